@@ -1,0 +1,401 @@
+/* nibble.h - the public interface of libnibble, in the order a newcomer needs
+ * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
+ * dequantise in memory, 5 checkpoints on disk, 6 the machine.
+ *
+ * Thirty seconds:
+ *
+ *     nbl_context *ctx;
+ *     nbl_context_create(NULL, &ctx);
+ *     nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
+ *     if (nbl_checkpoint_quantize(ctx, "Llama-3.2-1B", "Llama-3.2-1B-nf4",
+ *                                 &how, NULL) != NBL_OK)
+ *         fprintf(stderr, "%s\n", nbl_error_message(ctx));
+ *     nbl_context_destroy(ctx);
+ *
+ * Rules that hold everywhere:
+ *  - A fallible call returns a status and leaves a message in its context. The
+ *    library never prints, exits or aborts.
+ *  - There are no mutable globals. One context serves one thread at a time;
+ *    any number of contexts may be used at once.
+ *  - Pointers handed in are borrowed for the call unless a comment says more.
+ *    Pointers handed out belong to the object they came from.
+ *  - The dtype of a result follows from the arguments, never from history.
+ *  - Results are bit-identical from run to run and for any number of threads.
+ */
+#ifndef NIBBLE_H
+#define NIBBLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(NBL_BUILD) && defined(__GNUC__)
+#define NBL_API __attribute__((visibility("default")))
+#else
+#define NBL_API
+#endif
+
+#define NBL_VERSION_MAJOR 0
+#define NBL_VERSION_MINOR 1
+#define NBL_VERSION_PATCH 0
+#define NBL_VERSION_STRING "0.1.0"
+
+/* The version of the library that is loaded, "MAJOR.MINOR.PATCH". */
+NBL_API const char *nbl_version(void);
+
+/* ---- 1. Status and errors ------------------------------------------------
+ *
+ * Numbers are stable: a number is never reused for another meaning.
+ */
+#define NBL_STATUS_TABLE(X)                                                    \
+    X(0, OK, "done")                                                           \
+    X(1, ERROR_ARGUMENT, "an argument is out of its range")                    \
+    X(2, ERROR_MEMORY, "an allocation failed")                                 \
+    X(3, ERROR_IO, "the system could not read or write")                       \
+    X(4, ERROR_FORMAT, "a file is not what it claims to be")                   \
+    X(5, ERROR_DTYPE, "dtypes do not fit")                                     \
+    X(6, ERROR_SHAPE, "shapes do not fit")                                     \
+    X(7, ERROR_UNSUPPORTED, "valid, but this library does not do it")          \
+    X(8, ERROR_EXISTS, "the target exists already")                            \
+    X(9, ERROR_NOT_FOUND, "no such file, folder or tensor")                    \
+    X(10, ERROR_NO_SPACE, "the disk is full")                                  \
+    X(11, ERROR_CANCELLED, "the caller asked to stop")                         \
+    X(12, ERROR_INTERNAL, "a defect of this library")
+
+typedef enum nbl_status {
+#define NBL_STATUS_ENUM(number, name, text) NBL_##name = number,
+    NBL_STATUS_TABLE(NBL_STATUS_ENUM)
+#undef NBL_STATUS_ENUM
+} nbl_status;
+
+/* "NBL_ERROR_FORMAT" and the like; "NBL_ERROR_INTERNAL" for unknown numbers. */
+NBL_API const char *nbl_status_name(nbl_status status);
+/* What the status means, in a few words. */
+NBL_API const char *nbl_status_text(nbl_status status);
+
+/* ---- 2. The context ------------------------------------------------------ */
+
+typedef struct nbl_context nbl_context;
+
+/* Memory comes from here. `alloc` returns memory aligned to `align` (a power
+ * of two, at most 4096) or NULL; `free` gets the size that was asked for. Both
+ * may be called from any thread of the library's team. */
+typedef struct nbl_allocator {
+    void *(*alloc)(void *user, size_t size, size_t align);
+    void (*free)(void *user, void *memory, size_t size);
+    void *user;
+} nbl_allocator;
+
+typedef enum nbl_log_level {
+    NBL_LOG_WARNING, /* something the user should know; the work goes on */
+    NBL_LOG_INFO,    /* what was decided */
+    NBL_LOG_DEBUG
+} nbl_log_level;
+
+/* Receives one line without a newline. Called from the thread that called the
+ * library. */
+typedef void (*nbl_log_fn)(void *user, nbl_log_level level, const char *line);
+
+typedef struct nbl_progress {
+    uint64_t done;    /* bytes of input read so far */
+    uint64_t total;   /* bytes of input in all */
+    const char *what; /* what is being worked on, e.g. a tensor's name */
+} nbl_progress;
+
+/* Called every few megabytes from the thread that called the library. Returns
+ * 0 to go on; anything else stops the work with NBL_ERROR_CANCELLED, and
+ * nothing is left of it. */
+typedef int (*nbl_progress_fn)(void *user, const nbl_progress *progress);
+
+/* All fields may be zero. */
+typedef struct nbl_context_options {
+    int threads;             /* 0: all cores this process may use */
+    nbl_allocator allocator; /* zero: malloc */
+    nbl_log_fn log;          /* NULL: silence */
+    void *log_user;
+    nbl_progress_fn progress;
+    void *progress_user;
+} nbl_context_options;
+
+/* `options` may be NULL. On failure *ctx is NULL. */
+NBL_API nbl_status nbl_context_create(const nbl_context_options *options,
+                                      nbl_context **ctx);
+NBL_API void nbl_context_destroy(nbl_context *ctx); /* NULL is allowed */
+
+/* The message of the last failure: one line of UTF-8 that names the file, the
+ * tensor, the dtypes and the shapes concerned. "" before any failure. */
+NBL_API const char *nbl_error_message(const nbl_context *ctx);
+/* What to do about it, or "". */
+NBL_API const char *nbl_error_hint(const nbl_context *ctx);
+
+/* ---- 3. Dtypes and weights ----------------------------------------------- */
+
+/* Element types as safetensors knows them: X(NAME, name, file name, bits). The
+ * first three are the compute dtypes; the rest is stored and passed on. */
+#define NBL_DTYPE_TABLE(X)                                                     \
+    X(F32, "f32", "F32", 32)                                                   \
+    X(F16, "f16", "F16", 16)                                                   \
+    X(BF16, "bf16", "BF16", 16)                                                \
+    X(F64, "f64", "F64", 64)                                                   \
+    X(F8_E4M3, "f8_e4m3", "F8_E4M3", 8)                                        \
+    X(F8_E5M2, "f8_e5m2", "F8_E5M2", 8)                                        \
+    X(F8_E8M0, "f8_e8m0", "F8_E8M0", 8)                                        \
+    X(F6_E2M3, "f6_e2m3", "F6_E2M3", 6)                                        \
+    X(F6_E3M2, "f6_e3m2", "F6_E3M2", 6)                                        \
+    X(F4, "f4", "F4", 4)                                                       \
+    X(I64, "i64", "I64", 64)                                                   \
+    X(I32, "i32", "I32", 32)                                                   \
+    X(I16, "i16", "I16", 16)                                                   \
+    X(I8, "i8", "I8", 8)                                                       \
+    X(U64, "u64", "U64", 64)                                                   \
+    X(U32, "u32", "U32", 32)                                                   \
+    X(U16, "u16", "U16", 16)                                                   \
+    X(U8, "u8", "U8", 8)                                                       \
+    X(BOOL, "bool", "BOOL", 8)                                                 \
+    X(C64, "c64", "C64", 64)                                                   \
+    X(F8_E4M3FNUZ, "f8_e4m3fnuz", "F8_E4M3FNUZ", 8)                            \
+    X(F8_E5M2FNUZ, "f8_e5m2fnuz", "F8_E5M2FNUZ", 8)
+
+typedef enum nbl_dtype {
+#define NBL_DTYPE_ENUM(NAME, name, file, bits) NBL_DTYPE_##NAME,
+    NBL_DTYPE_TABLE(NBL_DTYPE_ENUM)
+#undef NBL_DTYPE_ENUM
+        NBL_DTYPE_COUNT
+} nbl_dtype;
+
+/* How a weight is stored. DENSE: one element per value, in a dtype. */
+typedef enum nbl_format {
+    NBL_FORMAT_DENSE,
+    NBL_FORMAT_NF4,  /* bitsandbytes 4-bit NormalFloat, one scale per block */
+    NBL_FORMAT_FP4,  /* bitsandbytes 4-bit float, one scale per block */
+    NBL_FORMAT_INT8, /* bitsandbytes LLM.int8(), one scale per row */
+    NBL_FORMAT_MXFP4 /* OCP microscaling: e2m1, one e8m0 scale per 32 */
+} nbl_format;
+
+NBL_API const char *nbl_dtype_name(nbl_dtype dtype);    /* "bf16" */
+NBL_API const char *nbl_format_name(nbl_format format); /* "nf4"; "dense" */
+/* The inverse; returns 0 and leaves the result alone for an unknown name. */
+NBL_API int nbl_dtype_parse(const char *name, nbl_dtype *dtype);
+NBL_API int nbl_format_parse(const char *name, nbl_format *format);
+
+#define NBL_MAX_RANK 8
+
+/* A weight in memory: what is stored, and how to read it. All pointers are
+ * borrowed. Scales and tables are aligned to 4 bytes; `data` need not be.
+ *
+ *   n = product of shape, rows = n / last dimension
+ *
+ *   format  data                 scales              scale_codes
+ *   dense   n elements of dtype  -                   -
+ *   nf4 fp4 ceil(n/2) bytes,     f32 [ceil(n/block)] -
+ *           first in high nibble
+ *   ... nested: as above         -                   u8  [ceil(n/block)]
+ *   int8    n signed bytes       f32 [rows]          -
+ *   mxfp4   n/2 bytes, first     -                   u8  [n/32], e8m0
+ *           in low nibble
+ *
+ * Blocks of nf4 and fp4 run over the flattened weight and may straddle rows.
+ * A nested scale is table[code] * nested_scales[i / nested_block] + offset,
+ * rounded to f32 after the product and after the sum. */
+typedef struct nbl_weight {
+    nbl_format format;
+    nbl_dtype dtype; /* dense: of the elements; else: of the original weight */
+    int rank;
+    int64_t shape[NBL_MAX_RANK];
+    const void *data;
+    int64_t block; /* nf4, fp4: 32, 64, ... 4096; mxfp4: 32 */
+    const float *scales;
+    const uint8_t *scale_codes;
+    const float *nested_scales; /* non-NULL: scales are double-quantised */
+    const float *nested_table;  /* [256] */
+    int64_t nested_block;       /* 256 in every known checkpoint */
+    float nested_offset;
+} nbl_weight;
+
+/* ---- 4. In memory: convert, quantise, dequantise -------------------------- */
+
+/* Converts n elements between f32, f16 and bf16: round to nearest even, NaN
+ * stays NaN (quiet), infinities and subnormals are exact. `from` and `to` may
+ * be the same memory only when the dtypes have the same size. */
+NBL_API nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype,
+                               const void *from, nbl_dtype to_dtype, void *to,
+                               int64_t n);
+
+/* Decodes rows [row_begin, row_end) of a weight into f32, f16 or bf16, one
+ * rounding, bit-exact with bitsandbytes and transformers. A row is the last
+ * dimension; all others are flattened. `out` is [rows, columns] or, with
+ * `transpose`, [columns, rows], dense, aligned to its element. */
+NBL_API nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight,
+                                  int64_t row_begin, int64_t row_end,
+                                  nbl_dtype dtype, int transpose, void *out);
+
+typedef struct nbl_quantize_options {
+    nbl_format format; /* nf4, fp4, int8 or mxfp4 */
+    int64_t block;     /* nf4, fp4: 32 ... 4096, power of two; 0: 64 */
+    int nested;        /* nf4, fp4: quantise the scales as well */
+    /* The rest concerns checkpoints (section 5) only. */
+    const char *skip;        /* regular expression (PCRE2): weights whose name
+                                it matches stay as they are; NULL: none */
+    nbl_dtype compute_dtype; /* written to config.json; default f32 is 0, so
+                                say what you want */
+    uint64_t shard_size;     /* bytes per output file; 0: 5 GB */
+} nbl_quantize_options;
+
+/* Bytes of each part of a quantised weight; a part that does not exist has 0.
+ * The fields are those of nbl_weight. */
+typedef struct nbl_quantized_sizes {
+    size_t data, scales, scale_codes, nested_scales;
+} nbl_quantized_sizes;
+
+NBL_API nbl_status nbl_quantize_sizes(nbl_context *ctx,
+                                      const nbl_quantize_options *options,
+                                      int rank, const int64_t *shape,
+                                      nbl_quantized_sizes *sizes);
+
+/* Memory for the parts, each of the size that nbl_quantize_sizes told. With
+ * `nested` both `scales` (as temporary) and `scale_codes` are needed. */
+typedef struct nbl_quantized_parts {
+    uint8_t *data;
+    float *scales;
+    uint8_t *scale_codes;
+    float *nested_scales;
+} nbl_quantized_parts;
+
+/* Quantises a dense f32, f16 or bf16 weight. On success *weight describes the
+ * result and points into `parts`. */
+NBL_API nbl_status nbl_quantize(nbl_context *ctx,
+                                const nbl_quantize_options *options,
+                                nbl_dtype dtype, int rank, const int64_t *shape,
+                                const void *values,
+                                const nbl_quantized_parts *parts,
+                                nbl_weight *weight);
+
+/* 8-bit block-wise quantisation with bitsandbytes' dynamic map, as optimiser
+ * moments and nested scales use it. `is_signed` selects the map; scales is
+ * f32 [ceil(n/block)]; block >= 1. */
+NBL_API const float *nbl_dynamic_map(int is_signed); /* [256], ascending */
+NBL_API nbl_status nbl_dynamic8_quantize(nbl_context *ctx, int is_signed,
+                                         int64_t block, const float *values,
+                                         int64_t n, uint8_t *codes,
+                                         float *scales);
+NBL_API nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, int is_signed,
+                                           int64_t block, const uint8_t *codes,
+                                           const float *scales, int64_t n,
+                                           float *values);
+
+/* ---- 5. Checkpoints -------------------------------------------------------
+ *
+ * A checkpoint is a folder in Hugging Face layout (config.json, one or more
+ * .safetensors files, an index when there are several) or one .safetensors
+ * file. Its tensors are listed by logical weight: a packed weight and its
+ * scales, tables and state are one entry.
+ */
+typedef struct nbl_checkpoint nbl_checkpoint;
+
+typedef struct nbl_tensor_info {
+    const char *name;
+    const char *file;  /* file name within the folder */
+    nbl_weight weight; /* logical shape, also for packed weights */
+    uint64_t bytes;    /* on disk, with all that belongs to it */
+    int decodable;     /* 0: a dtype that has no f32 value here */
+} nbl_tensor_info;
+
+typedef enum nbl_open_mode {
+    NBL_OPEN_STRICT,  /* the first thing that is wrong is an error */
+    NBL_OPEN_TOLERANT /* what is wrong is listed as problems where possible */
+} nbl_open_mode;
+
+typedef struct nbl_checkpoint_summary {
+    const char *architecture;  /* NULL when config.json does not tell */
+    int64_t tensors;           /* logical */
+    int64_t parameters;        /* logical */
+    uint64_t bytes;            /* of all tensors */
+    const char *quantization;  /* NULL, or "nf4", "int8", "mxfp4", "gptq", ... */
+    int64_t block;             /* 0: none, or not the same everywhere */
+    int nested;                /* scales are double-quantised */
+    const char *compute_dtype; /* as config.json names it; NULL: not told */
+    int64_t skipped;           /* matrices that were left alone */
+    int64_t problems;
+} nbl_checkpoint_summary;
+
+NBL_API nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path,
+                                       nbl_open_mode mode,
+                                       nbl_checkpoint **checkpoint);
+NBL_API void nbl_checkpoint_close(nbl_checkpoint *checkpoint);
+NBL_API const nbl_checkpoint_summary *
+nbl_checkpoint_get_summary(const nbl_checkpoint *checkpoint);
+/* Index from 0; NULL past the end. Tensors come in the order of their files
+ * and, within a file, of their data. */
+NBL_API const nbl_tensor_info *
+nbl_checkpoint_get_tensor(const nbl_checkpoint *checkpoint, int64_t index);
+NBL_API const char *
+nbl_checkpoint_get_problem(const nbl_checkpoint *checkpoint, int64_t index);
+/* Names of modules whose matrices were not quantised. */
+NBL_API const char *
+nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint, int64_t index);
+
+/* What a conversion did. */
+typedef struct nbl_convert_report {
+    int64_t tensors, converted; /* logical weights; those that were converted */
+    uint64_t bytes_in, bytes_out;
+    int files;          /* weight files written */
+    int64_t non_finite; /* NaN and infinities met in converted weights */
+} nbl_convert_report;
+
+/* Writes folder `out`, which must not exist, from folder `in`. The target
+ * appears complete or not at all. `report` may be NULL. */
+NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
+                                           const char *out,
+                                           const nbl_quantize_options *options,
+                                           nbl_convert_report *report);
+
+typedef struct nbl_dequantize_options {
+    nbl_dtype dtype;     /* of the decoded weights: f32, f16 or bf16 */
+    uint64_t shard_size; /* 0: 5 GB */
+} nbl_dequantize_options;
+
+/* Packed weights are decoded to `dtype`; all other tensors keep their bytes. */
+NBL_API nbl_status nbl_checkpoint_dequantize(
+    nbl_context *ctx, const char *in, const char *out,
+    const nbl_dequantize_options *options, nbl_convert_report *report);
+
+typedef struct nbl_tensor_diff {
+    const char *name;
+    int same_shape; /* 0: the figures below are not computed (NaN) */
+    int equal;      /* bit for bit, after decoding to f32 */
+    double max_abs, rel_norm, cosine; /* rel_norm: |a - b| / |b| */
+} nbl_tensor_diff;
+
+typedef struct nbl_diff nbl_diff;
+
+/* Compares two checkpoints weight by weight, by logical value. */
+NBL_API nbl_status nbl_checkpoint_diff(nbl_context *ctx, const char *a,
+                                       const char *b, nbl_diff **diff);
+NBL_API void nbl_diff_free(nbl_diff *diff);
+/* Index from 0; NULL past the end; all three in order of name. */
+NBL_API const nbl_tensor_diff *nbl_diff_get_tensor(const nbl_diff *diff,
+                                                   int64_t index);
+NBL_API const char *nbl_diff_get_missing_in_a(const nbl_diff *diff,
+                                              int64_t index);
+NBL_API const char *nbl_diff_get_missing_in_b(const nbl_diff *diff,
+                                              int64_t index);
+/* 1 when nothing is missing and every tensor is equal. */
+NBL_API int nbl_diff_equal(const nbl_diff *diff);
+/* 1 when nothing is missing, shapes agree and every rel_norm <= tolerance. */
+NBL_API int nbl_diff_within(const nbl_diff *diff, double tolerance);
+
+/* ---- 6. The machine ------------------------------------------------------- */
+
+/* The instruction set the kernels use: "scalar", "avx2", "avx512",
+ * "avx512bf16" or "amx"; the best the CPU has, or less when the environment
+ * variable NIBBLE_ISA says so. */
+NBL_API const char *nbl_isa_name(const nbl_context *ctx);
+NBL_API int nbl_threads(const nbl_context *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

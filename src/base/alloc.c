@@ -1,0 +1,50 @@
+/* alloc.c - see alloc.h. */
+#include "base/alloc.h"
+
+#include <stdlib.h>
+
+static void *system_alloc(void *user, size_t size, size_t align)
+{
+    (void)user;
+    void *memory = NULL;
+    return posix_memalign(&memory, align < sizeof(void *) ? sizeof(void *) : align, size) == 0 ? memory
+                                                                                               : NULL;
+}
+
+static void system_free(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+nbl_allocator nbl__system_allocator(void)
+{
+    return (nbl_allocator){system_alloc, system_free, NULL};
+}
+
+static void *counting_alloc(void *user, size_t size, size_t align)
+{
+    nbl__counter *counter = user;
+    if (atomic_fetch_add(&counter->calls, 1) + 1 == counter->fail_at) return NULL;
+    void *memory = system_alloc(NULL, size, align);
+    if (memory == NULL) return NULL;
+    atomic_fetch_add(&counter->live, 1);
+    int_fast64_t now = atomic_fetch_add(&counter->bytes, (int_fast64_t)size) + (int_fast64_t)size;
+    int_fast64_t peak = atomic_load(&counter->peak_bytes);
+    while (now > peak && !atomic_compare_exchange_weak(&counter->peak_bytes, &peak, now)) {}
+    return memory;
+}
+
+static void counting_free(void *user, void *memory, size_t size)
+{
+    nbl__counter *counter = user;
+    atomic_fetch_sub(&counter->live, 1);
+    atomic_fetch_sub(&counter->bytes, (int_fast64_t)size);
+    system_free(NULL, memory, size);
+}
+
+nbl_allocator nbl__counting_allocator(nbl__counter *counter)
+{
+    return (nbl_allocator){counting_alloc, counting_free, counter};
+}

@@ -1,0 +1,63 @@
+/* arena.c - a list of chunks; each new chunk is at least 64 KiB. */
+#include "base/arena.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+struct nbl__arena_chunk {
+    struct nbl__arena_chunk *next;
+    size_t size, used; /* of data */
+    _Alignas(16) uint8_t data[];
+};
+
+enum { CHUNK = 64 * 1024, ALIGN = 16 };
+
+void *nbl__arena_alloc(nbl__arena *arena, size_t size)
+{
+    if (size > SIZE_MAX / 2) {
+        nbl__fail(arena->ctx, NBL_ERROR_MEMORY, "out of memory: %zu bytes were needed", size);
+        return NULL;
+    }
+    size = (size + ALIGN - 1) / ALIGN * ALIGN;
+    struct nbl__arena_chunk *chunk = arena->chunks;
+    if (chunk == NULL || chunk->size - chunk->used < size) {
+        size_t data = size > CHUNK ? size : CHUNK;
+        chunk = nbl__alloc(arena->ctx, sizeof *chunk + data);
+        if (chunk == NULL) return NULL;
+        chunk->size = data;
+        chunk->next = arena->chunks;
+        arena->chunks = chunk;
+    }
+    void *piece = chunk->data + chunk->used;
+    chunk->used += size;
+    return piece;
+}
+
+char *nbl__arena_strdup(nbl__arena *arena, const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = nbl__arena_alloc(arena, size);
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+char *nbl__arena_printf(nbl__arena *arena, const char *format, ...)
+{
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    char *text = length < 0 ? NULL : nbl__arena_alloc(arena, (size_t)length + 1);
+    if (text) vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    va_end(arguments);
+    return text;
+}
+
+void nbl__arena_free(nbl__arena *arena)
+{
+    while (arena->chunks) {
+        struct nbl__arena_chunk *chunk = arena->chunks;
+        arena->chunks = chunk->next;
+        nbl__free(arena->ctx, chunk, sizeof *chunk + chunk->size);
+    }
+}

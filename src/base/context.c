@@ -1,0 +1,292 @@
+/* context.c - the context: errors, log, memory, progress. See base.h for the rules.
+ *
+ * Everything that a call of the library may change lives here. Inside a team (team.c) several
+ * threads may fail at once: the first message is kept under a lock. */
+#include "base/base.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+
+struct nbl_context {
+    nbl_context_options options;
+    nbl_isa isa;
+
+    pthread_mutex_t lock; /* guards the three below while in_team */
+    bool in_team;
+    nbl_status team_status;
+    char message[1024];
+    char hint[256];
+
+    uint64_t progress_total;
+    atomic_uint_fast64_t progress_done;
+    atomic_int_fast64_t writes;
+    int64_t fail_write_at;
+};
+
+/* ---- names ---- */
+
+const char *nbl_version(void)
+{
+    return NBL_VERSION_STRING;
+}
+
+const char *nbl_status_name(nbl_status status)
+{
+    switch (status) {
+#define NAME(number, name, text)                                                                   \
+    case NBL_##name: return "NBL_" #name;
+        NBL_STATUS_TABLE(NAME)
+#undef NAME
+    }
+    return "NBL_ERROR_INTERNAL";
+}
+
+const char *nbl_status_text(nbl_status status)
+{
+    switch (status) {
+#define TEXT(number, name, text)                                                                   \
+    case NBL_##name: return text;
+        NBL_STATUS_TABLE(TEXT)
+#undef TEXT
+    }
+    return "unknown status";
+}
+
+/* ---- life ---- */
+
+nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **result)
+{
+    static const nbl_context_options none;
+    *result = NULL;
+    if (options == NULL) options = &none;
+    nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
+    if (options->threads < 0 || (allocator.alloc && !allocator.free)) return NBL_ERROR_ARGUMENT;
+    nbl_isa isa;
+    if (!nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa)) return NBL_ERROR_ARGUMENT;
+
+    nbl_context *ctx = allocator.alloc(allocator.user, sizeof *ctx, 64);
+    if (ctx == NULL) return NBL_ERROR_MEMORY;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->options = *options;
+    ctx->options.allocator = allocator;
+    if (ctx->options.threads == 0) ctx->options.threads = nbl__core_count();
+    ctx->isa = isa;
+    pthread_mutex_init(&ctx->lock, NULL);
+    *result = ctx;
+    return NBL_OK;
+}
+
+void nbl_context_destroy(nbl_context *ctx)
+{
+    if (ctx == NULL) return;
+    pthread_mutex_destroy(&ctx->lock);
+    nbl_allocator allocator = ctx->options.allocator;
+    allocator.free(allocator.user, ctx, sizeof *ctx);
+}
+
+const char *nbl_error_message(const nbl_context *ctx)
+{
+    return ctx->message;
+}
+
+const char *nbl_error_hint(const nbl_context *ctx)
+{
+    return ctx->hint;
+}
+
+const char *nbl_isa_name(const nbl_context *ctx)
+{
+    return nbl__isa_name(ctx->isa);
+}
+
+nbl_isa nbl__isa(const nbl_context *ctx)
+{
+    return ctx->isa;
+}
+
+int nbl_threads(const nbl_context *ctx)
+{
+    return ctx->options.threads;
+}
+
+/* ---- errors ---- */
+
+/* Length of the UTF-8 sequence at s (0: not valid). Overlong forms and surrogates are not valid. */
+static int utf8_length(const unsigned char *s)
+{
+    int n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
+                          : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0; /* also at the terminator */
+    if (n == 3 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] >= 0xa0))) return 0;
+    if (n == 4 && ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] >= 0x90))) return 0;
+    return n;
+}
+
+static void make_printable(char *text)
+{
+    unsigned char *s = (unsigned char *)text;
+    while (*s) {
+        int n = utf8_length(s);
+        if (n == 0 || *s < 0x20 || *s == 0x7f || (n == 2 && s[0] == 0xc2 && s[1] < 0xa0)) {
+            for (int i = 0; i < (n ? n : 1); i++) *s++ = '?';
+        } else {
+            s += n;
+        }
+    }
+}
+
+static void record(nbl_context *ctx, nbl_status code, const char *suffix, const char *format,
+                   va_list arguments)
+{
+    pthread_mutex_lock(&ctx->lock);
+    if (!ctx->in_team || ctx->team_status == NBL_OK) {
+        if (ctx->in_team) ctx->team_status = code;
+        int n = vsnprintf(ctx->message, sizeof ctx->message, format, arguments);
+        if (suffix && n >= 0 && (size_t)n < sizeof ctx->message)
+            snprintf(ctx->message + n, sizeof ctx->message - (size_t)n, ": %s", suffix);
+        make_printable(ctx->message);
+        ctx->hint[0] = '\0';
+    }
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+nbl_status nbl__fail(nbl_context *ctx, nbl_status code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    record(ctx, code, NULL, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+nbl_status nbl__fail_errno(nbl_context *ctx, int error, const char *format, ...)
+{
+    bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    nbl_status code = full ? NBL_ERROR_NO_SPACE
+                      : error == ENOENT || error == ENOTDIR ? NBL_ERROR_NOT_FOUND
+                      : error == EEXIST ? NBL_ERROR_EXISTS
+                      : error == ENOMEM ? NBL_ERROR_MEMORY : NBL_ERROR_IO;
+    char text[128];
+    if (strerror_r(error, text, sizeof text) != 0) snprintf(text, sizeof text, "error %d", error);
+    va_list arguments;
+    va_start(arguments, format);
+    record(ctx, code, text, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+nbl_status nbl__hint(nbl_context *ctx, nbl_status code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    pthread_mutex_lock(&ctx->lock);
+    vsnprintf(ctx->hint, sizeof ctx->hint, format, arguments);
+    make_printable(ctx->hint);
+    pthread_mutex_unlock(&ctx->lock);
+    va_end(arguments);
+    return code;
+}
+
+void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
+{
+    if (ctx->options.log == NULL) return;
+    char line[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    make_printable(line);
+    ctx->options.log(ctx->options.log_user, level, line);
+}
+
+/* ---- team ---- */
+
+void nbl__team_enter(nbl_context *ctx)
+{
+    ctx->team_status = NBL_OK;
+    ctx->in_team = true;
+}
+
+nbl_status nbl__team_leave(nbl_context *ctx)
+{
+    ctx->in_team = false;
+    return ctx->team_status;
+}
+
+/* ---- memory ---- */
+
+void *nbl__alloc(nbl_context *ctx, size_t size)
+{
+    if (size == 0) size = 1;
+    const nbl_allocator *a = &ctx->options.allocator;
+    void *memory = a->alloc(a->user, size, 64);
+    if (memory == NULL) {
+        nbl__fail(ctx, NBL_ERROR_MEMORY, "out of memory: %zu bytes were needed", size);
+        return NULL;
+    }
+    return memset(memory, 0, size);
+}
+
+void nbl__free(nbl_context *ctx, void *memory, size_t size)
+{
+    if (memory == NULL) return;
+    const nbl_allocator *a = &ctx->options.allocator;
+    a->free(a->user, memory, size ? size : 1);
+}
+
+void *nbl__alloc_array(nbl_context *ctx, size_t count, size_t element)
+{
+    size_t size;
+    if (__builtin_mul_overflow(count, element, &size)) {
+        nbl__fail(ctx, NBL_ERROR_MEMORY, "out of memory: %zu x %zu bytes were needed", count, element);
+        return NULL;
+    }
+    return nbl__alloc(ctx, size);
+}
+
+/* ---- progress ---- */
+
+void nbl__progress_begin(nbl_context *ctx, uint64_t total)
+{
+    ctx->progress_total = total;
+    atomic_store(&ctx->progress_done, 0);
+}
+
+void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
+{
+    atomic_fetch_add(&ctx->progress_done, bytes);
+}
+
+nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
+{
+    if (ctx->options.progress == NULL) return NBL_OK;
+    nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
+    if (ctx->options.progress(ctx->options.progress_user, &now) != 0)
+        return nbl__fail(ctx, NBL_ERROR_CANCELLED, "interrupted; nothing was written");
+    return NBL_OK;
+}
+
+/* ---- fault injection ---- */
+
+bool nbl__write_allowed(nbl_context *ctx)
+{
+    return atomic_fetch_add(&ctx->writes, 1) + 1 != ctx->fail_write_at;
+}
+
+void nbl__inject_write(nbl_context *ctx, int64_t fail_at)
+{
+    atomic_store(&ctx->writes, 0);
+    ctx->fail_write_at = fail_at;
+}
+
+int64_t nbl__write_count(const nbl_context *ctx)
+{
+    return atomic_load(&ctx->writes);
+}

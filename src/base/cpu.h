@@ -1,0 +1,32 @@
+/* cpu.h - which instruction sets this machine has. Read once per context; there is no global. */
+#ifndef NBL_CPU_H
+#define NBL_CPU_H
+
+#include <stddef.h>
+
+/* Ordered: each level includes those before it. */
+typedef enum nbl_isa {
+    NBL_ISA_SCALAR,
+    NBL_ISA_AVX2,       /* AVX2, FMA, F16C */
+    NBL_ISA_AVX512,     /* F, BW, DQ, VL, VBMI */
+    NBL_ISA_AVX512BF16, /* the above and AVX512-BF16 */
+    NBL_ISA_AMX,        /* the above and AMX tiles of bf16 and int8 */
+    NBL_ISA_COUNT
+} nbl_isa;
+
+/* Function attributes for kernels of a level. */
+#define NBL_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define NBL_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")))
+
+const char *nbl__isa_name(nbl_isa isa);
+/* The best level that both the CPU and the operating system support. */
+nbl_isa nbl__isa_detect(void);
+/* The level to use: what `wanted` (the value of NIBBLE_ISA) names, at most what the machine has.
+ * NULL or "" mean the best. Returns 0 when the name is unknown. */
+int nbl__isa_choose(const char *wanted, nbl_isa machine, nbl_isa *chosen);
+/* Bytes of the last-level cache, or 0 when unknown. */
+size_t nbl__cache_bytes(void);
+/* Cores this process may use. */
+int nbl__core_count(void);
+
+#endif

@@ -1,0 +1,31 @@
+/* file.h - reading: mapped files for weights, small files whole.
+ *
+ * A mapped file is read-only. Pages that were used once are given back with nbl__file_drop, so that
+ * streaming through a checkpoint keeps the resident set small. A file that another process
+ * truncates while it is mapped ends the process with SIGBUS: the system offers no better. */
+#ifndef NBL_FILE_H
+#define NBL_FILE_H
+
+#include "base/base.h"
+
+typedef struct nbl__file {
+    const uint8_t *data;
+    uint64_t size;
+} nbl__file;
+
+/* `path` must name a regular file (or a link to one). */
+nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file);
+void nbl__file_unmap(nbl__file *file);
+/* Fetches, or gives back, the pages of a range; only hints. */
+void nbl__file_need(const void *begin, uint64_t size);
+void nbl__file_drop(const void *begin, uint64_t size);
+
+/* Reads a whole file of at most `limit` bytes into fresh memory with a terminating zero byte. Free
+ * with nbl__free(ctx, *text, *size + 1). */
+nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text,
+                          size_t *size);
+
+bool nbl__is_folder(const char *path);
+bool nbl__exists(const char *path); /* also a dangling link */
+
+#endif

@@ -1,0 +1,215 @@
+/* output.c - see output.h. Every call that changes the disk asks nbl__write_allowed first, so that a
+ * test can make each of them fail in turn. */
+#define _GNU_SOURCE
+#include "base/output.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+/* EIO stands for an injected fault. */
+static int allowed(nbl__output *output)
+{
+    if (nbl__write_allowed(output->ctx)) return 1;
+    errno = EIO;
+    return 0;
+}
+
+static char *parent_of(nbl__arena *arena, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL) return nbl__arena_strdup(arena, ".");
+    if (slash == path) return nbl__arena_strdup(arena, "/");
+    return nbl__arena_printf(arena, "%.*s", (int)(slash - path), path);
+}
+
+static nbl_status check_target(nbl__output *output, uint64_t bytes_needed)
+{
+    nbl_context *ctx = output->ctx;
+    NBL_CHECK(ctx, output->target[0] != '\0', NBL_ERROR_ARGUMENT, "the target has no name");
+    NBL_CHECK(ctx, !nbl__exists(output->target), NBL_ERROR_EXISTS,
+              "%s: exists already; it was left untouched", output->target);
+    char *parent = parent_of(&output->arena, output->target);
+    if (parent == NULL) return NBL_ERROR_MEMORY;
+    struct statvfs disk;
+    if (statvfs(parent, &disk) != 0)
+        return nbl__fail_errno(ctx, errno, "%s: cannot be written here", output->target);
+    uint64_t room = (uint64_t)disk.f_bavail * disk.f_frsize;
+    NBL_CHECK(ctx, disk.f_blocks == 0 || room >= bytes_needed, NBL_ERROR_NO_SPACE,
+              "%s: %" PRIu64 " bytes are needed, the disk has %" PRIu64 " left", output->target,
+              bytes_needed, room);
+    return NBL_OK;
+}
+
+nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t bytes_needed,
+                             nbl__output **result)
+{
+    *result = NULL;
+    nbl__output *output = nbl__alloc(ctx, sizeof *output);
+    if (output == NULL) return NBL_ERROR_MEMORY;
+    output->ctx = ctx;
+    output->folder = -1;
+    output->arena = nbl__arena_make(ctx);
+
+    size_t length = strlen(target);
+    while (length > 1 && target[length - 1] == '/') length--;
+    output->target = nbl__arena_printf(&output->arena, "%.*s", (int)length, target);
+    nbl_status status = NBL_ERROR_MEMORY;
+    if (output->target == NULL) goto failed;
+    if ((status = check_target(output, bytes_needed)) != NBL_OK) goto failed;
+
+    char *name = nbl__arena_printf(&output->arena, "%s.partial-XXXXXX", output->target);
+    status = NBL_ERROR_MEMORY;
+    if (name == NULL) goto failed;
+    if (!allowed(output) || mkdtemp(name) == NULL) {
+        status = nbl__fail_errno(ctx, errno, "%s: cannot make a folder beside it", output->target);
+        goto failed;
+    }
+    output->partial = name;
+    output->folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (output->folder < 0 || fchmod(output->folder, 0755) != 0) {
+        status = nbl__fail_errno(ctx, errno, "%s", name);
+        goto failed;
+    }
+    *result = output;
+    return NBL_OK;
+
+failed:
+    nbl__output_abort(output);
+    return status;
+}
+
+nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
+{
+    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)
+                          : -1;
+    if (*fd < 0) return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
+    return NBL_OK;
+}
+
+nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data,
+                             size_t size, uint64_t offset)
+{
+    const char *at = data;
+    while (size > 0) {
+        ssize_t done = allowed(output) ? pwrite(fd, at, size, (off_t)offset) : -1;
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0)
+            return nbl__fail_errno(output->ctx, done == 0 ? ENOSPC : errno, "%s/%s: cannot write",
+                                   output->target, name);
+        at += done;
+        size -= (size_t)done;
+        offset += (uint64_t)done;
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__output_close(nbl__output *output, int fd, const char *name)
+{
+    int bad = !allowed(output) || fsync(fd) != 0 ? errno : 0;
+    if (close(fd) != 0 && !bad) bad = errno;
+    if (bad) return nbl__fail_errno(output->ctx, bad, "%s/%s: cannot write", output->target, name);
+    return NBL_OK;
+}
+
+nbl_status nbl__output_put(nbl__output *output, const char *name, const void *data, size_t size)
+{
+    int fd;
+    NBL_TRY(nbl__output_open(output, name, &fd));
+    nbl_status status = nbl__output_write(output, fd, name, data, size, 0);
+    if (status != NBL_OK) {
+        close(fd);
+        return status;
+    }
+    return nbl__output_close(output, fd, name);
+}
+
+nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *source)
+{
+    nbl__file file;
+    NBL_TRY(nbl__file_map(output->ctx, source, &file));
+    nbl_status status = nbl__output_put(output, name, file.data, file.size);
+    nbl__file_unmap(&file);
+    return status;
+}
+
+nbl_status nbl__output_subfolder(nbl__output *output, const char *name)
+{
+    if (!allowed(output) || mkdirat(output->folder, name, 0755) != 0)
+        return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
+    return NBL_OK;
+}
+
+/* The rename must not replace a target that appeared meanwhile. */
+static int rename_new(const char *from, const char *to)
+{
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS) return -1;
+    if (nbl__exists(to)) {
+        errno = EEXIST;
+        return -1;
+    }
+    return rename(from, to);
+}
+
+nbl_status nbl__output_commit(nbl__output *output)
+{
+    nbl_context *ctx = output->ctx;
+    nbl_status status = NBL_OK;
+    if (!allowed(output) || fsync(output->folder) != 0)
+        status = nbl__fail_errno(ctx, errno, "%s: cannot write", output->target);
+    else if (!allowed(output) || rename_new(output->partial, output->target) != 0)
+        status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished folder here", output->target);
+    if (status == NBL_OK) {
+        output->partial = NULL; /* it is the target now: nothing to remove */
+        char *parent = parent_of(&output->arena, output->target);
+        int fd = parent ? open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+        if (fd >= 0) {
+            (void)fsync(fd); /* the rename is durable; a system that cannot do this is not at fault */
+            close(fd);
+        }
+    }
+    nbl__output_abort(output);
+    return status;
+}
+
+/* Removes what this output made: files and one level of folders. */
+static void remove_folder(int folder, int depth)
+{
+    int copy = dup(folder);
+    DIR *list = copy < 0 ? NULL : fdopendir(copy);
+    if (list == NULL) {
+        if (copy >= 0) close(copy);
+        return;
+    }
+    for (struct dirent *entry; (entry = readdir(list));) {
+        const char *name = entry->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+        if (unlinkat(folder, name, 0) == 0 || depth == 0) continue;
+        int inner = openat(folder, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        if (inner < 0) continue;
+        remove_folder(inner, depth - 1);
+        close(inner);
+        unlinkat(folder, name, AT_REMOVEDIR);
+    }
+    closedir(list);
+}
+
+void nbl__output_abort(nbl__output *output)
+{
+    if (output == NULL) return;
+    if (output->partial) {
+        if (output->folder >= 0) remove_folder(output->folder, 1);
+        rmdir(output->partial);
+    }
+    if (output->folder >= 0) close(output->folder);
+    nbl__arena_free(&output->arena);
+    nbl__free(output->ctx, output, sizeof *output);
+}

@@ -1,0 +1,40 @@
+/* output.h - writing a folder that appears complete or not at all.
+ *
+ *     begin  makes  TARGET.partial-XXXXXX  beside the target, which must not exist
+ *     …      files are written in there
+ *     commit every file is on disk (fsync); the folder is renamed to TARGET, never over anything
+ *     abort  the partial folder is removed
+ *
+ * A kill between any two system calls leaves no TARGET; at worst the partial folder stays behind
+ * under a name that says what it is. */
+#ifndef NBL_OUTPUT_H
+#define NBL_OUTPUT_H
+
+#include "base/arena.h"
+
+typedef struct nbl__output {
+    nbl_context *ctx;
+    nbl__arena arena;
+    char *target; /* without trailing slashes */
+    char *partial;
+    int folder; /* descriptor of the partial folder */
+} nbl__output;
+
+/* `bytes_needed` is checked against the free space first. */
+nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t bytes_needed,
+                             nbl__output **output);
+nbl_status nbl__output_commit(nbl__output *output); /* frees; aborts on failure */
+void nbl__output_abort(nbl__output *output);        /* frees; NULL is allowed */
+
+/* A file of the folder; close with nbl__output_close, which makes it durable. */
+nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd);
+nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data,
+                             size_t size, uint64_t offset); /* any thread */
+nbl_status nbl__output_close(nbl__output *output, int fd, const char *name);
+/* A whole small file. */
+nbl_status nbl__output_put(nbl__output *output, const char *name, const void *data, size_t size);
+/* A byte-for-byte copy of another file. */
+nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *source);
+nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
+
+#endif

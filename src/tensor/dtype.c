@@ -1,0 +1,89 @@
+/* dtype.c - names and sizes of element types. */
+#include "tensor/dtype.h"
+
+static const struct row {
+    const char *name, *file_name;
+    int bits;
+} table[NBL_DTYPE_COUNT] = {
+#define ROW(NAME, name, file, bits) {name, file, bits},
+    NBL_DTYPE_TABLE(ROW)
+#undef ROW
+};
+
+static const char *const torch_names[] = {"float32", "float16", "bfloat16"}; /* as in the enum */
+static const char *const format_names[] = {"dense", "nf4", "fp4", "int8", "mxfp4"};
+enum { FORMATS = sizeof format_names / sizeof *format_names };
+
+const char *nbl_dtype_name(nbl_dtype dtype)
+{
+    return (unsigned)dtype < NBL_DTYPE_COUNT ? table[dtype].name : "unknown";
+}
+
+int nbl_dtype_parse(const char *name, nbl_dtype *dtype)
+{
+    for (int i = 0; i < NBL_DTYPE_COUNT; i++) {
+        if (strcmp(name, table[i].name) != 0) continue;
+        *dtype = (nbl_dtype)i;
+        return 1;
+    }
+    return 0;
+}
+
+const char *nbl_format_name(nbl_format format)
+{
+    return (unsigned)format < FORMATS ? format_names[format] : "unknown";
+}
+
+int nbl_format_parse(const char *name, nbl_format *format)
+{
+    for (int i = 0; i < FORMATS; i++) {
+        if (strcmp(name, format_names[i]) != 0) continue;
+        *format = (nbl_format)i;
+        return 1;
+    }
+    return 0;
+}
+
+int nbl__dtype_bits(nbl_dtype dtype)
+{
+    return table[dtype].bits;
+}
+
+const char *nbl__dtype_file_name(nbl_dtype dtype)
+{
+    return table[dtype].file_name;
+}
+
+bool nbl__dtype_from_file_name(const char *name, nbl_dtype *dtype)
+{
+    for (int i = 0; i < NBL_DTYPE_COUNT; i++) {
+        if (strcmp(name, table[i].file_name) != 0) continue;
+        *dtype = (nbl_dtype)i;
+        return true;
+    }
+    return false;
+}
+
+const char *nbl__dtype_torch_name(nbl_dtype dtype)
+{
+    return nbl__is_compute(dtype) ? torch_names[dtype] : "unknown";
+}
+
+bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype)
+{
+    if (strncmp(name, "torch.", 6) == 0) name += 6;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, torch_names[i]) != 0) continue;
+        *dtype = (nbl_dtype)i;
+        return true;
+    }
+    return false;
+}
+
+bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes)
+{
+    uint64_t bits;
+    if (!nbl__mul_u64(n, (uint64_t)table[dtype].bits, &bits) || bits % 8 != 0) return false;
+    *bytes = bits / 8;
+    return true;
+}

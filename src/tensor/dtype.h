@@ -1,0 +1,63 @@
+/* dtype.h - element types, and exact conversions between f32, f16 and bf16.
+ *
+ * All conversions round to nearest even. A NaN keeps its sign and the top of its payload and becomes
+ * quiet, as the hardware's F16C does; the same bits come out of every instruction set. */
+#ifndef NBL_DTYPE_H
+#define NBL_DTYPE_H
+
+#include "base/base.h"
+
+int nbl__dtype_bits(nbl_dtype dtype);
+const char *nbl__dtype_file_name(nbl_dtype dtype);                   /* "BF16" */
+bool nbl__dtype_from_file_name(const char *name, nbl_dtype *dtype);
+const char *nbl__dtype_torch_name(nbl_dtype dtype);                  /* "bfloat16"; compute dtypes */
+bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype); /* with or without "torch." */
+
+static inline bool nbl__is_compute(nbl_dtype dtype)
+{
+    return dtype == NBL_DTYPE_F32 || dtype == NBL_DTYPE_F16 || dtype == NBL_DTYPE_BF16;
+}
+/* Bytes of one element of a compute dtype. */
+static inline size_t nbl__size_of(nbl_dtype dtype)
+{
+    return dtype == NBL_DTYPE_F32 ? 4 : 2;
+}
+
+/* Bytes of n elements; false when that is no whole number or overflows. */
+bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes);
+
+/* ---- scalar conversions: the reference ---- */
+
+static inline uint32_t nbl__bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+static inline float nbl__from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline float nbl__bf16_to_f32(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    if ((bits & 0x7fffffff) > 0x7f800000) bits |= 0x00400000;
+    return nbl__from_bits(bits);
+}
+static inline uint16_t nbl__f32_to_bf16(float value)
+{
+    uint32_t bits = nbl__bits_of(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x0040);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float nbl__f16_to_f32(uint16_t h);
+uint16_t nbl__f32_to_f16(float value);
+
+/* ---- arrays; `from` and `to` need no alignment ---- */
+
+void nbl__to_f32(nbl_isa isa, nbl_dtype from_dtype, const void *from, float *to, int64_t n);
+void nbl__from_f32(nbl_isa isa, const float *from, nbl_dtype to_dtype, void *to, int64_t n);
+
+#endif
