@@ -297,10 +297,13 @@ typedef struct nbl_checkpoint nbl_checkpoint;
 
 typedef struct nbl_tensor_info {
     const char *name;
-    const char *file;  /* file name within the folder */
-    nbl_weight weight; /* logical shape, also for packed weights */
-    uint64_t bytes;    /* on disk, with all that belongs to it */
-    int decodable;     /* 0: a dtype that has no f32 value here */
+    const char *file; /* file name within the folder */
+    int rank;
+    int64_t shape[NBL_MAX_RANK]; /* logical, also for packed weights */
+    uint64_t bytes;              /* on disk, with all that belongs to it */
+    nbl_weight weight;           /* as stored; valid until the close */
+    int transposed; /* 1: the logical tensor has the last two dimensions of
+                       weight.shape exchanged (experts in MXFP4) */
 } nbl_tensor_info;
 
 typedef enum nbl_open_mode {

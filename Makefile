@@ -1,0 +1,85 @@
+# A small front for CMake; `make help` lists the targets. Variables: BUILD (folder), PREFIX and DESTDIR (install),
+# JOBS (compilers at once), CMAKE_ARGS (more options for the configuration), FUZZ_RUNS, ORACLE (the
+# Python environment).
+BUILD      ?= build
+PREFIX     ?= /usr/local
+JOBS       ?= $(shell nproc 2>/dev/null || echo 2)
+CMAKE_ARGS ?=
+FUZZ_RUNS  ?= 100000
+ORACLE     ?= build/oracle
+CTEST       = ctest --output-on-failure --no-label-summary -j2
+DEBUG       = -DCMAKE_BUILD_TYPE=Debug -DNIBBLE_BENCH=OFF -DNIBBLE_INSTALL=OFF $(CMAKE_ARGS)
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := all
+.PHONY: all setup configure demo test test-fast bench fuzz sanitize asan tsan oracle install format format-check \
+        clean distclean help
+
+all: configure ## build the command and the libraries into build/
+	cmake --build $(BUILD) --parallel $(JOBS)
+
+setup:
+	@scripts/setup build test
+
+configure: setup
+	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" $(CMAKE_ARGS)
+
+demo: configure ## make a small checkpoint, quantise it, look at it, dequantise it and compare
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble make_checkpoint
+	scripts/demo $(BUILD)
+
+test: all ## run all tests that need neither Python nor a network
+	$(CTEST) --test-dir $(BUILD)
+
+test-fast: all ## the same without the slow ones: under a minute
+	$(CTEST) --test-dir $(BUILD) -L fast
+
+bench: configure ## measure, with the protocol and the yardsticks in the same run
+	cmake --build $(BUILD) --parallel $(JOBS) --target bench
+	$(BUILD)/bench
+
+sanitize: asan tsan ## run the tests under AddressSanitizer + UBSan, then under ThreadSanitizer
+
+asan: setup
+	cmake -S . -B $(BUILD)/asan $(DEBUG) -DNIBBLE_SANITIZE=address,undefined,float-cast-overflow
+	cmake --build $(BUILD)/asan --parallel $(JOBS)
+	ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(BUILD)/asan
+
+# clang, because its OpenMP runtime tells ThreadSanitizer (through Archer, which it loads by itself) when a team starts
+# and ends; gcc's does not, and every parallel region would be reported.
+tsan:
+	@scripts/setup build test tsan
+	cmake -S . -B $(BUILD)/tsan $(DEBUG) -DCMAKE_C_COMPILER=clang -DNIBBLE_SANITIZE=thread
+	cmake --build $(BUILD)/tsan --parallel $(JOBS)
+	TSAN_OPTIONS=ignore_noninstrumented_modules=1 $(CTEST) --test-dir $(BUILD)/tsan -L unit
+
+fuzz: ## run every fuzz target for FUZZ_RUNS inputs (clang, libFuzzer, ASan + UBSan)
+	@scripts/setup build fuzz
+	cmake -S . -B $(BUILD)/fuzz $(DEBUG) -DCMAKE_C_COMPILER=clang -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF \
+	  -DNIBBLE_SANITIZE=address,undefined
+	cmake --build $(BUILD)/fuzz --parallel $(JOBS) --target fuzzers
+	scripts/fuzz $(BUILD)/fuzz $(FUZZ_RUNS)
+
+oracle: configure ## compare with the real upstream libraries, in a Python environment under build/
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble
+	tests/run_oracle $(BUILD) $(ORACLE)
+
+install: all ## install into PREFIX (default /usr/local), below DESTDIR if given
+	DESTDIR="$(DESTDIR)" cmake --install $(BUILD)
+
+format: ## format all C files of the repository
+	@scripts/setup format
+	git ls-files -z '*.c' '*.h' | xargs -0 clang-format -i
+
+format-check: ## fail if a C file is not formatted
+	@scripts/setup format
+	git ls-files -z '*.c' '*.h' | xargs -0 clang-format --dry-run -Werror
+
+clean: ## remove what was built; keeps the Python environment in build/oracle
+	@if [ -d $(BUILD) ]; then find $(BUILD) -mindepth 1 -maxdepth 1 ! -name oracle -exec rm -rf {} +; fi
+
+distclean: ## remove build/ altogether
+	rm -rf $(BUILD)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

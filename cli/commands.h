@@ -1,0 +1,11 @@
+/* commands.h - the rows of all commands; each is defined in the file that commands.c names. */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+#include "command.h"
+
+extern const cli_command cli_inspect, cli_diff, cli_doctor;
+extern const cli_command cli_quantize, cli_dequantize;
+extern const cli_command cli_completion, cli_help, cli_man;
+
+#endif

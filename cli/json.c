@@ -1,0 +1,56 @@
+/* json.c - JSON that cannot fail halfway: running out of memory ends the tool, broken strings are
+ * cleaned, numbers that JSON does not know become null. */
+#include <math.h>
+
+#include "output.h"
+
+static json_t *must(json_t *value)
+{
+    if (value == NULL) cli_no_memory();
+    return value;
+}
+
+json_t *cli_json_object(void)
+{
+    return must(json_object());
+}
+
+json_t *cli_json_array(void)
+{
+    return must(json_array());
+}
+
+json_t *cli_json_text(const char *text)
+{
+    if (text == NULL) return json_null();
+    json_t *value = json_string(text);
+    return value ? value : must(json_string(cli_clean(text)));
+}
+
+json_t *cli_json_unsigned(uint64_t value)
+{
+    /* jansson's integers are signed; no size on a disk needs the last bit. */
+    return must(json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value));
+}
+
+json_t *cli_json_number(double value)
+{
+    return isfinite(value) ? must(json_real(value)) : json_null();
+}
+
+void cli_json_set(json_t *object, const char *key, json_t *value)
+{
+    if (json_object_set_new(object, key, must(value)) != 0) cli_no_memory();
+}
+
+void cli_json_add(json_t *array, json_t *value)
+{
+    if (json_array_append_new(array, must(value)) != 0) cli_no_memory();
+}
+
+void cli_json_print(json_t *document)
+{
+    if (json_dumpf(document, cli_out(), JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0) cli_no_memory();
+    fputc('\n', cli_out());
+    json_decref(document);
+}

@@ -1,0 +1,40 @@
+/* main.c - the command `nibble`: parse, run, write. See command.h for how commands are described. */
+#include "help.h"
+#include "output.h"
+#include "session.h"
+
+#include <string.h>
+
+static int show_version(const cli_call *call)
+{
+    if (call->json) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "version", cli_json_text(nbl_version()));
+        cli_json_print(document);
+    } else {
+        fprintf(cli_out(), "nibble %s\n", nbl_version());
+    }
+    return CLI_DONE;
+}
+
+static int run(cli_call *call)
+{
+    if (call->version) return show_version(call);
+    if (call->help) return cli_help_show(call, call->command);
+    if (strcmp(cli_get(call, "device")->text, "cuda") == 0)
+        return cli_error(call, NBL_ERROR_UNSUPPORTED, "leave --device out, or say --device cpu",
+                         "this build has no CUDA backend");
+    return call->command->run(call);
+}
+
+int main(int count, char **words)
+{
+    cli_call call;
+    int status = cli_parse(count, words, &call);
+    cli_session_start(&call);
+    if (status == CLI_DONE) status = run(&call);
+    cli_session_end();
+    status = cli_finish(&call, status);
+    cli_free_all();
+    return status;
+}

@@ -1,0 +1,188 @@
+/* output.c - standard output collected and written at the end, colours, wrapping, errors. */
+#include "output.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* ---- standard output ---- */
+
+static FILE *collected;
+static char *collected_text;
+static size_t collected_size;
+
+FILE *cli_out(void)
+{
+    if (collected == NULL) collected = open_memstream(&collected_text, &collected_size);
+    if (collected == NULL) cli_no_memory();
+    return collected;
+}
+
+static void drop_collected(void)
+{
+    if (collected) fclose(collected);
+    free(collected_text);
+    collected = NULL;
+    collected_text = NULL;
+    collected_size = 0;
+}
+
+int cli_finish(const cli_call *call, int status)
+{
+    if (collected == NULL) return status;
+    int error = fflush(collected) == 0 && !ferror(collected) ? 0 : ENOMEM;
+    const char *from = collected_text;
+    size_t left = error ? 0 : collected_size;
+    while (left && error == 0) {
+        ssize_t n = write(STDOUT_FILENO, from, left);
+        if (n > 0) {
+            from += n;
+            left -= (size_t)n;
+        } else if (n < 0 && errno != EINTR) {
+            error = errno;
+        }
+    }
+    drop_collected();
+    if (error == 0) return status;
+    /* A reader that has seen enough (`| head`) is no reason for a message. */
+    if (error != EPIPE) {
+        cli_error(call, error == ENOSPC ? NBL_ERROR_NO_SPACE : NBL_ERROR_IO, NULL,
+                  "cannot write standard output: %s", strerror(error));
+        drop_collected();
+    }
+    return status == CLI_DONE ? CLI_FAILED : status;
+}
+
+void cli_text_result(const cli_call *call, const char *key, void (*put)(FILE *to))
+{
+    if (!call->json) {
+        put(cli_out());
+        return;
+    }
+    char *text = NULL;
+    size_t size;
+    FILE *to = open_memstream(&text, &size);
+    if (to == NULL) cli_no_memory();
+    put(to);
+    if (fclose(to) != 0) cli_no_memory();
+    json_t *document = cli_json_object();
+    cli_json_set(document, key, cli_json_text(text));
+    cli_json_print(document);
+    free(text);
+}
+
+const char *cli_styled(cli_style style)
+{
+    static const char *const sequences[] = {"\033[0m", "\033[1m", "\033[2m", "\033[31m", "\033[32m"};
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    if ((no_color && *no_color) || term == NULL || strcmp(term, "dumb") == 0 || !isatty(STDOUT_FILENO))
+        return "";
+    return sequences[style];
+}
+
+static int text_width(void)
+{
+    struct winsize size;
+    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+    return size.ws_col < 40 ? 40 : size.ws_col > 100 ? 100 : size.ws_col;
+}
+
+void cli_wrap(FILE *to, const char *text, int indent, int at)
+{
+    int width = text_width(), column = at;
+    bool fresh = false; /* a new line was begun and not yet indented */
+    while (*text) {
+        if (*text == '\n') { /* an empty line between paragraphs; a single break is a break */
+            fputc('\n', to);
+            column = 0;
+            fresh = true;
+            text++;
+            continue;
+        }
+        size_t blanks = strspn(text, " ");
+        size_t length = strcspn(text + blanks, " \n");
+        int columns = 0;
+        for (size_t i = 0; i < length; i++) columns += ((unsigned char)text[blanks + i] & 0xc0) != 0x80;
+        if (!fresh && column > indent && column + (int)blanks + columns > width) {
+            fputc('\n', to);
+            column = 0;
+            fresh = true;
+            blanks += strspn(text + blanks, " ");
+            text += blanks;
+            blanks = 0;
+        }
+        if (fresh) {
+            fprintf(to, "%*s", indent, "");
+            column = indent;
+            fresh = false;
+        }
+        fprintf(to, "%*s%.*s", (int)blanks, "", (int)length, text + blanks);
+        column += (int)blanks + columns;
+        text += blanks + length;
+    }
+    fputc('\n', to);
+}
+
+/* ---- errors ---- */
+
+static int exit_status(nbl_status code)
+{
+    switch (code) {
+    case NBL_OK: return CLI_DONE;
+    case NBL_ERROR_ARGUMENT: return CLI_USAGE;
+    case NBL_ERROR_CANCELLED: return CLI_INTERRUPTED;
+    default: return CLI_FAILED;
+    }
+}
+
+CLI_PRINTF(4, 0)
+static int report(const cli_call *call, nbl_status code, const char *hint, const char *format, va_list arguments)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *line = open_memstream(&text, &size);
+    if (line) {
+        vfprintf(line, format, arguments);
+        if (fclose(line) != 0) text = NULL;
+    }
+    const char *message = text ? cli_clean(text) : "out of memory";
+    hint = hint ? cli_clean(hint) : "";
+    if (call->command) fprintf(stderr, "nibble: %s: %s\n", call->command->name, message);
+    else fprintf(stderr, "nibble: %s\n", message);
+    if (*hint) fprintf(stderr, "hint: %s\n", hint);
+
+    drop_collected();
+    if (call->json) {
+        json_t *error = cli_json_object(), *document = cli_json_object();
+        cli_json_set(error, "code", cli_json_text(nbl_status_name(code)));
+        cli_json_set(error, "message", cli_json_text(message));
+        if (*hint) cli_json_set(error, "hint", cli_json_text(hint));
+        cli_json_set(document, "error", error);
+        cli_json_print(document);
+    }
+    free(text);
+    return exit_status(code);
+}
+
+int cli_error(const cli_call *call, nbl_status code, const char *hint, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int status = report(call, code, hint, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+int cli_usage(const cli_call *call, const char *hint, const char *format, ...)
+{
+    if (hint == NULL)
+        hint = call->command ? cli_format("try 'nibble %s --help'", call->command->name) : "try 'nibble --help'";
+    va_list arguments;
+    va_start(arguments, format);
+    int status = report(call, NBL_ERROR_ARGUMENT, hint, format, arguments);
+    va_end(arguments);
+    return status;
+}

@@ -1,0 +1,75 @@
+/* output.h - what the tool says: results, errors, JSON, readable numbers.
+ *
+ * Results are collected in memory and written to standard output at the end, so that a call that
+ * fails prints no half of a document and a full disk is noticed. Errors are one line on standard
+ * error, "nibble: COMMAND: message", and at most one line with a hint. */
+#ifndef CLI_OUTPUT_H
+#define CLI_OUTPUT_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "command.h"
+
+#define CLI_PRINTF(text, first) __attribute__((format(printf, text, first)))
+
+/* ---- memory that lives until the tool ends; running out of it ends the tool ---- */
+
+void *cli_alloc(size_t size); /* zeroed */
+_Noreturn void cli_no_memory(void);
+CLI_PRINTF(1, 2) char *cli_format(const char *format, ...);
+/* The text as one line of valid UTF-8: broken bytes and control characters become '?'. */
+const char *cli_clean(const char *text);
+/* As a word of a shell command: quoted when it needs to be. */
+const char *cli_shell_word(const char *text);
+/* Characters, not bytes, of a clean text. */
+int cli_columns(const char *text);
+void cli_free_all(void);
+
+/* ---- results ---- */
+
+FILE *cli_out(void); /* collects what goes to standard output */
+/* Writes what was collected. Returns `status`, or CLI_FAILED when it could not be written. */
+int cli_finish(const cli_call *call, int status);
+
+/* A text as result: as it is, or with --json as the value of `key`. */
+void cli_text_result(const cli_call *call, const char *key, void (*put)(FILE *to));
+
+/* Whether colours may be used on standard output, and the sequence of one ("" when not). */
+typedef enum cli_style { CLI_PLAIN, CLI_BOLD, CLI_DIM, CLI_RED, CLI_GREEN } cli_style;
+const char *cli_styled(cli_style style);
+
+/* Text wrapped to the width of the terminal (at most 100 columns, 80 when there is none), every line
+ * after `indent` spaces. The first line starts at column `at`. Empty lines part paragraphs. */
+void cli_wrap(FILE *to, const char *text, int indent, int at);
+
+/* ---- errors ---- */
+
+/* Prints an error and returns the exit status that belongs to `code`. An empty or NULL hint is
+ * left out. `call` may know no command yet. */
+CLI_PRINTF(4, 5)
+int cli_error(const cli_call *call, nbl_status code, const char *hint, const char *format, ...);
+/* Wrong usage: as above with NBL_ERROR_ARGUMENT; a NULL hint points to --help. */
+CLI_PRINTF(3, 4)
+int cli_usage(const cli_call *call, const char *hint, const char *format, ...);
+
+/* ---- JSON: every function takes over the json_t it gets; none returns NULL ---- */
+
+json_t *cli_json_object(void);
+json_t *cli_json_array(void);
+json_t *cli_json_text(const char *text);      /* NULL: null; broken UTF-8 is cleaned */
+json_t *cli_json_unsigned(uint64_t value);
+json_t *cli_json_number(double value);        /* null for NaN and infinities */
+void cli_json_set(json_t *object, const char *key, json_t *value);
+void cli_json_add(json_t *array, json_t *value);
+/* Makes it the one document on standard output. */
+void cli_json_print(json_t *document);
+
+/* ---- readable numbers (kept until the tool ends) ---- */
+
+const char *cli_bytes(double bytes);       /* "2.47 GB", powers of 1000 */
+const char *cli_grouped(uint64_t number);  /* "1,235,814,400" */
+const char *cli_short(double number);      /* "1.24 B" */
+const char *cli_duration(double seconds);  /* "0.8 s", "1:05", "2:03:04" */
+
+#endif

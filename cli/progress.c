@@ -1,0 +1,144 @@
+/* progress.c - how far the work has come, on standard error.
+ *
+ * On a terminal: one line, redrawn at most ten times a second, cut to the terminal's width and taken
+ * away at the end. Anywhere else: a plain line every five seconds, so that a log of a long run shows
+ * life and a short run shows nothing. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "output.h"
+#include "session.h"
+
+static const double redraw_seconds = 0.1, plain_seconds = 5;
+
+void cli_progress_start(cli_progress *progress, const cli_call *call)
+{
+    const char *term = getenv("TERM");
+    *progress = (cli_progress){
+        .command = call->command->name,
+        .quiet = call->quiet,
+        .bar = !call->quiet && isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0,
+        .began = cli_now(),
+    };
+    progress->last_drawn = progress->last_rated = progress->began;
+}
+
+static int terminal_width(void)
+{
+    struct winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+/* Bytes per second, an average that forgets with a time constant of about three seconds. */
+static void measure_rate(cli_progress *progress, uint64_t done, double now)
+{
+    double seconds = now - progress->last_rated;
+    if (seconds < 0.05) return;
+    double bytes = done > progress->last_done ? (double)(done - progress->last_done) : 0;
+    double weight = progress->rate > 0 ? seconds / (seconds + 3) : 1;
+    progress->rate += weight * (bytes / seconds - progress->rate);
+    progress->last_rated = now;
+    progress->last_done = done;
+}
+
+/* Bytes with one decimal, and the unit; no memory is taken, for this runs ten times a second. */
+static const char *brief(char *text, size_t size, double bytes)
+{
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
+    int unit = 0;
+    while (unit < 4 && bytes >= 999.5) {
+        bytes /= 1000;
+        unit++;
+    }
+    snprintf(text, size, "%.*f %s", unit && bytes < 99.95 ? 1 : 0, bytes, units[unit]);
+    return text;
+}
+
+static const char *remaining(char *text, size_t size, double bytes, double rate)
+{
+    if (!(rate > 0) || bytes / rate > 359999) return "";
+    long seconds = (long)(bytes / rate + 0.5);
+    if (seconds < 3600) snprintf(text, size, "%ld:%02ld left", seconds / 60, seconds % 60);
+    else snprintf(text, size, "%ld:%02ld:%02ld left", seconds / 3600, seconds / 60 % 60, seconds % 60);
+    return text;
+}
+
+/* Copies whole characters until `columns` are used; "..." when that cuts the name. */
+static void put_name(char *to, size_t size, const char *name, int columns)
+{
+    size_t used = 0;
+    int column = 0;
+    bool cut = false;
+    for (; *name && !cut; name++) {
+        bool continues = ((unsigned char)*name & 0xc0) == 0x80;
+        cut = (!continues && column == columns) || used + 4 >= size;
+        if (cut) break;
+        to[used++] = *name;
+        column += !continues;
+    }
+    to[used] = '\0';
+    if (!cut) return;
+    for (int back = 0; back < 3 && used > 0; back++) /* three characters make room for the dots */
+        do used--;
+        while (used > 0 && ((unsigned char)to[used] & 0xc0) == 0x80);
+    memcpy(to + used, "...", 4);
+}
+
+static void draw_bar(cli_progress *progress, const nbl_progress *at, double part)
+{
+    enum { CELLS = 24 };
+    char done[24], total[24], rate[24], left[40], figures[160], bar[CELLS + 1], name[512];
+    int width = terminal_width() - 1; /* the last column stays free: some terminals wrap there */
+    for (int i = 0; i < CELLS; i++) bar[i] = i < (int)(part * CELLS) ? '#' : '.';
+    bar[CELLS] = '\0';
+
+    int wide = snprintf(figures, sizeof figures, "%3d%% [%s] %s of %s, %s/s  %s", (int)(part * 100), bar,
+                        brief(done, sizeof done, (double)at->done), brief(total, sizeof total, (double)at->total),
+                        brief(rate, sizeof rate, progress->rate),
+                        remaining(left, sizeof left, (double)(at->total - at->done), progress->rate));
+    if (wide > width)
+        wide = snprintf(figures, sizeof figures, "%3d%% %s", (int)(part * 100),
+                        remaining(left, sizeof left, (double)(at->total - at->done), progress->rate));
+    if (wide > width) wide = snprintf(figures, sizeof figures, "%3d%%", (int)(part * 100));
+
+    name[0] = '\0';
+    int room = width - wide - 2;
+    if (at->what && room >= 12) put_name(name, sizeof name, cli_clean(at->what), room);
+    fprintf(stderr, "\r%s%s%s\033[K", figures, *name ? "  " : "", name);
+    fflush(stderr);
+    progress->drawn = 1;
+}
+
+void cli_progress_show(cli_progress *progress, const nbl_progress *at)
+{
+    if (progress->quiet || at->total == 0) return;
+    double now = cli_now();
+    measure_rate(progress, at->done, now);
+    double wait = progress->bar ? redraw_seconds : plain_seconds;
+    if (now - progress->last_drawn < wait && !(progress->bar && !progress->drawn)) return;
+    progress->last_drawn = now;
+
+    nbl_progress sane = *at;
+    if (sane.done > sane.total) sane.done = sane.total;
+    double part = (double)sane.done / (double)sane.total;
+    if (progress->bar) {
+        draw_bar(progress, &sane, part);
+        return;
+    }
+    char done[24], total[24], rate[24], left[40];
+    const char *rest = remaining(left, sizeof left, (double)(sane.total - sane.done), progress->rate);
+    fprintf(stderr, "nibble: %s: %d%%, %s of %s, %s/s%s%s\n", progress->command, (int)(part * 100),
+            brief(done, sizeof done, (double)sane.done), brief(total, sizeof total, (double)sane.total),
+            brief(rate, sizeof rate, progress->rate), *rest ? ", " : "", rest);
+}
+
+void cli_progress_clear(cli_progress *progress)
+{
+    if (!progress->drawn) return;
+    fputs("\r\033[K", stderr);
+    fflush(stderr);
+    progress->drawn = 0;
+}

@@ -1,0 +1,145 @@
+/* session.c - standard streams, signals, and the library's context.
+ *
+ * An interrupt (Ctrl-C, kill, a closed terminal) while the library works raises a flag, which the
+ * progress callback hands on: the library removes what it has begun and returns. At any other time
+ * there is nothing to clean up and the tool ends at once. Exit status 130 both ways. */
+#include "session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "output.h"
+
+static volatile sig_atomic_t interrupted, working;
+static const char *work_effect = "";
+static cli_progress progress;
+
+/* Written by the handler when nothing is under way; made beforehand, because a handler may not. */
+static const char *last_error, *last_document;
+static size_t last_error_size;
+static volatile sig_atomic_t last_document_size;
+
+static void on_signal(int signal_number)
+{
+    (void)signal_number;
+    interrupted = 1;
+    if (working) return;
+    ssize_t ignored = write(STDERR_FILENO, last_error, last_error_size);
+    if (last_document_size) ignored = write(STDOUT_FILENO, last_document, (size_t)last_document_size);
+    (void)ignored;
+    _exit(CLI_INTERRUPTED);
+}
+
+/* A file opened by the library must never land on a standard descriptor that the caller closed. */
+static void fill_standard_streams(void)
+{
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+        /* Standard output stays unwritable, so that the lost result is reported. */
+        int opened = open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
+        if (opened != fd) _exit(CLI_FAILED);
+    }
+}
+
+void cli_session_start(const cli_call *call)
+{
+    fill_standard_streams();
+    last_error = cli_format("nibble: %s: interrupted\n", call->command ? call->command->name : "");
+    last_error_size = strlen(last_error);
+    last_document = "{\"error\": {\"code\": \"NBL_ERROR_CANCELLED\", \"message\": \"interrupted\"}}\n";
+    last_document_size = call->json ? (sig_atomic_t)strlen(last_document) : 0;
+
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    struct sigaction before;
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* nohup holds */
+        sigaction(SIGHUP, &action, NULL);
+
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL); /* a closed pipe is an error of write */
+    sigaction(SIGXFSZ, &action, NULL); /* so is a file size limit */
+}
+
+void cli_session_end(void)
+{
+    last_document_size = 0;
+}
+
+double cli_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void cli_work_begin(const char *effect)
+{
+    work_effect = effect;
+    working = 1;
+}
+
+void cli_work_end(void)
+{
+    working = 0;
+    cli_progress_clear(&progress);
+}
+
+/* ---- the context ---- */
+
+static int on_progress(void *user, const nbl_progress *at)
+{
+    if (!interrupted) cli_progress_show(user, at);
+    return interrupted;
+}
+
+static void on_log(void *user, nbl_log_level level, const char *line)
+{
+    cli_progress *shown = user;
+    if (shown->quiet || level != NBL_LOG_WARNING) return;
+    cli_progress_clear(shown);
+    fprintf(stderr, "nibble: %s: warning: %s\n", shown->command, cli_clean(line));
+}
+
+nbl_context *cli_context(const cli_call *call, int *status)
+{
+    cli_progress_start(&progress, call);
+    nbl_context_options options = {
+        .threads = call->threads,
+        .log = on_log,
+        .log_user = &progress,
+        .progress = on_progress,
+        .progress_user = &progress,
+    };
+    nbl_context *ctx;
+    nbl_status code = nbl_context_create(&options, &ctx);
+    *status = CLI_DONE;
+    if (code == NBL_OK) return ctx;
+    const char *isa = getenv("NIBBLE_ISA");
+    if (code == NBL_ERROR_ARGUMENT && isa && *isa)
+        *status = cli_error(call, code, "use scalar, avx2, avx512, avx512bf16 or amx, or leave it out",
+                            "NIBBLE_ISA: there is no instruction set '%s'", isa);
+    else *status = cli_error(call, code, NULL, "the library does not start: %s", nbl_status_text(code));
+    return NULL;
+}
+
+void cli_context_end(nbl_context *ctx)
+{
+    cli_work_end();
+    nbl_context_destroy(ctx);
+}
+
+int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code)
+{
+    cli_progress_clear(&progress);
+    if (code == NBL_ERROR_CANCELLED)
+        return cli_error(call, code, NULL, "interrupted%s%s", *work_effect ? "; " : "", work_effect);
+    const char *message = nbl_error_message(ctx);
+    return cli_error(call, code, nbl_error_hint(ctx), "%s", *message ? message : nbl_status_text(code));
+}

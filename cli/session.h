@@ -1,0 +1,43 @@
+/* session.h - a call of the tool at work: the library's context, progress, signals. */
+#ifndef CLI_SESSION_H
+#define CLI_SESSION_H
+
+#include "command.h"
+
+/* Prepares the process: standard streams, ignored signals, interruption. */
+void cli_session_start(const cli_call *call);
+/* From here on standard output is being written: an interrupt adds nothing to it. */
+void cli_session_end(void);
+
+/* The library's context for this call, or NULL after an error line; *status is the exit status. */
+nbl_context *cli_context(const cli_call *call, int *status);
+/* Ends progress and releases the context. */
+void cli_context_end(nbl_context *ctx);
+
+/* From here on an interrupt asks the library to stop and clean up; without it, it ends the tool at
+ * once. `effect` goes with the error line: "nothing was written". */
+void cli_work_begin(const char *effect);
+void cli_work_end(void);
+
+/* Prints why the library failed and returns the exit status. */
+int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
+
+/* Seconds on a clock that never jumps. */
+double cli_now(void);
+
+/* ---- progress.c ---- */
+
+typedef struct cli_progress {
+    const char *command;
+    int quiet, bar;    /* bar: standard error is a terminal */
+    int drawn;         /* a bar is on the screen */
+    double began, last_drawn, last_rated;
+    uint64_t last_done;
+    double rate;       /* bytes per second, smoothed */
+} cli_progress;
+
+void cli_progress_start(cli_progress *progress, const cli_call *call);
+void cli_progress_show(cli_progress *progress, const nbl_progress *at);
+void cli_progress_clear(cli_progress *progress); /* takes the bar off the screen */
+
+#endif

@@ -1,0 +1,16 @@
+# CUDA is optional everywhere. No source of this version needs it, so this only answers for NIBBLE_CUDA: auto looks
+# and says what it found, on insists on a toolkit, off does not look.
+if(NOT NIBBLE_CUDA MATCHES "^(auto|on|off)$")
+  message(FATAL_ERROR "NIBBLE_CUDA is '${NIBBLE_CUDA}'; it must be auto, on or off")
+endif()
+if(NOT NIBBLE_CUDA STREQUAL off)
+  find_program(NIBBLE_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  mark_as_advanced(NIBBLE_NVCC)
+  if(NIBBLE_NVCC)
+    message(STATUS "CUDA: nvcc found; no backend of this version needs it yet")
+  elseif(NIBBLE_CUDA STREQUAL on)
+    message(FATAL_ERROR "NIBBLE_CUDA=on, but there is no nvcc; install the CUDA toolkit or use NIBBLE_CUDA=auto")
+  else()
+    message(STATUS "CUDA: no nvcc; no backend of this version needs it yet")
+  endif()
+endif()

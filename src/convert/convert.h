@@ -1,0 +1,54 @@
+/* convert.h - what quantize, dequantize and diff share: spans of a logical tensor, companion files,
+ * and the one way in which a folder is written.
+ *
+ * A tensor is worked on in spans of a few megabytes, each by one worker, from mapped pages to a
+ * private buffer to its place in the output file. So memory stays small whatever the tensor's size:
+ * all workers' buffers together hold NBL_SPAN_BUDGET bytes. */
+#ifndef NBL_CONVERT_H
+#define NBL_CONVERT_H
+
+#include "base/output.h"
+#include "base/team.h"
+#include "format/checkpoint.h"
+#include "quant/quant.h"
+
+enum { NBL_SPAN_BUDGET = 24 << 20 };
+
+/* ---- spans ---- */
+
+/* Elements of the logical tensor. */
+int64_t nbl__elements(const nbl_tensor_info *tensor);
+/* A span must begin and end at a multiple of this (or end with the tensor). */
+int64_t nbl__span_unit(const nbl_tensor_info *tensor);
+/* How many elements of `bytes` each (input and output together) a span should have, a multiple of
+ * `unit`, so that a team's buffers stay within the budget. */
+int64_t nbl__span_size(const nbl_context *ctx, int64_t unit, int64_t bytes);
+/* Can its values be decoded to a compute dtype? */
+bool nbl__is_decodable(const nbl_tensor_info *tensor);
+/* Decodes elements [begin, end) of the logical (flattened) tensor; fetches the pages first and drops
+ * them afterwards. */
+void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype, void *out);
+
+/* ---- writing a folder ---- */
+
+typedef struct nbl__conversion {
+    nbl_context *ctx;
+    nbl_checkpoint *checkpoint;
+    nbl__writer *writer;
+    nbl__output *output;
+    nbl_convert_report report;
+} nbl__conversion;
+
+/* Opens the source, which must be a folder with a config.json, strictly. */
+nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);
+/* After all tensors were declared: fixes the layout and begins the output. */
+nbl_status nbl__conversion_begin(nbl__conversion *conversion, const char *out, uint64_t shard_size);
+/* After all tensors were written: companion files, config.json with edits, commit. */
+nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
+/* Frees everything; an output that was not committed is removed. */
+void nbl__conversion_close(nbl__conversion *conversion);
+/* Declares a tensor that keeps its bytes, and copies it. */
+nbl_status nbl__declare_copy(nbl__conversion *conversion, int64_t group, const nbl_tensor_info *tensor, int64_t *number);
+nbl_status nbl__write_copy(nbl__conversion *conversion, const nbl_tensor_info *tensor, int64_t number);
+
+#endif

@@ -1,0 +1,94 @@
+/* dequantize.c - a packed checkpoint becomes a plain one: packed weights are decoded to one dtype,
+ * all other tensors keep their bytes, config.json loses its quantization_config. */
+#include <stdio.h>
+
+#include "convert/convert.h"
+
+typedef struct job {
+    nbl__conversion *v;
+    const nbl_tensor_info *tensor;
+    nbl_dtype dtype;
+    int64_t number, span, elements;
+    size_t buffer_bytes;
+    uint8_t *buffers; /* one per worker */
+} job;
+
+static nbl_status decode_span(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
+    size_t size = nbl__size_of(j->dtype);
+    uint8_t *buffer = j->buffers + (size_t)worker * j->buffer_bytes;
+    nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
+    NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size, (uint64_t)begin * size));
+    double share = (double)(end - begin) / (double)j->elements;
+    nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)j->tensor->bytes));
+    return NBL_OK;
+}
+
+static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nbl_dtype dtype, int64_t number)
+{
+    job j = {.v = v, .tensor = t, .dtype = dtype, .number = number, .elements = nbl__elements(t)};
+    int64_t bytes = (int64_t)nbl__size_of(dtype);
+    j.span = nbl__span_size(v->ctx, nbl__span_unit(t), bytes);
+    j.buffer_bytes = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
+    int64_t items = nbl__ceil_div(j.elements, j.span);
+    size_t all = (size_t)nbl__team_size(v->ctx, items) * j.buffer_bytes;
+    NBL_TRY(NBL_ALLOC(v->ctx, j.buffers, all));
+    nbl_status status = nbl__team_run(v->ctx, items, decode_span, &j, t->name);
+    nbl__free(v->ctx, j.buffers, all);
+    return status;
+}
+
+static nbl_status check_source(nbl__conversion *v, const char *in)
+{
+    const nbl_checkpoint_summary *s = &v->checkpoint->summary;
+    for (int64_t i = 0; i < v->checkpoint->tensor_count; i++)
+        v->report.converted += v->checkpoint->tensors[i].weight.format != NBL_FORMAT_DENSE;
+    if (v->report.converted > 0) return NBL_OK;
+    NBL_CHECK(v->ctx, s->quantization == NULL, NBL_ERROR_UNSUPPORTED,
+              "%s: config.json says \"%s\", but no weight is packed in a format that is known here", in, s->quantization);
+    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantise", in);
+}
+
+static nbl_status run(nbl__conversion *v, const char *in, const char *out, const nbl_dequantize_options *options)
+{
+    nbl_checkpoint *c = v->checkpoint;
+    NBL_TRY(check_source(v, in));
+    for (int64_t i = 0, number; i < c->tensor_count; i++) {
+        const nbl_tensor_info *t = &c->tensors[i];
+        if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__declare_copy(v, i, t, &number));
+        else NBL_TRY(nbl__writer_declare(v->writer, i, t->name, options->dtype, t->rank, t->shape, &number));
+    }
+    NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const nbl_tensor_info *t = &c->tensors[i];
+        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, i));
+        else NBL_TRY(write_decoded(v, t, options->dtype, i));
+    }
+    char dtype[32];
+    snprintf(dtype, sizeof dtype, "\"%s\"", nbl__dtype_torch_name(options->dtype));
+    /* transformers 5 says dtype, 4 said torch_dtype; a folder that says neither gets the older name,
+     * which both understand. */
+    const json_t *root = c->config.root;
+    bool has_new = json_object_get(root, "dtype"), has_old = json_object_get(root, "torch_dtype");
+    nbl__config_edit edits[3] = {{"quantization_config", NULL}};
+    int count = 1;
+    if (has_new) edits[count++] = (nbl__config_edit){"dtype", dtype};
+    if (has_old || !has_new) edits[count++] = (nbl__config_edit){"torch_dtype", dtype};
+    return nbl__conversion_commit(v, edits, count);
+}
+
+nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const char *out,
+                                     const nbl_dequantize_options *options, nbl_convert_report *report)
+{
+    NBL_CHECK(ctx, nbl__is_compute(options->dtype), NBL_ERROR_ARGUMENT,
+              "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
+    nbl__conversion v;
+    nbl_status status = nbl__conversion_open(ctx, in, &v);
+    if (status == NBL_OK) status = run(&v, in, out, options);
+    if (report) *report = v.report;
+    nbl__conversion_close(&v);
+    return status;
+}

@@ -1,0 +1,273 @@
+/* diff.c - two checkpoints compared weight by weight, by logical value.
+ *
+ * Both sides are decoded to f32 span by span; figures are summed in f64 per span and added in the
+ * order of the spans, so that they do not depend on the number of threads. Tensors of other dtypes
+ * are compared by value where a double can hold it, else byte by byte. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "convert/convert.h"
+
+struct nbl_diff {
+    nbl_context *ctx;
+    nbl_checkpoint *a, *b;
+    nbl_tensor_diff *tensors;
+    const char **missing_in_a, **missing_in_b;
+    int64_t count, a_count, b_count, capacity;
+};
+
+typedef struct sums {
+    bool unequal, not_a_number;
+    double max_abs, difference, a, b, product; /* squares and product */
+} sums;
+
+typedef struct job {
+    nbl_diff *diff;
+    const nbl_tensor_info *a, *b;
+    int64_t elements, span;
+    sums *sums;     /* one per item */
+    float *buffers; /* two spans per worker */
+} job;
+
+static void add_value(sums *s, double x, double y)
+{
+    double d = x - y;
+    s->not_a_number |= isnan(d);
+    s->max_abs = fmax(s->max_abs, fabs(d));
+    s->difference += d * d;
+    s->a += x * x;
+    s->b += y * y;
+    s->product += x * y;
+}
+
+/* ---- values of dtypes that are not for computing ---- */
+
+static bool is_number(nbl_dtype dtype)
+{
+    switch (dtype) {
+    case NBL_DTYPE_F64: case NBL_DTYPE_I64: case NBL_DTYPE_I32: case NBL_DTYPE_I16: case NBL_DTYPE_I8:
+    case NBL_DTYPE_U64: case NBL_DTYPE_U32: case NBL_DTYPE_U16: case NBL_DTYPE_U8: case NBL_DTYPE_BOOL: return true;
+    default: return nbl__is_compute(dtype);
+    }
+}
+
+static double number_at(const nbl_weight *w, int64_t i)
+{
+#define READ(ENUM, type)                                                                                     \
+    case NBL_DTYPE_##ENUM: {                                                                                 \
+        type value;                                                                                          \
+        memcpy(&value, (const uint8_t *)w->data + (size_t)i * sizeof value, sizeof value);                   \
+        return (double)value;                                                                                \
+    }
+    switch (w->dtype) {
+        READ(F64, double)
+        READ(I64, int64_t)
+        READ(I32, int32_t)
+        READ(I16, int16_t)
+        READ(I8, int8_t)
+        READ(U64, uint64_t)
+        READ(U32, uint32_t)
+        READ(U16, uint16_t)
+        READ(U8, uint8_t)
+        READ(BOOL, uint8_t)
+    default: {
+        float value;
+        nbl__decode(NBL_ISA_SCALAR, w, i, i + 1, NBL_DTYPE_F32, &value, false);
+        return (double)value;
+    }
+    }
+#undef READ
+}
+
+static void compare_foreign(const nbl_tensor_info *a, const nbl_tensor_info *b, sums *s)
+{
+    bool same_dtype = a->weight.format == b->weight.format && a->weight.dtype == b->weight.dtype;
+    bool numbers = a->weight.format == NBL_FORMAT_DENSE && b->weight.format == NBL_FORMAT_DENSE &&
+                   is_number(a->weight.dtype) && is_number(b->weight.dtype);
+    if (numbers)
+        for (int64_t i = 0, n = nbl__elements(a); i < n; i++) {
+            double x = number_at(&a->weight, i), y = number_at(&b->weight, i);
+            s->unequal |= memcmp(&x, &y, sizeof x) != 0;
+            add_value(s, x, y);
+        }
+    if (same_dtype) s->unequal = a->bytes > 0 && memcmp(a->weight.data, b->weight.data, a->bytes) != 0;
+    else if (!numbers) s->unequal = true;
+    if (!numbers && s->unequal) s->not_a_number = true;
+}
+
+/* ---- weights ---- */
+
+static nbl_status compare_span(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    nbl_isa isa = nbl__isa(j->diff->ctx);
+    int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements), n = end - begin;
+    float *x = j->buffers + (size_t)worker * 2 * (size_t)j->span, *y = x + j->span;
+    nbl__span_decode(isa, j->a, begin, end, NBL_DTYPE_F32, x);
+    nbl__span_decode(isa, j->b, begin, end, NBL_DTYPE_F32, y);
+    sums s = {.unequal = memcmp(x, y, (size_t)n * sizeof *x) != 0};
+    for (int64_t i = 0; i < n; i++) add_value(&s, (double)x[i], (double)y[i]);
+    j->sums[item] = s;
+    nbl__progress_add(j->diff->ctx, (uint64_t)((double)j->a->bytes * (double)n / (double)j->elements));
+    return NBL_OK;
+}
+
+static int64_t common_unit(const nbl_tensor_info *a, const nbl_tensor_info *b)
+{
+    return nbl__max_i64(nbl__span_unit(a), nbl__span_unit(b)); /* one of them is 1, or they are the same */
+}
+
+static nbl_status compare_weights(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b, sums *total)
+{
+    nbl_context *ctx = diff->ctx;
+    job j = {.diff = diff, .a = a, .b = b, .elements = nbl__elements(a)};
+    if (j.elements == 0) return NBL_OK;
+    j.span = nbl__span_size(ctx, common_unit(a, b), 8);
+    if (j.span > j.elements) j.span = j.elements;
+    int64_t items = nbl__ceil_div(j.elements, j.span);
+    size_t floats = (size_t)nbl__team_size(ctx, items) * 2 * (size_t)j.span;
+    nbl_status status = NBL_OK;
+    NBL_TRY(NBL_ALLOC(ctx, j.sums, items));
+    NBL_GO(NBL_ALLOC(ctx, j.buffers, floats));
+    NBL_GO(nbl__team_run(ctx, items, compare_span, &j, a->name));
+    for (int64_t i = 0; i < items; i++) {
+        const sums *s = &j.sums[i];
+        total->unequal |= s->unequal;
+        total->not_a_number |= s->not_a_number;
+        total->max_abs = fmax(total->max_abs, s->max_abs);
+        total->difference += s->difference;
+        total->a += s->a;
+        total->b += s->b;
+        total->product += s->product;
+    }
+done:
+    nbl__free(ctx, j.buffers, floats * sizeof *j.buffers);
+    nbl__free(ctx, j.sums, (size_t)items * sizeof *j.sums);
+    return status;
+}
+
+static bool same_shape(const nbl_tensor_info *a, const nbl_tensor_info *b)
+{
+    if (a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return false;
+    return true;
+}
+
+static nbl_status compare(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b)
+{
+    nbl_tensor_diff *d = &diff->tensors[diff->count++];
+    *d = (nbl_tensor_diff){.name = a->name, .same_shape = same_shape(a, b), .max_abs = NAN, .rel_norm = NAN, .cosine = NAN};
+    if (!d->same_shape) return NBL_OK;
+    sums s = {0};
+    if (nbl__is_decodable(a) && nbl__is_decodable(b)) NBL_TRY(compare_weights(diff, a, b, &s));
+    else compare_foreign(a, b, &s);
+    d->equal = !s.unequal;
+    if (d->equal) { /* also where NaN meets the same NaN */
+        d->max_abs = d->rel_norm = 0;
+        d->cosine = 1;
+    } else if (!s.not_a_number) {
+        d->max_abs = s.max_abs;
+        d->rel_norm = s.difference == 0 ? 0 : sqrt(s.difference) / sqrt(s.b); /* infinite against zero */
+        double norms = sqrt(s.a) * sqrt(s.b);
+        d->cosine = norms > 0 ? s.product / norms : s.difference == 0 ? 1 : 0;
+    }
+    return NBL_OK;
+}
+
+/* ---- pairing by name ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(const nbl_tensor_info *const *)a)->name, (*(const nbl_tensor_info *const *)b)->name);
+}
+
+static nbl_status sorted(nbl_checkpoint *c, const nbl_tensor_info ***list)
+{
+    *list = nbl__arena_alloc(&c->arena, (size_t)(c->tensor_count + 1) * sizeof **list);
+    if (*list == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < c->tensor_count; i++) (*list)[i] = &c->tensors[i];
+    qsort(*list, (size_t)c->tensor_count, sizeof **list, by_name);
+    return NBL_OK;
+}
+
+static nbl_status run(nbl_diff *diff)
+{
+    const nbl_tensor_info **a, **b;
+    int64_t n = diff->a->tensor_count, m = diff->b->tensor_count;
+    NBL_TRY(sorted(diff->a, &a));
+    NBL_TRY(sorted(diff->b, &b));
+    diff->capacity = nbl__max_i64(nbl__max_i64(n, m), 1);
+    NBL_TRY(NBL_ALLOC(diff->ctx, diff->tensors, diff->capacity));
+    NBL_TRY(NBL_ALLOC(diff->ctx, diff->missing_in_a, diff->capacity));
+    NBL_TRY(NBL_ALLOC(diff->ctx, diff->missing_in_b, diff->capacity));
+    nbl__progress_begin(diff->ctx, diff->a->summary.bytes);
+    for (int64_t i = 0, k = 0; i < n || k < m;) {
+        int order = i == n ? 1 : k == m ? -1 : strcmp(a[i]->name, b[k]->name);
+        if (order < 0) diff->missing_in_b[diff->b_count++] = a[i++]->name;
+        else if (order > 0) diff->missing_in_a[diff->a_count++] = b[k++]->name;
+        else NBL_TRY(compare(diff, a[i++], b[k++]));
+        NBL_TRY(nbl__progress_poll(diff->ctx, i ? a[i - 1]->name : ""));
+    }
+    return NBL_OK;
+}
+
+/* ---- the interface ---- */
+
+nbl_status nbl_checkpoint_diff(nbl_context *ctx, const char *a, const char *b, nbl_diff **result)
+{
+    nbl_diff *diff;
+    *result = NULL;
+    NBL_TRY(NBL_ALLOC(ctx, diff, 1));
+    diff->ctx = ctx;
+    nbl_status status;
+    NBL_GO(nbl_checkpoint_open(ctx, a, NBL_OPEN_STRICT, &diff->a));
+    NBL_GO(nbl_checkpoint_open(ctx, b, NBL_OPEN_STRICT, &diff->b));
+    NBL_GO(run(diff));
+    *result = diff;
+    return NBL_OK;
+done:
+    nbl_diff_free(diff);
+    return status;
+}
+
+void nbl_diff_free(nbl_diff *diff)
+{
+    if (diff == NULL) return;
+    nbl_context *ctx = diff->ctx;
+    nbl__free(ctx, diff->tensors, (size_t)diff->capacity * sizeof *diff->tensors);
+    nbl__free(ctx, diff->missing_in_a, (size_t)diff->capacity * sizeof *diff->missing_in_a);
+    nbl__free(ctx, diff->missing_in_b, (size_t)diff->capacity * sizeof *diff->missing_in_b);
+    nbl_checkpoint_close(diff->a);
+    nbl_checkpoint_close(diff->b);
+    nbl__free(ctx, diff, sizeof *diff);
+}
+
+const nbl_tensor_diff *nbl_diff_get_tensor(const nbl_diff *diff, int64_t index)
+{
+    return index >= 0 && index < diff->count ? &diff->tensors[index] : NULL;
+}
+
+const char *nbl_diff_get_missing_in_a(const nbl_diff *diff, int64_t index)
+{
+    return index >= 0 && index < diff->a_count ? diff->missing_in_a[index] : NULL;
+}
+
+const char *nbl_diff_get_missing_in_b(const nbl_diff *diff, int64_t index)
+{
+    return index >= 0 && index < diff->b_count ? diff->missing_in_b[index] : NULL;
+}
+
+int nbl_diff_equal(const nbl_diff *diff)
+{
+    bool equal = diff->a_count == 0 && diff->b_count == 0;
+    for (int64_t i = 0; i < diff->count; i++) equal &= diff->tensors[i].equal;
+    return equal;
+}
+
+int nbl_diff_within(const nbl_diff *diff, double tolerance)
+{
+    bool within = diff->a_count == 0 && diff->b_count == 0;
+    for (int64_t i = 0; i < diff->count; i++) within &= diff->tensors[i].rel_norm <= tolerance; /* NaN: no */
+    return within;
+}

@@ -1,0 +1,147 @@
+/* folder.c - the frame of a conversion: open, declare, begin, write, commit. See convert.h. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "convert/convert.h"
+
+static const uint64_t default_shard_size = 5000000000u; /* as transformers chose for years */
+
+nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *v)
+{
+    *v = (nbl__conversion){.ctx = ctx};
+    NBL_TRY(nbl_checkpoint_open(ctx, in, NBL_OPEN_STRICT, &v->checkpoint));
+    NBL_CHECK(ctx, v->checkpoint->is_folder, NBL_ERROR_ARGUMENT,
+              "%s: a file; a folder in Hugging Face layout is needed", in);
+    NBL_CHECK(ctx, v->checkpoint->config.root, NBL_ERROR_NOT_FOUND, "%s/config.json: no such file", in);
+    v->report.tensors = v->checkpoint->tensor_count;
+    v->report.bytes_in = v->checkpoint->summary.bytes;
+    return nbl__writer_create(ctx, &v->writer);
+}
+
+void nbl__conversion_close(nbl__conversion *v)
+{
+    nbl__writer_free(v->writer);
+    nbl__output_abort(v->output);
+    nbl_checkpoint_close(v->checkpoint);
+    *v = (nbl__conversion){0};
+}
+
+/* ---- companion files ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* Everything travels but weights (of any framework), their indices, config.json and hidden files. */
+static bool is_companion(const char *name)
+{
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json",
+                                          ".pt",          ".pth",                    ".h5",  ".msgpack",
+                                          ".onnx",        ".onnx_data",              ".gguf", ".ckpt"};
+    if (name[0] == '.' || strcmp(name, "config.json") == 0) return false;
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        if (ends_with(name, weights[i])) return false;
+    return true;
+}
+
+typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *argument);
+
+/* Visits the companion files of `folder` (within the source; "" is its top), following links. */
+static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
+{
+    char at[4096], name[1024], path[8192];
+    snprintf(at, sizeof at, "%s%s%s", v->checkpoint->path, folder[0] ? "/" : "", folder);
+    DIR *list = opendir(at);
+    if (list == NULL) return nbl__fail_errno(v->ctx, errno, "%s", at);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
+        struct stat info;
+        if (!is_companion(entry->d_name)) continue;
+        snprintf(name, sizeof name, "%s%s%s", folder, folder[0] ? "/" : "", entry->d_name);
+        snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, name);
+        if (stat(path, &info) != 0) status = nbl__fail_errno(v->ctx, errno, "%s", path);
+        else if (S_ISREG(info.st_mode)) status = visit(v, name, path, (uint64_t)info.st_size, argument);
+    }
+    closedir(list);
+    return status;
+}
+
+static const char *const template_folder = "additional_chat_templates";
+
+static bool has_templates(const nbl__conversion *v)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, template_folder);
+    return nbl__is_folder(path);
+}
+
+static nbl_status add_size(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *total)
+{
+    (void)v, (void)name, (void)path;
+    *(uint64_t *)total += size;
+    return NBL_OK;
+}
+
+static nbl_status copy_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *unused)
+{
+    (void)size, (void)unused;
+    return nbl__output_copy(v->output, name, path);
+}
+
+/* ---- the frame ---- */
+
+nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t shard_size)
+{
+    NBL_TRY(nbl__writer_layout(v->writer, shard_size ? shard_size : default_shard_size, &v->report.bytes_out,
+                               &v->report.files));
+    uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
+    NBL_TRY(visit_companions(v, "", add_size, &needed));
+    NBL_TRY(nbl__output_begin(v->ctx, out, needed, &v->output));
+    nbl__progress_begin(v->ctx, v->report.bytes_in);
+    return nbl__progress_poll(v->ctx, "");
+}
+
+nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count)
+{
+    NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
+    NBL_TRY(visit_companions(v, "", copy_companion, NULL));
+    if (has_templates(v)) {
+        NBL_TRY(nbl__output_subfolder(v->output, template_folder));
+        NBL_TRY(visit_companions(v, template_folder, copy_companion, NULL));
+    }
+    nbl__text text = {.ctx = v->ctx};
+    nbl_status status = nbl__config_apply(v->ctx, &v->checkpoint->config, edits, count, &text);
+    if (status == NBL_OK) status = nbl__output_put(v->output, "config.json", text.text, text.size);
+    nbl__text_free(&text);
+    NBL_TRY(status);
+    NBL_TRY(nbl__progress_poll(v->ctx, "")); /* the last moment to stop */
+    nbl__output *output = v->output;
+    v->output = NULL;
+    return nbl__output_commit(output);
+}
+
+/* ---- copies ---- */
+
+nbl_status nbl__declare_copy(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, int64_t *number)
+{
+    assert(t->weight.format == NBL_FORMAT_DENSE);
+    return nbl__writer_declare(v->writer, group, t->name, t->weight.dtype, t->rank, t->shape, number);
+}
+
+nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t number)
+{
+    enum { PIECE = 8 << 20 };
+    const uint8_t *data = t->weight.data;
+    for (uint64_t at = 0; at < t->bytes; at += PIECE) {
+        size_t size = (size_t)nbl__min_i64(PIECE, (int64_t)(t->bytes - at));
+        NBL_TRY(nbl__writer_write(v->writer, number, data + at, size, at));
+        nbl__file_drop(data + at, size);
+        nbl__progress_add(v->ctx, size);
+        NBL_TRY(nbl__progress_poll(v->ctx, t->name));
+    }
+    return NBL_OK;
+}

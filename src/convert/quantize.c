@@ -1,0 +1,194 @@
+/* quantize.c - a plain checkpoint becomes what transformers + bitsandbytes load.
+ *
+ * What is quantised is what transformers itself would quantise (format/hf_linear.c), less what the
+ * user skips. The writing of each format is in encode.c; here are the decisions. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "convert/encode.h"
+#include "format/hf_linear.h"
+
+typedef struct plan {
+    nbl__encoded *encoded; /* per tensor; format DENSE: copied */
+    pcre2_code *skip;
+    pcre2_match_data *match;
+} plan;
+
+/* ---- decisions ---- */
+
+static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
+{
+    if (pattern == NULL) return NBL_OK;
+    int error;
+    PCRE2_SIZE offset;
+    p->skip = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &offset, NULL);
+    if (p->skip == NULL) {
+        PCRE2_UCHAR text[128];
+        pcre2_get_error_message(error, text, sizeof text);
+        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "skip: \"%s\" is not a regular expression: %s (at character %zu)",
+                         pattern, (const char *)text, (size_t)offset);
+    }
+    p->match = pcre2_match_data_create_from_pattern(p->skip, NULL);
+    NBL_CHECK(ctx, p->match, NBL_ERROR_MEMORY, "out of memory for a regular expression");
+    return NBL_OK;
+}
+
+static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, bool *skipped)
+{
+    *skipped = false;
+    if (p->skip == NULL) return NBL_OK;
+    int found = pcre2_match(p->skip, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, p->match, NULL);
+    NBL_CHECK(ctx, found >= 0 || found == PCRE2_ERROR_NOMATCH, NBL_ERROR_ARGUMENT,
+              "skip: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name, found);
+    *skipped = found >= 0;
+    return NBL_OK;
+}
+
+static nbl_status check_source(nbl__conversion *v)
+{
+    const nbl_checkpoint *c = v->checkpoint;
+    const char *format = c->summary.quantization;
+    if (format == NULL) return NBL_OK;
+    nbl_status status =
+        nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: quantised already (%s); quantising twice is refused", c->path, format);
+    return nbl__hint(v->ctx, status, "nibble dequantize makes a plain checkpoint of it first");
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* MXFP4 is known to transformers for the experts of GPT-OSS alone. */
+static bool is_expert(const nbl_tensor_info *t)
+{
+    return t->rank == 3 && (ends_with(t->name, ".experts.gate_up_proj") || ends_with(t->name, ".experts.down_proj"));
+}
+
+static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
+                         const nbl_tensor_info *t, bool *quantise)
+{
+    const nbl__config *config = &v->checkpoint->config;
+    *quantise = false;
+    if (options->format == NBL_FORMAT_MXFP4) {
+        *quantise = is_expert(t);
+    } else {
+        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, config->tied, t->name, t->rank, t->shape);
+        NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED,
+                  "%s: models of type \"%s\" keep their matrices transposed; quantising them is not supported",
+                  v->checkpoint->path, config->model_type);
+        *quantise = verdict == NBL_LINEAR_YES;
+    }
+    if (!*quantise || nbl__elements(t) == 0) return *quantise = false, NBL_OK;
+    bool skipped;
+    NBL_TRY(is_skipped(v->ctx, p, t->name, &skipped));
+    if (skipped) return *quantise = false, NBL_OK;
+    NBL_CHECK(v->ctx, nbl__is_compute(t->weight.dtype), NBL_ERROR_DTYPE,
+              "%s: tensor \"%s\" is %s; only f32, f16 and bf16 can be quantised", t->file, t->name,
+              nbl_dtype_name(t->weight.dtype));
+    return NBL_OK;
+}
+
+static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_options *options)
+{
+    nbl_checkpoint *c = v->checkpoint;
+    NBL_TRY(NBL_ALLOC(v->ctx, p->encoded, c->tensor_count + 1));
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const nbl_tensor_info *t = &c->tensors[i];
+        bool quantise;
+        NBL_TRY(wanted(v, p, options, t, &quantise));
+        if (quantise) NBL_TRY(nbl__encoded_declare(v, i, t, options, &p->encoded[i]));
+        else NBL_TRY(nbl__declare_copy(v, i, t, &p->encoded[i].data));
+        v->report.converted += quantise;
+    }
+    NBL_CHECK(v->ctx, v->report.converted > 0, NBL_ERROR_UNSUPPORTED, "%s: no weight here can be quantised to %s%s",
+              c->path, nbl_format_name(options->format),
+              options->format == NBL_FORMAT_MXFP4 ? "; transformers knows it for the experts of GPT-OSS alone" : "");
+    return NBL_OK;
+}
+
+/* ---- config.json ---- */
+
+/* Modules that stay as they are. transformers takes a list in the config as the whole truth: it then
+ * does not add the output head by itself, so the head is always named. */
+static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
+{
+    nbl_checkpoint *c = v->checkpoint;
+    NBL_TRY(nbl__names_add(c, names, "lm_head"));
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const nbl_tensor_info *t = &c->tensors[i];
+        bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && ends_with(t->name, ".weight");
+        if (!matrix || strstr(t->name, ".experts.") || strcmp(t->name, "lm_head.weight") == 0) continue;
+        const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
+        if (module == NULL) return NBL_ERROR_MEMORY;
+        NBL_TRY(nbl__names_add(c, names, module));
+    }
+    return NBL_OK;
+}
+
+static nbl_status commit(nbl__conversion *v, const plan *p, const nbl_quantize_options *options)
+{
+    struct nbl__names skipped = {0};
+    nbl__text text = {.ctx = v->ctx};
+    if (options->skip) NBL_TRY(list_skipped(v, p, &skipped));
+    if (options->format == NBL_FORMAT_MXFP4) nbl__config_print_mxfp4(&text);
+    else nbl__config_print_bitsandbytes(&text, options, skipped.list, skipped.count);
+    nbl_status status = text.status;
+    nbl__config_edit edit = {"quantization_config", text.text};
+    if (status == NBL_OK) status = nbl__conversion_commit(v, &edit, 1);
+    nbl__text_free(&text);
+    return status;
+}
+
+/* ---- all of it ---- */
+
+static nbl_status run(nbl__conversion *v, plan *p, const char *out, const nbl_quantize_options *options)
+{
+    NBL_TRY(check_source(v));
+    NBL_TRY(declare(v, p, options));
+    NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
+    for (int64_t i = 0; i < v->checkpoint->tensor_count; i++) {
+        const nbl_tensor_info *t = &v->checkpoint->tensors[i];
+        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        if (p->encoded[i].format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, p->encoded[i].data));
+        else NBL_TRY(nbl__encoded_write(v, t, options, &p->encoded[i]));
+    }
+    return commit(v, p, options);
+}
+
+static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
+{
+    bool fourbit = o->format == NBL_FORMAT_NF4 || o->format == NBL_FORMAT_FP4;
+    NBL_CHECK(ctx, fourbit || o->format == NBL_FORMAT_INT8 || o->format == NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
+              "format %s: weights are quantised to nf4, fp4, int8 or mxfp4", nbl_format_name(o->format));
+    NBL_CHECK(ctx, !fourbit || nbl__block_valid(o->block), NBL_ERROR_ARGUMENT,
+              "block %" PRId64 ": not one of 32, 64, 128, … 4096", o->block);
+    NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT, "only nf4 and fp4 have scales to quantise twice");
+    NBL_CHECK(ctx, nbl__is_compute(o->compute_dtype), NBL_ERROR_ARGUMENT, "compute dtype %s: not f32, f16 or bf16",
+              nbl_dtype_name(o->compute_dtype));
+    return NBL_OK;
+}
+
+nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char *out,
+                                   const nbl_quantize_options *given, nbl_convert_report *report)
+{
+    nbl_quantize_options options = *given;
+    if (options.block == 0) options.block = 64;
+    NBL_TRY(check_options(ctx, &options));
+    plan p = {0};
+    nbl__conversion v = {0};
+    int64_t tensors = 0;
+    nbl_status status = compile_skip(ctx, options.skip, &p);
+    if (status == NBL_OK) status = nbl__conversion_open(ctx, in, &v);
+    if (status == NBL_OK) {
+        tensors = v.checkpoint->tensor_count;
+        status = run(&v, &p, out, &options);
+    }
+    if (report) *report = v.report;
+    nbl__free(ctx, p.encoded, (size_t)(tensors + 1) * sizeof *p.encoded);
+    pcre2_match_data_free(p.match);
+    pcre2_code_free(p.skip);
+    nbl__conversion_close(&v);
+    return status;
+}

@@ -1,0 +1,84 @@
+/* span.c - spans of logical tensors; see convert.h. */
+#include "convert/convert.h"
+
+int64_t nbl__elements(const nbl_tensor_info *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++) n *= t->shape[i];
+    return n;
+}
+
+int64_t nbl__span_unit(const nbl_tensor_info *t)
+{
+    return t->transposed ? 32 * t->shape[t->rank - 1] : 1;
+}
+
+int64_t nbl__span_size(const nbl_context *ctx, int64_t unit, int64_t bytes)
+{
+    int64_t budget = NBL_SPAN_BUDGET / nbl_threads(ctx);
+    budget = nbl__min_i64(nbl__max_i64(budget, 64 << 10), 4 << 20);
+    return nbl__max_i64(budget / bytes / unit, 1) * unit;
+}
+
+bool nbl__is_decodable(const nbl_tensor_info *t)
+{
+    return t->weight.format != NBL_FORMAT_DENSE || nbl__is_compute(t->weight.dtype);
+}
+
+/* MXFP4 experts: stored [expert, out, in], logical [expert, in, out]. Decodes a tile of a few stored
+ * rows, then writes it across. */
+static void decode_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t end, nbl_dtype dtype,
+                              uint8_t *out)
+{
+    enum { OUTS = 32, INS = 128 };
+    _Alignas(64) uint8_t tile[OUTS * INS * 4];
+    int64_t outs = w->shape[w->rank - 2], ins = w->shape[w->rank - 1];
+    size_t size = nbl__size_of(dtype);
+    for (int64_t row = begin / outs, last = end / outs; row < last;) { /* logical rows: expert * ins + in */
+        int64_t expert = row / ins, in = row % ins;
+        int64_t count = nbl__min_i64(nbl__min_i64(ins - in, last - row), INS);
+        for (int64_t o = 0; o < outs; o += OUTS) {
+            int64_t wide = nbl__min_i64(OUTS, outs - o);
+            for (int64_t j = 0; j < wide; j++) {
+                int64_t at = (expert * outs + o + j) * ins + in;
+                nbl__decode(isa, w, at, at + count, dtype, tile + (size_t)(j * INS) * size, false);
+            }
+            for (int64_t i = 0; i < count; i++) {
+                uint8_t *line = out + (size_t)((row - begin / outs + i) * outs + o) * size;
+                for (int64_t j = 0; j < wide; j++) {
+                    const uint8_t *value = tile + (size_t)(j * INS + i) * size;
+                    if (size == 4) memcpy(line + 4 * j, value, 4);
+                    else memcpy(line + 2 * j, value, 2);
+                }
+            }
+        }
+        row += count;
+    }
+}
+
+/* Stored bytes of elements [begin, end); of a transposed tensor the whole experts they touch. */
+static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, const uint8_t **data, uint64_t *size)
+{
+    const nbl_weight *w = &t->weight;
+    if (t->transposed) {
+        int64_t matrix = t->shape[t->rank - 1] * t->shape[t->rank - 2];
+        begin = begin / matrix * matrix;
+        end = nbl__ceil_div(end, matrix) * matrix;
+    }
+    int64_t bits = w->format == NBL_FORMAT_DENSE ? nbl__dtype_bits(w->dtype) : w->format == NBL_FORMAT_INT8 ? 8 : 4;
+    *data = (const uint8_t *)w->data + begin * bits / 8;
+    *size = (uint64_t)((end - begin) * bits / 8);
+}
+
+void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype, void *out)
+{
+    const uint8_t *data;
+    uint64_t size;
+    if (begin >= end) return;
+    stored_range(t, begin, end, &data, &size);
+    if (!t->transposed) nbl__file_need(data, size);
+    if (t->transposed) decode_transposed(isa, &t->weight, begin, end, dtype, out);
+    else nbl__decode(isa, &t->weight, begin, end, dtype, out, false);
+    /* Other workers may still read the same expert: dropping is only a hint, they fault it in again. */
+    if (!t->transposed || end % (t->shape[t->rank - 1] * t->shape[t->rank - 2]) == 0) nbl__file_drop(data, size);
+}

@@ -1,0 +1,40 @@
+/* config.h - config.json: the few facts this library needs of it, and edits that keep every other
+ * byte of the text. */
+#ifndef NBL_CONFIG_H
+#define NBL_CONFIG_H
+
+#include "format/json.h"
+
+typedef struct nbl__config {
+    char *text; /* as in the file, terminated */
+    size_t size;
+    json_t *root;
+    /* Borrowed from root; NULL when absent. */
+    const char *architecture, *model_type;
+    const json_t *quantization; /* the object quantization_config */
+    bool tied;                  /* tie_word_embeddings, of the text model where there are several */
+} nbl__config;
+
+nbl_status nbl__config_parse(nbl_context *ctx, const char *where, const char *text, size_t size,
+                             nbl__config *config);
+nbl_status nbl__config_read(nbl_context *ctx, const char *path, nbl__config *config);
+void nbl__config_free(nbl_context *ctx, nbl__config *config);
+
+/* The method of quantization_config: "bitsandbytes", "mxfp4", "gptq", …; NULL when not quantised. */
+const char *nbl__config_method(const nbl__config *config);
+
+/* One edit of a top-level key: `value` is JSON text, NULL removes the key. */
+typedef struct nbl__config_edit {
+    const char *key, *value;
+} nbl__config_edit;
+/* Applies edits to the text, in order; appends the result to `out`. */
+nbl_status nbl__config_apply(nbl_context *ctx, const nbl__config *config, const nbl__config_edit *edits,
+                             int count, nbl__text *out);
+
+/* The quantization_config that transformers writes for bitsandbytes, as JSON text. `skipped` are
+ * module names; NULL leaves the choice to transformers, as it does itself. */
+void nbl__config_print_bitsandbytes(nbl__text *out, const nbl_quantize_options *options,
+                                    const char *const *skipped, int64_t count);
+void nbl__config_print_mxfp4(nbl__text *out);
+
+#endif

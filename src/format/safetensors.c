@@ -1,0 +1,133 @@
+/* safetensors.c - the reader. */
+#include "format/safetensors.h"
+
+#include <stdlib.h>
+
+#include "format/json.h"
+
+enum { HEADER_LIMIT = 100000000 }; /* upstream's */
+
+static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t *data, uint64_t size,
+                              uint64_t *header_size)
+{
+    NBL_CHECK(ctx, size >= 8, NBL_ERROR_FORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file",
+              file, size);
+    uint64_t length = 0;
+    for (int i = 7; i >= 0; i--) length = length << 8 | data[i];
+    NBL_CHECK(ctx, length <= HEADER_LIMIT, NBL_ERROR_FORMAT,
+              "%s: a header of %" PRIu64 " bytes (at most %d are allowed; not a safetensors file?)", file, length,
+              HEADER_LIMIT);
+    NBL_CHECK(ctx, length <= size - 8, NBL_ERROR_FORMAT,
+              "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length, size);
+    NBL_CHECK(ctx, length >= 2 && data[8] == '{', NBL_ERROR_FORMAT, "%s: the header is not a JSON object", file);
+    *header_size = length;
+    return NBL_OK;
+}
+
+static nbl_status check_metadata(nbl_context *ctx, const char *file, const json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+    NBL_CHECK(ctx, json_is_object(metadata), NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
+    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
+        NBL_CHECK(ctx, json_is_string(value), NBL_ERROR_FORMAT, "%s: __metadata__ \"%s\" is not text", file, key);
+    return NBL_OK;
+}
+
+/* One entry of the header; offsets are checked against the data here, against each other later. */
+static nbl_status read_entry(nbl_context *ctx, const char *file, const char *name, const json_t *entry,
+                             uint64_t data_size, nbl__stored *tensor, int64_t offsets[2])
+{
+#define CHECK_ENTRY(condition, text, ...)                                                                    \
+    NBL_CHECK(ctx, condition, NBL_ERROR_FORMAT, "%s: tensor \"%s\": " text, file, name, __VA_ARGS__)
+    CHECK_ENTRY(json_is_object(entry), "%s", "its entry is not an object");
+    const char *dtype = nbl__json_text(entry, "dtype");
+    CHECK_ENTRY(dtype, "%s", "no dtype");
+    CHECK_ENTRY(nbl__dtype_from_file_name(dtype, &tensor->dtype), "unknown dtype \"%s\"", dtype);
+    const json_t *shape = json_object_get(entry, "shape"), *places = json_object_get(entry, "data_offsets");
+    CHECK_ENTRY(json_is_array(shape), "%s", "no shape");
+    CHECK_ENTRY(json_array_size(shape) <= NBL_MAX_RANK, "%zu dimensions, at most %d are supported",
+                json_array_size(shape), NBL_MAX_RANK);
+    CHECK_ENTRY(nbl__json_shape(shape, &tensor->rank, tensor->shape, &tensor->elements), "%s",
+                "its shape is not a list of sizes, or overflows");
+    bool two = json_is_array(places) && json_array_size(places) == 2 &&
+               nbl__json_natural(json_array_get(places, 0), &offsets[0]) &&
+               nbl__json_natural(json_array_get(places, 1), &offsets[1]);
+    CHECK_ENTRY(two, "%s", "data_offsets is not two numbers");
+    CHECK_ENTRY(offsets[0] <= offsets[1], "data begins at byte %" PRId64 " and ends at %" PRId64, offsets[0],
+                offsets[1]);
+    CHECK_ENTRY((uint64_t)offsets[1] <= data_size,
+                "data ends at byte %" PRId64 ", the file's at %" PRIu64 " (truncated copy?)", offsets[1], data_size);
+    bool whole = nbl__dtype_bytes(tensor->dtype, (uint64_t)tensor->elements, &tensor->bytes);
+    CHECK_ENTRY(whole && tensor->bytes == (uint64_t)(offsets[1] - offsets[0]),
+                "%" PRId64 " elements of %s do not fill its %" PRId64 " bytes", tensor->elements,
+                nbl_dtype_name(tensor->dtype), offsets[1] - offsets[0]);
+#undef CHECK_ENTRY
+    return NBL_OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const nbl__stored *x = a, *y = b;
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1; /* empty tensors first */
+    return strcmp(x->name, y->name);
+}
+
+static nbl_status check_places(nbl_context *ctx, const char *file, const nbl__stored *tensors, int64_t count,
+                               const uint8_t *data, uint64_t size)
+{
+    const uint8_t *end = data;
+    for (int64_t i = 0; i < count; i++) {
+        NBL_CHECK(ctx, tensors[i].data >= end, NBL_ERROR_FORMAT, "%s: tensor \"%s\" overlaps \"%s\"", file,
+                  tensors[i].name, i ? tensors[i - 1].name : "");
+        NBL_CHECK(ctx, tensors[i].data == end, NBL_ERROR_FORMAT, "%s: %td bytes before tensor \"%s\" belong to none",
+                  file, tensors[i].data - end, tensors[i].name);
+        end = tensors[i].data + tensors[i].bytes;
+    }
+    NBL_CHECK(ctx, end == data + size, NBL_ERROR_FORMAT, "%s: %td bytes after the last tensor belong to none", file,
+              data + size - end);
+    return NBL_OK;
+}
+
+static nbl_status read_entries(nbl__arena *arena, const char *file, json_t *header, const uint8_t *data,
+                               uint64_t size, nbl__stored **result, int64_t *count)
+{
+    nbl_context *ctx = arena->ctx;
+    nbl__stored *tensors = nbl__arena_alloc(arena, (json_object_size(header) + 1) * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    int64_t n = 0;
+    const char *name;
+    json_t *entry;
+    json_object_foreach(header, name, entry)
+    {
+        if (strcmp(name, "__metadata__") == 0) {
+            NBL_TRY(check_metadata(ctx, file, entry));
+            continue;
+        }
+        int64_t offsets[2];
+        nbl__stored *tensor = &tensors[n++];
+        NBL_TRY(read_entry(ctx, file, name, entry, size, tensor, offsets));
+        tensor->data = data + offsets[0];
+        tensor->file = file;
+        tensor->name = nbl__arena_strdup(arena, name);
+        if (tensor->name == NULL) return NBL_ERROR_MEMORY;
+    }
+    qsort(tensors, (size_t)n, sizeof *tensors, by_place);
+    NBL_TRY(check_places(ctx, file, tensors, n, data, size));
+    *result = tensors;
+    *count = n;
+    return NBL_OK;
+}
+
+nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uint8_t *data, uint64_t size,
+                                  nbl__stored **tensors, int64_t *count)
+{
+    uint64_t length = 0;
+    json_t *header;
+    NBL_TRY(read_header(arena->ctx, file, data, size, &length));
+    NBL_TRY(nbl__json_object(arena->ctx, file, (const char *)data + 8, length, &header));
+    nbl_status status = read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
+    json_decref(header);
+    return status;
+}

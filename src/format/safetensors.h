@@ -1,0 +1,58 @@
+/* safetensors.h - one .safetensors file: reading it mapped, and writing a sharded set.
+ *
+ *   u64 header length | JSON header, padded with spaces | data, without holes
+ *
+ * The reader refuses whatever the upstream library refuses: offsets that overlap, leave holes or
+ * point outside, sizes that do not fit dtype and shape, duplicate keys, a header over 100 MB. */
+#ifndef NBL_SAFETENSORS_H
+#define NBL_SAFETENSORS_H
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/output.h"
+#include "tensor/dtype.h"
+
+/* A stored tensor, as the file tells it. */
+typedef struct nbl__stored {
+    const char *name, *file;
+    nbl_dtype dtype;
+    int rank;
+    int64_t shape[NBL_MAX_RANK];
+    int64_t elements;
+    const uint8_t *data; /* mapped; no alignment beyond a byte */
+    uint64_t bytes;
+} nbl__stored;
+
+/* Parses a file's bytes; `file` names it in messages and in the tensors. The tensors, sorted by
+ * place in the file, live in the arena and point into `data`. */
+nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uint8_t *data, uint64_t size,
+                                  nbl__stored **tensors, int64_t *count);
+
+/* ---- writing ----
+ *
+ * All tensors are declared first, in groups that stay in one file; then the layout is fixed; then
+ * their bytes are written, group by group, in any order and from any thread within a group. Nothing
+ * is held in memory. Within a file the order is that of upstream (widest dtype first, then by name),
+ * so that the same tensors give the same file, byte for byte, unless one was declared late. */
+typedef struct nbl__writer nbl__writer;
+
+nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer);
+void nbl__writer_free(nbl__writer *writer); /* NULL is allowed */
+/* Declares a tensor; groups are numbered from 0 without gaps, in order. Returns its number. */
+nbl_status nbl__writer_declare(nbl__writer *writer, int64_t group, const char *name, nbl_dtype dtype,
+                               int rank, const int64_t *shape, int64_t *number);
+/* Declares a vector of bytes whose length, at most `bytes`, is known only when it is written. */
+nbl_status nbl__writer_declare_late(nbl__writer *writer, int64_t group, const char *name, int64_t bytes,
+                                    int64_t *number);
+/* Fixes files and offsets. A file holds at most `shard_size` bytes of data unless one group is
+ * larger. Tells the bytes of all files together (at most) and how many there are. */
+nbl_status nbl__writer_layout(nbl__writer *writer, uint64_t shard_size, uint64_t *bytes, int *files);
+/* Before writing the tensors of a group, in order of the groups. */
+nbl_status nbl__writer_begin_group(nbl__writer *writer, nbl__output *output, int64_t group);
+nbl_status nbl__writer_write(nbl__writer *writer, int64_t number, const void *data, size_t size,
+                             uint64_t offset); /* any thread */
+nbl_status nbl__writer_write_late(nbl__writer *writer, int64_t number, const void *data, size_t size);
+/* Makes the last file durable, writes the index when there are several, tells the files' bytes. */
+nbl_status nbl__writer_finish(nbl__writer *writer, nbl__output *output, uint64_t *bytes);
+
+#endif

@@ -1,0 +1,99 @@
+/* fp4.c - bitsandbytes' 4-bit float: its table and its decision rule on CUDA.
+ *
+ * The low three bits are a magnitude, but not in order: by size they run 0 1 6 7 4 5 2 3. Bit 3 is the
+ * sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value gives code 8, which is -0. */
+#include "quant/kernels.h"
+
+const float nbl__fp4_table[16] = {
+    0.0f,
+    0.0052083334885537624f,
+    0.6666666865348816f,
+    1.0f,
+    0.3333333432674408f,
+    0.5f,
+    0.1666666716337204f,
+    0.25f,
+    -0.0f,
+    -0.0052083334885537624f,
+    -0.6666666865348816f,
+    -1.0f,
+    -0.3333333432674408f,
+    -0.5f,
+    -0.1666666716337204f,
+    -0.25f,
+};
+
+/* CUDA's literals; some lie a few ulp beside the mid-points. */
+static const uint32_t threshold_bits[7] = {
+    0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555, 0x3ed55556, 0x3f155550, 0x3f555555,
+};
+static const uint8_t by_rank[8] = {0, 1, 6, 7, 4, 5, 2, 3};
+
+static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
+{
+    float thresholds[7];
+    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    for (int64_t i = begin; i < n; i++) {
+        float y = values[i] * reciprocal, magnitude = y < 0 ? -y : y;
+        unsigned rank = magnitude > thresholds[3] ? 4 : 0;
+        rank += magnitude > thresholds[rank + 1] ? 2 : 0;
+        rank += magnitude > thresholds[rank] ? 1 : 0;
+        codes[i] = (uint8_t)(by_rank[rank] | (y < 0 ? 8 : 0));
+    }
+}
+
+#if defined(__x86_64__)
+
+NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, float reciprocal,
+                                               uint8_t *codes)
+{
+    float thresholds[7];
+    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    const __m256 factor = _mm256_set1_ps(reciprocal), minus = _mm256_set1_ps(-0.0f);
+    const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)by_rank));
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i lanes[4];
+        for (int k = 0; k < 4; k++) {
+            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
+            __m256i code = _mm256_permutevar8x32_epi32(order,
+                                                       rank8_avx2(_mm256_andnot_ps(minus, y), thresholds));
+            __m256i negative = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_LT_OQ));
+            lanes[k] = _mm256_or_si256(code, _mm256_and_si256(negative, _mm256_set1_epi32(8)));
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
+    }
+    return i;
+}
+
+NBL_TARGET_AVX512 static int64_t encode_fp4_avx512(const float *values, int64_t n, float reciprocal,
+                                                   uint8_t *codes)
+{
+    float thresholds[7];
+    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    const __m512 factor = _mm512_set1_ps(reciprocal);
+    const __m512i order = _mm512_setr_epi32(0, 1, 6, 7, 4, 5, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0); /* by_rank */
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
+        __m512i code = _mm512_permutexvar_epi32(rank8_avx512(_mm512_abs_ps(y), thresholds), order);
+        __mmask16 negative = _mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_LT_OQ);
+        code = _mm512_mask_or_epi32(code, negative, code, _mm512_set1_epi32(8));
+        _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
+    }
+    return i;
+}
+
+#endif
+
+void nbl__fp4_encode_block(nbl_isa isa, const float *values, int64_t n, float reciprocal, uint8_t *codes)
+{
+    int64_t done = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX512) done = encode_fp4_avx512(values, n, reciprocal, codes);
+    else if (isa >= NBL_ISA_AVX2) done = encode_fp4_avx2(values, n, reciprocal, codes);
+#else
+    (void)isa;
+#endif
+    encode_fp4_scalar(values, done, n, reciprocal, codes);
+}

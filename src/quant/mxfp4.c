@@ -1,0 +1,138 @@
+/* mxfp4.c - OCP microscaling: 32 values of e2m1 share a scale 2^(e - 127), e one byte (e8m0). The first
+ * of a pair is in the low nibble.
+ *
+ *   decode  RN_T(RN_32(lut[code] * 2^(e-127))); e = 0 is the subnormal 2^-127 and e = 255 infinity, as
+ *           transformers computes them
+ *   encode  e - 127 = floor(log2(absmax)) - 2, so that the largest scaled value lies in [4, 8); nearest
+ *           e2m1, ties to the even code, saturated to 6. Scaling by a power of two is exact: values
+ *           that were MXFP4 before come out unchanged. */
+#include "quant/kernels.h"
+#include "quant/lookup.h"
+
+enum { BLOCK = 32 };
+
+static const float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+/* a > threshold counts one code up. A tie that must go up has the f32 just below it here. */
+static const float thresholds[7] = {0.25f, 0x1.7ffffep-1f, 1.25f, 0x1.bffffep+0f, 2.5f, 0x1.bffffep+1f, 5.0f};
+
+/* 2^(e-127), e in 0 ... 254; 255 gives infinity. */
+static float power_of_two(unsigned e)
+{
+    return nbl__from_bits(e == 0 ? 0x00400000 : (uint32_t)e << 23);
+}
+
+void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                       void *out, bool stream)
+{
+    enum { BLOCKS = 128, SHIFT = 5 };
+    float scales[BLOCKS];
+    nbl__lookup source = {weight->data, table, scales, 0, SHIFT, true};
+    uint8_t *target = out;
+    for (int64_t i = begin, stop; i < end; i = stop) {
+        source.first_block = i >> SHIFT;
+        stop = nbl__min_i64(end, (source.first_block + BLOCKS) << SHIFT);
+        int64_t blocks = ((stop - 1) >> SHIFT) - source.first_block + 1;
+        for (int64_t b = 0; b < blocks; b++)
+            scales[b] = power_of_two(weight->scale_codes[source.first_block + b]);
+        nbl__lookup_decode(isa, &source, i, stop, dtype, target + (size_t)(i - begin) * nbl__size_of(dtype),
+                           stream);
+    }
+}
+
+static void encode_mxfp4_scalar(const float *values, float factor, uint8_t *packed)
+{
+    uint8_t codes[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        uint32_t bits = nbl__bits_of(values[i]);
+        float scaled = nbl__from_bits(bits & 0x7fffffff) * factor;
+        unsigned code = scaled > thresholds[3] ? 4 : 0;
+        code += scaled > thresholds[code + 1] ? 2 : 0;
+        code += scaled > thresholds[code] ? 1 : 0;
+        codes[i] = (uint8_t)(scaled == scaled ? code | (bits >> 31) << 3 : 0);
+    }
+    for (int i = 0; i < BLOCK / 2; i++) packed[i] = (uint8_t)(codes[2 * i + 1] << 4 | codes[2 * i]);
+}
+
+#if defined(__x86_64__)
+
+/* Values without NaN only. */
+NBL_TARGET_AVX2 static void encode_mxfp4_avx2(const float *values, float factor, uint8_t *packed)
+{
+    const __m256i weights = _mm256_set1_epi16(0x1001); /* 1 for the first, 16 for the second */
+    __m256i lanes[4];
+    for (int k = 0; k < 4; k++) {
+        __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(values + 8 * k));
+        __m256 magnitude = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+        __m256i code = rank8_avx2(_mm256_mul_ps(magnitude, _mm256_set1_ps(factor)), thresholds);
+        __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8));
+        lanes[k] = _mm256_or_si256(code, sign);
+    }
+    __m256i pairs = _mm256_maddubs_epi16(bytes_of_avx2(lanes), weights);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    _mm_storeu_si128((__m128i *)(void *)packed, bytes);
+}
+
+NBL_TARGET_AVX512 static void encode_mxfp4_avx512(const float *values, float factor, uint8_t *packed)
+{
+    __m128i halves[2];
+    for (int k = 0; k < 2; k++) {
+        __m512i bits = _mm512_loadu_si512(values + 16 * k);
+        __m512 magnitude = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+        __m512i code = rank8_avx512(_mm512_mul_ps(magnitude, _mm512_set1_ps(factor)), thresholds);
+        __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 28), _mm512_set1_epi32(8));
+        halves[k] = _mm_maddubs_epi16(_mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)),
+                                      _mm_set1_epi16(0x1001));
+    }
+    _mm_storeu_si128((__m128i *)(void *)packed, _mm_packus_epi16(halves[0], halves[1]));
+}
+
+#endif
+
+static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint8_t *scale,
+                         int64_t *non_finite)
+{
+    int64_t bad = 0;
+    uint32_t exponent = nbl__bits_of(nbl__absmax(isa, values, BLOCK, &bad)) >> 23; /* 0: subnormal, zero */
+    unsigned e = exponent == 255 ? 254 : exponent > 2 ? exponent - 2 : 0;
+    float factor = power_of_two(254 - e);
+    *scale = (uint8_t)e;
+    *non_finite += bad;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX512 && bad == 0) {
+        encode_mxfp4_avx512(values, factor, packed);
+        return;
+    }
+    if (isa >= NBL_ISA_AVX2 && bad == 0) {
+        encode_mxfp4_avx2(values, factor, packed);
+        return;
+    }
+#endif
+    encode_mxfp4_scalar(values, factor, packed);
+}
+
+int64_t nbl__mxfp4_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t stride, int64_t n,
+                          uint8_t *codes, uint8_t *scales)
+{
+    assert(n % BLOCK == 0);
+    enum { PIECE = 1024 };
+    float piece[PIECE];
+    size_t size = nbl__size_of(dtype);
+    const uint8_t *bytes = values;
+    int64_t non_finite = 0;
+    for (int64_t i = 0; i < n; i += PIECE) {
+        int64_t count = nbl__min_i64(PIECE, n - i);
+        if (stride == 1) {
+            nbl__to_f32(isa, dtype, bytes + (size_t)i * size, piece, count);
+        } else {
+            uint8_t gathered[PIECE * 4];
+            for (int64_t k = 0; k < count; k++)
+                memcpy(gathered + (size_t)k * size, bytes + (size_t)((i + k) * stride) * size, size);
+            nbl__to_f32(isa, dtype, gathered, piece, count);
+        }
+        for (int64_t k = 0; k < count; k += BLOCK)
+            encode_block(isa, piece + k, codes + (i + k) / 2, scales + (i + k) / BLOCK, &non_finite);
+    }
+    return non_finite;
+}

@@ -1,0 +1,114 @@
+/* nf4.c - 4-bit NormalFloat: its table and its decision rule.
+ *
+ * code = how many of the 15 thresholds lie strictly below y; a value on a threshold takes the lower
+ * code, NaN takes 0. The thresholds are the mid-points of the table, rounded to f32. */
+#include "quant/kernels.h"
+
+const float nbl__nf4_table[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+/* As bit patterns: a decimal literal that is one ulp off would go unnoticed for years. */
+static const uint32_t threshold_bits[15] = {
+    0xbf591cd8, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec, 0xbe0d38bc, 0xbd3a7871, 0x3d22faff,
+    0x3df64862, 0x3e5067e0, 0x3e9582d4, 0x3ec753f9, 0x3f006d04, 0x3f248daf, 0x3f5c89da,
+};
+
+static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
+{
+    float thresholds[15];
+    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    for (int64_t i = begin; i < n; i++) {
+        float y = values[i] * reciprocal;
+        unsigned code = y > thresholds[7] ? 8 : 0;
+        code += y > thresholds[code + 3] ? 4 : 0;
+        code += y > thresholds[code + 1] ? 2 : 0;
+        code += y > thresholds[code] ? 1 : 0;
+        codes[i] = (uint8_t)code;
+    }
+}
+
+#if defined(__x86_64__)
+
+/* A search in four steps: each compares with the threshold in the middle of what is left. The first two
+ * thresholds are chosen by blending, the others by a lookup with the steps taken so far. */
+NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, float reciprocal,
+                                               uint8_t *codes)
+{
+    float t[15];
+    memcpy(t, threshold_bits, sizeof t);
+    const __m256 factor = _mm256_set1_ps(reciprocal);
+    const __m256 first = _mm256_set1_ps(t[7]), left = _mm256_set1_ps(t[3]), right = _mm256_set1_ps(t[11]);
+    const __m256 third = _mm256_setr_ps(t[1], t[5], t[9], t[13], t[1], t[5], t[9], t[13]);
+    const __m256 fourth = _mm256_setr_ps(t[0], t[2], t[4], t[6], t[8], t[10], t[12], t[14]);
+    const __m256i zero = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i lanes[4];
+        for (int k = 0; k < 4; k++) {
+            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
+            __m256 above = _mm256_cmp_ps(y, first, _CMP_GT_OQ);
+            __m256 second = _mm256_blendv_ps(left, right, above);
+            __m256i code = _mm256_sub_epi32(zero, _mm256_castps_si256(above));
+            __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ));
+            code = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
+            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(third, code), _CMP_GT_OQ));
+            code = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
+            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(fourth, code), _CMP_GT_OQ));
+            lanes[k] = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
+    }
+    return i;
+}
+
+NBL_TARGET_AVX512 static int64_t encode_nf4_avx512(const float *values, int64_t n, float reciprocal,
+                                                   uint8_t *codes)
+{
+    float t[32] = {0};
+    memcpy(t, threshold_bits, sizeof threshold_bits);
+    const __m512 factor = _mm512_set1_ps(reciprocal), first = _mm512_set1_ps(t[7]);
+    const __m512 second = _mm512_loadu_ps(t + 3), third = _mm512_loadu_ps(t + 1), fourth = _mm512_loadu_ps(t);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
+        __m512i code = _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(y, first, _CMP_GT_OQ), 8);
+        __mmask16 above = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(code, second), _CMP_GT_OQ);
+        code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(4));
+        above = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(code, third), _CMP_GT_OQ);
+        code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(2));
+        above = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(code, fourth), _CMP_GT_OQ);
+        code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
+        _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
+    }
+    return i;
+}
+
+#endif
+
+void nbl__nf4_encode_block(nbl_isa isa, const float *values, int64_t n, float reciprocal, uint8_t *codes)
+{
+    int64_t done = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX512) done = encode_nf4_avx512(values, n, reciprocal, codes);
+    else if (isa >= NBL_ISA_AVX2) done = encode_nf4_avx2(values, n, reciprocal, codes);
+#else
+    (void)isa;
+#endif
+    encode_nf4_scalar(values, done, n, reciprocal, codes);
+}

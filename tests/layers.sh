@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Checks the rules of the source tree that a compiler does not see:
+#
+#   layers   a file under src/LAYER includes only files of its own or of lower layers (the list below), the public
+#            header and the system; cli/ includes only the public header, its own files and the system
+#   names    no two files under src/ have the same name (src/ops/*/ are one operator in several places, and may)
+#   length   no file of src/, include/ and cli/ has more than 800 lines
+#   silence  nothing under src/ prints, exits or aborts
+#
+#   tests/layers.sh [ROOT]      (default: the repository this script lies in)
+#
+# Then it tests itself: in a copy of the tree it breaks each rule once and expects to be told so.
+set -euo pipefail
+layers="base tensor quant format convert ops graph arch text train infer dist"
+root=${1:-$(dirname "${BASH_SOURCE[0]}")/..}
+
+# Prints one line per broken rule in the tree $1; fails if there is one.
+check() (
+    cd "$1"
+    shopt -s globstar nullglob
+    files=()
+    for file in src/** include/** cli/**; do
+        case $file in *.c | *.h | *.inc | *.cu | *.cuh) files+=("$file") ;; esac
+    done
+    [ ${#files[@]} -gt 0 ] || { echo "no sources in $1"; exit 1; }
+
+    for file in "${files[@]}"; do
+        case $file in src/ops/*/*) ;; src/*) echo "${file##*/} $file" ;; esac
+    done | sort | awk '
+        $1 == name { print $2 ": the same name as " path; bad = 1 }
+        { name = $1; path = $2 }
+        END { exit bad }' || bad=1
+
+    awk -v layers="$layers" '
+        function complain(text) { print FILENAME ":" FNR ": " text; bad = 1 }
+
+        # The line without comments and without what stands in quotes.
+        function code_of(line,    out, at, mark) {
+            out = ""
+            while (line != "") {
+                if (in_comment) {
+                    at = index(line, "*/")
+                    if (!at) return out
+                    line = substr(line, at + 2)
+                    in_comment = 0
+                } else if (match(line, /\/\*|\/\/|"|\047/)) {
+                    mark = substr(line, RSTART, 2)
+                    out = out substr(line, 1, RSTART - 1) " "
+                    line = substr(line, RSTART + RLENGTH)
+                    if (mark == "//") return out
+                    else if (mark == "/*") in_comment = 1
+                    else if (substr(mark, 1, 1) == "\"") sub(/^([^"\\]|\\.)*("|$)/, "", line)
+                    else sub(/^([^\047\\]|\\.)*(\047|$)/, "", line)
+                } else {
+                    return out line
+                }
+            }
+            return out
+        }
+
+        function check_include(name, quoted,    first) {
+            first = index(name, "/") ? substr(name, 1, index(name, "/") - 1) : ""
+            if (name == "nibble.h") return
+            if (top == "cli") {
+                sub(/^cli\//, "", name)
+                if (quoted ? !("cli/" name in exists) : first in rank) complain("cli/ may not include " name)
+            } else if (top == "include") {
+                if (quoted) complain("the public header may not include " name)
+            } else if (first in rank) {
+                if (rank[first] > rank[layer]) complain(layer " is below " first " and may not include " name)
+            } else if (quoted && (first != "" || !(folder "/" name in exists))) {
+                complain("includes " name ", which is in no layer")
+            }
+        }
+
+        BEGIN {
+            n = split(layers, order, " ")
+            for (i = 1; i <= n; i++) rank[order[i]] = i
+            for (i = 1; i < ARGC; i++) exists[ARGV[i]]
+        }
+        FNR == 1 {
+            in_comment = 0
+            n = split(FILENAME, part, "/")
+            top = part[1]
+            layer = part[2]
+            folder = FILENAME
+            sub(/\/[^\/]*$/, "", folder)
+            if (top == "src" && (n < 3 || !(layer in rank))) complain("lies in no layer")
+        }
+        FNR == 801 { complain("more than 800 lines: two files?") }
+        !in_comment && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
+            name = $0
+            quoted = match(name, /^[ \t]*#[ \t]*include[ \t]*"/)
+            sub(/^[^"<]*["<]/, "", name)
+            sub(/[">].*/, "", name)
+            check_include(name, quoted)
+        }
+        {
+            code = code_of($0)
+            if (top == "src" &&
+                code ~ /(^|[^A-Za-z0-9_.>])((v?printf|puts|putchar|perror|_?exit|_Exit|quick_exit|abort)[ \t]*\(|(stdout|stderr)([^A-Za-z0-9_]|$))/)
+                complain("the library does not print, exit or abort: " $0)
+        }
+        END { exit bad }' "${files[@]}" || bad=1
+    [ -z "${bad:-}" ]
+)
+
+if ! check "$root"; then
+    echo "layers: the tree breaks its rules" >&2
+    exit 1
+fi
+
+# ---- the test of this test ----
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+# Copies the tree, writes standard input to the file $1 of the copy and expects a complaint that contains $2; with an
+# empty $2 it expects none.
+expect() {
+    local said
+    rm -rf "$scratch/tree"
+    mkdir "$scratch/tree"
+    for folder in src include cli; do
+        [ ! -d "$root/$folder" ] || cp -R "$root/$folder" "$scratch/tree"
+    done
+    mkdir -p "$(dirname "$scratch/tree/$1")"
+    cat >"$scratch/tree/$1"
+    if said=$(check "$scratch/tree"); then
+        [ -z "$2" ] || { echo "layers: self-test: $1 was let through; expected: $2" >&2; failures=1; }
+    elif [ -z "$2" ] || [[ $said != *"$2"* ]]; then
+        echo "layers: self-test: $1: expected '$2', was told: $said" >&2
+        failures=1
+    fi
+}
+
+expect src/base/planted.c "base is below quant" <<<'#include "quant/quant.h"'
+expect src/quant/planted.h "quant is below format" <<<'  #  include <format/safetensors.h>'
+expect src/ops/cpu/planted.c "ops is below graph" <<<'#include "graph/plan.h"'
+expect src/base/planted.c "in no layer" <<<'#include "../quant/quant.h"'
+expect src/planted.c "lies in no layer" <<<'int planted;'
+expect cli/planted.c "cli/ may not include" <<<'#include "base/base.h"'
+expect src/format/base.h "the same name as" <<<'int planted;'
+expect src/base/planted.c "more than 800 lines" < <(for _ in {1..801}; do echo; done)
+expect src/base/planted.c "does not print" <<<'void f(void) { printf("x"); }'
+expect src/base/planted.c "does not print" <<<'void f(void) { fputs("x", stderr); }'
+expect src/base/planted.c "does not print" <<<'void f(void) { /* no */ exit (1); }'
+expect src/base/planted.c "does not print" <<<'void f(void) { if (f) abort(); }'
+expect src/dist/planted.c "" <<'C'
+/* printf("x"); #include "nowhere.h"
+   exit(1); stderr */
+#include "base/base.h"
+#include "nibble.h"
+#include <stdio.h>
+// abort();
+const char *planted = "exit(1) \" abort() // stderr";
+__attribute__((format(printf, 1, 2))) void planted_exit(const char *format, ...);
+static void f(char *p) { char q = '"'; snprintf(p, 1, "%c", q); nbl__output_abort(0); planted_exit("stdout"); }
+C
+
+[ "$failures" -eq 0 ] && echo "layers: the tree keeps its rules; ${SECONDS} s with the self-test"
+exit "$failures"
