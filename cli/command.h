@@ -81,13 +81,13 @@ typedef struct cli_value {
 } cli_value;
 
 struct cli_call {
-    const cli_command *command;     /* NULL: none was named */
-    const char **arguments;         /* positional ones, in order */
+    const cli_command *command; /* NULL: none was named */
+    const char **arguments;     /* positional ones, in order */
     int argument_count;
-    cli_value *common;              /* one per row of cli_common_options */
-    cli_value *values;              /* one per row of command->options */
+    cli_value *common;               /* one per row of cli_common_options */
+    cli_value *values;               /* one per row of command->options */
     bool json, quiet, help, version; /* common options, unfolded */
-    int threads;                    /* 0: all cores */
+    int threads;                     /* 0: all cores */
 };
 
 enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_INTERRUPTED = 130 };

@@ -14,7 +14,8 @@ static const char *words_of(cli_kind kind, const char *choices)
             list = cli_format("%s%s%s", list, i ? " " : "", cli_choice(choices, i));
     } else if (kind == CLI_COMMAND) {
         for (int i = 0; cli_commands[i]; i++)
-            if (cli_commands[i]->group) list = cli_format("%s%s%s", list, *list ? " " : "", cli_commands[i]->name);
+            if (cli_commands[i]->group)
+                list = cli_format("%s%s%s", list, *list ? " " : "", cli_commands[i]->name);
     } else {
         return NULL;
     }
@@ -49,7 +50,8 @@ static void bash_values(FILE *to, const char *command, const cli_option *options
 {
     for (const cli_option *o = options; o && o->name; o++)
         if (o->kind != CLI_FLAG)
-            fprintf(to, "        %s' --%s') %s; return ;;\n", command, o->name, bash_reply(o->kind, o->choices));
+            fprintf(to, "        %s' --%s') %s; return ;;\n", command, o->name,
+                    bash_reply(o->kind, o->choices));
 }
 
 static const char *option_words(const cli_option *options)
@@ -115,7 +117,8 @@ static void put_bash(FILE *to)
     for (int i = 0; cli_commands[i]; i++) {
         int place = 0;
         for (const cli_argument *a = cli_commands[i]->arguments; a && a->name; a++, place++)
-            fprintf(to, "        '%s %d') %s ;;\n", cli_commands[i]->name, place, bash_reply(a->kind, a->choices));
+            fprintf(to, "        '%s %d') %s ;;\n", cli_commands[i]->name, place,
+                    bash_reply(a->kind, a->choices));
     }
     fputs("    esac\n"
           "}\n"
@@ -139,7 +142,8 @@ static const char *zsh_action(cli_kind kind, const char *choices)
 static void zsh_options(FILE *to, const char *indent, const cli_option *options)
 {
     for (const cli_option *o = options; o && o->name; o++) {
-        if (o->letter) fprintf(to, "%s'(-%c --%s)'{-%c,--%s}", indent, o->letter, o->name, o->letter, o->name);
+        if (o->letter)
+            fprintf(to, "%s'(-%c --%s)'{-%c,--%s}", indent, o->letter, o->name, o->letter, o->name);
         else fprintf(to, "%s'--%s%s", indent, o->name, o->kind == CLI_FLAG ? "" : "=");
         fprintf(to, "%s[%s]", o->letter ? "'" : "", zsh_text(o->help));
         if (o->kind != CLI_FLAG) fprintf(to, ":%s:%s", o->argument, zsh_action(o->kind, o->choices));
@@ -244,11 +248,12 @@ static int run(cli_call *call)
 
 const cli_command cli_completion = {
     .name = "completion",
-    .group = "Around",
+    .group = "More",
     .summary = "a script that completes commands and options in your shell",
-    .description = "Prints a completion script. For bash put 'source <(nibble completion bash)' into ~/.bashrc; for zsh "
-                   "write the script to a file _nibble in a folder of $fpath; for fish write it to "
-                   "~/.config/fish/completions/nibble.fish.",
+    .description =
+        "Prints a completion script. For bash put 'source <(nibble completion bash)' into ~/.bashrc; for zsh "
+        "write the script to a file _nibble in a folder of $fpath; for fish write it to "
+        "~/.config/fish/completions/nibble.fish.",
     .arguments =
         (const cli_argument[]){
             {"SHELL", "bash, zsh or fish", CLI_CHOICE, "bash|zsh|fish", false},

@@ -9,7 +9,8 @@
 
 /* ---- what was done ---- */
 
-static void print_document(const char *out, const char *storage, const nbl_convert_report *report, double seconds)
+static void print_document(const char *out, const char *storage, const nbl_convert_report *report,
+                           double seconds)
 {
     json_t *document = cli_json_object();
     cli_json_set(document, "out", cli_json_text(out));
@@ -24,14 +25,14 @@ static void print_document(const char *out, const char *storage, const nbl_conve
     cli_json_print(document);
 }
 
-static void print_summary(const char *out, const char *storage, const nbl_convert_report *report, double seconds,
-                          const char *next)
+static void print_summary(const char *out, const char *storage, const nbl_convert_report *report,
+                          double seconds, const char *next)
 {
     FILE *to = cli_out();
     double in_bytes = (double)report->bytes_in, out_bytes = (double)report->bytes_out;
     fprintf(to, "%s%s%s: %s of %s weights to %s, %s -> %s", cli_styled(CLI_BOLD), cli_clean(out),
-            cli_styled(CLI_PLAIN), cli_grouped((uint64_t)report->converted), cli_grouped((uint64_t)report->tensors),
-            storage, cli_bytes(in_bytes), cli_bytes(out_bytes));
+            cli_styled(CLI_PLAIN), cli_grouped((uint64_t)report->converted),
+            cli_grouped((uint64_t)report->tensors), storage, cli_bytes(in_bytes), cli_bytes(out_bytes));
     if (out_bytes > 0 && in_bytes > 0)
         fprintf(to, " (%.2fx %s)", in_bytes > out_bytes ? in_bytes / out_bytes : out_bytes / in_bytes,
                 in_bytes > out_bytes ? "smaller" : "larger");
@@ -55,7 +56,7 @@ static int convert(const cli_call *call, convert_fn work, const char *storage, c
     double began = cli_now();
     cli_work_begin("nothing was written");
     nbl_status code = work(ctx, call, &report);
-    cli_work_end();
+    cli_work_end(code);
     double seconds = cli_now() - began;
     if (code != NBL_OK) status = cli_failure(call, ctx, code);
     else if (call->json) print_document(call->arguments[1], storage, &report, seconds);
@@ -117,12 +118,14 @@ const cli_command cli_quantize = {
     .name = "quantize",
     .group = "Convert",
     .summary = "make the weights of a checkpoint 4 or 8 bits wide",
-    .description =
-        "Writes folder OUT with the matrices of IN quantised, in the layout that transformers and bitsandbytes load "
-        "(mxfp4: that transformers loads). Embeddings, norms, biases, the output head and whatever else those "
-        "libraries leave alone keep their bytes, as do the tokenizer and all other files.\n\n"
-        "IN is not changed. OUT must not exist; it appears complete or not at all. The result does not depend on the "
-        "number of threads or the instruction set.",
+    .description = "Writes folder OUT with the matrices of IN quantised, in the layout that transformers and "
+                   "bitsandbytes load "
+                   "(mxfp4: that transformers loads). Embeddings, norms, biases, the output head and "
+                   "whatever else those "
+                   "libraries leave alone keep their bytes, as do the tokenizer and all other files.\n\n"
+                   "IN is not changed. OUT must not exist; it appears complete or not at all. The result "
+                   "does not depend on the "
+                   "number of threads or the instruction set.",
     .arguments =
         (const cli_argument[]){
             {"IN", "the checkpoint to read, a folder in Hugging Face layout", CLI_PATH, NULL, false},
@@ -144,7 +147,9 @@ const cli_command cli_quantize = {
              .maximum = 4096,
              .fallback = "64",
              .help = "nf4 and fp4: weights that share a scale, a power of two from 32 to 4096"},
-            {.name = "double", .help = "nf4 and fp4: quantise the scales as well; with blocks of 64 this saves 0.37 bits per weight"},
+            {.name = "double",
+             .help = "nf4 and fp4: quantise the scales as well; with blocks of 64 this saves 0.37 bits per "
+                     "weight"},
             {.name = "skip",
              .argument = "REGEX",
              .kind = CLI_TEXT,
@@ -159,7 +164,8 @@ const cli_command cli_quantize = {
              .argument = "SIZE",
              .kind = CLI_SIZE,
              .fallback = "5G",
-             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB of 1024"},
+             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB "
+                     "of 1024"},
             {.name = NULL},
         },
     .examples =
@@ -216,7 +222,8 @@ const cli_command cli_dequantize = {
              .argument = "SIZE",
              .kind = CLI_SIZE,
              .fallback = "5G",
-             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB of 1024"},
+             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB "
+                     "of 1024"},
             {.name = NULL},
         },
     .examples =

@@ -83,8 +83,8 @@ static void print_table(const nbl_tensor_diff **rows, int64_t count)
         int columns = cli_columns(cli_clean(rows[i]->name));
         if (columns > width) width = columns > 100 ? 100 : columns;
     }
-    fprintf(cli_out(), "%s%-*s  %10s  %10s  %10s%s\n", cli_styled(CLI_BOLD), width, "tensor", "rel_norm", "max_abs",
-            "cosine", cli_styled(CLI_PLAIN));
+    fprintf(cli_out(), "%s%-*s  %10s  %10s  %10s%s\n", cli_styled(CLI_BOLD), width, "tensor", "rel_norm",
+            "max_abs", "cosine", cli_styled(CLI_PLAIN));
     for (int64_t i = 0; i < count && i < SHOWN; i++) {
         const char *name = cli_clean(rows[i]->name);
         int pad = width - cli_columns(name);
@@ -92,7 +92,8 @@ static void print_table(const nbl_tensor_diff **rows, int64_t count)
         if (!rows[i]->same_shape) fputs("another shape\n", cli_out());
         else
             fprintf(cli_out(), "%10s  %10s  %10s\n", figure(rows[i]->rel_norm), figure(rows[i]->max_abs),
-                    isfinite(rows[i]->cosine) ? cli_format("%.6f", rows[i]->cosine) : figure(rows[i]->cosine));
+                    isfinite(rows[i]->cosine) ? cli_format("%.6f", rows[i]->cosine)
+                                              : figure(rows[i]->cosine));
     }
     if (count > SHOWN) fprintf(cli_out(), "... and %" PRId64 " more that differ\n", count - SHOWN);
 }
@@ -116,8 +117,9 @@ static void print_comparison(const cli_call *call, const nbl_diff *diff, bool wi
     if (nbl_diff_equal(diff))
         fprintf(cli_out(), "%sequal%s: all %s tensors, bit for bit\n", good, plain, total);
     else if (within)
-        fprintf(cli_out(), "%swithin%s the tolerance of %s: %s of %s tensors differ, rel_norm at most %s\n", good,
-                plain, cli_get(call, "tol")->text, differ, total, count ? figure(rows[0]->rel_norm) : "0");
+        fprintf(cli_out(), "%swithin%s the tolerance of %s: %s of %s tensors differ, rel_norm at most %s\n",
+                good, plain, cli_get(call, "tol")->text, differ, total,
+                count ? figure(rows[0]->rel_norm) : "0");
     else fprintf(cli_out(), "%sdifferent%s: %s of %s tensors differ\n", bad, plain, differ, total);
 }
 
@@ -129,7 +131,7 @@ static int run(cli_call *call)
     nbl_diff *diff = NULL;
     cli_work_begin("");
     nbl_status code = nbl_checkpoint_diff(ctx, call->arguments[0], call->arguments[1], &diff);
-    cli_work_end();
+    cli_work_end(code);
     if (code != NBL_OK) {
         status = cli_failure(call, ctx, code);
     } else {
@@ -147,12 +149,14 @@ const cli_command cli_diff = {
     .name = "diff",
     .group = "Look",
     .summary = "compare the weights of two checkpoints",
-    .description =
-        "Compares two checkpoints weight by weight, by value: formats, dtypes and files may differ. Packed weights are "
-        "decoded first. For each tensor it tells the largest difference (max_abs), the norm of the difference over "
-        "the norm of B's tensor (rel_norm) and the cosine between the two.\n\n"
-        "Exit status 0: nothing is missing, shapes agree, and every rel_norm is at most the tolerance; else 1. "
-        "'equal' is stricter than tolerance 0: it tells zeros of different sign apart.",
+    .description = "Compares two checkpoints weight by weight, by value: formats, dtypes and files may "
+                   "differ. Packed weights are "
+                   "decoded first. For each tensor it tells the largest difference (max_abs), the norm of "
+                   "the difference over "
+                   "the norm of B's tensor (rel_norm) and the cosine between the two.\n\n"
+                   "Exit status 0: nothing is missing, shapes agree, and every rel_norm is at most the "
+                   "tolerance; else 1. "
+                   "'equal' is stricter than tolerance 0: it tells zeros of different sign apart.",
     .arguments =
         (const cli_argument[]){
             {"A", "a checkpoint: a folder or one .safetensors file", CLI_PATH, NULL, false},

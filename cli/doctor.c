@@ -69,8 +69,9 @@ const cli_command cli_doctor = {
     .name = "doctor",
     .group = "Look",
     .summary = "the machine as nibble sees it",
-    .description = "Tells the processor, the instruction set that the kernels use, the threads, the memory, and the "
-                   "devices that were found.",
+    .description =
+        "Tells the processor, the instruction set that the kernels use, the threads, the memory, and the "
+        "devices that were found.",
     .examples =
         (const cli_example[]){
             {"what a bug report should contain", "doctor"},

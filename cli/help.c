@@ -15,9 +15,9 @@ const cli_topic cli_exit_statuses[] = {
 };
 
 const cli_topic cli_environment[] = {
-    {"NIBBLE_ISA",
-     "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: the best the machine "
-     "has); results are the same with each"},
+    {"NIBBLE_ISA", "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: "
+                   "the best the machine "
+                   "has); results are the same with each"},
     {"NO_COLOR", "when set to anything, no colours"},
     {"TERM", "when unset or dumb, no colours and no progress bar"},
     {NULL, NULL},
@@ -85,8 +85,8 @@ static void show_examples(const cli_example *examples)
     if (examples == NULL || examples->what == NULL) return;
     heading("Examples");
     for (const cli_example *e = examples; e->what; e++)
-        fprintf(cli_out(), "%s  %s# %s%s\n  nibble %s\n", e == examples ? "" : "\n", cli_styled(CLI_DIM), e->what,
-                cli_styled(CLI_PLAIN), e->line);
+        fprintf(cli_out(), "%s  %s# %s%s\n  nibble %s\n", e == examples ? "" : "\n", cli_styled(CLI_DIM),
+                e->what, cli_styled(CLI_PLAIN), e->line);
 }
 
 static void show_usage(const char *line)
@@ -194,9 +194,10 @@ static int run(cli_call *call)
 
 const cli_command cli_help = {
     .name = "help",
-    .group = "Around",
+    .group = "More",
     .summary = "what a command does, and its options",
-    .description = "Shows the help of a command, or the list of commands. 'nibble COMMAND --help' is the same.",
+    .description =
+        "Shows the help of a command, or the list of commands. 'nibble COMMAND --help' is the same.",
     .arguments =
         (const cli_argument[]){
             {"COMMAND", "the command to explain; without it, all are listed", CLI_COMMAND, NULL, true},

@@ -12,7 +12,8 @@
 /* Dense weights are named by their dtype, packed ones by their format. */
 static const char *storage_name(const nbl_weight *weight)
 {
-    return weight->format == NBL_FORMAT_DENSE ? nbl_dtype_name(weight->dtype) : nbl_format_name(weight->format);
+    return weight->format == NBL_FORMAT_DENSE ? nbl_dtype_name(weight->dtype)
+                                              : nbl_format_name(weight->format);
 }
 
 /* NULL when the file does not tell what a packed weight was made from. */
@@ -24,7 +25,8 @@ static const char *dtype_name(const nbl_weight *weight)
 /* "torch.bfloat16" and "bfloat16" are our bf16; NULL and unknown names stay. */
 static const char *our_dtype(const char *name)
 {
-    static const char *const torch[][2] = {{"float32", "f32"}, {"float16", "f16"}, {"half", "f16"}, {"bfloat16", "bf16"}};
+    static const char *const torch[][2] = {
+        {"float32", "f32"}, {"float16", "f16"}, {"half", "f16"}, {"bfloat16", "bf16"}};
     if (name == NULL) return NULL;
     if (strncmp(name, "torch.", 6) == 0) name += 6;
     for (size_t i = 0; i < sizeof torch / sizeof *torch; i++)
@@ -188,8 +190,8 @@ static void print_problems(const nbl_checkpoint *checkpoint)
 static void print_format_row(const char *name, const total *row)
 {
     double bits = row->parameters ? 8.0 * (double)row->bytes / (double)row->parameters : 0;
-    fprintf(cli_out(), "  %-12s %8" PRId64 " %19s %19s %7.2f\n", name, row->tensors, cli_grouped(row->parameters),
-            cli_grouped(row->bytes), bits);
+    fprintf(cli_out(), "  %-12s %8" PRId64 " %19s %19s %7.2f\n", name, row->tensors,
+            cli_grouped(row->parameters), cli_grouped(row->bytes), bits);
 }
 
 static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
@@ -222,7 +224,8 @@ static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
 static const char *shape_text(const nbl_weight *weight)
 {
     const char *text = "";
-    for (int i = 0; i < weight->rank; i++) text = cli_format("%s%s%" PRId64, text, i ? " x " : "", weight->shape[i]);
+    for (int i = 0; i < weight->rank; i++)
+        text = cli_format("%s%s%" PRId64, text, i ? " x " : "", weight->shape[i]);
     return weight->rank ? text : "scalar";
 }
 
@@ -236,14 +239,14 @@ static void print_tensors(const nbl_checkpoint *checkpoint)
         if (name > name_width) name_width = name > WIDEST ? WIDEST : name;
         if (shape > shape_width) shape_width = shape;
     }
-    fprintf(cli_out(), "\n  %s%-*s  %-8s  %-*s  %14s  %s%s\n", cli_styled(CLI_BOLD), name_width, "name", "format",
-            shape_width, "shape", "bytes", "file", cli_styled(CLI_PLAIN));
+    fprintf(cli_out(), "\n  %s%-*s  %-8s  %-*s  %14s  %s%s\n", cli_styled(CLI_BOLD), name_width, "name",
+            "format", shape_width, "shape", "bytes", "file", cli_styled(CLI_PLAIN));
     for (int64_t i = 0; (tensor = nbl_checkpoint_get_tensor(checkpoint, i)) != NULL; i++) {
         const char *name = cli_clean(tensor->name);
         int pad = name_width - cli_columns(name);
         fprintf(cli_out(), "  %s%*s  %-8s  %-*s  %14s  %s\n", name, pad > 0 ? pad : 0, "",
-                storage_name(&tensor->weight), shape_width, shape_text(&tensor->weight), cli_grouped(tensor->bytes),
-                cli_clean(tensor->file));
+                storage_name(&tensor->weight), shape_width, shape_text(&tensor->weight),
+                cli_grouped(tensor->bytes), cli_clean(tensor->file));
     }
 }
 
@@ -272,11 +275,13 @@ const cli_command cli_inspect = {
     .name = "inspect",
     .group = "Look",
     .summary = "what is in a checkpoint",
-    .description =
-        "Tells the architecture, the number of parameters, the size, the storage formats and how a checkpoint was "
-        "quantised, and lists what is wrong with it. A packed weight is one tensor, with its logical shape; its bytes "
-        "include its scales and state. Only headers are read, so this is quick for any size.\n\n"
-        "A checkpoint with problems that can still be listed gives exit status 0; the problems are in the listing.",
+    .description = "Tells the architecture, the number of parameters, the size, the storage formats and how "
+                   "a checkpoint was "
+                   "quantised, and lists what is wrong with it. A packed weight is one tensor, with its "
+                   "logical shape; its bytes "
+                   "include its scales and state. Only headers are read, so this is quick for any size.\n\n"
+                   "A checkpoint with problems that can still be listed gives exit status 0; the problems "
+                   "are in the listing.",
     .arguments =
         (const cli_argument[]){
             {"PATH", "a folder in Hugging Face layout, or one .safetensors file", CLI_PATH, NULL, false},

@@ -58,13 +58,29 @@ static void put_options(FILE *to, const cli_option *options)
     }
 }
 
+/* "nibble quantize IN OUT --format FORMAT [--block N]": typed parts bold, the rest italic; an option
+ * and its value are not parted at the end of a line. */
+static void put_synopsis(FILE *to, const cli_command *command)
+{
+    fprintf(to, ".nh\n\\fBnibble %s\\fR", command->name);
+    for (const cli_argument *a = command->arguments; a && a->name; a++)
+        fprintf(to, a->optional ? " [\\fI%s\\fR]" : " \\fI%s\\fR", a->name);
+    for (const cli_option *o = command->options; o && o->name; o++) {
+        fprintf(to, " %s\\fB", o->required ? "" : "[");
+        put_text(to, cli_format("--%s", o->name));
+        fputs("\\fR", to);
+        if (o->kind != CLI_FLAG) fprintf(to, "\\~\\fI%s\\fR", o->argument);
+        if (!o->required) fputc(']', to);
+    }
+    fputs("\n.hy\n", to);
+}
+
 static void put_command(FILE *to, const cli_command *command)
 {
     fputs(".SS ", to);
     put_text(to, command->name);
-    fputs("\n\\fB", to);
-    put_text(to, cli_synopsis(command));
-    fputs("\\fR\n", to);
+    fputc('\n', to);
+    put_synopsis(to, command);
     put_paragraph(to, command->description);
     for (const cli_argument *a = command->arguments; a && a->name; a++) put_item(to, a->name, a->help);
     put_options(to, command->options);
@@ -78,25 +94,34 @@ static void put_command(FILE *to, const cli_command *command)
 
 static void put_page(FILE *to)
 {
-    fprintf(to, ".\\\" Made by: nibble man\n.TH NIBBLE 1 \"\" \"nibble %s\" \"User Commands\"\n", nbl_version());
+    fprintf(to, ".\\\" Made by: nibble man\n.TH NIBBLE 1 \"\" \"nibble %s\" \"User Commands\"\n",
+            nbl_version());
     fputs(".SH NAME\nnibble \\- ", to);
     put_text(to, CLI_ABOUT);
-    fputs("\n.SH SYNOPSIS\n\\fBnibble\\fR \\fICOMMAND\\fR [\\fIarguments\\fR] [\\fIoptions\\fR]\n.SH DESCRIPTION\n", to);
-    put_text(to, "nibble reads and writes checkpoints in Hugging Face layout: a folder with config.json and one or "
-                 "more .safetensors files. It runs on the processor alone and needs no Python. A folder that is "
-                 "written appears complete or not at all, and nothing is ever overwritten.");
+    fputs("\n.SH SYNOPSIS\n\\fBnibble\\fR \\fICOMMAND\\fR [\\fIarguments\\fR] [\\fIoptions\\fR]\n.SH "
+          "DESCRIPTION\n",
+          to);
+    put_text(
+        to,
+        "nibble reads and writes checkpoints in Hugging Face layout: a folder with config.json and one or "
+        "more .safetensors files. It runs on the processor alone and needs no Python. A folder that is "
+        "written appears complete or not at all, and nothing is ever overwritten.");
     fputs("\n.SH COMMANDS\n", to);
     for (int i = 0; cli_commands[i]; i++)
         if (cli_commands[i]->group) put_command(to, cli_commands[i]);
     fputs(".SH COMMON OPTIONS\n", to);
-    put_text(to, "They may stand before or after the name of the command. '--name value' and '--name=value' mean the "
-                 "same; '--' ends options; an option given twice counts as given last.");
+    put_text(
+        to,
+        "They may stand before or after the name of the command. '--name value' and '--name=value' mean the "
+        "same; '--' ends options; an option given twice counts as given last.");
     fputc('\n', to);
     put_options(to, cli_common_options);
     fputs(".SH ERRORS\n", to);
-    put_text(to, "An error is one line on standard error, 'nibble: COMMAND: what, where, why', and at most one more "
-                 "line with a hint. With --json it is also a document on standard output: "
-                 "{\"error\": {\"code\": \"NBL_ERROR_...\", \"message\": \"...\"}}.");
+    put_text(
+        to,
+        "An error is one line on standard error, 'nibble: COMMAND: what, where, why', and at most one more "
+        "line with a hint. With --json it is also a document on standard output: "
+        "{\"error\": {\"code\": \"NBL_ERROR_...\", \"message\": \"...\"}}.");
     fputs("\n.SH EXIT STATUS\n", to);
     for (const cli_topic *t = cli_exit_statuses; t->name; t++) put_item(to, t->name, t->text);
     fputs(".SH ENVIRONMENT\n", to);

@@ -90,6 +90,13 @@ static int text_width(void)
     return size.ws_col < 40 ? 40 : size.ws_col > 100 ? 100 : size.ws_col;
 }
 
+/* Length of "[...]" on one line; `word` when it is not closed there. */
+static size_t bracket_length(const char *text, size_t word)
+{
+    size_t length = strcspn(text, "]\n");
+    return text[length] == ']' && length < 40 ? length + 1 + strcspn(text + length + 1, " \n") : word;
+}
+
 void cli_wrap(FILE *to, const char *text, int indent, int at)
 {
     int width = text_width(), column = at;
@@ -104,13 +111,14 @@ void cli_wrap(FILE *to, const char *text, int indent, int at)
         }
         size_t blanks = strspn(text, " ");
         size_t length = strcspn(text + blanks, " \n");
+        if (text[blanks] == '[')
+            length = bracket_length(text + blanks, length); /* "[--block N]" holds together */
         int columns = 0;
         for (size_t i = 0; i < length; i++) columns += ((unsigned char)text[blanks + i] & 0xc0) != 0x80;
         if (!fresh && column > indent && column + (int)blanks + columns > width) {
             fputc('\n', to);
             column = 0;
             fresh = true;
-            blanks += strspn(text + blanks, " ");
             text += blanks;
             blanks = 0;
         }
@@ -139,7 +147,8 @@ static int exit_status(nbl_status code)
 }
 
 CLI_PRINTF(4, 0)
-static int report(const cli_call *call, nbl_status code, const char *hint, const char *format, va_list arguments)
+static int report(const cli_call *call, nbl_status code, const char *hint, const char *format,
+                  va_list arguments)
 {
     char *text = NULL;
     size_t size;
@@ -179,7 +188,8 @@ int cli_error(const cli_call *call, nbl_status code, const char *hint, const cha
 int cli_usage(const cli_call *call, const char *hint, const char *format, ...)
 {
     if (hint == NULL)
-        hint = call->command ? cli_format("try 'nibble %s --help'", call->command->name) : "try 'nibble --help'";
+        hint = call->command ? cli_format("try 'nibble %s --help'", call->command->name)
+                             : "try 'nibble --help'";
     va_list arguments;
     va_start(arguments, format);
     int status = report(call, NBL_ERROR_ARGUMENT, hint, format, arguments);

@@ -57,9 +57,9 @@ int cli_usage(const cli_call *call, const char *hint, const char *format, ...);
 
 json_t *cli_json_object(void);
 json_t *cli_json_array(void);
-json_t *cli_json_text(const char *text);      /* NULL: null; broken UTF-8 is cleaned */
+json_t *cli_json_text(const char *text); /* NULL: null; broken UTF-8 is cleaned */
 json_t *cli_json_unsigned(uint64_t value);
-json_t *cli_json_number(double value);        /* null for NaN and infinities */
+json_t *cli_json_number(double value); /* null for NaN and infinities */
 void cli_json_set(json_t *object, const char *key, json_t *value);
 void cli_json_add(json_t *array, json_t *value);
 /* Makes it the one document on standard output. */
@@ -67,9 +67,9 @@ void cli_json_print(json_t *document);
 
 /* ---- readable numbers (kept until the tool ends) ---- */
 
-const char *cli_bytes(double bytes);       /* "2.47 GB", powers of 1000 */
-const char *cli_grouped(uint64_t number);  /* "1,235,814,400" */
-const char *cli_short(double number);      /* "1.24 B" */
-const char *cli_duration(double seconds);  /* "0.8 s", "1:05", "2:03:04" */
+const char *cli_bytes(double bytes);      /* "2.47 GB", powers of 1000 */
+const char *cli_grouped(uint64_t number); /* "1,235,814,400" */
+const char *cli_short(double number);     /* "1.24 B" */
+const char *cli_duration(double seconds); /* "0.8 s", "1:05", "2:03:04" */
 
 #endif

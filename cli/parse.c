@@ -41,9 +41,9 @@ static place place_of(cli_call *call, const char *word)
     bool is_long = word[1] == '-';
     const char *name = word + 2;
     size_t length = strcspn(name, "=");
-    int i = is_long             ? find_option(cli_common_options, name, length)
+    int i = is_long           ? find_option(cli_common_options, name, length)
             : word[2] == '\0' ? find_letter(cli_common_options, word[1])
-                                : -1;
+                              : -1;
     if (i >= 0) return (place){&cli_common_options[i], &call->common[i]};
     if (call->command == NULL) return (place){NULL, NULL};
     const cli_option *own = call->command->options;
@@ -101,10 +101,12 @@ static int take_option(cli_call *call, int count, char **words, int *at)
     } else {
         const char *next = *at + 1 < count ? words[*at + 1] : NULL;
         /* "--skip --double" is a forgotten value, not a value of that name. */
-        bool forgotten = next && next[0] == '-' && next[1] == '-' && (next[2] == '\0' || place_of(call, next).rule);
+        bool forgotten = next && next[0] == '-' && next[1] == '-' &&
+                         (next[2] == '\0' || place_of(call, next).rule);
         if (next == NULL || forgotten) {
-            const char *hint =
-                forgotten && next[2] ? cli_format("if it is '%s', write --%s=%s", next, rule->name, next) : NULL;
+            const char *hint = forgotten && next[2]
+                                   ? cli_format("if it is '%s', write --%s=%s", next, rule->name, next)
+                                   : NULL;
             return cli_usage(call, hint, "--%s needs a value", rule->name);
         }
         text = next;
@@ -167,7 +169,8 @@ static int check_required(const cli_call *call)
     const cli_option *options = call->command->options;
     for (int i = 0; i < option_count(options); i++) {
         if (!options[i].required || call->values[i].given) continue;
-        const char *values = options[i].choices ? cli_format(": %s", cli_choice_list(options[i].choices)) : "";
+        const char *values = options[i].choices ? cli_format(": %s", cli_choice_list(options[i].choices))
+                                                : "";
         return cli_usage(call, NULL, "--%s is missing%s", options[i].name, values);
     }
     return CLI_DONE;
@@ -205,7 +208,8 @@ int cli_parse(int count, char **words, cli_call *call)
     call->version = common_value(call, "version")->given;
     call->threads = (int)common_value(call, "threads")->integer;
     if (call->help || call->version) return CLI_DONE;
-    if (call->command == NULL) return cli_usage(call, "'nibble --help' lists the commands", "no command was given");
+    if (call->command == NULL)
+        return cli_usage(call, "'nibble --help' lists the commands", "no command was given");
 
     take_defaults(call->command->options, call->values);
     int status = check_arguments(call);

@@ -87,21 +87,32 @@ static void put_name(char *to, size_t size, const char *name, int columns)
     memcpy(to + used, "...", 4);
 }
 
+/* ", 700 MB/s, 0:05 left"; nothing before there is a rate. */
+static const char *outlook(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
+{
+    char rate[24], left[40];
+    text[0] = '\0';
+    if (!(progress->rate > 0)) return text;
+    const char *rest = remaining(left, sizeof left, (double)(at->total - at->done), progress->rate);
+    snprintf(text, size, ", %s/s%s%s", brief(rate, sizeof rate, progress->rate), *rest ? ", " : "", rest);
+    return text;
+}
+
 static void draw_bar(cli_progress *progress, const nbl_progress *at, double part)
 {
     enum { CELLS = 24 };
-    char done[24], total[24], rate[24], left[40], figures[160], bar[CELLS + 1], name[512];
+    char done[24], total[24], ahead[80], figures[200], bar[CELLS + 1], name[512];
     int width = terminal_width() - 1; /* the last column stays free: some terminals wrap there */
     for (int i = 0; i < CELLS; i++) bar[i] = i < (int)(part * CELLS) ? '#' : '.';
     bar[CELLS] = '\0';
 
-    int wide = snprintf(figures, sizeof figures, "%3d%% [%s] %s of %s, %s/s  %s", (int)(part * 100), bar,
-                        brief(done, sizeof done, (double)at->done), brief(total, sizeof total, (double)at->total),
-                        brief(rate, sizeof rate, progress->rate),
-                        remaining(left, sizeof left, (double)(at->total - at->done), progress->rate));
+    int wide = snprintf(figures, sizeof figures, "%3d%% [%s] %s of %s%s", (int)(part * 100), bar,
+                        brief(done, sizeof done, (double)at->done),
+                        brief(total, sizeof total, (double)at->total),
+                        outlook(ahead, sizeof ahead, progress, at));
     if (wide > width)
-        wide = snprintf(figures, sizeof figures, "%3d%% %s", (int)(part * 100),
-                        remaining(left, sizeof left, (double)(at->total - at->done), progress->rate));
+        wide = snprintf(figures, sizeof figures, "%3d%%%s", (int)(part * 100),
+                        outlook(ahead, sizeof ahead, progress, at));
     if (wide > width) wide = snprintf(figures, sizeof figures, "%3d%%", (int)(part * 100));
 
     name[0] = '\0';
@@ -128,11 +139,10 @@ void cli_progress_show(cli_progress *progress, const nbl_progress *at)
         draw_bar(progress, &sane, part);
         return;
     }
-    char done[24], total[24], rate[24], left[40];
-    const char *rest = remaining(left, sizeof left, (double)(sane.total - sane.done), progress->rate);
-    fprintf(stderr, "nibble: %s: %d%%, %s of %s, %s/s%s%s\n", progress->command, (int)(part * 100),
+    char done[24], total[24], ahead[80];
+    fprintf(stderr, "nibble: %s: %d%%, %s of %s%s\n", progress->command, (int)(part * 100),
             brief(done, sizeof done, (double)sane.done), brief(total, sizeof total, (double)sane.total),
-            brief(rate, sizeof rate, progress->rate), *rest ? ", " : "", rest);
+            outlook(ahead, sizeof ahead, progress, &sane));
 }
 
 void cli_progress_clear(cli_progress *progress)

@@ -85,9 +85,9 @@ void cli_work_begin(const char *effect)
     working = 1;
 }
 
-void cli_work_end(void)
+void cli_work_end(nbl_status code)
 {
-    working = 0;
+    working = code == NBL_OK && *work_effect;
     cli_progress_clear(&progress);
 }
 
@@ -131,7 +131,7 @@ nbl_context *cli_context(const cli_call *call, int *status)
 
 void cli_context_end(nbl_context *ctx)
 {
-    cli_work_end();
+    cli_progress_clear(&progress);
     nbl_context_destroy(ctx);
 }
 

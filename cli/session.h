@@ -17,7 +17,8 @@ void cli_context_end(nbl_context *ctx);
 /* From here on an interrupt asks the library to stop and clean up; without it, it ends the tool at
  * once. `effect` goes with the error line: "nothing was written". */
 void cli_work_begin(const char *effect);
-void cli_work_end(void);
+/* Work that is done and has an effect is told of in any case: an interrupt then comes too late. */
+void cli_work_end(nbl_status code);
 
 /* Prints why the library failed and returns the exit status. */
 int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
@@ -29,11 +30,11 @@ double cli_now(void);
 
 typedef struct cli_progress {
     const char *command;
-    int quiet, bar;    /* bar: standard error is a terminal */
-    int drawn;         /* a bar is on the screen */
+    int quiet, bar; /* bar: standard error is a terminal */
+    int drawn;      /* a bar is on the screen */
     double began, last_drawn, last_rated;
     uint64_t last_done;
-    double rate;       /* bytes per second, smoothed */
+    double rate; /* bytes per second, smoothed */
 } cli_progress;
 
 void cli_progress_start(cli_progress *progress, const cli_call *call);

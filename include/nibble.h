@@ -343,7 +343,7 @@ nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint, int64_t index);
 /* What a conversion did. */
 typedef struct nbl_convert_report {
     int64_t tensors, converted; /* logical weights; those that were converted */
-    uint64_t bytes_in, bytes_out;
+    uint64_t bytes_in, bytes_out; /* of the weight files */
     int files;          /* weight files written */
     int64_t non_finite; /* NaN and infinities met in converted weights */
 } nbl_convert_report;

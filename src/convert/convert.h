@@ -1,9 +1,10 @@
 /* convert.h - what quantize, dequantize and diff share: spans of a logical tensor, companion files,
  * and the one way in which a folder is written.
  *
- * A tensor is worked on in spans of a few megabytes, each by one worker, from mapped pages to a
- * private buffer to its place in the output file. So memory stays small whatever the tensor's size:
- * all workers' buffers together hold NBL_SPAN_BUDGET bytes. */
+ * A tensor is worked on in spans of NBL_SPAN_BYTES, each by one worker, from mapped pages to a
+ * private buffer to its place in the output file. So memory stays small whatever the tensor's size,
+ * and a buffer stays in the worker's cache between decoding and writing: spans of 256 KiB wrote a
+ * tmpfs 1.5 times as fast as spans of 4 MiB. */
 #ifndef NBL_CONVERT_H
 #define NBL_CONVERT_H
 
@@ -12,7 +13,7 @@
 #include "format/checkpoint.h"
 #include "quant/quant.h"
 
-enum { NBL_SPAN_BUDGET = 24 << 20 };
+enum { NBL_SPAN_BYTES = 256 << 10 };
 
 /* ---- spans ---- */
 
@@ -20,14 +21,15 @@ enum { NBL_SPAN_BUDGET = 24 << 20 };
 int64_t nbl__elements(const nbl_tensor_info *tensor);
 /* A span must begin and end at a multiple of this (or end with the tensor). */
 int64_t nbl__span_unit(const nbl_tensor_info *tensor);
-/* How many elements of `bytes` each (input and output together) a span should have, a multiple of
- * `unit`, so that a team's buffers stay within the budget. */
-int64_t nbl__span_size(const nbl_context *ctx, int64_t unit, int64_t bytes);
+/* How many elements of `bytes` each a span has: a multiple of `unit`. */
+int64_t nbl__span_size(int64_t unit, int64_t bytes);
 /* Can its values be decoded to a compute dtype? */
 bool nbl__is_decodable(const nbl_tensor_info *tensor);
-/* Decodes elements [begin, end) of the logical (flattened) tensor; fetches the pages first and drops
- * them afterwards. */
+/* Decodes elements [begin, end) of the logical (flattened) tensor. */
 void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype, void *out);
+/* Brings in, and gives back, the mapped pages that a span reads. */
+void nbl__span_fetch(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
+void nbl__span_release(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
 
 /* ---- writing a folder ---- */
 

@@ -19,7 +19,9 @@ static nbl_status decode_span(void *argument, int64_t item, int worker)
     int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
     size_t size = nbl__size_of(j->dtype);
     uint8_t *buffer = j->buffers + (size_t)worker * j->buffer_bytes;
+    nbl__span_fetch(j->tensor, begin, end);
     nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
+    nbl__span_release(j->tensor, begin, end);
     NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size, (uint64_t)begin * size));
     double share = (double)(end - begin) / (double)j->elements;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)j->tensor->bytes));
@@ -30,7 +32,7 @@ static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nb
 {
     job j = {.v = v, .tensor = t, .dtype = dtype, .number = number, .elements = nbl__elements(t)};
     int64_t bytes = (int64_t)nbl__size_of(dtype);
-    j.span = nbl__span_size(v->ctx, nbl__span_unit(t), bytes);
+    j.span = nbl__span_size(nbl__span_unit(t), bytes);
     j.buffer_bytes = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
     int64_t items = nbl__ceil_div(j.elements, j.span);
     size_t all = (size_t)nbl__team_size(v->ctx, items) * j.buffer_bytes;
@@ -71,8 +73,8 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out, const
     snprintf(dtype, sizeof dtype, "\"%s\"", nbl__dtype_torch_name(options->dtype));
     /* transformers 5 says dtype, 4 said torch_dtype; a folder that says neither gets the older name,
      * which both understand. */
-    const json_t *root = c->config.root;
-    bool has_new = json_object_get(root, "dtype"), has_old = json_object_get(root, "torch_dtype");
+    const nbl__json *root = c->config.root;
+    bool has_new = nbl__json_get(root, "dtype"), has_old = nbl__json_get(root, "torch_dtype");
     nbl__config_edit edits[3] = {{"quantization_config", NULL}};
     int count = 1;
     if (has_new) edits[count++] = (nbl__config_edit){"dtype", dtype};

@@ -166,7 +166,7 @@ static nbl_status write_fourbit(job *j)
     NBL_TRY(NBL_ALLOC(ctx, j->scales, blocks));
     nbl_status status = NBL_OK;
     float offset = 0, map[16];
-    j->span = nbl__span_size(ctx, j->options->block, (int64_t)nbl__size_of(j->tensor->weight.dtype));
+    j->span = nbl__span_size(j->options->block, (int64_t)nbl__size_of(j->tensor->weight.dtype));
     int64_t longest = nbl__min_i64(j->span, j->elements);
     NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__ceil_div(longest, 2), encode_fourbit));
     if (j->options->nested) NBL_GO(write_nested(j, blocks, &offset));
@@ -214,7 +214,7 @@ static nbl_status write_int8(job *j)
     static const uint8_t row_major = 0;
     NBL_TRY(NBL_ALLOC(ctx, j->scales, rows));
     nbl_status status = NBL_OK;
-    j->span = nbl__span_size(ctx, columns, (int64_t)nbl__size_of(j->tensor->weight.dtype));
+    j->span = nbl__span_size(columns, (int64_t)nbl__size_of(j->tensor->weight.dtype));
     NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__min_i64(j->span, j->elements), encode_int8));
     NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)rows * 4, 0));
     NBL_GO(nbl__writer_write(j->v->writer, j->to->state, &row_major, 1, 0));

@@ -16,7 +16,7 @@ nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversio
               "%s: a file; a folder in Hugging Face layout is needed", in);
     NBL_CHECK(ctx, v->checkpoint->config.root, NBL_ERROR_NOT_FOUND, "%s/config.json: no such file", in);
     v->report.tensors = v->checkpoint->tensor_count;
-    v->report.bytes_in = v->checkpoint->summary.bytes;
+    for (int i = 0; i < v->checkpoint->file_count; i++) v->report.bytes_in += v->checkpoint->files[i].size;
     return nbl__writer_create(ctx, &v->writer);
 }
 
@@ -101,7 +101,7 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
     NBL_TRY(visit_companions(v, "", add_size, &needed));
     NBL_TRY(nbl__output_begin(v->ctx, out, needed, &v->output));
-    nbl__progress_begin(v->ctx, v->report.bytes_in);
+    nbl__progress_begin(v->ctx, v->checkpoint->summary.bytes);
     return nbl__progress_poll(v->ctx, "");
 }
 

@@ -25,7 +25,7 @@ static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
     if (p->skip == NULL) {
         PCRE2_UCHAR text[128];
         pcre2_get_error_message(error, text, sizeof text);
-        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "skip: \"%s\" is not a regular expression: %s (at character %zu)",
+        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "\"%s\" is not a regular expression: %s (at character %zu)",
                          pattern, (const char *)text, (size_t)offset);
     }
     p->match = pcre2_match_data_create_from_pattern(p->skip, NULL);
@@ -39,7 +39,7 @@ static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, 
     if (p->skip == NULL) return NBL_OK;
     int found = pcre2_match(p->skip, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, p->match, NULL);
     NBL_CHECK(ctx, found >= 0 || found == PCRE2_ERROR_NOMATCH, NBL_ERROR_ARGUMENT,
-              "skip: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name, found);
+              "the regular expression: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name, found);
     *skipped = found >= 0;
     return NBL_OK;
 }

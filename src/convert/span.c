@@ -13,11 +13,9 @@ int64_t nbl__span_unit(const nbl_tensor_info *t)
     return t->transposed ? 32 * t->shape[t->rank - 1] : 1;
 }
 
-int64_t nbl__span_size(const nbl_context *ctx, int64_t unit, int64_t bytes)
+int64_t nbl__span_size(int64_t unit, int64_t bytes)
 {
-    int64_t budget = NBL_SPAN_BUDGET / nbl_threads(ctx);
-    budget = nbl__min_i64(nbl__max_i64(budget, 64 << 10), 4 << 20);
-    return nbl__max_i64(budget / bytes / unit, 1) * unit;
+    return nbl__max_i64(NBL_SPAN_BYTES / bytes / unit, 1) * unit;
 }
 
 bool nbl__is_decodable(const nbl_tensor_info *t)
@@ -72,13 +70,25 @@ static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, c
 
 void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype, void *out)
 {
-    const uint8_t *data;
-    uint64_t size;
     if (begin >= end) return;
-    stored_range(t, begin, end, &data, &size);
-    if (!t->transposed) nbl__file_need(data, size);
     if (t->transposed) decode_transposed(isa, &t->weight, begin, end, dtype, out);
     else nbl__decode(isa, &t->weight, begin, end, dtype, out, false);
-    /* Other workers may still read the same expert: dropping is only a hint, they fault it in again. */
-    if (!t->transposed || end % (t->shape[t->rank - 1] * t->shape[t->rank - 2]) == 0) nbl__file_drop(data, size);
+}
+
+void nbl__span_fetch(const nbl_tensor_info *t, int64_t begin, int64_t end)
+{
+    const uint8_t *data;
+    uint64_t size;
+    stored_range(t, begin, end, &data, &size);
+    if (!t->transposed) nbl__file_need(data, size); /* an expert is read piecemeal: faults bring it in */
+}
+
+void nbl__span_release(const nbl_tensor_info *t, int64_t begin, int64_t end)
+{
+    const uint8_t *data;
+    uint64_t size;
+    stored_range(t, begin, end, &data, &size);
+    bool last_of_expert = t->transposed && end % (t->shape[t->rank - 1] * t->shape[t->rank - 2]) == 0;
+    /* Another worker may still read the same expert: its pages come back by a fault. */
+    if (!t->transposed || last_of_expert) nbl__file_drop(data, size);
 }

@@ -2,14 +2,14 @@
 #include "format/bnb_state.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/number.h"
 #include "quant/quant.h"
 
 #define CHECK(condition, ...) NBL_CHECK(ctx, condition, NBL_ERROR_FORMAT, __VA_ARGS__)
 
-static nbl_status read_json(nbl_context *ctx, const char *name, const json_t *root, nbl__bnb_json *state)
+static nbl_status read_json(nbl_context *ctx, const char *name, const nbl__json *root, nbl__bnb_json *state)
 {
     const char *type = nbl__json_text(root, "quant_type"), *dtype = nbl__json_text(root, "dtype");
     CHECK(type && (strcmp(type, "nf4") == 0 || strcmp(type, "fp4") == 0),
@@ -17,20 +17,21 @@ static nbl_status read_json(nbl_context *ctx, const char *name, const json_t *ro
     nbl_format_parse(type, &state->format);
     CHECK(dtype && nbl__dtype_from_torch_name(dtype, &state->dtype), "tensor \"%s\": the state's dtype is \"%s\"", name,
           dtype ? dtype : "missing");
-    CHECK(nbl__json_natural(json_object_get(root, "blocksize"), &state->block) && nbl__block_valid(state->block),
+    CHECK(nbl__json_natural(nbl__json_get(root, "blocksize"), &state->block) && nbl__block_valid(state->block),
           "tensor \"%s\": its block size is missing or not one of 32, 64, … 4096", name);
-    const json_t *shape = json_object_get(root, "shape");
+    const nbl__json *shape = nbl__json_get(root, "shape");
     CHECK(nbl__json_shape(shape, &state->rank, state->shape, &state->elements) && state->rank > 0,
           "tensor \"%s\": the state's shape is missing, malformed or too large", name);
 
-    const json_t *offset = json_object_get(root, "nested_offset");
-    state->nested = offset || json_object_get(root, "nested_blocksize");
+    const nbl__json *offset = nbl__json_get(root, "nested_offset");
+    state->nested = offset || nbl__json_get(root, "nested_blocksize");
     if (!state->nested) return NBL_OK;
-    CHECK(nbl__json_natural(json_object_get(root, "nested_blocksize"), &state->nested_block) &&
+    CHECK(nbl__json_natural(nbl__json_get(root, "nested_blocksize"), &state->nested_block) &&
               state->nested_block > 0 && state->nested_block <= 1 << 20,
           "tensor \"%s\": its nested block size is missing or out of range", name);
-    CHECK(json_is_number(offset), "tensor \"%s\": its nested offset is missing or not a number", name);
-    state->nested_offset = (float)json_number_value(offset);
+    double number;
+    CHECK(nbl__json_number(offset, &number), "tensor \"%s\": its nested offset is missing or not a number", name);
+    state->nested_offset = (float)number;
     CHECK(isfinite(state->nested_offset), "tensor \"%s\": its nested offset is not finite", name);
     const char *nested_dtype = nbl__json_text(root, "nested_dtype");
     CHECK(nested_dtype == NULL || strcmp(nested_dtype, "float32") == 0,
@@ -38,35 +39,33 @@ static nbl_status read_json(nbl_context *ctx, const char *name, const json_t *ro
     return NBL_OK;
 }
 
-nbl_status nbl__bnb_json_parse(nbl_context *ctx, const char *name, const void *text, size_t size,
-                               nbl__bnb_json *state)
+nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *text, size_t size, nbl__bnb_json *state)
 {
-    char where[256];
-    json_t *root;
+    const nbl__json *root;
     *state = (nbl__bnb_json){0};
-    snprintf(where, sizeof where, "tensor \"%.200s\": its quant_state", name);
-    NBL_TRY(nbl__json_object(ctx, where, text, size, &root));
-    nbl_status status = read_json(ctx, name, root, state);
-    json_decref(root);
-    return status;
+    const char *where = nbl__arena_printf(arena, "tensor \"%s\": its quant_state", name);
+    if (where == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_STRICT, &root));
+    return read_json(arena->ctx, name, root, state);
 }
 
 /* Python's repr of a double: the shortest digits that read back as the same number; exponent form
  * below 1e-4 and from 1e16 on. */
 static void print_python(nbl__text *text, double value)
 {
-    char digits[40];
+    char digits[40], fixed[64];
     int precision = 1;
-    do snprintf(digits, sizeof digits, "%.*e", precision - 1, value);
-    while (strtod(digits, NULL) != value && ++precision <= 17);
-    int exponent = atoi(strchr(digits, 'e') + 1);
+    do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
+    while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
+    char *e = strchr(digits, 'e');
+    int exponent = atoi(e + 1);
     if (exponent < -4 || exponent >= 16) {
-        char *e = strchr(digits, 'e');
         nbl__text_printf(text, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+', abs(exponent));
         return;
     }
     int decimals = precision - 1 - exponent;
-    nbl__text_printf(text, "%.*f", decimals > 1 ? decimals : 1, value);
+    nbl__print_fixed(fixed, sizeof fixed, decimals > 1 ? decimals : 1, value);
+    nbl__text_add(text, fixed, strlen(fixed));
 }
 
 void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state)
@@ -128,7 +127,7 @@ nbl_status nbl__bnb_describe(nbl__arena *arena, const char *name, const nbl__bnb
     nbl__bnb_json state;
     CHECK(p->state->dtype == NBL_DTYPE_U8, "tensor \"%s\": its quant_state is %s, u8 was expected", name,
           nbl_dtype_name(p->state->dtype));
-    NBL_TRY(nbl__bnb_json_parse(ctx, name, p->state->data, p->state->bytes, &state));
+    NBL_TRY(nbl__bnb_json_parse(arena, name, p->state->data, p->state->bytes, &state));
     CHECK(strcmp(strrchr(p->state->name, '_') + 1, nbl_format_name(state.format)) == 0,
           "tensor \"%s\": stored as \"%s\", but its state says %s", name, strrchr(p->state->name, '.') + 1,
           nbl_format_name(state.format));

@@ -77,12 +77,12 @@ static nbl_status find_files(nbl_checkpoint *c, nbl__index *index, const char **
     if (!nbl__exists(list)) return only_weight_file(c, &(*names)[0]);
 
     char *text;
-    size_t size;
+    size_t size = 0;
     NBL_TRY(nbl__file_read(c->ctx, list, INDEX_LIMIT, &text, &size));
     nbl_status status = nbl__index_parse(&c->arena, list, text, size, index);
     nbl__free(c->ctx, text, size + 1);
     NBL_TRY(status);
-    *names = (const char **)index->files;
+    *names = index->files;
     *count = index->count;
     return NBL_OK;
 }
@@ -121,15 +121,13 @@ static nbl_status check_index(nbl_checkpoint *c, const nbl__index *index)
         NBL_CHECK(c->ctx, strcmp(file, s->file) == 0, NBL_ERROR_FORMAT,
                   "the index places tensor \"%s\" in %s, it is in %s", s->name, file, s->file);
     }
-    if ((size_t)c->stored_count == json_object_size(index->map)) return NBL_OK;
-    const char *name;
-    json_t *value;
-    json_object_foreach(index->map, name, value) /* some name is in no file: say which */
-    {
+    if (c->stored_count == index->map->count) return NBL_OK;
+    for (int64_t k = 0; k < index->map->count; k++) { /* some name is in no file: say which */
+        const nbl__json *entry = &index->map->items[k];
         bool found = false;
-        for (int64_t i = 0; i < c->stored_count && !found; i++) found = strcmp(c->stored[i].name, name) == 0;
-        NBL_CHECK(c->ctx, found, NBL_ERROR_FORMAT, "%s: no tensor \"%s\", which the index places there",
-                  json_string_value(value), name);
+        for (int64_t i = 0; i < c->stored_count && !found; i++) found = strcmp(c->stored[i].name, entry->key) == 0;
+        NBL_CHECK(c->ctx, found, NBL_ERROR_FORMAT, "%s: no tensor \"%s\", which the index places there", entry->string,
+                  entry->key);
     }
     return nbl__fail(c->ctx, NBL_ERROR_FORMAT, "%s: a tensor is in two files", c->path);
 }
@@ -138,7 +136,7 @@ static nbl_status read_config(nbl_checkpoint *c)
 {
     const char *path = path_of(c, "config.json"), *adapter = path_of(c, "adapter_config.json");
     if (path == NULL || adapter == NULL) return NBL_ERROR_MEMORY;
-    if (nbl__exists(path)) return nbl__config_read(c->ctx, path, &c->config);
+    if (nbl__exists(path)) return nbl__config_read(&c->arena, path, &c->config);
     if (c->mode == NBL_OPEN_TOLERANT && !nbl__exists(adapter))
         return nbl__checkpoint_problem(
             c, nbl__fail(c->ctx, NBL_ERROR_NOT_FOUND, "%s: no config.json; the architecture is unknown", c->path));
@@ -153,8 +151,7 @@ static nbl_status open_folder(nbl_checkpoint *c)
     NBL_TRY(nbl__checkpoint_problem(c, read_config(c)));
     nbl_status status = find_files(c, &index, &names, &count);
     if (status == NBL_OK) status = map_files(c, names, count);
-    if (status == NBL_OK && index.root) status = nbl__checkpoint_problem(c, check_index(c, &index));
-    json_decref(index.root);
+    if (status == NBL_OK && index.map) status = nbl__checkpoint_problem(c, check_index(c, &index));
     return status;
 }
 
@@ -189,7 +186,6 @@ void nbl_checkpoint_close(nbl_checkpoint *c)
 {
     if (c == NULL) return;
     for (int i = 0; i < c->file_count; i++) nbl__file_unmap(&c->files[i]);
-    nbl__config_free(c->ctx, &c->config);
     nbl__arena_free(&c->arena);
     nbl__free(c->ctx, c, sizeof *c);
 }

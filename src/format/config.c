@@ -10,48 +10,41 @@
 
 enum { CONFIG_LIMIT = 64 << 20 };
 
-static const json_t *find(const json_t *root, const char *key)
+/* Of the text model where a config has several. */
+static const nbl__json *find(const nbl__json *root, const char *key)
 {
-    const json_t *value = json_object_get(root, key);
-    if (value == NULL) value = json_object_get(json_object_get(root, "text_config"), key);
-    return value;
+    const nbl__json *value = nbl__json_get(root, key);
+    return value ? value : nbl__json_get(nbl__json_get(root, "text_config"), key);
 }
 
-nbl_status nbl__config_parse(nbl_context *ctx, const char *where, const char *text, size_t size,
-                             nbl__config *config)
+nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__config *config)
 {
     *config = (nbl__config){0};
-    NBL_TRY(nbl__json_object_python(ctx, where, text, size, &config->root));
-    const json_t *root = config->root;
-    config->architecture = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
-    config->model_type = nbl__json_text(root, "model_type");
-    const json_t *quantization = json_object_get(root, "quantization_config");
-    if (json_is_object(quantization)) config->quantization = quantization;
-    config->tied = json_is_true(find(root, "tie_word_embeddings"));
-    return NBL_OK;
-}
-
-nbl_status nbl__config_read(nbl_context *ctx, const char *path, nbl__config *config)
-{
-    char *text;
-    size_t size;
-    *config = (nbl__config){0};
-    NBL_TRY(nbl__file_read(ctx, path, CONFIG_LIMIT, &text, &size));
-    nbl_status status = nbl__config_parse(ctx, path, text, size, config);
-    if (status != NBL_OK) {
-        nbl__free(ctx, text, size + 1);
-        return status;
-    }
+    const nbl__json *root;
+    NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_PYTHON, &root));
     config->text = text;
     config->size = size;
+    config->root = root;
+    const nbl__json *architectures = nbl__json_get(root, "architectures"), *quantization = nbl__json_get(root, "quantization_config");
+    if (nbl__json_is(architectures, NBL_JSON_ARRAY) && architectures->count > 0 &&
+        nbl__json_is(&architectures->items[0], NBL_JSON_STRING))
+        config->architecture = architectures->items[0].string;
+    config->model_type = nbl__json_text(root, "model_type");
+    if (nbl__json_is(quantization, NBL_JSON_OBJECT)) config->quantization = quantization;
+    config->tied = nbl__json_is(find(root, "tie_word_embeddings"), NBL_JSON_TRUE);
     return NBL_OK;
 }
 
-void nbl__config_free(nbl_context *ctx, nbl__config *config)
+nbl_status nbl__config_read(nbl__arena *arena, const char *path, nbl__config *config)
 {
-    json_decref(config->root);
-    nbl__free(ctx, config->text, config->size + 1);
+    char *text;
+    size_t size = 0;
     *config = (nbl__config){0};
+    NBL_TRY(nbl__file_read(arena->ctx, path, CONFIG_LIMIT, &text, &size));
+    char *kept = nbl__arena_alloc(arena, size + 1);
+    if (kept) memcpy(kept, text, size + 1);
+    nbl__free(arena->ctx, text, size + 1);
+    return kept ? nbl__config_parse(arena, path, kept, size, config) : NBL_ERROR_MEMORY;
 }
 
 const char *nbl__config_method(const nbl__config *config)
@@ -101,54 +94,60 @@ typedef struct member {
     size_t next;            /* where the next key begins; 0 for the last */
 } member;
 
-/* Finds a top-level member by its key (written without escapes); tells the last one besides. */
-static bool find_member(const char *s, const char *key, member *found, member *last)
+/* What a scan for a key tells: the member itself, the one before which it would stand in a sorted
+ * object (as transformers writes them), and the last one. `end` is 0 where there is none. */
+typedef struct place {
+    member found, after, last;
+} place;
+
+static place find_place(const char *s, const char *key)
 {
-    bool have = false;
-    *last = (member){0};
-    size_t at = skip_space(s, skip_space(s, 0) + 1);
+    place p = {0};
+    size_t length = strlen(key), at = skip_space(s, skip_space(s, 0) + 1);
     for (size_t previous = 0; s[at] == '"';) {
         member m = {.key = at, .previous_end = previous};
-        size_t key_end = skip_value(s, at);
+        size_t key_end = skip_value(s, at), own = key_end - m.key - 2;
         m.value = skip_space(s, skip_space(s, key_end) + 1);
         m.end = previous = skip_value(s, m.value);
         at = skip_space(s, m.end);
         if (s[at] == ',') at = m.next = skip_space(s, at + 1);
-        *last = m;
-        if (key_end - m.key - 2 == strlen(key) && memcmp(s + m.key + 1, key, strlen(key)) == 0) {
-            *found = m;
-            have = true;
-        }
+        p.last = m;
+        int order = memcmp(s + m.key + 1, key, own < length ? own : length);
+        if (order == 0 && own == length) p.found = m;
+        else if (!p.after.end && (order > 0 || (order == 0 && own > length))) p.after = m;
     }
-    return have;
+    return p;
 }
 
-static nbl_status apply_one(nbl_context *ctx, const char *s, const nbl__config_edit *edit, nbl__text *out)
+static void insert(const char *s, const place *p, const nbl__config_edit *edit, nbl__text *out)
 {
-    member m, last;
-    if (find_member(s, edit->key, &m, &last)) {
-        if (edit->value) {
-            nbl__text_add(out, s, m.value);
-            nbl__text_add(out, edit->value, strlen(edit->value));
-            nbl__text_add(out, s + m.end, strlen(s + m.end));
-        } else if (m.next) { /* with the comma after it */
-            nbl__text_add(out, s, m.key);
-            nbl__text_add(out, s + m.next, strlen(s + m.next));
-        } else { /* the last: with the comma before it */
-            nbl__text_add(out, s, m.previous_end ? m.previous_end : m.key);
-            nbl__text_add(out, s + m.end, strlen(s + m.end));
-        }
+    size_t at = p->after.end ? p->after.key : p->last.end ? p->last.end : skip_space(s, 0) + 1;
+    nbl__text_add(out, s, at);
+    if (!p->after.end) nbl__text_printf(out, "%s\n  ", p->last.end ? "," : "");
+    nbl__text_json(out, edit->key);
+    nbl__text_printf(out, ": %s%s", edit->value, p->after.end ? ",\n  " : p->last.end ? "" : "\n");
+    nbl__text_add(out, s + at, strlen(s + at));
+}
+
+static nbl_status apply_one(const char *s, const nbl__config_edit *edit, nbl__text *out)
+{
+    place p = find_place(s, edit->key);
+    const member *m = &p.found;
+    if (m->end && edit->value) {
+        nbl__text_add(out, s, m->value);
+        nbl__text_add(out, edit->value, strlen(edit->value));
+        nbl__text_add(out, s + m->end, strlen(s + m->end));
+    } else if (m->end && m->next) { /* removed with the comma after it */
+        nbl__text_add(out, s, m->key);
+        nbl__text_add(out, s + m->next, strlen(s + m->next));
+    } else if (m->end) { /* the last: removed with the comma before it */
+        nbl__text_add(out, s, m->previous_end ? m->previous_end : m->key);
+        nbl__text_add(out, s + m->end, strlen(s + m->end));
     } else if (edit->value) {
-        size_t at = last.end ? last.end : skip_space(s, 0) + 1;
-        nbl__text_add(out, s, at);
-        nbl__text_printf(out, "%s\n  ", last.end ? "," : "");
-        nbl__text_json(out, edit->key);
-        nbl__text_printf(out, ": %s%s", edit->value, last.end ? "" : "\n");
-        nbl__text_add(out, s + at, strlen(s + at));
+        insert(s, &p, edit, out);
     } else {
         nbl__text_add(out, s, strlen(s));
     }
-    (void)ctx;
     return out->status;
 }
 
@@ -160,7 +159,7 @@ nbl_status nbl__config_apply(nbl_context *ctx, const nbl__config *config, const 
     nbl_status status = now.status;
     for (int i = 0; i < count && status == NBL_OK; i++) {
         nbl__text next = {.ctx = ctx};
-        status = apply_one(ctx, now.text, &edits[i], &next);
+        status = apply_one(now.text, &edits[i], &next);
         nbl__text_free(&now);
         now = next;
     }

@@ -6,19 +6,18 @@
 #include "format/json.h"
 
 typedef struct nbl__config {
-    char *text; /* as in the file, terminated */
+    const char *text; /* as in the file, terminated */
     size_t size;
-    json_t *root;
-    /* Borrowed from root; NULL when absent. */
+    const nbl__json *root;
+    /* Of the root; NULL when absent. */
     const char *architecture, *model_type;
-    const json_t *quantization; /* the object quantization_config */
-    bool tied;                  /* tie_word_embeddings, of the text model where there are several */
+    const nbl__json *quantization; /* the object quantization_config */
+    bool tied;                     /* tie_word_embeddings, of the text model where there are several */
 } nbl__config;
 
-nbl_status nbl__config_parse(nbl_context *ctx, const char *where, const char *text, size_t size,
-                             nbl__config *config);
-nbl_status nbl__config_read(nbl_context *ctx, const char *path, nbl__config *config);
-void nbl__config_free(nbl_context *ctx, nbl__config *config);
+/* All memory comes from the arena. `text` must be terminated and live as long. */
+nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__config *config);
+nbl_status nbl__config_read(nbl__arena *arena, const char *path, nbl__config *config);
 
 /* The method of quantization_config: "bitsandbytes", "mxfp4", "gptq", …; NULL when not quantised. */
 const char *nbl__config_method(const nbl__config *config);

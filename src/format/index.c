@@ -5,7 +5,7 @@
 
 static int by_text(const void *a, const void *b)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 static bool plain_name(const char *name)
@@ -13,42 +13,25 @@ static bool plain_name(const char *name)
     return name[0] != '\0' && strchr(name, '/') == NULL && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-static nbl_status read_map(nbl__arena *arena, const char *where, nbl__index *index)
-{
-    nbl_context *ctx = arena->ctx;
-    index->map = json_object_get(index->root, "weight_map");
-    NBL_CHECK(ctx, json_is_object(index->map), NBL_ERROR_FORMAT, "%s: no weight_map", where);
-    size_t n = json_object_size(index->map);
-    NBL_CHECK(ctx, n > 0, NBL_ERROR_FORMAT, "%s: an empty weight_map", where);
-    index->files = nbl__arena_alloc(arena, n * sizeof *index->files);
-    const char **all = nbl__arena_alloc(arena, n * sizeof *all);
-    if (index->files == NULL || all == NULL) return NBL_ERROR_MEMORY;
-    const char *name;
-    json_t *value;
-    size_t i = 0;
-    json_object_foreach(index->map, name, value)
-    {
-        const char *file = json_string_value(value);
-        NBL_CHECK(ctx, file && plain_name(file), NBL_ERROR_FORMAT, "%s: the file of tensor \"%s\" is not a file name",
-                  where, name);
-        all[i++] = file;
-    }
-    qsort(all, n, sizeof *all, by_text);
-    for (i = 0; i < n; i++) {
-        if (i && strcmp(all[i], all[i - 1]) == 0) continue;
-        if ((index->files[index->count++] = nbl__arena_strdup(arena, all[i])) == NULL) return NBL_ERROR_MEMORY;
-    }
-    return NBL_OK;
-}
-
 nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__index *index)
 {
+    nbl_context *ctx = arena->ctx;
+    const nbl__json *root;
     *index = (nbl__index){0};
-    NBL_TRY(nbl__json_object(arena->ctx, where, text, size, &index->root));
-    nbl_status status = read_map(arena, where, index);
-    if (status != NBL_OK) {
-        json_decref(index->root);
-        index->root = NULL;
+    NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_STRICT, &root));
+    const nbl__json *map = index->map = nbl__json_get(root, "weight_map");
+    NBL_CHECK(ctx, nbl__json_is(map, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: no weight_map", where);
+    NBL_CHECK(ctx, map->count > 0, NBL_ERROR_FORMAT, "%s: an empty weight_map", where);
+    const char **files = index->files = nbl__arena_alloc(arena, (size_t)map->count * sizeof *files);
+    if (files == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < map->count; i++) {
+        const nbl__json *entry = &map->items[i];
+        NBL_CHECK(ctx, nbl__json_is(entry, NBL_JSON_STRING) && plain_name(entry->string), NBL_ERROR_FORMAT,
+                  "%s: the file of tensor \"%s\" is not a file name", where, entry->key);
+        files[i] = entry->string;
     }
-    return status;
+    qsort(files, (size_t)map->count, sizeof *files, by_text);
+    for (int64_t i = 0; i < map->count; i++) /* each once */
+        if (i == 0 || strcmp(files[i], files[index->count - 1]) != 0) files[index->count++] = files[i];
+    return NBL_OK;
 }

@@ -6,13 +6,12 @@
 #include "format/json.h"
 
 typedef struct nbl__index {
-    json_t *root;
-    json_t *map;  /* borrowed: tensor name -> file name */
-    char **files; /* in order of name, each once; plain names without a path */
+    const nbl__json *map; /* tensor name -> file name */
+    const char **files;   /* in order of name, each once; plain names without a path */
     int count;
 } nbl__index;
 
-/* Memory of `files` comes from the arena; free the rest with json_decref(index->root). */
+/* All memory comes from the arena. */
 nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__index *index);
 
 #endif

@@ -1,176 +1,332 @@
-/* json.c - see json.h. */
+/* json.c - the parser: recursive descent, at most DEPTH levels. See json.h.
+ *
+ * Items of an array or object are collected in chunks and copied to one block when their number is
+ * known; an object's keys are sorted once, which finds duplicates and makes look-ups fast also in an
+ * object of a hundred thousand tensors. */
 #include "format/json.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-nbl_status nbl__json_object(nbl_context *ctx, const char *where, const char *text, size_t size,
-                            json_t **root)
+#include "base/number.h"
+
+enum { DEPTH = 128, CHUNK = 64 };
+
+typedef struct parser {
+    nbl__arena *arena;
+    const char *where;
+    const char *begin, *at, *end;
+    nbl__json_dialect dialect;
+    int depth;
+} parser;
+
+static nbl_status wrong(parser *p, const char *what)
 {
-    json_error_t error;
-    *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    if (*root == NULL) {
-        if (json_error_code(&error) == json_error_out_of_memory)
-            return nbl__fail(ctx, NBL_ERROR_MEMORY, "%s: out of memory while parsing JSON", where);
-        return nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %d)", where,
-                         error.text, error.line, error.column);
+    int line = 1;
+    int64_t column = 1;
+    for (const char *s = p->begin; s < p->at; s++) {
+        column = *s == '\n' ? 1 : column + 1;
+        line += *s == '\n';
     }
-    if (json_is_object(*root)) return NBL_OK;
-    json_decref(*root);
-    *root = NULL;
-    return nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")", p->where,
+                     what, line, column);
 }
 
-static bool token_byte(char c)
+static void skip_space(parser *p)
 {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-           c == '+' || c == '.';
+    while (p->at < p->end && (*p->at == ' ' || *p->at == '\t' || *p->at == '\n' || *p->at == '\r')) p->at++;
 }
 
-/* Is this token legal for Python and too much for jansson? */
-static bool beyond_jansson(const char *token, size_t length)
+static bool accept(parser *p, char c)
 {
-    char copy[64];
-    if (length == 3 && memcmp(token, "NaN", 3) == 0) return true;
-    if (length == 8 && memcmp(token, "Infinity", 8) == 0) return true;
-    if (length == 9 && memcmp(token, "-Infinity", 9) == 0) return true;
-    size_t digits = 0;
-    for (size_t i = 0; i < length; i++) {
-        bool digit = token[i] >= '0' && token[i] <= '9';
-        if (!digit && strchr("+-.eE", token[i]) == NULL) return false; /* true, false, null, rubbish */
-        digits += digit;
-    }
-    if (memchr(token, '.', length) || memchr(token, 'e', length) || memchr(token, 'E', length)) {
-        if (length >= sizeof copy) return false;
-        memcpy(copy, token, length);
-        copy[length] = '\0';
-        char *end;
-        double value = strtod(copy, &end);
-        return *end == '\0' && isinf(value);
-    }
-    return digits > 18 && (token[0] == '-' ? length - 1 : length) == digits && token[length - digits] != '0';
-}
-
-nbl_status nbl__json_object_python(nbl_context *ctx, const char *where, const char *text, size_t size,
-                                   json_t **root)
-{
-    *root = NULL;
-    char *copy = nbl__alloc(ctx, size);
-    if (copy == NULL) return NBL_ERROR_MEMORY;
-    memcpy(copy, text, size);
-    bool in_string = false;
-    for (size_t i = 0; i < size;) {
-        if (in_string) {
-            in_string = copy[i] != '"';
-            i += copy[i] == '\\' ? 2 : 1;
-        } else if (!token_byte(copy[i])) {
-            in_string = copy[i] == '"';
-            i++;
-        } else {
-            size_t begin = i;
-            while (i < size && token_byte(copy[i])) i++;
-            if (beyond_jansson(copy + begin, i - begin)) {
-                memset(copy + begin, ' ', i - begin);
-                copy[begin] = '0';
-            }
-        }
-    }
-    nbl_status status = nbl__json_object(ctx, where, copy, size, root);
-    nbl__free(ctx, copy, size);
-    return status;
-}
-
-bool nbl__json_natural(const json_t *value, int64_t *number)
-{
-    if (!json_is_integer(value) || json_integer_value(value) < 0) return false;
-    *number = json_integer_value(value);
+    if (p->at >= p->end || *p->at != c) return false;
+    p->at++;
     return true;
 }
 
-bool nbl__json_shape(const json_t *value, int *rank, int64_t *shape, int64_t *elements)
+static bool accept_word(parser *p, const char *word)
 {
-    if (!json_is_array(value) || json_array_size(value) > NBL_MAX_RANK) return false;
-    *rank = (int)json_array_size(value);
-    *elements = 1;
-    bool empty = false;
-    for (int i = 0; i < *rank; i++) {
-        if (!nbl__json_natural(json_array_get(value, (size_t)i), &shape[i])) return false;
-        empty |= shape[i] == 0;
-        if (shape[i] && __builtin_mul_overflow(*elements, shape[i], elements)) return false;
-    }
-    if (empty) *elements = 0;
+    size_t length = strlen(word);
+    if ((size_t)(p->end - p->at) < length || memcmp(p->at, word, length) != 0) return false;
+    p->at += length;
     return true;
 }
 
-const char *nbl__json_text(const json_t *object, const char *key)
+/* ---- strings ---- */
+
+/* Length of the valid UTF-8 sequence at p->at, or 0. */
+static int utf8_length(const parser *p)
 {
-    return json_string_value(json_object_get(object, key));
+    const unsigned char *s = (const unsigned char *)p->at;
+    int n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+    if (p->end - p->at < n) return 0;
+    for (int i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    if (n == 3 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] >= 0xa0))) return 0;
+    if (n == 4 && ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] >= 0x90))) return 0;
+    return n;
 }
 
-/* ---- text ---- */
-
-static bool reserve(nbl__text *t, size_t more)
+static bool read_hex4(parser *p, uint32_t *code)
 {
-    if (t->status != NBL_OK) return false;
-    if (t->capacity - t->size > more) return true; /* one byte stays free for the terminator */
-    size_t capacity = (t->size + more + 1) * 2;
-    char *text = capacity < 256 ? nbl__alloc(t->ctx, capacity = 256) : nbl__alloc(t->ctx, capacity);
-    if (text == NULL) {
-        t->status = NBL_ERROR_MEMORY;
+    *code = 0;
+    for (int i = 0; i < 4; i++, p->at++) {
+        if (p->at >= p->end) return false;
+        char c = *p->at;
+        uint32_t digit = c >= '0' && c <= '9' ? (uint32_t)(c - '0') : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10) : 99;
+        if (digit == 99) return false;
+        *code = *code << 4 | digit;
+    }
+    return true;
+}
+
+/* After "\u": one character, possibly of two halves, as UTF-8. */
+static bool read_unicode(parser *p, char **out)
+{
+    uint32_t code, low;
+    if (!read_hex4(p, &code) || code == 0) return false;
+    if (code >= 0xd800 && code < 0xdc00) {
+        if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff) return false;
+        code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    } else if (code >= 0xdc00 && code < 0xe000) {
         return false;
     }
-    if (t->size) memcpy(text, t->text, t->size);
-    nbl__free(t->ctx, t->text, t->capacity);
-    t->text = text;
-    t->capacity = capacity;
+    char *o = *out;
+    if (code < 0x80) {
+        *o++ = (char)code;
+    } else if (code < 0x800) {
+        *o++ = (char)(0xc0 | code >> 6);
+        *o++ = (char)(0x80 | (code & 63));
+    } else if (code < 0x10000) {
+        *o++ = (char)(0xe0 | code >> 12);
+        *o++ = (char)(0x80 | (code >> 6 & 63));
+        *o++ = (char)(0x80 | (code & 63));
+    } else {
+        *o++ = (char)(0xf0 | code >> 18);
+        *o++ = (char)(0x80 | (code >> 12 & 63));
+        *o++ = (char)(0x80 | (code >> 6 & 63));
+        *o++ = (char)(0x80 | (code & 63));
+    }
+    *out = o;
     return true;
 }
 
-void nbl__text_add(nbl__text *t, const char *bytes, size_t size)
+/* An upper bound of the string's length, or -1 when it does not end. */
+static int64_t string_bound(const parser *p)
 {
-    if (!reserve(t, size)) return;
-    if (size) memcpy(t->text + t->size, bytes, size);
-    t->size += size;
-    t->text[t->size] = '\0';
-}
-
-void nbl__text_printf(nbl__text *t, const char *format, ...)
-{
-    va_list arguments, again;
-    va_start(arguments, format);
-    va_copy(again, arguments);
-    int length = vsnprintf(NULL, 0, format, arguments);
-    if (length >= 0 && reserve(t, (size_t)length)) {
-        vsnprintf(t->text + t->size, (size_t)length + 1, format, again);
-        t->size += (size_t)length;
+    for (const char *s = p->at; s < p->end; s++) {
+        if (*s == '"') return s - p->at;
+        if (*s == '\\') s++;
     }
-    va_end(again);
-    va_end(arguments);
+    return -1;
 }
 
-void nbl__text_json(nbl__text *t, const char *string)
+/* After the opening quote. */
+static nbl_status read_string(parser *p, const char **string)
 {
-    static const char short_names[] = "btnvfr"; /* 8 … 13; 11 has none */
-    nbl__text_add(t, "\"", 1);
-    for (const char *run = string, *s = string;; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c >= 0x20 && c != '"' && c != '\\') continue;
-        nbl__text_add(t, run, (size_t)(s - run));
-        run = s + 1;
-        if (c == '\0') break;
-        if (c == '"' || c == '\\') nbl__text_printf(t, "\\%c", c);
-        else if (c >= 8 && c <= 13 && c != 11) nbl__text_printf(t, "\\%c", short_names[c - 8]);
-        else nbl__text_printf(t, "\\u%04x", c);
+    int64_t bound = string_bound(p);
+    if (bound < 0) return wrong(p, "a string without end");
+    char *text = nbl__arena_alloc(p->arena, (size_t)bound + 1), *out = text;
+    if (text == NULL) return NBL_ERROR_MEMORY;
+    while (*p->at != '"') {
+        if (*p->at == '\\') {
+            static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+            const char *name = p->at[1] ? strchr(names, p->at[1]) : NULL; /* the bound says there is one more byte */
+            p->at += 2;
+            if (p->at[-1] == 'u') {
+                if (!read_unicode(p, &out)) return wrong(p, "a bad \\u escape");
+            } else if (name) {
+                *out++ = values[name - names];
+            } else {
+                return wrong(p, "an unknown escape");
+            }
+        } else {
+            int n = utf8_length(p);
+            if (n == 0 || (unsigned char)*p->at < 0x20) return wrong(p, n ? "a control character in a string" : "not UTF-8");
+            memcpy(out, p->at, (size_t)n);
+            out += n;
+            p->at += n;
+        }
     }
-    nbl__text_add(t, "\"", 1);
+    p->at++;
+    *out = '\0';
+    *string = text;
+    return NBL_OK;
 }
 
-void nbl__text_free(nbl__text *t)
+/* ---- numbers ---- */
+
+static bool digits(parser *p)
 {
-    nbl__free(t->ctx, t->text, t->capacity);
-    t->text = NULL;
-    t->size = t->capacity = 0;
+    const char *begin = p->at;
+    while (p->at < p->end && *p->at >= '0' && *p->at <= '9') p->at++;
+    return p->at > begin;
+}
+
+static nbl_status read_number(parser *p, nbl__json *value)
+{
+    const char *begin = p->at;
+    bool negative = accept(p, '-'), whole = true;
+    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "Infinity")) {
+        *value = (nbl__json){.type = NBL_JSON_REAL, .real = negative ? -INFINITY : INFINITY};
+        return NBL_OK;
+    }
+    if (!accept(p, '0') && !digits(p)) return wrong(p, "an unknown word");
+    if (accept(p, '.')) {
+        whole = false;
+        if (!digits(p)) return wrong(p, "a number without digits after its point");
+    }
+    if (accept(p, 'e') || accept(p, 'E')) {
+        whole = false;
+        if (!accept(p, '+')) accept(p, '-');
+        if (!digits(p)) return wrong(p, "a number without digits in its exponent");
+    }
+    size_t length = (size_t)(p->at - begin);
+    if (whole && length <= 18) { /* cannot overflow */
+        int64_t number = 0;
+        for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
+        *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = negative ? -number : number};
+        return NBL_OK;
+    }
+    char *copy = nbl__arena_alloc(p->arena, length + 1), *end;
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    memcpy(copy, begin, length);
+    *value = (nbl__json){.type = NBL_JSON_REAL, .real = nbl__parse_double(copy, &end)};
+    if (p->dialect == NBL_JSON_STRICT && !isfinite(value->real)) return wrong(p, "a number that is too large");
+    if (whole && value->real >= -0x1p62 && value->real < 0x1p62) /* 19 digits that fit after all */
+        *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = strtoll(copy, NULL, 10)};
+    return NBL_OK;
+}
+
+/* ---- arrays and objects ---- */
+
+typedef struct chunk {
+    struct chunk *previous;
+    nbl__json items[CHUNK];
+} chunk;
+
+static nbl_status read_value(parser *p, nbl__json *value);
+
+static nbl_status gather(parser *p, const chunk *last, int64_t count, nbl__json **items)
+{
+    if ((uint64_t)count > SIZE_MAX / sizeof **items) return nbl__fail(p->arena->ctx, NBL_ERROR_MEMORY, "out of memory");
+    *items = nbl__arena_alloc(p->arena, (size_t)count * sizeof **items);
+    if (*items == NULL) return NBL_ERROR_MEMORY;
+    int64_t in_last = count % CHUNK ? count % CHUNK : CHUNK;
+    for (int64_t at = count; last && at > 0; last = last->previous, in_last = CHUNK) {
+        at -= in_last;
+        memcpy(*items + at, last->items, (size_t)in_last * sizeof **items);
+    }
+    return NBL_OK;
+}
+
+static nbl_status read_item(parser *p, bool member, nbl__json *item)
+{
+    const char *key = NULL;
+    skip_space(p);
+    if (member) {
+        if (!accept(p, '"')) return wrong(p, "a key was expected");
+        NBL_TRY(read_string(p, &key));
+        skip_space(p);
+        if (!accept(p, ':')) return wrong(p, "':' was expected");
+        skip_space(p);
+    }
+    NBL_TRY(read_value(p, item));
+    item->key = key;
+    skip_space(p);
+    return NBL_OK;
+}
+
+/* Sorting needs the keys: a heap sort, because qsort has no argument for them and may allocate. */
+static void sift(const nbl__json *items, int32_t *order, int64_t root, int64_t count)
+{
+    for (int64_t child; (child = 2 * root + 1) < count; root = child) {
+        if (child + 1 < count && strcmp(items[order[child]].key, items[order[child + 1]].key) < 0) child++;
+        if (strcmp(items[order[root]].key, items[order[child]].key) >= 0) return;
+        int32_t swap = order[root];
+        order[root] = order[child];
+        order[child] = swap;
+    }
+}
+
+static nbl_status sort_keys(parser *p, nbl__json *object)
+{
+    if (object->count > INT32_MAX) return wrong(p, "too many members");
+    int32_t *order = object->sorted = nbl__arena_alloc(p->arena, (size_t)object->count * sizeof *order);
+    if (order == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < object->count; i++) order[i] = (int32_t)i;
+    for (int64_t i = object->count / 2; i-- > 0;) sift(object->items, order, i, object->count);
+    for (int64_t i = object->count; i-- > 1;) {
+        int32_t swap = order[0];
+        order[0] = order[i];
+        order[i] = swap;
+        sift(object->items, order, 0, i);
+    }
+    for (int64_t i = 1; i < object->count; i++)
+        if (strcmp(object->items[order[i - 1]].key, object->items[order[i]].key) == 0)
+            return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: the key \"%s\" is there twice", p->where,
+                             object->items[order[i]].key);
+    return NBL_OK;
+}
+
+/* After the opening bracket. */
+static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
+{
+    bool object = type == NBL_JSON_OBJECT;
+    char close = object ? '}' : ']';
+    chunk *last = NULL;
+    int64_t count = 0;
+    *value = (nbl__json){.type = type};
+    if (++p->depth > DEPTH) return wrong(p, "nested too deep");
+    skip_space(p);
+    if (!accept(p, close)) {
+        do {
+            if (count % CHUNK == 0) {
+                chunk *next = nbl__arena_alloc(p->arena, sizeof *next);
+                if (next == NULL) return NBL_ERROR_MEMORY;
+                next->previous = last;
+                last = next;
+            }
+            NBL_TRY(read_item(p, object, &last->items[count++ % CHUNK]));
+        } while (accept(p, ','));
+        if (!accept(p, close)) return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
+    }
+    p->depth--;
+    value->count = count;
+    NBL_TRY(gather(p, last, count, &value->items));
+    return object ? sort_keys(p, value) : NBL_OK;
+}
+
+static nbl_status read_value(parser *p, nbl__json *value)
+{
+    *value = (nbl__json){.type = NBL_JSON_NULL};
+    if (p->at >= p->end) return wrong(p, "it ends too early");
+    if (accept(p, '{')) return read_items(p, NBL_JSON_OBJECT, value);
+    if (accept(p, '[')) return read_items(p, NBL_JSON_ARRAY, value);
+    if (accept(p, '"')) {
+        value->type = NBL_JSON_STRING;
+        return read_string(p, &value->string);
+    }
+    if (accept_word(p, "null")) return NBL_OK;
+    if (accept_word(p, "true")) return value->type = NBL_JSON_TRUE, NBL_OK;
+    if (accept_word(p, "false")) return value->type = NBL_JSON_FALSE, NBL_OK;
+    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "NaN"))
+        return *value = (nbl__json){.type = NBL_JSON_REAL, .real = NAN}, NBL_OK;
+    return read_number(p, value);
+}
+
+nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                           nbl__json_dialect dialect, const nbl__json **root)
+{
+    parser p = {.arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+    nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
+    if (value == NULL) return NBL_ERROR_MEMORY;
+    skip_space(&p);
+    NBL_TRY(read_value(&p, value));
+    skip_space(&p);
+    if (p.at != p.end) return wrong(&p, "something follows the end");
+    NBL_CHECK(arena->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    *root = value;
+    return NBL_OK;
 }

@@ -1,31 +1,73 @@
-/* json.h - JSON of files, by jansson: every text is hostile, every error names its place. */
+/* json.h - JSON of files. Every text is hostile: whatever it says, parsing it takes memory in
+ * proportion to its length from the arena, no deep recursion, and ends in a value or in an error that
+ * names the place.
+ *
+ * Own code rather than a library, because the one at hand (jansson 2.14) calls assert when memory runs
+ * out, and this library may not abort. */
 #ifndef NBL_JSON_H
 #define NBL_JSON_H
 
-#include <jansson.h>
+#include "base/arena.h"
 
-#include "base/base.h"
+typedef enum nbl__json_type {
+    NBL_JSON_NULL,
+    NBL_JSON_FALSE,
+    NBL_JSON_TRUE,
+    NBL_JSON_INTEGER, /* fits 64 bits */
+    NBL_JSON_REAL,    /* any other number, also an integer beyond 64 bits */
+    NBL_JSON_STRING,  /* valid UTF-8 without a zero byte */
+    NBL_JSON_ARRAY,
+    NBL_JSON_OBJECT
+} nbl__json_type;
 
-/* Parses `size` bytes into *root, an object; keys must be unique, nothing may follow. `where` opens
- * the error message, e.g. a file's name. Free with json_decref. */
-nbl_status nbl__json_object(nbl_context *ctx, const char *where, const char *text, size_t size,
-                            json_t **root);
-/* The same for what Python writes: NaN, Infinity and numbers beyond 64 bits are legal. Their values
- * are not kept (they read as 0); who needs the text unchanged keeps the text. */
-nbl_status nbl__json_object_python(nbl_context *ctx, const char *where, const char *text, size_t size,
-                                   json_t **root);
+typedef struct nbl__json {
+    nbl__json_type type;
+    int64_t count;  /* of items */
+    const char *key; /* of a member */
+    union {
+        int64_t integer;
+        double real;
+        const char *string;
+        struct nbl__json *items; /* array, object: in the order of the text */
+    };
+    int32_t *sorted; /* object: items by key */
+} nbl__json;
 
+typedef enum nbl__json_dialect {
+    NBL_JSON_STRICT,
+    NBL_JSON_PYTHON /* also NaN, Infinity, -Infinity and numbers that overflow a double */
+} nbl__json_dialect;
+
+/* Parses `size` bytes, which must be one object with unique keys and nothing after it. `where` opens
+ * the error message, e.g. a file's name. The values live in the arena. */
+nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                           nbl__json_dialect dialect, const nbl__json **root);
+
+/* ---- access; all of them accept NULL and values of another type ---- */
+
+const nbl__json *nbl__json_get(const nbl__json *object, const char *key); /* NULL: no such member */
+const char *nbl__json_text(const nbl__json *object, const char *key);     /* NULL: no such text */
+static inline bool nbl__json_is(const nbl__json *value, nbl__json_type type)
+{
+    return value != NULL && value->type == type;
+}
+static inline bool nbl__json_number(const nbl__json *value, double *number)
+{
+    if (nbl__json_is(value, NBL_JSON_INTEGER)) return *number = (double)value->integer, true;
+    if (nbl__json_is(value, NBL_JSON_REAL)) return *number = value->real, true;
+    return false;
+}
 /* A non-negative integer below 2^63, or false. */
-bool nbl__json_natural(const json_t *value, int64_t *number);
-/* A list of at most NBL_MAX_RANK natural numbers whose product (as 64 bits) does not overflow. */
-bool nbl__json_shape(const json_t *value, int *rank, int64_t *shape, int64_t *elements);
-/* Member of an object as text, or NULL. */
-const char *nbl__json_text(const json_t *object, const char *key);
+bool nbl__json_natural(const nbl__json *value, int64_t *number);
+/* A list of at most NBL_MAX_RANK natural numbers whose product (of those that are not 0) does not
+ * overflow. */
+bool nbl__json_shape(const nbl__json *value, int *rank, int64_t *shape, int64_t *elements);
 
-/* Appends text to a growing buffer; zero it first, free `text` (capacity bytes) with nbl__free. */
+/* ---- writing: text in a growing buffer; zero it, set ctx, free it ---- */
+
 typedef struct nbl__text {
     nbl_context *ctx;
-    char *text;
+    char *text; /* terminated once something was added */
     size_t size, capacity;
     nbl_status status; /* sticky: out of memory once, then nothing happens */
 } nbl__text;

@@ -24,35 +24,32 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
     return NBL_OK;
 }
 
-static nbl_status check_metadata(nbl_context *ctx, const char *file, const json_t *metadata)
+static nbl_status check_metadata(nbl_context *ctx, const char *file, const nbl__json *metadata)
 {
-    const char *key;
-    json_t *value;
-    NBL_CHECK(ctx, json_is_object(metadata), NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
-    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
-        NBL_CHECK(ctx, json_is_string(value), NBL_ERROR_FORMAT, "%s: __metadata__ \"%s\" is not text", file, key);
+    NBL_CHECK(ctx, nbl__json_is(metadata, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
+    for (int64_t i = 0; i < metadata->count; i++)
+        NBL_CHECK(ctx, nbl__json_is(&metadata->items[i], NBL_JSON_STRING), NBL_ERROR_FORMAT,
+                  "%s: __metadata__ \"%s\" is not text", file, metadata->items[i].key);
     return NBL_OK;
 }
 
 /* One entry of the header; offsets are checked against the data here, against each other later. */
-static nbl_status read_entry(nbl_context *ctx, const char *file, const char *name, const json_t *entry,
+static nbl_status read_entry(nbl_context *ctx, const char *file, const char *name, const nbl__json *entry,
                              uint64_t data_size, nbl__stored *tensor, int64_t offsets[2])
 {
 #define CHECK_ENTRY(condition, text, ...)                                                                    \
     NBL_CHECK(ctx, condition, NBL_ERROR_FORMAT, "%s: tensor \"%s\": " text, file, name, __VA_ARGS__)
-    CHECK_ENTRY(json_is_object(entry), "%s", "its entry is not an object");
+    CHECK_ENTRY(nbl__json_is(entry, NBL_JSON_OBJECT), "%s", "its entry is not an object");
     const char *dtype = nbl__json_text(entry, "dtype");
     CHECK_ENTRY(dtype, "%s", "no dtype");
     CHECK_ENTRY(nbl__dtype_from_file_name(dtype, &tensor->dtype), "unknown dtype \"%s\"", dtype);
-    const json_t *shape = json_object_get(entry, "shape"), *places = json_object_get(entry, "data_offsets");
-    CHECK_ENTRY(json_is_array(shape), "%s", "no shape");
-    CHECK_ENTRY(json_array_size(shape) <= NBL_MAX_RANK, "%zu dimensions, at most %d are supported",
-                json_array_size(shape), NBL_MAX_RANK);
+    const nbl__json *shape = nbl__json_get(entry, "shape"), *places = nbl__json_get(entry, "data_offsets");
+    CHECK_ENTRY(nbl__json_is(shape, NBL_JSON_ARRAY), "%s", "no shape");
+    CHECK_ENTRY(shape->count <= NBL_MAX_RANK, "%" PRId64 " dimensions, at most %d are supported", shape->count, NBL_MAX_RANK);
     CHECK_ENTRY(nbl__json_shape(shape, &tensor->rank, tensor->shape, &tensor->elements), "%s",
                 "its shape is not a list of sizes, or overflows");
-    bool two = json_is_array(places) && json_array_size(places) == 2 &&
-               nbl__json_natural(json_array_get(places, 0), &offsets[0]) &&
-               nbl__json_natural(json_array_get(places, 1), &offsets[1]);
+    bool two = nbl__json_is(places, NBL_JSON_ARRAY) && places->count == 2 &&
+               nbl__json_natural(&places->items[0], &offsets[0]) && nbl__json_natural(&places->items[1], &offsets[1]);
     CHECK_ENTRY(two, "%s", "data_offsets is not two numbers");
     CHECK_ENTRY(offsets[0] <= offsets[1], "data begins at byte %" PRId64 " and ends at %" PRId64, offsets[0],
                 offsets[1]);
@@ -90,17 +87,16 @@ static nbl_status check_places(nbl_context *ctx, const char *file, const nbl__st
     return NBL_OK;
 }
 
-static nbl_status read_entries(nbl__arena *arena, const char *file, json_t *header, const uint8_t *data,
+static nbl_status read_entries(nbl__arena *arena, const char *file, const nbl__json *header, const uint8_t *data,
                                uint64_t size, nbl__stored **result, int64_t *count)
 {
     nbl_context *ctx = arena->ctx;
-    nbl__stored *tensors = nbl__arena_alloc(arena, (json_object_size(header) + 1) * sizeof *tensors);
+    nbl__stored *tensors = nbl__arena_alloc(arena, (size_t)(header->count + 1) * sizeof *tensors);
     if (tensors == NULL) return NBL_ERROR_MEMORY;
     int64_t n = 0;
-    const char *name;
-    json_t *entry;
-    json_object_foreach(header, name, entry)
-    {
+    for (int64_t i = 0; i < header->count; i++) {
+        const nbl__json *entry = &header->items[i];
+        const char *name = entry->key;
         if (strcmp(name, "__metadata__") == 0) {
             NBL_TRY(check_metadata(ctx, file, entry));
             continue;
@@ -110,8 +106,7 @@ static nbl_status read_entries(nbl__arena *arena, const char *file, json_t *head
         NBL_TRY(read_entry(ctx, file, name, entry, size, tensor, offsets));
         tensor->data = data + offsets[0];
         tensor->file = file;
-        tensor->name = nbl__arena_strdup(arena, name);
-        if (tensor->name == NULL) return NBL_ERROR_MEMORY;
+        tensor->name = name;
     }
     qsort(tensors, (size_t)n, sizeof *tensors, by_place);
     NBL_TRY(check_places(ctx, file, tensors, n, data, size));
@@ -124,10 +119,8 @@ nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uin
                                   nbl__stored **tensors, int64_t *count)
 {
     uint64_t length = 0;
-    json_t *header;
+    const nbl__json *header;
     NBL_TRY(read_header(arena->ctx, file, data, size, &length));
-    NBL_TRY(nbl__json_object(arena->ctx, file, (const char *)data + 8, length, &header));
-    nbl_status status = read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
-    json_decref(header);
-    return status;
+    NBL_TRY(nbl__json_parse(arena, file, (const char *)data + 8, length, NBL_JSON_STRICT, &header));
+    return read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
 }

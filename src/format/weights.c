@@ -121,7 +121,7 @@ static nbl_status orphan_companion(grouping *g, slot *s)
 
 static bool says_8bit(const nbl_checkpoint *c)
 {
-    return c->config.quantization && json_is_true(json_object_get(c->config.quantization, "load_in_8bit"));
+    return c->config.quantization && nbl__json_is(nbl__json_get(c->config.quantization, "load_in_8bit"), NBL_JSON_TRUE);
 }
 
 static nbl_status group_int8(grouping *g, slot *s, const char *module)

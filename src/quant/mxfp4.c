@@ -1,8 +1,8 @@
 /* mxfp4.c - OCP microscaling: 32 values of e2m1 share a scale 2^(e - 127), e one byte (e8m0). The first
  * of a pair is in the low nibble.
  *
- *   decode  RN_T(RN_32(lut[code] * 2^(e-127))); e = 0 is the subnormal 2^-127 and e = 255 infinity, as
- *           transformers computes them
+ *   decode  RN_T(RN_32(lut[code] * 2^(e-127))) for every e: 0 is the subnormal 2^-127, and 255, which the
+ *           OCP text reserves for NaN, is 2^128, as transformers' ldexp takes it
  *   encode  e - 127 = floor(log2(absmax)) - 2, so that the largest scaled value lies in [4, 8); nearest
  *           e2m1, ties to the even code, saturated to 6. Scaling by a power of two is exact: values
  *           that were MXFP4 before come out unchanged. */
@@ -11,16 +11,17 @@
 
 enum { BLOCK = 32 };
 
-static const float table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+/* Twice the values of e2m1: their other factor, 2^(e-128), then is an f32 for every e. */
+static const float table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
+                                -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
 
 /* a > threshold counts one code up. A tie that must go up has the f32 just below it here. */
 static const float thresholds[7] = {0.25f, 0x1.7ffffep-1f, 1.25f, 0x1.bffffep+0f, 2.5f, 0x1.bffffep+1f, 5.0f};
 
-/* 2^(e-127), e in 0 ... 254; 255 gives infinity. */
+/* 2^(e-128), e in 0 ... 255; the first two are subnormal. */
 static float power_of_two(unsigned e)
 {
-    return nbl__from_bits(e == 0 ? 0x00400000 : (uint32_t)e << 23);
+    return nbl__from_bits(e >= 2 ? (uint32_t)(e - 1) << 23 : 0x00200000u << e);
 }
 
 void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
@@ -96,7 +97,7 @@ static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint
     int64_t bad = 0;
     uint32_t exponent = nbl__bits_of(nbl__absmax(isa, values, BLOCK, &bad)) >> 23; /* 0: subnormal, zero */
     unsigned e = exponent == 255 ? 254 : exponent > 2 ? exponent - 2 : 0;
-    float factor = power_of_two(254 - e);
+    float factor = power_of_two(255 - e); /* 2^(127-e) */
     *scale = (uint8_t)e;
     *non_finite += bad;
 #if defined(__x86_64__)

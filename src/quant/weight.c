@@ -171,17 +171,60 @@ static nbl_status decode_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* out[c][r] = tile[r][c]; tile rows are TILE elements apart, out rows `stride`. */
+/* out[c][r] = tile[r][c]; tile rows are TILE elements apart, out rows `stride`. Squares of 4 x 4 or 8 x 8 go
+ * through registers (SSE2, which every x86-64 has), what is left one by one. */
 static void transpose_32(const uint32_t *tile, int64_t rows, int64_t columns, uint32_t *out, int64_t stride)
 {
+    int64_t square_rows = 0, square_columns = 0;
+#if defined(__x86_64__)
+    square_rows = rows & ~INT64_C(3), square_columns = columns & ~INT64_C(3);
+    for (int64_t c = 0; c < square_columns; c += 4) {
+        for (int64_t r = 0; r < square_rows; r += 4) {
+            __m128i x[4];
+            for (int k = 0; k < 4; k++) x[k] = _mm_load_si128((const void *)(tile + (r + k) * TILE + c));
+            __m128i a = _mm_unpacklo_epi32(x[0], x[1]), b = _mm_unpacklo_epi32(x[2], x[3]);
+            __m128i d = _mm_unpackhi_epi32(x[0], x[1]), e = _mm_unpackhi_epi32(x[2], x[3]);
+            uint32_t *to = out + c * stride + r;
+            _mm_storeu_si128((void *)to, _mm_unpacklo_epi64(a, b));
+            _mm_storeu_si128((void *)(to + stride), _mm_unpackhi_epi64(a, b));
+            _mm_storeu_si128((void *)(to + 2 * stride), _mm_unpacklo_epi64(d, e));
+            _mm_storeu_si128((void *)(to + 3 * stride), _mm_unpackhi_epi64(d, e));
+        }
+    }
+#endif
     for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = 0; r < rows; r++) out[c * stride + r] = tile[r * TILE + c];
+        for (int64_t r = c < square_columns ? square_rows : 0; r < rows; r++)
+            out[c * stride + r] = tile[r * TILE + c];
 }
 
 static void transpose_16(const uint16_t *tile, int64_t rows, int64_t columns, uint16_t *out, int64_t stride)
 {
+    int64_t square_rows = 0, square_columns = 0;
+#if defined(__x86_64__)
+    square_rows = rows & ~INT64_C(7), square_columns = columns & ~INT64_C(7);
+    for (int64_t c = 0; c < square_columns; c += 8) {
+        for (int64_t r = 0; r < square_rows; r += 8) {
+            __m128i x[8], y[8];
+            for (int k = 0; k < 8; k++) x[k] = _mm_load_si128((const void *)(tile + (r + k) * TILE + c));
+            for (int k = 0; k < 4; k++) { /* rows k and k + 4 interleaved, three times over */
+                y[2 * k] = _mm_unpacklo_epi16(x[k], x[k + 4]);
+                y[2 * k + 1] = _mm_unpackhi_epi16(x[k], x[k + 4]);
+            }
+            for (int k = 0; k < 4; k++) {
+                x[2 * k] = _mm_unpacklo_epi16(y[k], y[k + 4]);
+                x[2 * k + 1] = _mm_unpackhi_epi16(y[k], y[k + 4]);
+            }
+            for (int k = 0; k < 4; k++) {
+                uint16_t *to = out + (c + 2 * k) * stride + r;
+                _mm_storeu_si128((void *)to, _mm_unpacklo_epi16(x[k], x[k + 4]));
+                _mm_storeu_si128((void *)(to + stride), _mm_unpackhi_epi16(x[k], x[k + 4]));
+            }
+        }
+    }
+#endif
     for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = 0; r < rows; r++) out[c * stride + r] = tile[r * TILE + c];
+        for (int64_t r = c < square_columns ? square_rows : 0; r < rows; r++)
+            out[c * stride + r] = tile[r * TILE + c];
 }
 
 static nbl_status decode_tile(void *argument, int64_t item, int worker)
@@ -191,7 +234,7 @@ static nbl_status decode_tile(void *argument, int64_t item, int worker)
     size_t size = nbl__size_of(job->dtype);
     int64_t r0 = item % job->row_tiles * TILE, c0 = item / job->row_tiles * TILE;
     int64_t rows = nbl__min_i64(TILE, job->rows - r0), columns = nbl__min_i64(TILE, job->columns - c0);
-    uint32_t tile[TILE * TILE];
+    _Alignas(64) uint32_t tile[TILE * TILE];
     for (int64_t r = 0; r < rows; r++) {
         int64_t begin = (job->row_begin + r0 + r) * job->columns + c0;
         nbl__decode(job->isa, job->weight, begin, begin + columns, job->dtype,
@@ -388,6 +431,10 @@ nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, n
     if (job.format == NBL_FORMAT_INT8) {
         job.rows_per_item = nbl__max_i64(1, CHUNK / nbl__max_i64(1, p->columns));
         items = nbl__ceil_div(p->rows, job.rows_per_item);
+    }
+    if (p->n == 0) { /* rows without columns still have scales */
+        items = 0;
+        if (sizes.scales) memset(parts->scales, 0, sizes.scales);
     }
     NBL_TRY(nbl__team_run(ctx, items, encode_chunk, &job, NULL));
     if (job.non_finite > 0)

@@ -13,7 +13,8 @@ parameters it came from, whatever the renaming, splitting or stacking was.
 
 One line per model and per setting of tie_word_embeddings:
 
-    {"model_type": …, "architecture": …, "tied": …, "conv1d": …, "tensors": [[name, [d0, d1], verdict], …]}
+    {"model_type": …, "architecture": …, "layers": …, "tied": …, "conv1d": …,
+     "tensors": [[name, [d0, d1], verdict], …]}
 
 verdict: "yes" one Linear4bit has exactly this tensor; "no" none has; "part" a Linear4bit has it together with
 others, or a part of it (the layer is fused or split while loading, so the tensor cannot be stored quantised).
@@ -36,7 +37,7 @@ warnings.filterwarnings("ignore")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors import safe_open  # noqa: E402
-from transformers import CONFIG_MAPPING, AutoConfig, BitsAndBytesConfig  # noqa: E402
+from transformers import CONFIG_MAPPING, AutoConfig, BitsAndBytesConfig, initialization  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 from transformers.quantizers.auto import AutoHfQuantizer  # noqa: E402
@@ -74,7 +75,7 @@ WIDTHS = (
     "post_conv_out_channels post_conv_mid_channels decoder_hidden_size downsample_hidden_size share_expert_dim "
     "pooler_output_size hidden_size_global ext_pw_out_channel depthwise_separable_out_channel "
     "nemo_conv_channels output_channels hc_lowrank ple_embed_dim state_size time_step_rank codebook_dim rotary_dim "
-    "adapter_rank expert_intermediate_size shared_expert_hidden_size axial_pos_embds_dim global_head_dim conf_hidden_size"
+    "adapter_rank expert_intermediate_size shared_expert_hidden_size axial_pos_embds_dim global_head_dim conf_hidden_size hidden_dim input_dim audio_hidden_size"
 ).split()
 DEPTHS = (
     "num_hidden_layers n_layer n_layers num_layers depth encoder_layers decoder_layers num_blocks layers "
@@ -110,7 +111,7 @@ def shrink(values):
         if key == "per_layer_config":
             continue
         if isinstance(value, dict):
-            value = shrink(value) if key.endswith("config") or key in ("decoder", "text_encoder") else value
+            value = shrink(value) if "model_type" in value else value
         elif key in lists:
             value = [max(value[i] // WIDTH_DIVISOR, 1) if key in WIDTHS else value[i] for i in kept]
         elif key in WIDTHS and isinstance(value, list):
@@ -152,6 +153,7 @@ ZAMBA = {"layers_block_type": ["linear_attention", "hybrid", "linear_attention",
          "num_hidden_layers": 5}
 SPECIAL = {
     "arcee": [{"head_dim": 8}],
+    "bamba": [{"attn_layer_indices": [1]}],
     "bloom": [{"hidden_size": 64}],
     "chameleon": [{"vocabulary_map": {"<image>": 4}, "vq_config": {"base_channels": 32}}],
     "cohere_compass": [{"text_config": COMPASS}],
@@ -159,37 +161,50 @@ SPECIAL = {
     "cosmos3_edge": [{"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}}],
     "dbrx": [{"attn_config": {"rope_theta": 10000.0}}],
     "deepseek_ocr2": [{"text_config": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}}],
+    "deepseek_v2": [{"first_k_dense_replace": 1}, {"q_lora_rank": None}],
     "diffusion_gemma": [{"text_config": {k: v for k, v in GEMMA4_MOE.items() if k != "enable_moe_block"}}],
     "dots1": [{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}],
     "emu3": [{"vocabulary_map": {"<image>": 4}, "vq_config": {"base_channels": 32}}],
+    "ernie4_5_vl_moe": [{"text_config": {"rope_parameters": {"mrope_section": [1, 1, 2]}}}],
     "falcon_h1": [{"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_d_ssm": 64}],
     "gemma3n_text": [{"num_kv_shared_layers": 2}],
     "gemma4": [{"text_config": GEMMA4}, {"text_config": GEMMA4_MOE}],
+    "gemma4_assistant": [{"text_config": {"num_kv_shared_layers": 5}}],
     "gemma4_text": [GEMMA4, GEMMA4_MOE],
     "gemma4_unified": [{"text_config": GEMMA4}],
     "gemma4_unified_text": [GEMMA4],
     "gemma4_unified_assistant": [{"text_config": {"num_kv_shared_layers": 5}}],
-    "granite4_vision": [{"deepstack_layer_map": [[0, 0], [1, 1]], "qformer_config": {"num_attention_heads": 4}}],
+    "granite4_vision": [{"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "4/8", "vision_config": {"hidden_size": 128, "num_attention_heads": 4}}],
+    "granitemoehybrid": [{"layer_types": ["mamba", "attention", "mamba", "attention"]}],
     "hunyuan_v1_dense": [{"head_dim": 8}],
     "hunyuan_v1_moe": [{"head_dim": 8, "num_experts": 4}],
     "hunyuan_vl": [{"text_config": {"head_dim": 8}}],
+    "jamba": [{"num_hidden_layers": 6}],
     "janus": [{"vq_config": {"base_channels": 32}}],
+    "kyutai_speech_to_text": [{"codec_config": {"codebook_size": 64}}],
     "lfm2_moe": [{"layer_types": ["conv", "conv", "full_attention", "conv"], "num_dense_layers": 1}],
+    "llama4_text": [{"moe_layers": [1, 3]}],
     "ministral": [{"head_dim": 8}],
     "molmo2": [{"adapter_config": {"vision_feature_layer": [3, 1]}}],
     "moshi": [{"audio_encoder_config": {"codebook_size": 64}}],
     "nemotron": [{"num_key_value_heads": 8}],
+    "opt": [{}, {"word_embed_proj_dim": 32}],
+    "qwen2_moe": [{"mlp_only_layers": [0]}],
+    "qwen3_moe": [{"mlp_only_layers": [0]}],
     "qwen4_exp": [{"text_config": QWEN4}],
     "qwen4_exp_text": [QWEN4],
     "reformer": [{"is_decoder": True}],
     "zamba": [ZAMBA],
     "zamba2": [ZAMBA],
 }
+# Classes that cannot be made without arguments.
+DEFAULTS = {"gemma4_assistant": {"text_config": {
+    "model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}}
 
 
 def tiny_configs(model_type, tied):
     config_class = CONFIG_MAPPING[model_type]
-    values = config_class().to_dict()
+    values = config_class(**DEFAULTS.get(model_type, {})).to_dict()
     for key in ("model_type", "transformers_version", "architectures"):
         values.pop(key, None)
     for special in SPECIAL.get(model_type, [{}]):
@@ -239,11 +254,13 @@ def survey(architecture, config, really_load=False):
         # The text half of a multimodal model, as AutoModelForCausalLM does.
         halves = [getattr(config, key, None) for key in config.sub_configs]
         config = next((half for half in halves if isinstance(half, architecture.config_class)), config)
-    with torch.device("meta"):
-        size = sum(p.numel() for p in architecture(copy.deepcopy(config)).parameters())
-    if size > 40_000_000:
+    with initialization.no_init_weights():
+        model = architecture(config)
+    model.tie_weights()
+    size = sum(p.numel() for p in model.parameters())
+    if size > 40_000_000:  # nothing has touched that memory yet
         raise RuntimeError(f"still {size} parameters after shrinking")
-    model = architecture(config).to(torch.float32)
+    model.to(torch.float32)
     names = tag(model)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     with tempfile.TemporaryDirectory() as folder:
@@ -253,10 +270,11 @@ def survey(architecture, config, really_load=False):
         with safe_open(os.path.join(folder, "model.safetensors"), "pt") as file:
             saved = {name: file.get_tensor(name) for name in sorted(file.keys())}
         with open(os.path.join(folder, "config.json")) as file:
-            model_type = json.load(file)["model_type"]
+            saved_config = json.load(file)
     return {
-        "model_type": model_type,
+        "model_type": saved_config["model_type"],
         "architecture": architecture.__name__,
+        "layers": saved_config.get("text_config", saved_config).get("num_hidden_layers"),
         "tied": bool(head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", 0)),
         "conv1d": any(isinstance(m, Conv1D) for m in model.modules()),
         "tensors": [[n, list(t.shape), verdict(t, names, parameters, linear)] for n, t in saved.items()],
@@ -264,8 +282,12 @@ def survey(architecture, config, really_load=False):
 
 
 def verdict(tensor, names, parameters, linear):
-    sources = [] if tensor.numel() == 0 else [names.get(n) for n in torch.unique(tensor.float()).tolist()]
-    if not sources or None in sources:
+    if tensor.numel() == 0:
+        return "no"
+    low, high = (bound.item() for bound in torch.aminmax(tensor.float()))
+    numbers = [low] if low == high else torch.unique(tensor.float()).tolist()
+    sources = [names.get(number) for number in numbers]
+    if None in sources:
         return "no"  # a buffer
     quantised = [any(n.removesuffix(".weight") in linear and n.endswith(".weight") for n in s) for s in sources]
     if not any(quantised):
