@@ -163,10 +163,10 @@ static nbl_status compare_weights(nbl_diff *diff, const nbl_tensor_info *a, cons
     j.span = nbl__span_size(common_unit(a, b), 8);
     if (j.span > j.elements) j.span = j.elements;
     int64_t items = nbl__ceil_div(j.elements, j.span);
-    size_t floats = (size_t)nbl__team_size(ctx, items) * 2 * (size_t)j.span;
+    size_t room = (size_t)nbl__team_size(ctx, items) * 2 * (size_t)j.span;
     nbl_status status = NBL_OK;
     NBL_TRY(NBL_ALLOC(ctx, j.sums, items));
-    NBL_GO(NBL_ALLOC(ctx, j.buffers, floats));
+    NBL_GO(NBL_ALLOC(ctx, j.buffers, room));
     NBL_GO(nbl__team_run(ctx, items, compare_span, &j, a->name));
     for (int64_t i = 0; i < items; i++) {
         const sums *s = &j.sums[i];
@@ -178,7 +178,7 @@ static nbl_status compare_weights(nbl_diff *diff, const nbl_tensor_info *a, cons
         total->product += s->product;
     }
 done:
-    nbl__free(ctx, j.buffers, floats * sizeof *j.buffers);
+    nbl__free(ctx, j.buffers, room * sizeof *j.buffers);
     nbl__free(ctx, j.sums, (size_t)items * sizeof *j.sums);
     return status;
 }

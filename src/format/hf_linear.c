@@ -1,123 +1,97 @@
-/* hf_linear.c - the rule of hf_linear.h: one table, read from the top, the first row that fits decides.
+/* hf_linear.c - the rule of hf_linear.h: two tables of patterns over module names.
  *
- * A row fits when the model's type is among `types` (NULL: any) and `pattern` fits the name of the module, which
- * is the tensor's without ".weight":
+ * First the exceptions, of which the first that fits decides; then the names that are never linear
+ * layers. What neither table takes and is a matrix called ".weight" is a linear layer. A pattern is
+ * matched with the name of the module, which is the tensor's without ".weight":
  *
  *     "lm_head"      the name ends in these components
  *     "^head"        the name is exactly this
- *     "*_embed"      the name ends in these characters
- *     "qformer.*"    these components are somewhere in the name; "*" alone: any name
+ *     "*_embed"      the name ends in these characters; "*": any name
+ *     "qformer.*"    these components are somewhere in the name
  *     "experts.#.*"  # is a number
  *
- * What no row takes and is a matrix called ".weight" is a linear layer. The generic rows come from what 200
- * architectures share; prefer them to rows with types, because the same text model appears under many types of
- * multimodal models and in types that nobody has seen yet. Convolutions need no row: they have rank 3 and more. */
+ * Prefer a generic pattern to an exception by type: the same text model appears under the types of
+ * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank is
+ * 3 or more. */
 #include "format/hf_linear.h"
-
-typedef struct rule {
-    const char *types; /* separated by spaces */
-    const char *pattern;
-    nbl__linear_verdict verdict;
-    enum { ALWAYS, WHEN_TIED } when;
-} rule;
 
 /* GPT-2 and its like: Conv1D keeps [in, out], and transformers transposes before it quantises. */
 static const char transposed[] = "gpt2 openai-gpt imagegpt decision_transformer clvp";
 
-static const rule rules[] = {
-    /* ---- what one type has differently ---- */
-
-    /* Subclasses of Linear are not replaced; Falcon's are all of such a class. */
+static const struct exception {
+    const char *types; /* values of model_type, separated by spaces; NULL: any */
+    const char *pattern;
+    nbl__linear_verdict verdict;
+    enum { ALWAYS, WHEN_TIED } when;
+} exceptions[] = {
+    /* Subclasses of torch.nn.Linear are not replaced, and Falcon has nothing else. */
     {"falcon", "*", NBL_LINEAR_NO, ALWAYS},
     {"deepseek_v4", "wo_a", NBL_LINEAR_NO, ALWAYS},
-    /* One tensor of the file, several layers of the model, or the other way round. */
+
+    /* One tensor of the file is several layers of the model, or the other way round. */
     {"hrm_text", "attn.gqkv_proj", NBL_LINEAR_REFUSE, ALWAYS},
     {"hrm_text", "mlp.gate_up_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"molmo2", "self_attn.att_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"molmo2", "mlp.ff_proj", NBL_LINEAR_REFUSE, ALWAYS},
+    {"kimi_k25", "wqkv", NBL_LINEAR_REFUSE, ALWAYS},
     {"minimax_m3_vl", "shared_experts.gate_proj", NBL_LINEAR_REFUSE, ALWAYS},
     {"minimax_m3_vl", "shared_experts.up_proj", NBL_LINEAR_REFUSE, ALWAYS},
-    {"kimi_k25", "wqkv", NBL_LINEAR_REFUSE, ALWAYS},
+    {"molmo2", "self_attn.att_proj", NBL_LINEAR_REFUSE, ALWAYS},
+    {"molmo2", "mlp.ff_proj", NBL_LINEAR_REFUSE, ALWAYS},
+    {"nemo_speechlm", "attn.w_qkv", NBL_LINEAR_REFUSE, ALWAYS},
     {"nemotron_h_omni qianfan_ocr", "attn.qkv", NBL_LINEAR_REFUSE, ALWAYS},
-    {"unlimited_ocr", "self_attn.qkv_proj", NBL_LINEAR_REFUSE, ALWAYS},
     {"step3p7", "attn.in_proj_weight", NBL_LINEAR_REFUSE, ALWAYS},
-    /* Kept in full precision by the model. */
+    {"unlimited_ocr", "self_attn.qkv_proj", NBL_LINEAR_REFUSE, ALWAYS},
+
+    /* The model wants them in full precision. */
     {"blip-2", "qformer.*", NBL_LINEAR_NO, ALWAYS},
     {"deepseek_v4", "compressor.*", NBL_LINEAR_NO, ALWAYS},
     {"t5 mt5 umt5 udop pop2piano", "wo", NBL_LINEAR_NO, ALWAYS},
-    /* Tied to one another, which counts as tied to the embedding. */
+
+    /* Blocks tied to one another: with tie_word_embeddings set, all that is tied is left alone. */
     {"diffusion_gemma", "decoder.layers.*", NBL_LINEAR_NO, WHEN_TIED},
-    /* Routers that are ordinary linear layers, against the generic rows below. */
-    {"afmoe", "router.gate", NBL_LINEAR_YES, ALWAYS},
-    {"dbrx jetmoe", "router.layer", NBL_LINEAR_YES, ALWAYS},
-    {"glm5_next hy_v4", "indexer.weights_proj", NBL_LINEAR_YES, ALWAYS},
-    /* The module of the last parameter is never replaced; nearly always that is the head. */
+    {NULL, "shared_transf.*", NBL_LINEAR_NO, WHEN_TIED}, /* Zamba */
+    {NULL, "shared_transformer.*", NBL_LINEAR_NO, WHEN_TIED},
+
+    /* The module of the model's last parameter is never replaced. Nearly always that is the head. */
     {"gemma4_assistant gemma4_unified_assistant", "post_projection", NBL_LINEAR_NO, ALWAYS},
     {"nemotron_h_omni", "mlp1.3", NBL_LINEAR_NO, ALWAYS},
-    /* Heads that the model does not declare as such, and heads under an unusual name. */
-    {"nemotron_h_omni", "lm_head", NBL_LINEAR_YES, ALWAYS},
-    {"blip", "predictions.decoder", NBL_LINEAR_YES, ALWAYS},
-    {"whisper", "^proj_out", NBL_LINEAR_NO, ALWAYS},
-    {"xlm flaubert", "pred_layer.proj", NBL_LINEAR_NO, ALWAYS},
-    /* Embeddings under an unusual name, and linear layers called embeddings. */
+
+    /* Heads and embeddings under a name that is a linear layer's elsewhere. */
     {"ctrl", "transformer.w", NBL_LINEAR_NO, ALWAYS},
     {"deepseek_ocr2", "query_768", NBL_LINEAR_NO, ALWAYS},
     {"deepseek_ocr2", "query_1024", NBL_LINEAR_NO, ALWAYS},
     {"phi4_multimodal", "bias_values", NBL_LINEAR_NO, ALWAYS},
+    {"whisper", "^proj_out", NBL_LINEAR_NO, ALWAYS},
+    {"xlm flaubert", "pred_layer.proj", NBL_LINEAR_NO, ALWAYS},
+
+    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of patches. */
+    {"afmoe", "router.gate", NBL_LINEAR_YES, ALWAYS},
+    {"dbrx jetmoe", "router.layer", NBL_LINEAR_YES, ALWAYS},
+    {"glm5_next hy_v4", "indexer.weights_proj", NBL_LINEAR_YES, ALWAYS},
+    {"blip", "predictions.decoder", NBL_LINEAR_YES, ALWAYS},
+    {"nemotron_h_omni", "lm_head", NBL_LINEAR_YES, ALWAYS},
     {"prophetnet xlm-prophetnet", "relative_pos_embeddings", NBL_LINEAR_YES, ALWAYS},
+    {NULL, "patch_embedding", NBL_LINEAR_YES, ALWAYS},
+};
 
-    /* ---- output heads ---- */
-    {NULL, "lm_head", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "lm_heads.#", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "lm_head.decoder", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "lm_head.out_proj", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "predictions.decoder", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "generator_lm_head", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "lm_loss", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_out", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "output_projection", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "^output", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "^decoder", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "^head", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "^score", NBL_LINEAR_NO, ALWAYS},
-
-    /* ---- embeddings ---- */
-    {NULL, "patch_embedding", NBL_LINEAR_YES, ALWAYS}, /* a linear layer where it is a matrix */
-    {NULL, "embed_tokens", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_tokens.#", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_tokens_per_layer", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_positions", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_global", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "embed_in", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "wte", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "wpe", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "shared", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "segment_emb", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "row_embedder", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "column_embedder", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "audio_bos_eos_token", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "*embedding", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "*embeddings", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "*_embed", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "*_table", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "*_attention_bias", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "ngram_embedding.*", NBL_LINEAR_NO, ALWAYS},
-
-    /* ---- experts, fused to one tensor while loading, and their routers ---- */
-    {NULL, "experts.#.*", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "router", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "router.layer", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "gate", NBL_LINEAR_NO, ALWAYS},
-
-    /* ---- the rest ---- */
-    {NULL, "*norm", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "indexer.weights_proj", NBL_LINEAR_NO, ALWAYS}, /* kept in full precision */
-    {NULL, "head.attention.out_proj", NBL_LINEAR_NO, ALWAYS}, /* of torch's MultiheadAttention */
-    {NULL, "multihead_attn.out_proj", NBL_LINEAR_NO, ALWAYS},
-    {NULL, "shared_transf.*", NBL_LINEAR_NO, WHEN_TIED}, /* Zamba's repeated block is tied to itself */
-    {NULL, "shared_transformer.*", NBL_LINEAR_NO, WHEN_TIED},
-    {NULL, "mtp.*", NBL_LINEAR_NO, ALWAYS}, /* multi-token prediction: transformers does not load it */
-    {NULL, "mtp_layers.*", NBL_LINEAR_NO, ALWAYS},
+static const char *const never[] = {
+    /* output heads */
+    "lm_head", "lm_heads.#", "lm_head.decoder", "lm_head.out_proj", "generator_lm_head", "lm_loss",
+    "predictions.decoder", "embed_out", "output_projection", "output_layer", "^output", "^decoder", "^head",
+    "^score",
+    /* embeddings */
+    "embed_tokens", "embed_tokens.#", "embed_tokens_per_layer", "embed_positions", "embed_global", "embed_in",
+    "wte", "wpe", "shared", "row_embedder", "column_embedder", "audio_bos_eos_token", "ngram_embedding.*",
+    "*embedding", "*embeddings", "*_embed", "*_emb", "*_table", "*_attention_bias",
+    /* experts, which are fused to one tensor while loading, and their routers */
+    "experts.#.*", "router", "router.layer", "gate",
+    /* kept in full precision */
+    "indexer.weights_proj",
+    /* parts of torch.nn.MultiheadAttention */
+    "head.attention.out_proj", "multihead_attn.out_proj",
+    /* multi-token prediction, which transformers does not load */
+    "mtp.*", "mtp_layers.*",
+    /* norms with more than one axis */
+    "*norm",
 };
 
 /* ---- matching ---- */
@@ -149,7 +123,8 @@ static size_t component(const char *text, const char *end)
 }
 
 /* Do the components at `text` begin with those of the pattern, and, if `whole`, end with them too? */
-static bool fits_here(const char *pattern, const char *pattern_end, const char *text, const char *end, bool whole)
+static bool fits_here(const char *pattern, const char *pattern_end, const char *text, const char *end,
+                      bool whole)
 {
     for (;;) {
         size_t want = component(pattern, pattern_end), have = component(text, end);
@@ -185,20 +160,21 @@ static bool fits(const char *pattern, const char *module, const char *end)
 nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const char *name, int rank,
                                       const int64_t *shape)
 {
-    (void)shape; /* names suffice so far; a stray vocabulary-sized matrix is known by its name, too */
+    (void)shape; /* the survey found no case that names do not decide */
     if (model_type && is_listed(transposed, model_type)) return NBL_LINEAR_REFUSE;
     if (rank != 2) return NBL_LINEAR_NO;
     const char *end = name + strlen(name);
     bool is_weight = end - name > 7 && memcmp(end - 7, ".weight", 7) == 0;
     if (is_weight) end -= 7;
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        const rule *r = &rules[i];
-        if (r->when == WHEN_TIED && !tied) continue;
-        if (r->types && (model_type == NULL || !is_listed(r->types, model_type))) continue;
-        if (!fits(r->pattern, name, end)) continue;
-        if (r->verdict != NBL_LINEAR_YES) return r->verdict;
-        break;
+    for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions; i++) {
+        const struct exception *e = &exceptions[i];
+        if (e->when == WHEN_TIED && !tied) continue;
+        if (e->types && (model_type == NULL || !is_listed(e->types, model_type))) continue;
+        if (!fits(e->pattern, name, end)) continue;
+        return e->verdict == NBL_LINEAR_YES && !is_weight ? NBL_LINEAR_NO : e->verdict;
     }
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        if (fits(never[i], name, end)) return NBL_LINEAR_NO;
     return is_weight ? NBL_LINEAR_YES : NBL_LINEAR_NO;
 }
 
@@ -206,20 +182,20 @@ const char *nbl__hf_refusal(const char *model_type)
 {
     return model_type && is_listed(transposed, model_type)
                ? "keep their matrices transposed; quantising them is not supported"
-               : "store several layers in one tensor, or one layer in several, which transformers takes apart "
-                 "while loading; quantising them is not supported";
+               : "store several layers in one tensor, or one layer in several; quantising them is not supported";
 }
 
 bool nbl__hf_is_extra_layer(int64_t layers, const char *name)
 {
-    static const char *const stacks[] = {"model.layers.", "model.language_model.layers.", "language_model.model.layers."};
+    static const char *const stacks[] = {"model.layers.", "model.language_model.layers.",
+                                         "language_model.model.layers."};
     for (size_t i = 0; layers > 0 && i < sizeof stacks / sizeof *stacks; i++) {
         size_t n = strlen(stacks[i]);
         if (strncmp(name, stacks[i], n) != 0) continue;
         size_t digits = strcspn(name + n, ".");
-        if (!is_number(name + n, digits) || digits > 9) return false;
+        if (!is_number(name + n, digits)) return false;
         int64_t layer = 0;
-        for (size_t d = 0; d < digits; d++) layer = layer * 10 + (name[n + d] - '0');
+        for (size_t d = 0; d < digits && layer < layers; d++) layer = layer * 10 + (name[n + d] - '0');
         return layer >= layers;
     }
     return false;

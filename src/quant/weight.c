@@ -13,7 +13,15 @@
 #include <emmintrin.h>
 #endif
 
-enum { CHUNK = 65536, TILE = 64 };
+#ifndef TC
+#define TC 64
+#define TB 16384
+#endif
+enum { CHUNK = 65536, TILE_COLUMNS = TC, TILE_BYTES = TB };
+
+/* From this size on an output is written past the caches: it would not stay in those of one core, and
+ * even where the shared one is larger, not fetching what is overwritten wins (measured: from 8 MiB). */
+enum { STREAM_BYTES = 16 << 20 };
 
 /* ---- decoding any format ---- */
 
@@ -156,7 +164,7 @@ typedef struct decode_job {
     nbl_dtype dtype;
     uint8_t *out;
     bool stream;
-    int64_t row_begin, rows, columns, row_tiles; /* transposed */
+    int64_t row_begin, rows, columns, column_tiles; /* transposed */
 } decode_job;
 
 static nbl_status decode_chunk(void *argument, int64_t item, int worker)
@@ -171,60 +179,71 @@ static nbl_status decode_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* out[c][r] = tile[r][c]; tile rows are TILE elements apart, out rows `stride`. Squares of 4 x 4 or 8 x 8 go
- * through registers (SSE2, which every x86-64 has), what is left one by one. */
-static void transpose_32(const uint32_t *tile, int64_t rows, int64_t columns, uint32_t *out, int64_t stride)
+/* to[c][r] = from[r][c] for a tile; rows of `to` are `stride` elements apart. Squares of 4 x 4 or 8 x 8 go
+ * through registers (SSE2, which every x86-64 has). Both sides are scratch of whole squares. */
+static void transpose_32(const uint32_t *from, int64_t rows, int64_t columns, uint32_t *to, int64_t stride)
 {
-    int64_t square_rows = 0, square_columns = 0;
+    for (int64_t c = 0; c < columns; c += 4) {
+        for (int64_t r = 0; r < rows; r += 4) {
+            const uint32_t *x = from + r * TILE_COLUMNS + c;
+            uint32_t *y = to + c * stride + r;
 #if defined(__x86_64__)
-    square_rows = rows & ~INT64_C(3), square_columns = columns & ~INT64_C(3);
-    for (int64_t c = 0; c < square_columns; c += 4) {
-        for (int64_t r = 0; r < square_rows; r += 4) {
-            __m128i x[4];
-            for (int k = 0; k < 4; k++) x[k] = _mm_load_si128((const void *)(tile + (r + k) * TILE + c));
-            __m128i a = _mm_unpacklo_epi32(x[0], x[1]), b = _mm_unpacklo_epi32(x[2], x[3]);
-            __m128i d = _mm_unpackhi_epi32(x[0], x[1]), e = _mm_unpackhi_epi32(x[2], x[3]);
-            uint32_t *to = out + c * stride + r;
-            _mm_storeu_si128((void *)to, _mm_unpacklo_epi64(a, b));
-            _mm_storeu_si128((void *)(to + stride), _mm_unpackhi_epi64(a, b));
-            _mm_storeu_si128((void *)(to + 2 * stride), _mm_unpacklo_epi64(d, e));
-            _mm_storeu_si128((void *)(to + 3 * stride), _mm_unpackhi_epi64(d, e));
+            __m128i x0 = _mm_load_si128((const void *)x), x1 = _mm_load_si128((const void *)(x + TILE_COLUMNS));
+            __m128i x2 = _mm_load_si128((const void *)(x + 2 * TILE_COLUMNS));
+            __m128i x3 = _mm_load_si128((const void *)(x + 3 * TILE_COLUMNS));
+            __m128i a = _mm_unpacklo_epi32(x0, x1), b = _mm_unpacklo_epi32(x2, x3);
+            __m128i d = _mm_unpackhi_epi32(x0, x1), e = _mm_unpackhi_epi32(x2, x3);
+            _mm_store_si128((void *)y, _mm_unpacklo_epi64(a, b));
+            _mm_store_si128((void *)(y + stride), _mm_unpackhi_epi64(a, b));
+            _mm_store_si128((void *)(y + 2 * stride), _mm_unpacklo_epi64(d, e));
+            _mm_store_si128((void *)(y + 3 * stride), _mm_unpackhi_epi64(d, e));
+#else
+            for (int i = 0; i < 16; i++) y[i % 4 * stride + i / 4] = x[i / 4 * TILE_COLUMNS + i % 4];
+#endif
         }
     }
-#endif
-    for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = c < square_columns ? square_rows : 0; r < rows; r++)
-            out[c * stride + r] = tile[r * TILE + c];
 }
 
-static void transpose_16(const uint16_t *tile, int64_t rows, int64_t columns, uint16_t *out, int64_t stride)
+static void transpose_16(const uint16_t *from, int64_t rows, int64_t columns, uint16_t *to, int64_t stride)
 {
-    int64_t square_rows = 0, square_columns = 0;
+    for (int64_t c = 0; c < columns; c += 8) {
+        for (int64_t r = 0; r < rows; r += 8) {
+            const uint16_t *x = from + r * TILE_COLUMNS + c;
+            uint16_t *y = to + c * stride + r;
 #if defined(__x86_64__)
-    square_rows = rows & ~INT64_C(7), square_columns = columns & ~INT64_C(7);
-    for (int64_t c = 0; c < square_columns; c += 8) {
-        for (int64_t r = 0; r < square_rows; r += 8) {
-            __m128i x[8], y[8];
-            for (int k = 0; k < 8; k++) x[k] = _mm_load_si128((const void *)(tile + (r + k) * TILE + c));
+            __m128i a[8], b[8];
+            for (int k = 0; k < 8; k++) a[k] = _mm_load_si128((const void *)(x + k * TILE_COLUMNS));
             for (int k = 0; k < 4; k++) { /* rows k and k + 4 interleaved, three times over */
-                y[2 * k] = _mm_unpacklo_epi16(x[k], x[k + 4]);
-                y[2 * k + 1] = _mm_unpackhi_epi16(x[k], x[k + 4]);
+                b[2 * k] = _mm_unpacklo_epi16(a[k], a[k + 4]);
+                b[2 * k + 1] = _mm_unpackhi_epi16(a[k], a[k + 4]);
             }
             for (int k = 0; k < 4; k++) {
-                x[2 * k] = _mm_unpacklo_epi16(y[k], y[k + 4]);
-                x[2 * k + 1] = _mm_unpackhi_epi16(y[k], y[k + 4]);
+                a[2 * k] = _mm_unpacklo_epi16(b[k], b[k + 4]);
+                a[2 * k + 1] = _mm_unpackhi_epi16(b[k], b[k + 4]);
             }
             for (int k = 0; k < 4; k++) {
-                uint16_t *to = out + (c + 2 * k) * stride + r;
-                _mm_storeu_si128((void *)to, _mm_unpacklo_epi16(x[k], x[k + 4]));
-                _mm_storeu_si128((void *)(to + stride), _mm_unpackhi_epi16(x[k], x[k + 4]));
+                _mm_store_si128((void *)(y + 2 * k * stride), _mm_unpacklo_epi16(a[k], a[k + 4]));
+                _mm_store_si128((void *)(y + (2 * k + 1) * stride), _mm_unpackhi_epi16(a[k], a[k + 4]));
             }
+#else
+            for (int i = 0; i < 64; i++) y[i % 8 * stride + i / 8] = x[i / 8 * TILE_COLUMNS + i % 8];
+#endif
         }
     }
+}
+
+/* Copies `bytes`; past the caches when `stream`, which needs whole cache lines on both sides. */
+static void put_row(uint8_t *to, const uint8_t *from, size_t bytes, bool stream)
+{
+#if defined(__x86_64__)
+    if (stream) {
+        for (size_t i = 0; i < bytes; i += 16)
+            _mm_stream_si128((void *)(to + i), _mm_load_si128((const void *)(from + i)));
+        return;
+    }
 #endif
-    for (int64_t c = 0; c < columns; c++)
-        for (int64_t r = c < square_columns ? square_rows : 0; r < rows; r++)
-            out[c * stride + r] = tile[r * TILE + c];
+    (void)stream;
+    memcpy(to, from, bytes);
 }
 
 static nbl_status decode_tile(void *argument, int64_t item, int worker)
@@ -232,17 +251,25 @@ static nbl_status decode_tile(void *argument, int64_t item, int worker)
     (void)worker;
     const decode_job *job = argument;
     size_t size = nbl__size_of(job->dtype);
-    int64_t r0 = item % job->row_tiles * TILE, c0 = item / job->row_tiles * TILE;
-    int64_t rows = nbl__min_i64(TILE, job->rows - r0), columns = nbl__min_i64(TILE, job->columns - c0);
-    _Alignas(64) uint32_t tile[TILE * TILE];
+    int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
+    int64_t r0 = item / job->column_tiles * tile_rows, c0 = item % job->column_tiles * TILE_COLUMNS;
+    int64_t rows = nbl__min_i64(tile_rows, job->rows - r0);
+    int64_t columns = nbl__min_i64(TILE_COLUMNS, job->columns - c0);
+    _Alignas(64) uint8_t tile[TILE_BYTES], turned[TILE_BYTES];
     for (int64_t r = 0; r < rows; r++) {
         int64_t begin = (job->row_begin + r0 + r) * job->columns + c0;
         nbl__decode(job->isa, job->weight, begin, begin + columns, job->dtype,
-                    (uint8_t *)tile + (size_t)(r * TILE) * size, false);
+                    tile + (size_t)(r * TILE_COLUMNS) * size, false);
     }
-    void *out = job->out + (size_t)(c0 * job->rows + r0) * size;
-    if (size == 4) transpose_32(tile, rows, columns, out, job->rows);
-    else transpose_16((const uint16_t *)(const void *)tile, rows, columns, out, job->rows);
+    if (size == 4) transpose_32((const void *)tile, rows, columns, (void *)turned, tile_rows);
+    else transpose_16((const void *)tile, rows, columns, (void *)turned, tile_rows);
+    bool stream = job->stream && (size_t)rows * size % 64 == 0;
+    for (int64_t c = 0; c < columns; c++)
+        put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size, turned + (size_t)(c * tile_rows) * size,
+                (size_t)rows * size, stream);
+#if defined(__x86_64__)
+    if (stream) _mm_sfence();
+#endif
     return NBL_OK;
 }
 
@@ -273,11 +300,13 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     NBL_CHECK(ctx, out != NULL, NBL_ERROR_ARGUMENT, "dequantize: out is NULL");
     NBL_CHECK(ctx, (uintptr_t)out % size == 0, NBL_ERROR_ARGUMENT,
               "dequantize: out is not aligned to its %zu-byte elements", size);
+    job.stream = (size_t)(job.end - job.begin) * size > STREAM_BYTES;
     if (transpose) {
-        job.row_tiles = nbl__ceil_div(job.rows, TILE);
-        return nbl__team_run(ctx, job.row_tiles * nbl__ceil_div(columns, TILE), decode_tile, &job, NULL);
+        int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
+        job.column_tiles = nbl__ceil_div(columns, TILE_COLUMNS);
+        job.stream = job.stream && ((uintptr_t)out | (uint64_t)job.rows * size) % 64 == 0;
+        return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, decode_tile, &job, NULL);
     }
-    job.stream = (size_t)(job.end - job.begin) * size > nbl__cache_bytes() / 2;
     job.first_chunk = job.begin / CHUNK;
     return nbl__team_run(ctx, nbl__ceil_div(job.end, CHUNK) - job.first_chunk, decode_chunk, &job, NULL);
 }

@@ -1,7 +1,8 @@
 /* linear_rule.c - the rule of format/hf_linear.h as a filter, for test_linear_rule.py.
  *
- * Reads lines `model_type tied name d0xd1…` (model_type - means none, tied is 0 or 1) and answers each with yes,
- * no or refuse. `layers N name` instead asks whether the tensor is in a layer behind the last of N: extra or no. */
+ * Reads lines `model_type tied name d0xd1…` (model_type - means none, tied is 0 or 1) and answers each
+ * with yes, no or refuse. `layers N name` asks whether the tensor is in a layer behind the last of N: it
+ * answers extra or no. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -225,7 +225,7 @@ def tag(model):
     names, numbers = {}, {}
     with torch.no_grad():
         for name, tensor in model.named_parameters(remove_duplicate=False):
-            number = numbers.setdefault(tensor.data_ptr(), len(numbers) + 1)
+            number = numbers.setdefault(tensor.data_ptr(), len(numbers) + 5000)  # buffers hold small numbers
             names.setdefault(number, []).append(name)
             tensor.fill_(number)
     return names
