@@ -10,6 +10,7 @@
 
 typedef struct plan {
     nbl__encoded *encoded; /* per tensor; format DENSE: copied */
+    bool tied;             /* the output head shares the embedding's matrix */
     pcre2_code *skip;
     pcre2_match_data *match;
 } plan;
@@ -73,11 +74,10 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     *quantise = false;
     if (options->format == NBL_FORMAT_MXFP4) {
         *quantise = is_expert(t);
-    } else {
-        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, config->tied, t->name, t->rank, t->shape);
-        NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED,
-                  "%s: models of type \"%s\" keep their matrices transposed; quantising them is not supported",
-                  v->checkpoint->path, config->model_type);
+    } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
+        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank, t->shape);
+        NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED, "%s: models of type \"%s\" %s",
+                  v->checkpoint->path, config->model_type, nbl__hf_refusal(config->model_type));
         *quantise = verdict == NBL_LINEAR_YES;
     }
     if (!*quantise || nbl__elements(t) == 0) return *quantise = false, NBL_OK;
@@ -90,10 +90,20 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     return NBL_OK;
 }
 
+/* Where the config does not tell: a file without a head has a tied one. */
+static bool is_tied(const nbl_checkpoint *c)
+{
+    if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
+    for (int64_t i = 0; i < c->tensor_count; i++)
+        if (ends_with(c->tensors[i].name, "lm_head.weight")) return false;
+    return true;
+}
+
 static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_options *options)
 {
     nbl_checkpoint *c = v->checkpoint;
     NBL_TRY(NBL_ALLOC(v->ctx, p->encoded, c->tensor_count + 1));
+    p->tied = is_tied(c);
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool quantise;
@@ -110,8 +120,25 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
 
 /* ---- config.json ---- */
 
-/* Modules that stay as they are. transformers takes a list in the config as the whole truth: it then
- * does not add the output head by itself, so the head is always named. */
+/* A list of skipped modules must name them as transformers does, which for some models are not the
+ * names in the file: it renames modules while loading, and takes a list as the whole truth. */
+static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
+{
+    static const char *const renamed[] = {"axk2", "bailing_hybrid", "deepseek_v4", "hrm_text",       "hy_v3", "hy_v4",
+                                          "kimi_linear", "laguna", "mistral_large4", "nemotron_h", "zamba", "zamba2"};
+    const nbl__config *config = &v->checkpoint->config;
+    if (options->skip == NULL || options->format == NBL_FORMAT_MXFP4) return NBL_OK;
+    bool known = !config->is_multimodal;
+    for (size_t i = 0; config->model_type && i < sizeof renamed / sizeof *renamed; i++)
+        known &= strcmp(config->model_type, renamed[i]) != 0;
+    NBL_CHECK(v->ctx, known, NBL_ERROR_UNSUPPORTED,
+              "%s: weights of models of type \"%s\" cannot be skipped: transformers knows their modules by other names",
+              v->checkpoint->path, config->model_type ? config->model_type : "?");
+    return NBL_OK;
+}
+
+/* Full names of all modules that stay as they are. The head is always named, also where it is tied and
+ * not in the file: with a list in the config transformers does not leave it alone by itself. */
 static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
 {
     nbl_checkpoint *c = v->checkpoint;
@@ -119,7 +146,7 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && ends_with(t->name, ".weight");
-        if (!matrix || strstr(t->name, ".experts.") || strcmp(t->name, "lm_head.weight") == 0) continue;
+        if (!matrix || strcmp(t->name, "lm_head.weight") == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__names_add(c, names, module));
@@ -146,6 +173,7 @@ static nbl_status commit(nbl__conversion *v, const plan *p, const nbl_quantize_o
 static nbl_status run(nbl__conversion *v, plan *p, const char *out, const nbl_quantize_options *options)
 {
     NBL_TRY(check_source(v));
+    NBL_TRY(check_skip(v, options));
     NBL_TRY(declare(v, p, options));
     NBL_TRY(nbl__conversion_begin(v, out, options->shard_size));
     for (int64_t i = 0; i < v->checkpoint->tensor_count; i++) {

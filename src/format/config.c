@@ -31,7 +31,10 @@ nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *t
         config->architecture = architectures->items[0].string;
     config->model_type = nbl__json_text(root, "model_type");
     if (nbl__json_is(quantization, NBL_JSON_OBJECT)) config->quantization = quantization;
-    config->tied = nbl__json_is(find(root, "tie_word_embeddings"), NBL_JSON_TRUE);
+    const nbl__json *tied = find(root, "tie_word_embeddings");
+    if (tied) config->tied = nbl__json_is(tied, NBL_JSON_TRUE) ? NBL_TIED_YES : NBL_TIED_NO;
+    if (!nbl__json_natural(find(root, "num_hidden_layers"), &config->layers)) config->layers = 0;
+    config->is_multimodal = nbl__json_is(nbl__json_get(root, "text_config"), NBL_JSON_OBJECT);
     return NBL_OK;
 }
 

@@ -12,7 +12,10 @@ typedef struct nbl__config {
     /* Of the root; NULL when absent. */
     const char *architecture, *model_type;
     const nbl__json *quantization; /* the object quantization_config */
-    bool tied;                     /* tie_word_embeddings, of the text model where there are several */
+    /* tie_word_embeddings and num_hidden_layers, of the text model where there are several. */
+    enum { NBL_TIED_UNTOLD, NBL_TIED_NO, NBL_TIED_YES } tied;
+    int64_t layers;      /* 0: not told */
+    bool is_multimodal;  /* it has a text_config */
 } nbl__config;
 
 /* All memory comes from the arena. `text` must be terminated and live as long. */

@@ -73,26 +73,24 @@ static const struct exception {
     {NULL, "patch_embedding", NBL_LINEAR_YES, ALWAYS},
 };
 
-static const char *const never[] = {
+static const char never[] =
     /* output heads */
-    "lm_head", "lm_heads.#", "lm_head.decoder", "lm_head.out_proj", "generator_lm_head", "lm_loss",
-    "predictions.decoder", "embed_out", "output_projection", "output_layer", "^output", "^decoder", "^head",
-    "^score",
+    "lm_head lm_heads.# lm_head.decoder lm_head.out_proj generator_lm_head lm_loss predictions.decoder "
+    "embed_out output_projection output_layer ^output ^decoder ^head ^score "
     /* embeddings */
-    "embed_tokens", "embed_tokens.#", "embed_tokens_per_layer", "embed_positions", "embed_global", "embed_in",
-    "wte", "wpe", "shared", "row_embedder", "column_embedder", "audio_bos_eos_token", "ngram_embedding.*",
-    "*embedding", "*embeddings", "*_embed", "*_emb", "*_table", "*_attention_bias",
+    "embed_tokens embed_tokens.# embed_tokens_per_layer embed_positions embed_global embed_in wte wpe shared "
+    "row_embedder column_embedder audio_bos_eos_token ngram_embedding.* "
+    "*embedding *embeddings *_embed *_emb *_table *_attention_bias "
     /* experts, which are fused to one tensor while loading, and their routers */
-    "experts.#.*", "router", "router.layer", "gate",
+    "experts.#.* router router.layer gate "
     /* kept in full precision */
-    "indexer.weights_proj",
+    "indexer.weights_proj "
     /* parts of torch.nn.MultiheadAttention */
-    "head.attention.out_proj", "multihead_attn.out_proj",
+    "head.attention.out_proj multihead_attn.out_proj "
     /* multi-token prediction, which transformers does not load */
-    "mtp.*", "mtp_layers.*",
+    "mtp.* mtp_layers.* "
     /* norms with more than one axis */
-    "*norm",
-};
+    "*norm";
 
 /* ---- matching ---- */
 
@@ -107,10 +105,10 @@ static bool is_number(const char *text, size_t n)
 static bool is_listed(const char *list, const char *word)
 {
     size_t n = strlen(word);
-    for (const char *at = list; *at;) {
+    for (const char *at = list; *at; at += strspn(at, " ")) {
         size_t length = strcspn(at, " ");
         if (length == n && memcmp(at, word, n) == 0) return true;
-        at += length + (at[length] == ' ');
+        at += length;
     }
     return false;
 }
@@ -138,9 +136,9 @@ static bool fits_here(const char *pattern, const char *pattern_end, const char *
     }
 }
 
-static bool fits(const char *pattern, const char *module, const char *end)
+static bool fits(const char *pattern, size_t length, const char *module, const char *end)
 {
-    const char *pattern_end = pattern + strlen(pattern);
+    const char *pattern_end = pattern + length;
     if (*pattern == '*') {
         size_t n = (size_t)(pattern_end - pattern) - 1;
         return (size_t)(end - module) >= n && memcmp(end - n, pattern + 1, n) == 0;
@@ -170,11 +168,14 @@ nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const c
         const struct exception *e = &exceptions[i];
         if (e->when == WHEN_TIED && !tied) continue;
         if (e->types && (model_type == NULL || !is_listed(e->types, model_type))) continue;
-        if (!fits(e->pattern, name, end)) continue;
+        if (!fits(e->pattern, strlen(e->pattern), name, end)) continue;
         return e->verdict == NBL_LINEAR_YES && !is_weight ? NBL_LINEAR_NO : e->verdict;
     }
-    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
-        if (fits(never[i], name, end)) return NBL_LINEAR_NO;
+    for (const char *at = never; *at; at += strspn(at, " ")) {
+        size_t length = strcspn(at, " ");
+        if (fits(at, length, name, end)) return NBL_LINEAR_NO;
+        at += length;
+    }
     return is_weight ? NBL_LINEAR_YES : NBL_LINEAR_NO;
 }
 
@@ -182,7 +183,7 @@ const char *nbl__hf_refusal(const char *model_type)
 {
     return model_type && is_listed(transposed, model_type)
                ? "keep their matrices transposed; quantising them is not supported"
-               : "store several layers in one tensor, or one layer in several; quantising them is not supported";
+               : "store several layers in one tensor, or one in several; quantising them is not supported";
 }
 
 bool nbl__hf_is_extra_layer(int64_t layers, const char *name)

@@ -1,31 +1,56 @@
 /* absmax.c - the largest magnitude of a block, ignoring NaN.
  *
- * Magnitudes order like their bits, NaN above infinity: one integer maximum tells whether a block needs
- * the careful pass at all. */
+ * Magnitudes order like their bits, in f32, f16 and bf16 alike, with NaN above infinity: one integer
+ * maximum over the values as they are stored gives the answer, and tells whether the careful pass is
+ * needed at all. */
 #include "quant/kernels.h"
 
-static float absmax_careful(const float *values, int64_t n, int64_t *non_finite)
+static float widen(nbl_dtype dtype, uint32_t bits)
+{
+    if (dtype == NBL_DTYPE_F32) return nbl__from_bits(bits);
+    return dtype == NBL_DTYPE_F16 ? nbl__f16_to_f32((uint16_t)bits) : nbl__from_bits(bits << 16);
+}
+
+static inline uint32_t magnitude_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
+{
+    uint32_t wide;
+    uint16_t half;
+    if (dtype == NBL_DTYPE_F32) {
+        memcpy(&wide, values + 4 * i, 4);
+        return wide & 0x7fffffff;
+    }
+    memcpy(&half, values + 2 * i, 2);
+    return half & 0x7fffu;
+}
+
+static float absmax_careful(nbl_dtype dtype, const uint8_t *values, int64_t n, uint32_t infinity,
+                            int64_t *non_finite)
 {
     uint32_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
-        uint32_t magnitude = nbl__bits_of(values[i]) & 0x7fffffff;
-        if (magnitude >= 0x7f800000) ++*non_finite;
-        if (magnitude <= 0x7f800000 && magnitude > largest) largest = magnitude;
+        uint32_t magnitude = magnitude_at(dtype, values, i);
+        if (magnitude >= infinity) ++*non_finite;
+        if (magnitude <= infinity && magnitude > largest) largest = magnitude;
     }
-    return nbl__from_bits(largest);
+    return widen(dtype, largest);
 }
 
 #if defined(__x86_64__)
 
-NBL_TARGET_AVX2 static int64_t largest_avx2(const float *values, int64_t n, uint32_t *largest)
+NBL_TARGET_AVX2 static inline __m256i load_avx2(const uint8_t *from)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)from);
+}
+
+/* 32 bits per value; returns how many were looked at. */
+NBL_TARGET_AVX2 static int64_t largest_32_avx2(const uint8_t *values, int64_t n, uint32_t *largest)
 {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     __m256i a = _mm256_setzero_si256(), b = a;
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        const __m256i *from = (const __m256i *)(const void *)(values + i);
-        a = _mm256_max_epi32(a, _mm256_and_si256(_mm256_loadu_si256(from), mask));
-        b = _mm256_max_epi32(b, _mm256_and_si256(_mm256_loadu_si256(from + 1), mask));
+        a = _mm256_max_epi32(a, _mm256_and_si256(load_avx2(values + 4 * i), mask));
+        b = _mm256_max_epi32(b, _mm256_and_si256(load_avx2(values + 4 * i + 32), mask));
     }
     a = _mm256_max_epi32(a, b);
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -35,14 +60,31 @@ NBL_TARGET_AVX2 static int64_t largest_avx2(const float *values, int64_t n, uint
     return i;
 }
 
-NBL_TARGET_AVX512 static int64_t largest_avx512(const float *values, int64_t n, uint32_t *largest)
+NBL_TARGET_AVX2 static int64_t largest_16_avx2(const uint8_t *values, int64_t n, uint32_t *largest)
+{
+    const __m256i mask = _mm256_set1_epi16(0x7fff);
+    __m256i a = _mm256_setzero_si256(), b = a;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        a = _mm256_max_epi16(a, _mm256_and_si256(load_avx2(values + 2 * i), mask));
+        b = _mm256_max_epi16(b, _mm256_and_si256(load_avx2(values + 2 * i + 32), mask));
+    }
+    a = _mm256_max_epi16(a, b);
+    __m128i half = _mm_max_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    half = _mm_minpos_epu16(
+        _mm_sub_epi16(_mm_set1_epi16(0x7fff), half)); /* the only horizontal one there is */
+    *largest = 0x7fffu - ((uint32_t)_mm_cvtsi128_si32(half) & 0xffff);
+    return i;
+}
+
+NBL_TARGET_AVX512 static int64_t largest_32_avx512(const uint8_t *values, int64_t n, uint32_t *largest)
 {
     const __m512i mask = _mm512_set1_epi32(0x7fffffff);
     __m512i a = _mm512_setzero_si512(), b = a;
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        a = _mm512_max_epi32(a, _mm512_and_si512(_mm512_loadu_si512(values + i), mask));
-        b = _mm512_max_epi32(b, _mm512_and_si512(_mm512_loadu_si512(values + i + 16), mask));
+        a = _mm512_max_epi32(a, _mm512_and_si512(_mm512_loadu_si512(values + 4 * i), mask));
+        b = _mm512_max_epi32(b, _mm512_and_si512(_mm512_loadu_si512(values + 4 * i + 64), mask));
     }
     *largest = (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(a, b));
     return i;
@@ -50,19 +92,23 @@ NBL_TARGET_AVX512 static int64_t largest_avx512(const float *values, int64_t n, 
 
 #endif
 
-float nbl__absmax(nbl_isa isa, const float *values, int64_t n, int64_t *non_finite)
+float nbl__absmax(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n, int64_t *non_finite)
 {
-    uint32_t largest = 0;
+    uint32_t largest = 0, infinity = dtype == NBL_DTYPE_F32   ? 0x7f800000
+                                     : dtype == NBL_DTYPE_F16 ? 0x7c00
+                                                              : 0x7f80;
     int64_t i = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX512) i = largest_avx512(values, n, &largest);
-    else if (isa >= NBL_ISA_AVX2) i = largest_avx2(values, n, &largest);
+    if (isa >= NBL_ISA_AVX2 && dtype != NBL_DTYPE_F32) i = largest_16_avx2(values, n, &largest);
+    else if (isa >= NBL_ISA_AVX512) i = largest_32_avx512(values, n, &largest);
+    else if (isa >= NBL_ISA_AVX2) i = largest_32_avx2(values, n, &largest);
 #else
     (void)isa;
 #endif
     for (; i < n; i++) {
-        uint32_t magnitude = nbl__bits_of(values[i]) & 0x7fffffff;
+        uint32_t magnitude = magnitude_at(dtype, values, i);
         largest = magnitude > largest ? magnitude : largest;
     }
-    return largest < 0x7f800000 ? nbl__from_bits(largest) : absmax_careful(values, n, non_finite);
+    return largest < infinity ? widen(dtype, largest)
+                              : absmax_careful(dtype, values, n, infinity, non_finite);
 }

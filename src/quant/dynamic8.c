@@ -221,7 +221,7 @@ void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const fl
     make_midpoints(map, midpoints);
     for (int64_t b = 0; b < n; b += block) {
         int64_t length = nbl__min_i64(block, n - b), non_finite = 0, done = 0;
-        float absmax = nbl__absmax(isa, values + b, length, &non_finite);
+        float absmax = nbl__absmax(isa, NBL_DTYPE_F32, values + b, length, &non_finite);
         if (absmax < FLT_MIN) { /* as in fourbit.c */
             *scales++ = 0;
             memset(codes + b, 0, (size_t)length);

@@ -77,14 +77,15 @@ int64_t nbl__fourbit_encode(nbl_isa isa, nbl_format format, int64_t block, nbl_d
     float piece[PIECE];
     uint8_t loose[PIECE + 1];
     int64_t non_finite = 0;
+    size_t size = nbl__size_of(dtype);
     for (int64_t i = 0; i < n; i += PIECE) {
         int64_t count = nbl__min_i64(PIECE, n - i);
-        const uint8_t *from = (const uint8_t *)values + (size_t)i * nbl__size_of(dtype);
+        const uint8_t *from = (const uint8_t *)values + (size_t)i * size;
         nbl__to_f32(isa, dtype, from, piece, count);
         uint8_t spare = 0;
         for (int64_t b = 0; b < count; b += block) {
             int64_t length = nbl__min_i64(block, count - b);
-            float absmax = nbl__absmax(isa, piece + b, length, &non_finite);
+            float absmax = nbl__absmax(isa, dtype, from + (size_t)b * size, length, &non_finite);
             if (absmax < FLT_MIN) { /* nothing but zeros, NaN and what CUDA flushes to zero */
                 *scales++ = 0;
                 memset(loose + b, 0, (size_t)length);

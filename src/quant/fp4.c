@@ -24,20 +24,20 @@ const float nbl__fp4_table[16] = {
 };
 
 /* CUDA's literals; some lie a few ulp beside the mid-points. */
-static const uint32_t threshold_bits[7] = {
+static const uint32_t thresholds[8] = {
     0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555, 0x3ed55556, 0x3f155550, 0x3f555555,
 };
 static const uint8_t by_rank[8] = {0, 1, 6, 7, 4, 5, 2, 3};
 
 static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
 {
-    float thresholds[7];
-    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    float t[7];
+    memcpy(t, thresholds, sizeof t);
     for (int64_t i = begin; i < n; i++) {
         float y = values[i] * reciprocal, magnitude = y < 0 ? -y : y;
-        unsigned rank = magnitude > thresholds[3] ? 4 : 0;
-        rank += magnitude > thresholds[rank + 1] ? 2 : 0;
-        rank += magnitude > thresholds[rank] ? 1 : 0;
+        unsigned rank = magnitude > t[3] ? 4 : 0;
+        rank += magnitude > t[rank + 1] ? 2 : 0;
+        rank += magnitude > t[rank] ? 1 : 0;
         codes[i] = (uint8_t)(by_rank[rank] | (y < 0 ? 8 : 0));
     }
 }
@@ -47,8 +47,6 @@ static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, flo
 NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, float reciprocal,
                                                uint8_t *codes)
 {
-    float thresholds[7];
-    memcpy(thresholds, threshold_bits, sizeof thresholds);
     const __m256 factor = _mm256_set1_ps(reciprocal), minus = _mm256_set1_ps(-0.0f);
     const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)by_rank));
     int64_t i = 0;
@@ -69,8 +67,6 @@ NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, f
 NBL_TARGET_AVX512 static int64_t encode_fp4_avx512(const float *values, int64_t n, float reciprocal,
                                                    uint8_t *codes)
 {
-    float thresholds[7];
-    memcpy(thresholds, threshold_bits, sizeof thresholds);
     const __m512 factor = _mm512_set1_ps(reciprocal);
     const __m512i order = _mm512_setr_epi32(0, 1, 6, 7, 4, 5, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0); /* by_rank */
     int64_t i = 0;

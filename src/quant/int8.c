@@ -4,14 +4,24 @@
  *   decode  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
  *
  * Rounding to f16 keeps order, so the row's absmax is found before it. A row is read twice; the second
- * time from a cache unless it is huge. */
+ * time from a cache unless it is huge. Both directions are bound by memory: 3 to 5 bytes per value. */
 #include "quant/kernels.h"
 
 #include <math.h>
 
 #define INVERSE_127 0x1.020408p-7f /* bits 3c010204 */
 
-enum { PIECE = 4096 };
+/* ---- decode ---- */
+
+static void decode_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out, int64_t begin,
+                               int64_t n)
+{
+    for (int64_t i = begin; i < n; i++) {
+        float value = (float)codes[i] * scale * INVERSE_127;
+        if (dtype == NBL_DTYPE_F32) ((float *)out)[i] = value;
+        else ((uint16_t *)out)[i] = dtype == NBL_DTYPE_F16 ? nbl__f32_to_f16(value) : nbl__f32_to_bf16(value);
+    }
+}
 
 #if defined(__x86_64__)
 
@@ -22,20 +32,22 @@ NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scal
     return _mm256_mul_ps(_mm256_mul_ps(code, scale), _mm256_set1_ps(INVERSE_127));
 }
 
-NBL_TARGET_AVX2 static int64_t decode_int8_avx2(const int8_t *codes, float scale, nbl_dtype dtype, void *out,
+/* Both return how many values they decoded; the scale is finite, so no value is NaN. */
+NBL_TARGET_AVX2 static int64_t decode_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
                                                 int64_t n, bool stream)
 {
     const __m256 factor = _mm256_set1_ps(scale);
     uint8_t *to = out;
     int64_t i = 0;
-    if (dtype == NBL_DTYPE_F32)
+    if (dtype == NBL_DTYPE_F32) {
         for (; i + 8 <= n; i += 8)
             put_avx2(to + 4 * i, _mm256_castps_si256(eight_avx2(codes + i, factor)), stream);
-    else
-        for (; i + 16 <= n; i += 16)
-            put_avx2(to + 2 * i,
-                     narrow_avx2(dtype, eight_avx2(codes + i, factor), eight_avx2(codes + i + 8, factor)),
-                     stream);
+        return i;
+    }
+    for (; i + 16 <= n; i += 16) {
+        __m256 a = eight_avx2(codes + i, factor), b = eight_avx2(codes + i + 8, factor);
+        put_avx2(to + 2 * i, narrow_avx2(dtype, a, b), stream);
+    }
     return i;
 }
 
@@ -46,7 +58,7 @@ NBL_TARGET_AVX512 static inline __m512 sixteen_avx512(const int8_t *codes, __m51
     return _mm512_mul_ps(_mm512_mul_ps(code, scale), _mm512_set1_ps(INVERSE_127));
 }
 
-NBL_TARGET_AVX512 static int64_t decode_int8_avx512(const int8_t *codes, float scale, nbl_dtype dtype,
+NBL_TARGET_AVX512 static int64_t decode_int8_avx512(nbl_dtype dtype, const int8_t *codes, float scale,
                                                     void *out, int64_t n, bool stream)
 {
     const __m512 factor = _mm512_set1_ps(scale);
@@ -55,12 +67,12 @@ NBL_TARGET_AVX512 static int64_t decode_int8_avx512(const int8_t *codes, float s
     if (dtype == NBL_DTYPE_F32) {
         for (; i + 16 <= n; i += 16)
             put_avx512(to + 4 * i, _mm512_castps_si512(sixteen_avx512(codes + i, factor)), stream);
-    } else {
-        for (; i + 32 <= n; i += 32) {
-            __m256i a = narrow_avx512(dtype, sixteen_avx512(codes + i, factor));
-            __m256i b = narrow_avx512(dtype, sixteen_avx512(codes + i + 16, factor));
-            put_avx512(to + 2 * i, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
-        }
+        return i;
+    }
+    for (; i + 32 <= n; i += 32) {
+        __m256i a = narrow_avx512(dtype, sixteen_avx512(codes + i, factor));
+        __m256i b = narrow_avx512(dtype, sixteen_avx512(codes + i + 16, factor));
+        put_avx512(to + 2 * i, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
     }
     return i;
 }
@@ -68,22 +80,20 @@ NBL_TARGET_AVX512 static int64_t decode_int8_avx512(const int8_t *codes, float s
 #endif
 
 /* A row, or a part of one. */
-static void decode_row(nbl_isa isa, const int8_t *codes, float scale, nbl_dtype dtype, void *out, int64_t n,
+static void decode_row(nbl_isa isa, nbl_dtype dtype, const int8_t *codes, float scale, void *out, int64_t n,
                        bool stream)
 {
     int64_t done = 0;
 #if defined(__x86_64__)
     stream = stream && (uintptr_t)out % 64 == 0;
-    if (isa >= NBL_ISA_AVX512) done = decode_int8_avx512(codes, scale, dtype, out, n, stream);
-    else if (isa >= NBL_ISA_AVX2) done = decode_int8_avx2(codes, scale, dtype, out, n, stream);
+    if (isa >= NBL_ISA_AVX512 && isfinite(scale))
+        done = decode_int8_avx512(dtype, codes, scale, out, n, stream);
+    else if (isa >= NBL_ISA_AVX2 && isfinite(scale))
+        done = decode_int8_avx2(dtype, codes, scale, out, n, stream);
 #else
     (void)isa, (void)stream;
 #endif
-    for (int64_t i = done; i < n; i++) {
-        float value = (float)codes[i] * scale * INVERSE_127;
-        if (dtype == NBL_DTYPE_F32) ((float *)out)[i] = value;
-        else ((uint16_t *)out)[i] = dtype == NBL_DTYPE_F16 ? nbl__f32_to_f16(value) : nbl__f32_to_bf16(value);
-    }
+    decode_int8_scalar(dtype, codes, scale, out, done, n);
 }
 
 void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
@@ -95,35 +105,62 @@ void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int6
     uint8_t *target = out;
     for (int64_t i = begin, stop; i < end; i = stop, row++) {
         stop = nbl__min_i64(end, (row + 1) * columns);
-        decode_row(isa, codes + i, weight->scales[row], dtype,
+        decode_row(isa, dtype, codes + i, weight->scales[row],
                    target + (size_t)(i - begin) * nbl__size_of(dtype), stop - i, stream);
     }
+#if defined(__x86_64__)
+    if (stream) _mm_sfence();
+#endif
 }
+
+/* ---- encode ---- */
 
 static float through_f16(float value)
 {
     return nbl__f16_to_f32(nbl__f32_to_f16(value));
 }
 
-static void encode_int8_scalar(const float *values, float factor, int8_t *codes, int64_t begin, int64_t n)
+static float value_of(nbl_dtype dtype, const uint8_t *values, int64_t i)
+{
+    float value;
+    nbl__to_f32(NBL_ISA_SCALAR, dtype, values + (size_t)i * nbl__size_of(dtype), &value, 1);
+    return through_f16(value);
+}
+
+static void encode_int8_scalar(nbl_dtype dtype, const uint8_t *values, float factor, int8_t *codes,
+                               int64_t begin, int64_t n)
 {
     for (int64_t i = begin; i < n; i++) {
-        float y = through_f16(values[i]) * factor;
+        float y = value_of(dtype, values, i) * factor;
         codes[i] = y == y ? (int8_t)lrintf(y) : 0; /* infinity only occurs times 0 */
     }
 }
 
 #if defined(__x86_64__)
 
-NBL_TARGET_AVX2 static int64_t encode_int8_avx2(const float *values, float scale, int8_t *codes, int64_t n)
+/* Values as the row holds them, through f16. */
+NBL_TARGET_AVX2 static inline __m256 load_f16_avx2(nbl_dtype dtype, const uint8_t *values, int64_t i)
+{
+    __m256 wide;
+    if (dtype == NBL_DTYPE_F32) {
+        wide = _mm256_loadu_ps((const float *)(const void *)(values + 4 * i));
+    } else {
+        __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(values + 2 * i));
+        if (dtype == NBL_DTYPE_F16) return _mm256_cvtph_ps(half);
+        wide = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+}
+
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
+encode_int8_avx2(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *codes, int64_t n)
 {
     const __m256 factor = _mm256_set1_ps(scale);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         __m256i lanes[4];
         for (int k = 0; k < 4; k++) {
-            __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(values + i + 8 * k), _MM_FROUND_TO_NEAREST_INT);
-            __m256 y = _mm256_mul_ps(_mm256_cvtph_ps(half), factor);
+            __m256 y = _mm256_mul_ps(load_f16_avx2(dtype, values, i + 8 * k), factor);
             __m256i number = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_ORD_Q));
             lanes[k] = _mm256_and_si256(_mm256_cvtps_epi32(y), number);
         }
@@ -132,14 +169,34 @@ NBL_TARGET_AVX2 static int64_t encode_int8_avx2(const float *values, float scale
     return i;
 }
 
-NBL_TARGET_AVX512 static int64_t encode_int8_avx512(const float *values, float scale, int8_t *codes,
-                                                    int64_t n)
+NBL_TARGET_AVX2 static int64_t encode_int8_any_avx2(nbl_dtype dtype, const uint8_t *values, float scale,
+                                                    int8_t *codes, int64_t n)
+{
+    if (dtype == NBL_DTYPE_F32) return encode_int8_avx2(NBL_DTYPE_F32, values, scale, codes, n);
+    if (dtype == NBL_DTYPE_F16) return encode_int8_avx2(NBL_DTYPE_F16, values, scale, codes, n);
+    return encode_int8_avx2(NBL_DTYPE_BF16, values, scale, codes, n);
+}
+
+NBL_TARGET_AVX512 static inline __m512 load_f16_avx512(nbl_dtype dtype, const uint8_t *values, int64_t i)
+{
+    __m512 wide;
+    if (dtype == NBL_DTYPE_F32) {
+        wide = _mm512_loadu_ps(values + 4 * i);
+    } else {
+        __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)(values + 2 * i));
+        if (dtype == NBL_DTYPE_F16) return _mm512_cvtph_ps(half);
+        wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    }
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+}
+
+NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const uint8_t *values, float scale,
+                                                        int8_t *codes, int64_t n)
 {
     const __m512 factor = _mm512_set1_ps(scale);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m256i half = _mm512_cvtps_ph(_mm512_loadu_ps(values + i), _MM_FROUND_TO_NEAREST_INT);
-        __m512 y = _mm512_mul_ps(_mm512_cvtph_ps(half), factor);
+        __m512 y = _mm512_mul_ps(load_f16_avx512(dtype, values, i), factor);
         __m512i code = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y);
         _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
     }
@@ -148,55 +205,38 @@ NBL_TARGET_AVX512 static int64_t encode_int8_avx512(const float *values, float s
 
 #endif
 
-static void encode_piece(nbl_isa isa, const float *values, float factor, int8_t *codes, int64_t n)
-{
-    int64_t done = 0;
-#if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX512) done = encode_int8_avx512(values, factor, codes, n);
-    else if (isa >= NBL_ISA_AVX2) done = encode_int8_avx2(values, factor, codes, n);
-#else
-    (void)isa;
-#endif
-    encode_int8_scalar(values, factor, codes, done, n);
-}
-
-/* The row's scale, and how many of its values are not finite in f16. */
+/* The row's scale; adds how many of its values are not finite in f16. */
 static float row_scale(nbl_isa isa, nbl_dtype dtype, const uint8_t *values, int64_t columns,
                        int64_t *non_finite)
 {
-    float piece[PIECE], scale = 0;
-    for (int64_t i = 0; i < columns; i += PIECE) {
-        int64_t count = nbl__min_i64(PIECE, columns - i), bad = 0;
-        nbl__to_f32(isa, dtype, values + (size_t)i * nbl__size_of(dtype), piece, count);
-        float absmax = through_f16(nbl__absmax(isa, piece, count, &bad));
-        if (absmax == INFINITY) { /* also values that only f16 cannot hold */
-            bad = 0;
-            for (int64_t k = 0; k < count; k++) bad += !isfinite(through_f16(piece[k]));
-        }
-        *non_finite += bad;
-        if (absmax > scale) scale = absmax;
+    int64_t bad = 0;
+    float scale = through_f16(nbl__absmax(isa, dtype, values, columns, &bad));
+    if (scale == INFINITY) { /* also values that only f16 cannot hold */
+        bad = 0;
+        for (int64_t i = 0; i < columns; i++) bad += !isfinite(value_of(dtype, values, i));
     }
+    *non_finite += bad;
     return scale;
 }
 
 int64_t nbl__int8_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t rows, int64_t columns,
                          int8_t *codes, float *scales)
 {
-    float piece[PIECE];
     int64_t non_finite = 0;
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++, codes += columns) {
         const uint8_t *row = (const uint8_t *)values + (size_t)(r * columns) * nbl__size_of(dtype);
         scales[r] = row_scale(isa, dtype, row, columns, &non_finite);
         if (scales[r] == 0) {
-            if (columns > 0) memset(codes + r * columns, 0, (size_t)columns);
+            if (columns > 0) memset(codes, 0, (size_t)columns);
             continue;
         }
         float factor = 127 / scales[r];
-        for (int64_t i = 0; i < columns; i += PIECE) {
-            int64_t count = nbl__min_i64(PIECE, columns - i);
-            nbl__to_f32(isa, dtype, row + (size_t)i * nbl__size_of(dtype), piece, count);
-            encode_piece(isa, piece, factor, codes + r * columns + i, count);
-        }
+        int64_t done = 0;
+#if defined(__x86_64__)
+        if (isa >= NBL_ISA_AVX512) done = encode_int8_any_avx512(dtype, row, factor, codes, columns);
+        else if (isa >= NBL_ISA_AVX2) done = encode_int8_any_avx2(dtype, row, factor, codes, columns);
+#endif
+        encode_int8_scalar(dtype, row, factor, codes, done, columns);
     }
     return non_finite;
 }

@@ -15,8 +15,10 @@ enum { BLOCK = 32 };
 static const float table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
                                 -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
 
-/* a > threshold counts one code up. A tie that must go up has the f32 just below it here. */
-static const float thresholds[7] = {0.25f, 0x1.7ffffep-1f, 1.25f, 0x1.bffffep+0f, 2.5f, 0x1.bffffep+1f, 5.0f};
+/* As f32 bits: 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5. A value above one counts one code up; where a tie must go
+ * up, to the even code, the f32 just below it stands here. */
+static const uint32_t thresholds[8] = {0x3e800000, 0x3f3fffff, 0x3fa00000, 0x3fdfffff,
+                                       0x40200000, 0x405fffff, 0x40a00000};
 
 /* 2^(e-128), e in 0 ... 255; the first two are subnormal. */
 static float power_of_two(unsigned e)
@@ -45,12 +47,14 @@ void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int
 static void encode_mxfp4_scalar(const float *values, float factor, uint8_t *packed)
 {
     uint8_t codes[BLOCK];
+    float t[7];
+    memcpy(t, thresholds, sizeof t);
     for (int i = 0; i < BLOCK; i++) {
         uint32_t bits = nbl__bits_of(values[i]);
         float scaled = nbl__from_bits(bits & 0x7fffffff) * factor;
-        unsigned code = scaled > thresholds[3] ? 4 : 0;
-        code += scaled > thresholds[code + 1] ? 2 : 0;
-        code += scaled > thresholds[code] ? 1 : 0;
+        unsigned code = scaled > t[3] ? 4 : 0;
+        code += scaled > t[code + 1] ? 2 : 0;
+        code += scaled > t[code] ? 1 : 0;
         codes[i] = (uint8_t)(scaled == scaled ? code | (bits >> 31) << 3 : 0);
     }
     for (int i = 0; i < BLOCK / 2; i++) packed[i] = (uint8_t)(codes[2 * i + 1] << 4 | codes[2 * i]);
@@ -95,7 +99,8 @@ static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint
                          int64_t *non_finite)
 {
     int64_t bad = 0;
-    uint32_t exponent = nbl__bits_of(nbl__absmax(isa, values, BLOCK, &bad)) >> 23; /* 0: subnormal, zero */
+    uint32_t exponent = nbl__bits_of(nbl__absmax(isa, NBL_DTYPE_F32, values, BLOCK, &bad)) >>
+                        23; /* 0: subnormal, zero */
     unsigned e = exponent == 255 ? 254 : exponent > 2 ? exponent - 2 : 0;
     float factor = power_of_two(255 - e); /* 2^(127-e) */
     *scale = (uint8_t)e;

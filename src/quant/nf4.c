@@ -23,22 +23,23 @@ const float nbl__nf4_table[16] = {
     1.0f,
 };
 
-/* As bit patterns: a decimal literal that is one ulp off would go unnoticed for years. */
-static const uint32_t threshold_bits[15] = {
+/* As bit patterns: a decimal literal that is one ulp off would go unnoticed for years. Padded, so that 16
+ * can be loaded from the fourth on. */
+static const uint32_t thresholds[19] = {
     0xbf591cd8, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec, 0xbe0d38bc, 0xbd3a7871, 0x3d22faff,
     0x3df64862, 0x3e5067e0, 0x3e9582d4, 0x3ec753f9, 0x3f006d04, 0x3f248daf, 0x3f5c89da,
 };
 
 static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
 {
-    float thresholds[15];
-    memcpy(thresholds, threshold_bits, sizeof thresholds);
+    float t[15];
+    memcpy(t, thresholds, sizeof t);
     for (int64_t i = begin; i < n; i++) {
         float y = values[i] * reciprocal;
-        unsigned code = y > thresholds[7] ? 8 : 0;
-        code += y > thresholds[code + 3] ? 4 : 0;
-        code += y > thresholds[code + 1] ? 2 : 0;
-        code += y > thresholds[code] ? 1 : 0;
+        unsigned code = y > t[7] ? 8 : 0;
+        code += y > t[code + 3] ? 4 : 0;
+        code += y > t[code + 1] ? 2 : 0;
+        code += y > t[code] ? 1 : 0;
         codes[i] = (uint8_t)code;
     }
 }
@@ -50,13 +51,14 @@ static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, flo
 NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, float reciprocal,
                                                uint8_t *codes)
 {
-    float t[15];
-    memcpy(t, threshold_bits, sizeof t);
-    const __m256 factor = _mm256_set1_ps(reciprocal);
-    const __m256 first = _mm256_set1_ps(t[7]), left = _mm256_set1_ps(t[3]), right = _mm256_set1_ps(t[11]);
-    const __m256 third = _mm256_setr_ps(t[1], t[5], t[9], t[13], t[1], t[5], t[9], t[13]);
-    const __m256 fourth = _mm256_setr_ps(t[0], t[2], t[4], t[6], t[8], t[10], t[12], t[14]);
-    const __m256i zero = _mm256_setzero_si256();
+    const __m256 factor = _mm256_set1_ps(reciprocal), first = threshold_avx2(thresholds[7]);
+    const __m256 left = threshold_avx2(thresholds[3]), right = threshold_avx2(thresholds[11]);
+    __m256 a = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)thresholds));
+    __m256 b = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)(thresholds + 8)));
+    __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)),
+            odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    const __m256 evens = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)); /* thresholds 0, 2, … 14 */
+    const __m256 odds = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));   /* thresholds 1, 3, … 13 */
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         __m256i lanes[4];
@@ -64,12 +66,13 @@ NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, f
             __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
             __m256 above = _mm256_cmp_ps(y, first, _CMP_GT_OQ);
             __m256 second = _mm256_blendv_ps(left, right, above);
-            __m256i code = _mm256_sub_epi32(zero, _mm256_castps_si256(above));
-            __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ));
-            code = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
-            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(third, code), _CMP_GT_OQ));
-            code = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
-            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(fourth, code), _CMP_GT_OQ));
+            __m256i code = _mm256_and_si256(_mm256_castps_si256(above),
+                                            _mm256_set1_epi32(4));                    /* half the code */
+            __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ)); /* 0 or -1 */
+            code = _mm256_sub_epi32(code, _mm256_add_epi32(step, step));
+            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(odds, code), _CMP_GT_OQ));
+            code = _mm256_sub_epi32(code, step);
+            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(evens, code), _CMP_GT_OQ));
             lanes[k] = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
         }
         _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
@@ -80,10 +83,11 @@ NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, f
 NBL_TARGET_AVX512 static int64_t encode_nf4_avx512(const float *values, int64_t n, float reciprocal,
                                                    uint8_t *codes)
 {
-    float t[32] = {0};
-    memcpy(t, threshold_bits, sizeof threshold_bits);
-    const __m512 factor = _mm512_set1_ps(reciprocal), first = _mm512_set1_ps(t[7]);
-    const __m512 second = _mm512_loadu_ps(t + 3), third = _mm512_loadu_ps(t + 1), fourth = _mm512_loadu_ps(t);
+    const __m512 factor = _mm512_set1_ps(reciprocal);
+    const __m512 first = _mm512_castsi512_ps(_mm512_set1_epi32((int)thresholds[7]));
+    const __m512 second = _mm512_castsi512_ps(_mm512_loadu_si512(thresholds + 3));
+    const __m512 third = _mm512_castsi512_ps(_mm512_loadu_si512(thresholds + 1));
+    const __m512 fourth = _mm512_castsi512_ps(_mm512_loadu_si512(thresholds));
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         __m512 y = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);

@@ -1,8 +1,11 @@
 /* weight.c - the checked, threaded entries of nibble.h's section 4, and the dispatch on format.
  *
  * Work is cut at multiples of 64 Ki elements of the flattened weight: every block size divides that, so
- * a block is never shared and any number of threads gives the same bits. A transposed result goes
- * through tiles of 64 x 64 on the stack, each row decoded on its own. */
+ * a block is never shared and any number of threads gives the same bits.
+ *
+ * A transposed result goes through tiles on the stack: 64 columns of 128 (f32) or 256 rows are decoded row by
+ * row, turned, and written as 64 runs of 512 bytes. Longer runs would leave the first cache, shorter ones
+ * make the stores wait for memory one cache line at a time. */
 #include "base/team.h"
 #include "quant/quant.h"
 
@@ -13,11 +16,7 @@
 #include <emmintrin.h>
 #endif
 
-#ifndef TC
-#define TC 64
-#define TB 16384
-#endif
-enum { CHUNK = 65536, TILE_COLUMNS = TC, TILE_BYTES = TB };
+enum { CHUNK = 65536, TILE_COLUMNS = 64, TILE_BYTES = 32768 };
 
 /* From this size on an output is written past the caches: it would not stay in those of one core, and
  * even where the shared one is larger, not fetching what is overwritten wins (measured: from 8 MiB). */
@@ -188,7 +187,8 @@ static void transpose_32(const uint32_t *from, int64_t rows, int64_t columns, ui
             const uint32_t *x = from + r * TILE_COLUMNS + c;
             uint32_t *y = to + c * stride + r;
 #if defined(__x86_64__)
-            __m128i x0 = _mm_load_si128((const void *)x), x1 = _mm_load_si128((const void *)(x + TILE_COLUMNS));
+            __m128i x0 = _mm_load_si128((const void *)x),
+                    x1 = _mm_load_si128((const void *)(x + TILE_COLUMNS));
             __m128i x2 = _mm_load_si128((const void *)(x + 2 * TILE_COLUMNS));
             __m128i x3 = _mm_load_si128((const void *)(x + 3 * TILE_COLUMNS));
             __m128i a = _mm_unpacklo_epi32(x0, x1), b = _mm_unpacklo_epi32(x2, x3);
@@ -265,8 +265,8 @@ static nbl_status decode_tile(void *argument, int64_t item, int worker)
     else transpose_16((const void *)tile, rows, columns, (void *)turned, tile_rows);
     bool stream = job->stream && (size_t)rows * size % 64 == 0;
     for (int64_t c = 0; c < columns; c++)
-        put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size, turned + (size_t)(c * tile_rows) * size,
-                (size_t)rows * size, stream);
+        put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size,
+                turned + (size_t)(c * tile_rows) * size, (size_t)rows * size, stream);
 #if defined(__x86_64__)
     if (stream) _mm_sfence();
 #endif
@@ -305,7 +305,8 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
         int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
         job.column_tiles = nbl__ceil_div(columns, TILE_COLUMNS);
         job.stream = job.stream && ((uintptr_t)out | (uint64_t)job.rows * size) % 64 == 0;
-        return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, decode_tile, &job, NULL);
+        return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, decode_tile, &job,
+                             NULL);
     }
     job.first_chunk = job.begin / CHUNK;
     return nbl__team_run(ctx, nbl__ceil_div(job.end, CHUNK) - job.first_chunk, decode_chunk, &job, NULL);

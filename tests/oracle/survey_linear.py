@@ -1,13 +1,13 @@
 """Which tensors of a checkpoint would transformers + bitsandbytes quantise? Ask them, for every architecture.
 
-For each causal language model of transformers (and the image-text-to-text ones whose text model people
-fine-tune) this builds a tiny model, saves it with save_pretrained, which gives the names that the tensors of
-a real checkpoint have, and asks transformers which modules it would replace by bitsandbytes layers when it
-loads that folder.  Module names and checkpoint names differ (experts are fused in memory, prefixes change), so
-every parameter is filled with a number of its own before saving: the numbers in a saved tensor say which
-parameters it came from, whatever the renaming, splitting or stacking was.
+For each causal language model of transformers, and the multimodal and encoder-decoder ones, this builds a tiny
+model, saves it with save_pretrained, which gives the names that the tensors of a real checkpoint have, and asks
+transformers which modules it would replace by bitsandbytes layers when it loads that folder. Module names and
+checkpoint names differ (experts are fused in memory, prefixes change), so every parameter is filled with a
+number of its own before saving: the numbers in a saved tensor say which parameters it came from, whatever the
+renaming, splitting or stacking was.
 
-    python survey_linear.py                   all architectures, JSON lines on stdout, failures on stderr
+    python survey_linear.py                   all architectures: JSON lines on stdout, failures on stderr
     python survey_linear.py llama qwen3_moe   only these model types
     python survey_linear.py --load            really load each folder in 4 bits instead of asking the quantizer
 
@@ -17,7 +17,7 @@ One line per model and per setting of tie_word_embeddings:
      "tensors": [[name, [d0, d1], verdict], …]}
 
 verdict: "yes" one Linear4bit has exactly this tensor; "no" none has; "part" a Linear4bit has it together with
-others, or a part of it (the layer is fused or split while loading, so the tensor cannot be stored quantised).
+others, or has a part of it (the layer is fused or split while loading: the tensor cannot be stored quantised).
 """
 
 import argparse
@@ -57,25 +57,28 @@ VOCABULARY = 96
 # relation between them survives; depths, vocabularies and numbers of experts are cut.
 
 WIDTHS = (
-    "hidden_size intermediate_size head_dim moe_intermediate_size d_model v_head_dim kv_lora_rank q_lora_rank "
-    "qk_rope_head_dim qk_nope_head_dim qk_head_dim projection_dim out_hidden_size encoder_ffn_dim "
-    "decoder_ffn_dim linear_key_head_dim linear_value_head_dim shared_expert_intermediate_size ffn_dim "
-    "index_head_dim n_embd n_inner d_kv d_ff mlp_dim embed_dim hidden_size_per_layer_input projector_hidden_size "
-    "encoder_hidden_size vision_output_dim word_embed_proj_dim text_hidden_size linear_head_dim ffn_hidden_size "
-    "laurel_rank shared_intermediate_size intermediate_size_mlp attention_hidden_size mamba_d_head mamba_d_state "
+    "hidden_size intermediate_size head_dim moe_intermediate_size d_model v_head_dim kv_lora_rank "
+    "q_lora_rank qk_rope_head_dim qk_nope_head_dim qk_head_dim projection_dim out_hidden_size "
+    "encoder_ffn_dim decoder_ffn_dim linear_key_head_dim linear_value_head_dim "
+    "shared_expert_intermediate_size ffn_dim index_head_dim n_embd n_inner d_kv d_ff mlp_dim embed_dim "
+    "hidden_size_per_layer_input projector_hidden_size encoder_hidden_size vision_output_dim "
+    "word_embed_proj_dim text_hidden_size linear_head_dim ffn_hidden_size laurel_rank "
+    "shared_intermediate_size intermediate_size_mlp attention_hidden_size mamba_d_head mamba_d_state "
     "embedding_size swa_head_dim d_rel mamba_dt_rank kv_channels projector_input_dim projector_output_dim "
     "dense_intermediate_size input_size ssm_state_size mamba_head_dim moe_shared_expert_intermediate_size "
     "attention_head_dim image_text_hidden_size latent_channels resampler_head_dim patch_embed_hidden_size "
     "output_dim gated_norm_rank dim_head dim_ff dff o_lora_rank mamba_d_ssm backbone_hidden_size "
     "expert_ffn_hidden_size prompt_mid_dim lru_width attention_head_size feed_forward_size "
-    "input_embedding_size output_embedding_size pronunciation_embed_dim shape_embed_dim emb_dim d_inner d_head "
-    "embedding_dim mamba_headdim router_hidden_size alignment_intermediate_size position_embedding_size "
-    "resampler_dim_head projection_intermediate_size image_token_embed_dim projection_hidden_size "
-    "merged_hidden_size moe_hidden_size hidden_sizes vision_hidden_size post_conv_in_channels "
-    "post_conv_out_channels post_conv_mid_channels decoder_hidden_size downsample_hidden_size share_expert_dim "
-    "pooler_output_size hidden_size_global ext_pw_out_channel depthwise_separable_out_channel "
-    "nemo_conv_channels output_channels hc_lowrank ple_embed_dim state_size time_step_rank codebook_dim rotary_dim "
-    "adapter_rank expert_intermediate_size shared_expert_hidden_size axial_pos_embds_dim global_head_dim conf_hidden_size hidden_dim input_dim audio_hidden_size"
+    "input_embedding_size output_embedding_size pronunciation_embed_dim shape_embed_dim emb_dim d_inner "
+    "d_head embedding_dim mamba_headdim router_hidden_size alignment_intermediate_size "
+    "position_embedding_size resampler_dim_head projection_intermediate_size image_token_embed_dim "
+    "projection_hidden_size merged_hidden_size moe_hidden_size hidden_sizes vision_hidden_size "
+    "post_conv_in_channels post_conv_out_channels post_conv_mid_channels decoder_hidden_size "
+    "downsample_hidden_size share_expert_dim pooler_output_size hidden_size_global ext_pw_out_channel "
+    "depthwise_separable_out_channel nemo_conv_channels output_channels hc_lowrank ple_embed_dim "
+    "state_size time_step_rank codebook_dim rotary_dim adapter_rank expert_intermediate_size "
+    "shared_expert_hidden_size axial_pos_embds_dim global_head_dim conf_hidden_size hidden_dim input_dim "
+    "audio_hidden_size"
 ).split()
 DEPTHS = (
     "num_hidden_layers n_layer n_layers num_layers depth encoder_layers decoder_layers num_blocks layers "
@@ -143,9 +146,10 @@ def merge(values, special):
     return values
 
 
-# What the defaults leave out or the generic cuts break, merged into the small configuration; a list has variants.
+# What the defaults leave out or the generic cuts break, merged into the small configuration; lists of variants.
 GEMMA4 = {"num_kv_shared_layers": 0}
-GEMMA4_MOE = {"num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+GEMMA4_MOE = {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+              "moe_intermediate_size": 32}
 COMPASS = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 QWEN4 = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
          "indexer_compress_ratio": 2, "ple_layer_ids": [2], "split_ngram_parts": 2, "eos_token_id": 2}
@@ -174,7 +178,8 @@ SPECIAL = {
     "gemma4_unified": [{"text_config": GEMMA4}],
     "gemma4_unified_text": [GEMMA4],
     "gemma4_unified_assistant": [{"text_config": {"num_kv_shared_layers": 5}}],
-    "granite4_vision": [{"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "4/8", "vision_config": {"hidden_size": 128, "num_attention_heads": 4}}],
+    "granite4_vision": [{"deepstack_layer_map": [[0, 0], [1, 1]], "downsample_rate": "4/8",
+                         "vision_config": {"hidden_size": 128, "num_attention_heads": 4}}],
     "granitemoehybrid": [{"layer_types": ["mamba", "attention", "mamba", "attention"]}],
     "hunyuan_v1_dense": [{"head_dim": 8}],
     "hunyuan_v1_moe": [{"head_dim": 8, "num_experts": 4}],
@@ -308,7 +313,7 @@ def architectures():
 
 
 def survey_architecture(task):
-    """Records of one architecture, and (model_type, class name, tied, reason) for what could not be built."""
+    """Records of one architecture, and (model_type, class name, tied, reason) where building it failed."""
     model_type, name, really_load = task
     records, failed = [], []
     for tied in (False, True):
@@ -320,7 +325,8 @@ def survey_architecture(task):
         except Exception as error:  # noqa: BLE001 - whatever one model does, the survey goes on
             if os.environ.get("SURVEY_TRACE"):
                 traceback.print_exc()
-            failed.append((model_type, name, tied, f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"))
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+            failed.append((model_type, name, tied, reason))
     return records, failed
 
 
