@@ -107,4 +107,12 @@ static inline int64_t nbl__ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
+/* ---- text ---- */
+
+static inline bool nbl__ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && memcmp(text + n - m, end, m) == 0;
+}
+
 #endif

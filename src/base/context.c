@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/utf8.h"
 
 struct nbl_context {
     nbl_context_options options;
@@ -117,28 +118,16 @@ int nbl_threads(const nbl_context *ctx)
 
 /* ---- errors ---- */
 
-/* Length of the UTF-8 sequence at s (0: not valid). Overlong forms and surrogates are not valid. */
-static int utf8_length(const unsigned char *s)
-{
-    int n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-                          : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
-    for (int i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0; /* also at the terminator */
-    if (n == 3 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] >= 0xa0))) return 0;
-    if (n == 4 && ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] >= 0x90))) return 0;
-    return n;
-}
-
 static void make_printable(char *text)
 {
-    unsigned char *s = (unsigned char *)text;
-    while (*s) {
-        int n = utf8_length(s);
-        if (n == 0 || *s < 0x20 || *s == 0x7f || (n == 2 && s[0] == 0xc2 && s[1] < 0xa0)) {
-            for (int i = 0; i < (n ? n : 1); i++) *s++ = '?';
-        } else {
-            s += n;
-        }
+    char *end = text + strlen(text);
+    while (text < end) {
+        int n = nbl__utf8_length(text, end);
+        bool control = (unsigned char)*text < 0x20 || *text == 0x7f ||
+                       (n == 2 && text[0] == '\xc2' && (unsigned char)text[1] < 0xa0);
+        if (n == 0 || control)
+            for (int i = 0; i < (n ? n : 1); i++) *text++ = '?';
+        else text += n;
     }
 }
 

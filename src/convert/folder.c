@@ -30,12 +30,6 @@ void nbl__conversion_close(nbl__conversion *v)
 
 /* ---- companion files ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* Everything travels but weights (of any framework), their indices, config.json and hidden files. */
 static bool is_companion(const char *name)
 {
@@ -44,7 +38,7 @@ static bool is_companion(const char *name)
                                           ".onnx",        ".onnx_data",              ".gguf", ".ckpt"};
     if (name[0] == '.' || strcmp(name, "config.json") == 0) return false;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
-        if (ends_with(name, weights[i])) return false;
+        if (nbl__ends_with(name, weights[i])) return false;
     return true;
 }
 

@@ -55,16 +55,10 @@ static nbl_status check_source(nbl__conversion *v)
     return nbl__hint(v->ctx, status, "nibble dequantize makes a plain checkpoint of it first");
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* MXFP4 is known to transformers for the experts of GPT-OSS alone. */
 static bool is_expert(const nbl_tensor_info *t)
 {
-    return t->rank == 3 && (ends_with(t->name, ".experts.gate_up_proj") || ends_with(t->name, ".experts.down_proj"));
+    return t->rank == 3 && (nbl__ends_with(t->name, ".experts.gate_up_proj") || nbl__ends_with(t->name, ".experts.down_proj"));
 }
 
 static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
@@ -95,7 +89,7 @@ static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
     for (int64_t i = 0; i < c->tensor_count; i++)
-        if (ends_with(c->tensors[i].name, "lm_head.weight")) return false;
+        if (nbl__ends_with(c->tensors[i].name, "lm_head.weight")) return false;
     return true;
 }
 
@@ -145,7 +139,7 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     NBL_TRY(nbl__names_add(c, names, "lm_head"));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
-        bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && ends_with(t->name, ".weight");
+        bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__ends_with(t->name, ".weight");
         if (!matrix || strcmp(t->name, "lm_head.weight") == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;

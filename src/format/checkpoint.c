@@ -39,12 +39,6 @@ static char *path_of(nbl_checkpoint *c, const char *file)
 
 /* ---- which files ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* The only .safetensors file of a folder that has neither model.safetensors nor an index. */
 static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
 {
@@ -53,7 +47,7 @@ static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
     nbl_status status = NBL_OK;
     int found = 0;
     for (struct dirent *entry; (entry = readdir(folder));) {
-        if (!ends_with(entry->d_name, ".safetensors")) continue;
+        if (!nbl__ends_with(entry->d_name, ".safetensors")) continue;
         if (found++ == 0 && (*name = nbl__arena_strdup(&c->arena, entry->d_name)) == NULL) status = NBL_ERROR_MEMORY;
     }
     closedir(folder);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/number.h"
+#include "base/utf8.h"
 
 enum { DEPTH = 128, CHUNK = 64 };
 
@@ -53,19 +54,6 @@ static bool accept_word(parser *p, const char *word)
 }
 
 /* ---- strings ---- */
-
-/* Length of the valid UTF-8 sequence at p->at, or 0. */
-static int utf8_length(const parser *p)
-{
-    const unsigned char *s = (const unsigned char *)p->at;
-    int n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
-    if (p->end - p->at < n) return 0;
-    for (int i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    if (n == 3 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] >= 0xa0))) return 0;
-    if (n == 4 && ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] >= 0x90))) return 0;
-    return n;
-}
 
 static bool read_hex4(parser *p, uint32_t *code)
 {
@@ -142,7 +130,7 @@ static nbl_status read_string(parser *p, const char **string)
                 return wrong(p, "an unknown escape");
             }
         } else {
-            int n = utf8_length(p);
+            int n = nbl__utf8_length(p->at, p->end);
             if (n == 0 || (unsigned char)*p->at < 0x20) return wrong(p, n ? "a control character in a string" : "not UTF-8");
             memcpy(out, p->at, (size_t)n);
             out += n;

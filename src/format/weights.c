@@ -51,10 +51,9 @@ static slot *find(const grouping *g, const char *name)
 /* name without `end`, in the arena; *stem is NULL when the name does not end so. */
 static nbl_status strip(grouping *g, const char *name, const char *end, const char **stem)
 {
-    size_t n = strlen(name), m = strlen(end);
     *stem = NULL;
-    if (n <= m || strcmp(name + n - m, end) != 0) return NBL_OK;
-    *stem = nbl__arena_printf(&g->c->arena, "%.*s", (int)(n - m), name);
+    if (!nbl__ends_with(name, end) || strlen(name) == strlen(end)) return NBL_OK;
+    *stem = nbl__arena_printf(&g->c->arena, "%.*s", (int)(strlen(name) - strlen(end)), name);
     return *stem ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
@@ -228,10 +227,9 @@ static void settle_dense(slot *s)
 
 static nbl_status note_skipped(nbl_checkpoint *c, const nbl_tensor_info *t)
 {
-    size_t n = strlen(t->name);
     bool matrix = t->weight.format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__is_compute(t->weight.dtype);
-    if (!matrix || n <= 7 || strcmp(t->name + n - 7, ".weight") != 0) return NBL_OK;
-    const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)(n - 7), t->name);
+    if (!matrix || !nbl__ends_with(t->name, ".weight")) return NBL_OK;
+    const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
     return module ? nbl__names_add(c, &c->skipped, module) : NBL_ERROR_MEMORY;
 }
 

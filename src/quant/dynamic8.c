@@ -135,37 +135,36 @@ static void encode_dynamic8_scalar(const float *values, const float midpoints[25
 #if defined(__x86_64__)
 
 /* The search of `nearest` in lanes: three steps by register lookups, five and the tie by gathers. */
+NBL_TARGET_AVX2 static inline __m256i dynamic8_codes_avx2(const float *values, const float *m, __m256 factor)
+{
+    const __m256 third = _mm256_setr_ps(m[31], m[95], m[159], m[223], 0, 0, 0, 0);
+    __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), factor);
+    __m256 above = _mm256_cmp_ps(y, _mm256_set1_ps(m[127]), _CMP_GT_OQ);
+    __m256 second = _mm256_blendv_ps(_mm256_set1_ps(m[63]), _mm256_set1_ps(m[191]), above);
+    __m256i code = _mm256_and_si256(_mm256_castps_si256(above), _mm256_set1_epi32(2));
+    code = _mm256_sub_epi32(code, _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ)));
+    __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(third, code), _CMP_GT_OQ));
+    code = _mm256_slli_epi32(_mm256_sub_epi32(_mm256_add_epi32(code, code), step), 5);
+    for (int width = 16; width > 0; width /= 2) {
+        __m256 next = _mm256_i32gather_ps(m + width - 1, code, 4);
+        step = _mm256_castps_si256(_mm256_cmp_ps(y, next, _CMP_GT_OQ));
+        code = _mm256_add_epi32(code, _mm256_and_si256(step, _mm256_set1_epi32(width)));
+    }
+    __m256i tie = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_i32gather_ps(m, code, 4), _CMP_EQ_OQ));
+    code = _mm256_add_epi32(code, _mm256_and_si256(_mm256_and_si256(tie, code), _mm256_set1_epi32(1)));
+    return _mm256_sub_epi32(code, _mm256_set1_epi32(128)); /* into the range of bytes_of_avx2 */
+}
+
 NBL_TARGET_AVX2 static int64_t encode_dynamic8_avx2(const float *values, const float midpoints[256],
                                                     float reciprocal, uint8_t *codes, int64_t n)
 {
-    const float *m = midpoints;
-    const __m256 factor = _mm256_set1_ps(reciprocal), first = _mm256_set1_ps(m[127]);
-    const __m256 left = _mm256_set1_ps(m[63]), right = _mm256_set1_ps(m[191]);
-    const __m256 third = _mm256_setr_ps(m[31], m[95], m[159], m[223], 0, 0, 0, 0);
-    const __m256i zero = _mm256_setzero_si256();
+    const __m256 f = _mm256_set1_ps(reciprocal);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m256i lanes[4];
-        for (int k = 0; k < 4; k++) {
-            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
-            __m256 above = _mm256_cmp_ps(y, first, _CMP_GT_OQ);
-            __m256 second = _mm256_blendv_ps(left, right, above);
-            __m256i code = _mm256_sub_epi32(zero, _mm256_castps_si256(above));
-            __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ));
-            code = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
-            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(third, code), _CMP_GT_OQ));
-            code = _mm256_slli_epi32(_mm256_sub_epi32(_mm256_add_epi32(code, code), step), 5);
-            for (int width = 16; width > 0; width /= 2) {
-                __m256 next = _mm256_i32gather_ps(m + width - 1, code, 4);
-                step = _mm256_castps_si256(_mm256_cmp_ps(y, next, _CMP_GT_OQ));
-                code = _mm256_add_epi32(code, _mm256_and_si256(step, _mm256_set1_epi32(width)));
-            }
-            __m256i tie = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_i32gather_ps(m, code, 4), _CMP_EQ_OQ));
-            code = _mm256_add_epi32(code,
-                                    _mm256_and_si256(_mm256_and_si256(tie, code), _mm256_set1_epi32(1)));
-            lanes[k] = _mm256_sub_epi32(code, _mm256_set1_epi32(128)); /* into the range of bytes_of_avx2 */
-        }
-        __m256i bytes = _mm256_xor_si256(bytes_of_avx2(lanes), _mm256_set1_epi8(-128));
+        const float *v = values + i, *m = midpoints;
+        __m256i bytes = bytes_of_avx2(dynamic8_codes_avx2(v, m, f), dynamic8_codes_avx2(v + 8, m, f),
+                                      dynamic8_codes_avx2(v + 16, m, f), dynamic8_codes_avx2(v + 24, m, f));
+        bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
         _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
     return i;

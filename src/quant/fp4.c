@@ -44,22 +44,26 @@ static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, flo
 
 #if defined(__x86_64__)
 
+NBL_TARGET_AVX2 static inline __m256i fp4_codes_avx2(const float *values, __m256 factor, __m256i order)
+{
+    __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), factor);
+    __m256i rank = rank8_avx2(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), y), thresholds);
+    __m256i negative = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_LT_OQ));
+    return _mm256_or_si256(_mm256_permutevar8x32_epi32(order, rank),
+                           _mm256_and_si256(negative, _mm256_set1_epi32(8)));
+}
+
 NBL_TARGET_AVX2 static int64_t encode_fp4_avx2(const float *values, int64_t n, float reciprocal,
                                                uint8_t *codes)
 {
-    const __m256 factor = _mm256_set1_ps(reciprocal), minus = _mm256_set1_ps(-0.0f);
+    const __m256 f = _mm256_set1_ps(reciprocal);
     const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)by_rank));
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m256i lanes[4];
-        for (int k = 0; k < 4; k++) {
-            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
-            __m256i code = _mm256_permutevar8x32_epi32(order,
-                                                       rank8_avx2(_mm256_andnot_ps(minus, y), thresholds));
-            __m256i negative = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_LT_OQ));
-            lanes[k] = _mm256_or_si256(code, _mm256_and_si256(negative, _mm256_set1_epi32(8)));
-        }
-        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
+        const float *v = values + i;
+        __m256i bytes = bytes_of_avx2(fp4_codes_avx2(v, f, order), fp4_codes_avx2(v + 8, f, order),
+                                      fp4_codes_avx2(v + 16, f, order), fp4_codes_avx2(v + 24, f, order));
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
     return i;
 }

@@ -152,19 +152,23 @@ NBL_TARGET_AVX2 static inline __m256 load_f16_avx2(nbl_dtype dtype, const uint8_
     return _mm256_cvtph_ps(_mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
 }
 
+NBL_TARGET_AVX2 static inline __m256i int8_codes_avx2(nbl_dtype dtype, const uint8_t *values, int64_t i,
+                                                      __m256 factor)
+{
+    __m256 y = _mm256_mul_ps(load_f16_avx2(dtype, values, i), factor);
+    return _mm256_and_si256(_mm256_cvtps_epi32(y), _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_ORD_Q)));
+}
+
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
 encode_int8_avx2(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *codes, int64_t n)
 {
-    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256 f = _mm256_set1_ps(scale);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m256i lanes[4];
-        for (int k = 0; k < 4; k++) {
-            __m256 y = _mm256_mul_ps(load_f16_avx2(dtype, values, i + 8 * k), factor);
-            __m256i number = _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_ORD_Q));
-            lanes[k] = _mm256_and_si256(_mm256_cvtps_epi32(y), number);
-        }
-        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
+        __m256i bytes = bytes_of_avx2(
+            int8_codes_avx2(dtype, values, i, f), int8_codes_avx2(dtype, values, i + 8, f),
+            int8_codes_avx2(dtype, values, i + 16, f), int8_codes_avx2(dtype, values, i + 24, f));
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
     return i;
 }
@@ -190,8 +194,8 @@ NBL_TARGET_AVX512 static inline __m512 load_f16_avx512(nbl_dtype dtype, const ui
     return _mm512_cvtph_ps(_mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
 }
 
-NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const uint8_t *values, float scale,
-                                                        int8_t *codes, int64_t n)
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline int64_t
+encode_int8_avx512(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *codes, int64_t n)
 {
     const __m512 factor = _mm512_set1_ps(scale);
     int64_t i = 0;
@@ -201,6 +205,14 @@ NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const u
         _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
     }
     return i;
+}
+
+NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const uint8_t *values, float scale,
+                                                        int8_t *codes, int64_t n)
+{
+    if (dtype == NBL_DTYPE_F32) return encode_int8_avx512(NBL_DTYPE_F32, values, scale, codes, n);
+    if (dtype == NBL_DTYPE_F16) return encode_int8_avx512(NBL_DTYPE_F16, values, scale, codes, n);
+    return encode_int8_avx512(NBL_DTYPE_BF16, values, scale, codes, n);
 }
 
 #endif

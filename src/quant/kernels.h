@@ -58,10 +58,10 @@ NBL_TARGET_AVX512 static inline void put_avx512(void *out, __m512i bits, bool st
 }
 
 /* 32 lanes of 32 bits, each in -128 ... 127, to 32 bytes in order. */
-NBL_TARGET_AVX2 static inline __m256i bytes_of_avx2(const __m256i lanes[4])
+NBL_TARGET_AVX2 static inline __m256i bytes_of_avx2(__m256i a, __m256i b, __m256i c, __m256i d)
 {
-    __m256i ab = _mm256_packs_epi32(lanes[0], lanes[1]), cd = _mm256_packs_epi32(lanes[2], lanes[3]);
-    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 /* ---- how many of 7 ascending thresholds (f32 bits, an eighth as padding) lie below a; 0 for NaN ---- */
@@ -75,7 +75,8 @@ NBL_TARGET_AVX2 static inline __m256i rank8_avx2(__m256 a, const uint32_t thresh
 {
     __m256 table = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)thresholds));
     __m256 above = _mm256_cmp_ps(a, threshold_avx2(thresholds[3]), _CMP_GT_OQ);
-    __m256 second = _mm256_blendv_ps(threshold_avx2(thresholds[1]), threshold_avx2(thresholds[5]), above);
+    __m256 change = _mm256_and_ps(above, threshold_avx2(thresholds[1] ^ thresholds[5]));
+    __m256 second = _mm256_xor_ps(threshold_avx2(thresholds[1]), change);
     __m256i four = _mm256_and_si256(_mm256_castps_si256(above), _mm256_set1_epi32(4));
     __m256i step = _mm256_castps_si256(_mm256_cmp_ps(a, second, _CMP_GT_OQ)); /* 0 or -1 */
     __m256i rank = _mm256_sub_epi32(four, _mm256_add_epi32(step, step));

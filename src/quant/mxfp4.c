@@ -62,19 +62,22 @@ static void encode_mxfp4_scalar(const float *values, float factor, uint8_t *pack
 
 #if defined(__x86_64__)
 
-/* Values without NaN only. */
+/* Both for values without NaN only. */
+NBL_TARGET_AVX2 static inline __m256i mxfp4_codes_avx2(const float *values, __m256 factor)
+{
+    __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)values);
+    __m256 magnitude = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+    __m256i code = rank8_avx2(_mm256_mul_ps(magnitude, factor), thresholds);
+    return _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8)));
+}
+
 NBL_TARGET_AVX2 static void encode_mxfp4_avx2(const float *values, float factor, uint8_t *packed)
 {
-    const __m256i weights = _mm256_set1_epi16(0x1001); /* 1 for the first, 16 for the second */
-    __m256i lanes[4];
-    for (int k = 0; k < 4; k++) {
-        __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)(values + 8 * k));
-        __m256 magnitude = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
-        __m256i code = rank8_avx2(_mm256_mul_ps(magnitude, _mm256_set1_ps(factor)), thresholds);
-        __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8));
-        lanes[k] = _mm256_or_si256(code, sign);
-    }
-    __m256i pairs = _mm256_maddubs_epi16(bytes_of_avx2(lanes), weights);
+    const __m256 f = _mm256_set1_ps(factor);
+    __m256i codes = bytes_of_avx2(mxfp4_codes_avx2(values, f), mxfp4_codes_avx2(values + 8, f),
+                                  mxfp4_codes_avx2(values + 16, f), mxfp4_codes_avx2(values + 24, f));
+    __m256i pairs = _mm256_maddubs_epi16(codes,
+                                         _mm256_set1_epi16(0x1001)); /* 1 for the first, 16 for the second */
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     _mm_storeu_si128((__m128i *)(void *)packed, bytes);
 }

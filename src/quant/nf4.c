@@ -46,36 +46,48 @@ static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, flo
 
 #if defined(__x86_64__)
 
-/* A search in four steps: each compares with the threshold in the middle of what is left. The first two
- * thresholds are chosen by blending, the others by a lookup with the steps taken so far. */
+/* A search in four steps: each compares with the threshold in the middle of what is left. The second
+ * threshold is one of two, the others are looked up by the steps taken so far. */
+typedef struct search_avx2 {
+    __m256 factor, first, second, second_change; /* bits by which the second differs above the first */
+    __m256 odds, evens;                          /* thresholds 1, 3, … 13 and 0, 2, … 14 */
+} search_avx2;
+
+NBL_TARGET_AVX2 static inline __m256i nf4_codes_avx2(const float *values, const search_avx2 *s)
+{
+    __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), s->factor);
+    __m256 above = _mm256_cmp_ps(y, s->first, _CMP_GT_OQ);
+    __m256 second = _mm256_xor_ps(s->second, _mm256_and_ps(above, s->second_change));
+    __m256i half = _mm256_and_si256(_mm256_castps_si256(above), _mm256_set1_epi32(4)); /* half the code */
+    __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ));          /* 0 or -1 */
+    half = _mm256_sub_epi32(half, _mm256_add_epi32(step, step));
+    step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(s->odds, half), _CMP_GT_OQ));
+    half = _mm256_sub_epi32(half, step);
+    step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(s->evens, half), _CMP_GT_OQ));
+    return _mm256_sub_epi32(_mm256_add_epi32(half, half), step);
+}
+
 NBL_TARGET_AVX2 static int64_t encode_nf4_avx2(const float *values, int64_t n, float reciprocal,
                                                uint8_t *codes)
 {
-    const __m256 factor = _mm256_set1_ps(reciprocal), first = threshold_avx2(thresholds[7]);
-    const __m256 left = threshold_avx2(thresholds[3]), right = threshold_avx2(thresholds[11]);
     __m256 a = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)thresholds));
     __m256 b = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)(thresholds + 8)));
-    __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)),
-            odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
-    const __m256 evens = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)); /* thresholds 0, 2, … 14 */
-    const __m256 odds = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));   /* thresholds 1, 3, … 13 */
+    __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+    __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    const search_avx2 s = {
+        .factor = _mm256_set1_ps(reciprocal),
+        .first = threshold_avx2(thresholds[7]),
+        .second = threshold_avx2(thresholds[3]),
+        .second_change = threshold_avx2(thresholds[3] ^ thresholds[11]),
+        .odds = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8)),
+        .evens = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)),
+    };
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m256i lanes[4];
-        for (int k = 0; k < 4; k++) {
-            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values + i + 8 * k), factor);
-            __m256 above = _mm256_cmp_ps(y, first, _CMP_GT_OQ);
-            __m256 second = _mm256_blendv_ps(left, right, above);
-            __m256i code = _mm256_and_si256(_mm256_castps_si256(above),
-                                            _mm256_set1_epi32(4));                    /* half the code */
-            __m256i step = _mm256_castps_si256(_mm256_cmp_ps(y, second, _CMP_GT_OQ)); /* 0 or -1 */
-            code = _mm256_sub_epi32(code, _mm256_add_epi32(step, step));
-            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(odds, code), _CMP_GT_OQ));
-            code = _mm256_sub_epi32(code, step);
-            step = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_permutevar8x32_ps(evens, code), _CMP_GT_OQ));
-            lanes[k] = _mm256_sub_epi32(_mm256_add_epi32(code, code), step);
-        }
-        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes_of_avx2(lanes));
+        __m256i bytes = bytes_of_avx2(nf4_codes_avx2(values + i, &s), nf4_codes_avx2(values + i + 8, &s),
+                                      nf4_codes_avx2(values + i + 16, &s),
+                                      nf4_codes_avx2(values + i + 24, &s));
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
     }
     return i;
 }

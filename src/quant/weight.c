@@ -3,9 +3,8 @@
  * Work is cut at multiples of 64 Ki elements of the flattened weight: every block size divides that, so
  * a block is never shared and any number of threads gives the same bits.
  *
- * A transposed result goes through tiles on the stack: 64 columns of 128 (f32) or 256 rows are decoded row by
- * row, turned, and written as 64 runs of 512 bytes. Longer runs would leave the first cache, shorter ones
- * make the stores wait for memory one cache line at a time. */
+ * A transposed result goes through tiles on the stack: 128 columns of 64 (f32) or 128 rows are decoded row
+ * by row, turned, and written as 128 runs of 256 bytes. The codes of a tile's row are about one cache line. */
 #include "base/team.h"
 #include "quant/quant.h"
 
@@ -16,7 +15,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { CHUNK = 65536, TILE_COLUMNS = 64, TILE_BYTES = 32768 };
+enum { CHUNK = 65536, TILE_COLUMNS = 128, TILE_BYTES = 32768 };
 
 /* From this size on an output is written past the caches: it would not stay in those of one core, and
  * even where the shared one is larger, not fetching what is overwritten wins (measured: from 8 MiB). */
