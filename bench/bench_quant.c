@@ -1,11 +1,12 @@
 /* bench_quant.c - how fast weights are dequantised and quantised, beside memset and memcpy in the same run.
  *
- *     nibble-bench [--shape 4096x14336] [--rounds 9] [--threads N] [--only TEXT] [--tsv]
+ *     nibble-bench [--shape 4096x14336] [--rounds 9] [--threads N] [--only TEXT] [--tsv | --protocol]
  *
  * Every round times, one after the other, the yardsticks and each instruction set; the median over all
  * rounds is printed. Interleaving keeps a noisy neighbour from striking one row only. Yardsticks: memset over
- * the output for dequantising, memcpy of the input for quantising. Without --threads: one core, then all.
- * --tsv prints lines for bench/run: case, instruction set, threads, elements, median seconds. */
+ * the output for dequantising, memcpy of the input for quantising. No --threads: one core, then all.
+ * --tsv prints lines for bench/run: case, with what, threads, elements, bytes, median seconds; --protocol only
+ * what was measured and how. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,19 +57,19 @@ static const bench_case cases[] = {
 typedef struct bench {
     int64_t shape[2], n;
     int rounds, threads;
-    bool tsv;
+    bool tsv, protocol;
     const char *only;
     nbl_context *contexts[LEVELS]; /* NULL where the machine lacks the level */
     uint16_t *source;              /* bf16 [n] */
     uint8_t *dense;                /* 4 n bytes */
     nbl_quantized_parts parts;
-    float *scratch_scales;
 } bench;
 
-static double now(void)
+/* One thread: its CPU time, in which other processes' turns on the core do not count. Several: wall time. */
+static double now(const bench *b)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(b->threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -115,9 +116,9 @@ static double time_copy(const bench *b, void *to, const void *from, int64_t byte
 {
     copy_job job = {to, from, bytes, b->threads == 1 ? bytes : nbl__ceil_div(bytes, 8 * b->threads)};
     nbl_context *ctx = b->contexts[0];
-    double start = now();
+    double start = now(b);
     check(ctx, nbl__team_run(ctx, nbl__ceil_div(bytes, job.piece), copy_piece, &job, NULL));
-    return now() - start;
+    return now(b) - start;
 }
 
 /* ---- one case ---- */
@@ -125,7 +126,7 @@ static double time_copy(const bench *b, void *to, const void *from, int64_t byte
 static double time_case(const bench *b, const bench_case *c, int level, const nbl_weight *packed)
 {
     nbl_context *ctx = b->contexts[level];
-    double start = now();
+    double start = now(b);
     if (c->quantize) {
         nbl_weight made;
         nbl_quantize_options how = {.format = c->format, .block = 64, .nested = c->nested};
@@ -133,14 +134,15 @@ static double time_case(const bench *b, const bench_case *c, int level, const nb
     } else {
         check(ctx, nbl_dequantize(ctx, packed, 0, b->shape[0], c->dtype, c->transpose, b->dense));
     }
-    return now() - start;
+    return now(b) - start;
 }
 
 static void report(const bench *b, const bench_case *c, const char *who, double seconds, double yardstick,
                    int64_t bytes)
 {
     if (b->tsv) {
-        printf("%s\t%s\t%d\t%" PRId64 "\t%.9f\n", c->name, who, b->threads, b->n, seconds);
+        printf("%s\t%s\t%d\t%" PRId64 "\t%" PRId64 "\t%.9f\n", c->name, who, b->threads, b->n, bytes,
+               seconds);
         return;
     }
     printf("%-32s %-8s %7d %9.3f %9.2f %9.2f\n", c->name, who, b->threads, (double)b->n / seconds * 1e-9,
@@ -198,9 +200,15 @@ static void print_protocol(const bench *b)
     printf("version    nibble %s, commit %s, %s\n", nbl_version(), NBL_COMMIT, __VERSION__);
     printf("weight     [%" PRId64 ", %" PRId64 "], normal values, block 64, from bf16\n", b->shape[0],
            b->shape[1]);
-    printf("measure    median of %d rounds, interleaved; GB/s of the dense side\n", b->rounds);
-    printf("yardstick  memset over the output (dequantize), memcpy of the input (quantize)\n\n");
-    printf("%-32s %-8s %7s %9s %9s %9s\n", "case", "with", "threads", "Gelem/s", "GB/s", "ratio");
+    printf("measure    median of %d rounds, interleaved; CPU time with one thread, else wall time\n",
+           b->rounds);
+    printf("GB/s       of the dense side\n");
+    printf("yardstick  memset over the output (dequantize), memcpy of the input (quantize)\n");
+}
+
+static void print_head(void)
+{
+    printf("\n%-32s %-8s %7s %9s %9s %9s\n", "case", "with", "threads", "Gelem/s", "GB/s", "ratio");
 }
 
 static void *must(size_t bytes)
@@ -222,6 +230,7 @@ int main(int argc, char **argv)
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         int used = 1;
         if (strcmp(argv[i], "--tsv") == 0) b.tsv = true, used = 0;
+        else if (strcmp(argv[i], "--protocol") == 0) b.protocol = true, used = 0;
         else if (strcmp(argv[i], "--shape") == 0 &&
                  sscanf(value, "%" SCNd64 "x%" SCNd64, &b.shape[0], &b.shape[1]) == 2) {
         } else if (strcmp(argv[i], "--rounds") == 0) b.rounds = atoi(value);
@@ -237,6 +246,9 @@ int main(int argc, char **argv)
         i += used;
     }
     b.n = b.shape[0] * b.shape[1];
+    if (!b.tsv) print_protocol(&b);
+    if (b.protocol) return 0;
+    if (!b.tsv) print_head();
     size_t n = (size_t)b.n;
     b.source = must(2 * n);
     b.dense = must(4 * n);
@@ -256,7 +268,6 @@ int main(int argc, char **argv)
         }
         b.source[i] = nbl__f32_to_bf16(0.02f * sum);
     }
-    if (!b.tsv) print_protocol(&b);
     int all = nbl__core_count();
     for (int run = 0; run < 2; run++) {
         b.threads = threads ? threads : run == 0 ? 1 : all;

@@ -5,7 +5,7 @@
  * Thirty seconds:
  *
  *     nbl_context *ctx;
- *     nbl_context_create(NULL, &ctx);
+ *     if (nbl_context_create(NULL, &ctx) != NBL_OK) return 1;
  *     nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
  *     if (nbl_checkpoint_quantize(ctx, "Llama-3.2-1B", "Llama-3.2-1B-nf4",
  *                                 &how, NULL) != NBL_OK)
@@ -18,7 +18,9 @@
  *  - There are no mutable globals. One context serves one thread at a time;
  *    any number of contexts may be used at once.
  *  - Pointers handed in are borrowed for the call unless a comment says more.
- *    Pointers handed out belong to the object they came from.
+ *    Pointers handed out belong to the object they came from. A context or an
+ *    object must be a live one; any other NULL that is needed is an
+ *    NBL_ERROR_ARGUMENT.
  *  - The dtype of a result follows from the arguments, never from history.
  *  - Results are bit-identical from run to run and for any number of threads.
  */
@@ -112,7 +114,7 @@ typedef int (*nbl_progress_fn)(void *user, const nbl_progress *progress);
 
 /* All fields may be zero. */
 typedef struct nbl_context_options {
-    int threads;             /* 0: all cores this process may use */
+    int threads;             /* 0: all cores this process may use; <= 1024 */
     nbl_allocator allocator; /* zero: malloc */
     nbl_log_fn log;          /* NULL: silence */
     void *log_user;

@@ -315,7 +315,7 @@ facts() {
     local weight=tensors/name=model.layers.1.self_attn.q_proj.weight
     rm -rf packed
     exits 0 quantize model packed --format=nf4 --block=128 --double --compute-dtype f16 --json && one_document && json_is converted 14 &&
-        json_is bytes_in 242304 && json_is non_finite 0 && "$json_get" out seconds >/dev/null && "$json_get" out bytes_out >/dev/null &&
+        json_is bytes_in 244456 && json_is non_finite 0 && "$json_get" out seconds >/dev/null && "$json_get" out bytes_out >/dev/null &&
         exits 0 inspect packed --json --tensors && json_is quantization.block 128 && json_is quantization.nested true &&
         json_is quantization.compute_dtype f16 && json_is "$weight/format" nf4 && json_is "$weight/shape" "[64,64]" && json_is "$weight/dtype" bf16
 }

@@ -46,10 +46,10 @@ static inline void make_temp(char folder[64])
 /* folder/name in one of a few rotating buffers: good for the duration of an expression. */
 static inline const char *in_folder(const char *folder, const char *name)
 {
-    static char paths[8][512];
+    static char paths[8][1024];
     static int next;
     char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    assert_true(snprintf(path, sizeof paths[0], "%s/%s", folder, name) < (int)sizeof paths[0]);
     return path;
 }
 

@@ -242,7 +242,7 @@ static void a_file_is_mapped_or_refused_with_its_name(void **state)
     assert_int_equal(nbl__file_map(ctx, in_folder(folder, "full"), &file), NBL_OK);
     assert_int_equal(file.size, 5);
     assert_memory_equal(file.data, "hello", 5);
-    nbl__file_drop(file.data, file.size);
+    nbl__file_drop(&file, file.data, file.size);
     nbl__file_need(file.data, file.size);
     nbl__file_unmap(&file);
     assert_int_equal(nbl__file_map(ctx, in_folder(folder, "empty"), &file), NBL_OK);

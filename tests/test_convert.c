@@ -234,6 +234,125 @@ static void a_diff_is_exact_about_what_differs(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* ---- small folders made here ---- */
+
+/* Writes temp/NAME with a config and a file of `header` and `data`. */
+static const char *make_folder(const char *name, const char *config, const char *header, const void *data, size_t size)
+{
+    static char path[512];
+    char length[8];
+    snprintf(path, sizeof path, "%s/%s", temp, name);
+    assert_int_equal(mkdir(path, 0755), 0);
+    write_file(path, "config.json", config, strlen(config));
+    FILE *file = fopen(in_folder(path, "model.safetensors"), "wb");
+    assert_non_null(file);
+    for (int i = 0; i < 8; i++) length[i] = (char)(strlen(header) >> (8 * i));
+    assert_int_equal(fwrite(length, 1, 8, file), 8);
+    assert_int_equal(fwrite(header, 1, strlen(header), file), strlen(header));
+    assert_int_equal(fwrite(data, 1, size, file), size);
+    fclose(file);
+    return path;
+}
+
+static void experts_without_a_single_weight_are_no_accident(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
+    static const char config[] = "{\"model_type\": \"gpt_oss\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
+    static const char *const shapes[][2] = {{"[2,0,3,16]", "[2,0,3]"}, {"[0,4,3,16]", "[0,4,3]"}, {"[2,4,0,16]", "[2,4,0]"},
+                                            {"[0,288230376151711744,1,16]", "[0,288230376151711744,1]"},
+                                            {"[0,1,288230376151711744,16]", "[0,1,288230376151711744]"}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        char header[512];
+        snprintf(header, sizeof header, "{\"e_blocks\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]},"
+                 "\"e_scales\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]}}", shapes[i][0], shapes[i][1]);
+        clean();
+        const char *in = make_folder("in", config, header, "", 0);
+        nbl_status status = nbl_checkpoint_dequantize(ctx, in, in_folder(temp, "out"), &plain, NULL);
+        if (i < 3) assert_ok(ctx, status);
+        else assert_int_equal(status, NBL_ERROR_FORMAT);
+    }
+    nbl_context_destroy(ctx);
+}
+
+static void a_name_that_the_format_would_add_must_be_free(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
+    static const float values[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    clean();
+    const char *in = make_folder("in", "{\"model_type\": \"llama\"}",
+                                 "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
+                                 "\"m.up_proj.weight_format\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[32,32]}}", values, 32);
+    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL), NBL_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(nbl_error_message(ctx), "m.up_proj.weight_format"));
+    assert_int_equal(entries_in(temp), 1);
+    nbl_context_destroy(ctx);
+}
+
+static void a_result_that_could_not_be_read_is_never_seen(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
+    static const float values[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    clean(); /* a matrix of bytes beside 8-bit weights reads as one that lost its scales */
+    const char *in = make_folder("in", "{\"model_type\": \"llama\"}",
+                                 "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
+                                 "\"m.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[32,36]}}", values, 36);
+    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL), NBL_ERROR_FORMAT);
+    assert_non_null(strstr(nbl_error_message(ctx), "m.embed_tokens.weight"));
+    assert_int_equal(entries_in(temp), 1);
+    nbl_context_destroy(ctx);
+}
+
+static void integers_are_compared_exactly(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    static const struct {
+        const char *dtype[2];
+        uint64_t bits[2];
+        int equal;
+    } pairs[] = {{{"I64", "U64"}, {((uint64_t)1 << 53) + 1, (uint64_t)1 << 53}, 0}, {{"I64", "U64"}, {77, 77}, 1},
+                 {{"I64", "U64"}, {UINT64_MAX, UINT64_MAX}, 0}, {{"F64", "I64"}, {0x4008000000000000, 3}, 1},
+                 {{"F64", "I64"}, {0x4340000000000000, ((uint64_t)1 << 53) + 1}, 0}, {{"F64", "F64"}, {0x7ff0000000000000, 0x7ff0000000000000}, 1},
+                 {{"I64", "I64"}, {5, 6}, 0}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char paths[2][512];
+        clean();
+        for (int side = 0; side < 2; side++) {
+            char header[128], name[2] = {(char)('a' + side), 0};
+            snprintf(header, sizeof header, "{\"t\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[0,8]}}", pairs[i].dtype[side]);
+            strcpy(paths[side], make_folder(name, "{}", header, &pairs[i].bits[side], 8));
+        }
+        nbl_diff *diff;
+        assert_ok(ctx, nbl_checkpoint_diff(ctx, paths[0], paths[1], &diff));
+        assert_int_equal(nbl_diff_equal(diff), pairs[i].equal);
+        nbl_diff_free(diff);
+    }
+    nbl_context_destroy(ctx);
+}
+
+static void infinities_that_agree_are_no_distance_apart(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    static const float a[8] = {INFINITY, 1, 2, 3, 4, 5, 6, 7}, b[8] = {INFINITY, 1, 2, 3, 4, 5, 6, 8};
+    static const char header[] = "{\"t\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]}}";
+    char first[512];
+    clean();
+    strcpy(first, make_folder("a", "{}", header, a, sizeof a));
+    nbl_diff *diff;
+    assert_ok(ctx, nbl_checkpoint_diff(ctx, first, make_folder("b", "{}", header, b, sizeof b), &diff));
+    assert_true(nbl_diff_get_tensor(diff, 0)->max_abs == 1);
+    assert_true(nbl_diff_within(diff, 0.1) && !nbl_diff_within(diff, 0.01));
+    nbl_diff_free(diff);
+    nbl_context_destroy(ctx);
+}
+
 /* ---- faults: the n-th allocation, the n-th write, a stop at any moment ---- */
 
 typedef nbl_status (*job_fn)(nbl_context *ctx);
@@ -371,6 +490,11 @@ int main(void)
         cmocka_unit_test(quantising_twice_is_refused),
         cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(a_diff_is_exact_about_what_differs),
+        cmocka_unit_test(experts_without_a_single_weight_are_no_accident),
+        cmocka_unit_test(a_name_that_the_format_would_add_must_be_free),
+        cmocka_unit_test(a_result_that_could_not_be_read_is_never_seen),
+        cmocka_unit_test(integers_are_compared_exactly),
+        cmocka_unit_test(infinities_that_agree_are_no_distance_apart),
         cmocka_unit_test(the_nth_allocation_fails_and_nothing_is_left),
         cmocka_unit_test(the_nth_write_fails_and_nothing_is_left),
         cmocka_unit_test(a_stop_at_any_moment_leaves_nothing),

@@ -1,6 +1,7 @@
 /* test_format.c - files: safetensors in and out, the index, config.json, 4-bit states, grouping. */
 #include "support.h"
 
+#include "base/alloc.h"
 #include "format/bnb_state.h"
 #include "format/checkpoint.h"
 #include "format/config.h"
@@ -278,6 +279,7 @@ static void an_edit_keeps_every_other_byte_of_a_config(void **state)
     assert_edit("{\n  \"a\": 1\n}\n", "m", "5", "{\n  \"a\": 1,\n  \"m\": 5\n}\n");
     assert_edit("{}", "m", "5", "{\n  \"m\": 5\n}");
     assert_edit("{\"x\": {\"b\": 1}}", "b", "2", "{\"b\": 2,\n  \"x\": {\"b\": 1}}");
+    assert_edit("{\"a\": 1, \"quantization\\u005fconfig\": {}}", "quantization_config", NULL, "{\"a\": 1}");
     assert_edit("{\"big\": 123456789012345678901234567890, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}", "big", "1",
                 "{\"big\": 1, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}");
 }
@@ -292,6 +294,62 @@ static void a_config_that_is_not_one_is_refused(void **state)
         if (nbl__config_parse(&arena, "config.json", bad[i], strlen(bad[i]), &config) != NBL_ERROR_FORMAT) fail_msg("accepted: %s", bad[i]);
     assert_non_null(strstr(nbl_error_message(ctx), "config.json"));
     nbl__arena_free(&arena);
+}
+
+/* ---- JSON ---- */
+
+static void json_takes_memory_in_proportion_to_its_values(void **state)
+{
+    (void)state;
+    enum { PAIRS = 100000 };
+    char *text = malloc(PAIRS * 4 + 16), *at = text;
+    at += sprintf(at, "{\"a\":[");
+    for (int i = 0; i < PAIRS; i++) at += sprintf(at, i ? ",[0]" : "[0]");
+    at += sprintf(at, "]}");
+    nbl__counter counter = {0};
+    nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+    nbl_context *own;
+    assert_int_equal(nbl_context_create(&options, &own), NBL_OK);
+    nbl__arena arena = nbl__arena_make(own);
+    const nbl__json *root;
+    assert_ok(own, nbl__json_parse(&arena, "t", text, (size_t)(at - text), NBL_JSON_STRICT, &root));
+    assert_int_equal(nbl__json_get(root, "a")->count, PAIRS);
+    assert_true(counter.peak_bytes < 60 * (at - text));
+    nbl__arena_free(&arena);
+    nbl_context_destroy(own);
+    free(text);
+}
+
+static void json_numbers_keep_their_kind(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        nbl__json_type type;
+        int64_t integer;
+    } numbers[] = {{"0", NBL_JSON_INTEGER, 0}, {"-0", NBL_JSON_REAL, 0}, {"-7", NBL_JSON_INTEGER, -7},
+                   {"999999999999999999", NBL_JSON_INTEGER, 999999999999999999}, {"1000000000000000001", NBL_JSON_INTEGER, 1000000000000000001},
+                   {"9223372036854775808", NBL_JSON_REAL, 0}, {"1.0", NBL_JSON_REAL, 0}, {"1e2", NBL_JSON_REAL, 0}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char text[64];
+        nbl__arena arena = nbl__arena_make(ctx);
+        const nbl__json *root;
+        snprintf(text, sizeof text, "{\"n\": %s}", numbers[i].text);
+        assert_ok(ctx, nbl__json_parse(&arena, "t", text, strlen(text), NBL_JSON_STRICT, &root));
+        const nbl__json *n = nbl__json_get(root, "n");
+        assert_int_equal(n->type, numbers[i].type);
+        if (n->type == NBL_JSON_INTEGER) assert_int_equal(n->integer, numbers[i].integer);
+        nbl__arena_free(&arena);
+    }
+    static const char *const bad[] = {"01", "1.", ".5", "+1", "1e", "--1", "0x1", "1e999", "NaN", "Infinity", "tru", "\"\\u0000\"", "\"\\ud800\"", "\"\\x\"", "\"\t\""};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[64];
+        nbl__arena arena = nbl__arena_make(ctx);
+        const nbl__json *root;
+        snprintf(text, sizeof text, "{\"n\": %s}", bad[i]);
+        if (nbl__json_parse(&arena, "t", text, strlen(text), NBL_JSON_STRICT, &root) != NBL_ERROR_FORMAT) fail_msg("accepted: %s", text);
+        nbl__arena_free(&arena);
+    }
 }
 
 /* ---- 4-bit states ---- */
@@ -421,6 +479,8 @@ int main(void)
         cmocka_unit_test(an_index_gives_each_file_once_and_no_way_out_of_the_folder),
         cmocka_unit_test(an_edit_keeps_every_other_byte_of_a_config),
         cmocka_unit_test(a_config_that_is_not_one_is_refused),
+        cmocka_unit_test(json_takes_memory_in_proportion_to_its_values),
+        cmocka_unit_test(json_numbers_keep_their_kind),
         cmocka_unit_test(a_state_is_printed_as_python_prints_it),
         cmocka_unit_test(the_block_size_of_a_state_is_obeyed_or_refused),
         cmocka_unit_test(real_folders_are_described),

@@ -18,7 +18,8 @@ static int close_golden(void **state)
     return 0;
 }
 
-static void assert_decodes_to_golden(nbl_isa isa, const nbl_weight *w, int64_t n, bool signed_zero, const char *prefix)
+static void assert_decodes_to_golden(nbl_isa isa, const nbl_weight *w, int64_t n, bool signed_zero,
+                                     const char *prefix)
 {
     for (int d = 0; d < 3; d++) {
         char name[128];
@@ -41,8 +42,12 @@ static void nf4_and_fp4_of_every_block_decode_as_in_bitsandbytes(void **state) /
             char prefix[64];
             snprintf(prefix, sizeof prefix, "fourbit/%d/%s", (int)blocks[b], fp4 ? "fp4" : "nf4");
             void *codes = golden_get(&golden, &size, "%s/codes", prefix);
-            nbl_weight w = {.format = fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, .rank = 1, .shape = {n}, .data = codes,
-                            .block = blocks[b], .scales = scales};
+            nbl_weight w = {.format = fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4,
+                            .rank = 1,
+                            .shape = {n},
+                            .data = codes,
+                            .block = blocks[b],
+                            .scales = scales};
             FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, n, !fp4, prefix);
             free(codes);
         }
@@ -71,11 +76,12 @@ static void nf4_and_fp4_of_every_block_encode_to_the_bytes_of_bitsandbytes(void 
             {
                 uint8_t *got = malloc((size_t)size);
                 float got_scales[3];
-                int64_t bad = nbl__fourbit_encode(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, blocks[b], dtype, source, n,
-                                                  got, got_scales);
+                int64_t bad = nbl__fourbit_encode(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, blocks[b],
+                                                  dtype, source, n, got, got_scales);
                 assert_int_equal(bad, 0);
                 assert_same_bytes(got_scales, scales, 12, "%s block %d scales", kind, (int)blocks[b]);
-                assert_same_bytes(got, codes, size, "%s block %d %s", kind, (int)blocks[b], nbl__isa_name(isa));
+                assert_same_bytes(got, codes, size, "%s block %d %s", kind, (int)blocks[b],
+                                  nbl__isa_name(isa));
                 free(got);
             }
             free(codes);
@@ -92,17 +98,23 @@ static void nested_scales_decode_with_two_roundings(void **state)
     assert_int_equal(size, 4);
     float *scales = golden_get(&golden, &size, "nested/scales"), got[301];
     assert_int_equal(size, sizeof got);
-    nbl_weight w = {.format = NBL_FORMAT_NF4, .rank = 1, .shape = {n}, .block = 32,
+    nbl_weight w = {.format = NBL_FORMAT_NF4,
+                    .rank = 1,
+                    .shape = {n},
+                    .block = 32,
                     .data = golden_get(&golden, &size, "nested/codes"),
                     .scale_codes = golden_get(&golden, &size, "nested/scale_codes"),
                     .nested_scales = golden_get(&golden, &size, "nested/nested_scales"),
-                    .nested_table = nbl__dynamic_map_signed, .nested_block = 256, .nested_offset = *offset};
+                    .nested_table = nbl__dynamic_map_signed,
+                    .nested_block = 256,
+                    .nested_offset = *offset};
     nbl__nested_decode(&w, 0, 301, got);
     assert_same_bytes(got, scales, sizeof got, "scales");
     nbl__nested_decode(&w, 250, 10, got); /* across the nested block */
     assert_same_bytes(got, scales + 250, 40, "scales from 250");
     FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, n, true, "nested");
-    free((void *)w.data), free((void *)w.scale_codes), free((void *)w.nested_scales), free(offset), free(scales);
+    free((void *)w.data), free((void *)w.scale_codes), free((void *)w.nested_scales), free(offset),
+        free(scales);
 }
 
 static void zeros_nan_infinities_and_subnormals_encode_as_on_cuda(void **state)
@@ -118,8 +130,8 @@ static void zeros_nan_infinities_and_subnormals_encode_as_on_cuda(void **state)
         {
             uint8_t got[512];
             float got_scales[10];
-            int64_t bad = nbl__fourbit_encode(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, 64, NBL_DTYPE_BF16, source, n,
-                                              got, got_scales);
+            int64_t bad = nbl__fourbit_encode(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, 64, NBL_DTYPE_BF16,
+                                              source, n, got, got_scales);
             assert_int_equal(bad, 2 + 1 + 2 + 64);
             assert_same_bytes(got_scales, scales, scales_size, "scales %s", nbl__isa_name(isa));
             assert_same_bytes(got, codes, size, "%s %s", fp4 ? "fp4" : "nf4", nbl__isa_name(isa));
@@ -138,7 +150,8 @@ static void int8_rows_encode_and_decode_as_in_bitsandbytes(void **state)
         void *source = golden_get(&golden, &size, "int8/%s/source", name);
         int8_t *codes = golden_get(&golden, &size, "int8/%s/codes", name), got[7 * 83];
         float *scales = golden_get(&golden, &size, "int8/%s/scales", name), got_scales[7];
-        nbl_weight w = {.format = NBL_FORMAT_INT8, .rank = 2, .shape = {7, 83}, .data = codes, .scales = scales};
+        nbl_weight w = {
+            .format = NBL_FORMAT_INT8, .rank = 2, .shape = {7, 83}, .data = codes, .scales = scales};
         FOR_EACH_ISA(isa)
         {
             char prefix[64];
@@ -159,7 +172,8 @@ static void every_int8_code_decodes_as_in_bitsandbytes_under_tiny_and_huge_scale
     int8_t codes[64 * 256];
     for (int i = 0; i < 64 * 256; i++) codes[i] = (int8_t)(i % 256 - 128);
     float *scales = golden_get(&golden, &size, "int8/all/scales");
-    nbl_weight w = {.format = NBL_FORMAT_INT8, .rank = 2, .shape = {64, 256}, .data = codes, .scales = scales};
+    nbl_weight w = {
+        .format = NBL_FORMAT_INT8, .rank = 2, .shape = {64, 256}, .data = codes, .scales = scales};
     FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, 64 * 256, true, "int8/all");
     free(scales);
 }
@@ -170,7 +184,11 @@ static void every_mxfp4_code_decodes_as_in_transformers_under_all_256_scales(voi
     uint8_t codes[256 * 16], scales[256];
     for (int i = 0; i < 256 * 16; i++) codes[i] = (uint8_t)(2 * i % 16 + 16 * ((2 * i + 1) % 16));
     for (int i = 0; i < 256; i++) scales[i] = (uint8_t)i;
-    nbl_weight w = {.format = NBL_FORMAT_MXFP4, .rank = 2, .shape = {256, 32}, .data = codes, .block = 32,
+    nbl_weight w = {.format = NBL_FORMAT_MXFP4,
+                    .rank = 2,
+                    .shape = {256, 32},
+                    .data = codes,
+                    .block = 32,
                     .scale_codes = scales};
     FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, 256 * 32, true, "mxfp4/all");
 }
@@ -209,7 +227,8 @@ static void dynamic8_codes_are_the_nearest_with_ties_to_the_even_index(void **st
             int64_t n, block;
         } cases[] = {{"256", source, 1000, 256}, {"64", source, 1000, 64}, {"midpoints", beside, 766, 766}};
         for (int c = 0; c < 3; c++) {
-            uint8_t *codes = golden_get(&golden, &size, "dynamic8/%s/%s/codes", name, cases[c].what), got[1000];
+            uint8_t *codes = golden_get(&golden, &size, "dynamic8/%s/%s/codes", name, cases[c].what),
+                    got[1000];
             assert_int_equal(size, cases[c].n);
             void *scales = golden_get(&golden, &size, "dynamic8/%s/%s/scales", name, cases[c].what);
             FOR_EACH_ISA(isa)
@@ -218,7 +237,8 @@ static void dynamic8_codes_are_the_nearest_with_ties_to_the_even_index(void **st
                 char record[64];
                 nbl__dynamic8_encode(isa, map, cases[c].block, cases[c].values, cases[c].n, got, got_scales);
                 assert_same_bytes(got_scales, scales, size, "%s %s scales", name, cases[c].what);
-                assert_same_bytes(got, codes, cases[c].n, "%s %s %s", name, cases[c].what, nbl__isa_name(isa));
+                assert_same_bytes(got, codes, cases[c].n, "%s %s %s", name, cases[c].what,
+                                  nbl__isa_name(isa));
                 nbl__dynamic8_decode(isa, map, cases[c].block, got, got_scales, cases[c].n, values);
                 snprintf(record, sizeof record, "dynamic8/%s/%s/values", name, cases[c].what);
                 assert_golden_crc(&golden, NBL_DTYPE_F32, values, cases[c].n, true, record);

@@ -67,15 +67,17 @@ UNUSED static void guarded_free(void *pointer, int64_t bytes, int64_t misalign)
     for (int64_t i = 0; i < GUARD + misalign; i++)
         if (memory[i] != 0xa5) fail_msg("a write %d bytes before the array", (int)(GUARD + misalign - i));
     for (int64_t i = GUARD + misalign + bytes; i < bytes + 2 * GUARD + 64; i++)
-        if (memory[i] != 0xa5) fail_msg("a write %d bytes past the array", (int)(i - GUARD - misalign - bytes));
+        if (memory[i] != 0xa5)
+            fail_msg("a write %d bytes past the array", (int)(i - GUARD - misalign - bytes));
     free(memory);
 }
 
 /* ---- comparisons ---- */
 
-UNUSED static void assert_same_bytes(const void *got, const void *want, int64_t bytes, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-UNUSED static void assert_same_bytes(const void *got, const void *want, int64_t bytes, const char *format, ...)
+UNUSED static void assert_same_bytes(const void *got, const void *want, int64_t bytes, const char *format,
+                                     ...) __attribute__((format(printf, 4, 5)));
+UNUSED static void assert_same_bytes(const void *got, const void *want, int64_t bytes, const char *format,
+                                     ...)
 {
     if (memcmp(got, want, (size_t)bytes) == 0) return;
     int64_t i = 0;
@@ -240,18 +242,20 @@ UNUSED static float decode_one(const nbl_weight *w, int64_t i)
 
 /* A random weight of a format; all parts are one allocation that `memory` gets. Scales cover `spread`
  * powers of ten. */
-UNUSED static nbl_weight random_weight(uint32_t seed, nbl_format format, int64_t rows, int64_t columns, int64_t block,
-                                       bool nested, float spread, void **memory)
+UNUSED static nbl_weight random_weight(uint32_t seed, nbl_format format, int64_t rows, int64_t columns,
+                                       int64_t block, bool nested, float spread, void **memory)
 {
     int64_t n = rows * columns, count = format == NBL_FORMAT_INT8 ? rows : nbl__ceil_div(n, block);
     int64_t nested_count = nbl__ceil_div(count, 256);
     uint8_t *part = *memory = calloc(1, (size_t)(n + 8 + 4 * count + count + 8 + 4 * nested_count));
-    nbl_weight w = {.format = format, .dtype = NBL_DTYPE_BF16, .rank = 2, .shape = {rows, columns}, .block = block};
+    nbl_weight w = {
+        .format = format, .dtype = NBL_DTYPE_BF16, .rank = 2, .shape = {rows, columns}, .block = block};
     float *scales = (float *)(void *)part, *nested_scales = scales + count;
     uint8_t *scale_codes = (uint8_t *)(nested_scales + nested_count), *data = scale_codes + count + 1;
     for (int64_t i = 0; i < count; i++)
         scales[i] = powf(10, spread * (nbl__uniform(random_word(seed + 1, i)) - 0.5f)) * 0.02f;
-    for (int64_t i = 0; i < nested_count; i++) nested_scales[i] = 0.01f * nbl__uniform(random_word(seed + 2, i));
+    for (int64_t i = 0; i < nested_count; i++)
+        nested_scales[i] = 0.01f * nbl__uniform(random_word(seed + 2, i));
     fill_random(seed + 3, scale_codes, count);
     fill_random(seed + 4, data, format == NBL_FORMAT_INT8 ? n : nbl__ceil_div(n, 2));
     if (format == NBL_FORMAT_MXFP4)

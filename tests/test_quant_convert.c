@@ -44,7 +44,8 @@ static void rounding_is_to_nearest_even_on_and_beside_every_boundary(void **stat
     (void)state;
     for (uint32_t i = 0; i < 65536; i++) {
         uint32_t bf16_half = (i << 16) + 0x8000; /* between two neighbours in bf16 */
-        for (int d = -1; d <= 1; d++) check_rounding(bf16_half + (uint32_t)d), check_rounding((i << 16) + (uint32_t)d);
+        for (int d = -1; d <= 1; d++)
+            check_rounding(bf16_half + (uint32_t)d), check_rounding((i << 16) + (uint32_t)d);
         float a = nbl__f16_to_f32((uint16_t)i), b = nbl__f16_to_f32((uint16_t)(i + 1));
         if (!isfinite(a) || !isfinite(b)) continue;
         uint32_t f16_half = nbl__bits_of((a + b) / 2);
@@ -72,10 +73,12 @@ static void all_instruction_sets_convert_to_the_same_bits(void **state)
         for (int d = 1; d < 3; d++) {
             nbl__from_f32(NBL_ISA_SCALAR, (float *)(void *)bits, dtypes[d], want, N);
             nbl__from_f32(isa, (float *)(void *)bits, dtypes[d], half, N);
-            assert_same_bytes(half, want, 2 * N, "f32 to %s, %s", nbl_dtype_name(dtypes[d]), nbl__isa_name(isa));
+            assert_same_bytes(half, want, 2 * N, "f32 to %s, %s", nbl_dtype_name(dtypes[d]),
+                              nbl__isa_name(isa));
             nbl__to_f32(NBL_ISA_SCALAR, dtypes[d], bits, want_wide, N);
             nbl__to_f32(isa, dtypes[d], bits, wide, N);
-            assert_same_bytes(wide, want_wide, 4 * N, "%s to f32, %s", nbl_dtype_name(dtypes[d]), nbl__isa_name(isa));
+            assert_same_bytes(wide, want_wide, 4 * N, "%s to f32, %s", nbl_dtype_name(dtypes[d]),
+                              nbl__isa_name(isa));
         }
     }
     free(bits), free(wide), free(want_wide), free(half), free(want);

@@ -14,7 +14,8 @@ static unsigned nf4_rule(float y)
 
 static unsigned fp4_rule(float y)
 {
-    static const float steps[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f, 0.4166667f, 0.583333f, 0.8333333f};
+    static const float steps[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f,
+                                   0.4166667f,  0.583333f,  0.8333333f};
     static const unsigned codes[8] = {0, 1, 6, 7, 4, 5, 2, 3};
     unsigned rank = 0;
     for (int i = 0; i < 7; i++) rank += fabsf(y) > steps[i];
@@ -33,7 +34,8 @@ static unsigned e2m1_rule(float y) /* nearest, ties to the even code, sign kept,
     return best + (signbit(y) ? 8 : 0);
 }
 
-static void check_fourbit(nbl_isa isa, nbl_format format, int64_t block, nbl_dtype dtype, const void *values, int64_t n)
+static void check_fourbit(nbl_isa isa, nbl_format format, int64_t block, nbl_dtype dtype, const void *values,
+                          int64_t n)
 {
     int64_t count = nbl__ceil_div(n, block), bytes = (n + 1) / 2, bad = 0;
     uint8_t *codes = guarded_alloc(bytes, 1);
@@ -48,14 +50,16 @@ static void check_fourbit(nbl_isa isa, nbl_format format, int64_t block, nbl_dty
             bad += !isfinite(x);
         }
         if (absmax < 0x1p-126f) absmax = 0;
-        if (scales[b] != absmax) fail_msg("%s: scale %d is %a, expected %a", nbl__isa_name(isa), (int)b, scales[b], absmax);
+        if (scales[b] != absmax)
+            fail_msg("%s: scale %d is %a, expected %a", nbl__isa_name(isa), (int)b, scales[b], absmax);
         for (int64_t i = b * block; i < end + (end == n && n % 2); i++) { /* with the spare nibble */
             volatile float y = absmax == 0 ? 0 : (i < n ? value_at(dtype, values, i) : 0) * (1 / absmax);
             unsigned want = absmax == 0 ? 0 : format == NBL_FORMAT_NF4 ? nf4_rule(y) : fp4_rule(y);
             unsigned got = codes[i / 2] >> (i % 2 ? 0 : 4) & 15;
             if (got != want)
-                fail_msg("%s block %d from %s, %s: element %d of %d (%a) has code %u, expected %u", nbl_format_name(format),
-                         (int)block, nbl_dtype_name(dtype), nbl__isa_name(isa), (int)i, (int)n, y, got, want);
+                fail_msg("%s block %d from %s, %s: element %d of %d (%a) has code %u, expected %u",
+                         nbl_format_name(format), (int)block, nbl_dtype_name(dtype), nbl__isa_name(isa),
+                         (int)i, (int)n, y, got, want);
         }
     }
     assert_int_equal(told, bad);
@@ -71,13 +75,15 @@ static void nf4_and_fp4_follow_their_rules_for_every_block_dtype_and_length(void
             static const int64_t extra[] = {0, 1, 2, 31, 33, 63};
             int64_t most = 2 * blocks[b] + 64;
             uint8_t *memory = malloc((size_t)(4 * most + 1)), *values = memory + 1; /* misaligned */
-            for (int64_t i = 0; i < most; i++) set_value(dtypes[d], values, i, random_normal((uint32_t)b, i) * 0.02f);
-            for (int e = 0; e < COUNT(extra); e++)
-                FOR_EACH_ISA(isa)
+            for (int64_t i = 0; i < most; i++)
+                set_value(dtypes[d], values, i, random_normal((uint32_t)b, i) * 0.02f);
+            for (int e = 0; e < COUNT(extra); e++) FOR_EACH_ISA(isa)
                 {
-                    check_fourbit(isa, NBL_FORMAT_NF4, blocks[b], dtypes[d], values, 2 * blocks[b] + extra[e]);
+                    check_fourbit(isa, NBL_FORMAT_NF4, blocks[b], dtypes[d], values,
+                                  2 * blocks[b] + extra[e]);
                     check_fourbit(isa, NBL_FORMAT_FP4, blocks[b], dtypes[d], values, blocks[b] + extra[e]);
-                    check_fourbit(isa, NBL_FORMAT_NF4, blocks[b], dtypes[d], values, extra[e]); /* shorter than a block */
+                    check_fourbit(isa, NBL_FORMAT_NF4, blocks[b], dtypes[d], values,
+                                  extra[e]); /* shorter than a block */
                 }
             free(memory);
         }
@@ -105,9 +111,11 @@ static void a_value_on_a_threshold_takes_the_lower_code_and_one_ulp_above_the_up
             for (int fp4 = 0; fp4 < 2; fp4++) /* fp4's own thresholds: in check_fourbit's rule */
                 check_fourbit(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, 64, NBL_DTYPE_F32, values, 64);
         }
-        static const uint32_t steps[7] = {0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555, 0x3ed55556, 0x3f155550, 0x3f555555};
+        static const uint32_t steps[7] = {0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555,
+                                          0x3ed55556, 0x3f155550, 0x3f555555};
         for (int i = 0; i < 63; i++)
-            values[i] = ldexpf(nbl__from_bits(steps[i % 7] + (uint32_t)(i / 7 % 3) - 1), exponent) * (i > 30 ? -1 : 1);
+            values[i] = ldexpf(nbl__from_bits(steps[i % 7] + (uint32_t)(i / 7 % 3) - 1), exponent) *
+                        (i > 30 ? -1 : 1);
         FOR_EACH_ISA(isa) check_fourbit(isa, NBL_FORMAT_FP4, 64, NBL_DTYPE_F32, values, 64);
     }
 }
@@ -119,9 +127,9 @@ static void patterns_of_any_bits_follow_the_rules(void **state)
     uint32_t *values = malloc(4 * N);
     for (int64_t i = 0; i < N; i++) {
         values[i] = random_word(51, i);
-        if (i / 64 % 4 == 1) values[i] &= 0x80ffffff; /* subnormal or hardly more */
+        if (i / 64 % 4 == 1) values[i] &= 0x80ffffff;                           /* subnormal or hardly more */
         if (i / 64 % 4 == 2) values[i] = (values[i] & 0x83ffffff) | 0x7c000000; /* huge, some NaN */
-        if (i / 64 % 4 == 3) values[i] &= 0xbfffffff; /* no NaN, no infinity */
+        if (i / 64 % 4 == 3) values[i] &= 0xbfffffff;                           /* no NaN, no infinity */
     }
     FOR_EACH_ISA(isa)
     {
@@ -151,7 +159,8 @@ static void check_int8(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t
         assert_true(scales[r] == absmax);
         for (int64_t c = 0; c < columns; c++) {
             float a = nbl__f16_to_f32(nbl__f32_to_f16(value_at(dtype, values, r * columns + c)));
-            volatile float y = absmax == 0 ? 0 : a * (127 / absmax);
+            volatile float reciprocal = absmax == 0 ? 0 : 1 / absmax, factor = reciprocal * 127,
+                           y = a * factor;
             int want = absmax == 0 || isnan(y) ? 0 : (int)nearbyint(y);
             if (codes[r * columns + c] != want)
                 fail_msg("int8 from %s, %s: row %d column %d has code %d, expected %d", nbl_dtype_name(dtype),
@@ -182,7 +191,7 @@ static void int8_halves_round_to_even_and_values_that_f16_cannot_hold_count_as_i
     enum { C = 300 };
     float values[6 * C] = {0};
     for (int i = 0; i < C; i++) {
-        values[i] = (float)(i % 254) / 2 - 63.5f; /* absmax 127: codes lie on halves */
+        values[i] = (float)(i % 254) / 2 - 63.5f;     /* absmax 127: codes lie on halves */
         values[C + i] = random_normal(62, i) * 1e-6f; /* f16 subnormals */
         values[2 * C + i] = random_normal(62, i);
         values[3 * C + i] = random_normal(62, i);
@@ -208,7 +217,8 @@ static void int8_patterns_of_any_bits_follow_the_rule(void **state)
     (void)state;
     enum { R = 300, C = 97 };
     uint32_t *values = malloc(4 * R * C);
-    for (int64_t i = 0; i < R * C; i++) values[i] = random_word(63, i) & (i / C % 2 ? 0xbfffbfff : 0xffffffff);
+    for (int64_t i = 0; i < R * C; i++)
+        values[i] = random_word(63, i) & (i / C % 2 ? 0xbfffbfff : 0xffffffff);
     FOR_EACH_ISA(isa) for (int d = 0; d < 3; d++) check_int8(isa, dtypes[d], values, R, C);
     free(values);
 }
@@ -234,8 +244,8 @@ static void check_mxfp4(nbl_isa isa, nbl_dtype dtype, const void *values, int64_
             unsigned want = isnan(y) ? 0 : e2m1_rule(fabs(y) > 1e9 ? (float)copysign(INFINITY, y) : (float)y);
             unsigned got = codes[i / 2] >> (i % 2 ? 4 : 0) & 15;
             if (got != want)
-                fail_msg("mxfp4 from %s, %s: element %d, scaled %a, has code %u, expected %u", nbl_dtype_name(dtype),
-                         nbl__isa_name(isa), (int)i, y, got, want);
+                fail_msg("mxfp4 from %s, %s: element %d, scaled %a, has code %u, expected %u",
+                         nbl_dtype_name(dtype), nbl__isa_name(isa), (int)i, y, got, want);
         }
     }
     assert_int_equal(told, bad);
@@ -263,6 +273,29 @@ static void mxfp4_codes_are_the_nearest_with_ties_to_the_even_code(void **state)
     free(memory);
 }
 
+static void mxfp4_saturates_infinities_and_keeps_the_sign_of_zeros(void **state)
+{
+    (void)state;
+    float values[4 * 32] = {0};
+    for (int i = 0; i < 64; i++) values[i] = ldexpf(random_normal(76, i), 126); /* near the top */
+    values[3] = INFINITY, values[4] = -INFINITY, values[5] = NAN;               /* block 0 */
+    values[40] = NAN;                                            /* block 1: the rest is unharmed */
+    for (int i = 64; i < 96; i++) values[i] = i % 2 ? -0.0f : 0; /* block 2; block 3: zeros */
+    values[97] = nbl__from_bits(0xffc00000);
+    FOR_EACH_ISA(isa)
+    {
+        uint8_t codes[64], scales[4];
+        check_mxfp4(isa, NBL_DTYPE_F32, values, 128);
+        assert_int_equal(nbl__mxfp4_encode(isa, NBL_DTYPE_F32, values, 1, 128, codes, scales), 5);
+        assert_int_equal(scales[0], 254);
+        assert_int_equal(codes[1] >> 4, 7);
+        assert_int_equal(codes[2], 15);
+        assert_int_equal(scales[2], 0);
+        assert_int_equal(codes[32], 0x80);
+        assert_int_equal(codes[48], 0);
+    }
+}
+
 static void values_that_were_mxfp4_survive_exactly_under_every_scale(void **state)
 {
     (void)state;
@@ -281,10 +314,15 @@ static void values_that_were_mxfp4_survive_exactly_under_every_scale(void **stat
             FOR_EACH_ISA(isa)
             {
                 nbl__mxfp4_encode(isa, NBL_DTYPE_F32, values, 1, 32, codes, &scale);
-                nbl_weight w = {.format = NBL_FORMAT_MXFP4, .rank = 1, .shape = {32}, .data = codes, .block = 32,
+                nbl_weight w = {.format = NBL_FORMAT_MXFP4,
+                                .rank = 1,
+                                .shape = {32},
+                                .data = codes,
+                                .block = 32,
                                 .scale_codes = &scale};
                 nbl__decode(isa, &w, 0, 32, NBL_DTYPE_F32, again, false);
-                assert_same_bytes(again, values, sizeof values, "scale %d, largest code %u", e, largest); /* also -0 */
+                assert_same_bytes(again, values, sizeof values, "scale %d, largest code %u", e,
+                                  largest); /* also -0 */
             }
         }
 }
@@ -383,8 +421,11 @@ static void nested_scales_keep_the_mean_and_come_back_close(void **state)
     FOR_EACH_ISA(isa)
     {
         nbl__nested_encode(isa, scales, N, offset, codes, nested);
-        nbl_weight w = {.scale_codes = codes, .nested_scales = nested, .nested_table = nbl__dynamic_map_signed,
-                        .nested_block = 256, .nested_offset = offset};
+        nbl_weight w = {.scale_codes = codes,
+                        .nested_scales = nested,
+                        .nested_table = nbl__dynamic_map_signed,
+                        .nested_block = 256,
+                        .nested_offset = offset};
         nbl__nested_decode(&w, 0, N, back);
         for (int i = 0; i < N; i++) {
             assert_true(fabsf(back[i] - scales[i]) <= nested[i / 256] / 100);
@@ -408,6 +449,7 @@ int main(void)
         cmocka_unit_test(int8_halves_round_to_even_and_values_that_f16_cannot_hold_count_as_infinite),
         cmocka_unit_test(int8_patterns_of_any_bits_follow_the_rule),
         cmocka_unit_test(mxfp4_codes_are_the_nearest_with_ties_to_the_even_code),
+        cmocka_unit_test(mxfp4_saturates_infinities_and_keeps_the_sign_of_zeros),
         cmocka_unit_test(values_that_were_mxfp4_survive_exactly_under_every_scale),
         cmocka_unit_test(mxfp4_along_columns_equals_mxfp4_of_the_transposed_matrix),
         cmocka_unit_test(a_map_entry_is_its_own_nearest_and_ties_go_to_the_even_index),

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/team.h"
 #include "base/utf8.h"
 
 struct nbl_context {
@@ -28,6 +29,8 @@ struct nbl_context {
     atomic_uint_fast64_t progress_done;
     atomic_int_fast64_t writes;
     int64_t fail_write_at;
+
+    nbl__pool pool;
 };
 
 /* ---- names ---- */
@@ -64,10 +67,11 @@ const char *nbl_status_text(nbl_status status)
 nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **result)
 {
     static const nbl_context_options none;
+    if (result == NULL) return NBL_ERROR_ARGUMENT;
     *result = NULL;
     if (options == NULL) options = &none;
     nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
-    if (options->threads < 0 || (allocator.alloc && !allocator.free)) return NBL_ERROR_ARGUMENT;
+    if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free) return NBL_ERROR_ARGUMENT;
     nbl_isa isa;
     if (!nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa)) return NBL_ERROR_ARGUMENT;
 
@@ -76,9 +80,10 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     memset(ctx, 0, sizeof *ctx);
     ctx->options = *options;
     ctx->options.allocator = allocator;
-    if (ctx->options.threads == 0) ctx->options.threads = nbl__core_count();
+    if (ctx->options.threads == 0) ctx->options.threads = (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);
     ctx->isa = isa;
     pthread_mutex_init(&ctx->lock, NULL);
+    nbl__pool_open(&ctx->pool);
     *result = ctx;
     return NBL_OK;
 }
@@ -86,6 +91,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
 void nbl_context_destroy(nbl_context *ctx)
 {
     if (ctx == NULL) return;
+    nbl__pool_close(&ctx->pool);
     pthread_mutex_destroy(&ctx->lock);
     nbl_allocator allocator = ctx->options.allocator;
     allocator.free(allocator.user, ctx, sizeof *ctx);
@@ -116,6 +122,11 @@ int nbl_threads(const nbl_context *ctx)
     return ctx->options.threads;
 }
 
+nbl__pool *nbl__context_pool(nbl_context *ctx)
+{
+    return &ctx->pool;
+}
+
 /* ---- errors ---- */
 
 static void make_printable(char *text)
@@ -131,17 +142,32 @@ static void make_printable(char *text)
     }
 }
 
+/* The place stands at a message's beginning, the reason at its end: a name that is too long loses its
+ * middle. */
+static void store(nbl_context *ctx, const char *text)
+{
+    static const char gap[] = " ... ";
+    size_t room = sizeof ctx->message - 1, length = strlen(text), head = room / 2, tail = room - head - (sizeof gap - 1);
+    if (length <= room) memcpy(ctx->message, text, length + 1);
+    else snprintf(ctx->message, sizeof ctx->message, "%.*s%s%s", (int)head, text, gap, text + length - tail);
+    make_printable(ctx->message);
+    ctx->hint[0] = '\0';
+}
+
 static void record(nbl_context *ctx, nbl_status code, const char *suffix, const char *format,
                    va_list arguments)
 {
+    char text[16384];
+    int n = vsnprintf(text, sizeof text, format, arguments);
+    size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
+    if (suffix) {
+        if (used > sizeof text - 256) used = sizeof text - 256;
+        snprintf(text + used, sizeof text - used, ": %s", suffix);
+    }
     pthread_mutex_lock(&ctx->lock);
     if (!ctx->in_team || ctx->team_status == NBL_OK) {
         if (ctx->in_team) ctx->team_status = code;
-        int n = vsnprintf(ctx->message, sizeof ctx->message, format, arguments);
-        if (suffix && n >= 0 && (size_t)n < sizeof ctx->message)
-            snprintf(ctx->message + n, sizeof ctx->message - (size_t)n, ": %s", suffix);
-        make_printable(ctx->message);
-        ctx->hint[0] = '\0';
+        store(ctx, text);
     }
     pthread_mutex_unlock(&ctx->lock);
 }

@@ -51,25 +51,32 @@ void nbl__file_unmap(nbl__file *file)
     *file = (nbl__file){0};
 }
 
-/* The whole pages that a range touches (outward) or contains (inward). */
-static void advise(const void *begin, uint64_t size, bool outward, int advice)
+/* All pages that a range touches: a page that somebody else still needs comes back by a fault. */
+static void advise(const void *begin, uint64_t size, int advice)
 {
-    uintptr_t page = 4096, a = (uintptr_t)begin, b = a + size;
-    a = outward ? a / page * page : (a + page - 1) / page * page;
-    b = outward ? (b + page - 1) / page * page : b / page * page;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), a = (uintptr_t)begin, b = a + size;
+    a = a / page * page;
+    b = (b + page - 1) / page * page;
     int kept = errno;
-    if (b > a) (void)madvise((void *)a, b - a, advice);
+    if (size > 0) (void)madvise((void *)a, b - a, advice);
     errno = kept;
 }
 
 void nbl__file_need(const void *begin, uint64_t size)
 {
-    advise(begin, size, true, MADV_POPULATE_READ);
+    advise(begin, size, MADV_POPULATE_READ);
 }
 
-void nbl__file_drop(const void *begin, uint64_t size)
+/* A fault maps the pages around it as well (64 KiB by default), also some that were dropped with the
+ * range before: so the drop begins that much earlier. */
+void nbl__file_drop(const nbl__file *file, const void *begin, uint64_t size)
 {
-    advise(begin, size, false, MADV_DONTNEED);
+    enum { AROUND = 64 << 10 };
+    const uint8_t *at = begin;
+    if (file->data == NULL || at < file->data || at >= file->data + file->size) return;
+    uint64_t before = (uint64_t)(at - file->data) % AROUND + AROUND;
+    if (before > (uint64_t)(at - file->data)) before = (uint64_t)(at - file->data);
+    advise(at - before, size + before, MADV_DONTNEED);
 }
 
 nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text,

@@ -16,9 +16,10 @@ typedef struct nbl__file {
 /* `path` must name a regular file (or a link to one). */
 nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file);
 void nbl__file_unmap(nbl__file *file);
-/* Fetches, or gives back, the pages of a range; only hints. */
+/* Fetches the pages of a range of a mapped file; only a hint. */
 void nbl__file_need(const void *begin, uint64_t size);
-void nbl__file_drop(const void *begin, uint64_t size);
+/* Gives the pages of a range back. Memory that is not of this file is left alone. */
+void nbl__file_drop(const nbl__file *file, const void *begin, uint64_t size);
 
 /* Reads a whole file of at most `limit` bytes into fresh memory with a terminating zero byte. Free
  * with nbl__free(ctx, *text, *size + 1). */

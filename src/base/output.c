@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -48,6 +48,29 @@ static nbl_status check_target(nbl__output *output, uint64_t bytes_needed)
     return NBL_OK;
 }
 
+/* A folder of a new name beside the target, with the rights that the user's umask gives. */
+static nbl_status make_partial(nbl__output *output)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    size_t length = strlen(output->target) + sizeof ".partial-123456";
+    char *name = nbl__arena_alloc(&output->arena, length);
+    if (name == NULL) return NBL_ERROR_MEMORY;
+    int made = -1;
+    for (int attempt = 0; attempt < 100 && made != 0; attempt++) {
+        uint8_t random[6];
+        if (getrandom(random, sizeof random, 0) != sizeof random) memset(random, attempt, sizeof random);
+        int n = snprintf(name, length, "%s.partial-", output->target);
+        for (int i = 0; i < 6; i++) name[n + i] = letters[random[i] % (sizeof letters - 1)];
+        made = allowed(output) ? mkdir(name, 0777) : -1;
+        if (made != 0 && errno != EEXIST) break;
+    }
+    if (made != 0) return nbl__fail_errno(output->ctx, errno, "%s: cannot make a folder beside it", output->target);
+    output->partial = name;
+    output->folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (output->folder < 0) return nbl__fail_errno(output->ctx, errno, "%s", name);
+    return NBL_OK;
+}
+
 nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t bytes_needed,
                              nbl__output **result)
 {
@@ -65,19 +88,7 @@ nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t byte
     if (output->target == NULL) goto failed;
     if ((status = check_target(output, bytes_needed)) != NBL_OK) goto failed;
 
-    char *name = nbl__arena_printf(&output->arena, "%s.partial-XXXXXX", output->target);
-    status = NBL_ERROR_MEMORY;
-    if (name == NULL) goto failed;
-    if (!allowed(output) || mkdtemp(name) == NULL) {
-        status = nbl__fail_errno(ctx, errno, "%s: cannot make a folder beside it", output->target);
-        goto failed;
-    }
-    output->partial = name;
-    output->folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (output->folder < 0 || fchmod(output->folder, 0755) != 0) {
-        status = nbl__fail_errno(ctx, errno, "%s", name);
-        goto failed;
-    }
+    if ((status = make_partial(output)) != NBL_OK) goto failed;
     *result = output;
     return NBL_OK;
 
@@ -88,7 +99,7 @@ failed:
 
 nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
 {
-    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)
+    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)
                           : -1;
     if (*fd < 0) return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
     return NBL_OK;
@@ -131,20 +142,50 @@ nbl_status nbl__output_put(nbl__output *output, const char *name, const void *da
     return nbl__output_close(output, fd, name);
 }
 
+static nbl_status copy_pieces(nbl__output *output, int fd, const char *name, const nbl__file *file)
+{
+    enum { PIECE = 4 << 20 };
+    for (uint64_t at = 0; at < file->size; at += PIECE) {
+        size_t size = file->size - at < PIECE ? (size_t)(file->size - at) : PIECE;
+        NBL_TRY(nbl__output_write(output, fd, name, file->data + at, size, at));
+        nbl__file_drop(file, file->data + at, size);
+        NBL_TRY(nbl__progress_poll(output->ctx, name));
+    }
+    return NBL_OK;
+}
+
 nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *source)
 {
     nbl__file file;
+    int fd;
     NBL_TRY(nbl__file_map(output->ctx, source, &file));
-    nbl_status status = nbl__output_put(output, name, file.data, file.size);
+    nbl_status status = nbl__output_open(output, name, &fd);
+    if (status == NBL_OK) {
+        status = copy_pieces(output, fd, name, &file);
+        if (status == NBL_OK) status = nbl__output_close(output, fd, name);
+        else close(fd);
+    }
     nbl__file_unmap(&file);
     return status;
 }
 
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name)
 {
-    if (!allowed(output) || mkdirat(output->folder, name, 0755) != 0)
+    if (!allowed(output) || mkdirat(output->folder, name, 0777) != 0)
         return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
-    return NBL_OK;
+    output->subfolder = nbl__arena_strdup(&output->arena, name);
+    return output->subfolder ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+/* Makes the entries of the folders durable; the files are already. */
+static nbl_status sync_folders(nbl__output *output)
+{
+    int inner = output->subfolder ? openat(output->folder, output->subfolder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    bool bad = output->subfolder && (!allowed(output) || inner < 0 || fsync(inner) != 0);
+    bad = bad || !allowed(output) || fsync(output->folder) != 0;
+    int error = errno;
+    if (inner >= 0) close(inner);
+    return bad ? nbl__fail_errno(output->ctx, error, "%s: cannot write", output->target) : NBL_OK;
 }
 
 /* The rename must not replace a target that appeared meanwhile. */
@@ -162,10 +203,8 @@ static int rename_new(const char *from, const char *to)
 nbl_status nbl__output_commit(nbl__output *output)
 {
     nbl_context *ctx = output->ctx;
-    nbl_status status = NBL_OK;
-    if (!allowed(output) || fsync(output->folder) != 0)
-        status = nbl__fail_errno(ctx, errno, "%s: cannot write", output->target);
-    else if (!allowed(output) || rename_new(output->partial, output->target) != 0)
+    nbl_status status = sync_folders(output);
+    if (status == NBL_OK && (!allowed(output) || rename_new(output->partial, output->target) != 0))
         status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished folder here", output->target);
     if (status == NBL_OK) {
         output->partial = NULL; /* it is the target now: nothing to remove */

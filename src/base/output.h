@@ -17,7 +17,8 @@ typedef struct nbl__output {
     nbl__arena arena;
     char *target; /* without trailing slashes */
     char *partial;
-    int folder; /* descriptor of the partial folder */
+    char *subfolder; /* NULL: none */
+    int folder;      /* descriptor of the partial folder */
 } nbl__output;
 
 /* `bytes_needed` is checked against the free space first. */
@@ -35,6 +36,7 @@ nbl_status nbl__output_close(nbl__output *output, int fd, const char *name);
 nbl_status nbl__output_put(nbl__output *output, const char *name, const void *data, size_t size);
 /* A byte-for-byte copy of another file. */
 nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *source);
+/* At most one. */
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
 
 #endif

@@ -29,7 +29,21 @@ bool nbl__is_decodable(const nbl_tensor_info *tensor);
 void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype, void *out);
 /* Brings in, and gives back, the mapped pages that a span reads. */
 void nbl__span_fetch(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
-void nbl__span_release(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
+void nbl__span_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor, int64_t begin, int64_t end);
+/* Gives back all pages of a tensor that is done with, its scales' too. */
+void nbl__tensor_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor);
+
+/* A buffer for each worker of a team, for the duration of one nbl__run_spans. */
+typedef struct nbl__buffers {
+    uint8_t *memory;
+    size_t bytes; /* of one */
+} nbl__buffers;
+static inline void *nbl__buffer_of(const nbl__buffers *buffers, int worker)
+{
+    return buffers->memory + (size_t)worker * buffers->bytes;
+}
+nbl_status nbl__run_spans(nbl_context *ctx, int64_t items, size_t bytes, nbl__team_fn fn, void *job,
+                          nbl__buffers *buffers, const char *what);
 
 /* ---- writing a folder ---- */
 

@@ -9,8 +9,7 @@ typedef struct job {
     const nbl_tensor_info *tensor;
     nbl_dtype dtype;
     int64_t number, span, elements;
-    size_t buffer_bytes;
-    uint8_t *buffers; /* one per worker */
+    nbl__buffers buffers;
 } job;
 
 static nbl_status decode_span(void *argument, int64_t item, int worker)
@@ -18,10 +17,10 @@ static nbl_status decode_span(void *argument, int64_t item, int worker)
     job *j = argument;
     int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
     size_t size = nbl__size_of(j->dtype);
-    uint8_t *buffer = j->buffers + (size_t)worker * j->buffer_bytes;
+    void *buffer = nbl__buffer_of(&j->buffers, worker);
     nbl__span_fetch(j->tensor, begin, end);
     nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
-    nbl__span_release(j->tensor, begin, end);
+    nbl__span_release(j->v->checkpoint, j->tensor, begin, end);
     NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size, (uint64_t)begin * size));
     double share = (double)(end - begin) / (double)j->elements;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)j->tensor->bytes));
@@ -32,14 +31,12 @@ static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nb
 {
     job j = {.v = v, .tensor = t, .dtype = dtype, .number = number, .elements = nbl__elements(t)};
     int64_t bytes = (int64_t)nbl__size_of(dtype);
+    if (j.elements == 0) return NBL_OK;
     j.span = nbl__span_size(nbl__span_unit(t), bytes);
-    j.buffer_bytes = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
-    int64_t items = nbl__ceil_div(j.elements, j.span);
-    size_t all = (size_t)nbl__team_size(v->ctx, items) * j.buffer_bytes;
-    NBL_TRY(NBL_ALLOC(v->ctx, j.buffers, all));
-    nbl_status status = nbl__team_run(v->ctx, items, decode_span, &j, t->name);
-    nbl__free(v->ctx, j.buffers, all);
-    return status;
+    size_t longest = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
+    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers, t->name));
+    nbl__tensor_release(v->checkpoint, t);
+    return NBL_OK;
 }
 
 static nbl_status check_source(nbl__conversion *v, const char *in)
@@ -85,6 +82,7 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out, const
 nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const char *out,
                                      const nbl_dequantize_options *options, nbl_convert_report *report)
 {
+    NBL_CHECK(ctx, in && out && options, NBL_ERROR_ARGUMENT, "checkpoint_dequantize: in, out or options is NULL");
     NBL_CHECK(ctx, nbl__is_compute(options->dtype), NBL_ERROR_ARGUMENT,
               "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
     nbl__conversion v;

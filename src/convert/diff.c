@@ -1,8 +1,8 @@
 /* diff.c - two checkpoints compared weight by weight, by logical value.
  *
  * Both sides are decoded to f32 span by span; figures are summed in f64 per span and added in the
- * order of the spans, so that they do not depend on the number of threads. Tensors of other dtypes
- * are compared by value where a double can hold it, else byte by byte. */
+ * order of the spans, so that they do not depend on the number of threads. Integers, booleans and f64
+ * are compared by value, exactly; the figures are in f64. All other dtypes are compared byte by byte. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -25,12 +25,14 @@ typedef struct job {
     nbl_diff *diff;
     const nbl_tensor_info *a, *b;
     int64_t elements, span;
-    sums *sums;     /* one per item */
-    float *buffers; /* two spans per worker */
+    sums *sums; /* one per item */
+    nbl__buffers buffers;
 } job;
 
+/* Infinities that agree are no distance apart and have no norm. */
 static void add_value(sums *s, double x, double y)
 {
+    if (x == y && isinf(x)) return;
     double d = x - y;
     if (fabs(d) > s->max_abs) s->max_abs = fabs(d);
     s->difference += d * d;
@@ -44,7 +46,7 @@ typedef double lanes __attribute__((vector_size(64)));
 typedef int64_t masks __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32)));
 
-static void add_values(sums *s, const float *x, const float *y, int64_t n)
+static void add_finite(sums *s, const float *x, const float *y, int64_t n)
 {
     lanes most = {0}, difference = {0}, a = {0}, b = {0}, product = {0};
     int64_t i = 0;
@@ -71,27 +73,45 @@ static void add_values(sums *s, const float *x, const float *y, int64_t n)
     for (; i < n; i++) add_value(s, (double)x[i], (double)y[i]);
 }
 
+static void add_values(sums *s, const float *x, const float *y, int64_t n)
+{
+    sums fast = *s;
+    add_finite(&fast, x, y, n);
+    if (isfinite(fast.difference + fast.a + fast.b)) {
+        *s = fast;
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) /* the same NaN on both sides is no difference either */
+        if (memcmp(x + i, y + i, sizeof *x) != 0 || !isnan(x[i])) add_value(s, (double)x[i], (double)y[i]);
+}
+
 /* ---- values of dtypes that are not for computing ---- */
 
-static bool is_number(nbl_dtype dtype)
+typedef struct number {
+    double real;
+    bool is_integer;
+    __int128 integer;
+} number;
+
+static bool is_number(const nbl_weight *w)
 {
-    switch (dtype) {
+    switch (w->dtype) {
     case NBL_DTYPE_F64: case NBL_DTYPE_I64: case NBL_DTYPE_I32: case NBL_DTYPE_I16: case NBL_DTYPE_I8:
-    case NBL_DTYPE_U64: case NBL_DTYPE_U32: case NBL_DTYPE_U16: case NBL_DTYPE_U8: case NBL_DTYPE_BOOL: return true;
-    default: return nbl__is_compute(dtype);
+    case NBL_DTYPE_U64: case NBL_DTYPE_U32: case NBL_DTYPE_U16: case NBL_DTYPE_U8: case NBL_DTYPE_BOOL:
+        return w->format == NBL_FORMAT_DENSE;
+    default: return w->format == NBL_FORMAT_DENSE && nbl__is_compute(w->dtype);
     }
 }
 
-static double number_at(const nbl_weight *w, int64_t i)
+static number number_at(const nbl_weight *w, int64_t i)
 {
 #define READ(ENUM, type)                                                                                     \
     case NBL_DTYPE_##ENUM: {                                                                                 \
         type value;                                                                                          \
         memcpy(&value, (const uint8_t *)w->data + (size_t)i * sizeof value, sizeof value);                   \
-        return (double)value;                                                                                \
+        return (number){(double)value, true, value};                                                         \
     }
     switch (w->dtype) {
-        READ(F64, double)
         READ(I64, int64_t)
         READ(I32, int32_t)
         READ(I16, int16_t)
@@ -101,38 +121,66 @@ static double number_at(const nbl_weight *w, int64_t i)
         READ(U16, uint16_t)
         READ(U8, uint8_t)
         READ(BOOL, uint8_t)
+    case NBL_DTYPE_F64: {
+        double value;
+        memcpy(&value, (const uint8_t *)w->data + (size_t)i * sizeof value, sizeof value);
+        return (number){value, false, 0};
+    }
     default: {
         float value;
         nbl__decode(NBL_ISA_SCALAR, w, i, i + 1, NBL_DTYPE_F32, &value, false);
-        return (double)value;
+        return (number){(double)value, false, 0};
     }
     }
 #undef READ
 }
 
-static void compare_foreign(const nbl_tensor_info *a, const nbl_tensor_info *b, sums *s)
+static bool same_number(const number *x, const number *y)
 {
-    bool same_dtype = a->weight.format == b->weight.format && a->weight.dtype == b->weight.dtype;
-    bool numbers = a->weight.format == NBL_FORMAT_DENSE && b->weight.format == NBL_FORMAT_DENSE &&
-                   is_number(a->weight.dtype) && is_number(b->weight.dtype);
-    if (numbers)
-        for (int64_t i = 0, n = nbl__elements(a); i < n; i++) {
-            double x = number_at(&a->weight, i), y = number_at(&b->weight, i);
-            s->unequal |= memcmp(&x, &y, sizeof x) != 0;
-            add_value(s, x, y);
-        }
-    if (same_dtype) s->unequal = a->bytes > 0 && memcmp(a->weight.data, b->weight.data, a->bytes) != 0;
-    else if (!numbers) s->unequal = true;
-    s->unknown = !numbers;
+    if (x->is_integer && y->is_integer) return x->integer == y->integer;
+    if (!x->is_integer && !y->is_integer) return memcmp(&x->real, &y->real, sizeof x->real) == 0;
+    const number *integer = x->is_integer ? x : y, *real = x->is_integer ? y : x;
+    bool fits = fabs(real->real) < 0x1p100; /* then the conversion is defined */
+    return fits && (double)(__int128)real->real == real->real && (__int128)real->real == integer->integer;
+}
+
+static nbl_status compare_numbers(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    (void)worker;
+    int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
+    sums s = {0};
+    for (int64_t i = begin; i < end; i++) {
+        number x = number_at(&j->a->weight, i), y = number_at(&j->b->weight, i);
+        s.unequal |= !same_number(&x, &y);
+        add_value(&s, x.real, y.real);
+    }
+    j->sums[item] = s;
+    nbl__span_release(j->diff->a, j->a, begin, end);
+    nbl__span_release(j->diff->b, j->b, begin, end);
+    return NBL_OK;
+}
+
+/* Bytes of one dtype that has no value here; the elements of this job are bytes. */
+static nbl_status compare_bytes(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    (void)worker;
+    int64_t begin = item * j->span, n = nbl__min_i64(j->span, j->elements - begin);
+    const uint8_t *x = (const uint8_t *)j->a->weight.data + begin, *y = (const uint8_t *)j->b->weight.data + begin;
+    j->sums[item] = (sums){.unequal = memcmp(x, y, (size_t)n) != 0, .unknown = true};
+    nbl__checkpoint_drop(j->diff->a, x, (uint64_t)n);
+    nbl__checkpoint_drop(j->diff->b, y, (uint64_t)n);
+    return NBL_OK;
 }
 
 /* ---- weights ---- */
 
-static void read_span(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, float *values)
+static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_info *t, int64_t begin, int64_t end, float *values)
 {
     nbl__span_fetch(t, begin, end);
     nbl__span_decode(isa, t, begin, end, NBL_DTYPE_F32, values);
-    nbl__span_release(t, begin, end);
+    nbl__span_release(c, t, begin, end);
 }
 
 static nbl_status compare_span(void *argument, int64_t item, int worker)
@@ -140,9 +188,9 @@ static nbl_status compare_span(void *argument, int64_t item, int worker)
     job *j = argument;
     nbl_isa isa = nbl__isa(j->diff->ctx);
     int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements), n = end - begin;
-    float *x = j->buffers + (size_t)worker * 2 * (size_t)j->span, *y = x + j->span;
-    read_span(isa, j->a, begin, end, x);
-    read_span(isa, j->b, begin, end, y);
+    float *x = nbl__buffer_of(&j->buffers, worker), *y = x + j->span;
+    read_span(isa, j->diff->a, j->a, begin, end, x);
+    read_span(isa, j->diff->b, j->b, begin, end, y);
     sums s = {.unequal = memcmp(x, y, (size_t)n * sizeof *x) != 0};
     add_values(&s, x, y, n);
     j->sums[item] = s;
@@ -155,22 +203,18 @@ static int64_t common_unit(const nbl_tensor_info *a, const nbl_tensor_info *b)
     return nbl__max_i64(nbl__span_unit(a), nbl__span_unit(b)); /* one of them is 1, or they are the same */
 }
 
-static nbl_status compare_weights(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b, sums *total)
+/* Runs one of the comparisons over all spans and adds the figures up in their order. */
+static nbl_status compare_spans(job *j, size_t buffer, nbl__team_fn fn, sums *total)
 {
-    nbl_context *ctx = diff->ctx;
-    job j = {.diff = diff, .a = a, .b = b, .elements = nbl__elements(a)};
-    if (j.elements == 0) return NBL_OK;
-    j.span = nbl__span_size(common_unit(a, b), 8);
-    if (j.span > j.elements) j.span = j.elements;
-    int64_t items = nbl__ceil_div(j.elements, j.span);
-    size_t room = (size_t)nbl__team_size(ctx, items) * 2 * (size_t)j.span;
+    nbl_context *ctx = j->diff->ctx;
+    int64_t items = nbl__ceil_div(j->elements, j->span);
     nbl_status status = NBL_OK;
-    NBL_TRY(NBL_ALLOC(ctx, j.sums, items));
-    NBL_GO(NBL_ALLOC(ctx, j.buffers, room));
-    NBL_GO(nbl__team_run(ctx, items, compare_span, &j, a->name));
+    NBL_TRY(NBL_ALLOC(ctx, j->sums, items));
+    NBL_GO(nbl__run_spans(ctx, items, buffer, fn, j, &j->buffers, j->a->name));
     for (int64_t i = 0; i < items; i++) {
-        const sums *s = &j.sums[i];
+        const sums *s = &j->sums[i];
         total->unequal |= s->unequal;
+        total->unknown |= s->unknown;
         if (s->max_abs > total->max_abs) total->max_abs = s->max_abs;
         total->difference += s->difference;
         total->a += s->a;
@@ -178,9 +222,30 @@ static nbl_status compare_weights(nbl_diff *diff, const nbl_tensor_info *a, cons
         total->product += s->product;
     }
 done:
-    nbl__free(ctx, j.buffers, room * sizeof *j.buffers);
-    nbl__free(ctx, j.sums, (size_t)items * sizeof *j.sums);
+    nbl__free(ctx, j->sums, (size_t)items * sizeof *j->sums);
     return status;
+}
+
+static nbl_status compare_values(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b, sums *total)
+{
+    job j = {.diff = diff, .a = a, .b = b, .elements = nbl__elements(a)};
+    if (j.elements == 0) return NBL_OK;
+    if (nbl__is_decodable(a) && nbl__is_decodable(b)) {
+        j.span = nbl__min_i64(nbl__span_size(common_unit(a, b), 8), j.elements);
+        NBL_TRY(compare_spans(&j, 2 * (size_t)j.span * sizeof(float), compare_span, total));
+    } else if (is_number(&a->weight) && is_number(&b->weight)) {
+        j.span = nbl__span_size(1, 8);
+        NBL_TRY(compare_spans(&j, 0, compare_numbers, total));
+    } else if (a->weight.format == b->weight.format && a->weight.dtype == b->weight.dtype) {
+        j.elements = (int64_t)a->bytes;
+        j.span = nbl__span_size(1, 1);
+        NBL_TRY(compare_spans(&j, 0, compare_bytes, total));
+    } else {
+        total->unequal = total->unknown = true;
+    }
+    nbl__tensor_release(diff->a, a);
+    nbl__tensor_release(diff->b, b);
+    return NBL_OK;
 }
 
 static bool same_shape(const nbl_tensor_info *a, const nbl_tensor_info *b)
@@ -197,8 +262,7 @@ static nbl_status compare(nbl_diff *diff, const nbl_tensor_info *a, const nbl_te
     *d = (nbl_tensor_diff){.name = a->name, .same_shape = same_shape(a, b), .max_abs = NAN, .rel_norm = NAN, .cosine = NAN};
     if (!d->same_shape) return NBL_OK;
     sums s = {0};
-    if (nbl__is_decodable(a) && nbl__is_decodable(b)) NBL_TRY(compare_weights(diff, a, b, &s));
-    else compare_foreign(a, b, &s);
+    NBL_TRY(compare_values(diff, a, b, &s));
     d->equal = !s.unequal;
     if (d->equal) { /* also where NaN meets the same NaN */
         d->max_abs = d->rel_norm = 0;
@@ -254,6 +318,7 @@ static nbl_status run(nbl_diff *diff)
 nbl_status nbl_checkpoint_diff(nbl_context *ctx, const char *a, const char *b, nbl_diff **result)
 {
     nbl_diff *diff;
+    NBL_CHECK(ctx, a && b && result, NBL_ERROR_ARGUMENT, "checkpoint_diff: a, b or result is NULL");
     *result = NULL;
     NBL_TRY(NBL_ALLOC(ctx, diff, 1));
     diff->ctx = ctx;

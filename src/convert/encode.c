@@ -18,8 +18,7 @@ typedef struct job {
     int64_t elements, span;  /* span: elements per item */
     int64_t expert;          /* mxfp4: the one at work */
     float *scales;           /* for the whole weight */
-    uint8_t *buffers;        /* one per worker */
-    size_t buffer_bytes;
+    nbl__buffers buffers;
     atomic_int_fast64_t non_finite;
 } job;
 
@@ -28,16 +27,9 @@ static const uint8_t *values_at(const job *j, int64_t element)
     return (const uint8_t *)j->tensor->weight.data + (size_t)element * nbl__size_of(j->tensor->weight.dtype);
 }
 
-static nbl_status run_team(job *j, int64_t items, size_t buffer_bytes, nbl__team_fn fn)
+static nbl_status run_team(job *j, int64_t items, size_t bytes, nbl__team_fn fn)
 {
-    nbl_context *ctx = j->v->ctx;
-    j->buffer_bytes = (buffer_bytes + 63) / 64 * 64;
-    size_t all = (size_t)nbl__team_size(ctx, items) * j->buffer_bytes;
-    NBL_TRY(NBL_ALLOC(ctx, j->buffers, all));
-    nbl_status status = nbl__team_run(ctx, items, fn, j, j->tensor->name);
-    nbl__free(ctx, j->buffers, all);
-    j->buffers = NULL;
-    return status;
+    return nbl__run_spans(j->v->ctx, items, bytes, fn, j, &j->buffers, j->tensor->name);
 }
 
 static void report_non_finite(job *j)
@@ -54,7 +46,7 @@ static void report_non_finite(job *j)
 static void span_done(job *j, int64_t begin, int64_t end)
 {
     uint64_t bytes = (uint64_t)(end - begin) * nbl__size_of(j->tensor->weight.dtype);
-    nbl__file_drop(values_at(j, begin), bytes);
+    nbl__checkpoint_drop(j->v->checkpoint, values_at(j, begin), bytes);
     nbl__progress_add(j->v->ctx, bytes);
 }
 
@@ -110,7 +102,7 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
 {
     job *j = argument;
     int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements), n = end - begin;
-    uint8_t *codes = j->buffers + (size_t)worker * j->buffer_bytes;
+    uint8_t *codes = nbl__buffer_of(&j->buffers, worker);
     nbl_dtype dtype = j->tensor->weight.dtype;
     nbl__file_need(values_at(j, begin), (uint64_t)n * nbl__size_of(dtype));
     int64_t bad = nbl__fourbit_encode(nbl__isa(j->v->ctx), j->options->format, j->options->block, dtype,
@@ -197,7 +189,7 @@ static nbl_status encode_int8(void *argument, int64_t item, int worker)
 {
     job *j = argument;
     int64_t columns = j->tensor->shape[1], begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
-    int8_t *codes = (int8_t *)(j->buffers + (size_t)worker * j->buffer_bytes);
+    int8_t *codes = nbl__buffer_of(&j->buffers, worker);
     nbl__file_need(values_at(j, begin), (uint64_t)(end - begin) * nbl__size_of(j->tensor->weight.dtype));
     int64_t bad = nbl__int8_encode(nbl__isa(j->v->ctx), j->tensor->weight.dtype, values_at(j, begin),
                                    (end - begin) / columns, columns, codes, j->scales + begin / columns);
@@ -247,7 +239,7 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
     int64_t wide = nbl__min_i64(MX_OUTS, outs - first);
     nbl_dtype dtype = j->tensor->weight.dtype;
     size_t size = nbl__size_of(dtype);
-    uint8_t *rows = j->buffers + (size_t)worker * j->buffer_bytes; /* [MX_OUTS, ins] values */
+    uint8_t *rows = nbl__buffer_of(&j->buffers, worker); /* [MX_OUTS, ins] values */
     uint8_t *codes = rows + (size_t)(MX_OUTS * ins) * size, *scales = codes + MX_OUTS * ins / 2;
     for (int64_t i = 0; i < ins; i++) { /* across */
         const uint8_t *line = values_at(j, (j->expert * ins + i) * outs + first);
@@ -268,7 +260,7 @@ static nbl_status write_mxfp4(job *j)
     for (j->expert = 0; j->expert < experts; j->expert++) {
         size_t buffer = (size_t)(MX_OUTS * ins) * size + (size_t)(MX_OUTS * ins / 2 + MX_OUTS * ins / 32);
         NBL_TRY(run_team(j, nbl__ceil_div(outs, MX_OUTS), buffer, encode_mxfp4));
-        nbl__file_drop(values_at(j, j->expert * ins * outs), (uint64_t)(ins * outs) * size);
+        nbl__checkpoint_drop(j->v->checkpoint, values_at(j, j->expert * ins * outs), (uint64_t)(ins * outs) * size);
     }
     return NBL_OK;
 }

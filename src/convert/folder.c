@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "convert/convert.h"
 
@@ -42,28 +43,6 @@ static bool is_companion(const char *name)
     return true;
 }
 
-typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *argument);
-
-/* Visits the companion files of `folder` (within the source; "" is its top), following links. */
-static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
-{
-    char at[4096], name[1024], path[8192];
-    snprintf(at, sizeof at, "%s%s%s", v->checkpoint->path, folder[0] ? "/" : "", folder);
-    DIR *list = opendir(at);
-    if (list == NULL) return nbl__fail_errno(v->ctx, errno, "%s", at);
-    nbl_status status = NBL_OK;
-    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
-        struct stat info;
-        if (!is_companion(entry->d_name)) continue;
-        snprintf(name, sizeof name, "%s%s%s", folder, folder[0] ? "/" : "", entry->d_name);
-        snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, name);
-        if (stat(path, &info) != 0) status = nbl__fail_errno(v->ctx, errno, "%s", path);
-        else if (S_ISREG(info.st_mode)) status = visit(v, name, path, (uint64_t)info.st_size, argument);
-    }
-    closedir(list);
-    return status;
-}
-
 static const char *const template_folder = "additional_chat_templates";
 
 static bool has_templates(const nbl__conversion *v)
@@ -73,11 +52,39 @@ static bool has_templates(const nbl__conversion *v)
     return nbl__is_folder(path);
 }
 
-static nbl_status add_size(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *total)
+typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *argument);
+
+/* Before the work: adds up sizes, and finds out now whether a file can be read. */
+static nbl_status note_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *total)
 {
-    (void)v, (void)name, (void)path;
+    (void)name;
+    if (access(path, R_OK) != 0) return nbl__fail_errno(v->ctx, errno, "%s", path);
     *(uint64_t *)total += size;
     return NBL_OK;
+}
+
+/* Visits the companion files of `folder` (within the source; "" is its top), following links. */
+static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
+{
+    char at[4096], name[1024], path[8192];
+    snprintf(at, sizeof at, "%s%s%s", v->checkpoint->path, folder[0] ? "/" : "", folder);
+    DIR *list = opendir(at);
+    if (list == NULL) return nbl__fail_errno(v->ctx, errno, "%s", at);
+    nbl_status status = NBL_OK;
+    errno = 0;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list)); errno = 0) {
+        struct stat info;
+        if (!is_companion(entry->d_name)) continue;
+        snprintf(name, sizeof name, "%s%s%s", folder, folder[0] ? "/" : "", entry->d_name);
+        snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, name);
+        if (stat(path, &info) != 0) status = nbl__fail_errno(v->ctx, errno, "%s", path);
+        else if (S_ISREG(info.st_mode)) status = visit(v, name, path, (uint64_t)info.st_size, argument);
+        else if (visit == note_companion && strcmp(name, template_folder) != 0)
+            nbl__log(v->ctx, NBL_LOG_WARNING, "%s is not a file and is not copied", path);
+    }
+    if (status == NBL_OK && errno) status = nbl__fail_errno(v->ctx, errno, "%s", at);
+    closedir(list);
+    return status;
 }
 
 static nbl_status copy_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *unused)
@@ -93,10 +100,20 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     NBL_TRY(nbl__writer_layout(v->writer, shard_size ? shard_size : default_shard_size, &v->report.bytes_out,
                                &v->report.files));
     uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
-    NBL_TRY(visit_companions(v, "", add_size, &needed));
+    NBL_TRY(visit_companions(v, "", note_companion, &needed));
+    if (has_templates(v)) NBL_TRY(visit_companions(v, template_folder, note_companion, &needed));
     NBL_TRY(nbl__output_begin(v->ctx, out, needed, &v->output));
     nbl__progress_begin(v->ctx, v->checkpoint->summary.bytes);
     return nbl__progress_poll(v->ctx, "");
+}
+
+/* What was written must open: headers, states and config are read back before anybody sees them. */
+static nbl_status verify(nbl__conversion *v)
+{
+    nbl_checkpoint *written;
+    nbl_status status = nbl_checkpoint_open(v->ctx, v->output->partial, NBL_OPEN_STRICT, &written);
+    nbl_checkpoint_close(written);
+    return status;
 }
 
 nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count)
@@ -112,6 +129,7 @@ nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *ed
     if (status == NBL_OK) status = nbl__output_put(v->output, "config.json", text.text, text.size);
     nbl__text_free(&text);
     NBL_TRY(status);
+    NBL_TRY(verify(v));
     NBL_TRY(nbl__progress_poll(v->ctx, "")); /* the last moment to stop */
     nbl__output *output = v->output;
     v->output = NULL;
@@ -133,7 +151,7 @@ nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t
     for (uint64_t at = 0; at < t->bytes; at += PIECE) {
         size_t size = (size_t)nbl__min_i64(PIECE, (int64_t)(t->bytes - at));
         NBL_TRY(nbl__writer_write(v->writer, number, data + at, size, at));
-        nbl__file_drop(data + at, size);
+        nbl__checkpoint_drop(v->checkpoint, data + at, size);
         nbl__progress_add(v->ctx, size);
         NBL_TRY(nbl__progress_poll(v->ctx, t->name));
     }

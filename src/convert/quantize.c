@@ -11,27 +11,51 @@
 typedef struct plan {
     nbl__encoded *encoded; /* per tensor; format DENSE: copied */
     bool tied;             /* the output head shares the embedding's matrix */
+    pcre2_general_context *memory;
     pcre2_code *skip;
     pcre2_match_data *match;
 } plan;
 
-/* ---- decisions ---- */
+/* ---- the regular expression: PCRE2 takes its memory from the context ---- */
+
+enum { PREFIX = 64 }; /* keeps a block's size, and its alignment */
+
+static void *pcre_alloc(size_t size, void *ctx)
+{
+    uint8_t *block = nbl__alloc(ctx, size + PREFIX);
+    if (block == NULL) return NULL;
+    memcpy(block, &size, sizeof size);
+    return block + PREFIX;
+}
+
+static void pcre_free(void *memory, void *ctx)
+{
+    size_t size;
+    if (memory == NULL) return;
+    memcpy(&size, (uint8_t *)memory - PREFIX, sizeof size);
+    nbl__free(ctx, (uint8_t *)memory - PREFIX, size + PREFIX);
+}
 
 static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
 {
     if (pattern == NULL) return NBL_OK;
-    int error;
-    PCRE2_SIZE offset;
-    p->skip = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &offset, NULL);
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    p->memory = pcre2_general_context_create(pcre_alloc, pcre_free, ctx);
+    if (p->memory == NULL) return NBL_ERROR_MEMORY;
+    pcre2_compile_context *compile = pcre2_compile_context_create(p->memory);
+    if (compile == NULL) return NBL_ERROR_MEMORY;
+    p->skip = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &offset, compile);
+    pcre2_compile_context_free(compile);
+    if (p->skip == NULL && error == PCRE2_ERROR_HEAP_FAILED) return NBL_ERROR_MEMORY; /* nbl__alloc said so */
     if (p->skip == NULL) {
         PCRE2_UCHAR text[128];
         pcre2_get_error_message(error, text, sizeof text);
-        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "\"%s\" is not a regular expression: %s (at character %zu)",
-                         pattern, (const char *)text, (size_t)offset);
+        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "\"%s\" is not a regular expression: %s (at character %zu)", pattern,
+                         (const char *)text, (size_t)offset);
     }
     p->match = pcre2_match_data_create_from_pattern(p->skip, NULL);
-    NBL_CHECK(ctx, p->match, NBL_ERROR_MEMORY, "out of memory for a regular expression");
-    return NBL_OK;
+    return p->match ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
 static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, bool *skipped)
@@ -39,11 +63,14 @@ static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, 
     *skipped = false;
     if (p->skip == NULL) return NBL_OK;
     int found = pcre2_match(p->skip, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, p->match, NULL);
+    if (found == PCRE2_ERROR_NOMEMORY || found == PCRE2_ERROR_HEAPLIMIT) return nbl__fail(ctx, NBL_ERROR_MEMORY, "out of memory");
     NBL_CHECK(ctx, found >= 0 || found == PCRE2_ERROR_NOMATCH, NBL_ERROR_ARGUMENT,
               "the regular expression: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name, found);
     *skipped = found >= 0;
     return NBL_OK;
 }
+
+/* ---- decisions ---- */
 
 static nbl_status check_source(nbl__conversion *v)
 {
@@ -67,7 +94,7 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     const nbl__config *config = &v->checkpoint->config;
     *quantise = false;
     if (options->format == NBL_FORMAT_MXFP4) {
-        *quantise = is_expert(t);
+        *quantise = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
     } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
         nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank, t->shape);
         NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED, "%s: models of type \"%s\" %s",
@@ -121,7 +148,7 @@ static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *opt
     static const char *const renamed[] = {"axk2", "bailing_hybrid", "deepseek_v4", "hrm_text",       "hy_v3", "hy_v4",
                                           "kimi_linear", "laguna", "mistral_large4", "nemotron_h", "zamba", "zamba2"};
     const nbl__config *config = &v->checkpoint->config;
-    if (options->skip == NULL || options->format == NBL_FORMAT_MXFP4) return NBL_OK;
+    if (options->skip == NULL) return NBL_OK;
     bool known = !config->is_multimodal;
     for (size_t i = 0; config->model_type && i < sizeof renamed / sizeof *renamed; i++)
         known &= strcmp(config->model_type, renamed[i]) != 0;
@@ -140,7 +167,7 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
         bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__ends_with(t->name, ".weight");
-        if (!matrix || strcmp(t->name, "lm_head.weight") == 0) continue;
+        if (!matrix || strlen(t->name) == 7 || strcmp(t->name, "lm_head.weight") == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__names_add(c, names, module));
@@ -186,6 +213,8 @@ static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
               "format %s: weights are quantised to nf4, fp4, int8 or mxfp4", nbl_format_name(o->format));
     NBL_CHECK(ctx, !fourbit || nbl__block_valid(o->block), NBL_ERROR_ARGUMENT,
               "block %" PRId64 ": not one of 32, 64, 128, … 4096", o->block);
+    NBL_CHECK(ctx, o->format != NBL_FORMAT_MXFP4 || o->skip == NULL, NBL_ERROR_ARGUMENT,
+              "mxfp4 takes all experts: transformers cannot be told to skip some");
     NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT, "only nf4 and fp4 have scales to quantise twice");
     NBL_CHECK(ctx, nbl__is_compute(o->compute_dtype), NBL_ERROR_ARGUMENT, "compute dtype %s: not f32, f16 or bf16",
               nbl_dtype_name(o->compute_dtype));
@@ -195,6 +224,7 @@ static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
 nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char *out,
                                    const nbl_quantize_options *given, nbl_convert_report *report)
 {
+    NBL_CHECK(ctx, in && out && given, NBL_ERROR_ARGUMENT, "checkpoint_quantize: in, out or options is NULL");
     nbl_quantize_options options = *given;
     if (options.block == 0) options.block = 64;
     NBL_TRY(check_options(ctx, &options));
@@ -211,6 +241,7 @@ nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char 
     nbl__free(ctx, p.encoded, (size_t)(tensors + 1) * sizeof *p.encoded);
     pcre2_match_data_free(p.match);
     pcre2_code_free(p.skip);
+    pcre2_general_context_free(p.memory);
     nbl__conversion_close(&v);
     return status;
 }

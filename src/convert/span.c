@@ -10,7 +10,7 @@ int64_t nbl__elements(const nbl_tensor_info *t)
 
 int64_t nbl__span_unit(const nbl_tensor_info *t)
 {
-    return t->transposed ? 32 * t->shape[t->rank - 1] : 1;
+    return t->transposed && nbl__elements(t) > 0 ? 32 * t->shape[t->rank - 1] : 1;
 }
 
 int64_t nbl__span_size(int64_t unit, int64_t bytes)
@@ -54,18 +54,13 @@ static void decode_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, i
     }
 }
 
-/* Stored bytes of elements [begin, end); of a transposed tensor the whole experts they touch. */
+/* Stored bytes of elements [begin, end). */
 static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, const uint8_t **data, uint64_t *size)
 {
     const nbl_weight *w = &t->weight;
-    if (t->transposed) {
-        int64_t matrix = t->shape[t->rank - 1] * t->shape[t->rank - 2];
-        begin = begin / matrix * matrix;
-        end = nbl__ceil_div(end, matrix) * matrix;
-    }
     int64_t bits = w->format == NBL_FORMAT_DENSE ? nbl__dtype_bits(w->dtype) : w->format == NBL_FORMAT_INT8 ? 8 : 4;
     *data = (const uint8_t *)w->data + begin * bits / 8;
-    *size = (uint64_t)((end - begin) * bits / 8);
+    *size = (uint64_t)nbl__ceil_div((end - begin) * bits, 8);
 }
 
 void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype, void *out)
@@ -79,16 +74,47 @@ void nbl__span_fetch(const nbl_tensor_info *t, int64_t begin, int64_t end)
 {
     const uint8_t *data;
     uint64_t size;
+    if (t->transposed || begin >= end) return; /* an expert is read piecemeal: faults bring it in */
     stored_range(t, begin, end, &data, &size);
-    if (!t->transposed) nbl__file_need(data, size); /* an expert is read piecemeal: faults bring it in */
+    nbl__file_need(data, size);
 }
 
-void nbl__span_release(const nbl_tensor_info *t, int64_t begin, int64_t end)
+void nbl__span_release(const nbl_checkpoint *c, const nbl_tensor_info *t, int64_t begin, int64_t end)
 {
     const uint8_t *data;
     uint64_t size;
+    if (t->transposed) { /* the whole experts that end within the span; others may still be at them */
+        int64_t matrix = t->shape[t->rank - 1] * t->shape[t->rank - 2];
+        begin = begin / matrix * matrix;
+        end = end / matrix * matrix;
+    }
+    if (begin >= end) return;
     stored_range(t, begin, end, &data, &size);
-    bool last_of_expert = t->transposed && end % (t->shape[t->rank - 1] * t->shape[t->rank - 2]) == 0;
-    /* Another worker may still read the same expert: its pages come back by a fault. */
-    if (!t->transposed || last_of_expert) nbl__file_drop(data, size);
+    nbl__checkpoint_drop(c, data, size);
+}
+
+void nbl__tensor_release(const nbl_checkpoint *c, const nbl_tensor_info *t)
+{
+    const nbl_weight *w = &t->weight;
+    int64_t n = nbl__elements(t);
+    if (n == 0) return;
+    int64_t scales = w->format == NBL_FORMAT_INT8 ? n / t->shape[t->rank - 1] : w->block ? nbl__ceil_div(n, w->block) : 0;
+    const uint8_t *data;
+    uint64_t size;
+    stored_range(t, 0, n, &data, &size);
+    nbl__checkpoint_drop(c, data, size);
+    if (w->scales) nbl__checkpoint_drop(c, w->scales, (uint64_t)scales * sizeof(float));
+    if (w->scale_codes) nbl__checkpoint_drop(c, w->scale_codes, (uint64_t)scales);
+}
+
+nbl_status nbl__run_spans(nbl_context *ctx, int64_t items, size_t bytes, nbl__team_fn fn, void *job,
+                          nbl__buffers *buffers, const char *what)
+{
+    buffers->bytes = (bytes + 63) / 64 * 64;
+    size_t all = (size_t)nbl__team_size(ctx, items) * buffers->bytes;
+    NBL_TRY(NBL_ALLOC(ctx, buffers->memory, all));
+    nbl_status status = nbl__team_run(ctx, items, fn, job, what);
+    nbl__free(ctx, buffers->memory, all);
+    buffers->memory = NULL;
+    return status;
 }

@@ -95,19 +95,6 @@ static nbl_status check_part(nbl_context *ctx, const char *name, const char *par
     return NBL_OK;
 }
 
-/* f32 values of a part, aligned: as mapped where possible, else a copy. */
-static nbl_status floats_of(nbl__arena *arena, const nbl__stored *stored, const float **values)
-{
-    if ((uintptr_t)stored->data % sizeof(float) == 0) {
-        *values = (const float *)(const void *)stored->data;
-        return NBL_OK;
-    }
-    void *copy = nbl__arena_alloc(arena, stored->bytes);
-    if (copy == NULL) return NBL_ERROR_MEMORY;
-    *values = memcpy(copy, stored->data, stored->bytes);
-    return NBL_OK;
-}
-
 /* bitsandbytes decodes with its built-in table and ignores the stored one; a file whose table says
  * something else (beyond a rounding to 16 bits) cannot be decoded as its maker meant it. */
 static bool is_builtin_table(nbl_format format, const nbl__stored *map)
@@ -148,7 +135,7 @@ nbl_status nbl__bnb_describe(nbl__arena *arena, const char *name, const nbl__bnb
     if (!state.nested) {
         CHECK(!p->nested_absmax && !p->nested_quant_map, "tensor \"%s\": nested scales, but its state does not say so",
               name);
-        return floats_of(arena, p->absmax, &weight->scales);
+        return nbl__stored_floats(arena, p->absmax, &weight->scales);
     }
     int64_t groups = nbl__ceil_div(blocks, state.nested_block);
     NBL_TRY(check_part(ctx, name, "nested_absmax", p->nested_absmax, NBL_DTYPE_F32, groups));
@@ -156,6 +143,6 @@ nbl_status nbl__bnb_describe(nbl__arena *arena, const char *name, const nbl__bnb
     weight->scale_codes = p->absmax->data;
     weight->nested_block = state.nested_block;
     weight->nested_offset = state.nested_offset;
-    NBL_TRY(floats_of(arena, p->nested_quant_map, &weight->nested_table));
-    return floats_of(arena, p->nested_absmax, &weight->nested_scales);
+    NBL_TRY(nbl__stored_floats(arena, p->nested_quant_map, &weight->nested_table));
+    return nbl__stored_floats(arena, p->nested_absmax, &weight->nested_scales);
 }

@@ -7,13 +7,18 @@
 
 #include "format/index.h"
 
-enum { INDEX_LIMIT = 256 << 20 };
+enum { INDEX_LIMIT = 128 << 20 };
 
 nbl_status nbl__checkpoint_problem(nbl_checkpoint *c, nbl_status status)
 {
     bool of_the_file = status == NBL_ERROR_FORMAT || status == NBL_ERROR_NOT_FOUND || status == NBL_ERROR_UNSUPPORTED ||
                        status == NBL_ERROR_SHAPE || status == NBL_ERROR_DTYPE;
-    if (c->mode != NBL_OPEN_TOLERANT || !of_the_file) return status;
+    if (status == NBL_OK || !of_the_file) return status;
+    if (c->mode != NBL_OPEN_TOLERANT) { /* say which checkpoint, unless a file's name did */
+        const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
+        if (message && strstr(message, c->path) == NULL) nbl__fail(c->ctx, status, "%s: %s", c->path, message);
+        return status;
+    }
     const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
     return message ? nbl__names_add(c, &c->problems, message) : NBL_ERROR_MEMORY;
 }
@@ -46,10 +51,12 @@ static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
     if (folder == NULL) return nbl__fail_errno(c->ctx, errno, "%s", c->path);
     nbl_status status = NBL_OK;
     int found = 0;
-    for (struct dirent *entry; (entry = readdir(folder));) {
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir(folder)); errno = 0) {
         if (!nbl__ends_with(entry->d_name, ".safetensors")) continue;
         if (found++ == 0 && (*name = nbl__arena_strdup(&c->arena, entry->d_name)) == NULL) status = NBL_ERROR_MEMORY;
     }
+    if (errno) status = nbl__fail_errno(c->ctx, errno, "%s", c->path);
     closedir(folder);
     NBL_TRY(status);
     NBL_CHECK(c->ctx, found > 0, NBL_ERROR_NOT_FOUND, "%s: no .safetensors file here", c->path);
@@ -59,7 +66,7 @@ static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
 }
 
 /* As transformers chooses: model.safetensors, else the index, else (ours) the only one. */
-static nbl_status find_files(nbl_checkpoint *c, nbl__index *index, const char ***names, int *count)
+static nbl_status find_files(nbl_checkpoint *c, nbl__arena *json, nbl__index *index, const char ***names, int *count)
 {
     static const char *single = "model.safetensors";
     const char *whole = path_of(c, single), *list = path_of(c, "model.safetensors.index.json");
@@ -73,11 +80,14 @@ static nbl_status find_files(nbl_checkpoint *c, nbl__index *index, const char **
     char *text;
     size_t size = 0;
     NBL_TRY(nbl__file_read(c->ctx, list, INDEX_LIMIT, &text, &size));
-    nbl_status status = nbl__index_parse(&c->arena, list, text, size, index);
+    nbl_status status = nbl__index_parse(json, list, text, size, index);
     nbl__free(c->ctx, text, size + 1);
     NBL_TRY(status);
-    *names = index->files;
     *count = index->count;
+    *names = nbl__arena_alloc(&c->arena, (size_t)index->count * sizeof **names);
+    if (*names == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < index->count; i++)
+        if (((*names)[i] = nbl__arena_strdup(&c->arena, index->files[i])) == NULL) return NBL_ERROR_MEMORY;
     return NBL_OK;
 }
 
@@ -95,8 +105,11 @@ static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int cou
         if (path == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__file_map(c->ctx, path, &c->files[i]));
         c->file_count++;
-        NBL_TRY(nbl__safetensors_parse(&c->arena, names[i], c->files[i].data, c->files[i].size, &parts[i], &counts[i]));
+        NBL_TRY(nbl__safetensors_parse(&c->arena, path, c->files[i].data, c->files[i].size, &parts[i], &counts[i]));
+        nbl__file_drop(&c->files[i], c->files[i].data, c->files[i].size);
+        for (int64_t j = 0; j < counts[i]; j++) parts[i][j].file = names[i];
         total += counts[i];
+        NBL_TRY(nbl__progress_poll(c->ctx, ""));
     }
     c->stored = nbl__arena_alloc(&c->arena, (size_t)(total + 1) * sizeof *c->stored);
     if (c->stored == NULL) return NBL_ERROR_MEMORY;
@@ -105,25 +118,21 @@ static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int cou
     return NBL_OK;
 }
 
-/* The index must say exactly what the files hold. */
-static nbl_status check_index(nbl_checkpoint *c, const nbl__index *index)
+/* The index must say exactly what the files hold. `seen` is zeroed memory, one per entry. */
+static nbl_status check_index(nbl_checkpoint *c, const nbl__index *index, bool *seen)
 {
     for (int64_t i = 0; i < c->stored_count; i++) {
         const nbl__stored *s = &c->stored[i];
-        const char *file = nbl__json_text(index->map, s->name);
-        NBL_CHECK(c->ctx, file, NBL_ERROR_FORMAT, "%s: tensor \"%s\" is not in the index", s->file, s->name);
-        NBL_CHECK(c->ctx, strcmp(file, s->file) == 0, NBL_ERROR_FORMAT,
-                  "the index places tensor \"%s\" in %s, it is in %s", s->name, file, s->file);
+        const nbl__json *entry = nbl__json_get(index->map, s->name);
+        NBL_CHECK(c->ctx, entry, NBL_ERROR_FORMAT, "%s: tensor \"%s\" is not in the index", s->file, s->name);
+        NBL_CHECK(c->ctx, strcmp(entry->string, s->file) == 0, NBL_ERROR_FORMAT,
+                  "the index places tensor \"%s\" in %s, it is in %s", s->name, entry->string, s->file);
+        seen[entry - index->map->items] = true;
     }
-    if (c->stored_count == index->map->count) return NBL_OK;
-    for (int64_t k = 0; k < index->map->count; k++) { /* some name is in no file: say which */
-        const nbl__json *entry = &index->map->items[k];
-        bool found = false;
-        for (int64_t i = 0; i < c->stored_count && !found; i++) found = strcmp(c->stored[i].name, entry->key) == 0;
-        NBL_CHECK(c->ctx, found, NBL_ERROR_FORMAT, "%s: no tensor \"%s\", which the index places there", entry->string,
-                  entry->key);
-    }
-    return nbl__fail(c->ctx, NBL_ERROR_FORMAT, "%s: a tensor is in two files", c->path);
+    for (int64_t k = 0; k < index->map->count; k++)
+        NBL_CHECK(c->ctx, seen[k], NBL_ERROR_FORMAT, "%s: no tensor \"%s\", which the index places there",
+                  index->map->items[k].string, index->map->items[k].key);
+    return NBL_OK;
 }
 
 static nbl_status read_config(nbl_checkpoint *c)
@@ -140,27 +149,49 @@ static nbl_status read_config(nbl_checkpoint *c)
 static nbl_status open_folder(nbl_checkpoint *c)
 {
     nbl__index index = {0};
+    nbl__arena json = nbl__arena_make(c->ctx); /* for the parsed index */
     const char **names;
     int count;
-    NBL_TRY(nbl__checkpoint_problem(c, read_config(c)));
-    nbl_status status = find_files(c, &index, &names, &count);
-    if (status == NBL_OK) status = map_files(c, names, count);
-    if (status == NBL_OK && index.map) status = nbl__checkpoint_problem(c, check_index(c, &index));
+    nbl_status status;
+    NBL_GO(nbl__checkpoint_problem(c, read_config(c)));
+    NBL_GO(find_files(c, &json, &index, &names, &count));
+    NBL_GO(map_files(c, names, count));
+    if (index.map) {
+        bool *seen = nbl__arena_alloc(&json, (size_t)index.map->count);
+        status = seen ? nbl__checkpoint_problem(c, check_index(c, &index, seen)) : NBL_ERROR_MEMORY;
+    }
+done:
+    nbl__arena_free(&json);
     return status;
 }
 
 static nbl_status open_file(nbl_checkpoint *c)
 {
-    NBL_CHECK(c->ctx, nbl__exists(c->path), NBL_ERROR_NOT_FOUND, "%s: no such file or folder", c->path);
     const char *slash = strrchr(c->path, '/'), *name = slash ? slash + 1 : c->path;
     return map_files(c, &name, 1);
 }
 
+void nbl__checkpoint_drop(const nbl_checkpoint *c, const void *begin, uint64_t size)
+{
+    for (int i = 0; i < c->file_count; i++) nbl__file_drop(&c->files[i], begin, size);
+}
+
+void nbl__checkpoint_drop_file(const nbl_checkpoint *c, const void *place)
+{
+    const uint8_t *at = place;
+    for (int i = 0; i < c->file_count; i++) {
+        const nbl__file *f = &c->files[i];
+        if (f->data && at >= f->data && at < f->data + f->size) nbl__file_drop(f, f->data, f->size);
+    }
+}
+
 nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode mode, nbl_checkpoint **result)
 {
+    NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "checkpoint_open: path or result is NULL");
     *result = NULL;
     nbl_checkpoint *c;
     NBL_TRY(NBL_ALLOC(ctx, c, 1));
+    nbl__progress_begin(ctx, 0);
     c->ctx = ctx;
     c->arena = nbl__arena_make(ctx);
     c->mode = mode;

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "tensor/dtype.h"
 
-enum { CONFIG_LIMIT = 64 << 20 };
+enum { CONFIG_LIMIT = 16 << 20 };
 
 /* Of the text model where a config has several. */
 static const nbl__json *find(const nbl__json *root, const char *key)
@@ -103,21 +103,20 @@ typedef struct place {
     member found, after, last;
 } place;
 
-static place find_place(const char *s, const char *key)
+static place find_place(const char *s, const nbl__json *root, const char *key)
 {
     place p = {0};
-    size_t length = strlen(key), at = skip_space(s, skip_space(s, 0) + 1);
-    for (size_t previous = 0; s[at] == '"';) {
+    size_t at = skip_space(s, skip_space(s, 0) + 1), previous = 0;
+    for (int64_t i = 0; i < root->count; i++) { /* members in the order of the text, their keys decoded */
         member m = {.key = at, .previous_end = previous};
-        size_t key_end = skip_value(s, at), own = key_end - m.key - 2;
-        m.value = skip_space(s, skip_space(s, key_end) + 1);
+        m.value = skip_space(s, skip_space(s, skip_value(s, at)) + 1);
         m.end = previous = skip_value(s, m.value);
         at = skip_space(s, m.end);
         if (s[at] == ',') at = m.next = skip_space(s, at + 1);
         p.last = m;
-        int order = memcmp(s + m.key + 1, key, own < length ? own : length);
-        if (order == 0 && own == length) p.found = m;
-        else if (!p.after.end && (order > 0 || (order == 0 && own > length))) p.after = m;
+        int order = strcmp(root->items[i].key, key);
+        if (order == 0) p.found = m;
+        else if (!p.after.end && order > 0) p.after = m;
     }
     return p;
 }
@@ -132,9 +131,11 @@ static void insert(const char *s, const place *p, const nbl__config_edit *edit, 
     nbl__text_add(out, s + at, strlen(s + at));
 }
 
-static nbl_status apply_one(const char *s, const nbl__config_edit *edit, nbl__text *out)
+static nbl_status apply_one(nbl__arena *arena, const char *s, const nbl__config_edit *edit, nbl__text *out)
 {
-    place p = find_place(s, edit->key);
+    const nbl__json *root;
+    NBL_TRY(nbl__json_parse(arena, "config.json", s, strlen(s), NBL_JSON_PYTHON, &root));
+    place p = find_place(s, root, edit->key);
     const member *m = &p.found;
     if (m->end && edit->value) {
         nbl__text_add(out, s, m->value);
@@ -161,8 +162,10 @@ nbl_status nbl__config_apply(nbl_context *ctx, const nbl__config *config, const 
     nbl__text_add(&now, config->text, config->size);
     nbl_status status = now.status;
     for (int i = 0; i < count && status == NBL_OK; i++) {
+        nbl__arena arena = nbl__arena_make(ctx);
         nbl__text next = {.ctx = ctx};
-        status = apply_one(now.text, &edits[i], &next);
+        status = apply_one(&arena, now.text, &edits[i], &next);
+        nbl__arena_free(&arena);
         nbl__text_free(&now);
         now = next;
     }

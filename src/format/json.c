@@ -1,8 +1,8 @@
 /* json.c - the parser: recursive descent, at most DEPTH levels. See json.h.
  *
- * Items of an array or object are collected in chunks and copied to one block when their number is
- * known; an object's keys are sorted once, which finds duplicates and makes look-ups fast also in an
- * object of a hundred thousand tensors. */
+ * Items of an array or object are collected on one stack and copied to a block of their own when their
+ * number is known, so that memory follows the number of values; an object's keys are sorted once, which
+ * finds duplicates and makes look-ups fast also in an object of a hundred thousand tensors. */
 #include "format/json.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include "base/number.h"
 #include "base/utf8.h"
 
-enum { DEPTH = 128, CHUNK = 64 };
+enum { DEPTH = 128, MOST_VALUES = 8 << 20 };
 
 typedef struct parser {
     nbl__arena *arena;
@@ -19,6 +19,8 @@ typedef struct parser {
     const char *begin, *at, *end;
     nbl__json_dialect dialect;
     int depth;
+    nbl__json *stack; /* items of the arrays and objects that are open */
+    int64_t used, room, values;
 } parser;
 
 static nbl_status wrong(parser *p, const char *what)
@@ -171,7 +173,8 @@ static nbl_status read_number(parser *p, nbl__json *value)
         if (!digits(p)) return wrong(p, "a number without digits in its exponent");
     }
     size_t length = (size_t)(p->at - begin);
-    if (whole && length <= 18) { /* cannot overflow */
+    bool minus_zero = negative && length == 2 && begin[1] == '0'; /* a real: integers have no such thing */
+    if (whole && length <= 18 && !minus_zero) { /* cannot overflow */
         int64_t number = 0;
         for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = negative ? -number : number};
@@ -182,30 +185,38 @@ static nbl_status read_number(parser *p, nbl__json *value)
     memcpy(copy, begin, length);
     *value = (nbl__json){.type = NBL_JSON_REAL, .real = nbl__parse_double(copy, &end)};
     if (p->dialect == NBL_JSON_STRICT && !isfinite(value->real)) return wrong(p, "a number that is too large");
-    if (whole && value->real >= -0x1p62 && value->real < 0x1p62) /* 19 digits that fit after all */
+    if (whole && !minus_zero && value->real >= -0x1p62 && value->real < 0x1p62) /* 19 digits that fit after all */
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = strtoll(copy, NULL, 10)};
     return NBL_OK;
 }
 
 /* ---- arrays and objects ---- */
 
-typedef struct chunk {
-    struct chunk *previous;
-    nbl__json items[CHUNK];
-} chunk;
-
 static nbl_status read_value(parser *p, nbl__json *value);
 
-static nbl_status gather(parser *p, const chunk *last, int64_t count, nbl__json **items)
+static nbl_status push(parser *p, const nbl__json *item)
 {
-    if ((uint64_t)count > SIZE_MAX / sizeof **items) return nbl__fail(p->arena->ctx, NBL_ERROR_MEMORY, "out of memory");
-    *items = nbl__arena_alloc(p->arena, (size_t)count * sizeof **items);
-    if (*items == NULL) return NBL_ERROR_MEMORY;
-    int64_t in_last = count % CHUNK ? count % CHUNK : CHUNK;
-    for (int64_t at = count; last && at > 0; last = last->previous, in_last = CHUNK) {
-        at -= in_last;
-        memcpy(*items + at, last->items, (size_t)in_last * sizeof **items);
+    if (p->used == p->room) {
+        int64_t room = p->room ? p->room * 2 : 64;
+        nbl__json *stack = nbl__alloc_array(p->arena->ctx, (size_t)room, sizeof *stack);
+        if (stack == NULL) return NBL_ERROR_MEMORY;
+        if (p->used) memcpy(stack, p->stack, (size_t)p->used * sizeof *stack);
+        nbl__free(p->arena->ctx, p->stack, (size_t)p->room * sizeof *stack);
+        p->stack = stack;
+        p->room = room;
     }
+    p->stack[p->used++] = *item;
+    return ++p->values <= MOST_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
+}
+
+/* Moves the items from `first` on from the stack to memory of their own. */
+static nbl_status pop(parser *p, int64_t first, nbl__json *value)
+{
+    value->count = p->used - first;
+    value->items = nbl__arena_alloc(p->arena, (size_t)value->count * sizeof *value->items);
+    if (value->items == NULL) return NBL_ERROR_MEMORY;
+    if (value->count) memcpy(value->items, p->stack + first, (size_t)value->count * sizeof *value->items);
+    p->used = first;
     return NBL_OK;
 }
 
@@ -263,26 +274,20 @@ static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
 {
     bool object = type == NBL_JSON_OBJECT;
     char close = object ? '}' : ']';
-    chunk *last = NULL;
-    int64_t count = 0;
+    int64_t first = p->used;
     *value = (nbl__json){.type = type};
     if (++p->depth > DEPTH) return wrong(p, "nested too deep");
     skip_space(p);
     if (!accept(p, close)) {
         do {
-            if (count % CHUNK == 0) {
-                chunk *next = nbl__arena_alloc(p->arena, sizeof *next);
-                if (next == NULL) return NBL_ERROR_MEMORY;
-                next->previous = last;
-                last = next;
-            }
-            NBL_TRY(read_item(p, object, &last->items[count++ % CHUNK]));
+            nbl__json item;
+            NBL_TRY(read_item(p, object, &item));
+            NBL_TRY(push(p, &item));
         } while (accept(p, ','));
         if (!accept(p, close)) return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
     }
     p->depth--;
-    value->count = count;
-    NBL_TRY(gather(p, last, count, &value->items));
+    NBL_TRY(pop(p, first, value));
     return object ? sort_keys(p, value) : NBL_OK;
 }
 
@@ -311,7 +316,9 @@ nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *tex
     nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
     if (value == NULL) return NBL_ERROR_MEMORY;
     skip_space(&p);
-    NBL_TRY(read_value(&p, value));
+    nbl_status status = read_value(&p, value);
+    nbl__free(arena->ctx, p.stack, (size_t)p.room * sizeof *p.stack);
+    NBL_TRY(status);
     skip_space(&p);
     if (p.at != p.end) return wrong(&p, "something follows the end");
     NBL_CHECK(arena->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);

@@ -5,8 +5,6 @@
 
 #include "format/json.h"
 
-enum { HEADER_LIMIT = 100000000 }; /* upstream's */
-
 static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t *data, uint64_t size,
                               uint64_t *header_size)
 {
@@ -14,9 +12,9 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
               file, size);
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--) length = length << 8 | data[i];
-    NBL_CHECK(ctx, length <= HEADER_LIMIT, NBL_ERROR_FORMAT,
+    NBL_CHECK(ctx, length <= NBL_HEADER_LIMIT, NBL_ERROR_FORMAT,
               "%s: a header of %" PRIu64 " bytes (at most %d are allowed; not a safetensors file?)", file, length,
-              HEADER_LIMIT);
+              NBL_HEADER_LIMIT);
     NBL_CHECK(ctx, length <= size - 8, NBL_ERROR_FORMAT,
               "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length, size);
     NBL_CHECK(ctx, length >= 2 && data[8] == '{', NBL_ERROR_FORMAT, "%s: the header is not a JSON object", file);
@@ -26,7 +24,8 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
 
 static nbl_status check_metadata(nbl_context *ctx, const char *file, const nbl__json *metadata)
 {
-    NBL_CHECK(ctx, nbl__json_is(metadata, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
+    if (metadata->type == NBL_JSON_NULL) return NBL_OK;
+    NBL_CHECK(ctx, metadata->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
     for (int64_t i = 0; i < metadata->count; i++)
         NBL_CHECK(ctx, nbl__json_is(&metadata->items[i], NBL_JSON_STRING), NBL_ERROR_FORMAT,
                   "%s: __metadata__ \"%s\" is not text", file, metadata->items[i].key);
@@ -106,7 +105,7 @@ static nbl_status read_entries(nbl__arena *arena, const char *file, const nbl__j
         NBL_TRY(read_entry(ctx, file, name, entry, size, tensor, offsets));
         tensor->data = data + offsets[0];
         tensor->file = file;
-        tensor->name = name;
+        if ((tensor->name = nbl__arena_strdup(arena, name)) == NULL) return NBL_ERROR_MEMORY;
     }
     qsort(tensors, (size_t)n, sizeof *tensors, by_place);
     NBL_TRY(check_places(ctx, file, tensors, n, data, size));
@@ -121,6 +120,22 @@ nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uin
     uint64_t length = 0;
     const nbl__json *header;
     NBL_TRY(read_header(arena->ctx, file, data, size, &length));
-    NBL_TRY(nbl__json_parse(arena, file, (const char *)data + 8, length, NBL_JSON_STRICT, &header));
-    return read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
+    nbl__arena json = nbl__arena_make(arena->ctx); /* the parsed header is larger than what is kept of it */
+    nbl_status status = nbl__json_parse(&json, file, (const char *)data + 8, length, NBL_JSON_STRICT, &header);
+    if (status == NBL_OK)
+        status = read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
+    nbl__arena_free(&json);
+    return status;
+}
+
+nbl_status nbl__stored_floats(nbl__arena *arena, const nbl__stored *stored, const float **values)
+{
+    if ((uintptr_t)stored->data % sizeof(float) == 0) {
+        *values = (const float *)(const void *)stored->data;
+        return NBL_OK;
+    }
+    void *copy = nbl__arena_alloc(arena, stored->bytes);
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    *values = memcpy(copy, stored->data, stored->bytes);
+    return NBL_OK;
 }

@@ -12,9 +12,12 @@
 #include "base/output.h"
 #include "tensor/dtype.h"
 
+enum { NBL_HEADER_LIMIT = 100000000 }; /* bytes of a header; upstream's limit */
+
 /* A stored tensor, as the file tells it. */
 typedef struct nbl__stored {
-    const char *name, *file;
+    const char *name;
+    const char *file;
     nbl_dtype dtype;
     int rank;
     int64_t shape[NBL_MAX_RANK];
@@ -23,10 +26,13 @@ typedef struct nbl__stored {
     uint64_t bytes;
 } nbl__stored;
 
-/* Parses a file's bytes; `file` names it in messages and in the tensors. The tensors, sorted by
- * place in the file, live in the arena and point into `data`. */
+/* Parses a file's bytes; `file` names it in messages and tensors. The tensors, sorted by place in the file, live in
+ * the arena and point into `data`. */
 nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uint8_t *data, uint64_t size,
                                   nbl__stored **tensors, int64_t *count);
+
+/* The f32 values of a tensor, aligned: as mapped where possible, else a copy in the arena. */
+nbl_status nbl__stored_floats(nbl__arena *arena, const nbl__stored *stored, const float **values);
 
 /* ---- writing ----
  *

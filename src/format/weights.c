@@ -143,13 +143,7 @@ static nbl_status group_int8(grouping *g, slot *s, const char *module)
               "tensor \"%s\": a legacy 8-bit layout (weight_format is not 0, row)", name);
     nbl_weight weight = {.format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = s->stored->data};
     memcpy(weight.shape, s->stored->shape, sizeof weight.shape);
-    if ((uintptr_t)scales->data % sizeof(float) != 0) {
-        void *copy = nbl__arena_alloc(&g->c->arena, scales->bytes);
-        if (copy == NULL) return NBL_ERROR_MEMORY;
-        weight.scales = memcpy(copy, scales->data, scales->bytes);
-    } else {
-        weight.scales = (const float *)(const void *)scales->data;
-    }
+    NBL_TRY(nbl__stored_floats(&g->c->arena, scales, &weight.scales));
     settle(s, name, &weight, bytes, false);
     return NBL_OK;
 }
@@ -179,7 +173,9 @@ static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
     nbl_weight weight = {.format = NBL_FORMAT_MXFP4, .dtype = NBL_DTYPE_BF16, .rank = b->rank - 1, .block = 32,
                          .data = b->data, .scale_codes = scales->data};
     for (int i = 0; i < weight.rank; i++) weight.shape[i] = b->shape[i];
-    weight.shape[weight.rank - 1] *= 32;
+    int64_t *last = &weight.shape[weight.rank - 1];
+    NBL_CHECK(ctx, !__builtin_mul_overflow(*last, 32, last) && *last <= INT64_MAX / 64, NBL_ERROR_FORMAT,
+              "tensor \"%s\": its shape overflows", name);
     settle(s, name, &weight, bytes, weight.rank == 3);
     return NBL_OK;
 }
@@ -302,7 +298,11 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
             const nbl__stored *s = g.by_name[i]->stored;
             NBL_GO(nbl__fail(c->ctx, NBL_ERROR_FORMAT, "tensor \"%s\" is in two files, one of them %s", s->name, s->file));
         }
-    for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, group_one(&g, &g.slots[i])));
+    for (int64_t i = 0; i < g.count; i++) {
+        NBL_GO(nbl__checkpoint_problem(c, group_one(&g, &g.slots[i])));
+        /* States and tables are small and far apart; the system maps 16 pages around each. */
+        if (i % 64 == 63 || i == g.count - 1) nbl__checkpoint_drop_file(c, g.slots[i].stored->data);
+    }
     for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, find_orphans(&g, &g.slots[i])));
     NBL_GO(nbl__checkpoint_problem(c, check_mxfp4_names(&g)));
 

@@ -188,9 +188,21 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
     return NBL_OK;
 }
 
+/* A name that a format adds beside a weight may be there already. */
+static nbl_status check_names(nbl__writer *w)
+{
+    entry **list = sorted(w, by_name);
+    if (list == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 1; i < w->count; i++)
+        NBL_CHECK(w->ctx, strcmp(list[i - 1]->name, list[i]->name) != 0, NBL_ERROR_UNSUPPORTED,
+                  "the output would have two tensors called \"%s\"", list[i]->name);
+    return NBL_OK;
+}
+
 nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *bytes, int *files)
 {
     NBL_TRY(assign_files(w, shard_size));
+    NBL_TRY(check_names(w));
     w->order = sorted(w, by_file_order);
     w->file = nbl__arena_alloc(&w->arena, (size_t)w->files * sizeof *w->file);
     if (w->order == NULL || w->file == NULL) return NBL_ERROR_MEMORY;
@@ -213,6 +225,9 @@ nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *byt
         it->header = header.size;
         nbl__text_free(&header);
         NBL_TRY(status);
+        NBL_CHECK(w->ctx, it->header <= NBL_HEADER_LIMIT, NBL_ERROR_UNSUPPORTED,
+                  "a header of %" PRIu64 " bytes would be needed, readers allow %d; smaller shards help", it->header,
+                  NBL_HEADER_LIMIT);
         *bytes += 8 + it->header + bound;
     }
     return NBL_OK;

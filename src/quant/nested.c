@@ -1,7 +1,7 @@
 /* nested.c - double quantisation: the scales of a weight, minus their mean, in 8 bits with the signed
  * dynamic map, blocks of 256.
  *
- * One scale serves 32 to 4096 elements, so none of this is worth a vector path. */
+ * One scale serves 32 to 4096 elements: only the search for the codes (dynamic8.c) has vector paths. */
 #include "quant/quant.h"
 
 float nbl__nested_offset(const float *scales, int64_t n)
@@ -15,9 +15,10 @@ float nbl__nested_offset(const float *scales, int64_t n)
 void nbl__nested_encode(nbl_isa isa, const float *scales, int64_t n, float offset, uint8_t *codes,
                         float *nested_scales)
 {
-    float shifted[NBL_NESTED_BLOCK];
-    for (int64_t i = 0; i < n; i += NBL_NESTED_BLOCK) {
-        int64_t count = nbl__min_i64(NBL_NESTED_BLOCK, n - i);
+    enum { PIECE = 16 * NBL_NESTED_BLOCK };
+    float shifted[PIECE];
+    for (int64_t i = 0; i < n; i += PIECE) {
+        int64_t count = nbl__min_i64(PIECE, n - i);
         for (int64_t k = 0; k < count; k++) shifted[k] = scales[i + k] - offset;
         nbl__dynamic8_encode(isa, nbl__dynamic_map_signed, NBL_NESTED_BLOCK, shifted, count, codes + i,
                              nested_scales + i / NBL_NESTED_BLOCK);

@@ -3,12 +3,14 @@
  * the callers (weight.c for memory, format/ for files), and ranges are split by them.
  *
  *   fourbit.c   what NF4 and FP4 share: decoding through a table of 16, block by block
+ *   lookup.c    the kernels of that table; MXFP4 uses them, too
  *   nf4.c fp4.c tables, decision rules, encoding
+ *   absmax.c    the largest magnitude of a block
  *   nested.c    double quantisation of the scales
  *   dynamic8.c  8-bit block-wise with the dynamic maps
  *   int8.c      LLM.int8 row-wise
  *   mxfp4.c     e2m1 with a power-of-two scale per 32
- *   weight.c    the checked, threaded entries of nibble.h
+ *   weight.c weight_encode.c   the checked, threaded entries of nibble.h
  *
  * Numerics are bitsandbytes' on CUDA; docs/NUMERICS.md has the rules. */
 #ifndef NBL_QUANT_H
@@ -27,10 +29,10 @@ void nbl__decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t e
 /* The formats' parts of it. `table` has 16 entries. */
 void nbl__fourbit_decode(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
                          int64_t end, nbl_dtype dtype, void *out, bool stream);
-void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
-                      nbl_dtype dtype, void *out, bool stream);
-void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
-                       nbl_dtype dtype, void *out, bool stream);
+void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                      void *out, bool stream);
+void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                       void *out, bool stream);
 
 extern const float nbl__nf4_table[16], nbl__fp4_table[16];
 

@@ -1,21 +1,18 @@
-/* weight.c - the checked, threaded entries of nibble.h's section 4, and the dispatch on format.
- *
- * Work is cut at multiples of 64 Ki elements of the flattened weight: every block size divides that, so
- * a block is never shared and any number of threads gives the same bits.
+/* weight.c - dequantising as nibble.h offers it: checked, threaded, any rows, also transposed; and the
+ * dispatch on format. weight_encode.c is the other direction.
  *
  * A transposed result goes through tiles on the stack: 128 columns of 64 (f32) or 128 rows are decoded row
- * by row, turned, and written as 128 runs of 256 bytes. The codes of a tile's row are about one cache line. */
+ * by row, turned, and written as 128 runs of 256 bytes. The codes of a tile's row are one cache line. */
+#include "quant/weight.h"
 #include "base/team.h"
-#include "quant/quant.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
-enum { CHUNK = 65536, TILE_COLUMNS = 128, TILE_BYTES = 32768 };
+enum { TILE_COLUMNS = 128, TILE_BYTES = 32768 };
 
 /* From this size on an output is written past the caches: it would not stay in those of one core, and
  * even where the shared one is larger, not fetching what is overwritten wins (measured: from 8 MiB). */
@@ -60,14 +57,9 @@ void nbl__decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t e
 
 /* ---- checks ---- */
 
-typedef struct shape_text {
-    char text[256];
-} shape_text;
-
-/* "[4096, 11008]", for messages. */
-static shape_text show_shape(int rank, const int64_t *shape)
+nbl__shape_text nbl__show_shape(int rank, const int64_t *shape)
 {
-    shape_text s = {"["};
+    nbl__shape_text s = {"["};
     size_t used = 1;
     for (int i = 0; i < rank && used < sizeof s.text; i++)
         used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%" PRId64, i ? ", " : "", shape[i]);
@@ -75,9 +67,8 @@ static shape_text show_shape(int rank, const int64_t *shape)
     return s;
 }
 
-/* n = product of the shape, rows = product of all dimensions but the last. */
-static nbl_status check_shape(nbl_context *ctx, const char *call, int rank, const int64_t *shape, int64_t *n,
-                              int64_t *rows)
+nbl_status nbl__check_shape(nbl_context *ctx, const char *call, int rank, const int64_t *shape, int64_t *n,
+                            int64_t *rows)
 {
     NBL_CHECK(ctx, rank >= 1 && rank <= NBL_MAX_RANK, NBL_ERROR_SHAPE, "%s: rank %d, allowed are 1 to %d",
               call, rank, NBL_MAX_RANK);
@@ -85,16 +76,16 @@ static nbl_status check_shape(nbl_context *ctx, const char *call, int rank, cons
     *n = 1;
     for (int i = 0; i < rank; i++) {
         NBL_CHECK(ctx, shape[i] >= 0, NBL_ERROR_SHAPE, "%s: shape %s has a negative dimension", call,
-                  show_shape(rank, shape).text);
+                  nbl__show_shape(rank, shape).text);
         *rows = *n;
         /* 2^59 elements: their bytes still fit 64 bits in every dtype */
         NBL_CHECK(ctx, !__builtin_mul_overflow(*n, shape[i], n) && *n <= INT64_C(1) << 59, NBL_ERROR_SHAPE,
-                  "%s: shape %s has too many elements", call, show_shape(rank, shape).text);
+                  "%s: shape %s has too many elements", call, nbl__show_shape(rank, shape).text);
     }
     return NBL_OK;
 }
 
-static nbl_status check_block(nbl_context *ctx, const char *call, nbl_format format, int64_t block)
+nbl_status nbl__check_block(nbl_context *ctx, const char *call, nbl_format format, int64_t block)
 {
     NBL_CHECK(ctx, nbl__block_valid(block), NBL_ERROR_ARGUMENT,
               "%s: block %" PRId64 " of %s; allowed are the powers of two from 32 to 4096", call, block,
@@ -102,17 +93,21 @@ static nbl_status check_block(nbl_context *ctx, const char *call, nbl_format for
     return NBL_OK;
 }
 
-static nbl_status check_mxfp4_columns(nbl_context *ctx, const char *call, int rank, const int64_t *shape)
+nbl_status nbl__check_mxfp4_columns(nbl_context *ctx, const char *call, int rank, const int64_t *shape)
 {
     NBL_CHECK(ctx, shape[rank - 1] % 32 == 0, NBL_ERROR_SHAPE,
               "%s: mxfp4 needs a last dimension that is a multiple of 32, shape is %s", call,
-              show_shape(rank, shape).text);
+              nbl__show_shape(rank, shape).text);
     return NBL_OK;
 }
 
-/* A part that must be there and, when it holds floats, be aligned to them. */
-static nbl_status check_part(nbl_context *ctx, const char *call, nbl_format format, const char *part,
-                             const void *pointer, size_t align)
+const char *nbl__any_dtype_name(nbl_dtype dtype)
+{
+    return (unsigned)dtype < NBL_DTYPE_COUNT ? nbl_dtype_name(dtype) : "an unknown dtype";
+}
+
+nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format, const char *part,
+                           const void *pointer, size_t align)
 {
     NBL_CHECK(ctx, pointer != NULL, NBL_ERROR_ARGUMENT, "%s: %s needs %s, which is NULL", call,
               nbl_format_name(format), part);
@@ -127,26 +122,25 @@ static nbl_status check_weight(nbl_context *ctx, const nbl_weight *w, int64_t *n
     NBL_CHECK(ctx, w != NULL, NBL_ERROR_ARGUMENT, "%s: weight is NULL", call);
     NBL_CHECK(ctx, (unsigned)w->format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT, "%s: unknown format %d", call,
               (int)w->format);
-    NBL_TRY(check_shape(ctx, call, w->rank, w->shape, n, rows));
+    NBL_TRY(nbl__check_shape(ctx, call, w->rank, w->shape, n, rows));
     if (w->format == NBL_FORMAT_DENSE)
         NBL_CHECK(ctx, nbl__is_compute(w->dtype), NBL_ERROR_DTYPE,
                   "%s: a dense weight of dtype %s and shape %s; only f32, f16 and bf16 can be decoded", call,
-                  (unsigned)w->dtype < NBL_DTYPE_COUNT ? nbl_dtype_name(w->dtype) : "?",
-                  show_shape(w->rank, w->shape).text);
-    if (w->format == NBL_FORMAT_MXFP4) NBL_TRY(check_mxfp4_columns(ctx, call, w->rank, w->shape));
+                  nbl__any_dtype_name(w->dtype), nbl__show_shape(w->rank, w->shape).text);
+    if (w->format == NBL_FORMAT_MXFP4) NBL_TRY(nbl__check_mxfp4_columns(ctx, call, w->rank, w->shape));
     bool fourbit = w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4;
-    if (fourbit) NBL_TRY(check_block(ctx, call, w->format, w->block));
+    if (fourbit) NBL_TRY(nbl__check_block(ctx, call, w->format, w->block));
     if (*n == 0) return NBL_OK; /* no part is read */
 
-    NBL_TRY(check_part(ctx, call, w->format, "data", w->data, 1));
+    NBL_TRY(nbl__check_part(ctx, call, w->format, "data", w->data, 1));
     if (w->format == NBL_FORMAT_MXFP4)
-        NBL_TRY(check_part(ctx, call, w->format, "scale_codes", w->scale_codes, 1));
+        NBL_TRY(nbl__check_part(ctx, call, w->format, "scale_codes", w->scale_codes, 1));
     if (w->format == NBL_FORMAT_INT8 || (fourbit && w->nested_scales == NULL))
-        NBL_TRY(check_part(ctx, call, w->format, "scales", w->scales, 4));
+        NBL_TRY(nbl__check_part(ctx, call, w->format, "scales", w->scales, 4));
     if (fourbit && w->nested_scales != NULL) {
-        NBL_TRY(check_part(ctx, call, w->format, "nested_scales", w->nested_scales, 4));
-        NBL_TRY(check_part(ctx, call, w->format, "nested_table", w->nested_table, 4));
-        NBL_TRY(check_part(ctx, call, w->format, "scale_codes", w->scale_codes, 1));
+        NBL_TRY(nbl__check_part(ctx, call, w->format, "nested_scales", w->nested_scales, 4));
+        NBL_TRY(nbl__check_part(ctx, call, w->format, "nested_table", w->nested_table, 4));
+        NBL_TRY(nbl__check_part(ctx, call, w->format, "scale_codes", w->scale_codes, 1));
         NBL_CHECK(ctx, w->nested_block >= 1, NBL_ERROR_ARGUMENT, "%s: nested block %" PRId64, call,
                   w->nested_block);
     }
@@ -170,8 +164,8 @@ static nbl_status decode_chunk(void *argument, int64_t item, int worker)
     (void)worker;
     const decode_job *job = argument;
     int64_t chunk = job->first_chunk + item;
-    int64_t begin = nbl__max_i64(job->begin, chunk * CHUNK),
-            end = nbl__min_i64(job->end, (chunk + 1) * CHUNK);
+    int64_t begin = nbl__max_i64(job->begin, chunk * NBL_WEIGHT_CHUNK),
+            end = nbl__min_i64(job->end, (chunk + 1) * NBL_WEIGHT_CHUNK);
     nbl__decode(job->isa, job->weight, begin, end, job->dtype,
                 job->out + (size_t)(begin - job->begin) * nbl__size_of(job->dtype), job->stream);
     return NBL_OK;
@@ -279,11 +273,10 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     NBL_TRY(check_weight(ctx, weight, &n, &rows));
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
               "dequantize: %s of shape %s to %s; allowed are f32, f16, bf16", nbl_format_name(weight->format),
-              show_shape(weight->rank, weight->shape).text,
-              (unsigned)dtype < NBL_DTYPE_COUNT ? nbl_dtype_name(dtype) : "an unknown dtype");
+              nbl__show_shape(weight->rank, weight->shape).text, nbl__any_dtype_name(dtype));
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "dequantize: rows %" PRId64 " to %" PRId64 " of a weight with %" PRId64 " rows, shape %s",
-              row_begin, row_end, rows, show_shape(weight->rank, weight->shape).text);
+              row_begin, row_end, rows, nbl__show_shape(weight->rank, weight->shape).text);
     int64_t columns = weight->shape[weight->rank - 1];
     decode_job job = {.isa = nbl__isa(ctx),
                       .weight = weight,
@@ -307,243 +300,7 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
         return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, decode_tile, &job,
                              NULL);
     }
-    job.first_chunk = job.begin / CHUNK;
-    return nbl__team_run(ctx, nbl__ceil_div(job.end, CHUNK) - job.first_chunk, decode_chunk, &job, NULL);
-}
-
-/* ---- quantise ---- */
-
-typedef struct plan {
-    int64_t n, rows, columns, block, blocks, nested_blocks;
-} plan;
-
-static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *options, int rank,
-                                const int64_t *shape, plan *p)
-{
-    const char *call = "quantize";
-    NBL_CHECK(ctx, options != NULL, NBL_ERROR_ARGUMENT, "%s: options is NULL", call);
-    nbl_format format = options->format;
-    NBL_CHECK(ctx, format > NBL_FORMAT_DENSE && (unsigned)format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
-              "%s: format %s; allowed are nf4, fp4, int8, mxfp4", call,
-              format == NBL_FORMAT_DENSE ? "dense" : "unknown");
-    *p = (plan){0};
-    NBL_TRY(check_shape(ctx, call, rank, shape, &p->n, &p->rows));
-    p->columns = shape[rank - 1];
-    if (format == NBL_FORMAT_INT8) {
-        p->blocks = p->rows;
-    } else if (format == NBL_FORMAT_MXFP4) {
-        NBL_TRY(check_mxfp4_columns(ctx, call, rank, shape));
-        p->block = 32;
-        p->blocks = p->n / 32;
-    } else {
-        p->block = options->block == 0 ? 64 : options->block;
-        NBL_TRY(check_block(ctx, call, format, p->block));
-        p->blocks = nbl__ceil_div(p->n, p->block);
-        if (options->nested) p->nested_blocks = nbl__ceil_div(p->blocks, NBL_NESTED_BLOCK);
-        return NBL_OK;
-    }
-    NBL_CHECK(ctx, !options->nested, NBL_ERROR_UNSUPPORTED,
-              "%s: nested scales exist for nf4 and fp4, not for %s", call, nbl_format_name(format));
-    return NBL_OK;
-}
-
-nbl_status nbl_quantize_sizes(nbl_context *ctx, const nbl_quantize_options *options, int rank,
-                              const int64_t *shape, nbl_quantized_sizes *sizes)
-{
-    plan p;
-    NBL_CHECK(ctx, sizes != NULL, NBL_ERROR_ARGUMENT, "quantize: sizes is NULL");
-    NBL_TRY(plan_quantize(ctx, options, rank, shape, &p));
-    bool mxfp4 = options->format == NBL_FORMAT_MXFP4, int8 = options->format == NBL_FORMAT_INT8;
-    *sizes = (nbl_quantized_sizes){
-        .data = (size_t)(int8 ? p.n : nbl__ceil_div(p.n, 2)),
-        .scales = mxfp4 ? 0 : (size_t)p.blocks * sizeof(float),
-        .scale_codes = mxfp4 || p.nested_blocks > 0 ? (size_t)p.blocks : 0,
-        .nested_scales = (size_t)p.nested_blocks * sizeof(float),
-    };
-    return NBL_OK;
-}
-
-typedef struct encode_job {
-    nbl_isa isa;
-    nbl_format format;
-    plan plan;
-    nbl_dtype dtype;
-    const uint8_t *values;
-    const nbl_quantized_parts *parts;
-    int64_t rows_per_item;
-    int64_t non_finite; /* added to atomically */
-} encode_job;
-
-static nbl_status encode_chunk(void *argument, int64_t item, int worker)
-{
-    (void)worker;
-    encode_job *job = argument;
-    const plan *p = &job->plan;
-    const nbl_quantized_parts *to = job->parts;
-    size_t size = nbl__size_of(job->dtype);
-    int64_t bad;
-    if (job->format == NBL_FORMAT_INT8) {
-        int64_t row = item * job->rows_per_item, rows = nbl__min_i64(job->rows_per_item, p->rows - row);
-        bad = nbl__int8_encode(job->isa, job->dtype, job->values + (size_t)(row * p->columns) * size, rows,
-                               p->columns, (int8_t *)to->data + row * p->columns, to->scales + row);
-    } else {
-        int64_t begin = item * CHUNK, n = nbl__min_i64(CHUNK, p->n - begin), block = begin / p->block;
-        const uint8_t *from = job->values + (size_t)begin * size;
-        if (job->format == NBL_FORMAT_MXFP4)
-            bad = nbl__mxfp4_encode(job->isa, job->dtype, from, 1, n, to->data + begin / 2,
-                                    to->scale_codes + block);
-        else
-            bad = nbl__fourbit_encode(job->isa, job->format, p->block, job->dtype, from, n,
-                                      to->data + begin / 2, to->scales + block);
-    }
-    if (bad) __atomic_fetch_add(&job->non_finite, bad, __ATOMIC_RELAXED);
-    return NBL_OK;
-}
-
-static nbl_status check_parts(nbl_context *ctx, const nbl_quantized_parts *parts, nbl_format format,
-                              const nbl_quantized_sizes *sizes)
-{
-    NBL_CHECK(ctx, parts != NULL, NBL_ERROR_ARGUMENT, "quantize: parts is NULL");
-    if (sizes->data) NBL_TRY(check_part(ctx, "quantize", format, "data", parts->data, 1));
-    if (sizes->scales) NBL_TRY(check_part(ctx, "quantize", format, "scales", parts->scales, 4));
-    if (sizes->scale_codes)
-        NBL_TRY(check_part(ctx, "quantize", format, "scale_codes", parts->scale_codes, 1));
-    if (sizes->nested_scales)
-        NBL_TRY(check_part(ctx, "quantize", format, "nested_scales", parts->nested_scales, 4));
-    return NBL_OK;
-}
-
-/* Double-quantises parts->scales into scale_codes and nested_scales. */
-static nbl_status nest_scales(nbl_context *ctx, const plan *p, const nbl_quantized_parts *parts,
-                              nbl_weight *weight)
-{
-    for (int64_t b = 0; b < p->blocks; b++)
-        if (!isfinite(parts->scales[b])) {
-            nbl__fail(ctx, NBL_ERROR_UNSUPPORTED,
-                      "quantize: %s of shape %s: the scale of block %" PRId64
-                      " is not finite, and nested scales would spread that to the whole weight",
-                      nbl_format_name(weight->format), show_shape(weight->rank, weight->shape).text, b);
-            return nbl__hint(ctx, NBL_ERROR_UNSUPPORTED,
-                             "quantise without nested scales, or repair the infinite value");
-        }
-    weight->nested_offset = nbl__nested_offset(parts->scales, p->blocks);
-    nbl__nested_encode(nbl__isa(ctx), parts->scales, p->blocks, weight->nested_offset, parts->scale_codes,
-                       parts->nested_scales);
-    weight->scales = NULL;
-    weight->scale_codes = parts->scale_codes;
-    weight->nested_scales = parts->nested_scales;
-    weight->nested_table = nbl__dynamic_map_signed;
-    weight->nested_block = NBL_NESTED_BLOCK;
-    return NBL_OK;
-}
-
-nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
-                        const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
-                        nbl_weight *weight)
-{
-    nbl_quantized_sizes sizes;
-    encode_job job = {.isa = nbl__isa(ctx), .dtype = dtype, .values = values, .parts = parts};
-    plan *p = &job.plan;
-    NBL_TRY(plan_quantize(ctx, options, rank, shape, p));
-    NBL_TRY(nbl_quantize_sizes(ctx, options, rank, shape, &sizes));
-    job.format = options->format;
-    NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
-              "quantize: values of %s, shape %s, to %s; allowed are f32, f16, bf16",
-              (unsigned)dtype < NBL_DTYPE_COUNT ? nbl_dtype_name(dtype) : "an unknown dtype",
-              show_shape(rank, shape).text, nbl_format_name(job.format));
-    NBL_CHECK(ctx, weight != NULL, NBL_ERROR_ARGUMENT, "quantize: weight is NULL");
-    NBL_CHECK(ctx, values != NULL || p->n == 0, NBL_ERROR_ARGUMENT, "quantize: values is NULL, shape is %s",
-              show_shape(rank, shape).text);
-    NBL_TRY(check_parts(ctx, parts, job.format, &sizes));
-
-    int64_t items = nbl__ceil_div(p->n, CHUNK);
-    if (job.format == NBL_FORMAT_INT8) {
-        job.rows_per_item = nbl__max_i64(1, CHUNK / nbl__max_i64(1, p->columns));
-        items = nbl__ceil_div(p->rows, job.rows_per_item);
-    }
-    if (p->n == 0) { /* rows without columns still have scales */
-        items = 0;
-        if (sizes.scales) memset(parts->scales, 0, sizes.scales);
-    }
-    NBL_TRY(nbl__team_run(ctx, items, encode_chunk, &job, NULL));
-    if (job.non_finite > 0)
-        nbl__log(ctx, NBL_LOG_WARNING, "quantize: %" PRId64 " of %" PRId64 " values are not finite",
-                 job.non_finite, p->n);
-
-    nbl_weight made = {
-        .format = job.format, .dtype = dtype, .rank = rank, .data = parts->data, .block = p->block};
-    memcpy(made.shape, shape, (size_t)rank * sizeof *shape);
-    if (job.format == NBL_FORMAT_MXFP4) made.scale_codes = parts->scale_codes;
-    else made.scales = parts->scales;
-    if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, parts, &made));
-    *weight = made;
-    return NBL_OK;
-}
-
-/* ---- 8-bit block-wise ---- */
-
-const float *nbl_dynamic_map(int is_signed)
-{
-    return is_signed ? nbl__dynamic_map_signed : nbl__dynamic_map_unsigned;
-}
-
-typedef struct dynamic_job {
-    nbl_isa isa;
-    const float *map;
-    int64_t block, blocks_per_item, n;
-    const float *values; /* to quantise; NULL: dequantise */
-    uint8_t *codes;
-    float *scales;
-    const uint8_t *from_codes;
-    const float *from_scales;
-    float *to_values;
-} dynamic_job;
-
-static nbl_status dynamic_chunk(void *argument, int64_t item, int worker)
-{
-    (void)worker;
-    const dynamic_job *job = argument;
-    int64_t b = item * job->blocks_per_item, begin = b * job->block;
-    int64_t n = nbl__min_i64(job->blocks_per_item * job->block, job->n - begin);
-    if (job->values)
-        nbl__dynamic8_encode(job->isa, job->map, job->block, job->values + begin, n, job->codes + begin,
-                             job->scales + b);
-    else
-        nbl__dynamic8_decode(job->isa, job->map, job->block, job->from_codes + begin, job->from_scales + b, n,
-                             job->to_values + begin);
-    return NBL_OK;
-}
-
-static nbl_status run_dynamic(nbl_context *ctx, const char *call, int64_t block, const void *values,
-                              int64_t n, const void *codes, const void *scales, dynamic_job *job)
-{
-    NBL_CHECK(ctx, block >= 1, NBL_ERROR_ARGUMENT, "%s: block %" PRId64 "; it must be at least 1", call,
-              block);
-    NBL_CHECK(ctx, n >= 0, NBL_ERROR_ARGUMENT, "%s: %" PRId64 " elements", call, n);
-    if (n == 0) return NBL_OK;
-    NBL_CHECK(ctx, values && codes && scales, NBL_ERROR_ARGUMENT, "%s: %s is NULL", call,
-              !values  ? "values"
-              : !codes ? "codes"
-                       : "scales");
-    job->isa = nbl__isa(ctx);
-    job->block = nbl__min_i64(block, n);
-    job->n = n;
-    job->blocks_per_item = nbl__max_i64(1, CHUNK / job->block);
-    return nbl__team_run(ctx, nbl__ceil_div(nbl__ceil_div(n, job->block), job->blocks_per_item),
-                         dynamic_chunk, job, NULL);
-}
-
-nbl_status nbl_dynamic8_quantize(nbl_context *ctx, int is_signed, int64_t block, const float *values,
-                                 int64_t n, uint8_t *codes, float *scales)
-{
-    dynamic_job job = {.map = nbl_dynamic_map(is_signed), .values = values, .codes = codes, .scales = scales};
-    return run_dynamic(ctx, "dynamic8_quantize", block, values, n, codes, scales, &job);
-}
-
-nbl_status nbl_dynamic8_dequantize(nbl_context *ctx, int is_signed, int64_t block, const uint8_t *codes,
-                                   const float *scales, int64_t n, float *values)
-{
-    dynamic_job job = {
-        .map = nbl_dynamic_map(is_signed), .from_codes = codes, .from_scales = scales, .to_values = values};
-    return run_dynamic(ctx, "dynamic8_dequantize", block, values, n, codes, scales, &job);
+    job.first_chunk = job.begin / NBL_WEIGHT_CHUNK;
+    return nbl__team_run(ctx, nbl__ceil_div(job.end, NBL_WEIGHT_CHUNK) - job.first_chunk, decode_chunk, &job,
+                         NULL);
 }

@@ -194,7 +194,8 @@ nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype, const void *from,
     NBL_CHECK(ctx, nbl__is_compute(from_dtype) && nbl__is_compute(to_dtype), NBL_ERROR_DTYPE,
               "convert: %s to %s is not a conversion between f32, f16 and bf16",
               nbl_dtype_name(from_dtype), nbl_dtype_name(to_dtype));
-    NBL_CHECK(ctx, n >= 0, NBL_ERROR_ARGUMENT, "convert: %" PRId64 " elements", n);
+    NBL_CHECK(ctx, n >= 0 && (n == 0 || (from && to)), NBL_ERROR_ARGUMENT,
+              "convert: %" PRId64 " elements, or from or to is NULL", n);
     if (from_dtype == to_dtype) {
         if (n > 0) memmove(to, from, (size_t)n * nbl__size_of(to_dtype));
         return NBL_OK;

@@ -21,7 +21,7 @@ const char *nbl_dtype_name(nbl_dtype dtype)
 
 int nbl_dtype_parse(const char *name, nbl_dtype *dtype)
 {
-    for (int i = 0; i < NBL_DTYPE_COUNT; i++) {
+    for (int i = 0; name && i < NBL_DTYPE_COUNT; i++) {
         if (strcmp(name, table[i].name) != 0) continue;
         *dtype = (nbl_dtype)i;
         return 1;
@@ -36,7 +36,7 @@ const char *nbl_format_name(nbl_format format)
 
 int nbl_format_parse(const char *name, nbl_format *format)
 {
-    for (int i = 0; i < FORMATS; i++) {
+    for (int i = 0; name && i < FORMATS; i++) {
         if (strcmp(name, format_names[i]) != 0) continue;
         *format = (nbl_format)i;
         return 1;

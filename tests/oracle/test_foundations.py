@@ -69,7 +69,7 @@ def save_model(room, name, kind, dtype, tied=None, shard="5GB", wide=False):
     for parameter in model.parameters():
         parameter.data = room.normal(*parameter.shape) * 10 ** room.random.uniform(-2.5, -0.5)
     model.to(dtype).save_pretrained(room.folder / name, max_shard_size=shard)
-    return room.folder / name, sum(p.numel() for p in model.parameters())
+    return room.folder / name
 
 
 def upstream_quantize(room, source, name, **settings):
@@ -113,20 +113,21 @@ def packed_names(tensors):
     return sorted(k.split(".quant_state.")[0] for k in tensors if ".quant_state.bitsandbytes__" in k)
 
 
-def compare_decoded(room, folder, stored, isa=None):
+def compare_decoded(room, folder, stored, isas=(None,)):
     """dequantize to every dtype against bitsandbytes, for each packed weight of a folder."""
-    for dtype in FLOATS:
-        room.remove("decoded")
-        room.nibble("dequantize", folder, room.folder / "decoded", "--dtype", dtype, isa=isa)
-        ours = tensors_of(room.folder / "decoded")
-        for name in packed_names(stored):
-            state = state_of(stored, name)
-            theirs = upstream_decode(stored[name], state, FLOATS[dtype])
-            what = f"{name} ({state.quant_type}, block {state.blocksize}, shape {list(state.shape)}, stored as {stored[name].dtype}, " \
-                   f"{'nested' if state.nested else 'flat'}) to {dtype}"
-            if room.expect(name in ours, f"{what}: missing"):
-                equal = same(ours[name], theirs, zeros=state.quant_type == "nf4")  # FP4: upstream's backends differ in the sign of zero
-                room.expect(equal, f"{what}: {how_different(ours[name], theirs)}")
+    states = {name: state_of(stored, name) for name in packed_names(stored)}
+    for dtype, target in FLOATS.items():
+        theirs = {name: upstream_decode(stored[name], state, target) for name, state in states.items()}
+        for isa in isas:
+            room.remove("decoded")
+            room.nibble("dequantize", folder, room.folder / "decoded", "--dtype", dtype, isa=isa)
+            ours = tensors_of(room.folder / "decoded")
+            for name, state in states.items():
+                what = f"{name} ({state.quant_type}, block {state.blocksize}, shape {list(state.shape)}, stored as {stored[name].dtype}, " \
+                       f"{'nested' if state.nested else 'flat'}) to {dtype}{' with ' + isa if isa else ''}"
+                if room.expect(name in ours, f"{what}: missing"):
+                    equal = same(ours[name], theirs[name], zeros=state.quant_type == "nf4")  # FP4: upstream's backends differ in the sign of zero
+                    room.expect(equal, lambda: f"{what}: {how_different(ours[name], theirs[name])}")
 
 
 # ---- quantize: whole files ----
@@ -134,27 +135,43 @@ def compare_decoded(room, folder, stored, isa=None):
 @check
 def whole_files_are_transformers_own(room):
     """nf4, flat, from 16-bit weights: every file of the folder is byte for byte what transformers + bitsandbytes save."""
-    for kind in ARCHITECTURES:
-        dtype, compute = room.random.choice(["f16", "bf16"]), room.random.choice(list(FLOATS))
-        source, parameters = save_model(room, "source", kind, FLOATS[dtype], shard=room.random.choice(["5GB", "40KB"]))
+    for kind, tied in ((kind, tied) for kind in ARCHITECTURES for tied in (False, True)):
+        # transformers keeps some of GPT-OSS's f16 tensors in f32: there the source itself would be changed
+        dtype, compute = "bf16" if kind == "gpt_oss" else room.random.choice(["f16", "bf16"]), room.random.choice(list(FLOATS))
+        source = save_model(room, "source", kind, FLOATS[dtype], tied, shard=room.random.choice(["5GB", "40KB"]))
         theirs = upstream_quantize(room, source, "theirs", **four_bit(compute=compute))
         room.nibble("quantize", source, room.folder / "ours", "--format", "nf4", "--compute-dtype", compute, "--threads",
                     room.random.choice([1, 2, 3]), isa=room.random.choice(ISAS))
+        what = f"{kind} ({dtype}, {'tied' if tied else 'untied'})"
         fault = what_differs(room.folder / "ours", theirs)
-        room.expect(not fault, f"{kind} ({dtype}): {fault}")
+        room.expect(not fault, f"{what}: {fault}")
+        parameters = sum(t.numel() for t in tensors_of(source).values())
         for folder in (source, room.folder / "ours"):
             told = room.json("inspect", folder)[0]
             room.expect(told["parameters"] == parameters and told["problems"] == [],
-                        f"{kind}: inspect counts {told['parameters']} parameters, torch {parameters}; problems {told['problems']}")
+                        f"{what}: inspect counts {told['parameters']} parameters of {parameters}; problems {told['problems']}")
+        room.remove("source", "theirs", "ours")
+
+
+@check
+def whole_files_from_f32_are_transformers_own(room):
+    """The same from f32, where no weight ends in the middle of a block: there CPU bitsandbytes divides instead of multiplying."""
+    for kind in ("llama", "qwen3", "gemma2", "phi3", "granite", "olmoe"):
+        source = save_model(room, "source", kind, torch.float32, wide=True)
+        theirs = upstream_quantize(room, source, "theirs", **four_bit())
+        room.nibble("quantize", source, room.folder / "ours", "--format", "nf4", isa=room.random.choice(ISAS))
+        fault = what_differs(room.folder / "ours", theirs)
+        room.expect(not fault, f"{kind}: {fault}")
         room.remove("source", "theirs", "ours")
 
 
 @check
 def int8_files_are_transformers_own(room):
-    """int8 from every dtype: byte for byte as well. The scale 127 / max is rounded once on CPUs, as in nibble."""
+    """int8 from every dtype: byte for byte as well. torch computes 127 / max as 127 times the rounded reciprocal; so does CUDA, but for
+    the reciprocal's last bit."""
     for kind in ("llama", "qwen2", "gemma3_text", "phi3", "gpt_neox", "mixtral", "opt"):
         dtype = room.random.choice(list(FLOATS))
-        source, _ = save_model(room, "source", kind, FLOATS[dtype])
+        source = save_model(room, "source", kind, FLOATS[dtype])
         theirs = upstream_quantize(room, source, "theirs", load_in_8bit=True)
         room.nibble("quantize", source, room.folder / "ours", "--format", "int8", isa=room.random.choice(ISAS))
         fault = what_differs(room.folder / "ours", theirs)
@@ -168,7 +185,7 @@ def other_formats_have_transformers_skeleton(room):
     for kind in ("llama", "qwen3", "olmo2", "starcoder2"):
         for fmt, nested in (("nf4", True), ("fp4", False), ("fp4", True)):
             dtype = room.random.choice(["f16", "bf16"])
-            source, _ = save_model(room, "source", kind, FLOATS[dtype])
+            source = save_model(room, "source", kind, FLOATS[dtype])
             theirs = upstream_quantize(room, source, "theirs", **four_bit(fmt, nested))
             room.nibble("quantize", source, room.folder / "ours", "--format", fmt, "--compute-dtype", "bf16", *(["--double"] if nested else []))
             a, b, plain = tensors_of(room.folder / "ours"), tensors_of(theirs), tensors_of(source)
@@ -179,18 +196,43 @@ def other_formats_have_transformers_skeleton(room):
             room.expect(described[0] == described[1], f"{what}: names, dtypes or shapes differ")
             for name in packed_names(b):
                 if fmt == "nf4":
-                    room.expect(same(a[name], b[name]), f"{what}: codes of {name}: {how_different(a[name], b[name])}")
+                    room.expect(same(a[name], b[name]), lambda: f"{what}: codes of {name}: {how_different(a[name], b[name])}")
                 room.expect(same(a[name + ".quant_map"], b[name + ".quant_map"]), f"{what}: table of {name} differs")
                 exact = bnb.quantize_4bit(plain[name], quant_type=fmt)[1].absmax.double()
                 ours, other = ((scales_of(state_of(t, name)).double() - exact).abs() for t in (a, b))
                 room.expect(bool((ours <= other + exact.abs() * 2.0 ** -21).all()), f"{what}: scales of {name} are further off than upstream's")
+                if not nested:
+                    ours, other = ((upstream_decode(t[name], state_of(t, name), torch.float32) - plain[name].float()).abs() for t in (a, b))
+                    room.expect(bool((ours <= other + exact.max() * 2.0 ** -20).all()), f"{what}: {name} is further off than upstream's")
             room.remove("source", "theirs", "ours")
+
+
+@check
+def states_are_spelt_as_python_spells_them(room):
+    """The JSON of nested states: bitsandbytes' keys in its order, numbers as Python prints them; offsets from 1e-44 to 1e37."""
+    weights = {f"model.layers.{i}.mlp.up_proj.weight": room.normal(room.random.randrange(1, 5), 64) * 10 ** room.random.uniform(-44, 37) for i in range(150)}
+    source, ours = room.folder / "source", room.folder / "ours"
+    source.mkdir()
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    room.nibble("quantize", source, ours, "--format", "nf4", "--double", "--block", room.random.choice(BLOCKS))
+    stored = tensors_of(ours)
+    for name, weight in weights.items():
+        text = bytes(stored[name + ".quant_state.bitsandbytes__nf4"].tolist()).decode()
+        block = json.loads(text)["blocksize"]
+        state = bnb.quantize_4bit(weight, blocksize=block, quant_type="nf4", compress_statistics=True)[1]
+        theirs = json.loads(bytes(state.as_dict(packed=True)["quant_state.bitsandbytes__nf4"].tolist()))
+        offset = json.loads(text)["nested_offset"]
+        room.expect(text == json.dumps(theirs | {"nested_offset": offset}), f"{text} instead of {json.dumps(theirs)}")
+        largest = weight.abs().max().item()
+        room.expect(torch.tensor(offset).item() == offset, f"the offset {offset!r} is no f32")
+        room.expect(abs(offset - theirs["nested_offset"]) <= 2.0 ** -21 * largest + 1e-37, f"the offset {offset!r} instead of {theirs['nested_offset']!r}")
 
 
 @check
 def shards_are_what_safetensors_writes(room):
     """--shard-size: each file is what safetensors.save_file makes of its tensors; together they are the unsharded file."""
-    source, _ = save_model(room, "source", "qwen2", torch.bfloat16)
+    source = save_model(room, "source", "qwen2", torch.bfloat16)
     for fmt in ("nf4", "fp4", "int8"):
         room.nibble("quantize", source, room.folder / "whole", "--format", fmt)
         whole = tensors_of(room.folder / "whole")
@@ -213,19 +255,24 @@ def shards_are_what_safetensors_writes(room):
 
 @check
 def folders_come_back_byte_for_byte(room):
-    """A flat nf4 folder saved by transformers, dequantised to its dtype and quantised again, is the same in every file; int8 through f32 too."""
-    for kind in ("llama", "qwen3", "gemma2", "glm4", "phi"):
-        dtype, fmt = room.random.choice(["f16", "bf16"]), room.random.choice(["nf4", "int8"])
-        source, _ = save_model(room, "source", kind, FLOATS[dtype])
-        theirs = upstream_quantize(room, source, "theirs", **(four_bit() if fmt == "nf4" else dict(load_in_8bit=True)))
-        room.nibble("dequantize", theirs, room.folder / "plain", "--dtype", dtype if fmt == "nf4" else "f32")
-        room.nibble("quantize", room.folder / "plain", room.folder / "again", "--format", fmt)
-        fault = what_differs(room.folder / "again", theirs)
-        if fmt == "int8":  # the folder between says f32, and so does this one
-            room.expect(all(same(t, tensors_of(theirs)[n]) for n, t in tensors_of(room.folder / "again").items()), f"{kind} int8: weights changed")
-        else:
+    """A folder saved by transformers + bitsandbytes, dequantised and quantised again, is the same in every file; the folder between has
+    the config of the one it was made from, and is laid out as safetensors lays it out. nf4 through its dtype, int8 through f32."""
+    for kind in ("llama", "qwen3", "gemma2", "glm4", "phi", "smollm3"):
+        for fmt in ("nf4", "int8"):
+            dtype = room.random.choice(["f16", "bf16"]) if fmt == "nf4" else "f32"
+            source = save_model(room, "source", kind, FLOATS[dtype])
+            theirs = upstream_quantize(room, source, "theirs", **(four_bit() if fmt == "nf4" else dict(load_in_8bit=True)))
+            room.nibble("dequantize", theirs, room.folder / "plain", "--dtype", dtype)
+            room.nibble("quantize", room.folder / "plain", room.folder / "again", "--format", fmt)
+            fault = what_differs(room.folder / "again", theirs)
             room.expect(not fault, f"{kind} {fmt} ({dtype}): {fault}")
-        room.remove("source", "theirs", "plain", "again")
+            between, before = files_of(room.folder / "plain"), files_of(source)
+            room.expect(set(between) == set(before), f"{kind} {fmt}: dequantised files {sorted(set(between) ^ set(before))}")
+            for file in set(between) - {"model.safetensors"}:
+                room.expect(between[file] == before[file], f"{kind} {fmt}: dequantised {file} differs")
+            save_file(tensors_of(room.folder / "plain"), room.folder / "again.safetensors", metadata={"format": "pt"})
+            room.expect(between["model.safetensors"] == (room.folder / "again.safetensors").read_bytes(), f"{kind} {fmt}: dequantised weights are laid out differently")
+            room.remove("source", "theirs", "plain", "again")
 
 
 # ---- dequantize: 4-bit ----
@@ -234,7 +281,7 @@ def folders_come_back_byte_for_byte(room):
 def every_storage_dtype_reads(room):
     """Folders saved by transformers with each bnb_4bit_quant_storage, nested and flat."""
     storages = [torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64]
-    source, _ = save_model(room, "source", "llama", torch.bfloat16, wide=True)
+    source = save_model(room, "source", "llama", torch.bfloat16, wide=True)
     for storage in storages:
         kind, nested = room.random.choice([("nf4", True), ("nf4", False), ("fp4", True), ("fp4", False)])
         theirs = upstream_quantize(room, source, "theirs", **four_bit(kind, nested, bnb_4bit_quant_storage=storage))
@@ -261,15 +308,14 @@ def every_block_and_shape_reads(room):
                 shapes = room.random.sample(fixed, 3) + [(room.random.randrange(1, 80), room.random.randrange(1, 200))]
                 shapes.append((room.random.choice([block - 1, block, block + 1]),))
                 for shape in shapes:
-                    spread = 10.0 ** room.random.choice([-36, -30, -6, -1, 0, 4, 30, 37])
+                    # The mean of nested scales must not overflow: upstream would write Infinity for the offset.
+                    spread = 10.0 ** room.random.choice([-36, -30, -6, -1, 0, 4, 30, 30 if nested else 37])
                     dtype = room.random.choice(list(FLOATS.values())) if 1e-3 < spread < 1e3 else torch.float32
                     weight = (room.normal(*shape) * spread).to(dtype)
                     fitting = [s for s in (torch.uint8, torch.int8, torch.bfloat16, torch.float32, torch.float64)
                                if (weight.numel() + 1) // 2 % s.itemsize == 0 and weight.numel() > 2 * s.itemsize]
                     add_packed(tensors, f"weight.{len(tensors)}", weight, block, kind, nested, room.random.choice(fitting or [torch.uint8]))
-    folder = save_packed(room, "packed", tensors)
-    for isa in ISAS:
-        compare_decoded(room, folder, tensors, isa)
+    compare_decoded(room, save_packed(room, "packed", tensors), tensors, ISAS)
 
 
 @check
@@ -304,9 +350,7 @@ def extreme_scales_decode(room):
             name = f"{kind}.{block}.weight"
             tensors[name] = packed
             tensors.update({f"{name}.{k}": v.clone() for k, v in state.as_dict(packed=True).items()})
-    folder = save_packed(room, "packed", tensors)
-    for isa in ISAS:
-        compare_decoded(room, folder, tensors, isa)
+    compare_decoded(room, save_packed(room, "packed", tensors), tensors, ISAS)
 
 
 @check
@@ -327,7 +371,7 @@ def extreme_nested_scales_decode(room):
         name = f"number.{number}.weight"
         tensors[name] = room.bytes((n + 1) // 2, 1)
         tensors.update({f"{name}.{k}": v.clone() for k, v in state.as_dict(packed=True).items()})
-    compare_decoded(room, save_packed(room, "packed", tensors), tensors, isa=room.random.choice(ISAS))
+    compare_decoded(room, save_packed(room, "packed", tensors), tensors, ISAS)
 
 
 # ---- int8 ----
@@ -339,7 +383,7 @@ def int8_rows_at_the_edges(room):
     A value beyond f16 becomes an infinity there. CPU bitsandbytes then stores the scale inf and only zeros, as CUDA does.
     A NaN makes the whole row NaN on CPUs; on CUDA it is left out of the scale and its own code is 0."""
     for dtype in FLOATS:
-        source, _ = save_model(room, "source", "llama", FLOATS[dtype])
+        source = save_model(room, "source", "llama", FLOATS[dtype])
         tensors = tensors_of(source)
         name = "model.layers.0.mlp.gate_proj"
         weight = tensors[name + ".weight"]
@@ -359,13 +403,13 @@ def int8_rows_at_the_edges(room):
         for isa in ISAS:
             room.nibble("quantize", source, room.folder / "ours", "--format", "int8", isa=isa)
             ours = tensors_of(room.folder / "ours")
-            room.expect(same(ours[name + ".SCB"], scales), f"{dtype} {isa}: scales: {how_different(ours[name + '.SCB'], scales)}")
-            room.expect(same(ours[name + ".weight"], codes), f"{dtype} {isa}: codes: {how_different(ours[name + '.weight'], codes)}")
+            room.expect(same(ours[name + ".SCB"], scales), lambda: f"{dtype} {isa}: scales: {how_different(ours[name + '.SCB'], scales)}")
+            room.expect(same(ours[name + ".weight"], codes), lambda: f"{dtype} {isa}: codes: {how_different(ours[name + '.weight'], codes)}")
             for to, target in FLOATS.items():
                 room.remove("decoded")
                 room.nibble("dequantize", room.folder / "ours", room.folder / "decoded", "--dtype", to, isa=isa)
                 got, want = tensors_of(room.folder / "decoded")[name + ".weight"], bnb.int8_vectorwise_dequant(codes, scales).to(target)
-                room.expect(same(got, want), f"{dtype} {isa} to {to}: {how_different(got, want)}")
+                room.expect(same(got, want), lambda: f"{dtype} {isa} to {to}: {how_different(got, want)}")
             room.remove("ours")
         bad = weight.clone()
         bad[9, 2] = math.nan
@@ -399,7 +443,7 @@ def every_mxfp4_code_and_scale_decodes(room):
             ours = tensors_of(room.folder / "decoded")
             for name in ("gate_up_proj", "down_proj"):
                 theirs = convert_moe_packed_tensors(tensors[at + name + "_blocks"], tensors[at + name + "_scales"], dtype=target)
-                room.expect(same(ours[at + name], theirs), f"{isa} to {dtype}: {name}: {how_different(ours[at + name], theirs)}")
+                room.expect(same(ours[at + name], theirs), lambda: f"{isa} to {dtype}: {name}: {how_different(ours[at + name], theirs)}")
             room.remove("decoded")
 
 
@@ -420,15 +464,10 @@ def mxfp4_codes_follow_the_ocp_rule(room):
         values[0, :, 5] = -values[0, :, 4]
         values[0, :, 6] = 2.0 ** -130
         values = values.clamp(-6e4, 6e4).to(target) if dtype == "f16" else values.to(target)
-        source, _ = save_model(room, "source", "gpt_oss", target)
-        name = "model.layers.0.mlp.experts.down_proj"
-        save_file({**tensors_of(source), name: values}, source / "model.safetensors", metadata={"format": "pt"})
-        config = config_of(source)
-        room.random.choice([config]).update(hidden_size=outs, intermediate_size=ins)
-        ours = []
-        others = {k: v for k, v in tensors_of(source).items() if ".experts." not in k or not k.endswith("_proj")}
-        (source / "config.json").write_text(json.dumps(config))
-        save_file({**others, name: values}, source / "model.safetensors", metadata={"format": "pt"})
+        source, name, ours = room.folder / "source", "model.layers.0.mlp.experts.down_proj", []
+        source.mkdir()
+        save_file({name: values}, source / "model.safetensors", metadata={"format": "pt"})
+        (source / "config.json").write_text('{"model_type": "gpt_oss"}')
         for isa in ISAS:
             room.nibble("quantize", source, room.folder / "ours", "--format", "mxfp4", isa=isa)
             ours.append(tensors_of(room.folder / "ours"))
@@ -438,12 +477,12 @@ def mxfp4_codes_follow_the_ocp_rule(room):
         most = x.abs().amax(-1)
         exponent = torch.where(most > 0, torch.frexp(most)[1].double() - 1 - 2, -127.0).clamp(-127, 127)
         scales = ours[0][name + "_scales"]
-        room.expect(torch.equal(scales.double() - 127, exponent), f"{dtype}: scales: {how_different(scales.double() - 127, exponent)}")
+        room.expect(torch.equal(scales.double() - 127, exponent), lambda: f"{dtype}: scales: {how_different(scales.double() - 127, exponent)}")
         y = x.abs() / torch.exp2(exponent)[..., None]
         ties = [(y > .25), (y >= .75), (y > 1.25), (y >= 1.75), (y > 2.5), (y >= 3.5), (y > 5)]
         codes = sum(t.to(torch.uint8) for t in ties) | torch.signbit(x).to(torch.uint8) << 3
         packed = codes[..., 0::2] | codes[..., 1::2] << 4
-        room.expect(same(ours[0][name + "_blocks"], packed), f"{dtype}: codes: {how_different(ours[0][name + '_blocks'], packed)}")
+        room.expect(same(ours[0][name + "_blocks"], packed), lambda: f"{dtype}: codes: {how_different(ours[0][name + '_blocks'], packed)}")
         decoded = convert_moe_packed_tensors(ours[0][name + "_blocks"], scales, dtype=torch.float32)
         off = (decoded.double().transpose(1, 2).unflatten(-1, (-1, 32)) - x).abs()
 
@@ -505,7 +544,7 @@ def upstream_reads(data):
 @check
 def foreign_tensors_pass_through(room):
     """Random valid files with every dtype, unaligned and in any order: all but the quantised weight come out with the same bytes."""
-    for turn in range(12):
+    for turn in range(30):
         rows, columns = room.random.randrange(1, 40), room.random.randrange(1, 90)
         kind, target = room.random.choice([("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])
         weight = room.normal(rows, columns).to(target)
@@ -527,7 +566,7 @@ def foreign_tensors_pass_through(room):
             room.expect(after.get(key) == before[key], f"{key!r} ({before[key][:2]}) changed")
         ours = tensors_of_known(room.folder / f"out-{turn}/model.safetensors", name)
         packed, state = bnb.quantize_4bit(weight, blocksize=block, quant_type="nf4")
-        room.expect(target == torch.float32 or same(ours[name], packed), f"{kind} {rows}x{columns} at an odd place: {how_different(ours[name], packed)}")
+        room.expect(target == torch.float32 or same(ours[name], packed), lambda: f"{kind} {rows}x{columns} at an odd place: {how_different(ours[name], packed)}")
         room.expect(same(ours[name + ".absmax"], state.absmax), f"{kind} {rows}x{columns} at an odd place: scales differ")
 
 
@@ -539,45 +578,67 @@ def tensors_of_known(file, prefix):
 
 def damaged_header(room, header, size):
     """The header with one thing wrong, unusual or merely different; as text."""
-    header = {k: dict(v, shape=list(v["shape"]), data_offsets=list(v["data_offsets"])) for k, v in header.items()}
-    name = room.random.choice(list(header))
-    entry, r = header[name], room.random
-    number = lambda: r.choice([0, 1, 2, -1, 7, size, size + 1, 2 ** 31, 2 ** 53 + 1, 2 ** 62, 2 ** 63, 2 ** 64 - 1, 2 ** 64, 10 ** 30])
-    odd = lambda: r.choice([None, True, "", "4", 1.0, 0.5, -1, [], {}, [[]], 1e300, number()])
-    how = r.randrange(22)
-    if how == 0: entry["dtype"] = r.choice([*DTYPE_BITS, "f32", "F128", "BF8", "", "F8_E4M3 "])
-    elif how == 1: entry["dtype"] = odd()
-    elif how == 2: entry["shape"].append(r.choice([0, 1, 2]))
-    elif how == 3: entry["shape"].insert(0, number())
-    elif how == 4: entry["shape"] = odd()
-    elif how == 5 and entry["shape"]: entry["shape"][r.randrange(len(entry["shape"]))] = odd()
-    elif how == 6: entry["data_offsets"][r.randrange(2)] += r.choice([-8, -1, 1, 8])
-    elif how == 7: entry["data_offsets"][r.randrange(2)] = number()
-    elif how == 8: entry["data_offsets"] = r.choice([odd(), entry["data_offsets"][:1], entry["data_offsets"] + [0], entry["data_offsets"][::-1]])
-    elif how == 9: entry["data_offsets"] = list(header[r.choice(list(header))]["data_offsets"])
-    elif how == 10: del entry[r.choice(["dtype", "shape", "data_offsets"])]
-    elif how == 11: entry[r.choice(["extra", "Dtype", "strides"])] = odd()
-    elif how == 12: header[name] = odd()
-    elif how == 13: header["new"] = {"dtype": "F32", "shape": r.choice([[0], [0, 3], [1], []]), "data_offsets": [r.choice([0, size, size + 1])] * 2}
-    elif how == 14: del header[name]
-    elif how == 15: header["__metadata__"] = r.choice([{}, {"format": "pt"}, {"a": "ü", "b": ""}, {"a": 1}, {"a": None}, [], "text", None, 5])
-    elif how == 16: header = r.choice([[], "text", 5, None, {}, [header]])
-    text = json.dumps(header, ensure_ascii=r.random() < 0.5, separators=r.choice([(", ", ": "), (",", ":"), ("\n,", "\t:")]))
-    if how == 17: text = r.choice([" ", "\n", "\t", "\ufeff", "x"]) + text
-    elif how == 18: text += r.choice([" ", "   \n", "\t\r\n", "\0", "x", "{}", ","])
-    elif how == 19: text = text[:-r.randrange(1, 4)]
-    elif how == 20: text = text.replace(*r.choice([("0", "00"), ("1", "+1"), ("0,", "-0,"), ("{", "{,"), (":", ":,"), ("]", ",]"), ('"dtype"', "dtype"),
-                                                 ('"dtype"', r'"dtyp\u0065"'), ('"', "'"), ("[", "[ \n"), ("2", "2e0"), ("3", "3.0")]), 1)
-    return text.encode("utf-8", "surrogatepass")
+    header = {name: dict(entry, shape=list(entry["shape"]), data_offsets=list(entry["data_offsets"])) for name, entry in header.items()}
+    choose = room.random.choice
+    name = choose(list(header))
+    entry = header[name]
+    shape, offsets = entry["shape"], entry["data_offsets"]
+
+    def number():
+        return choose([0, 1, 2, -1, 7, size, size + 1, 2 ** 31, 2 ** 53 + 1, 2 ** 62, 2 ** 63, 2 ** 64 - 1, 2 ** 64, 10 ** 30])
+
+    def odd():
+        return choose([None, True, "", "4", 1.0, 0.5, -1, [], {}, [[]], 1e300, number()])
+
+    def spelling(text):
+        return text.replace(*choose([("0", "00"), ("1", "+1"), ("0,", "-0,"), ("{", "{,"), (":", ":,"), ("]", ",]"), ('"dtype"', "dtype"), ('"', "'"),
+                                     ('"dtype"', '"dtyp\\u0065"'), ("[", "[ \n"), ("2", "2e0"), ("3", "3.0")]), 1)
+
+    of_values = [
+        lambda: entry.update(dtype=choose([*DTYPE_BITS, "f32", "F128", "BF8", "", "F8_E4M3 "])),
+        lambda: entry.update(dtype=odd()),
+        lambda: shape.append(choose([0, 1, 2])),
+        lambda: shape.insert(0, number()),
+        lambda: entry.update(shape=odd()),
+        lambda: shape.__setitem__(slice(0, 1), [odd()]),
+        lambda: offsets.__setitem__(choose([0, 1]), offsets[0] + choose([-8, -1, 1, 8])),
+        lambda: offsets.__setitem__(choose([0, 1]), number()),
+        lambda: entry.update(data_offsets=choose([odd(), offsets[:1], offsets + [0], offsets[::-1]])),
+        lambda: entry.update(data_offsets=list(header[choose(list(header))]["data_offsets"])),
+        lambda: entry.pop(choose(["dtype", "shape", "data_offsets"])),
+        lambda: entry.update({choose(["extra", "Dtype", "strides"]): odd()}),
+        lambda: header.update({name: odd()}),
+        lambda: header.update(new={"dtype": "F32", "shape": choose([[0], [0, 3], [1], []]), "data_offsets": [choose([0, size, size + 1])] * 2}),
+        lambda: header.pop(name),
+        lambda: header.update(__metadata__=choose([{}, {"format": "pt"}, {"a": "ü", "b": ""}, {"a": 1}, {"a": None}, [], "text", None, 5])),
+    ]
+    of_text = [
+        lambda text: choose([" ", "\n", "\ufeff", "x"]) + text,
+        lambda text: text + choose([" ", "   \n", "\t\r\n", "\0", "x", "{}", ","]),
+        lambda text: text[:-choose([1, 2, 3])],
+        lambda text: choose(["[]", '"text"', "5", "null", "{}", f"[{text}]"]),
+        spelling,
+    ]
+    change = choose(of_values + of_text)
+    if change in of_values:
+        change()
+    text = json.dumps(header, ensure_ascii=choose([True, False]), separators=choose([(", ", ": "), (",", ":"), ("\n,", "\t:")]))
+    return (change(text) if change in of_text else text).encode()
+
+
+# Where nibble is stricter than safetensors' reader, by what it says.
+STRICTER = {"is there twice": "a repeated key", "dimensions, at most": "more than 8 dimensions",
+            "the header is not a JSON object": "space before the header, which the format rules out",
+            "its shape is not a list of sizes, or overflows": "an empty tensor with a dimension of 2^62 or more"}
 
 
 @check
 def safetensors_and_nibble_accept_the_same_files(room):
     """Damaged and merely unusual headers, lengths and data: nibble refuses what safetensors refuses and reads what it reads.
-    Beyond that nibble refuses repeated keys and more than 8 dimensions, as documented."""
+    STRICTER has the exceptions."""
     accepted = refused = 0
     file = room.folder / "damaged.safetensors"
-    for turn in range(700):
+    for turn in range(2000):
         header, data = random_file(room, room.random.randrange(1, 6))
         how = turn % 10
         if how < 7:
@@ -608,10 +669,10 @@ def safetensors_and_nibble_accept_the_same_files(room):
         else:
             refused += 1
             message = document.get("error", {}).get("message", "") or "; ".join(document.get("problems", []))
-            known = "is there twice" in message or "dimensions, at most" in message
+            known = any(words in message for words in STRICTER)
             room.expect(theirs is None or known, f"nibble refuses what safetensors reads: {message}: {shown!r}, {len(whole)} bytes")
             room.expect(done.returncode == 1 or message, f"refused without a reason: {done.stdout}")
-    room.expect(accepted > 50 and refused > 200, "the mixture is lopsided: this check proves little")
+    room.expect(accepted > 100 and refused > 500, "the mixture is lopsided: this check proves little")
     room.notes.append(f"{accepted} accepted, {refused} refused by both")
 
 
@@ -652,7 +713,7 @@ def config_texts_keep_every_other_key(room):
     source, packed, plain = room.folder / "source", room.folder / "packed", room.folder / "plain"
     source.mkdir()
     save_file({"model.layers.0.mlp.up_proj.weight": room.normal(8, 64).to(torch.bfloat16)}, source / "model.safetensors", metadata={"format": "pt"})
-    for _ in range(120):
+    for _ in range(200):
         text = unusual_config(room)
         (source / "config.json").write_bytes(text.encode())
         before = spelt(text)
@@ -740,7 +801,7 @@ def diff_figures_are_torchs(room):
         else:
             d = (wide[0] - wide[1]).flatten()
             norms = [t.norm().item() for t in wide]
-            cosine = (wide[0] * wide[1]).sum().item() / (norms[0] * norms[1]) if norms[0] * norms[1] else float(not d.any())
+            cosine = (wide[0] * wide[1]).sum().item() / (norms[0] * norms[1]) if all(norms) else float(not d.any())
             relative = d.norm().item() / norms[1] if norms[1] else (math.inf if d.any() else 0.0)
             figures = (math.nan,) * 3 if d.isnan().any() else (d.abs().max().item(), relative, cosine)
         worst = max(worst, figures[1]) if math.isfinite(figures[1]) else math.inf
@@ -768,7 +829,7 @@ def models_compute_the_same(room):
         room.notes.append("rows are multiples of 64: with AVX-512, CPU bitsandbytes takes wrong scales for others")
     for kind in ("llama", "qwen3", "gemma3_text", "phi3", "olmo2"):
         fmt, nested, dtype = room.random.choice(["nf4", "fp4"]), room.random.random() < 0.5, room.random.choice(["f32", "bf16"])
-        source, _ = save_model(room, "source", kind, FLOATS[dtype], wide=AVX512)
+        source = save_model(room, "source", kind, FLOATS[dtype], wide=AVX512)
         block = 64 if AVX512 else room.random.choice(BLOCKS)
         room.nibble("quantize", source, room.folder / "packed", "--format", fmt, "--compute-dtype", dtype, "--block", block, *(["--double"] if nested else []))
         room.nibble("dequantize", room.folder / "packed", room.folder / "plain", "--dtype", dtype)
@@ -777,7 +838,7 @@ def models_compute_the_same(room):
             model, info = AutoModelForCausalLM.from_pretrained(room.folder / folder, device_map="cpu", output_loading_info=True)
             wrong = {k: v for k, v in info.items() if k in ("missing_keys", "unexpected_keys", "mismatched_keys") and v}
             room.expect(not wrong, f"{kind} {folder}: {wrong}")
-            models.append(model.eval())
+            models.append(model.train())  # for inference bitsandbytes has a kernel that rounds scales and inputs to bf16
         layers = {n + ".weight" for n, m in models[0].named_modules() if isinstance(m, Linear4bit)}
         room.expect(layers == set(packed_names(tensors_of(room.folder / "packed"))), f"{kind}: transformers has other 4-bit layers")
         ids = torch.tensor([[room.random.randrange(250) for _ in range(11)]])

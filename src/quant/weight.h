@@ -1,0 +1,30 @@
+/* weight.h - checks that weight.c and weight_encode.c share. Internal to quant/. */
+#ifndef NBL_WEIGHT_H
+#define NBL_WEIGHT_H
+
+#include "quant/quant.h"
+
+/* Work is cut at multiples of this many elements of the flattened weight: every block size divides it, so
+ * a block is never shared and any number of threads gives the same bits. */
+enum { NBL_WEIGHT_CHUNK = 65536 };
+
+/* "[4096, 11008]", for messages. */
+typedef struct nbl__shape_text {
+    char text[256];
+} nbl__shape_text;
+nbl__shape_text nbl__show_shape(int rank, const int64_t *shape);
+
+/* Each names `call`, the public function, in its message. */
+
+/* n = product of the shape, rows = product of all dimensions but the last. */
+nbl_status nbl__check_shape(nbl_context *ctx, const char *call, int rank, const int64_t *shape, int64_t *n,
+                            int64_t *rows);
+nbl_status nbl__check_block(nbl_context *ctx, const char *call, nbl_format format, int64_t block);
+nbl_status nbl__check_mxfp4_columns(nbl_context *ctx, const char *call, int rank, const int64_t *shape);
+/* A part that must be there and, when it holds floats, be aligned to them. */
+nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format, const char *part,
+                           const void *pointer, size_t align);
+/* The name of a dtype that may be no valid one. */
+const char *nbl__any_dtype_name(nbl_dtype dtype);
+
+#endif
