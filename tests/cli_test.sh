@@ -459,7 +459,8 @@ if command -v script >/dev/null && script -qec true /dev/null </dev/null >/dev/n
         local columns=$1
         shift
         rm -rf packed
-        script -qec "stty cols $columns; '$nibble' quantize large packed --format nf4 $*" /dev/null </dev/null >screen 2>&1
+        # one scalar thread: slow enough for a second frame, which names a tensor
+        script -qec "stty cols $columns; NIBBLE_ISA=scalar '$nibble' quantize large packed --format nf4 --threads 1 $*" /dev/null </dev/null >screen 2>&1
     }
     bar() { terminal 120 && grep -q '% \[' screen && grep -q 'model.layers' screen && grep -q $'\r\e\\[K' screen; }
     check "a terminal gets a progress bar, which goes away" bar
