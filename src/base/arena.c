@@ -1,4 +1,4 @@
-/* arena.c - a list of chunks; each new chunk is at least 64 KiB. */
+/* arena.c - a list of chunks: the first of 2 KiB, each further one of twice the size, up to 64 KiB. */
 #include "base/arena.h"
 
 #include <stdarg.h>
@@ -10,7 +10,7 @@ struct nbl__arena_chunk {
     _Alignas(16) uint8_t data[];
 };
 
-enum { CHUNK = 64 * 1024, ALIGN = 16 };
+enum { FIRST_CHUNK = 2 << 10, LARGEST_CHUNK = 64 << 10, ALIGN = 16 };
 
 void *nbl__arena_alloc(nbl__arena *arena, size_t size)
 {
@@ -21,7 +21,8 @@ void *nbl__arena_alloc(nbl__arena *arena, size_t size)
     size = (size + ALIGN - 1) / ALIGN * ALIGN;
     struct nbl__arena_chunk *chunk = arena->chunks;
     if (chunk == NULL || chunk->size - chunk->used < size) {
-        size_t data = size > CHUNK ? size : CHUNK;
+        size_t data = chunk == NULL ? FIRST_CHUNK : chunk->size < LARGEST_CHUNK ? chunk->size * 2 : LARGEST_CHUNK;
+        if (data < size) data = size;
         chunk = nbl__alloc(arena->ctx, sizeof *chunk + data);
         if (chunk == NULL) return NULL;
         chunk->size = data;

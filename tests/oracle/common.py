@@ -8,6 +8,7 @@ first. Random numbers depend on the seed and on the check's name alone: a check 
 """
 
 import json
+import logging
 import math
 import os
 import random
@@ -24,6 +25,7 @@ from pathlib import Path
 # virtual machines announce AMX and then stop torch's 16-bit products with an illegal instruction: no judge needs it.
 os.environ.update(TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONWARNINGS="ignore")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells which optional kernels it did not find
 
 import torch
 import transformers
