@@ -158,7 +158,8 @@ def shards_are_what_safetensors_writes(room):
     for fmt in ("nf4", "fp4", "int8"):
         room.nibble("quantize", source, room.folder / "whole", "--format", fmt)
         whole = tensors_of(room.folder / "whole")
-        for size in ("9K", "40K", str(room.random.randrange(5000, 90000))):
+        total = sum(t.numel() * t.element_size() for t in whole.values())
+        for size in ("9K", "30K", str(room.random.randrange(5000, total // 2))):
             room.nibble("quantize", source, parts, "--format", fmt, "--shard-size", size)
             what, found = f"{fmt} --shard-size {size}", {}
             for file in sorted(parts.glob("*.safetensors")):
@@ -168,7 +169,6 @@ def shards_are_what_safetensors_writes(room):
                 room.expect(file.read_bytes() == again.read_bytes(), f"{what}: {file.name} is laid out differently")
                 room.expect(all(same(t, whole[name]) for name, t in tensors.items()), f"{what}: {file.name} holds other values")
             index = json.loads((parts / "model.safetensors.index.json").read_text())
-            total = sum(t.numel() * t.element_size() for t in whole.values())
             room.expect(index["weight_map"] == found and set(found) == set(whole), f"{what}: the index is wrong")
             room.expect(index["metadata"]["total_size"] == total, f"{what}: total_size {index['metadata']['total_size']}, not {total}")
             room.remove("parts")
