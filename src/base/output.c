@@ -252,3 +252,27 @@ void nbl__output_abort(nbl__output *output)
     nbl__arena_free(&output->arena);
     nbl__free(output->ctx, output, sizeof *output);
 }
+
+nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size)
+{
+    nbl__output o = {.ctx = ctx, .arena = nbl__arena_make(ctx), .folder = AT_FDCWD};
+    int fd = -1;
+    nbl_status status = NBL_ERROR_MEMORY;
+    o.target = parent_of(&o.arena, path);
+    char *beside = nbl__arena_printf(&o.arena, "%s.partial-%ld", path, (long)getpid());
+    if (o.target == NULL || beside == NULL) goto done;
+    fd = allowed(&o) ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    if (fd < 0) {
+        status = nbl__fail_errno(ctx, errno, "%s: cannot create", path);
+        goto done;
+    }
+    status = nbl__output_write(&o, fd, path, data, size, 0);
+    if (status == NBL_OK) status = nbl__output_close(&o, fd, path);
+    else close(fd);
+    if (status == NBL_OK && (!allowed(&o) || rename(beside, path) != 0))
+        status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished file here", path);
+    if (status != NBL_OK) unlink(beside);
+done:
+    nbl__arena_free(&o.arena);
+    return status;
+}

@@ -39,4 +39,7 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
 /* At most one. */
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
 
+/* Writes one file whole: beside its place, made durable, then renamed over what was there. */
+nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size);
+
 #endif

@@ -65,12 +65,13 @@ bool nbl__json_shape(const nbl__json *value, int *rank, int64_t *shape, int64_t 
 
 /* ---- writing: text in a growing buffer; zero it, set ctx, free it ---- */
 
-typedef struct nbl__text {
+struct nbl__text {
     nbl_context *ctx;
     char *text; /* terminated once something was added */
     size_t size, capacity;
     nbl_status status; /* sticky: out of memory once, then nothing happens */
-} nbl__text;
+};
+typedef struct nbl__text nbl__text;
 void nbl__text_add(nbl__text *t, const char *bytes, size_t size);
 __attribute__((format(printf, 2, 3))) void nbl__text_printf(nbl__text *t, const char *format, ...);
 /* A JSON string with its quotes, escaped as serde_json and Python (ensure_ascii=False) do. */

@@ -34,6 +34,10 @@ nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uin
 /* The f32 values of a tensor, aligned: as mapped where possible, else a copy in the arena. */
 nbl_status nbl__stored_floats(nbl__arena *arena, const nbl__stored *stored, const float **values);
 
+/* Appends a whole file to a text, laid out as upstream does: for small ones. */
+struct nbl__text;
+nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count, struct nbl__text *out);
+
 /* ---- writing ----
  *
  * All tensors are declared first, in groups that stay in one file; then the layout is fixed; then

@@ -329,3 +329,24 @@ nbl_status nbl__writer_finish(nbl__writer *w, nbl__output *output, uint64_t *byt
     NBL_TRY(close_file(w));
     return w->files > 1 ? write_index(w) : NBL_OK;
 }
+
+nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count, nbl__text *out)
+{
+    entry *entries = nbl__arena_alloc(arena, (size_t)count * sizeof *entries);
+    entry **order = nbl__arena_alloc(arena, (size_t)count * sizeof *order);
+    if (entries == NULL || order == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < count; i++) {
+        entries[i] = (entry){.name = tensors[i].name, .dtype = tensors[i].dtype, .rank = tensors[i].rank, .bytes = tensors[i].bytes};
+        memcpy(entries[i].shape, tensors[i].shape, sizeof entries[i].shape);
+        order[i] = &entries[i];
+    }
+    qsort(order, (size_t)count, sizeof *order, by_file_order);
+    size_t begin = out->size;
+    nbl__text_add(out, "\0\0\0\0\0\0\0", 8);
+    add_header(out, order, count);
+    NBL_TRY(out->status);
+    uint64_t length = out->size - begin - 8;
+    for (int i = 0; i < 8; i++) out->text[begin + (size_t)i] = (char)(length >> (8 * i) & 0xff);
+    for (int64_t i = 0; i < count; i++) nbl__text_add(out, (const char *)tensors[order[i] - entries].data, order[i]->bytes);
+    return out->status;
+}

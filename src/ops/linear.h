@@ -1,0 +1,34 @@
+/* linear.h - a frozen linear layer with a trained adapter, forward and backward.
+ *
+ *     y = x·Wᵀ + s·(drop(x)·Aᵀ)·Bᵀ                       LoRA
+ *     y = (the same) · magnitude / ‖W + s·B·A‖ by rows    DoRA; the norm is a constant in backward
+ *     y = … + bias
+ *
+ * x [tokens, in], W [out, in] in any storage format, A [r, in], B [out, r]; tokens is every dimension of
+ * x but the last. W is decoded straight into the compute dtype, one rounding. x, dy, bias, y and dx have
+ * the compute dtype; A, B and the magnitude may be f32, f16 or bf16; gradients of parameters are f32. */
+#ifndef NBL_LINEAR_H
+#define NBL_LINEAR_H
+
+#include "ops/ops.h"
+
+typedef struct nbl__linear {
+    nbl_dtype dtype; /* of the computation */
+    nbl_tensor x;
+    nbl_weight w;
+    nbl_tensor bias, lora_a, lora_b, magnitude; /* optional; A and B together, magnitude with them */
+    float scale;                                /* s */
+    float dropout;                              /* 0 <= p < 1, of the adapter's input */
+    uint64_t seed;                              /* decides the mask, together with the place in x */
+    float threshold;                            /* int8: columns with a value this large stay unquantised */
+    nbl_tensor y;                               /* forward: the output */
+    nbl_tensor dy;                              /* backward: the input, */
+    nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude; /* and the outputs, for what is given */
+} nbl__linear;
+
+extern const nbl__impl nbl__linear_ref, nbl__linear_backward_ref;
+
+/* Does dropout keep element `index` of x? */
+bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index);
+
+#endif

@@ -1,0 +1,128 @@
+/* ops.c - the table of operators, dispatch, and the checks that operators share. See ops.h. */
+#include "ops/ops.h"
+
+#include "ops/families.h"
+
+static const nbl__op *const table[] = {
+#define OP(name) &nbl__op_##name,
+    NBL_OPS(OP)
+#undef OP
+};
+
+const nbl__op *nbl__op_at(int index)
+{
+    return index >= 0 && index < (int)(sizeof table / sizeof *table) ? table[index] : NULL;
+}
+
+const nbl__op *nbl__op_find(const char *name)
+{
+    for (int i = 0; nbl__op_at(i); i++)
+        if (strcmp(nbl__op_at(i)->name, name) == 0) return nbl__op_at(i);
+    return NULL;
+}
+
+/* ---- dispatch ---- */
+
+static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *arguments)
+{
+    if (impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
+    return impl->can ? impl->can(arguments) : NULL;
+}
+
+nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
+                          const nbl__impl **impl)
+{
+    for (int i = 0; i < op->impl_count; i++) {
+        const nbl__impl *it = &op->impls[i];
+        if (force && strcmp(force, it->name) != 0) continue;
+        const char *why = decline(ctx, it, arguments);
+        if (why == NULL) {
+            nbl__log(ctx, NBL_LOG_DEBUG, "%s: %s", op->name, it->name);
+            *impl = it;
+            return NBL_OK;
+        }
+        nbl__log(ctx, NBL_LOG_DEBUG, "%s: not %s: %s", op->name, it->name, why);
+        NBL_CHECK(ctx, force == NULL, NBL_ERROR_UNSUPPORTED, "%s: %s declines: %s", op->name, force, why);
+    }
+    NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name, force);
+    return nbl__fail(ctx, NBL_ERROR_INTERNAL, "%s: no implementation takes these arguments", op->name);
+}
+
+size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
+{
+    return impl->scratch ? impl->scratch(ctx, arguments) : 0;
+}
+
+nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
+                       void *scratch, size_t scratch_bytes)
+{
+    size_t needed = nbl__op_scratch(ctx, impl, arguments);
+    NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu", op->name,
+              scratch_bytes, impl->name, needed);
+    NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes", op->name);
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes};
+    return impl->run(&call, arguments);
+}
+
+/* ---- shared checks ---- */
+
+int64_t nbl__tensor_elements(const nbl_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++) n *= t->shape[i];
+    return n;
+}
+
+int64_t nbl__tensor_rows(const nbl_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i + 1 < t->rank; i++) n *= t->shape[i];
+    return n;
+}
+
+nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, nbl_dtype expected)
+{
+    NBL_CHECK(ctx, t->dtype == expected, NBL_ERROR_DTYPE, "%s: %s %s is %s, %s was expected", op, name,
+              nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype), nbl_dtype_name(expected));
+    return NBL_OK;
+}
+
+nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
+{
+    NBL_CHECK(ctx, nbl__is_compute(t->dtype), NBL_ERROR_DTYPE, "%s: %s %s is %s, not f32, f16 or bf16", op, name,
+              nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype));
+    return NBL_OK;
+}
+
+nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int rank,
+                            const int64_t *shape)
+{
+    bool same = t->rank == rank;
+    for (int i = 0; same && i < rank; i++) same = t->shape[i] == shape[i];
+    NBL_CHECK(ctx, same, NBL_ERROR_SHAPE, "%s: %s is %s, %s was expected", op, name, nbl__show_shape(t->rank, t->shape).text,
+              nbl__show_shape(rank, shape).text);
+    return NBL_OK;
+}
+
+nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int64_t rows,
+                             int64_t columns)
+{
+    NBL_CHECK(ctx, t->rank >= 1 && nbl__tensor_rows(t) == rows && nbl__last(t) == columns, NBL_ERROR_SHAPE,
+              "%s: %s is %s, %" PRId64 " rows of %" PRId64 " were expected", op, name,
+              nbl__show_shape(t->rank, t->shape).text, rows, columns);
+    return NBL_OK;
+}
+
+void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype)
+{
+    void *data = out->data;
+    *out = *like;
+    out->data = data;
+    out->dtype = dtype;
+    out->shape[out->rank - 1] = last;
+}
+
+void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second)
+{
+    *out = (nbl_tensor){.dtype = dtype, .rank = rank, .shape = {first, second}, .data = out->data};
+}

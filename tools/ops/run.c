@@ -1,0 +1,217 @@
+/* run.c - see run.h. */
+#include "run.h"
+
+#include <stdio.h>
+
+#include "format/bnb_state.h"
+
+static const nbl__stored *find(const run *r, const char *name)
+{
+    for (int64_t i = 0; i < r->stored_count; i++)
+        if (strcmp(r->stored[i].name, name) == 0) return &r->stored[i];
+    return NULL;
+}
+
+static const nbl__stored *find_part(const run *r, const char *name, const char *part)
+{
+    char full[512];
+    snprintf(full, sizeof full, "%s%s", name, part);
+    return find(r, full);
+}
+
+bool run_has(const run *r, const char *name)
+{
+    return find(r, name) != NULL;
+}
+
+/* A copy aligned to 64 bytes; never NULL, also when it is empty. */
+static nbl_status copy_of(run *r, const nbl__stored *s, void **data)
+{
+    uint8_t *copy = nbl__arena_alloc(&r->arena, s->bytes + 64);
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    copy = (uint8_t *)(((uintptr_t)copy + 63) / 64 * 64);
+    if (s->bytes) memcpy(copy, s->data, s->bytes);
+    *data = copy;
+    return NBL_OK;
+}
+
+nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor)
+{
+    const nbl__stored *s = find(r, name);
+    *tensor = (nbl_tensor){0};
+    if (s == NULL) return NBL_OK;
+    *tensor = (nbl_tensor){.dtype = s->dtype, .rank = s->rank};
+    memcpy(tensor->shape, s->shape, sizeof tensor->shape);
+    return copy_of(r, s, &tensor->data);
+}
+
+nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor)
+{
+    NBL_CHECK(r->ctx, run_has(r, name), NBL_ERROR_NOT_FOUND, "%s: no tensor \"%s\"", r->op, name);
+    return run_optional(r, name, tensor);
+}
+
+static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes, const nbl__stored *scales, nbl_weight *w)
+{
+    NBL_CHECK(r->ctx, codes && codes->dtype == NBL_DTYPE_I8 && codes->rank == 2, NBL_ERROR_FORMAT,
+              "%s: \"%s\" has scales (SCB), but is not a matrix of i8", r->op, name);
+    NBL_CHECK(r->ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == codes->shape[0], NBL_ERROR_FORMAT,
+              "%s: \"%s.SCB\" is not one f32 per row", r->op, name);
+    *w = (nbl_weight){.format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = codes->data};
+    memcpy(w->shape, codes->shape, sizeof w->shape);
+    return nbl__stored_floats(&r->arena, scales, &w->scales);
+}
+
+static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *blocks, const nbl__stored *scales, nbl_weight *w)
+{
+    bool fits = scales && blocks->dtype == NBL_DTYPE_U8 && scales->dtype == NBL_DTYPE_U8 && blocks->rank == 3 &&
+                scales->rank == 2 && blocks->shape[2] == 16 && scales->shape[0] == blocks->shape[0] &&
+                scales->shape[1] == blocks->shape[1];
+    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT, "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32] do not fit",
+              r->op, name, name);
+    *w = (nbl_weight){.format = NBL_FORMAT_MXFP4, .dtype = NBL_DTYPE_BF16, .rank = 2, .block = 32,
+                      .shape = {blocks->shape[0], blocks->shape[1] * 32}, .data = blocks->data, .scale_codes = scales->data};
+    return NBL_OK;
+}
+
+nbl_status run_weight(run *r, const char *name, nbl_weight *w)
+{
+    nbl__bnb_parts parts = {.packed = find(r, name), .absmax = find_part(r, name, ".absmax"),
+                            .quant_map = find_part(r, name, ".quant_map"),
+                            .nested_absmax = find_part(r, name, ".nested_absmax"),
+                            .nested_quant_map = find_part(r, name, ".nested_quant_map"),
+                            .state = find_part(r, name, ".quant_state.bitsandbytes__nf4")};
+    if (parts.state == NULL) parts.state = find_part(r, name, ".quant_state.bitsandbytes__fp4");
+    if (parts.state) return nbl__bnb_describe(&r->arena, name, &parts, w);
+    NBL_CHECK(r->ctx, parts.absmax == NULL, NBL_ERROR_FORMAT, "%s: \"%s\" has scales, but no quant_state", r->op, name);
+    const nbl__stored *scb = find_part(r, name, ".SCB"), *blocks = find_part(r, name, "_blocks");
+    if (scb) return int8_weight(r, name, parts.packed, scb, w);
+    if (blocks) return mxfp4_weight(r, name, blocks, find_part(r, name, "_scales"), w);
+    NBL_CHECK(r->ctx, parts.packed, NBL_ERROR_NOT_FOUND, "%s: no weight \"%s\"", r->op, name);
+    *w = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = parts.packed->dtype, .rank = parts.packed->rank,
+                      .data = parts.packed->data};
+    memcpy(w->shape, parts.packed->shape, sizeof w->shape);
+    return NBL_OK;
+}
+
+/* ---- attributes ---- */
+
+static const nbl__json *attribute(run *r, const char *name)
+{
+    const nbl__json *value = nbl__json_get(r->attrs, name);
+    if (value) r->used[value - r->attrs->items] = true;
+    return nbl__json_is(value, NBL_JSON_NULL) ? NULL : value;
+}
+
+nbl_status run_number(run *r, const char *name, double missing, double *value)
+{
+    const nbl__json *it = attribute(r, name);
+    *value = missing;
+    NBL_CHECK(r->ctx, it == NULL || nbl__json_number(it, value), NBL_ERROR_ARGUMENT, "%s: attribute %s is not a number", r->op, name);
+    return NBL_OK;
+}
+
+nbl_status run_flag(run *r, const char *name, bool missing, bool *value)
+{
+    const nbl__json *it = attribute(r, name);
+    *value = it ? it->type == NBL_JSON_TRUE : missing;
+    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_TRUE || it->type == NBL_JSON_FALSE, NBL_ERROR_ARGUMENT,
+              "%s: attribute %s is not true or false", r->op, name);
+    return NBL_OK;
+}
+
+nbl_status run_word(run *r, const char *name, const char *missing, const char **value)
+{
+    const nbl__json *it = attribute(r, name);
+    *value = it && it->type == NBL_JSON_STRING ? it->string : missing;
+    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_STRING, NBL_ERROR_ARGUMENT, "%s: attribute %s is not text", r->op, name);
+    return NBL_OK;
+}
+
+nbl_status run_dtype(run *r, nbl_dtype *dtype)
+{
+    const char *word;
+    NBL_TRY(run_word(r, "dtype", NULL, &word));
+    NBL_CHECK(r->ctx, word && nbl_dtype_parse(word, dtype) && nbl__is_compute(*dtype), NBL_ERROR_DTYPE,
+              "%s: attribute dtype is \"%s\", not f32, f16 or bf16", r->op, word ? word : "missing");
+    return NBL_OK;
+}
+
+/* ---- running ---- */
+
+nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
+{
+    nbl__stored *o = &r->outputs[r->output_count];
+    NBL_CHECK(r->ctx, r->output_count < RUN_MOST_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
+    *o = (nbl__stored){.dtype = tensor->dtype, .rank = tensor->rank, .elements = nbl__tensor_elements(tensor)};
+    memcpy(o->shape, tensor->shape, sizeof o->shape);
+    NBL_CHECK(r->ctx, nbl__dtype_bytes(o->dtype, (uint64_t)o->elements, &o->bytes), NBL_ERROR_SHAPE, "%s: %s is too large", r->op, name);
+    o->name = nbl__arena_strdup(&r->arena, name);
+    uint8_t *memory = nbl__arena_alloc(&r->arena, o->bytes + 64);
+    if (o->name == NULL || memory == NULL) return NBL_ERROR_MEMORY;
+    memory = (uint8_t *)(((uintptr_t)memory + 63) / 64 * 64);
+    memset(memory, 0xff, o->bytes);
+    tensor->data = memory;
+    o->data = memory;
+    r->output_count++;
+    return NBL_OK;
+}
+
+nbl_status run_op(run *r, const nbl__op *op, const void *arguments)
+{
+    const nbl__impl *impl;
+    NBL_TRY(nbl__op_choose(r->ctx, op, arguments, r->force, &impl));
+    size_t bytes = nbl__op_scratch(r->ctx, impl, arguments);
+    uint8_t *scratch = nbl__alloc(r->ctx, bytes);
+    if (scratch == NULL) return NBL_ERROR_MEMORY;
+    memset(scratch, 0xff, bytes);
+    nbl_status status = nbl__op_run(r->ctx, op, impl, arguments, scratch, bytes);
+    nbl__free(r->ctx, scratch, bytes);
+    r->impl = impl->name;
+    return status;
+}
+
+static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
+{
+    uint64_t length = 0;
+    const nbl__json *header;
+    for (int i = 7; i >= 0; i--) length = length << 8 | file->data[i]; /* it parsed before: it is sound */
+    NBL_TRY(nbl__json_parse(&r->arena, path, (const char *)file->data + 8, length, NBL_JSON_STRICT, &header));
+    const nbl__json *metadata = nbl__json_get(header, "__metadata__");
+    const char *attrs = nbl__json_text(metadata, "attrs");
+    r->op = nbl__json_text(metadata, "op");
+    NBL_CHECK(r->ctx, r->op, NBL_ERROR_FORMAT, "%s: no metadata \"op\"", path);
+    NBL_TRY(nbl__json_parse(&r->arena, "attrs", attrs ? attrs : "{}", attrs ? strlen(attrs) : 2, NBL_JSON_PYTHON, &r->attrs));
+    NBL_CHECK(r->ctx, r->attrs->count <= RUN_MOST_ATTRIBUTES, NBL_ERROR_FORMAT, "%s: too many attributes", r->op);
+    return NBL_OK;
+}
+
+static nbl_status run_file(run *r, const char *in, const char *out, const nbl__file *file)
+{
+    NBL_TRY(nbl__safetensors_parse(&r->arena, in, file->data, file->size, &r->stored, &r->stored_count));
+    NBL_TRY(read_metadata(r, in, file));
+    const binding *b = run_bindings;
+    while (b->op && strcmp(b->op, r->op) != 0) b++;
+    NBL_CHECK(r->ctx, b->op, NBL_ERROR_ARGUMENT, "no operator is called \"%s\"", r->op);
+    NBL_TRY(b->bind(r));
+    for (int64_t i = 0; i < r->attrs->count; i++)
+        NBL_CHECK(r->ctx, r->used[i], NBL_ERROR_ARGUMENT, "%s: unknown attribute \"%s\"", r->op, r->attrs->items[i].key);
+    nbl__text image = {.ctx = r->ctx};
+    nbl_status status = nbl__safetensors_build(&r->arena, r->outputs, r->output_count, &image);
+    if (status == NBL_OK) status = nbl__file_put(r->ctx, out, image.text, image.size);
+    nbl__text_free(&image);
+    return status;
+}
+
+nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64], char impl[64])
+{
+    run r = {.ctx = ctx, .arena = nbl__arena_make(ctx), .force = force};
+    nbl__file file;
+    nbl_status status = nbl__file_map(ctx, in, &file);
+    if (status == NBL_OK) status = run_file(&r, in, out, &file);
+    snprintf(op, 64, "%s", r.op ? r.op : "");
+    snprintf(impl, 64, "%s", r.impl ? r.impl : "");
+    nbl__file_unmap(&file);
+    nbl__arena_free(&r.arena);
+    return status;
+}

@@ -1,0 +1,52 @@
+/* run.h - one operator on the tensors of a file: what a binding needs.
+ *
+ * A binding turns the named tensors and attributes of IN into an operator's arguments, runs it, and
+ * names its outputs. Everything that is missing, of the wrong kind or not understood is an error that
+ * names it; an attribute that no binding asked for is refused at the end. */
+#ifndef NIBBLE_OPS_RUN_H
+#define NIBBLE_OPS_RUN_H
+
+#include "format/json.h"
+#include "format/safetensors.h"
+#include "ops/ops.h"
+
+enum { RUN_MOST_OUTPUTS = 64, RUN_MOST_ATTRIBUTES = 64 };
+
+typedef struct run {
+    nbl_context *ctx;
+    nbl__arena arena;
+    const char *op;    /* as the file names it */
+    const char *force; /* an implementation, or NULL */
+    const char *impl;  /* the one that ran last */
+    nbl__stored *stored;
+    int64_t stored_count;
+    const nbl__json *attrs;
+    bool used[RUN_MOST_ATTRIBUTES];
+    nbl__stored outputs[RUN_MOST_OUTPUTS];
+    int output_count;
+} run;
+
+typedef struct binding {
+    const char *op;
+    nbl_status (*bind)(run *r);
+} binding;
+
+bool run_has(const run *r, const char *name);
+nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor);   /* must be there */
+nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor); /* data NULL when it is not */
+nbl_status run_weight(run *r, const char *name, nbl_weight *weight);
+
+nbl_status run_number(run *r, const char *name, double missing, double *value);
+nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
+nbl_status run_word(run *r, const char *name, const char *missing, const char **value);
+nbl_status run_dtype(run *r, nbl_dtype *dtype); /* attribute "dtype", required */
+
+/* Gives an output its memory (filled with NaN bytes) and its name; after infer. */
+nbl_status run_output(run *r, const char *name, nbl_tensor *tensor);
+/* Chooses and runs, with scratch that is filled with NaN bytes. */
+nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
+
+extern const binding run_bindings[]; /* ends with a NULL op */
+nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64], char impl[64]);
+
+#endif
