@@ -21,8 +21,9 @@ static void edit(nbl__arena *arena, const nbl__config *config, const nbl__config
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const nbl__config_edit edits[] = {
-        {"quantization_config", "{\"quant_method\": \"bitsandbytes\"}"}, {"dtype", "\"float16\""}, {"vocab_size", NULL}};
+    static const nbl__config_edit edits[] = {{"quantization_config", "{\"quant_method\": \"bitsandbytes\"}"},
+                                             {"dtype", "\"float16\""},
+                                             {"vocab_size", NULL}};
     static const nbl__config_edit removal[] = {{"quantization_config", NULL}};
     nbl__arena arena = nbl__arena_make(fuzz_context());
     nbl__config config;

@@ -13,7 +13,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     MUST(nbl__bnb_json_parse(&arena, "printed", text.text, text.size, &again) == NBL_OK);
     MUST(state.format == again.format && state.dtype == again.dtype && state.block == again.block);
     MUST(state.rank == again.rank && state.elements == again.elements && state.nested == again.nested);
-    MUST(memcmp(state.shape, again.shape, sizeof state.shape) == 0 && state.nested_block == again.nested_block);
+    MUST(memcmp(state.shape, again.shape, sizeof state.shape) == 0 &&
+         state.nested_block == again.nested_block);
     MUST(memcmp(&state.nested_offset, &again.nested_offset, sizeof(float)) == 0);
     nbl__text_free(&text);
     nbl__arena_free(&arena);

@@ -314,13 +314,13 @@ typedef enum nbl_open_mode {
 } nbl_open_mode;
 
 typedef struct nbl_checkpoint_summary {
-    const char *architecture;  /* NULL when config.json does not tell */
-    int64_t tensors;           /* logical */
-    int64_t parameters;        /* logical */
-    uint64_t bytes;            /* of all tensors */
-    const char *quantization;  /* NULL, or "nf4", "int8", "mxfp4", "gptq", ... */
-    int64_t block;             /* 0: none, or not the same everywhere */
-    int nested;                /* scales are double-quantised */
+    const char *architecture; /* NULL when config.json does not tell */
+    int64_t tensors;          /* logical */
+    int64_t parameters;       /* logical */
+    uint64_t bytes;           /* of all tensors */
+    const char *quantization; /* NULL, or "nf4", "int8", "mxfp4", "gptq", ... */
+    int64_t block;            /* 0: none, or not the same everywhere */
+    int nested;               /* scales are double-quantised */
     const char *compute_dtype; /* as config.json names it; NULL: not told */
     int64_t skipped;           /* matrices that were left alone */
     int64_t problems;
@@ -336,17 +336,17 @@ nbl_checkpoint_get_summary(const nbl_checkpoint *checkpoint);
  * and, within a file, of their data. */
 NBL_API const nbl_tensor_info *
 nbl_checkpoint_get_tensor(const nbl_checkpoint *checkpoint, int64_t index);
-NBL_API const char *
-nbl_checkpoint_get_problem(const nbl_checkpoint *checkpoint, int64_t index);
+NBL_API const char *nbl_checkpoint_get_problem(const nbl_checkpoint *checkpoint,
+                                               int64_t index);
 /* Names of modules whose matrices were not quantised. */
-NBL_API const char *
-nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint, int64_t index);
+NBL_API const char *nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint,
+                                               int64_t index);
 
 /* What a conversion did. */
 typedef struct nbl_convert_report {
     int64_t tensors, converted; /* logical weights; those that were converted */
     uint64_t bytes_in, bytes_out; /* of the weight files */
-    int files;          /* weight files written */
+    int files;                    /* weight files written */
     int64_t non_finite; /* NaN and infinities met in converted weights */
 } nbl_convert_report;
 

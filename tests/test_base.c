@@ -24,10 +24,19 @@ static void status_numbers_and_names_are_stable(void **state)
     static const struct {
         int number;
         const char *name;
-    } known[] = {{0, "NBL_OK"}, {1, "NBL_ERROR_ARGUMENT"}, {2, "NBL_ERROR_MEMORY"}, {3, "NBL_ERROR_IO"},
-                 {4, "NBL_ERROR_FORMAT"}, {5, "NBL_ERROR_DTYPE"}, {6, "NBL_ERROR_SHAPE"}, {7, "NBL_ERROR_UNSUPPORTED"},
-                 {8, "NBL_ERROR_EXISTS"}, {9, "NBL_ERROR_NOT_FOUND"}, {10, "NBL_ERROR_NO_SPACE"},
-                 {11, "NBL_ERROR_CANCELLED"}, {12, "NBL_ERROR_INTERNAL"}};
+    } known[] = {{0, "NBL_OK"},
+                 {1, "NBL_ERROR_ARGUMENT"},
+                 {2, "NBL_ERROR_MEMORY"},
+                 {3, "NBL_ERROR_IO"},
+                 {4, "NBL_ERROR_FORMAT"},
+                 {5, "NBL_ERROR_DTYPE"},
+                 {6, "NBL_ERROR_SHAPE"},
+                 {7, "NBL_ERROR_UNSUPPORTED"},
+                 {8, "NBL_ERROR_EXISTS"},
+                 {9, "NBL_ERROR_NOT_FOUND"},
+                 {10, "NBL_ERROR_NO_SPACE"},
+                 {11, "NBL_ERROR_CANCELLED"},
+                 {12, "NBL_ERROR_INTERNAL"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         assert_string_equal(nbl_status_name((nbl_status)known[i].number), known[i].name);
     assert_string_equal(nbl_status_name((nbl_status)999), "NBL_ERROR_INTERNAL");
@@ -197,8 +206,10 @@ static void philox_gives_the_published_vectors(void **state)
     (void)state;
     static const uint32_t cases[3][10] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
-        {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
-        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1},
+        {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d, 0x41c83b0e,
+         0xa20bc7c6, 0x6d5451fd},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb,
+         0x5001e420, 0x24126ea1},
     };
     for (int i = 0; i < 3; i++) {
         uint32_t out[4];
@@ -322,10 +333,12 @@ static void an_output_that_cannot_fit_is_refused_before_anything_is_written(void
     char folder[64];
     make_temp(folder);
     nbl__output *output;
-    assert_int_equal(nbl__output_begin(ctx, in_folder(folder, "out"), UINT64_MAX / 2, &output), NBL_ERROR_NO_SPACE);
+    assert_int_equal(nbl__output_begin(ctx, in_folder(folder, "out"), UINT64_MAX / 2, &output),
+                     NBL_ERROR_NO_SPACE);
     assert_non_null(strstr(nbl_error_message(ctx), "out"));
     assert_int_equal(entries_in(folder), 0);
-    assert_int_equal(nbl__output_begin(ctx, in_folder(folder, "no/such/out"), 0, &output), NBL_ERROR_NOT_FOUND);
+    assert_int_equal(nbl__output_begin(ctx, in_folder(folder, "no/such/out"), 0, &output),
+                     NBL_ERROR_NOT_FOUND);
     assert_int_equal(nbl__output_begin(ctx, "", 0, &output), NBL_ERROR_ARGUMENT);
     remove_tree(folder);
     nbl_context_destroy(ctx);

@@ -79,19 +79,25 @@ static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **stat
         clean();
         nbl_dequantize_options plain = {.dtype = ways[i]};
         nbl_quantize_options options = nf4();
-        assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", in_folder(temp, "plain"), &plain, NULL));
-        assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"), &options, NULL));
+        assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", in_folder(temp, "plain"), &plain,
+                                                 NULL));
+        assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"),
+                                               &options, NULL));
         if (ways[i] == NBL_DTYPE_BF16) { /* else the states say float32 */
-            assert_same_file(in_folder(temp, "again/model.safetensors"), FOLDERS "/llama-nf4/model.safetensors");
+            assert_same_file(in_folder(temp, "again/model.safetensors"),
+                             FOLDERS "/llama-nf4/model.safetensors");
             assert_same_file(in_folder(temp, "again/config.json"), FOLDERS "/llama-nf4/config.json");
         }
         assert_diff(ctx, in_folder(temp, "again"), FOLDERS "/llama-nf4", 1, 0);
         clean();
         options.format = NBL_FORMAT_INT8;
-        assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-int8", in_folder(temp, "plain"), &plain, NULL));
-        assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"), &options, NULL));
+        assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-int8", in_folder(temp, "plain"), &plain,
+                                                 NULL));
+        assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"),
+                                               &options, NULL));
         if (ways[i] == NBL_DTYPE_F32)
-            assert_same_file(in_folder(temp, "again/model.safetensors"), FOLDERS "/llama-int8/model.safetensors");
+            assert_same_file(in_folder(temp, "again/model.safetensors"),
+                             FOLDERS "/llama-int8/model.safetensors");
     }
     nbl_context_destroy(ctx);
 }
@@ -103,9 +109,11 @@ static void mxfp4_experts_decode_to_transformers_own_file_and_back(void **state)
     nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
     nbl_quantize_options options = {.format = NBL_FORMAT_MXFP4};
     clean();
-    assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/gpt-oss-mxfp4", in_folder(temp, "plain"), &plain, NULL));
+    assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/gpt-oss-mxfp4", in_folder(temp, "plain"), &plain,
+                                             NULL));
     assert_same_file(in_folder(temp, "plain/model.safetensors"), FOLDERS "/gpt-oss/model.safetensors");
-    assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"), &options, NULL));
+    assert_ok(ctx, nbl_checkpoint_quantize(ctx, in_folder(temp, "plain"), in_folder(temp, "again"), &options,
+                                           NULL));
     assert_diff(ctx, in_folder(temp, "again"), FOLDERS "/gpt-oss-mxfp4", 1, 0);
     assert_diff(ctx, in_folder(temp, "again"), in_folder(temp, "plain"), 1, 0);
     nbl_context_destroy(ctx);
@@ -119,7 +127,8 @@ static void nested_and_flat_scales_describe_nearly_the_same_weights(void **state
     options.nested = 1;
     clean();
     assert_ok(ctx, nbl_checkpoint_quantize(ctx, FOLDERS "/llama", in_folder(temp, "nested"), &options, NULL));
-    assert_diff(ctx, in_folder(temp, "nested"), FOLDERS "/llama-nf4-nested", -1, 2e-3); /* the mean may differ by an ulp */
+    assert_diff(ctx, in_folder(temp, "nested"), FOLDERS "/llama-nf4-nested", -1,
+                2e-3); /* the mean may differ by an ulp */
     assert_diff(ctx, in_folder(temp, "nested"), FOLDERS "/llama-nf4", 0, 2e-2);
     assert_diff(ctx, in_folder(temp, "nested"), FOLDERS "/llama", 0, 0.12);
     nbl_context_destroy(ctx);
@@ -134,9 +143,13 @@ static void any_number_of_threads_writes_the_same_files(void **state)
         for (int threads = 1; threads <= 4; threads++) {
             char name[16], file[64];
             nbl_context *ctx = new_context_with(threads);
-            nbl_quantize_options options = {.format = formats[f], .block = 32, .nested = formats[f] != NBL_FORMAT_INT8, .shard_size = 9000};
+            nbl_quantize_options options = {.format = formats[f],
+                                            .block = 32,
+                                            .nested = formats[f] != NBL_FORMAT_INT8,
+                                            .shard_size = 9000};
             snprintf(name, sizeof name, "out%d", threads);
-            assert_ok(ctx, nbl_checkpoint_quantize(ctx, FOLDERS "/llama", in_folder(temp, name), &options, NULL));
+            assert_ok(ctx,
+                      nbl_checkpoint_quantize(ctx, FOLDERS "/llama", in_folder(temp, name), &options, NULL));
             int files = entries_in(in_folder(temp, name)) - 4;
             assert_true(files > 1);
             for (int i = 1; i <= files && threads > 1; i++) {
@@ -160,13 +173,15 @@ static void quantising_twice_is_refused(void **state) /* HAZARDS E15 */
     nbl_quantize_options options = nf4();
     clean();
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(nbl_checkpoint_quantize(ctx, in_folder(FOLDERS, packed[i]), in_folder(temp, "out"), &options, NULL),
+        assert_int_equal(nbl_checkpoint_quantize(ctx, in_folder(FOLDERS, packed[i]), in_folder(temp, "out"),
+                                                 &options, NULL),
                          NBL_ERROR_UNSUPPORTED);
         assert_non_null(strstr(nbl_error_message(ctx), packed[i]));
         assert_true(nbl_error_hint(ctx)[0] != '\0');
     }
     nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
-    assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &plain, NULL), NBL_ERROR_UNSUPPORTED);
+    assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &plain, NULL),
+                     NBL_ERROR_UNSUPPORTED);
     assert_int_equal(entries_in(temp), 0);
     nbl_context_destroy(ctx);
 }
@@ -188,17 +203,20 @@ static void impossible_options_are_refused(void **state)
         {.format = NBL_FORMAT_NF4, .compute_dtype = NBL_DTYPE_I8},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &bad[i], NULL), NBL_ERROR_ARGUMENT);
+        assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &bad[i], NULL),
+                         NBL_ERROR_ARGUMENT);
     nbl_quantize_options none = nf4();
     none.skip = ".";
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &none, NULL), NBL_ERROR_UNSUPPORTED);
     nbl_quantize_options mx = {.format = NBL_FORMAT_MXFP4};
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &mx, NULL), NBL_ERROR_UNSUPPORTED);
     nbl_quantize_options good = nf4();
-    assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama/model.safetensors", out, &good, NULL), NBL_ERROR_ARGUMENT);
+    assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama/model.safetensors", out, &good, NULL),
+                     NBL_ERROR_ARGUMENT);
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/absent", out, &good, NULL), NBL_ERROR_NOT_FOUND);
     nbl_dequantize_options plain = {.dtype = NBL_DTYPE_I32};
-    assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", out, &plain, NULL), NBL_ERROR_ARGUMENT);
+    assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", out, &plain, NULL),
+                     NBL_ERROR_ARGUMENT);
     assert_int_equal(entries_in(temp), 0);
     nbl_context_destroy(ctx);
 }
@@ -217,7 +235,9 @@ static void a_diff_is_exact_about_what_differs(void **state)
         bool packed = strstr(t->name, "_proj.weight") != NULL;
         assert_int_equal(t->equal, !packed);
         unequal += packed;
-        if (packed) assert_true(t->rel_norm > 0.05 && t->rel_norm < 0.12 && t->cosine > 0.99 && t->cosine < 1 && t->max_abs > 0);
+        if (packed)
+            assert_true(t->rel_norm > 0.05 && t->rel_norm < 0.12 && t->cosine > 0.99 && t->cosine < 1 &&
+                        t->max_abs > 0);
         else assert_true(t->rel_norm == 0 && t->max_abs == 0 && t->cosine == 1);
     }
     assert_int_equal(unequal, 7);
@@ -237,7 +257,8 @@ static void a_diff_is_exact_about_what_differs(void **state)
 /* ---- small folders made here ---- */
 
 /* Writes temp/NAME with a config and a file of `header` and `data`. */
-static const char *make_folder(const char *name, const char *config, const char *header, const void *data, size_t size)
+static const char *make_folder(const char *name, const char *config, const char *header, const void *data,
+                               size_t size)
 {
     static char path[512];
     char length[8];
@@ -259,14 +280,19 @@ static void experts_without_a_single_weight_are_no_accident(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
-    static const char config[] = "{\"model_type\": \"gpt_oss\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
-    static const char *const shapes[][2] = {{"[2,0,3,16]", "[2,0,3]"}, {"[0,4,3,16]", "[0,4,3]"}, {"[2,4,0,16]", "[2,4,0]"},
+    static const char config[] =
+        "{\"model_type\": \"gpt_oss\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
+    static const char *const shapes[][2] = {{"[2,0,3,16]", "[2,0,3]"},
+                                            {"[0,4,3,16]", "[0,4,3]"},
+                                            {"[2,4,0,16]", "[2,4,0]"},
                                             {"[0,288230376151711744,1,16]", "[0,288230376151711744,1]"},
                                             {"[0,1,288230376151711744,16]", "[0,1,288230376151711744]"}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         char header[512];
-        snprintf(header, sizeof header, "{\"e_blocks\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]},"
-                 "\"e_scales\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]}}", shapes[i][0], shapes[i][1]);
+        snprintf(header, sizeof header,
+                 "{\"e_blocks\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]},"
+                 "\"e_scales\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[0,0]}}",
+                 shapes[i][0], shapes[i][1]);
         clean();
         const char *in = make_folder("in", config, header, "", 0);
         nbl_status status = nbl_checkpoint_dequantize(ctx, in, in_folder(temp, "out"), &plain, NULL);
@@ -283,10 +309,13 @@ static void a_name_that_the_format_would_add_must_be_free(void **state)
     nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
     static const float values[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     clean();
-    const char *in = make_folder("in", "{\"model_type\": \"llama\"}",
-                                 "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
-                                 "\"m.up_proj.weight_format\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[32,32]}}", values, 32);
-    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL), NBL_ERROR_UNSUPPORTED);
+    const char *in = make_folder(
+        "in", "{\"model_type\": \"llama\"}",
+        "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
+        "\"m.up_proj.weight_format\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[32,32]}}",
+        values, 32);
+    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL),
+                     NBL_ERROR_UNSUPPORTED);
     assert_non_null(strstr(nbl_error_message(ctx), "m.up_proj.weight_format"));
     assert_int_equal(entries_in(temp), 1);
     nbl_context_destroy(ctx);
@@ -299,10 +328,13 @@ static void a_result_that_could_not_be_read_is_never_seen(void **state)
     nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
     static const float values[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     clean(); /* a matrix of bytes beside 8-bit weights reads as one that lost its scales */
-    const char *in = make_folder("in", "{\"model_type\": \"llama\"}",
-                                 "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
-                                 "\"m.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[32,36]}}", values, 36);
-    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL), NBL_ERROR_FORMAT);
+    const char *in = make_folder(
+        "in", "{\"model_type\": \"llama\"}",
+        "{\"m.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,4],\"data_offsets\":[0,32]},"
+        "\"m.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,2],\"data_offsets\":[32,36]}}",
+        values, 36);
+    assert_int_equal(nbl_checkpoint_quantize(ctx, in, in_folder(temp, "out"), &options, NULL),
+                     NBL_ERROR_FORMAT);
     assert_non_null(strstr(nbl_error_message(ctx), "m.embed_tokens.weight"));
     assert_int_equal(entries_in(temp), 1);
     nbl_context_destroy(ctx);
@@ -316,16 +348,20 @@ static void integers_are_compared_exactly(void **state)
         const char *dtype[2];
         uint64_t bits[2];
         int equal;
-    } pairs[] = {{{"I64", "U64"}, {((uint64_t)1 << 53) + 1, (uint64_t)1 << 53}, 0}, {{"I64", "U64"}, {77, 77}, 1},
-                 {{"I64", "U64"}, {UINT64_MAX, UINT64_MAX}, 0}, {{"F64", "I64"}, {0x4008000000000000, 3}, 1},
-                 {{"F64", "I64"}, {0x4340000000000000, ((uint64_t)1 << 53) + 1}, 0}, {{"F64", "F64"}, {0x7ff0000000000000, 0x7ff0000000000000}, 1},
+    } pairs[] = {{{"I64", "U64"}, {((uint64_t)1 << 53) + 1, (uint64_t)1 << 53}, 0},
+                 {{"I64", "U64"}, {77, 77}, 1},
+                 {{"I64", "U64"}, {UINT64_MAX, UINT64_MAX}, 0},
+                 {{"F64", "I64"}, {0x4008000000000000, 3}, 1},
+                 {{"F64", "I64"}, {0x4340000000000000, ((uint64_t)1 << 53) + 1}, 0},
+                 {{"F64", "F64"}, {0x7ff0000000000000, 0x7ff0000000000000}, 1},
                  {{"I64", "I64"}, {5, 6}, 0}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char paths[2][512];
         clean();
         for (int side = 0; side < 2; side++) {
             char header[128], name[2] = {(char)('a' + side), 0};
-            snprintf(header, sizeof header, "{\"t\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[0,8]}}", pairs[i].dtype[side]);
+            snprintf(header, sizeof header, "{\"t\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[0,8]}}",
+                     pairs[i].dtype[side]);
             strcpy(paths[side], make_folder(name, "{}", header, &pairs[i].bits[side], 8));
         }
         nbl_diff *diff;
@@ -387,7 +423,8 @@ static nbl_status job_mxfp4(nbl_context *ctx)
 static nbl_status job_dequantize(nbl_context *ctx)
 {
     nbl_dequantize_options options = {.dtype = NBL_DTYPE_F16, .shard_size = 12000};
-    return nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4-nested", in_folder(temp, "out"), &options, NULL);
+    return nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4-nested", in_folder(temp, "out"), &options,
+                                     NULL);
 }
 
 static nbl_status job_diff(nbl_context *ctx)
@@ -414,7 +451,8 @@ static void the_nth_allocation_fails_and_nothing_is_left(void **state)
     for (int j = 0; j < JOBS; j++) {
         for (int64_t n = 2;; n++) { /* the first is the context itself */
             nbl__counter counter = {.fail_at = n};
-            nbl_context_options options = {.threads = n % 2 ? 1 : 2, .allocator = nbl__counting_allocator(&counter)};
+            nbl_context_options options = {.threads = n % 2 ? 1 : 2,
+                                           .allocator = nbl__counting_allocator(&counter)};
             nbl_context *ctx;
             clean();
             assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);

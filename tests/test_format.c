@@ -49,7 +49,8 @@ static void a_sound_header_is_read(void **state)
     assert_ok(ctx, parse("{\"__metadata__\":{\"a\":\"b\"}}   ", 0, &n));
     assert_ok(ctx, parse("{\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[2,10]},"
                          "\"a\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[0,2]},"
-                         "\"e\":{\"dtype\":\"F64\",\"shape\":[0,7],\"data_offsets\":[2,2]}}", 10, &n));
+                         "\"e\":{\"dtype\":\"F64\",\"shape\":[0,7],\"data_offsets\":[2,2]}}",
+                         10, &n));
     assert_int_equal(n, 3);
     assert_ok(ctx, parse("{\"a\":{\"dtype\":\"F4\",\"shape\":[2,3],\"data_offsets\":[0,3]}}", 3, &n));
 }
@@ -60,14 +61,16 @@ static void every_dtype_of_the_format_is_known(void **state)
     static const struct {
         const char *name;
         int bytes_of_8;
-    } dtypes[] = {{"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-                  {"F8_E5M2FNUZ", 8}, {"I16", 16}, {"U16", 16}, {"F16", 16}, {"BF16", 16}, {"I32", 32}, {"U32", 32},
-                  {"F32", 32}, {"C64", 64}, {"F64", 64}, {"I64", 64}, {"U64", 64}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}};
+    } dtypes[] = {{"BOOL", 8},    {"U8", 8},          {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8},
+                  {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},
+                  {"F16", 16},    {"BF16", 16},       {"I32", 32},        {"U32", 32},    {"F32", 32},
+                  {"C64", 64},    {"F64", 64},        {"I64", 64},        {"U64", 64},    {"F4", 4},
+                  {"F6_E2M3", 6}, {"F6_E3M2", 6}};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         char header[128];
         int64_t n;
-        snprintf(header, sizeof header, "{\"a\":{\"dtype\":\"%s\",\"shape\":[8],\"data_offsets\":[0,%d]}}", dtypes[i].name,
-                 dtypes[i].bytes_of_8);
+        snprintf(header, sizeof header, "{\"a\":{\"dtype\":\"%s\",\"shape\":[8],\"data_offsets\":[0,%d]}}",
+                 dtypes[i].name, dtypes[i].bytes_of_8);
         assert_ok(ctx, parse(header, (size_t)dtypes[i].bytes_of_8, &n));
     }
 }
@@ -75,16 +78,31 @@ static void every_dtype_of_the_format_is_known(void **state)
 static void an_unsound_header_is_refused_with_the_tensors_name(void **state)
 {
     (void)state;
-#define ENTRY(dtype, shape, offsets) "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+#define ENTRY(dtype, shape, offsets)                                                                         \
+    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
     static const char *const bad[] = {
-        ENTRY("\"F32\"", "[2]", "[0,9]"), ENTRY("\"F32\"", "[2]", "[8,0]"), ENTRY("\"F32\"", "[2]", "[-8,0]"),
-        ENTRY("\"F32\"", "[2]", "[8,16]"), ENTRY("\"F32\"", "[2]", "[0]"), ENTRY("\"F32\"", "[2]", "[0,8,8]"),
-        ENTRY("\"F32\"", "[2]", "[0,8.0]"), ENTRY("\"F32\"", "[2]", "\"0,8\""), ENTRY("\"F32\"", "[-2]", "[0,8]"),
-        ENTRY("\"F32\"", "[2.0]", "[0,8]"), ENTRY("\"F32\"", "2", "[0,8]"), ENTRY("\"F32\"", "null", "[0,8]"),
-        ENTRY("\"F99\"", "[2]", "[0,8]"), ENTRY("7", "[2]", "[0,8]"), ENTRY("\"F32\"", "[3]", "[0,8]"),
-        ENTRY("\"F32\"", "[4611686018427387904,4]", "[0,0]"), ENTRY("\"F32\"", "[4294967296,4294967296]", "[0,8]"),
-        ENTRY("\"F32\"", "[4294967296,4294967296,0]", "[0,0]"), ENTRY("\"F4\"", "[3]", "[0,2]"),
-        ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,8]", "[0,8]"), "{\"w\":[]}", "{\"w\":{\"dtype\":\"F32\",\"shape\":[2]}}",
+        ENTRY("\"F32\"", "[2]", "[0,9]"),
+        ENTRY("\"F32\"", "[2]", "[8,0]"),
+        ENTRY("\"F32\"", "[2]", "[-8,0]"),
+        ENTRY("\"F32\"", "[2]", "[8,16]"),
+        ENTRY("\"F32\"", "[2]", "[0]"),
+        ENTRY("\"F32\"", "[2]", "[0,8,8]"),
+        ENTRY("\"F32\"", "[2]", "[0,8.0]"),
+        ENTRY("\"F32\"", "[2]", "\"0,8\""),
+        ENTRY("\"F32\"", "[-2]", "[0,8]"),
+        ENTRY("\"F32\"", "[2.0]", "[0,8]"),
+        ENTRY("\"F32\"", "2", "[0,8]"),
+        ENTRY("\"F32\"", "null", "[0,8]"),
+        ENTRY("\"F99\"", "[2]", "[0,8]"),
+        ENTRY("7", "[2]", "[0,8]"),
+        ENTRY("\"F32\"", "[3]", "[0,8]"),
+        ENTRY("\"F32\"", "[4611686018427387904,4]", "[0,0]"),
+        ENTRY("\"F32\"", "[4294967296,4294967296]", "[0,8]"),
+        ENTRY("\"F32\"", "[4294967296,4294967296,0]", "[0,0]"),
+        ENTRY("\"F4\"", "[3]", "[0,2]"),
+        ENTRY("\"U8\"", "[1,1,1,1,1,1,1,1,8]", "[0,8]"),
+        "{\"w\":[]}",
+        "{\"w\":{\"dtype\":\"F32\",\"shape\":[2]}}",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int64_t n;
@@ -97,10 +115,23 @@ static void an_unsound_header_is_refused_with_the_tensors_name(void **state)
 static void holes_overlaps_and_rubbish_are_refused(void **state)
 {
     (void)state;
-#define PAIR(a, b) "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" a "},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" b "}}"
+#define PAIR(a, b)                                                                                           \
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" a                                             \
+    "},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" b "}}"
     static const char *const bad[] = {
-        PAIR("[0,4]", "[2,6]"), PAIR("[0,4]", "[0,4]"), PAIR("[0,4]", "[5,9]"), PAIR("[1,5]", "[5,9]"), PAIR("[0,4]", "[4,8]") "x",
-        "[]", "", "{", "null", "{\"__metadata__\":{\"a\":1}}", "{\"__metadata__\":5}", " {}", "{\"a\":1}\xff",
+        PAIR("[0,4]", "[2,6]"),
+        PAIR("[0,4]", "[0,4]"),
+        PAIR("[0,4]", "[5,9]"),
+        PAIR("[1,5]", "[5,9]"),
+        PAIR("[0,4]", "[4,8]") "x",
+        "[]",
+        "",
+        "{",
+        "null",
+        "{\"__metadata__\":{\"a\":1}}",
+        "{\"__metadata__\":5}",
+        " {}",
+        "{\"a\":1}\xff",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int64_t n;
@@ -111,7 +142,9 @@ static void holes_overlaps_and_rubbish_are_refused(void **state)
     assert_int_equal(parse(PAIR("[0,4]", "[4,8]"), 9, &n), NBL_ERROR_FORMAT); /* bytes after the last */
     assert_ok(ctx, parse(PAIR("[4,8]", "[0,4]"), 8, &n));                     /* unsorted is fine */
     assert_int_equal(parse("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-                           "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, &n), NBL_ERROR_FORMAT);
+                           "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
+                           4, &n),
+                     NBL_ERROR_FORMAT);
 }
 
 static void a_header_length_that_lies_is_refused(void **state)
@@ -195,7 +228,9 @@ static void shards_are_cut_between_groups_and_indexed(void **state)
             char name[16];
             snprintf(name, sizeof name, "g%d.%d", g, k);
             if (k) assert_ok(ctx, nbl__writer_declare_late(w, g, name, 40, &numbers[g][k]));
-            else assert_ok(ctx, nbl__writer_declare(w, g, name, NBL_DTYPE_U8, 1, &(int64_t){g == 4 ? 500 : 60}, &numbers[g][k]));
+            else
+                assert_ok(ctx, nbl__writer_declare(w, g, name, NBL_DTYPE_U8, 1, &(int64_t){g == 4 ? 500 : 60},
+                                                   &numbers[g][k]));
         }
     assert_ok(ctx, nbl__writer_layout(w, 250, &bytes, &files));
     assert_int_equal(files, 6); /* 2 + 2 + one large + 2 + 2 + 1 */
@@ -205,7 +240,8 @@ static void shards_are_cut_between_groups_and_indexed(void **state)
         memset(data, 'a' + g, sizeof data);
         assert_ok(ctx, nbl__writer_begin_group(w, output, g));
         assert_ok(ctx, nbl__writer_write(w, numbers[g][0], data, g == 4 ? 500 : 60, 0));
-        assert_ok(ctx, nbl__writer_write_late(w, numbers[g][1], data, (size_t)g * 4)); /* shorter than declared */
+        assert_ok(ctx,
+                  nbl__writer_write_late(w, numbers[g][1], data, (size_t)g * 4)); /* shorter than declared */
     }
     assert_ok(ctx, nbl__writer_finish(w, output, &written));
     assert_ok(ctx, nbl__output_commit(output));
@@ -238,16 +274,25 @@ static void an_index_gives_each_file_once_and_no_way_out_of_the_folder(void **st
     (void)state;
     nbl__arena arena = nbl__arena_make(ctx);
     nbl__index index;
-    const char *good = "{\"weight_map\": {\"a\": \"2.safetensors\", \"b\": \"1.safetensors\", \"c\": \"2.safetensors\"}}";
+    const char *good =
+        "{\"weight_map\": {\"a\": \"2.safetensors\", \"b\": \"1.safetensors\", \"c\": \"2.safetensors\"}}";
     assert_ok(ctx, nbl__index_parse(&arena, "i", good, strlen(good), &index));
     assert_int_equal(index.count, 2);
     assert_string_equal(index.files[0], "1.safetensors");
-    static const char *const bad[] = {"{}", "[]", "{", "{\"weight_map\": []}", "{\"weight_map\": {}}", "{\"weight_map\": {\"a\": 5}}",
-                                      "{\"weight_map\": {\"a\": \"\"}}", "{\"weight_map\": {\"a\": \"..\"}}",
-                                      "{\"weight_map\": {\"a\": \"../x\"}}", "{\"weight_map\": {\"a\": \"/etc/passwd\"}}",
+    static const char *const bad[] = {"{}",
+                                      "[]",
+                                      "{",
+                                      "{\"weight_map\": []}",
+                                      "{\"weight_map\": {}}",
+                                      "{\"weight_map\": {\"a\": 5}}",
+                                      "{\"weight_map\": {\"a\": \"\"}}",
+                                      "{\"weight_map\": {\"a\": \"..\"}}",
+                                      "{\"weight_map\": {\"a\": \"../x\"}}",
+                                      "{\"weight_map\": {\"a\": \"/etc/passwd\"}}",
                                       "{\"weight_map\": {\"a\": \"x\", \"a\": \"y\"}}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        if (nbl__index_parse(&arena, "i", bad[i], strlen(bad[i]), &index) != NBL_ERROR_FORMAT) fail_msg("accepted: %s", bad[i]);
+        if (nbl__index_parse(&arena, "i", bad[i], strlen(bad[i]), &index) != NBL_ERROR_FORMAT)
+            fail_msg("accepted: %s", bad[i]);
     nbl__arena_free(&arena);
 }
 
@@ -269,7 +314,8 @@ static void assert_edit(const char *before, const char *key, const char *value, 
 static void an_edit_keeps_every_other_byte_of_a_config(void **state)
 {
     (void)state;
-    assert_edit("{\"a\": 1e-05, \"b\": {\"q\": \"}\"}, \"c\": 3}", "b", "true", "{\"a\": 1e-05, \"b\": true, \"c\": 3}");
+    assert_edit("{\"a\": 1e-05, \"b\": {\"q\": \"}\"}, \"c\": 3}", "b", "true",
+                "{\"a\": 1e-05, \"b\": true, \"c\": 3}");
     assert_edit("{\"a\": 1, \"b\": [1, {\"b\": 2}], \"c\": 3}", "b", NULL, "{\"a\": 1, \"c\": 3}");
     assert_edit("{\"a\": 1,\n \"b\": 2\n}", "b", NULL, "{\"a\": 1\n}");
     assert_edit("{ \"b\": 2 }", "b", NULL, "{  }");
@@ -280,18 +326,26 @@ static void an_edit_keeps_every_other_byte_of_a_config(void **state)
     assert_edit("{}", "m", "5", "{\n  \"m\": 5\n}");
     assert_edit("{\"x\": {\"b\": 1}}", "b", "2", "{\"b\": 2,\n  \"x\": {\"b\": 1}}");
     assert_edit("{\"a\": 1, \"quantization\\u005fconfig\": {}}", "quantization_config", NULL, "{\"a\": 1}");
-    assert_edit("{\"big\": 123456789012345678901234567890, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}", "big", "1",
-                "{\"big\": 1, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}");
+    assert_edit("{\"big\": 123456789012345678901234567890, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}",
+                "big", "1", "{\"big\": 1, \"n\": NaN, \"i\": -Infinity, \"e\": 1e999}");
 }
 
 static void a_config_that_is_not_one_is_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "[]", "{", "{\"a\": 1} x", "{\"a\": 1, \"a\": 2}", "{\"a\": \"\xff\"}", "{\"a\": nan}", "{\"a\": NaNN}"};
+    static const char *const bad[] = {"",
+                                      "[]",
+                                      "{",
+                                      "{\"a\": 1} x",
+                                      "{\"a\": 1, \"a\": 2}",
+                                      "{\"a\": \"\xff\"}",
+                                      "{\"a\": nan}",
+                                      "{\"a\": NaNN}"};
     nbl__config config;
     nbl__arena arena = nbl__arena_make(ctx);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        if (nbl__config_parse(&arena, "config.json", bad[i], strlen(bad[i]), &config) != NBL_ERROR_FORMAT) fail_msg("accepted: %s", bad[i]);
+        if (nbl__config_parse(&arena, "config.json", bad[i], strlen(bad[i]), &config) != NBL_ERROR_FORMAT)
+            fail_msg("accepted: %s", bad[i]);
     assert_non_null(strstr(nbl_error_message(ctx), "config.json"));
     nbl__arena_free(&arena);
 }
@@ -327,9 +381,14 @@ static void json_numbers_keep_their_kind(void **state)
         const char *text;
         nbl__json_type type;
         int64_t integer;
-    } numbers[] = {{"0", NBL_JSON_INTEGER, 0}, {"-0", NBL_JSON_REAL, 0}, {"-7", NBL_JSON_INTEGER, -7},
-                   {"999999999999999999", NBL_JSON_INTEGER, 999999999999999999}, {"1000000000000000001", NBL_JSON_INTEGER, 1000000000000000001},
-                   {"9223372036854775808", NBL_JSON_REAL, 0}, {"1.0", NBL_JSON_REAL, 0}, {"1e2", NBL_JSON_REAL, 0}};
+    } numbers[] = {{"0", NBL_JSON_INTEGER, 0},
+                   {"-0", NBL_JSON_REAL, 0},
+                   {"-7", NBL_JSON_INTEGER, -7},
+                   {"999999999999999999", NBL_JSON_INTEGER, 999999999999999999},
+                   {"1000000000000000001", NBL_JSON_INTEGER, 1000000000000000001},
+                   {"9223372036854775808", NBL_JSON_REAL, 0},
+                   {"1.0", NBL_JSON_REAL, 0},
+                   {"1e2", NBL_JSON_REAL, 0}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         char text[64];
         nbl__arena arena = nbl__arena_make(ctx);
@@ -341,13 +400,16 @@ static void json_numbers_keep_their_kind(void **state)
         if (n->type == NBL_JSON_INTEGER) assert_int_equal(n->integer, numbers[i].integer);
         nbl__arena_free(&arena);
     }
-    static const char *const bad[] = {"01", "1.", ".5", "+1", "1e", "--1", "0x1", "1e999", "NaN", "Infinity", "tru", "\"\\u0000\"", "\"\\ud800\"", "\"\\x\"", "\"\t\""};
+    static const char *const bad[] = {"01",  "1.",          ".5",          "+1",      "1e",
+                                      "--1", "0x1",         "1e999",       "NaN",     "Infinity",
+                                      "tru", "\"\\u0000\"", "\"\\ud800\"", "\"\\x\"", "\"\t\""};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[64];
         nbl__arena arena = nbl__arena_make(ctx);
         const nbl__json *root;
         snprintf(text, sizeof text, "{\"n\": %s}", bad[i]);
-        if (nbl__json_parse(&arena, "t", text, strlen(text), NBL_JSON_STRICT, &root) != NBL_ERROR_FORMAT) fail_msg("accepted: %s", text);
+        if (nbl__json_parse(&arena, "t", text, strlen(text), NBL_JSON_STRICT, &root) != NBL_ERROR_FORMAT)
+            fail_msg("accepted: %s", text);
         nbl__arena_free(&arena);
     }
 }
@@ -369,15 +431,29 @@ static void assert_state(const char *text)
 static void a_state_is_printed_as_python_prints_it(void **state)
 {
     (void)state;
-    assert_state("{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [4096, 11008]}");
-    assert_state("{\"quant_type\": \"fp4\", \"blocksize\": 4096, \"dtype\": \"float32\", \"shape\": [3, 5, 7]}");
-    static const char *const offsets[] = {"0.0", "1.0", "9.999999747378752e-05", "1.2000000424450263e-05",
-                                          "0.10000000149011612", "100.0", "16777216.0", "3.4028234663852886e+38", "1.401298464324817e-45",
-                                          "123456.0", "9999999198822400.0", "1.0000000272564224e+16", "-0.5"};
+    assert_state(
+        "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [4096, 11008]}");
+    assert_state(
+        "{\"quant_type\": \"fp4\", \"blocksize\": 4096, \"dtype\": \"float32\", \"shape\": [3, 5, 7]}");
+    static const char *const offsets[] = {"0.0",
+                                          "1.0",
+                                          "9.999999747378752e-05",
+                                          "1.2000000424450263e-05",
+                                          "0.10000000149011612",
+                                          "100.0",
+                                          "16777216.0",
+                                          "3.4028234663852886e+38",
+                                          "1.401298464324817e-45",
+                                          "123456.0",
+                                          "9999999198822400.0",
+                                          "1.0000000272564224e+16",
+                                          "-0.5"};
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         char text[256];
-        snprintf(text, sizeof text, "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float16\", \"shape\": [2, 2], "
-                 "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %s}", offsets[i]);
+        snprintf(text, sizeof text,
+                 "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"float16\", \"shape\": [2, 2], "
+                 "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %s}",
+                 offsets[i]);
         assert_state(text);
     }
 }
@@ -389,9 +465,13 @@ static void the_block_size_of_a_state_is_obeyed_or_refused(void **state) /* HAZA
     for (int64_t block = -64; block <= 8192; block++) {
         char text[160];
         nbl__bnb_json s;
-        snprintf(text, sizeof text, "{\"quant_type\": \"nf4\", \"blocksize\": %" PRId64 ", \"dtype\": \"float16\", \"shape\": [2, 2]}", block);
+        snprintf(text, sizeof text,
+                 "{\"quant_type\": \"nf4\", \"blocksize\": %" PRId64
+                 ", \"dtype\": \"float16\", \"shape\": [2, 2]}",
+                 block);
         nbl_status status = nbl__bnb_json_parse(&arena, "w", text, strlen(text), &s);
-        bool valid = block == 32 || block == 64 || block == 128 || block == 256 || block == 512 || block == 1024 || block == 2048 || block == 4096;
+        bool valid = block == 32 || block == 64 || block == 128 || block == 256 || block == 512 ||
+                     block == 1024 || block == 2048 || block == 4096;
         assert_int_equal(status, valid ? NBL_OK : NBL_ERROR_FORMAT);
         if (valid) assert_int_equal(s.block, block);
     }
@@ -417,7 +497,8 @@ static void real_folders_are_described(void **state)
     };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         nbl_checkpoint *c;
-        assert_ok(ctx, nbl_checkpoint_open(ctx, in_folder(TEST_DATA_DIR "/folders", folders[i].folder), NBL_OPEN_TOLERANT, &c));
+        assert_ok(ctx, nbl_checkpoint_open(ctx, in_folder(TEST_DATA_DIR "/folders", folders[i].folder),
+                                           NBL_OPEN_TOLERANT, &c));
         const nbl_checkpoint_summary *s = nbl_checkpoint_get_summary(c);
         assert_int_equal(s->problems, 0);
         assert_int_equal(s->block, folders[i].block);
@@ -427,7 +508,8 @@ static void real_folders_are_described(void **state)
         if (folders[i].quantization) assert_string_equal(s->quantization, folders[i].quantization);
         else assert_null(s->quantization);
         int64_t packed = 0;
-        for (int64_t k = 0; k < s->tensors; k++) packed += nbl_checkpoint_get_tensor(c, k)->weight.format != NBL_FORMAT_DENSE;
+        for (int64_t k = 0; k < s->tensors; k++)
+            packed += nbl_checkpoint_get_tensor(c, k)->weight.format != NBL_FORMAT_DENSE;
         assert_int_equal(packed, folders[i].packed);
         nbl_checkpoint_close(c);
     }
@@ -441,7 +523,8 @@ static void misaligned_scales_are_read_right(void **state)
     uint8_t *file = read_file(TEST_DATA_DIR "/folders/llama-int8/model.safetensors", &size);
     uint8_t *moved = malloc(size + 1);
     memcpy(moved + 1, file, size); /* every f32 is misaligned now */
-    nbl_checkpoint a = {.ctx = ctx, .arena = nbl__arena_make(ctx), .path = "a"}, b = {.ctx = ctx, .arena = nbl__arena_make(ctx), .path = "b"};
+    nbl_checkpoint a = {.ctx = ctx, .arena = nbl__arena_make(ctx), .path = "a"},
+                   b = {.ctx = ctx, .arena = nbl__arena_make(ctx), .path = "b"};
     assert_ok(ctx, nbl__safetensors_parse(&a.arena, "a", file, size, &a.stored, &a.stored_count));
     assert_ok(ctx, nbl__safetensors_parse(&b.arena, "b", moved + 1, size, &b.stored, &b.stored_count));
     assert_ok(ctx, nbl__checkpoint_group(&a));

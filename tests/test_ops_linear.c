@@ -37,7 +37,8 @@ static void make_layer(layer *l, bool dora, float dropout)
     l->args = (nbl__linear){
         .dtype = NBL_DTYPE_F32,
         .x = tensor(l->x, 2, TOKENS, IN),
-        .w = {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 2, .shape = {OUT, IN}, .data = l->w},
+        .w =
+            {.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 2, .shape = {OUT, IN}, .data = l->w},
         .bias = tensor(l->bias, 1, OUT, 0),
         .lora_a = tensor(l->a, 2, RANK, IN),
         .lora_b = tensor(l->b, 2, OUT, RANK),
@@ -78,7 +79,8 @@ static double loss(nbl_context *ctx, layer *l)
 
 static void check_gradient(nbl_context *ctx, layer *l, float *values, const float *gradient, int count)
 {
-    const float step = 1e-2f; /* everything but DoRA's norm, a constant in backward, is linear in each value */
+    const float step =
+        1e-2f; /* everything but DoRA's norm, a constant in backward, is linear in each value */
     for (int i = 0; i < count; i++) {
         float kept = values[i];
         values[i] = kept + step;
@@ -86,7 +88,8 @@ static void check_gradient(nbl_context *ctx, layer *l, float *values, const floa
         values[i] = kept - step;
         double below = loss(ctx, l);
         values[i] = kept;
-        assert_true(fabs((above - below) / (2 * (double)step) - (double)gradient[i]) < 2e-3 * (1 + fabs((double)gradient[i])));
+        assert_true(fabs((above - below) / (2 * (double)step) - (double)gradient[i]) <
+                    2e-3 * (1 + fabs((double)gradient[i])));
     }
 }
 
@@ -125,7 +128,8 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
         change;                                                                                              \
         assert_int_equal(nbl__op_linear_backward.infer(ctx, &l->args), status);                              \
         for (size_t i = 0; i < sizeof words / sizeof *words; i++)                                            \
-            if (!strstr(nbl_error_message(ctx), words[i])) fail_msg("no %s in: %s", words[i], nbl_error_message(ctx)); \
+            if (!strstr(nbl_error_message(ctx), words[i]))                                                   \
+                fail_msg("no %s in: %s", words[i], nbl_error_message(ctx));                                  \
     } while (0)
     REFUSED(l->args.x.dtype = NBL_DTYPE_BF16, NBL_ERROR_DTYPE, "linear", "x", "bf16", "f32", "[3, 32]");
     REFUSED(l->args.dtype = NBL_DTYPE_F16, NBL_ERROR_DTYPE, "x", "f32", "f16");
@@ -140,9 +144,11 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
 #undef REFUSED
     const nbl__impl *impl;
     make_layer(l, false, 0);
-    assert_int_equal(nbl__op_choose(ctx, &nbl__op_linear, &l->args, "no_such_impl", &impl), NBL_ERROR_ARGUMENT);
+    assert_int_equal(nbl__op_choose(ctx, &nbl__op_linear, &l->args, "no_such_impl", &impl),
+                     NBL_ERROR_ARGUMENT);
     assert_ok(ctx, nbl__op_choose(ctx, &nbl__op_linear, &l->args, "linear_ref", &impl));
-    assert_int_equal(nbl__op_run(ctx, &nbl__op_linear, impl, &l->args, NULL, 0), NBL_ERROR_ARGUMENT); /* no scratch */
+    assert_int_equal(nbl__op_run(ctx, &nbl__op_linear, impl, &l->args, NULL, 0),
+                     NBL_ERROR_ARGUMENT); /* no scratch */
     free(l);
     nbl_context_destroy(ctx);
 }

@@ -21,7 +21,9 @@ void *nbl__arena_alloc(nbl__arena *arena, size_t size)
     size = (size + ALIGN - 1) / ALIGN * ALIGN;
     struct nbl__arena_chunk *chunk = arena->chunks;
     if (chunk == NULL || chunk->size - chunk->used < size) {
-        size_t data = chunk == NULL ? FIRST_CHUNK : chunk->size < LARGEST_CHUNK ? chunk->size * 2 : LARGEST_CHUNK;
+        size_t data = chunk == NULL                 ? FIRST_CHUNK
+                      : chunk->size < LARGEST_CHUNK ? chunk->size * 2
+                                                    : LARGEST_CHUNK;
         if (data < size) data = size;
         chunk = nbl__alloc(arena->ctx, sizeof *chunk + data);
         if (chunk == NULL) return NULL;

@@ -20,21 +20,21 @@
 
 #include "base/cpu.h"
 
-#define NBL_TRY(call)                                                                              \
-    do {                                                                                           \
-        nbl_status status_ = (call);                                                               \
-        if (status_ != NBL_OK) return status_;                                                     \
+#define NBL_TRY(call)                                                                                        \
+    do {                                                                                                     \
+        nbl_status status_ = (call);                                                                         \
+        if (status_ != NBL_OK) return status_;                                                               \
     } while (0)
 
-#define NBL_CHECK(ctx, condition, code, ...)                                                       \
-    do {                                                                                           \
-        if (!(condition)) return nbl__fail((ctx), (code), __VA_ARGS__);                            \
+#define NBL_CHECK(ctx, condition, code, ...)                                                                 \
+    do {                                                                                                     \
+        if (!(condition)) return nbl__fail((ctx), (code), __VA_ARGS__);                                      \
     } while (0)
 
-#define NBL_GO(call)                                                                               \
-    do {                                                                                           \
-        status = (call);                                                                           \
-        if (status != NBL_OK) goto done;                                                           \
+#define NBL_GO(call)                                                                                         \
+    do {                                                                                                     \
+        status = (call);                                                                                     \
+        if (status != NBL_OK) goto done;                                                                     \
     } while (0)
 
 /* Records a message (printf style) and returns `code`. The message becomes one line of valid UTF-8:
@@ -49,8 +49,8 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_errno(nbl_context *ct
 /* Adds a hint to the failure just recorded. Returns `code` so that it can end a function. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
-__attribute__((format(printf, 3, 4))) void nbl__log(nbl_context *ctx, nbl_log_level level,
-                                                    const char *format, ...);
+__attribute__((format(printf, 3, 4))) void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format,
+                                                    ...);
 
 /* ---- memory ---- */
 
@@ -60,9 +60,8 @@ void *nbl__alloc(nbl_context *ctx, size_t size);
 void nbl__free(nbl_context *ctx, void *memory, size_t size); /* NULL is allowed */
 
 /* Fails with NBL_ERROR_MEMORY when out of memory. */
-#define NBL_ALLOC(ctx, pointer, count)                                                             \
-    (((pointer) = nbl__alloc_array((ctx), (size_t)(count), sizeof *(pointer))) ? NBL_OK            \
-                                                                               : NBL_ERROR_MEMORY)
+#define NBL_ALLOC(ctx, pointer, count)                                                                       \
+    (((pointer) = nbl__alloc_array((ctx), (size_t)(count), sizeof *(pointer))) ? NBL_OK : NBL_ERROR_MEMORY)
 void *nbl__alloc_array(nbl_context *ctx, size_t count, size_t element);
 
 /* ---- progress and cancellation ---- */

@@ -43,7 +43,7 @@ const char *nbl_version(void)
 const char *nbl_status_name(nbl_status status)
 {
     switch (status) {
-#define NAME(number, name, text)                                                                   \
+#define NAME(number, name, text)                                                                             \
     case NBL_##name: return "NBL_" #name;
         NBL_STATUS_TABLE(NAME)
 #undef NAME
@@ -54,7 +54,7 @@ const char *nbl_status_name(nbl_status status)
 const char *nbl_status_text(nbl_status status)
 {
     switch (status) {
-#define TEXT(number, name, text)                                                                   \
+#define TEXT(number, name, text)                                                                             \
     case NBL_##name: return text;
         NBL_STATUS_TABLE(TEXT)
 #undef TEXT
@@ -71,7 +71,8 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     *result = NULL;
     if (options == NULL) options = &none;
     nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
-    if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free) return NBL_ERROR_ARGUMENT;
+    if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free)
+        return NBL_ERROR_ARGUMENT;
     nbl_isa isa;
     if (!nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa)) return NBL_ERROR_ARGUMENT;
 
@@ -80,7 +81,8 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     memset(ctx, 0, sizeof *ctx);
     ctx->options = *options;
     ctx->options.allocator = allocator;
-    if (ctx->options.threads == 0) ctx->options.threads = (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);
+    if (ctx->options.threads == 0)
+        ctx->options.threads = (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);
     ctx->isa = isa;
     pthread_mutex_init(&ctx->lock, NULL);
     nbl__pool_open(&ctx->pool);
@@ -147,7 +149,8 @@ static void make_printable(char *text)
 static void store(nbl_context *ctx, const char *text)
 {
     static const char gap[] = " ... ";
-    size_t room = sizeof ctx->message - 1, length = strlen(text), head = room / 2, tail = room - head - (sizeof gap - 1);
+    size_t room = sizeof ctx->message - 1, length = strlen(text), head = room / 2,
+           tail = room - head - (sizeof gap - 1);
     if (length <= room) memcpy(ctx->message, text, length + 1);
     else snprintf(ctx->message, sizeof ctx->message, "%.*s%s%s", (int)head, text, gap, text + length - tail);
     make_printable(ctx->message);
@@ -184,10 +187,11 @@ nbl_status nbl__fail(nbl_context *ctx, nbl_status code, const char *format, ...)
 nbl_status nbl__fail_errno(nbl_context *ctx, int error, const char *format, ...)
 {
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    nbl_status code = full ? NBL_ERROR_NO_SPACE
+    nbl_status code = full                                  ? NBL_ERROR_NO_SPACE
                       : error == ENOENT || error == ENOTDIR ? NBL_ERROR_NOT_FOUND
-                      : error == EEXIST ? NBL_ERROR_EXISTS
-                      : error == ENOMEM ? NBL_ERROR_MEMORY : NBL_ERROR_IO;
+                      : error == EEXIST                     ? NBL_ERROR_EXISTS
+                      : error == ENOMEM                     ? NBL_ERROR_MEMORY
+                                                            : NBL_ERROR_IO;
     char text[128];
     if (strerror_r(error, text, sizeof text) != 0) snprintf(text, sizeof text, "error %d", error);
     va_list arguments;

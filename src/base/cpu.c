@@ -52,8 +52,7 @@ nbl_isa nbl__isa_detect(void)
     int avx512 = has(b7, 16) && has(b7, 17) && has(b7, 30) && has(b7, 31) && has(c7, 1);
     if (!avx512 || (xcr0 & 0xe6) != 0xe6) return NBL_ISA_AVX2;
 
-    if (!__get_cpuid_count(7, 1, &a71, &unused, &unused, &unused) || !has(a71, 5))
-        return NBL_ISA_AVX512;
+    if (!__get_cpuid_count(7, 1, &a71, &unused, &unused, &unused) || !has(a71, 5)) return NBL_ISA_AVX512;
 
     int amx = has(d7, 24) && has(d7, 25) && has(d7, 22); /* tile, int8, bf16 */
     if (!amx || (xcr0 & 0x60000) != 0x60000 || !amx_permitted()) return NBL_ISA_AVX512BF16;

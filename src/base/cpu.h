@@ -16,7 +16,8 @@ typedef enum nbl_isa {
 
 /* Function attributes for kernels of a level. */
 #define NBL_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
-#define NBL_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")))
+#define NBL_TARGET_AVX512                                                                                    \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")))
 
 const char *nbl__isa_name(nbl_isa isa);
 /* The best level that both the CPU and the operating system support. */

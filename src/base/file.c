@@ -79,8 +79,7 @@ void nbl__file_drop(const nbl__file *file, const void *begin, uint64_t size)
     advise(at - before, size + before, MADV_DONTNEED);
 }
 
-nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text,
-                          size_t *size)
+nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text, size_t *size)
 {
     int fd;
     uint64_t length;
@@ -89,15 +88,17 @@ nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, ch
     nbl_status status = NBL_OK;
     char *memory = NULL;
     if (length > limit) {
-        status = nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: %" PRIu64 " bytes, at most %" PRIu64 " are sensible here",
-                           path, length, limit);
+        status = nbl__fail(ctx, NBL_ERROR_FORMAT,
+                           "%s: %" PRIu64 " bytes, at most %" PRIu64 " are sensible here", path, length,
+                           limit);
     } else if ((memory = nbl__alloc(ctx, length + 1)) == NULL) {
         status = NBL_ERROR_MEMORY;
     }
     for (uint64_t at = 0; status == NBL_OK && at < length;) {
         ssize_t got = read(fd, memory + at, length - at);
         if (got > 0) at += (uint64_t)got;
-        else if (got == 0) status = nbl__fail(ctx, NBL_ERROR_IO, "%s: became shorter while it was read", path);
+        else if (got == 0)
+            status = nbl__fail(ctx, NBL_ERROR_IO, "%s: became shorter while it was read", path);
         else if (errno != EINTR) status = nbl__fail_errno(ctx, errno, "%s", path);
     }
     close(fd);

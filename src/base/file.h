@@ -23,8 +23,7 @@ void nbl__file_drop(const nbl__file *file, const void *begin, uint64_t size);
 
 /* Reads a whole file of at most `limit` bytes into fresh memory with a terminating zero byte. Free
  * with nbl__free(ctx, *text, *size + 1). */
-nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text,
-                          size_t *size);
+nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text, size_t *size);
 
 bool nbl__is_folder(const char *path);
 bool nbl__exists(const char *path); /* also a dangling link */

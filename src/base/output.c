@@ -43,8 +43,8 @@ static nbl_status check_target(nbl__output *output, uint64_t bytes_needed)
         return nbl__fail_errno(ctx, errno, "%s: cannot be written here", output->target);
     uint64_t room = (uint64_t)disk.f_bavail * disk.f_frsize;
     NBL_CHECK(ctx, disk.f_blocks == 0 || room >= bytes_needed, NBL_ERROR_NO_SPACE,
-              "%s: %" PRIu64 " bytes are needed, the disk has %" PRIu64 " left", output->target,
-              bytes_needed, room);
+              "%s: %" PRIu64 " bytes are needed, the disk has %" PRIu64 " left", output->target, bytes_needed,
+              room);
     return NBL_OK;
 }
 
@@ -64,7 +64,8 @@ static nbl_status make_partial(nbl__output *output)
         made = allowed(output) ? mkdir(name, 0777) : -1;
         if (made != 0 && errno != EEXIST) break;
     }
-    if (made != 0) return nbl__fail_errno(output->ctx, errno, "%s: cannot make a folder beside it", output->target);
+    if (made != 0)
+        return nbl__fail_errno(output->ctx, errno, "%s: cannot make a folder beside it", output->target);
     output->partial = name;
     output->folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (output->folder < 0) return nbl__fail_errno(output->ctx, errno, "%s", name);
@@ -99,14 +100,13 @@ failed:
 
 nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
 {
-    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)
-                          : -1;
+    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
     if (*fd < 0) return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
     return NBL_OK;
 }
 
-nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data,
-                             size_t size, uint64_t offset)
+nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data, size_t size,
+                             uint64_t offset)
 {
     const char *at = data;
     while (size > 0) {
@@ -180,7 +180,9 @@ nbl_status nbl__output_subfolder(nbl__output *output, const char *name)
 /* Makes the entries of the folders durable; the files are already. */
 static nbl_status sync_folders(nbl__output *output)
 {
-    int inner = output->subfolder ? openat(output->folder, output->subfolder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int inner = output->subfolder
+                    ? openat(output->folder, output->subfolder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+                    : -1;
     bool bad = output->subfolder && (!allowed(output) || inner < 0 || fsync(inner) != 0);
     bad = bad || !allowed(output) || fsync(output->folder) != 0;
     int error = errno;

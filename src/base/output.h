@@ -29,8 +29,8 @@ void nbl__output_abort(nbl__output *output);        /* frees; NULL is allowed */
 
 /* A file of the folder; close with nbl__output_close, which makes it durable. */
 nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd);
-nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data,
-                             size_t size, uint64_t offset); /* any thread */
+nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data, size_t size,
+                             uint64_t offset); /* any thread */
 nbl_status nbl__output_close(nbl__output *output, int fd, const char *name);
 /* A whole small file. */
 nbl_status nbl__output_put(nbl__output *output, const char *name, const void *data, size_t size);

@@ -103,8 +103,7 @@ int nbl__team_size(const nbl_context *ctx, int64_t items)
     return items < threads ? (int)nbl__max_i64(items, 1) : threads;
 }
 
-nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void *argument,
-                         const char *what)
+nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void *argument, const char *what)
 {
     if (items <= 0) return NBL_OK;
     nbl__work work = {.ctx = ctx, .items = items, .fn = fn, .argument = argument, .what = what};

@@ -22,8 +22,7 @@ typedef nbl_status (*nbl__team_fn)(void *argument, int64_t item, int worker);
 /* Workers that a range of `items` may have: at most the context's threads. */
 int nbl__team_size(const nbl_context *ctx, int64_t items);
 /* `what` names the work in progress reports; NULL: no reports. */
-nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void *argument,
-                         const char *what);
+nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void *argument, const char *what);
 
 /* ---- the threads of a context; part of it ---- */
 

@@ -8,7 +8,7 @@ static inline int nbl__utf8_length(const char *text, const char *end)
 {
     const unsigned char *s = (const unsigned char *)text;
     if (text >= end) return 0;
-    int n = s[0] < 0x80                     ? 1
+    int n = s[0] < 0x80                   ? 1
             : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
             : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
             : s[0] >= 0xf0 && s[0] < 0xf5 ? 4

@@ -26,10 +26,12 @@ int64_t nbl__span_size(int64_t unit, int64_t bytes);
 /* Can its values be decoded to a compute dtype? */
 bool nbl__is_decodable(const nbl_tensor_info *tensor);
 /* Decodes elements [begin, end) of the logical (flattened) tensor. */
-void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype, void *out);
+void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype,
+                      void *out);
 /* Brings in, and gives back, the mapped pages that a span reads. */
 void nbl__span_fetch(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
-void nbl__span_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor, int64_t begin, int64_t end);
+void nbl__span_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor, int64_t begin,
+                       int64_t end);
 /* Gives back all pages of a tensor that is done with, its scales' too. */
 void nbl__tensor_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor);
 
@@ -64,7 +66,8 @@ nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config
 /* Frees everything; an output that was not committed is removed. */
 void nbl__conversion_close(nbl__conversion *conversion);
 /* Declares a tensor that keeps its bytes, and copies it. */
-nbl_status nbl__declare_copy(nbl__conversion *conversion, int64_t group, const nbl_tensor_info *tensor, int64_t *number);
+nbl_status nbl__declare_copy(nbl__conversion *conversion, int64_t group, const nbl_tensor_info *tensor,
+                             int64_t *number);
 nbl_status nbl__write_copy(nbl__conversion *conversion, const nbl_tensor_info *tensor, int64_t number);
 
 #endif

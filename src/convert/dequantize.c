@@ -21,7 +21,8 @@ static nbl_status decode_span(void *argument, int64_t item, int worker)
     nbl__span_fetch(j->tensor, begin, end);
     nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
     nbl__span_release(j->v->checkpoint, j->tensor, begin, end);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size, (uint64_t)begin * size));
+    NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size,
+                              (uint64_t)begin * size));
     double share = (double)(end - begin) / (double)j->elements;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)j->tensor->bytes));
     return NBL_OK;
@@ -34,7 +35,8 @@ static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nb
     if (j.elements == 0) return NBL_OK;
     j.span = nbl__span_size(nbl__span_unit(t), bytes);
     size_t longest = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
-    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers, t->name));
+    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers,
+                           t->name));
     nbl__tensor_release(v->checkpoint, t);
     return NBL_OK;
 }
@@ -46,11 +48,14 @@ static nbl_status check_source(nbl__conversion *v, const char *in)
         v->report.converted += v->checkpoint->tensors[i].weight.format != NBL_FORMAT_DENSE;
     if (v->report.converted > 0) return NBL_OK;
     NBL_CHECK(v->ctx, s->quantization == NULL, NBL_ERROR_UNSUPPORTED,
-              "%s: config.json says \"%s\", but no weight is packed in a format that is known here", in, s->quantization);
-    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantise", in);
+              "%s: config.json says \"%s\", but no weight is packed in a format that is known here", in,
+              s->quantization);
+    return nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: no weight is packed, there is nothing to dequantise",
+                     in);
 }
 
-static nbl_status run(nbl__conversion *v, const char *in, const char *out, const nbl_dequantize_options *options)
+static nbl_status run(nbl__conversion *v, const char *in, const char *out,
+                      const nbl_dequantize_options *options)
 {
     nbl_checkpoint *c = v->checkpoint;
     NBL_TRY(check_source(v, in));
@@ -82,7 +87,8 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out, const
 nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const char *out,
                                      const nbl_dequantize_options *options, nbl_convert_report *report)
 {
-    NBL_CHECK(ctx, in && out && options, NBL_ERROR_ARGUMENT, "checkpoint_dequantize: in, out or options is NULL");
+    NBL_CHECK(ctx, in && out && options, NBL_ERROR_ARGUMENT,
+              "checkpoint_dequantize: in, out or options is NULL");
     NBL_CHECK(ctx, nbl__is_compute(options->dtype), NBL_ERROR_ARGUMENT,
               "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
     nbl__conversion v;

@@ -96,9 +96,16 @@ typedef struct number {
 static bool is_number(const nbl_weight *w)
 {
     switch (w->dtype) {
-    case NBL_DTYPE_F64: case NBL_DTYPE_I64: case NBL_DTYPE_I32: case NBL_DTYPE_I16: case NBL_DTYPE_I8:
-    case NBL_DTYPE_U64: case NBL_DTYPE_U32: case NBL_DTYPE_U16: case NBL_DTYPE_U8: case NBL_DTYPE_BOOL:
-        return w->format == NBL_FORMAT_DENSE;
+    case NBL_DTYPE_F64:
+    case NBL_DTYPE_I64:
+    case NBL_DTYPE_I32:
+    case NBL_DTYPE_I16:
+    case NBL_DTYPE_I8:
+    case NBL_DTYPE_U64:
+    case NBL_DTYPE_U32:
+    case NBL_DTYPE_U16:
+    case NBL_DTYPE_U8:
+    case NBL_DTYPE_BOOL: return w->format == NBL_FORMAT_DENSE;
     default: return w->format == NBL_FORMAT_DENSE && nbl__is_compute(w->dtype);
     }
 }
@@ -167,7 +174,8 @@ static nbl_status compare_bytes(void *argument, int64_t item, int worker)
     job *j = argument;
     (void)worker;
     int64_t begin = item * j->span, n = nbl__min_i64(j->span, j->elements - begin);
-    const uint8_t *x = (const uint8_t *)j->a->weight.data + begin, *y = (const uint8_t *)j->b->weight.data + begin;
+    const uint8_t *x = (const uint8_t *)j->a->weight.data + begin,
+                  *y = (const uint8_t *)j->b->weight.data + begin;
     j->sums[item] = (sums){.unequal = memcmp(x, y, (size_t)n) != 0, .unknown = true};
     nbl__checkpoint_drop(j->diff->a, x, (uint64_t)n);
     nbl__checkpoint_drop(j->diff->b, y, (uint64_t)n);
@@ -176,7 +184,8 @@ static nbl_status compare_bytes(void *argument, int64_t item, int worker)
 
 /* ---- weights ---- */
 
-static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_info *t, int64_t begin, int64_t end, float *values)
+static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_info *t, int64_t begin,
+                      int64_t end, float *values)
 {
     nbl__span_fetch(t, begin, end);
     nbl__span_decode(isa, t, begin, end, NBL_DTYPE_F32, values);
@@ -226,7 +235,8 @@ done:
     return status;
 }
 
-static nbl_status compare_values(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b, sums *total)
+static nbl_status compare_values(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b,
+                                 sums *total)
 {
     job j = {.diff = diff, .a = a, .b = b, .elements = nbl__elements(a)};
     if (j.elements == 0) return NBL_OK;
@@ -259,7 +269,8 @@ static bool same_shape(const nbl_tensor_info *a, const nbl_tensor_info *b)
 static nbl_status compare(nbl_diff *diff, const nbl_tensor_info *a, const nbl_tensor_info *b)
 {
     nbl_tensor_diff *d = &diff->tensors[diff->count++];
-    *d = (nbl_tensor_diff){.name = a->name, .same_shape = same_shape(a, b), .max_abs = NAN, .rel_norm = NAN, .cosine = NAN};
+    *d = (nbl_tensor_diff){
+        .name = a->name, .same_shape = same_shape(a, b), .max_abs = NAN, .rel_norm = NAN, .cosine = NAN};
     if (!d->same_shape) return NBL_OK;
     sums s = {0};
     NBL_TRY(compare_values(diff, a, b, &s));

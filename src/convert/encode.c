@@ -14,10 +14,10 @@ typedef struct job {
     nbl__conversion *v;
     const nbl_tensor_info *tensor;
     const nbl_quantize_options *options;
-    const nbl__encoded *to;  /* the entries */
-    int64_t elements, span;  /* span: elements per item */
-    int64_t expert;          /* mxfp4: the one at work */
-    float *scales;           /* for the whole weight */
+    const nbl__encoded *to; /* the entries */
+    int64_t elements, span; /* span: elements per item */
+    int64_t expert;         /* mxfp4: the one at work */
+    float *scales;          /* for the whole weight */
     nbl__buffers buffers;
     atomic_int_fast64_t non_finite;
 } job;
@@ -37,7 +37,8 @@ static void report_non_finite(job *j)
     int64_t count = atomic_load(&j->non_finite);
     j->v->report.non_finite += count;
     if (count > 0)
-        nbl__log(j->v->ctx, NBL_LOG_WARNING, "tensor \"%s\": %" PRId64 " values are not finite%s", j->tensor->name, count,
+        nbl__log(j->v->ctx, NBL_LOG_WARNING, "tensor \"%s\": %" PRId64 " values are not finite%s",
+                 j->tensor->name, count,
                  j->options->format == NBL_FORMAT_INT8 ? " in f16, through which int8 goes; their codes are 0"
                                                        : "; their blocks decode to what CUDA makes of them");
 }
@@ -54,8 +55,8 @@ static void span_done(job *j, int64_t begin, int64_t end)
 
 enum { STATE_LIMIT = 512 }; /* bytes of a state's JSON, at most */
 
-static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *name, const char *end, nbl_dtype dtype,
-                               int64_t elements, int64_t *number)
+static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *name, const char *end,
+                               nbl_dtype dtype, int64_t elements, int64_t *number)
 {
     const char *full = nbl__arena_printf(&v->checkpoint->arena, "%s%s", name, end);
     if (full == NULL) return NBL_ERROR_MEMORY;
@@ -64,8 +65,13 @@ static nbl_status declare_part(nbl__conversion *v, int64_t group, const char *na
 
 static nbl__bnb_json state_of(const nbl_tensor_info *t, const nbl_quantize_options *o, float offset)
 {
-    nbl__bnb_json state = {.format = o->format, .dtype = t->weight.dtype, .block = o->block, .rank = t->rank,
-                           .elements = nbl__elements(t), .nested = o->nested, .nested_block = NBL_NESTED_BLOCK,
+    nbl__bnb_json state = {.format = o->format,
+                           .dtype = t->weight.dtype,
+                           .block = o->block,
+                           .rank = t->rank,
+                           .elements = nbl__elements(t),
+                           .nested = o->nested,
+                           .nested_block = NBL_NESTED_BLOCK,
                            .nested_offset = offset};
     memcpy(state.shape, t->shape, sizeof state.shape);
     return state;
@@ -84,8 +90,8 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
         NBL_TRY(declare_part(v, group, t->name, ".nested_absmax", NBL_DTYPE_F32, groups, &e->nested_scales));
         NBL_TRY(declare_part(v, group, t->name, ".nested_quant_map", NBL_DTYPE_F32, 256, &e->nested_map));
     }
-    const char *name =
-        nbl__arena_printf(&v->checkpoint->arena, "%s.quant_state.bitsandbytes__%s", t->name, nbl_format_name(o->format));
+    const char *name = nbl__arena_printf(&v->checkpoint->arena, "%s.quant_state.bitsandbytes__%s", t->name,
+                                         nbl_format_name(o->format));
     if (name == NULL) return NBL_ERROR_MEMORY;
     if (o->nested) return nbl__writer_declare_late(v->writer, group, name, STATE_LIMIT, &e->state);
     nbl__bnb_json state = state_of(t, o, 0);
@@ -108,7 +114,8 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
     int64_t bad = nbl__fourbit_encode(nbl__isa(j->v->ctx), j->options->format, j->options->block, dtype,
                                       values_at(j, begin), n, codes, j->scales + begin / j->options->block);
     if (bad) atomic_fetch_add(&j->non_finite, bad);
-    NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)nbl__ceil_div(n, 2), (uint64_t)begin / 2));
+    NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)nbl__ceil_div(n, 2),
+                              (uint64_t)begin / 2));
     span_done(j, begin, end);
     return NBL_OK;
 }
@@ -120,7 +127,8 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     int64_t groups = nbl__ceil_div(blocks, NBL_NESTED_BLOCK);
     *offset = nbl__nested_offset(j->scales, blocks);
     NBL_CHECK(ctx, isfinite(*offset), NBL_ERROR_UNSUPPORTED,
-              "tensor \"%s\": it holds an infinity, which would spoil all its double-quantised scales", j->tensor->name);
+              "tensor \"%s\": it holds an infinity, which would spoil all its double-quantised scales",
+              j->tensor->name);
     uint8_t *codes;
     float *nested;
     NBL_TRY(NBL_ALLOC(ctx, codes, blocks));
@@ -129,7 +137,8 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     nbl__nested_encode(nbl__isa(ctx), j->scales, blocks, *offset, codes, nested);
     status = nbl__writer_write(w, j->to->scales, codes, (size_t)blocks, 0);
     if (status == NBL_OK) status = nbl__writer_write(w, j->to->nested_scales, nested, (size_t)groups * 4, 0);
-    if (status == NBL_OK) status = nbl__writer_write(w, j->to->nested_map, nbl__dynamic_map_signed, 256 * 4, 0);
+    if (status == NBL_OK)
+        status = nbl__writer_write(w, j->to->nested_map, nbl__dynamic_map_signed, 256 * 4, 0);
     nbl__free(ctx, nested, (size_t)groups * sizeof *nested);
 done:
     nbl__free(ctx, codes, (size_t)blocks);
@@ -160,11 +169,13 @@ static nbl_status write_fourbit(job *j)
     float offset = 0, map[16];
     j->span = nbl__span_size(j->options->block, (int64_t)nbl__size_of(j->tensor->weight.dtype));
     int64_t longest = nbl__min_i64(j->span, j->elements);
-    NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__ceil_div(longest, 2), encode_fourbit));
+    NBL_GO(
+        run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__ceil_div(longest, 2), encode_fourbit));
     if (j->options->nested) NBL_GO(write_nested(j, blocks, &offset));
     else NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)blocks * 4, 0));
     /* The stored FP4 table has +0 where the decoder has -0: so does upstream's. */
-    for (int i = 0; i < 16; i++) map[i] = (j->options->format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table)[i] + 0.0f;
+    for (int i = 0; i < 16; i++)
+        map[i] = (j->options->format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table)[i] + 0.0f;
     NBL_GO(nbl__writer_write(j->v->writer, j->to->map, map, sizeof map, 0));
     NBL_GO(write_state(j, offset));
 done:
@@ -188,7 +199,8 @@ static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tens
 static nbl_status encode_int8(void *argument, int64_t item, int worker)
 {
     job *j = argument;
-    int64_t columns = j->tensor->shape[1], begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
+    int64_t columns = j->tensor->shape[1], begin = item * j->span,
+            end = nbl__min_i64(begin + j->span, j->elements);
     int8_t *codes = nbl__buffer_of(&j->buffers, worker);
     nbl__file_need(values_at(j, begin), (uint64_t)(end - begin) * nbl__size_of(j->tensor->weight.dtype));
     int64_t bad = nbl__int8_encode(nbl__isa(j->v->ctx), j->tensor->weight.dtype, values_at(j, begin),
@@ -207,7 +219,8 @@ static nbl_status write_int8(job *j)
     NBL_TRY(NBL_ALLOC(ctx, j->scales, rows));
     nbl_status status = NBL_OK;
     j->span = nbl__span_size(columns, (int64_t)nbl__size_of(j->tensor->weight.dtype));
-    NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__min_i64(j->span, j->elements), encode_int8));
+    NBL_GO(run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__min_i64(j->span, j->elements),
+                    encode_int8));
     NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)rows * 4, 0));
     NBL_GO(nbl__writer_write(j->v->writer, j->to->state, &row_major, 1, 0));
 done:
@@ -222,8 +235,8 @@ enum { MX_OUTS = 32 }; /* stored rows per item */
 static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
     int64_t experts = t->shape[0], ins = t->shape[1], outs = t->shape[2];
-    NBL_CHECK(v->ctx, ins % 32 == 0, NBL_ERROR_SHAPE, "tensor \"%s\": %" PRId64 " inputs are not a multiple of 32, as mxfp4 needs",
-              t->name, ins);
+    NBL_CHECK(v->ctx, ins % 32 == 0, NBL_ERROR_SHAPE,
+              "tensor \"%s\": %" PRId64 " inputs are not a multiple of 32, as mxfp4 needs", t->name, ins);
     int64_t shape[4] = {experts, outs, ins / 32, 16};
     const char *blocks = nbl__arena_printf(&v->checkpoint->arena, "%s_blocks", t->name);
     const char *scales = nbl__arena_printf(&v->checkpoint->arena, "%s_scales", t->name);
@@ -243,7 +256,8 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
     uint8_t *codes = rows + (size_t)(MX_OUTS * ins) * size, *scales = codes + MX_OUTS * ins / 2;
     for (int64_t i = 0; i < ins; i++) { /* across */
         const uint8_t *line = values_at(j, (j->expert * ins + i) * outs + first);
-        for (int64_t o = 0; o < wide; o++) memcpy(rows + (size_t)(o * ins + i) * size, line + (size_t)o * size, size);
+        for (int64_t o = 0; o < wide; o++)
+            memcpy(rows + (size_t)(o * ins + i) * size, line + (size_t)o * size, size);
     }
     int64_t bad = nbl__mxfp4_encode(nbl__isa(j->v->ctx), dtype, rows, 1, wide * ins, codes, scales);
     if (bad) atomic_fetch_add(&j->non_finite, bad);
@@ -260,7 +274,8 @@ static nbl_status write_mxfp4(job *j)
     for (j->expert = 0; j->expert < experts; j->expert++) {
         size_t buffer = (size_t)(MX_OUTS * ins) * size + (size_t)(MX_OUTS * ins / 2 + MX_OUTS * ins / 32);
         NBL_TRY(run_team(j, nbl__ceil_div(outs, MX_OUTS), buffer, encode_mxfp4));
-        nbl__checkpoint_drop(j->v->checkpoint, values_at(j, j->expert * ins * outs), (uint64_t)(ins * outs) * size);
+        nbl__checkpoint_drop(j->v->checkpoint, values_at(j, j->expert * ins * outs),
+                             (uint64_t)(ins * outs) * size);
     }
     return NBL_OK;
 }
@@ -276,8 +291,8 @@ nbl_status nbl__encoded_declare(nbl__conversion *v, int64_t group, const nbl_ten
     return declare_fourbit(v, group, t, options, e);
 }
 
-nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *t, const nbl_quantize_options *options,
-                              const nbl__encoded *e)
+nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *t,
+                              const nbl_quantize_options *options, const nbl__encoded *e)
 {
     job j = {.v = v, .tensor = t, .options = options, .to = e, .elements = nbl__elements(t)};
     nbl_status status = e->format == NBL_FORMAT_INT8    ? write_int8(&j)

@@ -12,7 +12,7 @@ typedef struct nbl__encoded {
 
 nbl_status nbl__encoded_declare(nbl__conversion *v, int64_t group, const nbl_tensor_info *tensor,
                                 const nbl_quantize_options *options, nbl__encoded *encoded);
-nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *tensor, const nbl_quantize_options *options,
-                              const nbl__encoded *encoded);
+nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *tensor,
+                              const nbl_quantize_options *options, const nbl__encoded *encoded);
 
 #endif

@@ -34,9 +34,12 @@ void nbl__conversion_close(nbl__conversion *v)
 /* Everything travels but weights (of any framework), their indices, config.json and hidden files. */
 static bool is_companion(const char *name)
 {
-    static const char *const weights[] = {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json",
-                                          ".pt",          ".pth",                    ".h5",  ".msgpack",
-                                          ".onnx",        ".onnx_data",              ".gguf", ".ckpt"};
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json",
+                                          ".bin",         ".bin.index.json",
+                                          ".pt",          ".pth",
+                                          ".h5",          ".msgpack",
+                                          ".onnx",        ".onnx_data",
+                                          ".gguf",        ".ckpt"};
     if (name[0] == '.' || strcmp(name, "config.json") == 0) return false;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
         if (nbl__ends_with(name, weights[i])) return false;
@@ -52,10 +55,12 @@ static bool has_templates(const nbl__conversion *v)
     return nbl__is_folder(path);
 }
 
-typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *argument);
+typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size,
+                               void *argument);
 
 /* Before the work: adds up sizes, and finds out now whether a file can be read. */
-static nbl_status note_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *total)
+static nbl_status note_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
+                                 void *total)
 {
     (void)name;
     if (access(path, R_OK) != 0) return nbl__fail_errno(v->ctx, errno, "%s", path);
@@ -87,7 +92,8 @@ static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit
     return status;
 }
 
-static nbl_status copy_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size, void *unused)
+static nbl_status copy_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
+                                 void *unused)
 {
     (void)size, (void)unused;
     return nbl__output_copy(v->output, name, path);

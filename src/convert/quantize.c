@@ -51,8 +51,8 @@ static nbl_status compile_skip(nbl_context *ctx, const char *pattern, plan *p)
     if (p->skip == NULL) {
         PCRE2_UCHAR text[128];
         pcre2_get_error_message(error, text, sizeof text);
-        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "\"%s\" is not a regular expression: %s (at character %zu)", pattern,
-                         (const char *)text, (size_t)offset);
+        return nbl__fail(ctx, NBL_ERROR_ARGUMENT, "\"%s\" is not a regular expression: %s (at character %zu)",
+                         pattern, (const char *)text, (size_t)offset);
     }
     p->match = pcre2_match_data_create_from_pattern(p->skip, NULL);
     return p->match ? NBL_OK : NBL_ERROR_MEMORY;
@@ -63,9 +63,11 @@ static nbl_status is_skipped(nbl_context *ctx, const plan *p, const char *name, 
     *skipped = false;
     if (p->skip == NULL) return NBL_OK;
     int found = pcre2_match(p->skip, (PCRE2_SPTR)name, PCRE2_ZERO_TERMINATED, 0, 0, p->match, NULL);
-    if (found == PCRE2_ERROR_NOMEMORY || found == PCRE2_ERROR_HEAPLIMIT) return nbl__fail(ctx, NBL_ERROR_MEMORY, "out of memory");
+    if (found == PCRE2_ERROR_NOMEMORY || found == PCRE2_ERROR_HEAPLIMIT)
+        return nbl__fail(ctx, NBL_ERROR_MEMORY, "out of memory");
     NBL_CHECK(ctx, found >= 0 || found == PCRE2_ERROR_NOMATCH, NBL_ERROR_ARGUMENT,
-              "the regular expression: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name, found);
+              "the regular expression: matching tensor \"%s\" failed (PCRE2 error %d; too complex?)", name,
+              found);
     *skipped = found >= 0;
     return NBL_OK;
 }
@@ -77,15 +79,16 @@ static nbl_status check_source(nbl__conversion *v)
     const nbl_checkpoint *c = v->checkpoint;
     const char *format = c->summary.quantization;
     if (format == NULL) return NBL_OK;
-    nbl_status status =
-        nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED, "%s: quantised already (%s); quantising twice is refused", c->path, format);
+    nbl_status status = nbl__fail(v->ctx, NBL_ERROR_UNSUPPORTED,
+                                  "%s: quantised already (%s); quantising twice is refused", c->path, format);
     return nbl__hint(v->ctx, status, "nibble dequantize makes a plain checkpoint of it first");
 }
 
 /* MXFP4 is known to transformers for the experts of GPT-OSS alone. */
 static bool is_expert(const nbl_tensor_info *t)
 {
-    return t->rank == 3 && (nbl__ends_with(t->name, ".experts.gate_up_proj") || nbl__ends_with(t->name, ".experts.down_proj"));
+    return t->rank == 3 && (nbl__ends_with(t->name, ".experts.gate_up_proj") ||
+                            nbl__ends_with(t->name, ".experts.down_proj"));
 }
 
 static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
@@ -96,7 +99,8 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     if (options->format == NBL_FORMAT_MXFP4) {
         *quantise = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
     } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
-        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank, t->shape);
+        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank,
+                                                        t->shape);
         NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED, "%s: models of type \"%s\" %s",
                   v->checkpoint->path, config->model_type, nbl__hf_refusal(config->model_type));
         *quantise = verdict == NBL_LINEAR_YES;
@@ -133,9 +137,10 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
         else NBL_TRY(nbl__declare_copy(v, i, t, &p->encoded[i].data));
         v->report.converted += quantise;
     }
-    NBL_CHECK(v->ctx, v->report.converted > 0, NBL_ERROR_UNSUPPORTED, "%s: no weight here can be quantised to %s%s",
-              c->path, nbl_format_name(options->format),
-              options->format == NBL_FORMAT_MXFP4 ? "; transformers knows it for the experts of GPT-OSS alone" : "");
+    NBL_CHECK(v->ctx, v->report.converted > 0, NBL_ERROR_UNSUPPORTED,
+              "%s: no weight here can be quantised to %s%s", c->path, nbl_format_name(options->format),
+              options->format == NBL_FORMAT_MXFP4 ? "; transformers knows it for the experts of GPT-OSS alone"
+                                                  : "");
     return NBL_OK;
 }
 
@@ -145,15 +150,17 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
  * names in the file: it renames modules while loading, and takes a list as the whole truth. */
 static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
 {
-    static const char *const renamed[] = {"axk2", "bailing_hybrid", "deepseek_v4", "hrm_text",       "hy_v3", "hy_v4",
-                                          "kimi_linear", "laguna", "mistral_large4", "nemotron_h", "zamba", "zamba2"};
+    static const char *const renamed[] = {"axk2",           "bailing_hybrid", "deepseek_v4", "hrm_text",
+                                          "hy_v3",          "hy_v4",          "kimi_linear", "laguna",
+                                          "mistral_large4", "nemotron_h",     "zamba",       "zamba2"};
     const nbl__config *config = &v->checkpoint->config;
     if (options->skip == NULL) return NBL_OK;
     bool known = !config->is_multimodal;
     for (size_t i = 0; config->model_type && i < sizeof renamed / sizeof *renamed; i++)
         known &= strcmp(config->model_type, renamed[i]) != 0;
     NBL_CHECK(v->ctx, known, NBL_ERROR_UNSUPPORTED,
-              "%s: weights of models of type \"%s\" cannot be skipped: transformers knows their modules by other names",
+              "%s: weights of models of type \"%s\" cannot be skipped: transformers knows their modules by "
+              "other names",
               v->checkpoint->path, config->model_type ? config->model_type : "?");
     return NBL_OK;
 }
@@ -166,7 +173,8 @@ static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__na
     NBL_TRY(nbl__names_add(c, names, "lm_head"));
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const nbl_tensor_info *t = &c->tensors[i];
-        bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__ends_with(t->name, ".weight");
+        bool matrix = p->encoded[i].format == NBL_FORMAT_DENSE && t->rank == 2 &&
+                      nbl__ends_with(t->name, ".weight");
         if (!matrix || strlen(t->name) == 7 || strcmp(t->name, "lm_head.weight") == 0) continue;
         const char *module = nbl__arena_printf(&c->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
         if (module == NULL) return NBL_ERROR_MEMORY;
@@ -209,15 +217,17 @@ static nbl_status run(nbl__conversion *v, plan *p, const char *out, const nbl_qu
 static nbl_status check_options(nbl_context *ctx, const nbl_quantize_options *o)
 {
     bool fourbit = o->format == NBL_FORMAT_NF4 || o->format == NBL_FORMAT_FP4;
-    NBL_CHECK(ctx, fourbit || o->format == NBL_FORMAT_INT8 || o->format == NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
-              "format %s: weights are quantised to nf4, fp4, int8 or mxfp4", nbl_format_name(o->format));
+    NBL_CHECK(ctx, fourbit || o->format == NBL_FORMAT_INT8 || o->format == NBL_FORMAT_MXFP4,
+              NBL_ERROR_ARGUMENT, "format %s: weights are quantised to nf4, fp4, int8 or mxfp4",
+              nbl_format_name(o->format));
     NBL_CHECK(ctx, !fourbit || nbl__block_valid(o->block), NBL_ERROR_ARGUMENT,
               "block %" PRId64 ": not one of 32, 64, 128, … 4096", o->block);
     NBL_CHECK(ctx, o->format != NBL_FORMAT_MXFP4 || o->skip == NULL, NBL_ERROR_ARGUMENT,
               "mxfp4 takes all experts: transformers cannot be told to skip some");
-    NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT, "only nf4 and fp4 have scales to quantise twice");
-    NBL_CHECK(ctx, nbl__is_compute(o->compute_dtype), NBL_ERROR_ARGUMENT, "compute dtype %s: not f32, f16 or bf16",
-              nbl_dtype_name(o->compute_dtype));
+    NBL_CHECK(ctx, fourbit || !o->nested, NBL_ERROR_ARGUMENT,
+              "only nf4 and fp4 have scales to quantise twice");
+    NBL_CHECK(ctx, nbl__is_compute(o->compute_dtype), NBL_ERROR_ARGUMENT,
+              "compute dtype %s: not f32, f16 or bf16", nbl_dtype_name(o->compute_dtype));
     return NBL_OK;
 }
 

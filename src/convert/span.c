@@ -55,15 +55,19 @@ static void decode_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, i
 }
 
 /* Stored bytes of elements [begin, end). */
-static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, const uint8_t **data, uint64_t *size)
+static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, const uint8_t **data,
+                         uint64_t *size)
 {
     const nbl_weight *w = &t->weight;
-    int64_t bits = w->format == NBL_FORMAT_DENSE ? nbl__dtype_bits(w->dtype) : w->format == NBL_FORMAT_INT8 ? 8 : 4;
+    int64_t bits = w->format == NBL_FORMAT_DENSE  ? nbl__dtype_bits(w->dtype)
+                   : w->format == NBL_FORMAT_INT8 ? 8
+                                                  : 4;
     *data = (const uint8_t *)w->data + begin * bits / 8;
     *size = (uint64_t)nbl__ceil_div((end - begin) * bits, 8);
 }
 
-void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype, void *out)
+void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype,
+                      void *out)
 {
     if (begin >= end) return;
     if (t->transposed) decode_transposed(isa, &t->weight, begin, end, dtype, out);
@@ -98,7 +102,9 @@ void nbl__tensor_release(const nbl_checkpoint *c, const nbl_tensor_info *t)
     const nbl_weight *w = &t->weight;
     int64_t n = nbl__elements(t);
     if (n == 0) return;
-    int64_t scales = w->format == NBL_FORMAT_INT8 ? n / t->shape[t->rank - 1] : w->block ? nbl__ceil_div(n, w->block) : 0;
+    int64_t scales = w->format == NBL_FORMAT_INT8 ? n / t->shape[t->rank - 1]
+                     : w->block                   ? nbl__ceil_div(n, w->block)
+                                                  : 0;
     const uint8_t *data;
     uint64_t size;
     stored_range(t, 0, n, &data, &size);

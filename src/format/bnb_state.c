@@ -15,9 +15,10 @@ static nbl_status read_json(nbl_context *ctx, const char *name, const nbl__json 
     CHECK(type && (strcmp(type, "nf4") == 0 || strcmp(type, "fp4") == 0),
           "tensor \"%s\": quant_type is \"%s\", not nf4 or fp4", name, type ? type : "missing");
     nbl_format_parse(type, &state->format);
-    CHECK(dtype && nbl__dtype_from_torch_name(dtype, &state->dtype), "tensor \"%s\": the state's dtype is \"%s\"", name,
-          dtype ? dtype : "missing");
-    CHECK(nbl__json_natural(nbl__json_get(root, "blocksize"), &state->block) && nbl__block_valid(state->block),
+    CHECK(dtype && nbl__dtype_from_torch_name(dtype, &state->dtype),
+          "tensor \"%s\": the state's dtype is \"%s\"", name, dtype ? dtype : "missing");
+    CHECK(nbl__json_natural(nbl__json_get(root, "blocksize"), &state->block) &&
+              nbl__block_valid(state->block),
           "tensor \"%s\": its block size is missing or not one of 32, 64, … 4096", name);
     const nbl__json *shape = nbl__json_get(root, "shape");
     CHECK(nbl__json_shape(shape, &state->rank, state->shape, &state->elements) && state->rank > 0,
@@ -30,7 +31,8 @@ static nbl_status read_json(nbl_context *ctx, const char *name, const nbl__json 
               state->nested_block > 0 && state->nested_block <= 1 << 20,
           "tensor \"%s\": its nested block size is missing or out of range", name);
     double number;
-    CHECK(nbl__json_number(offset, &number), "tensor \"%s\": its nested offset is missing or not a number", name);
+    CHECK(nbl__json_number(offset, &number), "tensor \"%s\": its nested offset is missing or not a number",
+          name);
     state->nested_offset = (float)number;
     CHECK(isfinite(state->nested_offset), "tensor \"%s\": its nested offset is not finite", name);
     const char *nested_dtype = nbl__json_text(root, "nested_dtype");
@@ -39,7 +41,8 @@ static nbl_status read_json(nbl_context *ctx, const char *name, const nbl__json 
     return NBL_OK;
 }
 
-nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *text, size_t size, nbl__bnb_json *state)
+nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *text, size_t size,
+                               nbl__bnb_json *state)
 {
     const nbl__json *root;
     *state = (nbl__bnb_json){0};
@@ -60,7 +63,8 @@ static void print_python(nbl__text *text, double value)
     char *e = strchr(digits, 'e');
     int exponent = atoi(e + 1);
     if (exponent < -4 || exponent >= 16) {
-        nbl__text_printf(text, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+', abs(exponent));
+        nbl__text_printf(text, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+',
+                         abs(exponent));
         return;
     }
     int decimals = precision - 1 - exponent;
@@ -70,13 +74,16 @@ static void print_python(nbl__text *text, double value)
 
 void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state)
 {
-    nbl__text_printf(text, "{\"quant_type\": \"%s\", \"blocksize\": %" PRId64 ", \"dtype\": \"%s\", \"shape\": [",
+    nbl__text_printf(text,
+                     "{\"quant_type\": \"%s\", \"blocksize\": %" PRId64 ", \"dtype\": \"%s\", \"shape\": [",
                      nbl_format_name(state->format), state->block, nbl__dtype_torch_name(state->dtype));
-    for (int i = 0; i < state->rank; i++) nbl__text_printf(text, i ? ", %" PRId64 : "%" PRId64, state->shape[i]);
+    for (int i = 0; i < state->rank; i++)
+        nbl__text_printf(text, i ? ", %" PRId64 : "%" PRId64, state->shape[i]);
     nbl__text_add(text, "]", 1);
     if (state->nested) {
-        nbl__text_printf(text, ", \"nested_blocksize\": %" PRId64 ", \"nested_dtype\": \"float32\", \"nested_offset\": ",
-                         state->nested_block);
+        nbl__text_printf(
+            text, ", \"nested_blocksize\": %" PRId64 ", \"nested_dtype\": \"float32\", \"nested_offset\": ",
+            state->nested_block);
         print_python(text, (double)state->nested_offset);
     }
     nbl__text_add(text, "}", 1);
@@ -90,8 +97,9 @@ static nbl_status check_part(nbl_context *ctx, const char *name, const char *par
     CHECK(stored, "tensor \"%s\": its %s is missing", name, part);
     CHECK(stored->dtype == dtype, "tensor \"%s\": its %s is %s, %s was expected", name, part,
           nbl_dtype_name(stored->dtype), nbl_dtype_name(dtype));
-    CHECK(stored->elements == elements, "tensor \"%s\": its %s has %" PRId64 " entries, %" PRId64 " were expected", name,
-          part, stored->elements, elements);
+    CHECK(stored->elements == elements,
+          "tensor \"%s\": its %s has %" PRId64 " entries, %" PRId64 " were expected", name, part,
+          stored->elements, elements);
     return NBL_OK;
 }
 
@@ -121,20 +129,21 @@ nbl_status nbl__bnb_describe(nbl__arena *arena, const char *name, const nbl__bnb
     CHECK(p->packed, "tensor \"%s\": its packed weight is missing", name);
     uint64_t packed_bytes = (uint64_t)nbl__ceil_div(state.elements, 2);
     CHECK(p->packed->bytes == packed_bytes,
-          "tensor \"%s\": %" PRIu64 " packed bytes, its %" PRId64 " elements need %" PRIu64, name, p->packed->bytes,
-          state.elements, packed_bytes);
+          "tensor \"%s\": %" PRIu64 " packed bytes, its %" PRId64 " elements need %" PRIu64, name,
+          p->packed->bytes, state.elements, packed_bytes);
     int64_t blocks = nbl__ceil_div(state.elements, state.block);
     NBL_TRY(check_part(ctx, name, "quant_map", p->quant_map, NBL_DTYPE_F32, 16));
-    CHECK(is_builtin_table(state.format, p->quant_map), "tensor \"%s\": its quant_map is not the table of %s", name,
-          nbl_format_name(state.format));
+    CHECK(is_builtin_table(state.format, p->quant_map), "tensor \"%s\": its quant_map is not the table of %s",
+          name, nbl_format_name(state.format));
     NBL_TRY(check_part(ctx, name, "absmax", p->absmax, state.nested ? NBL_DTYPE_U8 : NBL_DTYPE_F32, blocks));
 
-    *weight = (nbl_weight){.format = state.format, .dtype = state.dtype, .rank = state.rank, .block = state.block};
+    *weight = (nbl_weight){
+        .format = state.format, .dtype = state.dtype, .rank = state.rank, .block = state.block};
     memcpy(weight->shape, state.shape, sizeof state.shape);
     weight->data = p->packed->data;
     if (!state.nested) {
-        CHECK(!p->nested_absmax && !p->nested_quant_map, "tensor \"%s\": nested scales, but its state does not say so",
-              name);
+        CHECK(!p->nested_absmax && !p->nested_quant_map,
+              "tensor \"%s\": nested scales, but its state does not say so", name);
         return nbl__stored_floats(arena, p->absmax, &weight->scales);
     }
     int64_t groups = nbl__ceil_div(blocks, state.nested_block);

@@ -27,7 +27,8 @@ typedef struct nbl__bnb_json {
 } nbl__bnb_json;
 
 /* `name` is the weight's, for messages. */
-nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *text, size_t size, nbl__bnb_json *state);
+nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *text, size_t size,
+                               nbl__bnb_json *state);
 /* The very bytes that bitsandbytes writes. */
 void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state);
 

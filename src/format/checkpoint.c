@@ -11,12 +11,14 @@ enum { INDEX_LIMIT = 128 << 20 };
 
 nbl_status nbl__checkpoint_problem(nbl_checkpoint *c, nbl_status status)
 {
-    bool of_the_file = status == NBL_ERROR_FORMAT || status == NBL_ERROR_NOT_FOUND || status == NBL_ERROR_UNSUPPORTED ||
-                       status == NBL_ERROR_SHAPE || status == NBL_ERROR_DTYPE;
+    bool of_the_file = status == NBL_ERROR_FORMAT || status == NBL_ERROR_NOT_FOUND ||
+                       status == NBL_ERROR_UNSUPPORTED || status == NBL_ERROR_SHAPE ||
+                       status == NBL_ERROR_DTYPE;
     if (status == NBL_OK || !of_the_file) return status;
     if (c->mode != NBL_OPEN_TOLERANT) { /* say which checkpoint, unless a file's name did */
         const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
-        if (message && strstr(message, c->path) == NULL) nbl__fail(c->ctx, status, "%s: %s", c->path, message);
+        if (message && strstr(message, c->path) == NULL)
+            nbl__fail(c->ctx, status, "%s: %s", c->path, message);
         return status;
     }
     const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
@@ -54,19 +56,21 @@ static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
     errno = 0;
     for (struct dirent *entry; (entry = readdir(folder)); errno = 0) {
         if (!nbl__ends_with(entry->d_name, ".safetensors")) continue;
-        if (found++ == 0 && (*name = nbl__arena_strdup(&c->arena, entry->d_name)) == NULL) status = NBL_ERROR_MEMORY;
+        if (found++ == 0 && (*name = nbl__arena_strdup(&c->arena, entry->d_name)) == NULL)
+            status = NBL_ERROR_MEMORY;
     }
     if (errno) status = nbl__fail_errno(c->ctx, errno, "%s", c->path);
     closedir(folder);
     NBL_TRY(status);
     NBL_CHECK(c->ctx, found > 0, NBL_ERROR_NOT_FOUND, "%s: no .safetensors file here", c->path);
-    NBL_CHECK(c->ctx, found == 1, NBL_ERROR_FORMAT, "%s: %d .safetensors files and no model.safetensors.index.json",
-              c->path, found);
+    NBL_CHECK(c->ctx, found == 1, NBL_ERROR_FORMAT,
+              "%s: %d .safetensors files and no model.safetensors.index.json", c->path, found);
     return NBL_OK;
 }
 
 /* As transformers chooses: model.safetensors, else the index, else (ours) the only one. */
-static nbl_status find_files(nbl_checkpoint *c, nbl__arena *json, nbl__index *index, const char ***names, int *count)
+static nbl_status find_files(nbl_checkpoint *c, nbl__arena *json, nbl__index *index, const char ***names,
+                             int *count)
 {
     static const char *single = "model.safetensors";
     const char *whole = path_of(c, single), *list = path_of(c, "model.safetensors.index.json");
@@ -105,7 +109,8 @@ static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int cou
         if (path == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__file_map(c->ctx, path, &c->files[i]));
         c->file_count++;
-        NBL_TRY(nbl__safetensors_parse(&c->arena, path, c->files[i].data, c->files[i].size, &parts[i], &counts[i]));
+        NBL_TRY(nbl__safetensors_parse(&c->arena, path, c->files[i].data, c->files[i].size, &parts[i],
+                                       &counts[i]));
         nbl__file_drop(&c->files[i], c->files[i].data, c->files[i].size);
         for (int64_t j = 0; j < counts[i]; j++) parts[i][j].file = names[i];
         total += counts[i];
@@ -141,8 +146,9 @@ static nbl_status read_config(nbl_checkpoint *c)
     if (path == NULL || adapter == NULL) return NBL_ERROR_MEMORY;
     if (nbl__exists(path)) return nbl__config_read(&c->arena, path, &c->config);
     if (c->mode == NBL_OPEN_TOLERANT && !nbl__exists(adapter))
-        return nbl__checkpoint_problem(
-            c, nbl__fail(c->ctx, NBL_ERROR_NOT_FOUND, "%s: no config.json; the architecture is unknown", c->path));
+        return nbl__checkpoint_problem(c,
+                                       nbl__fail(c->ctx, NBL_ERROR_NOT_FOUND,
+                                                 "%s: no config.json; the architecture is unknown", c->path));
     return NBL_OK;
 }
 
@@ -185,7 +191,8 @@ void nbl__checkpoint_drop_file(const nbl_checkpoint *c, const void *place)
     }
 }
 
-nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode mode, nbl_checkpoint **result)
+nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode mode,
+                               nbl_checkpoint **result)
 {
     NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "checkpoint_open: path or result is NULL");
     *result = NULL;

@@ -17,7 +17,8 @@ static const nbl__json *find(const nbl__json *root, const char *key)
     return value ? value : nbl__json_get(nbl__json_get(root, "text_config"), key);
 }
 
-nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__config *config)
+nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                             nbl__config *config)
 {
     *config = (nbl__config){0};
     const nbl__json *root;
@@ -25,7 +26,8 @@ nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *t
     config->text = text;
     config->size = size;
     config->root = root;
-    const nbl__json *architectures = nbl__json_get(root, "architectures"), *quantization = nbl__json_get(root, "quantization_config");
+    const nbl__json *architectures = nbl__json_get(root, "architectures"),
+                    *quantization = nbl__json_get(root, "quantization_config");
     if (nbl__json_is(architectures, NBL_JSON_ARRAY) && architectures->count > 0 &&
         nbl__json_is(&architectures->items[0], NBL_JSON_STRING))
         config->architecture = architectures->items[0].string;
@@ -194,26 +196,28 @@ void nbl__config_print_bitsandbytes(nbl__text *out, const nbl_quantize_options *
 {
     bool four = options->format != NBL_FORMAT_INT8;
     const char *is4 = four ? "true" : "false", *is8 = four ? "false" : "true";
-    nbl__text_printf(out,
-                     "{\n    \"_load_in_4bit\": %s,\n    \"_load_in_8bit\": %s,\n"
-                     "    \"bnb_4bit_compute_dtype\": \"%s\",\n    \"bnb_4bit_quant_storage\": \"uint8\",\n"
-                     "    \"bnb_4bit_quant_type\": \"%s\",\n    \"bnb_4bit_use_double_quant\": %s,\n"
-                     "    \"llm_int8_enable_fp32_cpu_offload\": false,\n    \"llm_int8_has_fp16_weight\": false,\n"
-                     "    \"llm_int8_skip_modules\": ",
-                     is4, is8, four ? nbl__dtype_torch_name(options->compute_dtype) : "float32",
-                     four ? nbl_format_name(options->format) : "fp4", four && options->nested ? "true" : "false");
+    nbl__text_printf(
+        out,
+        "{\n    \"_load_in_4bit\": %s,\n    \"_load_in_8bit\": %s,\n"
+        "    \"bnb_4bit_compute_dtype\": \"%s\",\n    \"bnb_4bit_quant_storage\": \"uint8\",\n"
+        "    \"bnb_4bit_quant_type\": \"%s\",\n    \"bnb_4bit_use_double_quant\": %s,\n"
+        "    \"llm_int8_enable_fp32_cpu_offload\": false,\n    \"llm_int8_has_fp16_weight\": false,\n"
+        "    \"llm_int8_skip_modules\": ",
+        is4, is8, four ? nbl__dtype_torch_name(options->compute_dtype) : "float32",
+        four ? nbl_format_name(options->format) : "fp4", four && options->nested ? "true" : "false");
     if (skipped) print_list(out, skipped, count);
     else nbl__text_printf(out, "null");
-    nbl__text_printf(out,
-                     ",\n    \"llm_int8_threshold\": 6.0,\n    \"load_in_4bit\": %s,\n    \"load_in_8bit\": %s,\n"
-                     "    \"quant_method\": \"bitsandbytes\"\n  }",
-                     is4, is8);
+    nbl__text_printf(
+        out,
+        ",\n    \"llm_int8_threshold\": 6.0,\n    \"load_in_4bit\": %s,\n    \"load_in_8bit\": %s,\n"
+        "    \"quant_method\": \"bitsandbytes\"\n  }",
+        is4, is8);
 }
 
 void nbl__config_print_mxfp4(nbl__text *out)
 {
-    static const char *const plain[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                                        "lm_head"};
+    static const char *const plain[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                        "model.embed_tokens", "lm_head"};
     nbl__text_printf(out, "{\n    \"modules_to_not_convert\": ");
     print_list(out, plain, sizeof plain / sizeof *plain);
     nbl__text_printf(out, ",\n    \"quant_method\": \"mxfp4\"\n  }");

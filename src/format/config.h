@@ -14,12 +14,13 @@ typedef struct nbl__config {
     const nbl__json *quantization; /* the object quantization_config */
     /* tie_word_embeddings and num_hidden_layers, of the text model where there are several. */
     enum { NBL_TIED_UNTOLD, NBL_TIED_NO, NBL_TIED_YES } tied;
-    int64_t layers;      /* 0: not told */
-    bool is_multimodal;  /* it has a text_config */
+    int64_t layers;     /* 0: not told */
+    bool is_multimodal; /* it has a text_config */
 } nbl__config;
 
 /* All memory comes from the arena. `text` must be terminated and live as long. */
-nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__config *config);
+nbl_status nbl__config_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                             nbl__config *config);
 nbl_status nbl__config_read(nbl__arena *arena, const char *path, nbl__config *config);
 
 /* The method of quantization_config: "bitsandbytes", "mxfp4", "gptq", …; NULL when not quantised. */

@@ -13,7 +13,8 @@ static bool plain_name(const char *name)
     return name[0] != '\0' && strchr(name, '/') == NULL && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__index *index)
+nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                            nbl__index *index)
 {
     nbl_context *ctx = arena->ctx;
     const nbl__json *root;

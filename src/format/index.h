@@ -12,6 +12,7 @@ typedef struct nbl__index {
 } nbl__index;
 
 /* All memory comes from the arena. */
-nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size, nbl__index *index);
+nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                            nbl__index *index);
 
 #endif

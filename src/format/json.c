@@ -31,8 +31,8 @@ static nbl_status wrong(parser *p, const char *what)
         column = *s == '\n' ? 1 : column + 1;
         line += *s == '\n';
     }
-    return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")", p->where,
-                     what, line, column);
+    return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")",
+                     p->where, what, line, column);
 }
 
 static void skip_space(parser *p)
@@ -63,8 +63,10 @@ static bool read_hex4(parser *p, uint32_t *code)
     for (int i = 0; i < 4; i++, p->at++) {
         if (p->at >= p->end) return false;
         char c = *p->at;
-        uint32_t digit = c >= '0' && c <= '9' ? (uint32_t)(c - '0') : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
-                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10) : 99;
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10)
+                                                : 99;
         if (digit == 99) return false;
         *code = *code << 4 | digit;
     }
@@ -77,7 +79,8 @@ static bool read_unicode(parser *p, char **out)
     uint32_t code, low;
     if (!read_hex4(p, &code) || code == 0) return false;
     if (code >= 0xd800 && code < 0xdc00) {
-        if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff) return false;
+        if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff)
+            return false;
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     } else if (code >= 0xdc00 && code < 0xe000) {
         return false;
@@ -122,7 +125,8 @@ static nbl_status read_string(parser *p, const char **string)
     while (*p->at != '"') {
         if (*p->at == '\\') {
             static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-            const char *name = p->at[1] ? strchr(names, p->at[1]) : NULL; /* the bound says there is one more byte */
+            const char *name = p->at[1] ? strchr(names, p->at[1])
+                                        : NULL; /* the bound says there is one more byte */
             p->at += 2;
             if (p->at[-1] == 'u') {
                 if (!read_unicode(p, &out)) return wrong(p, "a bad \\u escape");
@@ -133,7 +137,8 @@ static nbl_status read_string(parser *p, const char **string)
             }
         } else {
             int n = nbl__utf8_length(p->at, p->end);
-            if (n == 0 || (unsigned char)*p->at < 0x20) return wrong(p, n ? "a control character in a string" : "not UTF-8");
+            if (n == 0 || (unsigned char)*p->at < 0x20)
+                return wrong(p, n ? "a control character in a string" : "not UTF-8");
             memcpy(out, p->at, (size_t)n);
             out += n;
             p->at += n;
@@ -174,7 +179,7 @@ static nbl_status read_number(parser *p, nbl__json *value)
     }
     size_t length = (size_t)(p->at - begin);
     bool minus_zero = negative && length == 2 && begin[1] == '0'; /* a real: integers have no such thing */
-    if (whole && length <= 18 && !minus_zero) { /* cannot overflow */
+    if (whole && length <= 18 && !minus_zero) {                   /* cannot overflow */
         int64_t number = 0;
         for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = negative ? -number : number};
@@ -184,8 +189,10 @@ static nbl_status read_number(parser *p, nbl__json *value)
     if (copy == NULL) return NBL_ERROR_MEMORY;
     memcpy(copy, begin, length);
     *value = (nbl__json){.type = NBL_JSON_REAL, .real = nbl__parse_double(copy, &end)};
-    if (p->dialect == NBL_JSON_STRICT && !isfinite(value->real)) return wrong(p, "a number that is too large");
-    if (whole && !minus_zero && value->real >= -0x1p62 && value->real < 0x1p62) /* 19 digits that fit after all */
+    if (p->dialect == NBL_JSON_STRICT && !isfinite(value->real))
+        return wrong(p, "a number that is too large");
+    if (whole && !minus_zero && value->real >= -0x1p62 &&
+        value->real < 0x1p62) /* 19 digits that fit after all */
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = strtoll(copy, NULL, 10)};
     return NBL_OK;
 }
@@ -264,7 +271,8 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
     }
     for (int64_t i = 1; i < object->count; i++)
         if (strcmp(object->items[order[i - 1]].key, object->items[order[i]].key) == 0)
-            return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: the key \"%s\" is there twice", p->where,
+            return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
+                             "%s: not valid JSON: the key \"%s\" is there twice", p->where,
                              object->items[order[i]].key);
     return NBL_OK;
 }
@@ -284,7 +292,8 @@ static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
             NBL_TRY(read_item(p, object, &item));
             NBL_TRY(push(p, &item));
         } while (accept(p, ','));
-        if (!accept(p, close)) return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
+        if (!accept(p, close))
+            return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
     }
     p->depth--;
     NBL_TRY(pop(p, first, value));
@@ -312,7 +321,8 @@ static nbl_status read_value(parser *p, nbl__json *value)
 nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
                            nbl__json_dialect dialect, const nbl__json **root)
 {
-    parser p = {.arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+    parser p = {
+        .arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
     nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
     if (value == NULL) return NBL_ERROR_MEMORY;
     skip_space(&p);
@@ -321,7 +331,8 @@ nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *tex
     NBL_TRY(status);
     skip_space(&p);
     if (p.at != p.end) return wrong(&p, "something follows the end");
-    NBL_CHECK(arena->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    NBL_CHECK(arena->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object",
+              where);
     *root = value;
     return NBL_OK;
 }

@@ -22,7 +22,7 @@ typedef enum nbl__json_type {
 
 typedef struct nbl__json {
     nbl__json_type type;
-    int64_t count;  /* of items */
+    int64_t count;   /* of items */
     const char *key; /* of a member */
     union {
         int64_t integer;

@@ -13,11 +13,13 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--) length = length << 8 | data[i];
     NBL_CHECK(ctx, length <= NBL_HEADER_LIMIT, NBL_ERROR_FORMAT,
-              "%s: a header of %" PRIu64 " bytes (at most %d are allowed; not a safetensors file?)", file, length,
-              NBL_HEADER_LIMIT);
+              "%s: a header of %" PRIu64 " bytes (at most %d are allowed; not a safetensors file?)", file,
+              length, NBL_HEADER_LIMIT);
     NBL_CHECK(ctx, length <= size - 8, NBL_ERROR_FORMAT,
-              "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length, size);
-    NBL_CHECK(ctx, length >= 2 && data[8] == '{', NBL_ERROR_FORMAT, "%s: the header is not a JSON object", file);
+              "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length,
+              size);
+    NBL_CHECK(ctx, length >= 2 && data[8] == '{', NBL_ERROR_FORMAT, "%s: the header is not a JSON object",
+              file);
     *header_size = length;
     return NBL_OK;
 }
@@ -25,7 +27,8 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
 static nbl_status check_metadata(nbl_context *ctx, const char *file, const nbl__json *metadata)
 {
     if (metadata->type == NBL_JSON_NULL) return NBL_OK;
-    NBL_CHECK(ctx, metadata->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: __metadata__ is not an object", file);
+    NBL_CHECK(ctx, metadata->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: __metadata__ is not an object",
+              file);
     for (int64_t i = 0; i < metadata->count; i++)
         NBL_CHECK(ctx, nbl__json_is(&metadata->items[i], NBL_JSON_STRING), NBL_ERROR_FORMAT,
                   "%s: __metadata__ \"%s\" is not text", file, metadata->items[i].key);
@@ -44,16 +47,19 @@ static nbl_status read_entry(nbl_context *ctx, const char *file, const char *nam
     CHECK_ENTRY(nbl__dtype_from_file_name(dtype, &tensor->dtype), "unknown dtype \"%s\"", dtype);
     const nbl__json *shape = nbl__json_get(entry, "shape"), *places = nbl__json_get(entry, "data_offsets");
     CHECK_ENTRY(nbl__json_is(shape, NBL_JSON_ARRAY), "%s", "no shape");
-    CHECK_ENTRY(shape->count <= NBL_MAX_RANK, "%" PRId64 " dimensions, at most %d are supported", shape->count, NBL_MAX_RANK);
+    CHECK_ENTRY(shape->count <= NBL_MAX_RANK, "%" PRId64 " dimensions, at most %d are supported",
+                shape->count, NBL_MAX_RANK);
     CHECK_ENTRY(nbl__json_shape(shape, &tensor->rank, tensor->shape, &tensor->elements), "%s",
                 "its shape is not a list of sizes, or overflows");
     bool two = nbl__json_is(places, NBL_JSON_ARRAY) && places->count == 2 &&
-               nbl__json_natural(&places->items[0], &offsets[0]) && nbl__json_natural(&places->items[1], &offsets[1]);
+               nbl__json_natural(&places->items[0], &offsets[0]) &&
+               nbl__json_natural(&places->items[1], &offsets[1]);
     CHECK_ENTRY(two, "%s", "data_offsets is not two numbers");
     CHECK_ENTRY(offsets[0] <= offsets[1], "data begins at byte %" PRId64 " and ends at %" PRId64, offsets[0],
                 offsets[1]);
     CHECK_ENTRY((uint64_t)offsets[1] <= data_size,
-                "data ends at byte %" PRId64 ", the file's at %" PRIu64 " (truncated copy?)", offsets[1], data_size);
+                "data ends at byte %" PRId64 ", the file's at %" PRIu64 " (truncated copy?)", offsets[1],
+                data_size);
     bool whole = nbl__dtype_bytes(tensor->dtype, (uint64_t)tensor->elements, &tensor->bytes);
     CHECK_ENTRY(whole && tensor->bytes == (uint64_t)(offsets[1] - offsets[0]),
                 "%" PRId64 " elements of %s do not fill its %" PRId64 " bytes", tensor->elements,
@@ -77,17 +83,18 @@ static nbl_status check_places(nbl_context *ctx, const char *file, const nbl__st
     for (int64_t i = 0; i < count; i++) {
         NBL_CHECK(ctx, tensors[i].data >= end, NBL_ERROR_FORMAT, "%s: tensor \"%s\" overlaps \"%s\"", file,
                   tensors[i].name, i ? tensors[i - 1].name : "");
-        NBL_CHECK(ctx, tensors[i].data == end, NBL_ERROR_FORMAT, "%s: %td bytes before tensor \"%s\" belong to none",
-                  file, tensors[i].data - end, tensors[i].name);
+        NBL_CHECK(ctx, tensors[i].data == end, NBL_ERROR_FORMAT,
+                  "%s: %td bytes before tensor \"%s\" belong to none", file, tensors[i].data - end,
+                  tensors[i].name);
         end = tensors[i].data + tensors[i].bytes;
     }
-    NBL_CHECK(ctx, end == data + size, NBL_ERROR_FORMAT, "%s: %td bytes after the last tensor belong to none", file,
-              data + size - end);
+    NBL_CHECK(ctx, end == data + size, NBL_ERROR_FORMAT, "%s: %td bytes after the last tensor belong to none",
+              file, data + size - end);
     return NBL_OK;
 }
 
-static nbl_status read_entries(nbl__arena *arena, const char *file, const nbl__json *header, const uint8_t *data,
-                               uint64_t size, nbl__stored **result, int64_t *count)
+static nbl_status read_entries(nbl__arena *arena, const char *file, const nbl__json *header,
+                               const uint8_t *data, uint64_t size, nbl__stored **result, int64_t *count)
 {
     nbl_context *ctx = arena->ctx;
     nbl__stored *tensors = nbl__arena_alloc(arena, (size_t)(header->count + 1) * sizeof *tensors);
@@ -121,7 +128,8 @@ nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uin
     const nbl__json *header;
     NBL_TRY(read_header(arena->ctx, file, data, size, &length));
     nbl__arena json = nbl__arena_make(arena->ctx); /* the parsed header is larger than what is kept of it */
-    nbl_status status = nbl__json_parse(&json, file, (const char *)data + 8, length, NBL_JSON_STRICT, &header);
+    nbl_status status = nbl__json_parse(&json, file, (const char *)data + 8, length, NBL_JSON_STRICT,
+                                        &header);
     if (status == NBL_OK)
         status = read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
     nbl__arena_free(&json);

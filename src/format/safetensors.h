@@ -36,7 +36,8 @@ nbl_status nbl__stored_floats(nbl__arena *arena, const nbl__stored *stored, cons
 
 /* Appends a whole file to a text, laid out as upstream does: for small ones. */
 struct nbl__text;
-nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count, struct nbl__text *out);
+nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
+                                  struct nbl__text *out);
 
 /* ---- writing ----
  *

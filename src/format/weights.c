@@ -18,8 +18,8 @@
 
 typedef struct slot {
     const nbl__stored *stored;
-    bool part;     /* belongs to another one */
-    bool main;     /* its weight is described in `info` */
+    bool part; /* belongs to another one */
+    bool main; /* its weight is described in `info` */
     nbl_tensor_info info;
 } slot;
 
@@ -58,7 +58,8 @@ static nbl_status strip(grouping *g, const char *name, const char *end, const ch
 }
 
 /* The companion stem + end; NULL when there is none. It is taken: marked as a part. */
-static nbl_status take(grouping *g, const char *stem, const char *end, const nbl__stored **stored, uint64_t *bytes)
+static nbl_status take(grouping *g, const char *stem, const char *end, const nbl__stored **stored,
+                       uint64_t *bytes)
 {
     const char *name = nbl__arena_printf(&g->c->arena, "%s%s", stem, end);
     if (name == NULL) return NBL_ERROR_MEMORY;
@@ -74,8 +75,12 @@ static nbl_status take(grouping *g, const char *stem, const char *end, const nbl
 static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
 {
     nbl_tensor_info *info = &s->info;
-    *info = (nbl_tensor_info){.name = name, .file = s->stored->file, .rank = weight->rank, .bytes = bytes,
-                              .weight = *weight, .transposed = transposed};
+    *info = (nbl_tensor_info){.name = name,
+                              .file = s->stored->file,
+                              .rank = weight->rank,
+                              .bytes = bytes,
+                              .weight = *weight,
+                              .transposed = transposed};
     memcpy(info->shape, weight->shape, sizeof info->shape);
     if (transposed) {
         info->shape[info->rank - 1] = weight->shape[info->rank - 2];
@@ -97,7 +102,8 @@ static nbl_status group_fourbit(grouping *g, slot *state, const char *name)
     NBL_TRY(take(g, name, ".quant_map", &parts.quant_map, &bytes));
     NBL_TRY(take(g, name, ".nested_absmax", &parts.nested_absmax, &bytes));
     NBL_TRY(take(g, name, ".nested_quant_map", &parts.nested_quant_map, &bytes));
-    NBL_CHECK(g->c->ctx, base == NULL || !base->main, NBL_ERROR_FORMAT, "tensor \"%s\": two quant states", name);
+    NBL_CHECK(g->c->ctx, base == NULL || !base->main, NBL_ERROR_FORMAT, "tensor \"%s\": two quant states",
+              name);
     nbl_weight weight;
     NBL_TRY(nbl__bnb_describe(&g->c->arena, name, &parts, &weight));
     settle(base, base->stored->name, &weight, bytes, false);
@@ -120,7 +126,8 @@ static nbl_status orphan_companion(grouping *g, slot *s)
 
 static bool says_8bit(const nbl_checkpoint *c)
 {
-    return c->config.quantization && nbl__json_is(nbl__json_get(c->config.quantization, "load_in_8bit"), NBL_JSON_TRUE);
+    return c->config.quantization &&
+           nbl__json_is(nbl__json_get(c->config.quantization, "load_in_8bit"), NBL_JSON_TRUE);
 }
 
 static nbl_status group_int8(grouping *g, slot *s, const char *module)
@@ -136,12 +143,13 @@ static nbl_status group_int8(grouping *g, slot *s, const char *module)
     NBL_CHECK(ctx, s->stored->dtype == NBL_DTYPE_I8 && s->stored->rank == 2, NBL_ERROR_FORMAT,
               "tensor \"%s\": it has scales (SCB), but is %s of rank %d, not i8 of rank 2", name,
               nbl_dtype_name(s->stored->dtype), s->stored->rank);
-    NBL_CHECK(ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == s->stored->shape[0], NBL_ERROR_FORMAT,
-              "tensor \"%s\": %" PRId64 " scales of %s for %" PRId64 " rows", name, scales->elements,
-              nbl_dtype_name(scales->dtype), s->stored->shape[0]);
+    NBL_CHECK(ctx, scales->dtype == NBL_DTYPE_F32 && scales->elements == s->stored->shape[0],
+              NBL_ERROR_FORMAT, "tensor \"%s\": %" PRId64 " scales of %s for %" PRId64 " rows", name,
+              scales->elements, nbl_dtype_name(scales->dtype), s->stored->shape[0]);
     NBL_CHECK(ctx, format == NULL || (format->bytes == 1 && format->data[0] == 0), NBL_ERROR_UNSUPPORTED,
               "tensor \"%s\": a legacy 8-bit layout (weight_format is not 0, row)", name);
-    nbl_weight weight = {.format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = s->stored->data};
+    nbl_weight weight = {
+        .format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = s->stored->data};
     memcpy(weight.shape, s->stored->shape, sizeof weight.shape);
     NBL_TRY(nbl__stored_floats(&g->c->arena, scales, &weight.scales));
     settle(s, name, &weight, bytes, false);
@@ -169,9 +177,14 @@ static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
               nbl_dtype_name(scales->dtype));
     bool fits = b->rank >= 3 && b->shape[b->rank - 1] == 16 && scales->rank == b->rank - 1;
     for (int i = 0; fits && i < scales->rank; i++) fits = scales->shape[i] == b->shape[i];
-    NBL_CHECK(ctx, fits, NBL_ERROR_FORMAT, "tensor \"%s\": MXFP4 blocks and scales do not fit each other", name);
-    nbl_weight weight = {.format = NBL_FORMAT_MXFP4, .dtype = NBL_DTYPE_BF16, .rank = b->rank - 1, .block = 32,
-                         .data = b->data, .scale_codes = scales->data};
+    NBL_CHECK(ctx, fits, NBL_ERROR_FORMAT, "tensor \"%s\": MXFP4 blocks and scales do not fit each other",
+              name);
+    nbl_weight weight = {.format = NBL_FORMAT_MXFP4,
+                         .dtype = NBL_DTYPE_BF16,
+                         .rank = b->rank - 1,
+                         .block = 32,
+                         .data = b->data,
+                         .scale_codes = scales->data};
     for (int i = 0; i < weight.rank; i++) weight.shape[i] = b->shape[i];
     int64_t *last = &weight.shape[weight.rank - 1];
     NBL_CHECK(ctx, !__builtin_mul_overflow(*last, 32, last) && *last <= INT64_MAX / 64, NBL_ERROR_FORMAT,
@@ -205,9 +218,11 @@ static nbl_status find_orphans(grouping *g, slot *s)
     const char *name;
     NBL_TRY(orphan_companion(g, s));
     NBL_TRY(strip(g, s->stored->name, ".SCB", &name));
-    NBL_CHECK(ctx, name == NULL, NBL_ERROR_FORMAT, "tensor \"%s.weight\": scales (SCB) without 8-bit codes", name);
+    NBL_CHECK(ctx, name == NULL, NBL_ERROR_FORMAT, "tensor \"%s.weight\": scales (SCB) without 8-bit codes",
+              name);
     NBL_TRY(strip(g, s->stored->name, "_scales", &name));
-    NBL_CHECK(ctx, name == NULL || !says_mxfp4(g->c), NBL_ERROR_FORMAT, "tensor \"%s\": MXFP4 scales without blocks", name);
+    NBL_CHECK(ctx, name == NULL || !says_mxfp4(g->c), NBL_ERROR_FORMAT,
+              "tensor \"%s\": MXFP4 scales without blocks", name);
     return NBL_OK;
 }
 
@@ -270,13 +285,16 @@ static nbl_status summarise(nbl_checkpoint *c)
     if (total_packed && c->config.quantization && (packed[NBL_FORMAT_NF4] || packed[NBL_FORMAT_FP4]))
         s->compute_dtype = nbl__json_text(c->config.quantization, "bnb_4bit_compute_dtype");
 
-    bool ours = s->quantization && (strcmp(s->quantization, "bitsandbytes") == 0 || strcmp(s->quantization, "mxfp4") == 0);
+    bool ours = s->quantization &&
+                (strcmp(s->quantization, "bitsandbytes") == 0 || strcmp(s->quantization, "mxfp4") == 0);
     if (c->mode == NBL_OPEN_TOLERANT && ours && total_packed == 0)
         NBL_TRY(nbl__checkpoint_problem(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
-                                                     "config.json says %s, but no weight is packed", s->quantization)));
+                                                     "config.json says %s, but no weight is packed",
+                                                     s->quantization)));
     if (c->mode == NBL_OPEN_TOLERANT && total_packed && c->config.root && c->config.quantization == NULL)
         NBL_TRY(nbl__checkpoint_problem(
-            c, nbl__fail(c->ctx, NBL_ERROR_FORMAT, "weights are packed, but config.json has no quantization_config")));
+            c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
+                         "weights are packed, but config.json has no quantization_config")));
     s->skipped = c->skipped.count;
     s->problems = c->problems.count;
     return NBL_OK;
@@ -296,7 +314,8 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
     for (int64_t i = 1; i < g.count; i++)
         if (strcmp(g.by_name[i - 1]->stored->name, g.by_name[i]->stored->name) == 0) {
             const nbl__stored *s = g.by_name[i]->stored;
-            NBL_GO(nbl__fail(c->ctx, NBL_ERROR_FORMAT, "tensor \"%s\" is in two files, one of them %s", s->name, s->file));
+            NBL_GO(nbl__fail(c->ctx, NBL_ERROR_FORMAT, "tensor \"%s\" is in two files, one of them %s",
+                             s->name, s->file));
         }
     for (int64_t i = 0; i < g.count; i++) {
         NBL_GO(nbl__checkpoint_problem(c, group_one(&g, &g.slots[i])));

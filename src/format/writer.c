@@ -24,9 +24,9 @@ typedef struct entry {
 } entry;
 
 typedef struct file {
-    uint64_t header;       /* bytes of room */
-    uint64_t end;          /* of the data before the late entries, then of what was written of those */
-    int64_t begin, count;  /* its entries in `order` */
+    uint64_t header;      /* bytes of room */
+    uint64_t end;         /* of the data before the late entries, then of what was written of those */
+    int64_t begin, count; /* its entries in `order` */
 } file;
 
 struct nbl__writer {
@@ -47,11 +47,11 @@ struct nbl__writer {
 static int dtype_order(nbl_dtype dtype)
 {
     static const nbl_dtype order[] = {
-        NBL_DTYPE_U64,  NBL_DTYPE_I64,         NBL_DTYPE_F64,         NBL_DTYPE_C64,     NBL_DTYPE_F32,
-        NBL_DTYPE_U32,  NBL_DTYPE_I32,         NBL_DTYPE_BF16,        NBL_DTYPE_F16,     NBL_DTYPE_U16,
-        NBL_DTYPE_I16,  NBL_DTYPE_F8_E5M2FNUZ, NBL_DTYPE_F8_E4M3FNUZ, NBL_DTYPE_F8_E8M0, NBL_DTYPE_F8_E4M3,
-        NBL_DTYPE_F8_E5M2, NBL_DTYPE_I8,       NBL_DTYPE_U8,          NBL_DTYPE_F6_E3M2, NBL_DTYPE_F6_E2M3,
-        NBL_DTYPE_F4,   NBL_DTYPE_BOOL,
+        NBL_DTYPE_U64,     NBL_DTYPE_I64,         NBL_DTYPE_F64,         NBL_DTYPE_C64,     NBL_DTYPE_F32,
+        NBL_DTYPE_U32,     NBL_DTYPE_I32,         NBL_DTYPE_BF16,        NBL_DTYPE_F16,     NBL_DTYPE_U16,
+        NBL_DTYPE_I16,     NBL_DTYPE_F8_E5M2FNUZ, NBL_DTYPE_F8_E4M3FNUZ, NBL_DTYPE_F8_E8M0, NBL_DTYPE_F8_E4M3,
+        NBL_DTYPE_F8_E5M2, NBL_DTYPE_I8,          NBL_DTYPE_U8,          NBL_DTYPE_F6_E3M2, NBL_DTYPE_F6_E2M3,
+        NBL_DTYPE_F4,      NBL_DTYPE_BOOL,
     };
     _Static_assert(sizeof order / sizeof *order == NBL_DTYPE_COUNT, "every dtype has its place");
     int i = 0;
@@ -92,7 +92,8 @@ void nbl__writer_free(nbl__writer *w)
     nbl__free(w->ctx, w, sizeof *w);
 }
 
-nbl_status nbl__writer_declare_late(nbl__writer *w, int64_t group, const char *name, int64_t bytes, int64_t *number)
+nbl_status nbl__writer_declare_late(nbl__writer *w, int64_t group, const char *name, int64_t bytes,
+                                    int64_t *number)
 {
     NBL_TRY(nbl__writer_declare(w, group, name, NBL_DTYPE_U8, 1, &bytes, number));
     w->entries[*number].late = true;
@@ -117,8 +118,8 @@ nbl_status nbl__writer_declare(nbl__writer *w, int64_t group, const char *name, 
     uint64_t elements = 1;
     for (int i = 0; i < rank; i++) {
         e->shape[i] = shape[i];
-        NBL_CHECK(w->ctx, shape[i] >= 0 && nbl__mul_u64(elements, (uint64_t)shape[i], &elements), NBL_ERROR_SHAPE,
-                  "tensor \"%s\": its shape overflows", name);
+        NBL_CHECK(w->ctx, shape[i] >= 0 && nbl__mul_u64(elements, (uint64_t)shape[i], &elements),
+                  NBL_ERROR_SHAPE, "tensor \"%s\": its shape overflows", name);
     }
     NBL_CHECK(w->ctx, nbl__dtype_bytes(dtype, elements, &e->bytes), NBL_ERROR_SHAPE,
               "tensor \"%s\": its size overflows", name);
@@ -146,7 +147,8 @@ static void add_header(nbl__text *text, entry *const *order, int64_t n)
         nbl__text_printf(text, ":{\"dtype\":\"%s\",\"shape\":[", nbl__dtype_file_name(order[i]->dtype));
         for (int d = 0; d < order[i]->rank; d++)
             nbl__text_printf(text, d ? ",%" PRId64 : "%" PRId64, order[i]->shape[d]);
-        nbl__text_printf(text, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset, offset + order[i]->bytes);
+        nbl__text_printf(text, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset,
+                         offset + order[i]->bytes);
         offset += order[i]->bytes;
     }
     nbl__text_add(text, "}", 1);
@@ -173,7 +175,8 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
     for (int64_t i = 0, j; i < w->count; i = j) { /* group by group */
         uint64_t group = 0;
         for (j = i; j < w->count && w->entries[j].group == w->entries[i].group; j++)
-            NBL_CHECK(w->ctx, nbl__add_u64(group, w->entries[j].bytes, &group), NBL_ERROR_SHAPE, "the output overflows");
+            NBL_CHECK(w->ctx, nbl__add_u64(group, w->entries[j].bytes, &group), NBL_ERROR_SHAPE,
+                      "the output overflows");
         if (in_file > 0 && (group > shard_size || in_file > shard_size - group)) {
             number++;
             in_file = 0;
@@ -183,8 +186,8 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
         for (int64_t k = i; k < j; k++) w->entries[k].file = number;
     }
     w->files = number + 1;
-    NBL_CHECK(w->ctx, w->files <= 99999, NBL_ERROR_ARGUMENT, "a shard size of %" PRIu64 " gives %d files", shard_size,
-              w->files);
+    NBL_CHECK(w->ctx, w->files <= 99999, NBL_ERROR_ARGUMENT, "a shard size of %" PRIu64 " gives %d files",
+              shard_size, w->files);
     return NBL_OK;
 }
 
@@ -226,8 +229,8 @@ nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *byt
         nbl__text_free(&header);
         NBL_TRY(status);
         NBL_CHECK(w->ctx, it->header <= NBL_HEADER_LIMIT, NBL_ERROR_UNSUPPORTED,
-                  "a header of %" PRIu64 " bytes would be needed, readers allow %d; smaller shards help", it->header,
-                  NBL_HEADER_LIMIT);
+                  "a header of %" PRIu64 " bytes would be needed, readers allow %d; smaller shards help",
+                  it->header, NBL_HEADER_LIMIT);
         *bytes += 8 + it->header + bound;
     }
     return NBL_OK;
@@ -304,7 +307,8 @@ static nbl_status write_index(nbl__writer *w)
     nbl__text text = {.ctx = w->ctx};
     uint64_t total = 0;
     for (int f = 0; f < w->files; f++) total += w->file[f].end;
-    nbl__text_printf(&text, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {", total);
+    nbl__text_printf(
+        &text, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {", total);
     for (int64_t i = 0; i < w->count; i++) {
         char name[64];
         file_name(w, list[i]->file, name);
@@ -330,13 +334,17 @@ nbl_status nbl__writer_finish(nbl__writer *w, nbl__output *output, uint64_t *byt
     return w->files > 1 ? write_index(w) : NBL_OK;
 }
 
-nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count, nbl__text *out)
+nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
+                                  nbl__text *out)
 {
     entry *entries = nbl__arena_alloc(arena, (size_t)count * sizeof *entries);
     entry **order = nbl__arena_alloc(arena, (size_t)count * sizeof *order);
     if (entries == NULL || order == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++) {
-        entries[i] = (entry){.name = tensors[i].name, .dtype = tensors[i].dtype, .rank = tensors[i].rank, .bytes = tensors[i].bytes};
+        entries[i] = (entry){.name = tensors[i].name,
+                             .dtype = tensors[i].dtype,
+                             .rank = tensors[i].rank,
+                             .bytes = tensors[i].bytes};
         memcpy(entries[i].shape, tensors[i].shape, sizeof entries[i].shape);
         order[i] = &entries[i];
     }
@@ -347,6 +355,7 @@ nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors,
     NBL_TRY(out->status);
     uint64_t length = out->size - begin - 8;
     for (int i = 0; i < 8; i++) out->text[begin + (size_t)i] = (char)(length >> (8 * i) & 0xff);
-    for (int64_t i = 0; i < count; i++) nbl__text_add(out, (const char *)tensors[order[i] - entries].data, order[i]->bytes);
+    for (int64_t i = 0; i < count; i++)
+        nbl__text_add(out, (const char *)tensors[order[i] - entries].data, order[i]->bytes);
     return out->status;
 }

@@ -14,7 +14,8 @@ bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index)
     return nbl__uniform(words[index & 3]) >= dropout;
 }
 
-static nbl_status check_adapter(nbl_context *ctx, const char *op, const nbl__linear *a, int64_t out, int64_t in)
+static nbl_status check_adapter(nbl_context *ctx, const char *op, const nbl__linear *a, int64_t out,
+                                int64_t in)
 {
     bool has_a = nbl__given(&a->lora_a), has_b = nbl__given(&a->lora_b), has_m = nbl__given(&a->magnitude);
     NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s without %s", op, has_a ? "lora_a" : "lora_b",
@@ -27,8 +28,8 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const nbl__lin
     NBL_TRY(nbl__check_dims(ctx, op, "lora_a", &a->lora_a, 2, (int64_t[]){r, in}));
     NBL_TRY(nbl__check_dims(ctx, op, "lora_b", &a->lora_b, 2, (int64_t[]){out, r}));
     NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale is not finite", op);
-    NBL_CHECK(ctx, a->dropout >= 0 && a->dropout < 1, NBL_ERROR_ARGUMENT, "%s: dropout %g is not in [0, 1)", op,
-              (double)a->dropout);
+    NBL_CHECK(ctx, a->dropout >= 0 && a->dropout < 1, NBL_ERROR_ARGUMENT, "%s: dropout %g is not in [0, 1)",
+              op, (double)a->dropout);
     if (!has_m) return NBL_OK;
     NBL_TRY(nbl__check_float(ctx, op, "magnitude", &a->magnitude));
     return nbl__check_dims(ctx, op, "magnitude", &a->magnitude, 1, &out);
@@ -45,7 +46,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__line
               nbl_dtype_name(a->w.dtype));
     int64_t out = a->w.shape[0], in = a->w.shape[1];
     NBL_TRY(nbl__check_dtype(ctx, op, "x", &a->x, a->dtype));
-    NBL_CHECK(ctx, a->x.rank >= 1 && nbl__last(&a->x) == in, NBL_ERROR_SHAPE, "%s: x is %s, its last dimension must be %" PRId64, op,
+    NBL_CHECK(ctx, a->x.rank >= 1 && nbl__last(&a->x) == in, NBL_ERROR_SHAPE,
+              "%s: x is %s, its last dimension must be %" PRId64, op,
               nbl__show_shape(a->x.rank, a->x.shape).text, in);
     if (nbl__given(&a->bias)) {
         NBL_TRY(nbl__check_dtype(ctx, op, "b", &a->bias, a->dtype));

@@ -44,7 +44,8 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
         nbl__log(ctx, NBL_LOG_DEBUG, "%s: not %s: %s", op->name, it->name, why);
         NBL_CHECK(ctx, force == NULL, NBL_ERROR_UNSUPPORTED, "%s: %s declines: %s", op->name, force, why);
     }
-    NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name, force);
+    NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name,
+              force);
     return nbl__fail(ctx, NBL_ERROR_INTERNAL, "%s: no implementation takes these arguments", op->name);
 }
 
@@ -57,9 +58,10 @@ nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *imp
                        void *scratch, size_t scratch_bytes)
 {
     size_t needed = nbl__op_scratch(ctx, impl, arguments);
-    NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu", op->name,
-              scratch_bytes, impl->name, needed);
-    NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes", op->name);
+    NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
+              op->name, scratch_bytes, impl->name, needed);
+    NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
+              op->name);
     nbl__call call = {ctx, op->name, scratch, scratch_bytes};
     return impl->run(&call, arguments);
 }
@@ -80,7 +82,8 @@ int64_t nbl__tensor_rows(const nbl_tensor *t)
     return n;
 }
 
-nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, nbl_dtype expected)
+nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                            nbl_dtype expected)
 {
     NBL_CHECK(ctx, t->dtype == expected, NBL_ERROR_DTYPE, "%s: %s %s is %s, %s was expected", op, name,
               nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype), nbl_dtype_name(expected));
@@ -89,23 +92,23 @@ nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, 
 
 nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
 {
-    NBL_CHECK(ctx, nbl__is_compute(t->dtype), NBL_ERROR_DTYPE, "%s: %s %s is %s, not f32, f16 or bf16", op, name,
-              nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype));
+    NBL_CHECK(ctx, nbl__is_compute(t->dtype), NBL_ERROR_DTYPE, "%s: %s %s is %s, not f32, f16 or bf16", op,
+              name, nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype));
     return NBL_OK;
 }
 
 nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int rank,
-                            const int64_t *shape)
+                           const int64_t *shape)
 {
     bool same = t->rank == rank;
     for (int i = 0; same && i < rank; i++) same = t->shape[i] == shape[i];
-    NBL_CHECK(ctx, same, NBL_ERROR_SHAPE, "%s: %s is %s, %s was expected", op, name, nbl__show_shape(t->rank, t->shape).text,
-              nbl__show_shape(rank, shape).text);
+    NBL_CHECK(ctx, same, NBL_ERROR_SHAPE, "%s: %s is %s, %s was expected", op, name,
+              nbl__show_shape(t->rank, t->shape).text, nbl__show_shape(rank, shape).text);
     return NBL_OK;
 }
 
-nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int64_t rows,
-                             int64_t columns)
+nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                             int64_t rows, int64_t columns)
 {
     NBL_CHECK(ctx, t->rank >= 1 && nbl__tensor_rows(t) == rows && nbl__last(t) == columns, NBL_ERROR_SHAPE,
               "%s: %s is %s, %" PRId64 " rows of %" PRId64 " were expected", op, name,

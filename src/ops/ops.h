@@ -26,7 +26,7 @@ typedef struct nbl_tensor {
 
 typedef struct nbl__call {
     nbl_context *ctx;
-    const char *op; /* its name, for messages */
+    const char *op;   /* its name, for messages */
     uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
     size_t scratch_bytes;
 } nbl__call;
@@ -72,14 +72,15 @@ static inline int64_t nbl__last(const nbl_tensor *t)
 {
     return t->rank > 0 ? t->shape[t->rank - 1] : 1;
 }
-nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, nbl_dtype expected);
+nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                            nbl_dtype expected);
 nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t);
 /* Exactly this shape. */
 nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int rank,
-                            const int64_t *shape);
+                           const int64_t *shape);
 /* rows x columns after flattening, any rank >= 1. */
-nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int64_t rows,
-                             int64_t columns);
+nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                             int64_t rows, int64_t columns);
 /* An output like another tensor, with another last dimension and dtype. */
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype);
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second);

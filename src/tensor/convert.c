@@ -188,12 +188,12 @@ void nbl__from_f32(nbl_isa isa, const float *from, nbl_dtype to_dtype, void *to,
     from_f32_scalar(from, to_dtype, to, done, n);
 }
 
-nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype, const void *from, nbl_dtype to_dtype,
-                       void *to, int64_t n)
+nbl_status nbl_convert(nbl_context *ctx, nbl_dtype from_dtype, const void *from, nbl_dtype to_dtype, void *to,
+                       int64_t n)
 {
     NBL_CHECK(ctx, nbl__is_compute(from_dtype) && nbl__is_compute(to_dtype), NBL_ERROR_DTYPE,
-              "convert: %s to %s is not a conversion between f32, f16 and bf16",
-              nbl_dtype_name(from_dtype), nbl_dtype_name(to_dtype));
+              "convert: %s to %s is not a conversion between f32, f16 and bf16", nbl_dtype_name(from_dtype),
+              nbl_dtype_name(to_dtype));
     NBL_CHECK(ctx, n >= 0 && (n == 0 || (from && to)), NBL_ERROR_ARGUMENT,
               "convert: %" PRId64 " elements, or from or to is NULL", n);
     if (from_dtype == to_dtype) {

@@ -8,7 +8,7 @@
 #include "base/base.h"
 
 int nbl__dtype_bits(nbl_dtype dtype);
-const char *nbl__dtype_file_name(nbl_dtype dtype);                   /* "BF16" */
+const char *nbl__dtype_file_name(nbl_dtype dtype); /* "BF16" */
 bool nbl__dtype_from_file_name(const char *name, nbl_dtype *dtype);
 const char *nbl__dtype_torch_name(nbl_dtype dtype);                  /* "bfloat16"; compute dtypes */
 bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype); /* with or without "torch." */

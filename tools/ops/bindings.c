@@ -32,7 +32,8 @@ static nbl_status read_linear(run *r, nbl__linear *a)
     NBL_TRY(run_number(r, "threshold", 6, &threshold));
     NBL_TRY(run_number(r, "dropout", 0, &dropout));
     NBL_TRY(run_number(r, "seed", 0, &seed));
-    NBL_CHECK(r->ctx, seed >= 0 && seed < 0x1p53, NBL_ERROR_ARGUMENT, "%s: attribute seed is out of range", r->op);
+    NBL_CHECK(r->ctx, seed >= 0 && seed < 0x1p53, NBL_ERROR_ARGUMENT, "%s: attribute seed is out of range",
+              r->op);
     a->scale = (float)scale;
     a->threshold = (float)threshold;
     a->dropout = (float)dropout;

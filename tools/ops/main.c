@@ -75,7 +75,8 @@ int main(int argc, char **argv)
     if (exit_status < 0 && (count < 3 || count % 2 == 0 || strcmp(words[0], "run") != 0))
         exit_status = wrong_usage("run and pairs of files were expected");
     nbl_context *ctx = NULL;
-    if (exit_status < 0 && nbl_context_create(&options, &ctx) != NBL_OK) exit_status = wrong_usage("a bad number of threads");
+    if (exit_status < 0 && nbl_context_create(&options, &ctx) != NBL_OK)
+        exit_status = wrong_usage("a bad number of threads");
     if (exit_status < 0) exit_status = run_pairs(ctx, words + 1, count - 1, force, json);
     nbl_context_destroy(ctx);
     free(words);

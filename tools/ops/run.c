@@ -51,7 +51,8 @@ nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor)
     return run_optional(r, name, tensor);
 }
 
-static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes, const nbl__stored *scales, nbl_weight *w)
+static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes, const nbl__stored *scales,
+                              nbl_weight *w)
 {
     NBL_CHECK(r->ctx, codes && codes->dtype == NBL_DTYPE_I8 && codes->rank == 2, NBL_ERROR_FORMAT,
               "%s: \"%s\" has scales (SCB), but is not a matrix of i8", r->op, name);
@@ -62,33 +63,44 @@ static nbl_status int8_weight(run *r, const char *name, const nbl__stored *codes
     return nbl__stored_floats(&r->arena, scales, &w->scales);
 }
 
-static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *blocks, const nbl__stored *scales, nbl_weight *w)
+static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *blocks, const nbl__stored *scales,
+                               nbl_weight *w)
 {
-    bool fits = scales && blocks->dtype == NBL_DTYPE_U8 && scales->dtype == NBL_DTYPE_U8 && blocks->rank == 3 &&
-                scales->rank == 2 && blocks->shape[2] == 16 && scales->shape[0] == blocks->shape[0] &&
-                scales->shape[1] == blocks->shape[1];
-    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT, "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32] do not fit",
-              r->op, name, name);
-    *w = (nbl_weight){.format = NBL_FORMAT_MXFP4, .dtype = NBL_DTYPE_BF16, .rank = 2, .block = 32,
-                      .shape = {blocks->shape[0], blocks->shape[1] * 32}, .data = blocks->data, .scale_codes = scales->data};
+    bool fits = scales && blocks->dtype == NBL_DTYPE_U8 && scales->dtype == NBL_DTYPE_U8 &&
+                blocks->rank == 3 && scales->rank == 2 && blocks->shape[2] == 16 &&
+                scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
+    NBL_CHECK(r->ctx, fits, NBL_ERROR_FORMAT,
+              "%s: \"%s_blocks\" [out, in/32, 16] and \"%s_scales\" [out, in/32] do not fit", r->op, name,
+              name);
+    *w = (nbl_weight){.format = NBL_FORMAT_MXFP4,
+                      .dtype = NBL_DTYPE_BF16,
+                      .rank = 2,
+                      .block = 32,
+                      .shape = {blocks->shape[0], blocks->shape[1] * 32},
+                      .data = blocks->data,
+                      .scale_codes = scales->data};
     return NBL_OK;
 }
 
 nbl_status run_weight(run *r, const char *name, nbl_weight *w)
 {
-    nbl__bnb_parts parts = {.packed = find(r, name), .absmax = find_part(r, name, ".absmax"),
+    nbl__bnb_parts parts = {.packed = find(r, name),
+                            .absmax = find_part(r, name, ".absmax"),
                             .quant_map = find_part(r, name, ".quant_map"),
                             .nested_absmax = find_part(r, name, ".nested_absmax"),
                             .nested_quant_map = find_part(r, name, ".nested_quant_map"),
                             .state = find_part(r, name, ".quant_state.bitsandbytes__nf4")};
     if (parts.state == NULL) parts.state = find_part(r, name, ".quant_state.bitsandbytes__fp4");
     if (parts.state) return nbl__bnb_describe(&r->arena, name, &parts, w);
-    NBL_CHECK(r->ctx, parts.absmax == NULL, NBL_ERROR_FORMAT, "%s: \"%s\" has scales, but no quant_state", r->op, name);
+    NBL_CHECK(r->ctx, parts.absmax == NULL, NBL_ERROR_FORMAT, "%s: \"%s\" has scales, but no quant_state",
+              r->op, name);
     const nbl__stored *scb = find_part(r, name, ".SCB"), *blocks = find_part(r, name, "_blocks");
     if (scb) return int8_weight(r, name, parts.packed, scb, w);
     if (blocks) return mxfp4_weight(r, name, blocks, find_part(r, name, "_scales"), w);
     NBL_CHECK(r->ctx, parts.packed, NBL_ERROR_NOT_FOUND, "%s: no weight \"%s\"", r->op, name);
-    *w = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = parts.packed->dtype, .rank = parts.packed->rank,
+    *w = (nbl_weight){.format = NBL_FORMAT_DENSE,
+                      .dtype = parts.packed->dtype,
+                      .rank = parts.packed->rank,
                       .data = parts.packed->data};
     memcpy(w->shape, parts.packed->shape, sizeof w->shape);
     return NBL_OK;
@@ -107,7 +119,8 @@ nbl_status run_number(run *r, const char *name, double missing, double *value)
 {
     const nbl__json *it = attribute(r, name);
     *value = missing;
-    NBL_CHECK(r->ctx, it == NULL || nbl__json_number(it, value), NBL_ERROR_ARGUMENT, "%s: attribute %s is not a number", r->op, name);
+    NBL_CHECK(r->ctx, it == NULL || nbl__json_number(it, value), NBL_ERROR_ARGUMENT,
+              "%s: attribute %s is not a number", r->op, name);
     return NBL_OK;
 }
 
@@ -115,8 +128,8 @@ nbl_status run_flag(run *r, const char *name, bool missing, bool *value)
 {
     const nbl__json *it = attribute(r, name);
     *value = it ? it->type == NBL_JSON_TRUE : missing;
-    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_TRUE || it->type == NBL_JSON_FALSE, NBL_ERROR_ARGUMENT,
-              "%s: attribute %s is not true or false", r->op, name);
+    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_TRUE || it->type == NBL_JSON_FALSE,
+              NBL_ERROR_ARGUMENT, "%s: attribute %s is not true or false", r->op, name);
     return NBL_OK;
 }
 
@@ -124,7 +137,8 @@ nbl_status run_word(run *r, const char *name, const char *missing, const char **
 {
     const nbl__json *it = attribute(r, name);
     *value = it && it->type == NBL_JSON_STRING ? it->string : missing;
-    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_STRING, NBL_ERROR_ARGUMENT, "%s: attribute %s is not text", r->op, name);
+    NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_STRING, NBL_ERROR_ARGUMENT,
+              "%s: attribute %s is not text", r->op, name);
     return NBL_OK;
 }
 
@@ -143,9 +157,11 @@ nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
 {
     nbl__stored *o = &r->outputs[r->output_count];
     NBL_CHECK(r->ctx, r->output_count < RUN_MOST_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
-    *o = (nbl__stored){.dtype = tensor->dtype, .rank = tensor->rank, .elements = nbl__tensor_elements(tensor)};
+    *o = (nbl__stored){
+        .dtype = tensor->dtype, .rank = tensor->rank, .elements = nbl__tensor_elements(tensor)};
     memcpy(o->shape, tensor->shape, sizeof o->shape);
-    NBL_CHECK(r->ctx, nbl__dtype_bytes(o->dtype, (uint64_t)o->elements, &o->bytes), NBL_ERROR_SHAPE, "%s: %s is too large", r->op, name);
+    NBL_CHECK(r->ctx, nbl__dtype_bytes(o->dtype, (uint64_t)o->elements, &o->bytes), NBL_ERROR_SHAPE,
+              "%s: %s is too large", r->op, name);
     o->name = nbl__arena_strdup(&r->arena, name);
     uint8_t *memory = nbl__arena_alloc(&r->arena, o->bytes + 64);
     if (o->name == NULL || memory == NULL) return NBL_ERROR_MEMORY;
@@ -181,8 +197,10 @@ static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
     const char *attrs = nbl__json_text(metadata, "attrs");
     r->op = nbl__json_text(metadata, "op");
     NBL_CHECK(r->ctx, r->op, NBL_ERROR_FORMAT, "%s: no metadata \"op\"", path);
-    NBL_TRY(nbl__json_parse(&r->arena, "attrs", attrs ? attrs : "{}", attrs ? strlen(attrs) : 2, NBL_JSON_PYTHON, &r->attrs));
-    NBL_CHECK(r->ctx, r->attrs->count <= RUN_MOST_ATTRIBUTES, NBL_ERROR_FORMAT, "%s: too many attributes", r->op);
+    NBL_TRY(nbl__json_parse(&r->arena, "attrs", attrs ? attrs : "{}", attrs ? strlen(attrs) : 2,
+                            NBL_JSON_PYTHON, &r->attrs));
+    NBL_CHECK(r->ctx, r->attrs->count <= RUN_MOST_ATTRIBUTES, NBL_ERROR_FORMAT, "%s: too many attributes",
+              r->op);
     return NBL_OK;
 }
 
@@ -195,7 +213,8 @@ static nbl_status run_file(run *r, const char *in, const char *out, const nbl__f
     NBL_CHECK(r->ctx, b->op, NBL_ERROR_ARGUMENT, "no operator is called \"%s\"", r->op);
     NBL_TRY(b->bind(r));
     for (int64_t i = 0; i < r->attrs->count; i++)
-        NBL_CHECK(r->ctx, r->used[i], NBL_ERROR_ARGUMENT, "%s: unknown attribute \"%s\"", r->op, r->attrs->items[i].key);
+        NBL_CHECK(r->ctx, r->used[i], NBL_ERROR_ARGUMENT, "%s: unknown attribute \"%s\"", r->op,
+                  r->attrs->items[i].key);
     nbl__text image = {.ctx = r->ctx};
     nbl_status status = nbl__safetensors_build(&r->arena, r->outputs, r->output_count, &image);
     if (status == NBL_OK) status = nbl__file_put(r->ctx, out, image.text, image.size);
@@ -203,7 +222,8 @@ static nbl_status run_file(run *r, const char *in, const char *out, const nbl__f
     return status;
 }
 
-nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64], char impl[64])
+nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
+                    char impl[64])
 {
     run r = {.ctx = ctx, .arena = nbl__arena_make(ctx), .force = force};
     nbl__file file;

@@ -47,6 +47,7 @@ nbl_status run_output(run *r, const char *name, nbl_tensor *tensor);
 nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
 
 extern const binding run_bindings[]; /* ends with a NULL op */
-nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64], char impl[64]);
+nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
+                    char impl[64]);
 
 #endif

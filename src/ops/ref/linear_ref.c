@@ -15,7 +15,8 @@ typedef struct sizes {
 
 static sizes sizes_of(const nbl__linear *a)
 {
-    return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0], nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0};
+    return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0],
+                   nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0};
 }
 
 /* Scratch: a decoded row of W, then f64 tables. */
@@ -63,14 +64,16 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 static double value_at(const nbl_tensor *t, int64_t i)
 {
     float value;
-    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype), &value, 1);
+    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
+                &value, 1);
     return (double)value;
 }
 
 static void store(const nbl_tensor *t, int64_t i, double value)
 {
     float rounded = (float)value;
-    nbl__from_f32(NBL_ISA_SCALAR, &rounded, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype), 1);
+    nbl__from_f32(NBL_ISA_SCALAR, &rounded, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
+                  1);
 }
 
 /* Row n of W in the compute dtype, as f32. */
@@ -97,7 +100,8 @@ static void adapter_inner(const nbl__linear *a, double *xa)
     for (int64_t t = 0; t < z.tokens; t++)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
-            for (int64_t k = 0; k < z.in; k++) sum += dropped(a, t * z.in + k) * value_at(&a->lora_a, r * z.in + k);
+            for (int64_t k = 0; k < z.in; k++)
+                sum += dropped(a, t * z.in + k) * value_at(&a->lora_a, r * z.in + k);
             xa[t * z.rank + r] = sum;
         }
 }
@@ -110,7 +114,8 @@ static double dora_factor(const nbl__linear *a, int64_t n, const float *row)
     double squares = 0;
     for (int64_t k = 0; k < z.in; k++) {
         double delta = 0;
-        for (int64_t r = 0; r < z.rank; r++) delta += value_at(&a->lora_b, n * z.rank + r) * value_at(&a->lora_a, r * z.in + k);
+        for (int64_t r = 0; r < z.rank; r++)
+            delta += value_at(&a->lora_b, n * z.rank + r) * value_at(&a->lora_a, r * z.in + k);
         double sum = (double)row[k] + (double)a->scale * delta;
         squares += sum * sum;
     }
@@ -129,7 +134,8 @@ static void find_outliers(const nbl__linear *a, uint8_t *outlier)
 }
 
 /* x row t times W row n of an int8 weight. A NaN or infinity in the row must show: it goes the exact way. */
-static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const float *row, const uint8_t *outlier)
+static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
+                           const uint8_t *outlier)
 {
     sizes z = sizes_of(a);
     const int8_t *codes = (const int8_t *)a->w.data + n * z.in;
@@ -144,7 +150,8 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     return exact + sum * largest * (double)a->w.scales[n] / (127.0 * 127.0);
 }
 
-static double base_product(const nbl__linear *a, int64_t t, int64_t n, const float *row, const uint8_t *outlier)
+static double base_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
+                           const uint8_t *outlier)
 {
     if (a->w.format == NBL_FORMAT_INT8) return int8_product(a, t, n, row, outlier);
     sizes z = sizes_of(a);
@@ -173,7 +180,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     for (int64_t n = 0; n < z.out; n++) {
         weight_row(a, n, s.row);
         double factor = dora_factor(a, n, s.row), bias = nbl__given(&a->bias) ? value_at(&a->bias, n) : 0;
-        for (int64_t t = 0; t < z.tokens; t++) store(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
+        for (int64_t t = 0; t < z.tokens; t++)
+            store(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
     }
     return NBL_OK;
 }
@@ -195,7 +203,8 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
             for (int64_t k = 0; k < z.in; k++) s->dx[t * z.in + k] += dy * s->factor[n] * (double)s->row[k];
         }
         if (nbl__given(&a->dbias)) store(&a->dbias, n, bias);
-        if (nbl__given(&a->dmagnitude)) store(&a->dmagnitude, n, magnitude * s->factor[n] / value_at(&a->magnitude, n));
+        if (nbl__given(&a->dmagnitude))
+            store(&a->dmagnitude, n, magnitude * s->factor[n] / value_at(&a->magnitude, n));
     }
 }
 
@@ -211,8 +220,9 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
             s->gb[t * z.rank + r] = sum;
             for (int64_t k = 0; k < z.in; k++) {
                 double mask = a->dropout == 0 ? 1
-                              : nbl__dropout_keeps(a->seed, a->dropout, t * z.in + k) ? 1 / (1 - (double)a->dropout)
-                                                                                      : 0;
+                              : nbl__dropout_keeps(a->seed, a->dropout, t * z.in + k)
+                                  ? 1 / (1 - (double)a->dropout)
+                                  : 0;
                 s->dx[t * z.in + k] += scale * sum * value_at(&a->lora_a, r * z.in + k) * mask;
             }
         }
@@ -247,4 +257,5 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 }
 
 const nbl__impl nbl__linear_ref = {"linear_ref", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__linear_backward_ref = {"linear_backward_ref", NBL_ISA_SCALAR, NULL, backward_scratch, run_backward};
+const nbl__impl nbl__linear_backward_ref = {"linear_backward_ref", NBL_ISA_SCALAR, NULL, backward_scratch,
+                                            run_backward};
