@@ -35,6 +35,12 @@ for kind in ("nf4", "fp4"):
 put("state", "f32.json", '{"quant_type": "nf4", "blocksize": 4096, "dtype": "float32", "shape": [2, 3, 4]}')
 for name, tensors in files.items(): put("safetensors", name + ".safetensors", save(tensors, metadata={"format": "pt"}))
 
+# convert: a byte that chooses config, format, block and nesting, then the weight file
+files |= {"linear": {"m.up_proj.weight": weight.half(), "m.norm.weight": weight[0]}, "experts": {"m.experts.gate_up_proj": torch.randn(1, 32, 2).bfloat16()}}
+for name, tensors in files.items():
+    for choice in {"mxfp4": [0x02], "int8": [0x03], "experts": [0x0d]}.get(name, [0x00, 0x04, 0x08, 0x90]):
+        put("convert", f"{name}-{choice:02x}", bytes([choice]) + save(tensors, metadata={"format": "pt"}))
+
 config = LlamaConfig(hidden_size=64, architectures=["LlamaForCausalLM"]).to_dict()
 put("config", "llama.json", json.dumps(config, indent=2))
 put("config", "quantized.json", json.dumps({**config, "quantization_config": BitsAndBytesConfig(load_in_4bit=True).to_dict()}))
