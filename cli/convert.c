@@ -72,6 +72,14 @@ static nbl_dtype dtype_of(const cli_call *call, const char *option)
     return dtype;
 }
 
+/* An option of both commands. */
+#define SHARD_SIZE_OPTION                                                                                    \
+    {                                                                                                        \
+        .name = "shard-size", .argument = "SIZE", .kind = CLI_SIZE, .fallback = "5G",                        \
+        .help =                                                                                              \
+            "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB of 1024"   \
+    }
+
 /* ---- quantize ---- */
 
 static nbl_format format_of(const cli_call *call)
@@ -160,12 +168,7 @@ const cli_command cli_quantize = {
              .choices = "f32|f16|bf16",
              .fallback = "bf16",
              .help = "what users of OUT should compute in, written to its config.json"},
-            {.name = "shard-size",
-             .argument = "SIZE",
-             .kind = CLI_SIZE,
-             .fallback = "5G",
-             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB "
-                     "of 1024"},
+            SHARD_SIZE_OPTION,
             {.name = NULL},
         },
     .examples =
@@ -218,12 +221,7 @@ const cli_command cli_dequantize = {
              .choices = "f32|f16|bf16",
              .fallback = "bf16",
              .help = "dtype of the decoded weights"},
-            {.name = "shard-size",
-             .argument = "SIZE",
-             .kind = CLI_SIZE,
-             .fallback = "5G",
-             .help = "start another file before one grows beyond this: 5G and 5GB are powers of 1000, 5GiB "
-                     "of 1024"},
+            SHARD_SIZE_OPTION,
             {.name = NULL},
         },
     .examples =

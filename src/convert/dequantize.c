@@ -32,7 +32,6 @@ static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nb
 {
     job j = {.v = v, .tensor = t, .dtype = dtype, .number = number, .elements = nbl__elements(t)};
     int64_t bytes = (int64_t)nbl__size_of(dtype);
-    if (j.elements == 0) return NBL_OK;
     j.span = nbl__span_size(nbl__span_unit(t), bytes);
     size_t longest = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
     NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers,

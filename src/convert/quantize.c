@@ -99,8 +99,7 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     if (options->format == NBL_FORMAT_MXFP4) {
         *quantise = config->model_type && strcmp(config->model_type, "gpt_oss") == 0 && is_expert(t);
     } else if (!nbl__hf_is_extra_layer(config->layers, t->name)) {
-        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank,
-                                                        t->shape);
+        nbl__linear_verdict verdict = nbl__hf_is_linear(config->model_type, p->tied, t->name, t->rank);
         NBL_CHECK(v->ctx, verdict != NBL_LINEAR_REFUSE, NBL_ERROR_UNSUPPORTED, "%s: models of type \"%s\" %s",
                   v->checkpoint->path, config->model_type, nbl__hf_refusal(config->model_type));
         *quantise = verdict == NBL_LINEAR_YES;

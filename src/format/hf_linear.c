@@ -155,10 +155,8 @@ static bool fits(const char *pattern, size_t length, const char *module, const c
 
 /* ---- verdicts ---- */
 
-nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const char *name, int rank,
-                                      const int64_t *shape)
+nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const char *name, int rank)
 {
-    (void)shape; /* the survey found no case that names do not decide */
     if (model_type && is_listed(transposed, model_type)) return NBL_LINEAR_REFUSE;
     if (rank != 2) return NBL_LINEAR_NO;
     const char *end = name + strlen(name);

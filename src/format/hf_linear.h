@@ -18,9 +18,8 @@ typedef enum nbl__linear_verdict {
 
 /* Would transformers make a bitsandbytes layer of this tensor? `model_type` is that of config.json and
  * may be NULL; unknown types get the generic rule. `tied`: the output head shares the embedding's matrix
- * (tie_word_embeddings). `shape` has `rank` entries. */
-nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const char *name, int rank,
-                                      const int64_t *shape);
+ * (tie_word_embeddings). */
+nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const char *name, int rank);
 
 /* For a verdict of REFUSE: the rest of a sentence that begins "models of type …". */
 const char *nbl__hf_refusal(const char *model_type);

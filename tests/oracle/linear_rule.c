@@ -20,11 +20,10 @@ int main(void)
             puts(nbl__hf_is_extra_layer(strtoll(tied, NULL, 10), name) ? "extra" : "no");
             continue;
         }
-        int64_t shape[8] = {0};
-        int rank = 0;
-        for (char *at = sizes; at && *at && rank < 8; at += *at == 'x') shape[rank++] = strtoll(at, &at, 10);
+        int rank = sizes != NULL; /* sizes are joined by x */
+        for (char *at = sizes; at && *at; at++) rank += *at == 'x';
         const char *model_type = strcmp(type, "-") == 0 ? NULL : type;
-        puts(words[nbl__hf_is_linear(model_type, strcmp(tied, "1") == 0, name, rank, shape)]);
+        puts(words[nbl__hf_is_linear(model_type, strcmp(tied, "1") == 0, name, rank)]);
     }
     return ferror(stdin) || fflush(stdout);
 }
