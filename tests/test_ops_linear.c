@@ -72,7 +72,7 @@ static void run_op(nbl_context *ctx, const nbl__op *op, nbl__linear *args)
 static double loss(nbl_context *ctx, layer *l)
 {
     double sum = 0;
-    run_op(ctx, &nbl__op_linear, &l->args);
+    run_op(ctx, &nbl__linear_family.forward, &l->args);
     for (int i = 0; i < TOKENS * OUT; i++) sum += (double)l->dy[i] * (double)l->y[i];
     return sum;
 }
@@ -100,7 +100,7 @@ static void the_gradients_are_those_of_the_forward_pass(void **state)
     for (int dropout = 0; dropout < 2; dropout++) {
         layer *l = calloc(1, sizeof *l);
         make_layer(l, false, dropout ? 0.3f : 0);
-        run_op(ctx, &nbl__op_linear_backward, &l->args);
+        run_op(ctx, &nbl__linear_family.backward, &l->args);
         check_gradient(ctx, l, l->x, l->dx, TOKENS * IN);
         check_gradient(ctx, l, l->bias, l->dbias, OUT);
         check_gradient(ctx, l, l->a, l->da, RANK * IN);
@@ -109,7 +109,7 @@ static void the_gradients_are_those_of_the_forward_pass(void **state)
     }
     layer *l = calloc(1, sizeof *l);
     make_layer(l, true, 0);
-    run_op(ctx, &nbl__op_linear_backward, &l->args);
+    run_op(ctx, &nbl__linear_family.backward, &l->args);
     check_gradient(ctx, l, l->x, l->dx, TOKENS * IN);
     check_gradient(ctx, l, l->m, l->dm, OUT);
     free(l);
@@ -126,7 +126,7 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
         static const char *const words[] = {__VA_ARGS__};                                                    \
         make_layer(l, true, 0);                                                                              \
         change;                                                                                              \
-        assert_int_equal(nbl__op_linear_backward.infer(ctx, &l->args), status);                              \
+        assert_int_equal(nbl__linear_family.backward.infer(ctx, &l->args), status);                          \
         for (size_t i = 0; i < sizeof words / sizeof *words; i++)                                            \
             if (!strstr(nbl_error_message(ctx), words[i]))                                                   \
                 fail_msg("no %s in: %s", words[i], nbl_error_message(ctx));                                  \
@@ -144,27 +144,37 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
 #undef REFUSED
     const nbl__impl *impl;
     make_layer(l, false, 0);
-    assert_int_equal(nbl__op_choose(ctx, &nbl__op_linear, &l->args, "no_such_impl", &impl),
+    assert_int_equal(nbl__op_choose(ctx, &nbl__linear_family.forward, &l->args, "no_such_impl", &impl),
                      NBL_ERROR_ARGUMENT);
-    assert_ok(ctx, nbl__op_choose(ctx, &nbl__op_linear, &l->args, "linear_ref", &impl));
-    assert_int_equal(nbl__op_run(ctx, &nbl__op_linear, impl, &l->args, NULL, 0),
+    assert_ok(ctx, nbl__op_choose(ctx, &nbl__linear_family.forward, &l->args, "linear_ref", &impl));
+    assert_int_equal(nbl__op_run(ctx, &nbl__linear_family.forward, impl, &l->args, NULL, 0),
                      NBL_ERROR_ARGUMENT); /* no scratch */
     free(l);
     nbl_context_destroy(ctx);
+}
+
+static void check_row(const nbl__op *op)
+{
+    const nbl__impl *const *last = op->impls;
+    while (last[1]) last++;
+    assert_int_equal((*last)->needs, NBL_ISA_SCALAR);
+    assert_non_null(strstr((*last)->name, "_ref"));
 }
 
 static void every_operator_is_found_by_its_name_and_ends_in_a_reference(void **state)
 {
     (void)state;
     int count = 0;
-    for (; nbl__op_at(count); count++) {
-        const nbl__op *op = nbl__op_at(count);
-        assert_ptr_equal(nbl__op_find(op->name), op);
-        assert_int_equal(op->impls[op->impl_count - 1].needs, NBL_ISA_SCALAR);
-        assert_non_null(strstr(op->impls[op->impl_count - 1].name, "_ref"));
+    for (; nbl__family_at(count); count++) {
+        const nbl__family *family = nbl__family_at(count);
+        assert_ptr_equal(nbl__family_find(family->name), family);
+        check_row(&family->forward);
+        if (family->backward.name) check_row(&family->backward);
+        for (const nbl__slot *slot = family->slots; slot->name; slot++)
+            if (slot->of) assert_non_null(nbl__slot_find(family, slot->of));
     }
-    assert_true(count >= 2);
-    assert_null(nbl__op_find("no_such_op"));
+    assert_true(count >= 1);
+    assert_null(nbl__family_find("no_such_op"));
 }
 
 int main(void)

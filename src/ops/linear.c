@@ -2,6 +2,7 @@
 #include "ops/linear.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "base/philox.h"
 #include "ops/families.h"
@@ -14,73 +15,129 @@ bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index)
     return nbl__uniform(words[index & 3]) >= dropout;
 }
 
-static nbl_status check_adapter(nbl_context *ctx, const char *op, const nbl__linear *a, int64_t out,
-                                int64_t in)
+/* A tensor's name in a message: "gate.lora_a". */
+typedef struct name_text {
+    char text[64];
+} name_text;
+
+static name_text named(const char *part, const char *name)
+{
+    name_text full;
+    snprintf(full.text, sizeof full.text, "%s%s", part, name);
+    return full;
+}
+
+static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a,
+                                int64_t out, int64_t in)
 {
     bool has_a = nbl__given(&a->lora_a), has_b = nbl__given(&a->lora_b), has_m = nbl__given(&a->magnitude);
-    NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s without %s", op, has_a ? "lora_a" : "lora_b",
-              has_a ? "lora_b" : "lora_a");
-    NBL_CHECK(ctx, !has_m || has_a, NBL_ERROR_ARGUMENT, "%s: magnitude without lora_a and lora_b", op);
+    NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s%s without %s%s", op, part,
+              has_a ? "lora_a" : "lora_b", part, has_a ? "lora_b" : "lora_a");
+    NBL_CHECK(ctx, !has_m || has_a, NBL_ERROR_ARGUMENT, "%s: %smagnitude without lora_a and lora_b", op,
+              part);
     if (!has_a) return NBL_OK;
-    NBL_TRY(nbl__check_float(ctx, op, "lora_a", &a->lora_a));
-    NBL_TRY(nbl__check_float(ctx, op, "lora_b", &a->lora_b));
+    name_text name_a = named(part, "lora_a"), name_b = named(part, "lora_b"),
+              name_m = named(part, "magnitude");
+    NBL_TRY(nbl__check_float(ctx, op, name_a.text, &a->lora_a));
+    NBL_TRY(nbl__check_float(ctx, op, name_b.text, &a->lora_b));
     int64_t r = a->lora_a.rank == 2 ? a->lora_a.shape[0] : -1;
-    NBL_TRY(nbl__check_dims(ctx, op, "lora_a", &a->lora_a, 2, (int64_t[]){r, in}));
-    NBL_TRY(nbl__check_dims(ctx, op, "lora_b", &a->lora_b, 2, (int64_t[]){out, r}));
+    NBL_TRY(nbl__check_dims(ctx, op, name_a.text, &a->lora_a, 2, (int64_t[]){r, in}));
+    NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->lora_b, 2, (int64_t[]){out, r}));
     NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale is not finite", op);
     NBL_CHECK(ctx, a->dropout >= 0 && a->dropout < 1, NBL_ERROR_ARGUMENT, "%s: dropout %g is not in [0, 1)",
               op, (double)a->dropout);
     if (!has_m) return NBL_OK;
-    NBL_TRY(nbl__check_float(ctx, op, "magnitude", &a->magnitude));
-    return nbl__check_dims(ctx, op, "magnitude", &a->magnitude, 1, &out);
+    NBL_TRY(nbl__check_float(ctx, op, name_m.text, &a->magnitude));
+    return nbl__check_dims(ctx, op, name_m.text, &a->magnitude, 1, &out);
 }
 
-static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__linear *a)
+static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a)
 {
-    NBL_CHECK(ctx, nbl__is_compute(a->dtype), NBL_ERROR_DTYPE, "%s: dtype %s is not f32, f16 or bf16", op,
-              nbl_dtype_name(a->dtype));
-    NBL_CHECK(ctx, a->w.rank == 2, NBL_ERROR_SHAPE, "%s: w is %s, not a matrix [out, in]", op,
+    NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
+    name_text name_w = named(part, "w"), name_b = named(part, "b");
+    NBL_CHECK(ctx, a->w.rank == 2, NBL_ERROR_SHAPE, "%s: %s is %s, not a matrix [out, in]", op, name_w.text,
               nbl__show_shape(a->w.rank, a->w.shape).text);
     NBL_CHECK(ctx, a->w.format != NBL_FORMAT_DENSE || nbl__is_compute(a->w.dtype), NBL_ERROR_DTYPE,
-              "%s: w %s is %s, not f32, f16, bf16 or packed", op, nbl__show_shape(2, a->w.shape).text,
-              nbl_dtype_name(a->w.dtype));
+              "%s: %s %s is %s, not f32, f16, bf16 or packed", op, name_w.text,
+              nbl__show_shape(2, a->w.shape).text, nbl_dtype_name(a->w.dtype));
     int64_t out = a->w.shape[0], in = a->w.shape[1];
     NBL_TRY(nbl__check_dtype(ctx, op, "x", &a->x, a->dtype));
     NBL_CHECK(ctx, a->x.rank >= 1 && nbl__last(&a->x) == in, NBL_ERROR_SHAPE,
-              "%s: x is %s, its last dimension must be %" PRId64, op,
-              nbl__show_shape(a->x.rank, a->x.shape).text, in);
+              "%s: x is %s, its last dimension must be %" PRId64 ", that of %s %s", op,
+              nbl__show_shape(a->x.rank, a->x.shape).text, in, name_w.text,
+              nbl__show_shape(2, a->w.shape).text);
     if (nbl__given(&a->bias)) {
-        NBL_TRY(nbl__check_dtype(ctx, op, "b", &a->bias, a->dtype));
-        NBL_TRY(nbl__check_dims(ctx, op, "b", &a->bias, 1, &out));
+        NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
+        NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->bias, 1, &out));
     }
-    return check_adapter(ctx, op, a, out, in);
+    return check_adapter(ctx, op, part, a, out, in);
 }
 
-static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+nbl_status nbl__linear_infer(nbl_context *ctx, const char *op, const char *part, nbl__linear *a)
 {
-    nbl__linear *a = arguments;
-    NBL_TRY(check_inputs(ctx, "linear", a));
+    NBL_TRY(check_inputs(ctx, op, part, a));
     nbl__output_like(&a->y, &a->x, a->w.shape[0], a->dtype);
     return NBL_OK;
 }
 
-static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const char *part, nbl__linear *a)
 {
-    nbl__linear *a = arguments;
-    const char *op = "linear_backward";
-    NBL_TRY(check_inputs(ctx, op, a));
+    NBL_TRY(check_inputs(ctx, op, part, a));
     int64_t out = a->w.shape[0], in = a->w.shape[1];
-    NBL_TRY(nbl__check_dtype(ctx, op, "dy", &a->dy, a->dtype));
-    NBL_TRY(nbl__check_matrix(ctx, op, "dy", &a->dy, nbl__tensor_rows(&a->x), out));
+    NBL_TRY(nbl__check_dtype(ctx, op, named(part, "dy").text, &a->dy, a->dtype));
+    NBL_TRY(nbl__check_matrix(ctx, op, named(part, "dy").text, &a->dy, nbl__tensor_rows(&a->x), out));
     nbl__output_like(&a->dx, &a->x, in, a->dtype);
-    nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, out, 0);
+    nbl__output_none(&a->dbias);
+    nbl__output_none(&a->dlora_a);
+    nbl__output_none(&a->dlora_b);
+    nbl__output_none(&a->dmagnitude);
+    if (nbl__given(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, out, 0);
     if (nbl__given(&a->lora_a)) {
         nbl__output_vector(&a->dlora_a, NBL_DTYPE_F32, 2, a->lora_a.shape[0], in);
         nbl__output_vector(&a->dlora_b, NBL_DTYPE_F32, 2, out, a->lora_a.shape[0]);
-        nbl__output_vector(&a->dmagnitude, NBL_DTYPE_F32, 1, out, 0);
     }
+    if (nbl__given(&a->magnitude)) nbl__output_vector(&a->dmagnitude, NBL_DTYPE_F32, 1, out, 0);
     return NBL_OK;
 }
 
-const nbl__op nbl__op_linear = {"linear", infer_forward, &nbl__linear_ref, 1};
-const nbl__op nbl__op_linear_backward = {"linear_backward", infer_backward, &nbl__linear_backward_ref, 1};
+static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+{
+    return nbl__linear_infer(ctx, "linear", "", arguments);
+}
+
+static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+{
+    return nbl__linear_infer_backward(ctx, "linear_backward", "", arguments);
+}
+
+static const nbl__slot slots[] = {
+    NBL_SLOT(nbl__linear, x, "x", INPUT, NULL),
+    NBL_SLOT(nbl__linear, w, "w", WEIGHT, NULL),
+    NBL_SLOT(nbl__linear, bias, "b", OPTIONAL, NULL),
+    NBL_SLOT(nbl__linear, lora_a, "lora_a", OPTIONAL, NULL),
+    NBL_SLOT(nbl__linear, lora_b, "lora_b", OPTIONAL, NULL),
+    NBL_SLOT(nbl__linear, magnitude, "magnitude", OPTIONAL, NULL),
+    NBL_SLOT(nbl__linear, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__linear, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__linear, dx, "dx", GRADIENT, "x"),
+    NBL_SLOT(nbl__linear, dbias, "db", GRADIENT, "b"),
+    NBL_SLOT(nbl__linear, dlora_a, "dlora_a", GRADIENT, "lora_a"),
+    NBL_SLOT(nbl__linear, dlora_b, "dlora_b", GRADIENT, "lora_b"),
+    NBL_SLOT(nbl__linear, dmagnitude, "dmagnitude", GRADIENT, "magnitude"),
+    {0},
+};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__linear, dtype, "dtype", DTYPE, 0),         NBL_ATTR(nbl__linear, scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6), {0},
+};
+static const nbl__impl *const forward_impls[] = {&nbl__linear_ref, NULL};
+static const nbl__impl *const backward_impls[] = {&nbl__linear_backward_ref, NULL};
+const nbl__family nbl__linear_family = {
+    "linear",
+    sizeof(nbl__linear),
+    slots,
+    attrs,
+    {"linear", infer_forward, forward_impls},
+    {"linear_backward", infer_backward, backward_impls},
+};

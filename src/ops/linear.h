@@ -24,9 +24,15 @@ typedef struct nbl__linear {
     nbl_tensor y;                               /* forward: the output */
     nbl_tensor dy;                              /* backward: the input, */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude; /* and the outputs, for what is given */
+    bool accumulate; /* backward adds to the gradients of parameters instead of writing them */
 } nbl__linear;
 
 extern const nbl__impl nbl__linear_ref, nbl__linear_backward_ref;
+
+/* The checks of forward and backward, for every operator that has linear layers inside: `part` names
+ * the layer ("" or "gate.") in messages. They set the dtypes and shapes of the outputs. */
+nbl_status nbl__linear_infer(nbl_context *ctx, const char *op, const char *part, nbl__linear *a);
+nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const char *part, nbl__linear *a);
 
 /* Does dropout keep element `index` of x? */
 bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index);

@@ -3,22 +3,44 @@
 
 #include "ops/families.h"
 
-static const nbl__op *const table[] = {
-#define OP(name) &nbl__op_##name,
-    NBL_OPS(OP)
-#undef OP
+static const nbl__family *const table[] = {
+#define FAMILY(name) &nbl__##name##_family,
+    NBL_FAMILIES(FAMILY)
+#undef FAMILY
 };
 
-const nbl__op *nbl__op_at(int index)
+const nbl__family *nbl__family_at(int index)
 {
     return index >= 0 && index < (int)(sizeof table / sizeof *table) ? table[index] : NULL;
 }
 
-const nbl__op *nbl__op_find(const char *name)
+const nbl__family *nbl__family_find(const char *name)
 {
-    for (int i = 0; nbl__op_at(i); i++)
-        if (strcmp(nbl__op_at(i)->name, name) == 0) return nbl__op_at(i);
+    for (int i = 0; nbl__family_at(i); i++)
+        if (strcmp(nbl__family_at(i)->name, name) == 0) return nbl__family_at(i);
     return NULL;
+}
+
+const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++)
+        if (strcmp(slot->name, name) == 0) return slot;
+    return NULL;
+}
+
+void nbl__attrs_reset(const nbl__family *family, void *arguments)
+{
+    for (const nbl__attr *attr = family->attrs; attr->name; attr++) {
+        void *field = (char *)arguments + attr->offset;
+        switch (attr->type) {
+        case NBL_ATTR_DTYPE: break;
+        case NBL_ATTR_FLOAT: *(float *)field = (float)attr->missing; break;
+        case NBL_ATTR_INT: *(int64_t *)field = (int64_t)attr->missing; break;
+        case NBL_ATTR_SEED: *(uint64_t *)field = (uint64_t)attr->missing; break;
+        case NBL_ATTR_FLAG: *(bool *)field = attr->missing != 0; break;
+        case NBL_ATTR_WORD: *(int *)field = (int)attr->missing; break;
+        }
+    }
 }
 
 /* ---- dispatch ---- */
@@ -29,12 +51,21 @@ static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *
     return impl->can ? impl->can(arguments) : NULL;
 }
 
+/* "rmsnorm_avx2" is meant by its name and, for the operator rmsnorm, by "avx2". */
+static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force)
+{
+    size_t n = strlen(op->name);
+    if (strcmp(force, impl->name) == 0) return true;
+    return strncmp(impl->name, op->name, n) == 0 && impl->name[n] == '_' &&
+           strcmp(impl->name + n + 1, force) == 0;
+}
+
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl)
 {
-    for (int i = 0; i < op->impl_count; i++) {
-        const nbl__impl *it = &op->impls[i];
-        if (force && strcmp(force, it->name) != 0) continue;
+    for (const nbl__impl *const *at = op->impls; *at; at++) {
+        const nbl__impl *it = *at;
+        if (force && !is_meant(op, it, force)) continue;
         const char *why = decline(ctx, it, arguments);
         if (why == NULL) {
             nbl__log(ctx, NBL_LOG_DEBUG, "%s: %s", op->name, it->name);
@@ -94,6 +125,13 @@ nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, 
 {
     NBL_CHECK(ctx, nbl__is_compute(t->dtype), NBL_ERROR_DTYPE, "%s: %s %s is %s, not f32, f16 or bf16", op,
               name, nbl__show_shape(t->rank, t->shape).text, nbl_dtype_name(t->dtype));
+    return NBL_OK;
+}
+
+nbl_status nbl__check_compute(nbl_context *ctx, const char *op, nbl_dtype dtype)
+{
+    NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE, "%s: dtype %s is not f32, f16 or bf16", op,
+              nbl__any_dtype_name(dtype));
     return NBL_OK;
 }
 

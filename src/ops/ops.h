@@ -1,16 +1,23 @@
 /* ops.h - operators: one table row each, checked once, dispatched by what the machine can do.
  *
- * An operator is a struct of arguments (in its family's header) and a row:
+ * A family is a struct of arguments (in its own header) and a description of it:
  *
- *     infer   checks dtypes and shapes and fills in those of the outputs. It reads no data, so that a
- *             graph can plan without any, and a backend's pointers need not be readable here.
- *     impls   implementations, best first, ending in the scalar reference (ops/ref).
+ *     slots     its tensors: name, place in the struct, role. The tool that runs files, the tests, the
+ *               documentation's tables and the graph all read them, so an operator is declared once.
+ *     attrs     its other fields, with type and default.
+ *     forward, backward   two operators over the same struct:
+ *         infer   checks dtypes and shapes and fills in those of the outputs. It reads no data, so that a
+ *                 graph can plan without any, and a backend's pointers need not be readable here.
+ *         impls   implementations, best first, ending in the scalar reference (ops/ref).
  *
- * nbl__op_run infers, takes the first implementation that the machine has and that can do these
- * arguments, checks the scratch it was given, and runs it. Nothing here allocates. The dtype of a
- * result follows from the arguments alone, never from earlier calls. */
+ * A caller infers, gives the outputs memory, chooses an implementation (the first that the machine has
+ * and that can do these arguments), hands it scratch, and runs it. A gradient that gets no memory (data
+ * NULL) is not wanted and not computed. Nothing here allocates. The dtype of a result follows from the
+ * arguments alone, never from earlier calls. */
 #ifndef NBL_OPS_H
 #define NBL_OPS_H
+
+#include <stddef.h>
 
 #include "quant/weight.h"
 #include "tensor/dtype.h"
@@ -40,24 +47,98 @@ typedef struct nbl__impl {
 } nbl__impl;
 
 typedef struct nbl__op {
-    const char *name;
+    const char *name; /* "rmsnorm", "rmsnorm_backward" */
     nbl_status (*infer)(nbl_context *ctx, void *arguments);
-    const nbl__impl *impls;
-    int impl_count;
+    const nbl__impl *const *impls; /* best first, NULL at the end */
 } nbl__op;
 
-/* All operators, in the order of the table in ops.c. NULL past the end. */
-const nbl__op *nbl__op_at(int index);
-const nbl__op *nbl__op_find(const char *name);
+typedef enum nbl__role {
+    NBL_ROLE_INPUT,     /* must be given */
+    NBL_ROLE_OPTIONAL,  /* an input that may be absent: data NULL */
+    NBL_ROLE_WEIGHT,    /* an nbl_weight instead of an nbl_tensor; must be given */
+    NBL_ROLE_OUTPUT,    /* of forward; infer leaves rank 0 when these arguments do not produce it */
+    NBL_ROLE_SAVED,     /* made by forward for backward; no result of its own */
+    NBL_ROLE_COTANGENT, /* the gradient of output `of`, an input of backward; optional */
+    NBL_ROLE_GRADIENT   /* of input `of`, an output of backward; rank 0 after infer: not produced */
+} nbl__role;
 
-/* The implementation that nbl__op_run would take; `force` names one that must be taken (NULL: any).
- * `arguments` must have passed infer. Declines are logged at debug level. */
+typedef struct nbl__slot {
+    const char *name;
+    nbl__role role;
+    const char *of;
+    size_t offset; /* of the nbl_tensor or nbl_weight in the struct of arguments */
+} nbl__slot;
+#define NBL_SLOT(type, field, name, role, of)                                                                \
+    {                                                                                                        \
+        name, NBL_ROLE_##role, of, offsetof(type, field)                                                     \
+    }
+
+typedef enum nbl__attr_type {
+    NBL_ATTR_DTYPE, /* nbl_dtype, a compute dtype; no default */
+    NBL_ATTR_FLOAT, /* float */
+    NBL_ATTR_INT,   /* int64_t */
+    NBL_ATTR_SEED,  /* uint64_t */
+    NBL_ATTR_FLAG,  /* bool */
+    NBL_ATTR_WORD   /* int: the place of the word in `words` */
+} nbl__attr_type;
+
+typedef struct nbl__attr {
+    const char *name;
+    nbl__attr_type type;
+    size_t offset;
+    double missing;           /* the default */
+    const char *const *words; /* NBL_ATTR_WORD: NULL at the end */
+} nbl__attr;
+#define NBL_ATTR(struct_type, field, name, type, missing)                                                    \
+    {                                                                                                        \
+        name, NBL_ATTR_##type, offsetof(struct_type, field), missing, NULL                                   \
+    }
+#define NBL_ATTR_OF_WORDS(struct_type, field, name, words)                                                   \
+    {                                                                                                        \
+        name, NBL_ATTR_WORD, offsetof(struct_type, field), 0, words                                          \
+    }
+
+typedef struct nbl__family {
+    const char *name;
+    size_t size;            /* of the struct of arguments; all zero is its empty state */
+    const nbl__slot *slots; /* NULL name at the end */
+    const nbl__attr *attrs; /* NULL name at the end */
+    nbl__op forward;
+    nbl__op backward; /* name NULL: there is none */
+} nbl__family;
+
+/* All families, in the order of families.h. NULL past the end. */
+const nbl__family *nbl__family_at(int index);
+const nbl__family *nbl__family_find(const char *name);
+const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name);
+static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *arguments)
+{
+    return (nbl_tensor *)(void *)((char *)arguments + slot->offset);
+}
+/* Sets every attribute that has a default to it. */
+void nbl__attrs_reset(const nbl__family *family, void *arguments);
+
+/* The implementation to take; `force` names one that must be taken (NULL: any). `arguments` must have
+ * passed infer. Declines are logged at debug level. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
 /* Runs an implementation that was chosen; outputs have their data by now. */
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes);
+
+/* Scratch is cut front to back: each piece aligned to 64 bytes. With base NULL it only measures. */
+typedef struct nbl__cut {
+    uint8_t *base;
+    size_t used;
+} nbl__cut;
+static inline void *nbl__cut_bytes(nbl__cut *cut, size_t bytes)
+{
+    void *piece = (void *)((uintptr_t)cut->base + cut->used);
+    cut->used += (bytes + 63) / 64 * 64;
+    return piece;
+}
+#define NBL_CUT(cut, pointer, count) ((pointer) = nbl__cut_bytes((cut), (size_t)(count) * sizeof *(pointer)))
 
 /* ---- checks that infer functions share; each failure names operator, tensor, dtypes and shapes ---- */
 
@@ -75,6 +156,8 @@ static inline int64_t nbl__last(const nbl_tensor *t)
 nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                             nbl_dtype expected);
 nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t);
+/* The attribute dtype of a call. */
+nbl_status nbl__check_compute(nbl_context *ctx, const char *op, nbl_dtype dtype);
 /* Exactly this shape. */
 nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int rank,
                            const int64_t *shape);
@@ -84,5 +167,10 @@ nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name,
 /* An output like another tensor, with another last dimension and dtype. */
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype);
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second);
+/* These arguments do not produce it. */
+static inline void nbl__output_none(nbl_tensor *out)
+{
+    out->rank = 0;
+}
 
 #endif

@@ -1,16 +1,16 @@
-/* bindings.c - how files become calls: one function per operator, as docs/OPERATORS.md tells users. */
+/* bindings.c - how files become calls. Most operators are read off their family's slots and attributes;
+ * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
 #include "ops/families.h"
-#include "ops/linear.h"
 #include "run.h"
 
-/* ---- dequantize, quantize ---- */
+/* ---- operators without a family ---- */
 
 static nbl_status bind_dequantize(run *r)
 {
     nbl_weight w;
     nbl_dtype dtype;
     bool transpose;
-    NBL_TRY(run_dtype(r, &dtype));
+    NBL_TRY(run_dtype(r, "dtype", &dtype));
     NBL_TRY(run_flag(r, "transpose", false, &transpose));
     NBL_TRY(run_weight(r, "w", &w));
     nbl_tensor y = {.dtype = dtype, .rank = w.rank};
@@ -22,50 +22,97 @@ static nbl_status bind_dequantize(run *r)
     return nbl_dequantize(r->ctx, &w, 0, rows, dtype, transpose, y.data);
 }
 
-/* ---- linear ---- */
+/* ---- families ---- */
 
-static nbl_status read_linear(run *r, nbl__linear *a)
+static nbl_status read_attrs(run *r, const nbl__family *family, void *arguments)
 {
-    double scale, threshold, dropout, seed;
-    NBL_TRY(run_dtype(r, &a->dtype));
-    NBL_TRY(run_number(r, "scale", 1, &scale));
-    NBL_TRY(run_number(r, "threshold", 6, &threshold));
-    NBL_TRY(run_number(r, "dropout", 0, &dropout));
-    NBL_TRY(run_number(r, "seed", 0, &seed));
-    NBL_CHECK(r->ctx, seed >= 0 && seed < 0x1p53, NBL_ERROR_ARGUMENT, "%s: attribute seed is out of range",
-              r->op);
-    a->scale = (float)scale;
-    a->threshold = (float)threshold;
-    a->dropout = (float)dropout;
-    a->seed = (uint64_t)seed;
-    NBL_TRY(run_tensor(r, "x", &a->x));
-    NBL_TRY(run_weight(r, "w", &a->w));
-    NBL_TRY(run_optional(r, "b", &a->bias));
-    NBL_TRY(run_optional(r, "lora_a", &a->lora_a));
-    NBL_TRY(run_optional(r, "lora_b", &a->lora_b));
-    NBL_TRY(run_optional(r, "magnitude", &a->magnitude));
-    return run_optional(r, "dy", &a->dy);
+    for (const nbl__attr *attr = family->attrs; attr->name; attr++) {
+        void *field = (char *)arguments + attr->offset;
+        double number;
+        switch (attr->type) {
+        case NBL_ATTR_DTYPE: NBL_TRY(run_dtype(r, attr->name, field)); break;
+        case NBL_ATTR_FLAG: NBL_TRY(run_flag(r, attr->name, attr->missing != 0, field)); break;
+        case NBL_ATTR_WORD: NBL_TRY(run_choice(r, attr->name, attr->words, (int)attr->missing, field)); break;
+        case NBL_ATTR_FLOAT:
+            NBL_TRY(run_number(r, attr->name, attr->missing, &number));
+            *(float *)field = (float)number;
+            break;
+        case NBL_ATTR_INT:
+            NBL_TRY(run_integer(r, attr->name, attr->missing, -0x1p53, &number));
+            *(int64_t *)field = (int64_t)number;
+            break;
+        case NBL_ATTR_SEED:
+            NBL_TRY(run_integer(r, attr->name, attr->missing, 0, &number));
+            *(uint64_t *)field = (uint64_t)number;
+            break;
+        }
+    }
+    return NBL_OK;
 }
 
-static nbl_status bind_linear(run *r)
+static nbl_status read_slots(run *r, const nbl__family *family, void *arguments, bool *backward)
 {
-    nbl__linear a = {0};
-    NBL_TRY(read_linear(r, &a));
-    NBL_TRY(nbl__op_linear.infer(r->ctx, &a));
-    if (nbl__given(&a.dy)) NBL_TRY(nbl__op_linear_backward.infer(r->ctx, &a));
-    NBL_TRY(run_output(r, "y", &a.y));
-    NBL_TRY(run_op(r, &nbl__op_linear, &a));
-    if (!nbl__given(&a.dy)) return NBL_OK;
-    NBL_TRY(run_output(r, "dx", &a.dx));
-    if (nbl__given(&a.bias)) NBL_TRY(run_output(r, "db", &a.dbias));
-    if (nbl__given(&a.lora_a)) NBL_TRY(run_output(r, "dlora_a", &a.dlora_a));
-    if (nbl__given(&a.lora_b)) NBL_TRY(run_output(r, "dlora_b", &a.dlora_b));
-    if (nbl__given(&a.magnitude)) NBL_TRY(run_output(r, "dmagnitude", &a.dmagnitude));
-    return run_op(r, &nbl__op_linear_backward, &a);
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        void *field = (char *)arguments + slot->offset;
+        switch (slot->role) {
+        case NBL_ROLE_INPUT: NBL_TRY(run_tensor(r, slot->name, field)); break;
+        case NBL_ROLE_OPTIONAL: NBL_TRY(run_optional(r, slot->name, field)); break;
+        case NBL_ROLE_WEIGHT: NBL_TRY(run_weight(r, slot->name, field)); break;
+        case NBL_ROLE_COTANGENT:
+            NBL_TRY(run_optional(r, slot->name, field));
+            *backward |= nbl__given(field);
+            break;
+        default: break;
+        }
+    }
+    return NBL_OK;
 }
 
-const binding run_bindings[] = {
+/* Memory for all slots of a role that infer has given a shape. */
+static nbl_status give_memory(run *r, const nbl__family *family, void *arguments, nbl__role role)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
+        if (slot->role != role || tensor->rank == 0) continue;
+        NBL_TRY(role == NBL_ROLE_SAVED ? run_memory(r, slot->name, tensor)
+                                       : run_output(r, slot->name, tensor));
+    }
+    return NBL_OK;
+}
+
+nbl_status run_family(run *r, const nbl__family *family, void *arguments)
+{
+    bool backward = false;
+    NBL_TRY(read_attrs(r, family, arguments));
+    NBL_TRY(read_slots(r, family, arguments, &backward));
+    NBL_CHECK(r->ctx, !backward || family->backward.name, NBL_ERROR_ARGUMENT, "%s has no backward", r->op);
+    NBL_TRY(family->forward.infer(r->ctx, arguments));
+    if (backward) NBL_TRY(family->backward.infer(r->ctx, arguments));
+    NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_OUTPUT));
+    NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_SAVED));
+    NBL_TRY(run_op(r, &family->forward, arguments));
+    if (!backward) return NBL_OK;
+    NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_GRADIENT));
+    return run_op(r, &family->backward, arguments);
+}
+
+/* ---- */
+
+static const struct {
+    const char *op;
+    nbl_status (*bind)(run *r);
+} special[] = {
     {"dequantize", bind_dequantize},
-    {"linear", bind_linear},
-    {NULL, NULL},
 };
+
+nbl_status run_bound(run *r)
+{
+    for (size_t i = 0; i < sizeof special / sizeof *special; i++)
+        if (strcmp(special[i].op, r->op) == 0) return special[i].bind(r);
+    const nbl__family *family = nbl__family_find(r->op);
+    NBL_CHECK(r->ctx, family, NBL_ERROR_ARGUMENT, "no operator is called \"%s\"", r->op);
+    void *arguments = nbl__arena_alloc(&r->arena, family->size);
+    if (arguments == NULL) return NBL_ERROR_MEMORY;
+    memset(arguments, 0, family->size);
+    return run_family(r, family, arguments);
+}

@@ -27,13 +27,19 @@ static int wrong_usage(const char *what)
     return 2;
 }
 
+static void list_op(const nbl__op *op)
+{
+    if (op->name == NULL) return;
+    printf("%s:", op->name);
+    for (const nbl__impl *const *impl = op->impls; *impl; impl++) printf(" %s", (*impl)->name);
+    printf("\n");
+}
+
 static int list(void)
 {
-    for (int i = 0; nbl__op_at(i); i++) {
-        const nbl__op *op = nbl__op_at(i);
-        printf("%s:", op->name);
-        for (int k = 0; k < op->impl_count; k++) printf(" %s", op->impls[k].name);
-        printf("\n");
+    for (int i = 0; nbl__family_at(i); i++) {
+        list_op(&nbl__family_at(i)->forward);
+        list_op(&nbl__family_at(i)->backward);
     }
     return fflush(stdout) == 0 ? 0 : 1;
 }

@@ -7,8 +7,11 @@
 
 static const nbl__stored *find(const run *r, const char *name)
 {
-    for (int64_t i = 0; i < r->stored_count; i++)
-        if (strcmp(r->stored[i].name, name) == 0) return &r->stored[i];
+    for (int64_t i = 0; i < r->stored_count; i++) {
+        if (strcmp(r->stored[i].name, name) != 0) continue;
+        r->read[i] = true;
+        return &r->stored[i];
+    }
     return NULL;
 }
 
@@ -108,7 +111,7 @@ nbl_status run_weight(run *r, const char *name, nbl_weight *w)
 
 /* ---- attributes ---- */
 
-static const nbl__json *attribute(run *r, const char *name)
+const nbl__json *run_attribute(run *r, const char *name)
 {
     const nbl__json *value = nbl__json_get(r->attrs, name);
     if (value) r->used[value - r->attrs->items] = true;
@@ -117,7 +120,7 @@ static const nbl__json *attribute(run *r, const char *name)
 
 nbl_status run_number(run *r, const char *name, double missing, double *value)
 {
-    const nbl__json *it = attribute(r, name);
+    const nbl__json *it = run_attribute(r, name);
     *value = missing;
     NBL_CHECK(r->ctx, it == NULL || nbl__json_number(it, value), NBL_ERROR_ARGUMENT,
               "%s: attribute %s is not a number", r->op, name);
@@ -126,7 +129,7 @@ nbl_status run_number(run *r, const char *name, double missing, double *value)
 
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value)
 {
-    const nbl__json *it = attribute(r, name);
+    const nbl__json *it = run_attribute(r, name);
     *value = it ? it->type == NBL_JSON_TRUE : missing;
     NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_TRUE || it->type == NBL_JSON_FALSE,
               NBL_ERROR_ARGUMENT, "%s: attribute %s is not true or false", r->op, name);
@@ -135,40 +138,69 @@ nbl_status run_flag(run *r, const char *name, bool missing, bool *value)
 
 nbl_status run_word(run *r, const char *name, const char *missing, const char **value)
 {
-    const nbl__json *it = attribute(r, name);
+    const nbl__json *it = run_attribute(r, name);
     *value = it && it->type == NBL_JSON_STRING ? it->string : missing;
     NBL_CHECK(r->ctx, it == NULL || it->type == NBL_JSON_STRING, NBL_ERROR_ARGUMENT,
               "%s: attribute %s is not text", r->op, name);
     return NBL_OK;
 }
 
-nbl_status run_dtype(run *r, nbl_dtype *dtype)
+nbl_status run_integer(run *r, const char *name, double missing, double least, double *value)
+{
+    NBL_TRY(run_number(r, name, missing, value));
+    NBL_CHECK(r->ctx, *value >= least && *value < 0x1p53 && *value == (double)(int64_t)*value,
+              NBL_ERROR_ARGUMENT, "%s: attribute %s is not a whole number in range", r->op, name);
+    return NBL_OK;
+}
+
+nbl_status run_choice(run *r, const char *name, const char *const *words, int missing, int *value)
 {
     const char *word;
-    NBL_TRY(run_word(r, "dtype", NULL, &word));
+    NBL_TRY(run_word(r, name, words[missing], &word));
+    for (*value = 0; words[*value]; (*value)++)
+        if (strcmp(words[*value], word) == 0) return NBL_OK;
+    return nbl__fail(r->ctx, NBL_ERROR_ARGUMENT, "%s: attribute %s is \"%s\", not one of \"%s\" and the like",
+                     r->op, name, word, words[0]);
+}
+
+nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype)
+{
+    const char *word;
+    NBL_TRY(run_word(r, name, NULL, &word));
     NBL_CHECK(r->ctx, word && nbl_dtype_parse(word, dtype) && nbl__is_compute(*dtype), NBL_ERROR_DTYPE,
-              "%s: attribute dtype is \"%s\", not f32, f16 or bf16", r->op, word ? word : "missing");
+              "%s: attribute %s is \"%s\", not f32, f16 or bf16", r->op, name, word ? word : "missing");
     return NBL_OK;
 }
 
 /* ---- running ---- */
 
+nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor)
+{
+    uint64_t bytes;
+    NBL_CHECK(r->ctx,
+              nbl__dtype_bytes(tensor->dtype, (uint64_t)nbl__tensor_elements(tensor), &bytes) &&
+                  bytes <= PTRDIFF_MAX - 64,
+              NBL_ERROR_SHAPE, "%s: %s is too large", r->op, name);
+    uint8_t *memory = nbl__arena_alloc(&r->arena, bytes + 64);
+    if (memory == NULL) return NBL_ERROR_MEMORY;
+    tensor->data = (uint8_t *)(((uintptr_t)memory + 63) / 64 * 64);
+    memset(tensor->data, 0xff, bytes);
+    return NBL_OK;
+}
+
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
 {
-    nbl__stored *o = &r->outputs[r->output_count];
     NBL_CHECK(r->ctx, r->output_count < RUN_MOST_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
-    *o = (nbl__stored){
-        .dtype = tensor->dtype, .rank = tensor->rank, .elements = nbl__tensor_elements(tensor)};
+    NBL_TRY(run_memory(r, name, tensor));
+    nbl__stored *o = &r->outputs[r->output_count];
+    *o = (nbl__stored){.name = nbl__arena_strdup(&r->arena, name),
+                       .dtype = tensor->dtype,
+                       .rank = tensor->rank,
+                       .elements = nbl__tensor_elements(tensor),
+                       .data = tensor->data};
+    if (o->name == NULL) return NBL_ERROR_MEMORY;
     memcpy(o->shape, tensor->shape, sizeof o->shape);
-    NBL_CHECK(r->ctx, nbl__dtype_bytes(o->dtype, (uint64_t)o->elements, &o->bytes), NBL_ERROR_SHAPE,
-              "%s: %s is too large", r->op, name);
-    o->name = nbl__arena_strdup(&r->arena, name);
-    uint8_t *memory = nbl__arena_alloc(&r->arena, o->bytes + 64);
-    if (o->name == NULL || memory == NULL) return NBL_ERROR_MEMORY;
-    memory = (uint8_t *)(((uintptr_t)memory + 63) / 64 * 64);
-    memset(memory, 0xff, o->bytes);
-    tensor->data = memory;
-    o->data = memory;
+    nbl__dtype_bytes(o->dtype, (uint64_t)o->elements, &o->bytes);
     r->output_count++;
     return NBL_OK;
 }
@@ -208,13 +240,16 @@ static nbl_status run_file(run *r, const char *in, const char *out, const nbl__f
 {
     NBL_TRY(nbl__safetensors_parse(&r->arena, in, file->data, file->size, &r->stored, &r->stored_count));
     NBL_TRY(read_metadata(r, in, file));
-    const binding *b = run_bindings;
-    while (b->op && strcmp(b->op, r->op) != 0) b++;
-    NBL_CHECK(r->ctx, b->op, NBL_ERROR_ARGUMENT, "no operator is called \"%s\"", r->op);
-    NBL_TRY(b->bind(r));
+    r->read = nbl__arena_alloc(&r->arena, (size_t)r->stored_count + 1);
+    if (r->read == NULL) return NBL_ERROR_MEMORY;
+    memset(r->read, 0, (size_t)r->stored_count + 1);
+    NBL_TRY(run_bound(r));
     for (int64_t i = 0; i < r->attrs->count; i++)
         NBL_CHECK(r->ctx, r->used[i], NBL_ERROR_ARGUMENT, "%s: unknown attribute \"%s\"", r->op,
                   r->attrs->items[i].key);
+    for (int64_t i = 0; i < r->stored_count; i++)
+        NBL_CHECK(r->ctx, r->read[i], NBL_ERROR_ARGUMENT, "%s: unknown tensor \"%s\"", r->op,
+                  r->stored[i].name);
     nbl__text image = {.ctx = r->ctx};
     nbl_status status = nbl__safetensors_build(&r->arena, r->outputs, r->output_count, &image);
     if (status == NBL_OK) status = nbl__file_put(r->ctx, out, image.text, image.size);

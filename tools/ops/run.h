@@ -22,14 +22,10 @@ typedef struct run {
     int64_t stored_count;
     const nbl__json *attrs;
     bool used[RUN_MOST_ATTRIBUTES];
+    bool *read; /* [stored_count]: some binding asked for it */
     nbl__stored outputs[RUN_MOST_OUTPUTS];
     int output_count;
 } run;
-
-typedef struct binding {
-    const char *op;
-    nbl_status (*bind)(run *r);
-} binding;
 
 bool run_has(const run *r, const char *name);
 nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor);   /* must be there */
@@ -39,14 +35,25 @@ nbl_status run_weight(run *r, const char *name, nbl_weight *weight);
 nbl_status run_number(run *r, const char *name, double missing, double *value);
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
 nbl_status run_word(run *r, const char *name, const char *missing, const char **value);
-nbl_status run_dtype(run *r, nbl_dtype *dtype); /* attribute "dtype", required */
+nbl_status run_integer(run *r, const char *name, double missing, double least, double *value);
+nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype); /* required */
+/* One of `words` (NULL at the end); *value is its place. */
+nbl_status run_choice(run *r, const char *name, const char *const *words, int missing, int *value);
+/* An attribute's JSON, or NULL when it is absent or null. */
+const nbl__json *run_attribute(run *r, const char *name);
 
 /* Gives an output its memory (filled with NaN bytes) and its name; after infer. */
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor);
+/* The same without a name in OUT. */
+nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor);
 /* Chooses and runs, with scratch that is filled with NaN bytes. */
 nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
 
-extern const binding run_bindings[]; /* ends with a NULL op */
+/* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
+ * slots that a special binding has filled in are not in the family's tables. */
+nbl_status run_family(run *r, const nbl__family *family, void *arguments);
+/* The binding of r->op. */
+nbl_status run_bound(run *r);
 nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
                     char impl[64]);
 

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "ops/linear.h"
+#include "ops/ref/ref.h"
 #include "quant/quant.h"
 
 typedef struct sizes {
@@ -31,20 +32,14 @@ typedef struct scratch {
 static size_t layout(const nbl__linear *a, bool backward, uint8_t *base, scratch *s)
 {
     sizes z = sizes_of(a);
-    size_t at = 0;
-#define TAKE(pointer, count)                                                                                 \
-    do {                                                                                                     \
-        (pointer) = (void *)((uintptr_t)base + at);                                                          \
-        at = (at + (size_t)(count) * sizeof *(pointer) + 63) / 64 * 64;                                      \
-    } while (0)
-    TAKE(s->row, z.in);
-    TAKE(s->xa, z.tokens * z.rank);
-    TAKE(s->gb, z.tokens * z.rank);
-    TAKE(s->factor, z.out);
-    TAKE(s->dx, backward ? z.tokens * z.in : 0);
-    TAKE(s->outlier, z.in);
-#undef TAKE
-    return at;
+    nbl__cut cut = {base, 0};
+    NBL_CUT(&cut, s->row, z.in);
+    NBL_CUT(&cut, s->xa, z.tokens * z.rank);
+    NBL_CUT(&cut, s->gb, z.tokens * z.rank);
+    NBL_CUT(&cut, s->factor, z.out);
+    NBL_CUT(&cut, s->dx, backward ? z.tokens * z.in : 0);
+    NBL_CUT(&cut, s->outlier, z.in);
+    return cut.used;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -61,21 +56,6 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, true, NULL, &s);
 }
 
-static double value_at(const nbl_tensor *t, int64_t i)
-{
-    float value;
-    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
-                &value, 1);
-    return (double)value;
-}
-
-static void store(const nbl_tensor *t, int64_t i, double value)
-{
-    float rounded = (float)value;
-    nbl__from_f32(NBL_ISA_SCALAR, &rounded, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
-                  1);
-}
-
 /* Row n of W in the compute dtype, as f32. */
 static void weight_row(const nbl__linear *a, int64_t n, float *row)
 {
@@ -90,8 +70,8 @@ static void weight_row(const nbl__linear *a, int64_t n, float *row)
 /* x as the adapter sees it. */
 static double dropped(const nbl__linear *a, int64_t i)
 {
-    if (a->dropout == 0) return value_at(&a->x, i);
-    return nbl__dropout_keeps(a->seed, a->dropout, i) ? value_at(&a->x, i) / (1 - (double)a->dropout) : 0;
+    if (a->dropout == 0) return nbl__ref_get(&a->x, i);
+    return nbl__dropout_keeps(a->seed, a->dropout, i) ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
 }
 
 static void adapter_inner(const nbl__linear *a, double *xa)
@@ -101,7 +81,7 @@ static void adapter_inner(const nbl__linear *a, double *xa)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
             for (int64_t k = 0; k < z.in; k++)
-                sum += dropped(a, t * z.in + k) * value_at(&a->lora_a, r * z.in + k);
+                sum += dropped(a, t * z.in + k) * nbl__ref_get(&a->lora_a, r * z.in + k);
             xa[t * z.rank + r] = sum;
         }
 }
@@ -115,11 +95,11 @@ static double dora_factor(const nbl__linear *a, int64_t n, const float *row)
     for (int64_t k = 0; k < z.in; k++) {
         double delta = 0;
         for (int64_t r = 0; r < z.rank; r++)
-            delta += value_at(&a->lora_b, n * z.rank + r) * value_at(&a->lora_a, r * z.in + k);
+            delta += nbl__ref_get(&a->lora_b, n * z.rank + r) * nbl__ref_get(&a->lora_a, r * z.in + k);
         double sum = (double)row[k] + (double)a->scale * delta;
         squares += sum * sum;
     }
-    return value_at(&a->magnitude, n) / sqrt(squares);
+    return nbl__ref_get(&a->magnitude, n) / sqrt(squares);
 }
 
 /* ---- the base product ---- */
@@ -130,7 +110,7 @@ static void find_outliers(const nbl__linear *a, uint8_t *outlier)
     memset(outlier, 0, (size_t)z.in);
     if (a->w.format != NBL_FORMAT_INT8 || !(a->threshold > 0)) return;
     for (int64_t i = 0; i < z.tokens * z.in; i++)
-        if (fabs(value_at(&a->x, i)) >= (double)a->threshold) outlier[i % z.in] = 1;
+        if (fabs(nbl__ref_get(&a->x, i)) >= (double)a->threshold) outlier[i % z.in] = 1;
 }
 
 /* x row t times W row n of an int8 weight. A NaN or infinity in the row must show: it goes the exact way. */
@@ -141,9 +121,9 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     const int8_t *codes = (const int8_t *)a->w.data + n * z.in;
     double largest = 0, exact = 0, sum = 0;
     for (int64_t k = 0; k < z.in; k++)
-        if (!outlier[k]) largest = fmax(largest, fabs(value_at(&a->x, t * z.in + k)));
+        if (!outlier[k]) largest = fmax(largest, fabs(nbl__ref_get(&a->x, t * z.in + k)));
     for (int64_t k = 0; k < z.in; k++) {
-        double x = value_at(&a->x, t * z.in + k);
+        double x = nbl__ref_get(&a->x, t * z.in + k);
         if (outlier[k] || !isfinite(x)) exact += x * (double)row[k];
         else if (largest > 0) sum += nearbyint(x * 127 / largest) * codes[k];
     }
@@ -156,7 +136,7 @@ static double base_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     if (a->w.format == NBL_FORMAT_INT8) return int8_product(a, t, n, row, outlier);
     sizes z = sizes_of(a);
     double sum = 0;
-    for (int64_t k = 0; k < z.in; k++) sum += value_at(&a->x, t * z.in + k) * (double)row[k];
+    for (int64_t k = 0; k < z.in; k++) sum += nbl__ref_get(&a->x, t * z.in + k) * (double)row[k];
     return sum;
 }
 
@@ -165,7 +145,8 @@ static double plain_output(const nbl__linear *a, int64_t t, int64_t n, const scr
 {
     sizes z = sizes_of(a);
     double sum = 0;
-    for (int64_t r = 0; r < z.rank; r++) sum += s->xa[t * z.rank + r] * value_at(&a->lora_b, n * z.rank + r);
+    for (int64_t r = 0; r < z.rank; r++)
+        sum += s->xa[t * z.rank + r] * nbl__ref_get(&a->lora_b, n * z.rank + r);
     return base_product(a, t, n, s->row, s->outlier) + (double)a->scale * sum;
 }
 
@@ -179,9 +160,9 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     adapter_inner(a, s.xa);
     for (int64_t n = 0; n < z.out; n++) {
         weight_row(a, n, s.row);
-        double factor = dora_factor(a, n, s.row), bias = nbl__given(&a->bias) ? value_at(&a->bias, n) : 0;
+        double factor = dora_factor(a, n, s.row), bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
         for (int64_t t = 0; t < z.tokens; t++)
-            store(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
+            nbl__ref_set(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
     }
     return NBL_OK;
 }
@@ -197,14 +178,15 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
         s->factor[n] = dora_factor(a, n, s->row);
         double bias = 0, magnitude = 0;
         for (int64_t t = 0; t < z.tokens; t++) {
-            double dy = value_at(&a->dy, t * z.out + n);
+            double dy = nbl__ref_get(&a->dy, t * z.out + n);
             bias += dy;
             if (nbl__given(&a->dmagnitude)) magnitude += dy * plain_output(a, t, n, s);
             for (int64_t k = 0; k < z.in; k++) s->dx[t * z.in + k] += dy * s->factor[n] * (double)s->row[k];
         }
-        if (nbl__given(&a->dbias)) store(&a->dbias, n, bias);
+        if (nbl__given(&a->dbias)) nbl__ref_put(&a->dbias, n, bias, a->accumulate);
         if (nbl__given(&a->dmagnitude))
-            store(&a->dmagnitude, n, magnitude * s->factor[n] / value_at(&a->magnitude, n));
+            nbl__ref_put(&a->dmagnitude, n, magnitude * s->factor[n] / nbl__ref_get(&a->magnitude, n),
+                         a->accumulate);
     }
 }
 
@@ -216,28 +198,29 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
             for (int64_t n = 0; n < z.out; n++)
-                sum += value_at(&a->dy, t * z.out + n) * s->factor[n] * value_at(&a->lora_b, n * z.rank + r);
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * s->factor[n] *
+                       nbl__ref_get(&a->lora_b, n * z.rank + r);
             s->gb[t * z.rank + r] = sum;
             for (int64_t k = 0; k < z.in; k++) {
                 double mask = a->dropout == 0 ? 1
                               : nbl__dropout_keeps(a->seed, a->dropout, t * z.in + k)
                                   ? 1 / (1 - (double)a->dropout)
                                   : 0;
-                s->dx[t * z.in + k] += scale * sum * value_at(&a->lora_a, r * z.in + k) * mask;
+                s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;
             }
         }
     for (int64_t r = 0; r < z.rank; r++)
         for (int64_t k = 0; k < z.in; k++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++) sum += s->gb[t * z.rank + r] * dropped(a, t * z.in + k);
-            store(&a->dlora_a, r * z.in + k, scale * sum);
+            nbl__ref_put(&a->dlora_a, r * z.in + k, scale * sum, a->accumulate);
         }
     for (int64_t n = 0; n < z.out; n++)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++)
-                sum += value_at(&a->dy, t * z.out + n) * s->factor[n] * s->xa[t * z.rank + r];
-            store(&a->dlora_b, n * z.rank + r, scale * sum);
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * s->factor[n] * s->xa[t * z.rank + r];
+            nbl__ref_put(&a->dlora_b, n * z.rank + r, scale * sum, a->accumulate);
         }
 }
 
@@ -252,7 +235,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     memset(s.dx, 0, (size_t)(z.tokens * z.in) * sizeof *s.dx);
     backward_rows(a, &s);
     if (z.rank > 0) backward_adapter(a, &s);
-    for (int64_t i = 0; i < z.tokens * z.in; i++) store(&a->dx, i, s.dx[i]);
+    for (int64_t i = 0; i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
     return NBL_OK;
 }
 
