@@ -118,8 +118,9 @@ static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *argument
 /* Sets every attribute that has a default to it. */
 void nbl__attrs_reset(const nbl__family *family, void *arguments);
 
-/* The implementation to take; `force` names one that must be taken (NULL: any). `arguments` must have
- * passed infer. Declines are logged at debug level. */
+/* The implementation to take; `force` names one that must be taken (NULL: any, or the one that the
+ * environment's NIBBLE_IMPL names, where the operator has it): in full, or by what follows the operator's
+ * name ("ref"). `arguments` must have passed infer. Choice and declines are logged at debug level. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
