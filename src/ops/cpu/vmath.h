@@ -91,6 +91,26 @@ NBL_TARGET_AVX2 static inline __m256 nbl__get_avx2(nbl_dtype dtype, const void *
     return nbl__get_all_avx2(dtype, words);
 }
 
+/* The upper half of each lane becomes the bf16. */
+NBL_TARGET_AVX2 static inline __m256i nbl__bf16_bits_avx2(__m256 a)
+{
+    __m256i bits = _mm256_castps_si256(a), one = _mm256_set1_epi32(1);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+    __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+}
+
+NBL_TARGET_AVX512 static inline __m512i nbl__bf16_bits_avx512(__m512 a)
+{
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x00400000));
+}
+
 NBL_TARGET_AVX2 static inline void nbl__put_all_avx2(nbl_dtype dtype, void *to, __m256 a)
 {
     if (dtype == NBL_DTYPE_F32) {
@@ -98,12 +118,7 @@ NBL_TARGET_AVX2 static inline void nbl__put_all_avx2(nbl_dtype dtype, void *to, 
     } else if (dtype == NBL_DTYPE_F16) {
         _mm_storeu_si128(to, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
     } else {
-        __m256i bits = _mm256_castps_si256(a), one = _mm256_set1_epi32(1);
-        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
-        __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-        __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
-        __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
-        rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16);
+        __m256i rounded = _mm256_srli_epi32(nbl__bf16_bits_avx2(a), 16);
         __m128i low = _mm256_castsi256_si128(rounded), high = _mm256_extracti128_si256(rounded, 1);
         _mm_storeu_si128(to, _mm_packus_epi32(low, high));
     }
@@ -143,13 +158,27 @@ NBL_TARGET_AVX512 static inline void nbl__put_avx512(nbl_dtype dtype, void *to, 
     } else if (dtype == NBL_DTYPE_F16) {
         _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
     } else {
-        __m512i bits = _mm512_castps_si512(a);
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-        rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x00400000));
+        __m512i rounded = nbl__bf16_bits_avx512(a);
         _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
     }
+}
+
+/* ---- rounded to a compute dtype and back ---- */
+
+NBL_TARGET_AVX2 static inline __m256 nbl__round_avx2(nbl_dtype dtype, __m256 a)
+{
+    if (dtype == NBL_DTYPE_F32) return a;
+    if (dtype == NBL_DTYPE_F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+    __m256i high = _mm256_set1_epi32((int)0xffff0000);
+    return _mm256_castsi256_ps(_mm256_and_si256(nbl__bf16_bits_avx2(a), high));
+}
+
+NBL_TARGET_AVX512 static inline __m512 nbl__round_avx512(nbl_dtype dtype, __m512 a)
+{
+    if (dtype == NBL_DTYPE_F32) return a;
+    if (dtype == NBL_DTYPE_F16) return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+    __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    return _mm512_castsi512_ps(_mm512_and_si512(nbl__bf16_bits_avx512(a), high));
 }
 
 #define LANES 8
