@@ -1,6 +1,7 @@
 /* bindings.c - how files become calls. Most operators are read off their family's slots and attributes;
  * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
 #include "ops/families.h"
+#include "ops/rope.h"
 #include "run.h"
 
 /* ---- operators without a family ---- */
@@ -98,11 +99,28 @@ nbl_status run_family(run *r, const nbl__family *family, void *arguments)
 
 /* ---- */
 
+/* `scaling` is an object: the one that config.json has. */
+static nbl_status bind_rope(run *r)
+{
+    nbl__rope_apply a = {0};
+    NBL_TRY(nbl__rope_read_scaling(r->ctx, run_attribute(r, "scaling"), &a.rope));
+    return run_family(r, &nbl__rope_family, &a);
+}
+
+static nbl_status bind_rope_table(run *r)
+{
+    nbl__rope_table a = {0};
+    NBL_TRY(nbl__rope_read_scaling(r->ctx, run_attribute(r, "scaling"), &a.rope));
+    return run_family(r, &nbl__rope_table_family, &a);
+}
+
 static const struct {
     const char *op;
     nbl_status (*bind)(run *r);
 } special[] = {
     {"dequantize", bind_dequantize},
+    {"rope", bind_rope},
+    {"rope_table", bind_rope_table},
 };
 
 nbl_status run_bound(run *r)
