@@ -103,6 +103,9 @@ static const struct {
     nbl_status (*bind)(run *r);
 } special[] = {
     {"dequantize", bind_dequantize},
+    {"quantize", bind_quantize},
+    {"adamw", bind_adamw},
+    {"grad_norm", bind_grad_norm},
 };
 
 nbl_status run_bound(run *r)
