@@ -8,9 +8,9 @@
 
 nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a)
 {
-    double decay = 1 - a->lr * a->weight_decay, step = (double)a->step;
-    return (nbl__adamw_factors){.decay_before = a->bits == 32 ? decay : 1,
-                                .decay_after = a->bits == 32 ? 1 : decay,
+    double shrink = a->lr * a->weight_decay, step = (double)a->step;
+    return (nbl__adamw_factors){.shrink_before = a->bits == 32 ? shrink : 0,
+                                .shrink_after = a->bits == 32 ? 0 : shrink,
                                 .step_size = a->lr / (1 - pow(a->beta1, step)),
                                 .root_scale = 1 / sqrt(1 - pow(a->beta2, step))};
 }

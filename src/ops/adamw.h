@@ -35,7 +35,7 @@ typedef struct nbl__adamw {
 
 /* What a step does to an element, from the arguments above. */
 typedef struct nbl__adamw_factors {
-    double decay_before, decay_after;
+    double shrink_before, shrink_after; /* p loses this share of itself; lr · weight_decay, or 0 */
     double step_size;  /* lr / (1 - β1^step) */
     double root_scale; /* 1 / √(1 - β2^step) */
 } nbl__adamw_factors;

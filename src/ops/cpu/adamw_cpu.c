@@ -14,9 +14,10 @@
 
 enum { PIECE = 2048 }; /* a multiple of NBL_ADAMW_BLOCK */
 
-/* The step in f32. */
+/* The step in f32. What p loses is taken off it at once: the rounding of 1 - lr·weight_decay to f32 would
+ * be the same in every step, and add up. */
 typedef struct constants {
-    float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, decay_before, decay_after;
+    float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, shrink_before, shrink_after;
 } constants;
 
 typedef struct job {
@@ -37,8 +38,8 @@ static constants constants_of(const nbl__adamw *a)
                        .eps = (float)a->eps,
                        .root_scale = (float)f.root_scale,
                        .step_size = (float)f.step_size,
-                       .decay_before = (float)f.decay_before,
-                       .decay_after = (float)f.decay_after};
+                       .shrink_before = (float)f.shrink_before,
+                       .shrink_after = (float)f.shrink_after};
 }
 
 static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, nbl_dtype g_dtype,
@@ -56,8 +57,9 @@ static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, n
         g *= c->grad_scale;
         m[i] = c->beta1 * m[i] + c->rest1 * g;
         v[i] = c->beta2 * v[i] + c->rest2 * g * g;
-        p = p * c->decay_before - c->step_size * (m[i] / (sqrtf(v[i]) * c->root_scale + c->eps));
-        p *= c->decay_after;
+        float moved = c->step_size * (m[i] / (sqrtf(v[i]) * c->root_scale + c->eps));
+        p -= p * c->shrink_before + moved;
+        p -= p * c->shrink_after;
         nbl__from_f32(NBL_ISA_SCALAR, &p, p_dtype, p_at + (size_t)i * p_size, 1);
     }
 }

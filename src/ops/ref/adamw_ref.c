@@ -15,8 +15,9 @@ static void step(const nbl__adamw *a, const nbl__adamw_factors *f, element *e)
     double g = e->g * a->grad_scale;
     e->m = a->beta1 * e->m + (1 - a->beta1) * g;
     e->v = a->beta2 * e->v + (1 - a->beta2) * g * g;
-    e->p = e->p * f->decay_before - f->step_size * e->m / (sqrt(e->v) * f->root_scale + a->eps);
-    e->p *= f->decay_after;
+    e->p *= 1 - f->shrink_before;
+    e->p -= f->step_size * e->m / (sqrt(e->v) * f->root_scale + a->eps);
+    e->p *= 1 - f->shrink_after;
 }
 
 static void update_32(const nbl__adamw *a, const nbl__adamw_factors *f, const nbl__adamw_tensor *t)
