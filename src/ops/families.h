@@ -15,7 +15,10 @@
     X(cast)                                                                                                  \
     X(scale)                                                                                                 \
     X(gated)                                                                                                 \
-    X(check_finite)
+    X(check_finite)                                                                                          \
+    X(cross_entropy)                                                                                         \
+    X(adamw)                                                                                                 \
+    X(grad_norm)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

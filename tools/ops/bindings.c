@@ -118,9 +118,8 @@ static const struct {
     const char *op;
     nbl_status (*bind)(run *r);
 } special[] = {
-    {"dequantize", bind_dequantize},
-    {"rope", bind_rope},
-    {"rope_table", bind_rope_table},
+    {"dequantize", bind_dequantize}, {"rope", bind_rope},   {"rope_table", bind_rope_table},
+    {"quantize", bind_quantize},     {"adamw", bind_adamw}, {"grad_norm", bind_grad_norm},
 };
 
 nbl_status run_bound(run *r)

@@ -10,7 +10,7 @@
 #include "format/safetensors.h"
 #include "ops/ops.h"
 
-enum { RUN_MOST_OUTPUTS = 64, RUN_MOST_ATTRIBUTES = 64 };
+enum { RUN_MOST_OUTPUTS = 1024, RUN_MOST_ATTRIBUTES = 64 };
 
 typedef struct run {
     nbl_context *ctx;
@@ -52,6 +52,10 @@ nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
 /* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
  * slots that a special binding has filled in are not in the family's tables. */
 nbl_status run_family(run *r, const nbl__family *family, void *arguments);
+/* Bindings of their own: bindings_quantize.c, bindings_train.c. */
+nbl_status bind_quantize(run *r);
+nbl_status bind_adamw(run *r);
+nbl_status bind_grad_norm(run *r);
 /* The binding of r->op. */
 nbl_status run_bound(run *r);
 nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
