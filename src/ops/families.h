@@ -18,7 +18,10 @@
     X(check_finite)                                                                                          \
     X(cross_entropy)                                                                                         \
     X(adamw)                                                                                                 \
-    X(grad_norm)
+    X(grad_norm)                                                                                             \
+    X(linear_group)                                                                                          \
+    X(mlp)                                                                                                   \
+    X(dora_norm)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

@@ -59,6 +59,9 @@ static nbl_status read_slots(run *r, const nbl__family *family, void *arguments,
         case NBL_ROLE_INPUT: NBL_TRY(run_tensor(r, slot->name, field)); break;
         case NBL_ROLE_OPTIONAL: NBL_TRY(run_optional(r, slot->name, field)); break;
         case NBL_ROLE_WEIGHT: NBL_TRY(run_weight(r, slot->name, field)); break;
+        case NBL_ROLE_OPTIONAL_WEIGHT:
+            if (run_has_weight(r, slot->name)) NBL_TRY(run_weight(r, slot->name, field));
+            break;
         case NBL_ROLE_COTANGENT:
             NBL_TRY(run_optional(r, slot->name, field));
             *backward |= nbl__given(field);

@@ -31,6 +31,7 @@ bool run_has(const run *r, const char *name);
 nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor);   /* must be there */
 nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor); /* data NULL when it is not */
 nbl_status run_weight(run *r, const char *name, nbl_weight *weight);
+bool run_has_weight(const run *r, const char *name); /* in any format */
 
 nbl_status run_number(run *r, const char *name, double missing, double *value);
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
