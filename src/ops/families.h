@@ -4,7 +4,7 @@
 
 #include "ops/ops.h"
 
-#define NBL_FAMILIES(X) X(linear)
+#define NBL_FAMILIES(X) X(linear) X(attention) X(attention_decode)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)
