@@ -21,7 +21,9 @@
     X(grad_norm)                                                                                             \
     X(linear_group)                                                                                          \
     X(mlp)                                                                                                   \
-    X(dora_norm)
+    X(dora_norm)                                                                                             \
+    X(attention)                                                                                             \
+    X(attention_decode)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)
