@@ -27,10 +27,10 @@ static inline void fill_random(nbl_tensor *t, uint32_t stream, float scale)
     for (int64_t i = 0; i < n; i++) {
         uint32_t words[4];
         nbl__philox((uint32_t[4]){(uint32_t)i, stream, 0, 0}, (uint32_t[2]){5, 6}, words);
-        float value =
-            (nbl__uniform(words[0]) + nbl__uniform(words[1]) + nbl__uniform(words[2]) - 1.5f) * 2 * scale;
-        nbl__from_f32(NBL_ISA_SCALAR, &value, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
-                      1);
+        float value = (nbl__uniform(words[0]) + nbl__uniform(words[1]) + nbl__uniform(words[2]) - 1.5f) * 2 *
+                      scale;
+        nbl__from_f32(NBL_ISA_SCALAR, &value, t->dtype,
+                      (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype), 1);
     }
 }
 
@@ -44,7 +44,11 @@ static inline nbl_tensor tensor_of(nbl_dtype dtype, int rank, const int64_t *sha
     return t;
 }
 
-#define SHAPE(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), (int64_t[]){__VA_ARGS__}
+#define SHAPE(...)                                                                                           \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), (int64_t[])                                                 \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
 
 static inline nbl_tensor random_tensor(nbl_dtype dtype, uint32_t stream, float scale, int rank,
                                        const int64_t *shape)
@@ -57,13 +61,15 @@ static inline nbl_tensor random_tensor(nbl_dtype dtype, uint32_t stream, float s
 static inline double value_at(const nbl_tensor *t, int64_t i)
 {
     float value;
-    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype), &value, 1);
+    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
+                &value, 1);
     return (double)value;
 }
 
 static inline void set_value(nbl_tensor *t, int64_t i, float value)
 {
-    nbl__from_f32(NBL_ISA_SCALAR, &value, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype), 1);
+    nbl__from_f32(NBL_ISA_SCALAR, &value, t->dtype, (uint8_t *)t->data + (size_t)i * nbl__size_of(t->dtype),
+                  1);
 }
 
 static inline bool is_output(const nbl__slot *slot)

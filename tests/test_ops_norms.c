@@ -5,7 +5,8 @@
 #include "ops/layernorm.h"
 #include "ops/rmsnorm.h"
 
-static const int64_t row_shapes[][2] = {{1, 64}, {3, 1}, {5, 7}, {2, 33}, {70, 100}, {130, 576}, {0, 64}, {1, 4099}};
+static const int64_t row_shapes[][2] = {{1, 64},   {3, 1},     {5, 7},  {2, 33},
+                                        {70, 100}, {130, 576}, {0, 64}, {1, 4099}};
 enum { SHAPES = sizeof row_shapes / sizeof *row_shapes };
 
 static nbl__rmsnorm make_rms(int dtype, int weight_dtype, const int64_t *shape, bool residual, bool gemma)
@@ -200,7 +201,8 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     free_rms(&good);
     nbl__layernorm layer = make_layer(0, 0, (int64_t[]){4, 32}, true);
     layer.bias.shape[0] = 33;
-    ASSERT_REFUSED(ctx, nbl__layernorm_family.forward, &layer, NBL_ERROR_SHAPE, "layernorm", "b", "[33]", "[32]");
+    ASSERT_REFUSED(ctx, nbl__layernorm_family.forward, &layer, NBL_ERROR_SHAPE, "layernorm", "b", "[33]",
+                   "[32]");
     free_layer(&layer);
     nbl_context_destroy(ctx);
 }

@@ -16,39 +16,65 @@ static const struct {
     int at[8];
     uint32_t bits[8];
 } recorded[] = {
-    {"{\"rope_type\": \"default\"}", 64, 1e4f, 256, 1,
+    {"{\"rope_type\": \"default\"}",
+     64,
+     1e4f,
+     256,
+     1,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3f800000, 0x3f3ff911, 0x3dcccccd, 0x3d99940d, 0x3c5a7bf2, 0x3c23d70a, 0x3b8a2e77, 0x393a7753}},
-    {"{\"type\": \"linear\", \"factor\": 4.0}", 64, 1e4f, 256, 1,
+    {"{\"type\": \"linear\", \"factor\": 4.0}",
+     64,
+     1e4f,
+     256,
+     1,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3e800000, 0x3e3ff911, 0x3ccccccd, 0x3c99940d, 0x3b5a7bf2, 0x3b23d70a, 0x3a8a2e77, 0x383a7753}},
     {"{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
      "\"original_max_position_embeddings\": 8192, \"rope_theta\": 500000.0}",
-     128, 1, 131072, 1,
+     128,
+     1,
+     131072,
+     1,
      {0, 1, 16, 17, 31, 32, 35, 62},
      {0x3f800000, 0x3f508ac1, 0x3d1a08c8, 0x3cfaf53f, 0x3a60979e, 0x3a0995d2, 0x38c86886, 0x34ca41b0}},
     {"{\"rope_type\": \"llama3\", \"factor\": 32.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
      "\"original_max_position_embeddings\": 8192}",
-     64, 5e5f, 131072, 1,
+     64,
+     5e5f,
+     131072,
+     1,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3f800000, 0x3f29e1c6, 0x3d1a08c8, 0x3ccc6f49, 0x3aa9279b, 0x39e13620, 0x3758ac81, 0x341864a7}},
-    {"{\"rope_type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 32768}", 128, 1e6f,
-     131072, 0x1.237d37fe5d298p+0,
+    {"{\"rope_type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 32768}",
+     128,
+     1e6f,
+     131072,
+     0x1.237d37fe5d298p+0,
      {0, 1, 16, 17, 31, 32, 35, 62},
      {0x3f800000, 0x3f4e4bad, 0x3d0186e3, 0x3cd0c1a8, 0x3a527db8, 0x3a1e0eb2, 0x39811c3e, 0x34ceaf79}},
     {"{\"rope_type\": \"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, "
      "\"original_max_position_embeddings\": 4096, \"truncate\": false}",
-     64, 150000, 131072, 0x1.58b90bfbe8e7cp+0,
+     64,
+     150000,
+     131072,
+     0x1.58b90bfbe8e7cp+0,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3f800000, 0x3f306535, 0x3d502194, 0x3d01ddd5, 0x3a89f778, 0x39ef543c, 0x37dd6dfc, 0x34eb93eb}},
     {"{\"rope_type\": \"yarn\", \"factor\": 40, \"beta_fast\": 32, \"beta_slow\": 1, \"mscale\": 1.0, "
      "\"mscale_all_dim\": 0.8, \"original_max_position_embeddings\": 4096}",
-     64, 1e4f, 163840, 0x1.0e955731baefdp+0,
+     64,
+     1e4f,
+     163840,
+     0x1.0e955731baefdp+0,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3f800000, 0x3f3ff911, 0x3dcccccd, 0x3d99940d, 0x3c088d77, 0x3bb43959, 0x3ab3a2cd, 0x36952c42}},
     {"{\"rope_type\": \"yarn\", \"factor\": null, \"attention_factor\": 0.9, "
      "\"original_max_position_embeddings\": 64}",
-     64, 1e4f, 256, 0.9,
+     64,
+     1e4f,
+     256,
+     0.9,
      {0, 1, 8, 9, 15, 16, 19, 30},
      {0x3f800000, 0x3f2ff9a5, 0x3d088888, 0x3c99940d, 0x3b5a7bf2, 0x3b23d70a, 0x3a8a2e77, 0x383a7753}},
 };
@@ -146,7 +172,8 @@ static void tables_are_exact_to_a_million_and_beyond(void **state)
     for (int s = 0; s < 5; s++)
         for (int i = 0; i < 3; i++) {
             nbl_context *ctx = context_of(isas[i], 2);
-            nbl__rope_table a = {.rope = {.theta = 5e5f, .rotary_dim = 70}, .positions = positions_of(131, steps[s])};
+            nbl__rope_table a = {.rope = {.theta = 5e5f, .rotary_dim = 70},
+                                 .positions = positions_of(131, steps[s])};
             float frequencies[35], attention;
             run_both(ctx, &nbl__rope_table_family, &a, NULL);
             nbl__rope_frequencies(&a.rope, 70, frequencies, &attention);
@@ -187,7 +214,7 @@ static void free_rope(nbl__rope_apply *a)
 static void rope_agrees_with_the_reference_whatever_the_shape_dtype_and_threads(void **state)
 {
     (void)state;
-    static const int64_t shapes[][4] = {{1, 1, 2, 0},   {5, 3, 6, 4},    {40, 2, 64, 0}, {17, 9, 80, 32},
+    static const int64_t shapes[][4] = {{1, 1, 2, 0},  {5, 3, 6, 4},     {40, 2, 64, 0}, {17, 9, 80, 32},
                                         {0, 4, 64, 0}, {300, 4, 128, 0}, {3, 0, 64, 0},  {9, 2, 70, 66}};
     for (int s = 0; s < 8; s++)
         for (int d = 0; d < 3; d++) {
