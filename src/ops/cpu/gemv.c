@@ -94,31 +94,17 @@ static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool 
 
 /* ---- A ---- */
 
-static void prepare_f32(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float *a)
+static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float *a)
 {
     const nbl__mat *mat = &job->term->a;
-    float group[NBL_GEMV_GROUP];
-    for (int64_t i = 0; i < job->rows; i++) {
-        float *row = a + i * job->stride;
-        int64_t count = i < job->m ? job->count : 0;
-        read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transpose, i, job->first, count, row);
-        memset(row + count, 0, (size_t)(job->stride - count) * sizeof *row);
-        for (int64_t g = 0; g < job->stride && !plan->plain; g += NBL_GEMV_GROUP) {
-            memcpy(group, row + g, sizeof group);
-            for (int p = 0; p < NBL_GEMV_GROUP; p++) row[g + p] = group[plan->order[p]];
-        }
-    }
-}
-
-static void prepare_bf16(const nbl__gemv_job *job, const nbl__gemv_plan *plan, uint16_t *a)
-{
-    uint16_t group[NBL_GEMV_GROUP];
-    for (int64_t i = 0; i < job->rows; i++)
-        for (int64_t g = 0; g < job->stride; g += NBL_GEMV_GROUP) {
+    for (int64_t g = 0; g < job->count; g += NBL_GEMV_GROUP)
+        for (int64_t i = 0; i < job->rows; i++) {
+            float group[NBL_GEMV_GROUP] = {0}, *to = a + g * job->rows + i * NBL_GEMV_GROUP;
             int64_t count = i < job->m ? nbl__min_i64(NBL_GEMV_GROUP, job->count - g) : 0;
-            memset(group, 0, sizeof group);
-            if (count > 0) memcpy(group, at(&job->term->a, i, job->first + g), (size_t)count * sizeof *group);
-            for (int p = 0; p < NBL_GEMV_GROUP; p++) a[i * job->stride + g + p] = group[plan->order[p]];
+            read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transpose, i, job->first + g, count, group);
+            if (plan->plain) memcpy(to, group, sizeof group);
+            else
+                for (int p = 0; p < NBL_GEMV_GROUP; p++) to[p] = group[plan->order[p]];
         }
 }
 
@@ -169,12 +155,13 @@ const float *nbl__gemv_scales(const nbl_weight *w, int64_t flat, int64_t count, 
 
 /* ---- without a kernel: k along the rows of B ---- */
 
-static void dot_scalar(int rows, const float *a, int64_t stride, const float *w, int64_t count, float *sums)
+static void dot_scalar(int rows, const float *a, const float *w, int64_t count, float *sums)
 {
     for (int i = 0; i < rows; i++) {
         float part[4] = {0};
-        for (int64_t k = 0; k < count; k += 4)
-            for (int j = 0; j < 4; j++) part[j] += a[i * stride + k + j] * w[k + j];
+        for (int64_t g = 0; g < count; g += NBL_GEMV_GROUP)
+            for (int64_t k = 0; k < NBL_GEMV_GROUP; k++)
+                part[k % 4] += a[g * rows + i * NBL_GEMV_GROUP + k] * w[g + k];
         sums[i] += (part[0] + part[1]) + (part[2] + part[3]);
     }
 }
@@ -201,7 +188,7 @@ static void run_rows(const nbl__gemv_job *job)
             int64_t padded = nbl__ceil_div(count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
             read_line(job->isa, &t->b, t->compute, true, n, job->first + k, count, piece);
             memset(piece + count, 0, (size_t)(padded - count) * sizeof *piece);
-            dot(job->rows, (const float *)job->a + k, job->stride, piece, padded, sums);
+            dot(job->rows, job->a + k * job->rows, piece, padded, sums);
         }
         for (int64_t i = 0; i < job->m; i++)
             job->tile[i * job->tile_stride + n - job->n_begin] += t->alpha * sums[i];
@@ -210,12 +197,12 @@ static void run_rows(const nbl__gemv_job *job)
 
 /* ---- k down the columns of B ---- */
 
-static void axpy_scalar(int rows, const float *a, int64_t stride, const float *w, float *acc)
+static void axpy_scalar(int rows, const float *a, const float *w, float *acc)
 {
     for (int i = 0; i < rows; i++)
         for (int64_t c = 0; c < NBL_GEMV_PIECE; c++)
             for (int j = 0; j < 4; j++)
-                acc[i * NBL_GEMV_PIECE + c] += a[i * stride + j] * w[j * NBL_GEMV_PIECE + c];
+                acc[i * NBL_GEMV_PIECE + c] += a[i * NBL_GEMV_GROUP + j] * w[j * NBL_GEMV_PIECE + c];
 }
 
 static nbl__gemv_axpy axpy_of(nbl_isa isa)
@@ -247,7 +234,8 @@ static void run_columns(const nbl__gemv_job *job)
                 }
                 read_row(job->isa, &t->b, t->compute, t->b.pick ? t->b.pick[row] : row, n, count, line);
             }
-            axpy(job->rows, (const float *)job->a + k, job->stride, lines, acc);
+            axpy(job->rows, job->a + k / NBL_GEMV_GROUP * NBL_GEMV_GROUP * job->rows + k % NBL_GEMV_GROUP,
+                 lines, acc);
         }
         for (int64_t i = 0; i < job->m; i++)
             for (int64_t c = 0; c < count; c++)
@@ -262,7 +250,6 @@ static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
 {
     if (!t->b.transpose || t->b.pick || t->b.dropout > 0) return false;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX512BF16 && nbl__gemv_plan_avx512bf16(t, plan)) return true;
     if (isa >= NBL_ISA_AVX512) return nbl__gemv_plan_avx512(t, plan);
     if (isa >= NBL_ISA_AVX2) return nbl__gemv_plan_avx2(t, plan);
 #endif
@@ -275,10 +262,7 @@ void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, i
 {
     assert(m <= NBL_GEMV_MAX_ROWS);
     if (m <= 0 || n_begin >= n_end) return;
-    alignas(64) union {
-        float f32[NBL_GEMV_A];
-        uint16_t bf16[NBL_GEMV_A];
-    } a;
+    alignas(64) float a[NBL_GEMV_A];
     nbl__gemv_plan plan = {.run = term->b.transpose ? run_rows : run_columns, .plain = true};
     kernel_for(isa, term, &plan);
     int rows = m > 4 ? 8 : m > 2 ? 4 : (int)m;
@@ -288,11 +272,8 @@ void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, i
     int64_t length = nbl__ceil_div(nbl__ceil_div(term->k, stretches), NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
     for (int64_t first = 0; first < term->k; first += length) {
         int64_t count = nbl__min_i64(length, term->k - first);
-        nbl__gemv_job job = {isa,     term,  m,    rows,
-                             first,   count, &a,   nbl__ceil_div(count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP,
-                             n_begin, n_end, tile, tile_stride};
-        if (plan.bf16) prepare_bf16(&job, &plan, a.bf16);
-        else prepare_f32(&job, &plan, a.f32);
+        nbl__gemv_job job = {isa, term, m, rows, first, count, a, n_begin, n_end, tile, tile_stride};
+        prepare(&job, &plan, a);
         plan.run(&job);
     }
 }

@@ -24,12 +24,14 @@ NBL_TARGET_AVX2 NBL_INLINE float sum_of(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-NBL_TARGET_AVX2 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int64_t n, const __m256 *sums,
+NBL_TARGET_AVX2 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n, const __m256 *sums,
                                             float factor)
 {
     float *tile = job->tile + n - job->n_begin;
-    for (int64_t i = 0; i < job->m; i++)
-        tile[i * job->tile_stride] += job->term->alpha * (sum_of(sums[i]) * factor);
+    NBL_UNROLL for (int i = 0; i < rows; i++)
+    {
+        if (i < job->m) tile[i * job->tile_stride] += job->term->alpha * (sum_of(sums[i]) * factor);
+    }
 }
 
 NBL_TARGET_AVX2 NBL_INLINE __m256 round_to(nbl_dtype dtype, __m256 values)
@@ -144,13 +146,12 @@ static int fourbit_order(nbl_dtype dtype, int p)
 }
 
 /* How many sums a row needs so that additions do not wait for each other. */
-#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
 
 /* A unit of one scale: one or two times 32 weights. */
 NBL_TARGET_AVX2 NBL_INLINE void unit_fourbit(nbl_dtype dtype, int rows, bool fine, const tables *fixed,
                                              entries e, float scale, __m256i shift, const uint8_t *codes,
-                                             const float *a, int64_t stride,
-                                             __m256 sums[4][NBL_GEMV_MAX_ROWS])
+                                             const float *a, __m256 *sums)
 {
     const int chains = CHAINS(rows), parts = fine ? 1 : 2;
     const bool after = dtype == NBL_DTYPE_F32 && rows == 1;
@@ -167,49 +168,49 @@ NBL_TARGET_AVX2 NBL_INLINE void unit_fourbit(nbl_dtype dtype, int rows, bool fin
             if (dtype == NBL_DTYPE_F32 && !after) w[j] = _mm256_mul_ps(w[j], factor);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
-                __m256 x = _mm256_load_ps(a + i * stride + 32 * u + 8 * j);
+                __m256 x = _mm256_load_ps(a + i * NBL_GEMV_GROUP + 32 * u + 8 * j);
                 if (after)
                     part[j % 2] = u == 0 && j < 2 ? _mm256_mul_ps(w[j], x)
                                                   : _mm256_fmadd_ps(w[j], x, part[j % 2]);
-                else sums[j % chains][i] = _mm256_fmadd_ps(w[j], x, sums[j % chains][i]);
+                else sums[j % chains * rows + i] = _mm256_fmadd_ps(w[j], x, sums[j % chains * rows + i]);
             }
         }
     }
-    if (after)
-        NBL_UNROLL for (int j = 0; j < 2; j++) sums[j][0] = _mm256_fmadd_ps(part[j], factor, sums[j][0]);
+    if (after) NBL_UNROLL for (int j = 0; j < 2; j++) sums[j] = _mm256_fmadd_ps(part[j], factor, sums[j]);
 }
 
-NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, nbl_dtype dtype, int first_row,
-                                            int rows, bool fine)
+NBL_TARGET_AVX2 NBL_INLINE void run_fourbit(const nbl__gemv_job *job, nbl_dtype dtype, int rows, bool fine)
 {
     const nbl_weight *weight = job->term->b.weight;
-    const int unit = fine ? 32 : 64, chains = CHAINS(rows);
-    const int64_t columns = nbl__gemv_columns(weight), stride = job->stride, units = job->count / unit;
+    const int unit = fine ? 32 : 64, per_group = NBL_GEMV_GROUP / unit, chains = CHAINS(rows);
+    const int64_t columns = nbl__gemv_columns(weight), units = job->count / unit;
     const entries e = entries_of(nbl__gemv_table(weight));
     const tables fixed = tables_f32(e);
     const __m256i shift = weight->format == NBL_FORMAT_MXFP4 ? _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)
                                                              : _mm256_setr_epi32(4, 4, 4, 4, 0, 0, 0, 0);
-    const float *a = (const float *)job->a + first_row * stride;
     float room[NBL_GEMV_UNITS];
     for (int64_t n = job->n_begin; n < job->n_end; n++) {
         int64_t flat = n * columns + job->first;
         const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
-        const float *scales = nbl__gemv_scales(weight, flat, job->count, room);
-        __m256 sums[4][NBL_GEMV_MAX_ROWS];
-        NBL_UNROLL for (int c = 0; c < chains; c++)
-        {
-            NBL_UNROLL for (int i = 0; i < rows; i++) sums[c][i] = _mm256_setzero_ps();
-        }
-        for (int64_t u = 0; u < units; u++) {
+        const float *scales = nbl__gemv_scales(weight, flat, job->count, room), *a = job->a;
+        __m256 sums[NBL_GEMV_MAX_ROWS];
+        NBL_UNROLL for (int c = 0; c < chains * rows; c++) sums[c] = _mm256_setzero_ps();
+        int64_t u = 0;
+        for (; u + per_group <= units; u += per_group, a += rows * NBL_GEMV_GROUP) {
             FETCH(codes + columns + unit / 2 * u);
-            unit_fourbit(dtype, rows, fine, &fixed, e, scales[u], shift, codes + unit / 2 * u, a + unit * u,
-                         stride, sums);
+            NBL_UNROLL for (int j = 0; j < per_group; j++)
+            {
+                unit_fourbit(dtype, rows, fine, &fixed, e, scales[u + j], shift, codes + unit / 2 * (u + j),
+                             a + unit * j, sums);
+            }
         }
-        NBL_UNROLL for (int c = 1; c < chains; c++)
+        for (; u < units; u++, a += unit)
+            unit_fourbit(dtype, rows, fine, &fixed, e, scales[u], shift, codes + unit / 2 * u, a, sums);
+        NBL_UNROLL for (int c = rows; c < chains * rows; c++)
         {
-            NBL_UNROLL for (int i = 0; i < rows; i++) sums[0][i] = _mm256_add_ps(sums[0][i], sums[c][i]);
+            sums[c % rows] = _mm256_add_ps(sums[c % rows], sums[c]);
         }
-        add_to_tile(job, n, sums[0], 1);
+        add_to_tile(job, rows, n, sums, 1);
     }
 }
 
@@ -239,8 +240,7 @@ NBL_TARGET_AVX2 NBL_INLINE __m256 eight(source from, const uint8_t *data, __m256
 
 /* Σ a · (count values), added to sums. */
 NBL_TARGET_AVX2 NBL_INLINE void dot_from(source from, int rows, const uint8_t *data, int64_t ahead,
-                                         float scale, const float *a, int64_t stride, int64_t count,
-                                         __m256 *sums)
+                                         float scale, const float *a, int64_t count, __m256 *sums)
 {
     const __m256 factor = _mm256_set1_ps(scale);
     const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1, chains = CHAINS(rows);
@@ -250,26 +250,26 @@ NBL_TARGET_AVX2 NBL_INLINE void dot_from(source from, int rows, const uint8_t *d
         NBL_UNROLL for (int i = 0; i < rows; i++) parts[c][i] = c ? _mm256_setzero_ps() : sums[i];
     }
     int64_t k = 0;
-    for (; k + 32 <= count; k += 32) {
-        NBL_UNROLL for (int j = 0; j < 32 * size; j += 64) FETCH(data + ahead + k * size + j);
-        NBL_UNROLL for (int j = 0; j < 4; j++)
+    for (; k + NBL_GEMV_GROUP <= count; k += NBL_GEMV_GROUP, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int j = 0; j < 2 * size; j++) FETCH(data + ahead + k * size + 64 * j);
+        NBL_UNROLL for (int j = 0; j < 16; j++)
         {
             __m256 w = eight(from, data + (k + 8 * j) * size, factor);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
-                __m256 x = _mm256_load_ps(a + i * stride + k + 8 * j);
+                __m256 x = _mm256_load_ps(a + i * NBL_GEMV_GROUP + 8 * j);
                 parts[j % chains][i] = _mm256_fmadd_ps(w, x, parts[j % chains][i]);
             }
         }
     }
-    for (; k < count; k += 8) {
+    for (; k < count; k += 8, a += 8) {
         uint8_t last[32] = {0};
         const uint8_t *eighth = data + k * size;
         if (count - k < 8) eighth = memcpy(last, eighth, (size_t)((count - k) * size));
         __m256 w = eight(from, eighth, factor);
         NBL_UNROLL for (int i = 0; i < rows; i++)
         {
-            parts[0][i] = _mm256_fmadd_ps(w, _mm256_load_ps(a + i * stride + k), parts[0][i]);
+            parts[0][i] = _mm256_fmadd_ps(w, _mm256_load_ps(a + i * NBL_GEMV_GROUP), parts[0][i]);
         }
     }
     NBL_UNROLL for (int i = 0; i < rows; i++)
@@ -290,8 +290,8 @@ NBL_TARGET_AVX2 NBL_INLINE void run_simple(const nbl__gemv_job *job, source from
         __m256 sums[NBL_GEMV_MAX_ROWS];
         NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm256_setzero_ps();
         dot_from(from, rows, data + (n * stride + job->first) * size, 2 * stride * size, scale, job->a,
-                 job->stride, job->count, sums);
-        add_to_tile(job, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
+                 job->count, sums);
+        add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
     }
 }
 
@@ -308,22 +308,22 @@ NBL_TARGET_AVX2 NBL_INLINE void run_simple(const nbl__gemv_job *job, source from
         }                                                                                                    \
     }
 
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, 0, rows, false)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, rows, false)
 KERNEL(fourbit_f32, BODY)
 #undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, 0, rows, true)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_F32, rows, true)
 KERNEL(fourbit_f32_fine, BODY)
 #undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, 0, rows, false)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, rows, false)
 KERNEL(fourbit_f16, BODY)
 #undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, 0, rows, true)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_F16, rows, true)
 KERNEL(fourbit_f16_fine, BODY)
 #undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, 0, rows, false)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, rows, false)
 KERNEL(fourbit_bf16, BODY)
 #undef BODY
-#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, 0, rows, true)
+#define BODY(rows) run_fourbit(job, NBL_DTYPE_BF16, rows, true)
 KERNEL(fourbit_bf16_fine, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_F32, rows)
@@ -385,10 +385,9 @@ bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan)
 
 /* ---- pieces that were decoded elsewhere ---- */
 
-#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, stride, count, parts)
+#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, count, parts)
 
-NBL_TARGET_AVX2 void nbl__gemv_dot_avx2(int rows, const float *a, int64_t stride, const float *w,
-                                        int64_t count, float *sums)
+NBL_TARGET_AVX2 void nbl__gemv_dot_avx2(int rows, const float *a, const float *w, int64_t count, float *sums)
 {
     __m256 parts[NBL_GEMV_MAX_ROWS];
     for (int i = 0; i < rows; i++) parts[i] = _mm256_setzero_ps();
@@ -402,11 +401,11 @@ NBL_TARGET_AVX2 void nbl__gemv_dot_avx2(int rows, const float *a, int64_t stride
 }
 #undef BODY
 
-NBL_TARGET_AVX2 void nbl__gemv_axpy_avx2(int rows, const float *a, int64_t stride, const float *w, float *acc)
+NBL_TARGET_AVX2 void nbl__gemv_axpy_avx2(int rows, const float *a, const float *w, float *acc)
 {
     for (int i = 0; i < rows; i++) {
         __m256 x[4];
-        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm256_set1_ps(a[i * stride + j]);
+        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm256_set1_ps(a[i * NBL_GEMV_GROUP + j]);
         float *to = acc + i * NBL_GEMV_PIECE;
         for (int c = 0; c < NBL_GEMV_PIECE; c += 8) {
             __m256 sum = _mm256_load_ps(to + c);

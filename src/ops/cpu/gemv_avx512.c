@@ -9,7 +9,6 @@
  *                2.5 operations for 16 weights; scales join once per 128.
  * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: 32 codes in each
  * and bf16       quarter of a register, brought down by shifts that differ from quarter to quarter
- * bf16 machine   the same with 32 words per lookup and vdpbf16ps
  * int8, dense    widened and multiplied; the scale of an int8 row joins at its end (f32)
  *
  * With one row 4-bit weights run at 10 to 12 weights per cycle, which is about what a core reads from memory. */
@@ -21,12 +20,15 @@
 /* Memory of the column after the next is on its way while this one is worked on. */
 #define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
 
-NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int64_t n, const __m512 *sums,
-                                              float factor)
+NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
+                                              const __m512 *sums, float factor)
 {
     float *tile = job->tile + n - job->n_begin;
-    for (int64_t i = 0; i < job->m; i++)
-        tile[i * job->tile_stride] += job->term->alpha * (_mm512_reduce_add_ps(sums[i]) * factor);
+    NBL_UNROLL for (int i = 0; i < rows; i++)
+    {
+        if (i < job->m)
+            tile[i * job->tile_stride] += job->term->alpha * (_mm512_reduce_add_ps(sums[i]) * factor);
+    }
 }
 
 NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
@@ -53,8 +55,7 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mma
 
 /* 128 weights, fewer where `bytes` says so. */
 NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, const uint8_t *codes, bool whole, __mmask64 bytes,
-                                            __m512 table, __m512 scale, const float *a, int64_t stride,
-                                            __m512 *sums)
+                                            __m512 table, __m512 scale, const float *a, __m512 *sums)
 {
     __m512 part[NBL_GEMV_MAX_ROWS];
     NBL_UNROLL for (int s = 0; s < 4; s++)
@@ -65,7 +66,7 @@ NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, const uint8_t *codes, bool
             __m512 w = _mm512_permutexvar_ps(h ? _mm512_srli_epi32(v, 4) : v, table);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
-                __m512 x = _mm512_load_ps(a + i * stride + 32 * s + 16 * h);
+                __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 32 * s + 16 * h);
                 part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w, x) : _mm512_fmadd_ps(w, x, part[i]);
             }
         }
@@ -76,7 +77,7 @@ NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, const uint8_t *codes, bool
 NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
 {
     const nbl_weight *weight = job->term->b.weight;
-    const int64_t columns = nbl__gemv_columns(weight), stride = job->stride, count = job->count;
+    const int64_t columns = nbl__gemv_columns(weight), count = job->count;
     const int64_t last = (count - 1) / NBL_GEMV_GROUP, rest = count - last * NBL_GEMV_GROUP;
     const __mmask64 bytes = ~(__mmask64)0 >> (64 - rest / 2);
     const int per_group = fine ? 4 : 2;
@@ -93,22 +94,22 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int 
         for (int64_t g = 0; g < last; g++) {
             FETCH(codes + columns + 64 * g);
             group_f32(rows, codes + 64 * g, true, 0, table, spread(fine, scales + per_group * g, all),
-                      a + NBL_GEMV_GROUP * g, stride, sums);
+                      a + NBL_GEMV_GROUP * rows * g, sums);
         }
         FETCH(codes + columns + 64 * last);
         group_f32(rows, codes + 64 * last, false, bytes, table, spread(fine, scales + per_group * last, some),
-                  a + NBL_GEMV_GROUP * last, stride, sums);
-        add_to_tile(job, n, sums, 1);
+                  a + NBL_GEMV_GROUP * rows * last, sums);
+        add_to_tile(job, rows, n, sums, 1);
     }
 }
 
 /* ---- 4 bits, rounded to f16 or bf16 ---- */
 
 /* How many sums a row needs so that additions do not wait for each other. */
-#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
 
 NBL_TARGET_AVX512 NBL_INLINE void unit_16(int rows, const uint8_t *codes, __m512 values, const float *a,
-                                          int64_t stride, __m512 *sums)
+                                          __m512 *sums)
 {
     const __m512i low = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(16));
@@ -118,7 +119,7 @@ NBL_TARGET_AVX512 NBL_INLINE void unit_16(int rows, const uint8_t *codes, __m512
         __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(v, t ? high : low), values);
         NBL_UNROLL for (int i = 0; i < rows; i++)
         {
-            sums[i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * stride + 16 * t), sums[i]);
+            sums[i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * NBL_GEMV_GROUP + 16 * t), sums[i]);
         }
     }
 }
@@ -127,7 +128,7 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
                                                  bool fine)
 {
     const nbl_weight *weight = job->term->b.weight;
-    const int64_t columns = nbl__gemv_columns(weight), stride = job->stride, units = job->count / 32;
+    const int64_t columns = nbl__gemv_columns(weight), units = job->count / 32;
     const int chains = CHAINS(rows);
     const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
     const float *a = job->a;
@@ -148,79 +149,18 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
                 if (fine || j % 2 == 0)
                     values = round_to(
                         dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u + j : (u + j) / 2])));
-                unit_16(rows, codes + 16 * (u + j), values, a + 32 * (u + j), stride, sums[j % chains]);
+                unit_16(rows, codes + 16 * (u + j), values, a + 32 * (rows * u + j), sums[j % chains]);
             }
         }
         for (; u < units; u++) {
             values = round_to(dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u : u / 2])));
-            unit_16(rows, codes + 16 * u, values, a + 32 * u, stride, sums[0]);
+            unit_16(rows, codes + 16 * u, values, a + 32 * (rows * (u & ~3) + (u & 3)), sums[0]);
         }
         NBL_UNROLL for (int c = 1; c < chains; c++)
         {
             NBL_UNROLL for (int i = 0; i < rows; i++) sums[0][i] = _mm512_add_ps(sums[0][i], sums[c][i]);
         }
-        add_to_tile(job, n, sums[0], 1);
-    }
-}
-
-/* ---- 4 bits, rounded to bf16, multiplied in pairs ---- */
-
-NBL_TARGET_AVX512BF16 NBL_INLINE __m512i values_bf16(__m512 table, float scale)
-{
-    __m512 products = _mm512_mul_ps(table, _mm512_set1_ps(scale));
-    return (__m512i)_mm512_cvtne2ps_pbh(products, products); /* twice: a lookup sees five bits */
-}
-
-NBL_TARGET_AVX512BF16 NBL_INLINE void unit_bf16(int rows, const uint8_t *codes, __m512i values,
-                                                const uint16_t *a, int64_t stride, __m512 *sums)
-{
-    const __m512i shift = _mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm256_setr_epi64x(0, 0, 0x0004000400040004, 0x0004000400040004)),
-        _mm256_setr_epi64x(0x0008000800080008, 0x0008000800080008, 0x000c000c000c000c, 0x000c000c000c000c),
-        1);
-    __m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
-    __m512i w = _mm512_permutexvar_epi16(_mm512_srlv_epi16(v, shift), values);
-    NBL_UNROLL for (int i = 0; i < rows; i++)
-    {
-        __m512i x = _mm512_load_si512(a + i * stride);
-        sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)w, (__m512bh)x);
-    }
-}
-
-NBL_TARGET_AVX512BF16 NBL_INLINE void run_fourbit_bf16(const nbl__gemv_job *job, int rows, bool fine)
-{
-    const nbl_weight *weight = job->term->b.weight;
-    const int64_t columns = nbl__gemv_columns(weight), stride = job->stride, units = job->count / 32;
-    const int chains = CHAINS(rows);
-    const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
-    const uint16_t *a = job->a;
-    float room[NBL_GEMV_UNITS];
-    for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        int64_t flat = n * columns + job->first, u = 0;
-        const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
-        const float *scales = nbl__gemv_scales(weight, flat, job->count, room);
-        __m512 sums[4][NBL_GEMV_MAX_ROWS];
-        __m512i values = _mm512_setzero_si512();
-        NBL_UNROLL for (int c = 0; c < chains; c++)
-        {
-            NBL_UNROLL for (int i = 0; i < rows; i++) sums[c][i] = _mm512_setzero_ps();
-        }
-        for (; u + 4 <= units; u += 4) {
-            FETCH(codes + columns + 16 * u);
-            NBL_UNROLL for (int j = 0; j < 4; j++)
-            {
-                if (fine || j % 2 == 0) values = values_bf16(table, scales[fine ? u + j : (u + j) / 2]);
-                unit_bf16(rows, codes + 16 * (u + j), values, a + 32 * (u + j), stride, sums[j % chains]);
-            }
-        }
-        for (; u < units; u++)
-            unit_bf16(rows, codes + 16 * u, values_bf16(table, scales[fine ? u : u / 2]), a + 32 * u, stride,
-                      sums[0]);
-        NBL_UNROLL for (int c = 1; c < chains; c++)
-        {
-            NBL_UNROLL for (int i = 0; i < rows; i++) sums[0][i] = _mm512_add_ps(sums[0][i], sums[c][i]);
-        }
-        add_to_tile(job, n, sums[0], 1);
+        add_to_tile(job, rows, n, sums[0], 1);
     }
 }
 
@@ -252,8 +192,7 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 sixteen(source from, const uint8_t *data, in
 
 /* Σ a · (count values), added to sums. */
 NBL_TARGET_AVX512 NBL_INLINE void dot_from(source from, int rows, const uint8_t *data, int64_t ahead,
-                                           float scale, const float *a, int64_t stride, int64_t count,
-                                           __m512 *sums)
+                                           float scale, const float *a, int64_t count, __m512 *sums)
 {
     const __m512 factor = _mm512_set1_ps(scale);
     const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1, chains = CHAINS(rows);
@@ -263,24 +202,24 @@ NBL_TARGET_AVX512 NBL_INLINE void dot_from(source from, int rows, const uint8_t 
         NBL_UNROLL for (int i = 0; i < rows; i++) parts[c][i] = c ? _mm512_setzero_ps() : sums[i];
     }
     int64_t k = 0;
-    for (; k + 64 <= count; k += 64) {
-        NBL_UNROLL for (int j = 0; j < size; j++) FETCH(data + ahead + k * size + 64 * j);
-        NBL_UNROLL for (int j = 0; j < 4; j++)
+    for (; k + NBL_GEMV_GROUP <= count; k += NBL_GEMV_GROUP, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int j = 0; j < 2 * size; j++) FETCH(data + ahead + k * size + 64 * j);
+        NBL_UNROLL for (int j = 0; j < 8; j++)
         {
             __m512 w = sixteen(from, data, k + 16 * j, 0xffff, factor);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
-                __m512 x = _mm512_load_ps(a + i * stride + k + 16 * j);
+                __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 16 * j);
                 parts[j % chains][i] = _mm512_fmadd_ps(w, x, parts[j % chains][i]);
             }
         }
     }
-    for (; k < count; k += 16) {
+    for (; k < count; k += 16, a += 16) {
         __mmask16 which = count - k >= 16 ? 0xffff : (__mmask16)((1 << (count - k)) - 1);
         __m512 w = sixteen(from, data, k, which, factor);
         NBL_UNROLL for (int i = 0; i < rows; i++)
         {
-            parts[0][i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * stride + k), parts[0][i]);
+            parts[0][i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * NBL_GEMV_GROUP), parts[0][i]);
         }
     }
     NBL_UNROLL for (int i = 0; i < rows; i++)
@@ -301,67 +240,59 @@ NBL_TARGET_AVX512 NBL_INLINE void run_simple(const nbl__gemv_job *job, source fr
         __m512 sums[NBL_GEMV_MAX_ROWS];
         NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
         dot_from(from, rows, data + (n * stride + job->first) * size, 2 * stride * size, scale, job->a,
-                 job->stride, job->count, sums);
-        add_to_tile(job, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
+                 job->count, sums);
+        add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
     }
 }
 
 /* ---- instances: one per number of rows ---- */
 
-#define BY_ROWS(call)                                                                                        \
-    switch (job->rows) {                                                                                     \
-    case 1: call(1); break;                                                                                  \
-    case 2: call(2); break;                                                                                  \
-    case 4: call(4); break;                                                                                  \
-    default: call(8); break;                                                                                 \
-    }
-#define KERNEL(target, name, body)                                                                           \
-    target static void name(const nbl__gemv_job *job)                                                        \
+#define KERNEL(name, call)                                                                                   \
+    NBL_TARGET_AVX512 static void name(const nbl__gemv_job *job)                                             \
     {                                                                                                        \
-        BY_ROWS(body)                                                                                        \
+        switch (job->rows) {                                                                                 \
+        case 1: call(1); break;                                                                              \
+        case 2: call(2); break;                                                                              \
+        case 4: call(4); break;                                                                              \
+        default: call(8); break;                                                                             \
+        }                                                                                                    \
     }
 
 #define BODY(rows) run_fourbit_f32(job, rows, false)
-KERNEL(NBL_TARGET_AVX512, fourbit_f32, BODY)
+KERNEL(fourbit_f32, BODY)
 #undef BODY
 #define BODY(rows) run_fourbit_f32(job, rows, true)
-KERNEL(NBL_TARGET_AVX512, fourbit_f32_fine, BODY)
+KERNEL(fourbit_f32_fine, BODY)
 #undef BODY
 #define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, false)
-KERNEL(NBL_TARGET_AVX512, fourbit_f16, BODY)
+KERNEL(fourbit_f16, BODY)
 #undef BODY
 #define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, true)
-KERNEL(NBL_TARGET_AVX512, fourbit_f16_fine, BODY)
+KERNEL(fourbit_f16_fine, BODY)
 #undef BODY
 #define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, false)
-KERNEL(NBL_TARGET_AVX512, fourbit_bf16, BODY)
+KERNEL(fourbit_bf16, BODY)
 #undef BODY
 #define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, true)
-KERNEL(NBL_TARGET_AVX512, fourbit_bf16_fine, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_bf16(job, rows, false)
-KERNEL(NBL_TARGET_AVX512BF16, fourbit_pairs, BODY)
-#undef BODY
-#define BODY(rows) run_fourbit_bf16(job, rows, true)
-KERNEL(NBL_TARGET_AVX512BF16, fourbit_pairs_fine, BODY)
+KERNEL(fourbit_bf16_fine, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_F32, rows)
-KERNEL(NBL_TARGET_AVX512, dense_f32, BODY)
+KERNEL(dense_f32, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_F16, rows)
-KERNEL(NBL_TARGET_AVX512, dense_f16, BODY)
+KERNEL(dense_f16, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_BF16, rows)
-KERNEL(NBL_TARGET_AVX512, dense_bf16, BODY)
+KERNEL(dense_bf16, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_INT8, rows)
-KERNEL(NBL_TARGET_AVX512, int8_f32, BODY)
+KERNEL(int8_f32, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_INT8_F16, rows)
-KERNEL(NBL_TARGET_AVX512, int8_f16, BODY)
+KERNEL(int8_f16, BODY)
 #undef BODY
 #define BODY(rows) run_simple(job, SOURCE_INT8_BF16, rows)
-KERNEL(NBL_TARGET_AVX512, int8_bf16, BODY)
+KERNEL(int8_bf16, BODY)
 #undef BODY
 
 /* ---- the choice ---- */
@@ -413,28 +344,12 @@ bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
     return true;
 }
 
-bool nbl__gemv_plan_avx512bf16(const nbl__term *term, nbl__gemv_plan *plan)
-{
-    const nbl_weight *weight = term->b.weight;
-    const nbl__mat *a = &term->a;
-    if (weight == NULL || !nbl__gemv_fourbit(weight) || term->compute != NBL_DTYPE_BF16) return false;
-    if (a->dtype != NBL_DTYPE_BF16 || a->transpose || a->pick || a->dropout > 0) return false;
-    int unit = nbl__gemv_unit(weight);
-    if (nbl__gemv_columns(weight) % unit != 0) return false;
-    plan->run = unit == 32 ? fourbit_pairs_fine : fourbit_pairs;
-    plan->plain = false;
-    plan->bf16 = true;
-    for (int p = 0; p < NBL_GEMV_GROUP; p++)
-        plan->order[p] = (uint8_t)(p / 32 * 32 + p % 8 * 4 + code_at(weight, p % 32 / 8));
-    return true;
-}
-
 /* ---- pieces that were decoded elsewhere ---- */
 
-#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, stride, count, parts)
+#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, count, parts)
 
-NBL_TARGET_AVX512 void nbl__gemv_dot_avx512(int rows, const float *a, int64_t stride, const float *w,
-                                            int64_t count, float *sums)
+NBL_TARGET_AVX512 void nbl__gemv_dot_avx512(int rows, const float *a, const float *w, int64_t count,
+                                            float *sums)
 {
     __m512 parts[NBL_GEMV_MAX_ROWS];
     for (int i = 0; i < rows; i++) parts[i] = _mm512_setzero_ps();
@@ -448,12 +363,11 @@ NBL_TARGET_AVX512 void nbl__gemv_dot_avx512(int rows, const float *a, int64_t st
 }
 #undef BODY
 
-NBL_TARGET_AVX512 void nbl__gemv_axpy_avx512(int rows, const float *a, int64_t stride, const float *w,
-                                             float *acc)
+NBL_TARGET_AVX512 void nbl__gemv_axpy_avx512(int rows, const float *a, const float *w, float *acc)
 {
     for (int i = 0; i < rows; i++) {
         __m512 x[4];
-        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm512_set1_ps(a[i * stride + j]);
+        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm512_set1_ps(a[i * NBL_GEMV_GROUP + j]);
         float *to = acc + i * NBL_GEMV_PIECE;
         for (int c = 0; c < NBL_GEMV_PIECE; c += 16) {
             __m512 sum = _mm512_load_ps(to + c);

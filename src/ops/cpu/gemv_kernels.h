@@ -28,8 +28,7 @@ typedef struct nbl__gemv_job {
     int64_t m;
     int rows;             /* m rounded up to 1, 2, 4 or 8; rows past m are zero */
     int64_t first, count; /* the stretch */
-    const void *a;        /* [rows][stride] f32 or bf16, kernel order, zero past `count`, aligned to 64 */
-    int64_t stride;       /* count rounded up to whole groups */
+    const float *a;       /* [groups][rows][128], kernel order, zero past `count`, aligned to 64 */
     int64_t n_begin, n_end;
     float *tile;
     int64_t tile_stride;
@@ -39,25 +38,22 @@ typedef struct nbl__gemv_plan {
     void (*run)(const nbl__gemv_job *job);
     uint8_t order[NBL_GEMV_GROUP];
     bool plain; /* order is 0, 1, 2, … */
-    bool bf16;  /* A is handed over in bf16, which it is stored in */
 } nbl__gemv_plan;
 
 /* Choose a kernel for B seen with k along its rows in memory; false: this level has none for it. */
 bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan);
 bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan);
-bool nbl__gemv_plan_avx512bf16(const nbl__term *term, nbl__gemv_plan *plan);
 
-/* sums[i] += Σ a[i, 0 … count) · w, count a multiple of 128. */
-typedef void (*nbl__gemv_dot)(int rows, const float *a, int64_t stride, const float *w, int64_t count,
-                              float *sums);
-void nbl__gemv_dot_avx2(int rows, const float *a, int64_t stride, const float *w, int64_t count, float *sums);
-void nbl__gemv_dot_avx512(int rows, const float *a, int64_t stride, const float *w, int64_t count,
-                          float *sums);
+/* sums[i] += Σ a[:, i, :] · w, count a multiple of 128. */
+typedef void (*nbl__gemv_dot)(int rows, const float *a, const float *w, int64_t count, float *sums);
+void nbl__gemv_dot_avx2(int rows, const float *a, const float *w, int64_t count, float *sums);
+void nbl__gemv_dot_avx512(int rows, const float *a, const float *w, int64_t count, float *sums);
 
-/* acc[i, c] += Σ_{j < 4} a[i, j] · w[j, c], c < NBL_GEMV_PIECE, which is also the stride of acc and w. */
-typedef void (*nbl__gemv_axpy)(int rows, const float *a, int64_t stride, const float *w, float *acc);
-void nbl__gemv_axpy_avx2(int rows, const float *a, int64_t stride, const float *w, float *acc);
-void nbl__gemv_axpy_avx512(int rows, const float *a, int64_t stride, const float *w, float *acc);
+/* acc[i, c] += Σ_{j < 4} a[i, j] · w[j, c], c < NBL_GEMV_PIECE, which is also the stride of acc and w; that of
+ * a is NBL_GEMV_GROUP. */
+typedef void (*nbl__gemv_axpy)(int rows, const float *a, const float *w, float *acc);
+void nbl__gemv_axpy_avx2(int rows, const float *a, const float *w, float *acc);
+void nbl__gemv_axpy_avx512(int rows, const float *a, const float *w, float *acc);
 
 /* ---- 4-bit weights: codes and the scales of their blocks ---- */
 
