@@ -53,6 +53,9 @@ static void every_activation_format_and_dtype_agrees_with_the_reference(void **s
                     uint32_t random = random_word(5, n);
                     k.tokens = sizes[random % 5];
                     k.rank = variant == 0 ? -1 : sizes[random / 8 % 4];
+                    /* bf16 machines round what flows between the layers. One or two inner products that cancel
+                     * tell nothing about a relative error: let there be a few. */
+                    if (k.dtype == NBL_DTYPE_BF16 && k.rank > 0 && k.rank * k.tokens < 8) k.rank = 8;
                     k.dora = (variant & 1) != 0;
                     k.bias = (random & 0x100) != 0;
                     k.dropout = variant & 2 ? 0.25f : 0;

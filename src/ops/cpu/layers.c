@@ -30,13 +30,7 @@ void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
         nbl__layer *l = &j->layers[i];
-        /* Adapters in f32 beside f16: its range is too small for them, and it multiplies in f32 anyway. */
-        *l = (nbl__layer){.a = a,
-                          .out = a->w.shape[0],
-                          .rank = nbl__linear_rank(a),
-                          .adapter = a->dtype == NBL_DTYPE_BF16 ? NBL_DTYPE_BF16 : NBL_DTYPE_F32,
-                          .y = a->y,
-                          .dy = a->dy};
+        *l = (nbl__layer){.a = a, .out = a->w.shape[0], .rank = nbl__linear_rank(a), .y = a->y, .dy = a->dy};
         if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
         NBL_CUT(&j->cut, l->xa, j->tokens * l->rank);
         if (nbl__given(&a->magnitude)) {
@@ -168,7 +162,7 @@ nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__t
                         .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
                         .k = j->in,
                         .alpha = 1,
-                        .compute = l->adapter};
+                        .compute = NBL_ADAPTER_COMPUTE};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
                           .terms = term,
@@ -199,7 +193,7 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
                                  nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
                                  l->rank,
                                  a->scale,
-                                 l->adapter,
+                                 NBL_ADAPTER_COMPUTE,
                                  0,
                                  0};
     return count;

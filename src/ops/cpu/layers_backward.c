@@ -141,7 +141,7 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                                        : nbl__dense(b->dtype, b->data, l->rank),
                         .k = l->out,
                         .alpha = 1,
-                        .compute = l->adapter};
+                        .compute = NBL_ADAPTER_COMPUTE};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
                           .terms = term,
@@ -203,7 +203,7 @@ static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t
                        .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
                        .k = l->rank,
                        .alpha = l->a->scale,
-                       .compute = l->adapter};
+                       .compute = NBL_ADAPTER_COMPUTE};
 }
 
 /* Without DoRA: dx, dA and dB are one call; with it, dA and dB. */
@@ -223,7 +223,7 @@ static nbl_status outer_products(nbl__layers *j)
     if (with_dx) products[count++] = dx_product(j, 0, j->tokens, terms, term_count);
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
-        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = l->adapter};
+        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = NBL_ADAPTER_COMPUTE};
         nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
