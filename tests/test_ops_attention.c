@@ -172,7 +172,7 @@ static void the_tiles_agree_with_the_reference(void **state)
     static const struct {
         nbl_dtype dtype;
         double bound;
-    } kinds[] = {{NBL_DTYPE_F32, 2e-6}, {NBL_DTYPE_F16, 1e-3}, {NBL_DTYPE_BF16, 8e-3}};
+    } kinds[] = {{NBL_DTYPE_F32, 1e-5}, {NBL_DTYPE_F16, 1e-3}, {NBL_DTYPE_BF16, 8e-3}};
     for (size_t z = 0; z < sizeof shapes / sizeof *shapes; z++)
         for (int kind = 0; kind < 3; kind++) {
             problem p, expected;

@@ -47,7 +47,7 @@ typedef struct nbl__attention_job {
     float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
     float *lse, *delta;   /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
     bool *q_strange;      /* [blocks, Hq]: q, dout or delta is not all finite */
-    double *dsinks;       /* [blocks, Hq] */
+    float *sums;          /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
     atomic_int *done;     /* [blocks, Hq]: blocks of keys that have given their part to dq */
     /* workers */
     float *worker; /* [workers, worker_floats] */
@@ -85,6 +85,14 @@ typedef struct nbl__attention_tiles {
 } nbl__attention_tiles;
 
 extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
+
+static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
+{
+    float sink;
+    nbl__to_f32(NBL_ISA_SCALAR, sinks->dtype,
+                (const uint8_t *)sinks->data + (size_t)head * nbl__size_of(sinks->dtype), &sink, 1);
+    return sink;
+}
 
 /* The queries [first, end) of a sequence of n that see key j. */
 static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_t j, int64_t n)
