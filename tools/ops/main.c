@@ -2,6 +2,7 @@
  *
  *     nibble-ops list
  *     nibble-ops run IN.safetensors OUT.safetensors [IN OUT]… [--threads N] [--impl NAME] [--json]
+ *     nibble-ops check FILE.safetensors… [--threads N] [--impl NAME]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 
 static const char usage[] =
     "Usage: nibble-ops run IN.safetensors OUT.safetensors [IN OUT]... [options]\n"
+    "       nibble-ops check FILE.safetensors... [options]\n"
     "       nibble-ops list\n\n"
     "run: one operator per pair, in order, in one process. IN carries the metadata `op` (its name)\n"
     "and `attrs` (a JSON object); see docs/OPERATORS.md. A pair that is refused ends the run with\n"
@@ -19,6 +21,8 @@ static const char usage[] =
     "  --device cpu  the only one so far\n"
     "  --json        what ran, as one JSON document on standard output\n"
     "  --help        this text\n\n"
+    "check: runs each file as run does and compares the outputs with its tensors expect.NAME,\n"
+    "within the bounds of its metadata; exit status 1 when one is off.\n"
     "list: all operators and their implementations.\n";
 
 static int wrong_usage(const char *what)
@@ -78,11 +82,13 @@ int main(int argc, char **argv)
         else words[count++] = argv[i];
     }
     if (exit_status < 0 && count == 1 && strcmp(words[0], "list") == 0) exit_status = list();
-    if (exit_status < 0 && (count < 3 || count % 2 == 0 || strcmp(words[0], "run") != 0))
-        exit_status = wrong_usage("run and pairs of files were expected");
+    bool check = count > 1 && strcmp(words[0], "check") == 0;
+    if (exit_status < 0 && !check && (count < 3 || count % 2 == 0 || strcmp(words[0], "run") != 0))
+        exit_status = wrong_usage("run and pairs of files, or check and files, were expected");
     nbl_context *ctx = NULL;
     if (exit_status < 0 && nbl_context_create(&options, &ctx) != NBL_OK)
         exit_status = wrong_usage("a bad number of threads");
+    if (exit_status < 0 && check) exit_status = check_files(ctx, words + 1, count - 1, force);
     if (exit_status < 0) exit_status = run_pairs(ctx, words + 1, count - 1, force, json);
     nbl_context_destroy(ctx);
     free(words);
