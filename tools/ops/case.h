@@ -92,6 +92,14 @@ bool case_is_integer(const char *generator);
 case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows, int64_t columns,
                         uint64_t seed, const char *slot, nbl_weight *weight, char why[CASE_TEXT]);
 extern const char *const case_stores[]; /* NULL at the end */
+static inline bool case_is_weight(const nbl__slot *slot)
+{
+    return slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
+}
+static inline nbl_weight *case_slot_weight(const nbl__slot *slot, void *arguments)
+{
+    return (nbl_weight *)(void *)((char *)arguments + slot->offset);
+}
 double case_uniform(uint64_t seed, const char *slot, int64_t index); /* [0, 1) */
 size_t case_bytes(const nbl_tensor *tensor);
 bool case_is_float(nbl_dtype dtype);

@@ -175,7 +175,7 @@ static case_status read_weight(nbl_context *ctx, op_case *c, const nbl__slot *sl
     if (status == CASE_READY && shape.rank == 2)
         return case_weight(ctx, &c->memory, store ? store + 1 : nbl_dtype_name(c->dtype), shape.shape[0],
                            shape.shape[1], c->seed, slot->name,
-                           (nbl_weight *)(void *)((char *)c->arguments + slot->offset), why);
+                           case_slot_weight(slot, c->arguments), why);
     bad(why, "no matrix", slot->name, value);
     return CASE_BAD;
 }
@@ -185,7 +185,7 @@ static case_status read_slots(nbl_context *ctx, op_case *c, case_split split, ch
     for (const nbl__slot *slot = c->family->slots; slot->name; slot++) {
         char value[CASE_TEXT];
         if (!case_word(c->text, slot->name, value) || strcmp(value, "none") == 0) continue;
-        case_status status = slot->role == NBL_ROLE_WEIGHT ? read_weight(ctx, c, slot, value, why)
+        case_status status = case_is_weight(slot) ? read_weight(ctx, c, slot, value, why)
                                                            : read_tensor(c, slot, value, split, why);
         if (status != CASE_READY) return status;
     }

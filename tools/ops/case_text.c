@@ -123,7 +123,7 @@ static bool add_slot(alternatives *to, const nbl__slot *slot, const char *text)
     snprintf(list, sizeof list, "%.*s", (int)dtypes, text + shape + 1);
     snprintf(after, sizeof after, "%s", text + shape + 1 + dtypes);
     if (strcmp(list, "ALL") != 0) return add_list(to, before, list, after);
-    if (slot->role == NBL_ROLE_WEIGHT) return add_words(to, case_stores, before, after);
+    if (case_is_weight(slot)) return add_words(to, case_stores, before, after);
     return add_list(to, before, floats, after);
 }
 
