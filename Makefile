@@ -34,8 +34,7 @@ test: all ## run all tests that need neither Python nor a network
 test-fast: all ## the same without the slow ones: under a minute
 	$(CTEST) --test-dir $(BUILD) -L fast
 
-bench: configure ## measure, with the protocol and the yardsticks in the same run
-	cmake --build $(BUILD) --parallel $(JOBS) --target nibble-bench
+bench: all ## measure, with the protocol and the yardsticks in the same run
 	bench/run $(BUILD) $(ORACLE)
 
 sanitize: asan tsan ## run the tests under AddressSanitizer + UBSan, then under ThreadSanitizer

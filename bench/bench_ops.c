@@ -9,7 +9,7 @@
  *     dense forward   a dense weight in the compute dtype, no adapter
  *     int8 forward    an LLM.int8 weight, no adapter
  *
- * The median of at least three rounds and 0.2 s. --tsv prints lines for bench/run, which runs torch_ops.py
+ * The median of at least three rounds and 0.2 s (--quick: 0.05 s). --tsv prints lines for bench/run, which runs torch_ops.py
  * beside it under the same names: case, "nibble", threads, flops, implementation, seconds. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,9 +31,12 @@ static const struct {
     kind kind;
     nbl_dtype dtype;
 } cases[] = {
-    {"lora fwd+bwd f32", LORA_BOTH, NBL_DTYPE_F32},         {"lora fwd+bwd bf16", LORA_BOTH, NBL_DTYPE_BF16},
-    {"lora forward f32", LORA_FORWARD, NBL_DTYPE_F32},      {"lora forward bf16", LORA_FORWARD, NBL_DTYPE_BF16},
-    {"dense forward f32", DENSE_FORWARD, NBL_DTYPE_F32},    {"dense forward bf16", DENSE_FORWARD, NBL_DTYPE_BF16},
+    {"lora fwd+bwd f32", LORA_BOTH, NBL_DTYPE_F32},
+    {"lora fwd+bwd bf16", LORA_BOTH, NBL_DTYPE_BF16},
+    {"lora forward f32", LORA_FORWARD, NBL_DTYPE_F32},
+    {"lora forward bf16", LORA_FORWARD, NBL_DTYPE_BF16},
+    {"dense forward f32", DENSE_FORWARD, NBL_DTYPE_F32},
+    {"dense forward bf16", DENSE_FORWARD, NBL_DTYPE_BF16},
     {"int8 forward f32", INT8_FORWARD, NBL_DTYPE_F32},
 };
 static const int64_t all_tokens[] = {1, 8, 64, 256, 512, 2048, 0}, quick_tokens[] = {1, 64, 512, 0};
@@ -104,7 +107,8 @@ static void *values(bench *b, nbl_dtype dtype, int64_t n, float spread, uint32_t
     return narrow;
 }
 
-static nbl_tensor matrix(bench *b, nbl_dtype dtype, int64_t rows, int64_t columns, float spread, uint32_t seed)
+static nbl_tensor matrix(bench *b, nbl_dtype dtype, int64_t rows, int64_t columns, float spread,
+                         uint32_t seed)
 {
     return (nbl_tensor){.dtype = dtype,
                         .rank = 2,
@@ -168,7 +172,8 @@ static double median_time(const bench *b, const nbl__linear *a, const step *step
 {
     double times[MAX_ROUNDS], total = 0;
     int rounds = 0;
-    for (int round = -1; round < MAX_ROUNDS && (rounds < 3 || total < 0.2); round++) { /* the first is not counted */
+    for (int round = -1; round < MAX_ROUNDS && (rounds < 3 || total < (b->quick ? 0.05 : 0.2));
+         round++) { /* the first is not counted */
         double start = now(b);
         for (int i = 0; i < count; i++)
             check(b, nbl__op_run(b->ctx, steps[i].op, steps[i].impl, a, steps[i].scratch,
@@ -215,7 +220,9 @@ static void run_case(bench *b, int c, const char *model, int64_t in, int64_t out
     double flops = (backward ? 2 : 1) * base + (lora ? backward ? 3 : 1 : 0) * small;
     const char *impl = steps[backward ? 1 : 0].impl->name;
     if (b->tsv) printf("%s\tnibble\t%d\t%.0f\t%s\t%.9f\n", name, b->threads, flops, impl, seconds);
-    else printf("%-52s %7d %10.3f ms %9.1f GFLOP/s  %s\n", name, b->threads, 1e3 * seconds, 1e-9 * flops / seconds, impl);
+    else
+        printf("%-52s %7d %10.3f ms %9.1f GFLOP/s  %s\n", name, b->threads, 1e3 * seconds,
+               1e-9 * flops / seconds, impl);
     fflush(stdout);
     drop_all(b);
 }
@@ -248,10 +255,12 @@ int main(int argc, char **argv)
         else b.threads = 0;
     }
     if (b.threads < 1 || b.shapes == NULL) {
-        fprintf(stderr, "usage: nibble-bench-ops --shapes FILE [--threads N] [--only TEXT] [--quick] [--tsv]\n");
+        fprintf(stderr,
+                "usage: nibble-bench-ops --shapes FILE [--threads N] [--only TEXT] [--quick] [--tsv]\n");
         return 2;
     }
-    if (nbl_context_create(&(nbl_context_options){.threads = b.threads}, &b.ctx) != NBL_OK) fail("no context");
+    if (nbl_context_create(&(nbl_context_options){.threads = b.threads}, &b.ctx) != NBL_OK)
+        fail("no context");
     run_shapes(&b);
     nbl_context_destroy(b.ctx);
     return 0;

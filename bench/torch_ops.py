@@ -4,7 +4,7 @@
 
 lora: PEFT's adapter of rank 16 (f32, as PEFT makes it) on a bitsandbytes Linear4bit (nf4, nested); forward alone, and forward with the
 gradients of x, A and B. dense: torch's linear. int8: bitsandbytes' Linear8bitLt in eval mode, the LLM.int8 product. Prints one line per case:
-name, "torch", threads, 0, "-", median seconds of at least three rounds and 0.2 s. The first call of each case is not counted.
+name, "torch", threads, 0, "-", median seconds of at least three rounds and 0.2 s (--quick: 0.05 s). The first call of each case is not counted.
 """
 import argparse
 import os
@@ -86,7 +86,7 @@ def call_of(case, layer, dtype, inn, out, tokens):
 def median_time(call):
     call()
     took = []
-    while len(took) < 64 and (len(took) < 3 or sum(took) < 0.2):
+    while len(took) < 64 and (len(took) < 3 or sum(took) < (0.05 if options.quick else 0.2)):
         start = clock(); call(); took.append(clock() - start)
     return statistics.median(took)
 
