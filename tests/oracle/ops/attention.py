@@ -18,7 +18,7 @@ MODELS = {"llama": modeling_llama, "gemma2": modeling_gemma2, "gpt-oss": modelin
 def bound(dtype, roundings, largest):
     """Scores, in 16 bits, are rounded before the softmax, each of up to four steps (product, scale, cap, mask): an error of
     u |score| in a score is one of u |score| relative in a probability. `largest` is the largest score."""
-    return {"rel": 1e-5 if dtype == "f32" else UNIT[dtype] * (roundings + 2 * largest)}
+    return {"rel": UNIT[dtype] * (1 if dtype == "f32" else roundings + 2 * largest)}
 
 
 def eager(model, q, k, v, mask, scale, softcap, sinks):
