@@ -197,8 +197,9 @@ static nbl_status quantized(nbl_context *ctx, case_memory *memory, const nbl_qua
     return nbl_quantize(ctx, options, dtype, 2, shape, values, &parts, weight);
 }
 
-case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows, int64_t columns,
-                        uint64_t seed, const char *slot, nbl_weight *weight, char why[CASE_TEXT])
+case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,
+                        int64_t columns, uint64_t seed, const char *slot, nbl_weight *weight,
+                        char why[CASE_TEXT])
 {
     int64_t shape[2] = {rows, columns};
     size_t name = strcspn(store, "/@");
@@ -209,7 +210,8 @@ case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store
     nbl_quantize_options options = {.block = block ? atoi(block + 1) : 0, .nested = nested};
     if (name < sizeof format) snprintf(format, sizeof format, "%.*s", (int)(nested ? name - 7 : name), store);
     bool packed = nbl_format_parse(format, &options.format) && options.format != NBL_FORMAT_DENSE;
-    if ((!packed && !nbl_dtype_parse(format, &dense)) || (state && !nbl_dtype_parse(state + 1, &remembered))) {
+    if ((!packed && !nbl_dtype_parse(format, &dense)) ||
+        (state && !nbl_dtype_parse(state + 1, &remembered))) {
         snprintf(why, CASE_TEXT, "%.100s is no way to store a weight", store);
         return CASE_BAD;
     }

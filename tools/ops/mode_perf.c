@@ -1,2 +1,6 @@
 #include "case.h"
-int mode_perf(const case_options *o) { (void)o; return 1; }
+int mode_perf(const case_options *o)
+{
+    (void)o;
+    return 1;
+}
