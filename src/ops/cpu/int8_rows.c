@@ -14,9 +14,12 @@
 enum { PIECE = 512 };
 #define CERTAIN 0.4999f /* this far from the nearest code, the nearest code is the right one */
 
-static const void *piece_at(nbl_dtype dtype, const void *x, int64_t i)
+/* n values from element i on, as f32: where they lie, or widened into `room` [PIECE]. */
+static const float *piece_at(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t i, int64_t n, float *room)
 {
-    return (const uint8_t *)x + (size_t)i * nbl__size_of(dtype);
+    if (dtype == NBL_DTYPE_F32) return (const float *)x + i;
+    nbl__to_f32(isa, dtype, (const uint16_t *)x + i, room, n);
+    return room;
 }
 
 /* ---- outliers ---- */
@@ -203,12 +206,12 @@ static void code(nbl_isa isa, const float *x, int64_t n, const uint8_t *outlier,
 void nbl__int8_outliers(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride, int64_t rows,
                         int64_t columns, float threshold, uint8_t *outlier)
 {
-    float piece[PIECE], limit = threshold > 0 ? threshold : INFINITY;
+    float room[PIECE], limit = threshold > 0 ? threshold : INFINITY;
     memset(outlier, 0, (size_t)columns);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += PIECE) {
             int64_t n = nbl__min_i64(PIECE, columns - c);
-            nbl__to_f32(isa, dtype, piece_at(dtype, x, r * stride + c), piece, n);
+            const float *piece = piece_at(isa, dtype, x, r * stride + c, n, room);
             mark(isa, piece, n, limit, outlier + c);
         }
 }
@@ -216,14 +219,14 @@ void nbl__int8_outliers(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t str
 void nbl__int8_rows(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride, int64_t row_begin,
                     int64_t row_end, int64_t columns, const uint8_t *outlier, int8_t *codes, float *scales)
 {
-    float piece[PIECE];
+    float room[PIECE];
     for (int64_t r = row_begin; r < row_end; r++) {
         float largest = 0;
         for (int pass = 0; pass < 2; pass++)
             for (int64_t c = 0; c < columns; c += PIECE) {
                 int64_t n = nbl__min_i64(PIECE, columns - c);
                 const uint8_t *marks = outlier ? outlier + c : NULL;
-                nbl__to_f32(isa, dtype, piece_at(dtype, x, r * stride + c), piece, n);
+                const float *piece = piece_at(isa, dtype, x, r * stride + c, n, room);
                 if (pass == 0) largest = fmaxf(largest, largest_of(isa, piece, n, marks));
                 else code(isa, piece, n, marks, largest, codes + r * columns + c);
             }

@@ -19,7 +19,7 @@
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 32")
 #endif
 
 /* ---- packing ---- */
@@ -158,13 +158,16 @@ NBL_TARGET_AVX2 static void multiply_6x16_avx2(const void *a, const void *w, int
     UNROLL for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
     const int32_t *pairs = a;
     const __m256i *panel = w;
-    for (int64_t k = 0; k < count / 2; k++, pairs++, panel += 2) {
-        __m256i w0 = _mm256_load_si256(panel), w1 = _mm256_load_si256(panel + 1);
-        UNROLL for (int i = 0; i < 6; i++)
+    for (int64_t k = 0; k < count; k += 4, pairs += 2, panel += 4) {
+        UNROLL for (int j = 0; j < 2; j++)
         {
-            __m256i x = _mm256_set1_epi32(pairs[i * NBL_INT8_K / 2]);
-            sum[i][0] = _mm256_add_epi32(sum[i][0], _mm256_madd_epi16(x, w0));
-            sum[i][1] = _mm256_add_epi32(sum[i][1], _mm256_madd_epi16(x, w1));
+            __m256i w0 = _mm256_load_si256(panel + 2 * j), w1 = _mm256_load_si256(panel + 2 * j + 1);
+            UNROLL for (int i = 0; i < 6; i++)
+            {
+                __m256i x = _mm256_set1_epi32(pairs[i * NBL_INT8_K / 2 + j]);
+                sum[i][0] = _mm256_add_epi32(sum[i][0], _mm256_madd_epi16(x, w0));
+                sum[i][1] = _mm256_add_epi32(sum[i][1], _mm256_madd_epi16(x, w1));
+            }
         }
     }
     __m256i *to = (__m256i *)(void *)sums;
@@ -331,7 +334,7 @@ NBL_TARGET_AMX static void multiply_32x32_amx(const void *a, const void *w, int6
 }
 
 const nbl__int8_kernel nbl__int8_avx2 = {
-    6, 16, 2, 2, 0, NULL, NULL, pack_w_i16, pack_a_i16, multiply_6x16_avx2, finish_avx2, dot_avx2};
+    6, 16, 2, 4, 0, NULL, NULL, pack_w_i16, pack_a_i16, multiply_6x16_avx2, finish_avx2, dot_avx2};
 const nbl__int8_kernel nbl__int8_avx512 = {
     12,          32,        1, 4, 128, NULL, NULL, pack_w_unsigned, pack_a_i8, multiply_12x32_avx512,
     finish_avx2, dot_avx512};
