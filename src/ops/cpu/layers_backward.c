@@ -320,7 +320,7 @@ static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_jo
  * summed apart, in f32, and the rest joins them. */
 static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST];
+    nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
     int count = 0;
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
@@ -357,10 +357,11 @@ static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wid
                                   int64_t rows)
 {
     nbl__term terms[3];
+    int count = nbl__layers_terms(j, l, row, terms);
     nbl__product product = {.m = rows,
                             .n = l->out,
                             .terms = terms,
-                            .term_count = nbl__layers_terms(j, l, row, terms),
+                            .term_count = count,
                             .dtype = NBL_DTYPE_F32,
                             .c = w->plain,
                             .stride = l->out};
