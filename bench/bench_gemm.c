@@ -32,16 +32,17 @@ typedef struct layer {
 } layer;
 
 static const layer layers[] = {
-    {"smollm2-135m.q", 576, 576},     {"smollm2-135m.kv", 192, 576},     {"smollm2-135m.up", 1536, 576},
-    {"smollm2-135m.down", 576, 1536}, {"qwen3-0.6b.q", 2048, 1024},      {"qwen3-0.6b.kv", 1024, 1024},
-    {"qwen3-0.6b.o", 1024, 2048},     {"qwen3-0.6b.up", 3072, 1024},     {"qwen3-0.6b.down", 1024, 3072},
-    {"llama-3.2-1b.q", 2048, 2048},   {"llama-3.2-1b.kv", 512, 2048},    {"llama-3.2-1b.up", 8192, 2048},
+    {"smollm2-135m.q", 576, 576},      {"smollm2-135m.kv", 192, 576},  {"smollm2-135m.up", 1536, 576},
+    {"smollm2-135m.down", 576, 1536},  {"qwen3-0.6b.q", 2048, 1024},   {"qwen3-0.6b.kv", 1024, 1024},
+    {"qwen3-0.6b.o", 1024, 2048},      {"qwen3-0.6b.up", 3072, 1024},  {"qwen3-0.6b.down", 1024, 3072},
+    {"llama-3.2-1b.q", 2048, 2048},    {"llama-3.2-1b.kv", 512, 2048}, {"llama-3.2-1b.up", 8192, 2048},
     {"llama-3.2-1b.down", 2048, 8192},
 };
 
 enum { CONTENDERS = 8, MAX_ROUNDS = 51, MOST_TOKENS = 8192, MOST_WEIGHTS = 8192 * 2048, WIDEST = 8192 };
 typedef enum contender { NF4, NF4_BACK, NF4_BF16, NF4_BF16_BACK, SGEMM, SGEMM_BACK, DQ, DQ_BACK } contender;
-static const char *const names[CONTENDERS] = {"nf4", "back", "bf16", "bf16back", "sgemm", "sgback", "dq", "dqback"};
+static const char *const names[CONTENDERS] = {"nf4",   "back",   "bf16", "bf16back",
+                                              "sgemm", "sgback", "dq",   "dqback"};
 
 typedef struct bench {
     nbl_context *ctx;
@@ -104,8 +105,8 @@ static void ours(bench *b, const layer *l, int64_t m, bool back, nbl_dtype dtype
 static void sgemm(bench *b, const layer *l, int64_t m, bool back)
 {
     int n = (int)(back ? l->in : l->out), k = (int)(back ? l->out : l->in);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, back ? CblasNoTrans : CblasTrans, (int)m, n, k, 1, b->x, k, b->dense,
-                (int)l->in, 0, b->y, n);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, back ? CblasNoTrans : CblasTrans, (int)m, n, k, 1, b->x, k,
+                b->dense, (int)l->in, 0, b->y, n);
 }
 
 static void once(bench *b, const layer *l, int64_t m, contender who)
@@ -164,7 +165,8 @@ static void prepare(bench *b, const layer *l)
     check(b->ctx, nbl_quantize_sizes(b->ctx, &how, 2, shape, &sizes));
     static nbl_quantized_parts parts;
     if (parts.data == NULL)
-        parts = (nbl_quantized_parts){must(MOST_WEIGHTS), must(MOST_WEIGHTS), must(MOST_WEIGHTS), must(MOST_WEIGHTS)};
+        parts = (nbl_quantized_parts){must(MOST_WEIGHTS), must(MOST_WEIGHTS), must(MOST_WEIGHTS),
+                                      must(MOST_WEIGHTS)};
     check(b->ctx, nbl_quantize(b->ctx, &how, NBL_DTYPE_BF16, 2, shape, b->values, &parts, &b->weight));
     check(b->ctx, nbl_dequantize(b->ctx, &b->weight, 0, l->out, NBL_DTYPE_F32, 0, b->dense));
 }
@@ -226,8 +228,9 @@ int main(int argc, char **argv)
         else token_count = 0;
     }
     if (argc % 2 == 0 || token_count < 1 || thread_count < 1 || b.rounds < 1 || b.rounds > MAX_ROUNDS) {
-        fprintf(stderr, "usage: nibble-bench-gemm [--shapes TEXT] [--tokens LIST] [--threads LIST] [--rounds N] "
-                        "[--count median|best] [--ways LIST]\n");
+        fprintf(stderr,
+                "usage: nibble-bench-gemm [--shapes TEXT] [--tokens LIST] [--threads LIST] [--rounds N] "
+                "[--count median|best] [--ways LIST]\n");
         return 2;
     }
     b.x = must((size_t)MOST_TOKENS * WIDEST * 4);

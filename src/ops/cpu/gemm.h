@@ -22,12 +22,12 @@ typedef struct nbl__mat {
     const nbl_weight *weight; /* [rows, columns] in any format; or NULL, and the dense */
     nbl_dtype dtype;          /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
     const void *data;
-    int64_t stride;         /* elements from one row to the next */
-    const float *scales;    /* i8: [rows]; value = code · scale / 127 */
-    bool transpose;         /* the product sees it transposed */
-    const int32_t *pick;    /* the inner index k means column pick[k] (or row, transposed); NULL: k */
-    float dropout;          /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
-    uint64_t seed;          /* index = row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
+    int64_t stride;      /* elements from one row to the next */
+    const float *scales; /* i8: [rows]; value = code · scale / 127 */
+    bool transpose;      /* the product sees it transposed */
+    const int32_t *pick; /* the inner index k means column pick[k] (or row, transposed); NULL: k */
+    float dropout;       /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
+    uint64_t seed;       /* index = row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
     int64_t drop_columns;
 } nbl__mat;
 
@@ -45,9 +45,9 @@ typedef struct nbl__product {
     int64_t m, n;
     const nbl__term *terms;
     int term_count;
-    const float *factor;  /* [n] or NULL */
+    const float *factor;    /* [n] or NULL */
     const nbl_tensor *bias; /* [n], any float dtype; or NULL */
-    nbl_dtype dtype; /* of C: f32, f16, bf16 */
+    nbl_dtype dtype;        /* of C: f32, f16, bf16 */
     void *c;
     int64_t stride; /* of C's rows */
     bool accumulate;
