@@ -2,6 +2,7 @@
  *
  *     nibble-ops list
  *     nibble-ops run IN.safetensors OUT.safetensors [IN OUT]… [--threads N] [--impl NAME] [--json]
+ *     nibble-ops check FILE.safetensors… [--threads N] [--impl NAME]
  *     nibble-ops test|grad|perf|support [--op REGEX] [--case TEXT] [--seed N] [--quick]     see case.h
  */
 #include <stdio.h>
@@ -12,6 +13,7 @@
 
 static const char usage[] =
     "Usage: nibble-ops run IN.safetensors OUT.safetensors [IN OUT]... [options]\n"
+    "       nibble-ops check FILE.safetensors... [options]\n"
     "       nibble-ops test|grad|perf|support [options]\n"
     "       nibble-ops list\n\n"
     "run: one operator per pair, in order, in one process. IN carries the metadata `op` (its name)\n"
@@ -22,6 +24,8 @@ static const char usage[] =
     "  --device cpu  the only one so far\n"
     "  --json        what ran, as one JSON document on standard output\n"
     "  --help        this text\n\n"
+    "check: runs each file as run does and compares the outputs with its tensors expect.NAME,\n"
+    "within the bounds of its metadata; exit status 1 when one is off.\n\n"
     "test, grad, perf, support: the table of operator cases. test compares every implementation with\n"
     "the reference, grad the references' gradients with finite differences, perf times the shapes of\n"
     "real models against what the machine can do, support lists what is accepted.\n\n"
@@ -101,9 +105,12 @@ static int run_files(const command *c)
 {
     nbl_context_options options = {.threads = c->o.threads};
     nbl_context *ctx;
-    if (c->count < 3 || c->count % 2 == 0) return wrong_usage("run and pairs of files were expected");
+    bool check = strcmp(c->words[0], "check") == 0;
+    if (c->count < 2 || (!check && c->count % 2 == 0))
+        return wrong_usage("run and pairs of files, or check and files, were expected");
     if (nbl_context_create(&options, &ctx) != NBL_OK) return wrong_usage("a bad number of threads");
-    int exit_status = run_pairs(ctx, c->words + 1, c->count - 1, c->o.impl, c->o.json);
+    int exit_status = check ? check_files(ctx, c->words + 1, c->count - 1, c->o.impl)
+                            : run_pairs(ctx, c->words + 1, c->count - 1, c->o.impl, c->o.json);
     nbl_context_destroy(ctx);
     return exit_status;
 }
@@ -114,11 +121,12 @@ static int run_command(const command *c)
         const char *name;
         int (*mode)(const case_options *o);
     } modes[] = {{"test", mode_test}, {"grad", mode_grad}, {"perf", mode_perf}, {"support", mode_support}};
-    if (c->count > 0 && strcmp(c->words[0], "run") == 0) return run_files(c);
+    if (c->count > 0 && (strcmp(c->words[0], "run") == 0 || strcmp(c->words[0], "check") == 0))
+        return run_files(c);
     if (c->count == 1 && strcmp(c->words[0], "list") == 0) return list();
     for (size_t i = 0; c->count == 1 && i < sizeof modes / sizeof *modes; i++)
         if (strcmp(c->words[0], modes[i].name) == 0) return modes[i].mode(&c->o);
-    return wrong_usage("a command was expected: run, list, test, grad, perf or support");
+    return wrong_usage("a command was expected: run, check, list, test, grad, perf or support");
 }
 
 int main(int argc, char **argv)
