@@ -136,12 +136,12 @@ double case_bound(nbl_dtype dtype);
 /* ---- modes ---- */
 
 typedef struct case_options {
-    const char *op;   /* beginning of a family's name, or the whole; NULL: all */
-    const char *text; /* one case instead of the table; needs op */
+    const char *op;   /* extended regular expression that matches whole names of families; NULL: all */
+    const char *text; /* a line instead of the table's; with op */
     const char *impl;
     int threads;
     uint64_t seed;
-    bool json, quick, markdown;
+    bool json, quick;
 } case_options;
 
 bool case_selected(const case_options *o, const char *family);

@@ -85,27 +85,29 @@ size_t case_bytes(const nbl_tensor *tensor)
     return (size_t)nbl__tensor_elements(tensor) * (size_t)nbl__dtype_bits(tensor->dtype) / 8;
 }
 
-static uint32_t random_word(uint64_t seed, const char *slot, int64_t index, uint32_t lane)
+static void random_words(uint64_t seed, const char *slot, int64_t index, uint32_t words[4])
 {
-    uint32_t hash = 2166136261u, words[4]; /* FNV-1a */
+    uint32_t hash = 2166136261u; /* FNV-1a */
     for (const char *c = slot; *c; c++) hash = (hash ^ (uint32_t)*c) * 16777619u;
-    uint32_t counter[4] = {(uint32_t)index, (uint32_t)((uint64_t)index >> 32), hash, lane};
+    uint32_t counter[4] = {(uint32_t)index, (uint32_t)((uint64_t)index >> 32), hash, 0};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     nbl__philox(counter, key, words);
-    return words[0];
 }
 
 double case_uniform(uint64_t seed, const char *slot, int64_t index)
 {
-    return (double)random_word(seed, slot, index, 0) * 0x1p-32;
+    uint32_t words[4];
+    random_words(seed, slot, index, words);
+    return (double)words[0] * 0x1p-32;
 }
 
 /* Close to normal, and never far out: the sum of four uniform values. */
 static double normal(uint64_t seed, const char *slot, int64_t index)
 {
-    double sum = 0;
-    for (uint32_t lane = 0; lane < 4; lane++) sum += (double)random_word(seed, slot, index, lane) * 0x1p-32;
-    return (sum - 2) * sqrt(3);
+    uint32_t words[4];
+    random_words(seed, slot, index, words);
+    double sum = (double)words[0] + (double)words[1] + (double)words[2] + (double)words[3];
+    return (sum * 0x1p-32 - 2) * sqrt(3);
 }
 
 static bool float_value(const char *generator, uint64_t seed, const char *slot, int64_t i, int64_t columns,
