@@ -212,7 +212,7 @@ static void run_int8(const bench *b)
             int at = round < 0 ? 0 : round;
             times[0][at] = 1 / (b->isa >= NBL_ISA_AVX512 ? fma_rate_avx512 : fma_rate_avx2)();
             double start = now();
-            nbl__int8_rows(b->isa, NBL_DTYPE_F32, x, K, 0, tokens[i], K, NULL, codes, scales);
+            nbl__int8_rows(b->isa, NBL_DTYPE_F32, x, K, 0, tokens[i], K, 0, NULL, codes, scales);
             times[1][at] = now() - start;
             start = now();
             nbl__int8_product(b->isa, &t, 0, tokens[i], 0, N, tile, N, scratch);

@@ -21,9 +21,7 @@
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/vmath_attention.h"
 
-#define TARGET                                                                                               \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma,f16c,"          \
-                          "amx-tile,amx-bf16")))
+#define TARGET NBL_TARGET_AMX
 
 enum {
     W = 16,

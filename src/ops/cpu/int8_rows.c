@@ -30,13 +30,13 @@ static void mark_scalar(const float *x, int64_t n, float limit, uint8_t *outlier
         if (!(fabsf(x[i]) < limit)) outlier[i] = 1;
 }
 
-/* The largest magnitude of what stays. */
-static float largest_scalar(const float *x, int64_t n, const uint8_t *outlier)
+/* The largest magnitude below the limit. */
+static float largest_scalar(const float *x, int64_t n, float limit)
 {
     float largest = 0;
     for (int64_t i = 0; i < n; i++) {
         float magnitude = fabsf(x[i]);
-        if (!(outlier && outlier[i]) && magnitude < INFINITY && magnitude > largest) largest = magnitude;
+        if (magnitude < limit && magnitude > largest) largest = magnitude;
     }
     return largest;
 }
@@ -75,17 +75,18 @@ NBL_TARGET_AVX2 static inline __m256 staying_avx2(__m256 x, const uint8_t *outli
     return _mm256_and_ps(finite, _mm256_castsi256_ps(_mm256_cmpeq_epi32(marks, _mm256_setzero_si256())));
 }
 
-NBL_TARGET_AVX2 static int64_t largest_avx2(const float *x, int64_t n, const uint8_t *outlier, float *largest)
+NBL_TARGET_AVX2 static int64_t largest_avx2(const float *x, int64_t n, float limit, float *largest)
 {
+    const __m256 sign = _mm256_set1_ps(-0.0f), bound = _mm256_set1_ps(limit);
     __m256 most = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i), stays = staying_avx2(v, outlier ? outlier + i : NULL);
-        most = _mm256_max_ps(most, _mm256_and_ps(stays, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v)));
+        __m256 magnitude = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i));
+        most = _mm256_max_ps(most, _mm256_and_ps(magnitude, _mm256_cmp_ps(magnitude, bound, _CMP_LT_OQ)));
     }
     float lanes[8];
     _mm256_storeu_ps(lanes, most);
-    *largest = largest_scalar(lanes, 8, NULL);
+    *largest = largest_scalar(lanes, 8, INFINITY);
     return i;
 }
 
@@ -131,15 +132,14 @@ NBL_TARGET_AVX512 static inline __mmask16 staying_avx512(__m512 x, const uint8_t
     return finite & _mm_cmpeq_epi8_mask(marks, _mm_setzero_si128());
 }
 
-NBL_TARGET_AVX512 static int64_t largest_avx512(const float *x, int64_t n, const uint8_t *outlier,
-                                                float *largest)
+NBL_TARGET_AVX512 static int64_t largest_avx512(const float *x, int64_t n, float limit, float *largest)
 {
+    const __m512 bound = _mm512_set1_ps(limit);
     __m512 most = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512 v = _mm512_loadu_ps(x + i);
-        most = _mm512_mask_max_ps(most, staying_avx512(v, outlier ? outlier + i : NULL), most,
-                                  _mm512_abs_ps(v));
+        __m512 magnitude = _mm512_abs_ps(_mm512_loadu_ps(x + i));
+        most = _mm512_mask_max_ps(most, _mm512_cmp_ps_mask(magnitude, bound, _CMP_LT_OQ), most, magnitude);
     }
     *largest = _mm512_reduce_max_ps(most);
     return i;
@@ -178,16 +178,16 @@ static void mark(nbl_isa isa, const float *x, int64_t n, float limit, uint8_t *o
     mark_scalar(x + done, n - done, limit, outlier + done);
 }
 
-static float largest_of(nbl_isa isa, const float *x, int64_t n, const uint8_t *outlier)
+static float largest_of(nbl_isa isa, const float *x, int64_t n, float limit)
 {
     float largest = 0;
     int64_t done = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX512) done = largest_avx512(x, n, outlier, &largest);
-    else if (isa >= NBL_ISA_AVX2) done = largest_avx2(x, n, outlier, &largest);
+    if (isa >= NBL_ISA_AVX512) done = largest_avx512(x, n, limit, &largest);
+    else if (isa >= NBL_ISA_AVX2) done = largest_avx2(x, n, limit, &largest);
 #endif
     (void)isa;
-    return fmaxf(largest, largest_scalar(x + done, n - done, outlier ? outlier + done : NULL));
+    return fmaxf(largest, largest_scalar(x + done, n - done, limit));
 }
 
 static void code(nbl_isa isa, const float *x, int64_t n, const uint8_t *outlier, float largest, int8_t *codes)
@@ -217,9 +217,10 @@ void nbl__int8_outliers(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t str
 }
 
 void nbl__int8_rows(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride, int64_t row_begin,
-                    int64_t row_end, int64_t columns, const uint8_t *outlier, int8_t *codes, float *scales)
+                    int64_t row_end, int64_t columns, float threshold, const uint8_t *outlier, int8_t *codes,
+                    float *scales)
 {
-    float room[PIECE];
+    float room[PIECE], limit = threshold > 0 ? threshold : INFINITY;
     for (int64_t r = row_begin; r < row_end; r++) {
         float largest = 0;
         for (int pass = 0; pass < 2; pass++)
@@ -227,7 +228,7 @@ void nbl__int8_rows(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t stride,
                 int64_t n = nbl__min_i64(PIECE, columns - c);
                 const uint8_t *marks = outlier ? outlier + c : NULL;
                 const float *piece = piece_at(isa, dtype, x, r * stride + c, n, room);
-                if (pass == 0) largest = fmaxf(largest, largest_of(isa, piece, n, marks));
+                if (pass == 0) largest = fmaxf(largest, largest_of(isa, piece, n, limit));
                 else code(isa, piece, n, marks, largest, codes + r * columns + c);
             }
         scales[r] = largest;
