@@ -36,8 +36,8 @@ typedef struct nbl__adamw {
 /* What a step does to an element, from the arguments above. */
 typedef struct nbl__adamw_factors {
     double shrink_before, shrink_after; /* p loses this share of itself; lr · weight_decay, or 0 */
-    double step_size;  /* lr / (1 - β1^step) */
-    double root_scale; /* 1 / √(1 - β2^step) */
+    double step_size;                   /* lr / (1 - β1^step) */
+    double root_scale;                  /* 1 / √(1 - β2^step) */
 } nbl__adamw_factors;
 nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a);
 
