@@ -33,7 +33,7 @@ static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count,
     }
 }
 
-/* Elements [begin, begin + count) of a row in memory; count <= NBL_GEMV_LONG. A weight is rounded to
+/* Elements [begin, begin + count) of a row in memory. A weight is rounded to
  * `compute`, anything else is widened. */
 static void read_row(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t begin,
                      int64_t count, float *out)
@@ -253,7 +253,7 @@ static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
     if (isa >= NBL_ISA_AVX512) return nbl__gemv_plan_avx512(t, plan);
     if (isa >= NBL_ISA_AVX2) return nbl__gemv_plan_avx2(t, plan);
 #endif
-    (void)isa;
+    (void)isa, (void)plan;
     return false;
 }
 

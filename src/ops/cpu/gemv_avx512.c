@@ -20,14 +20,25 @@
 /* Memory of the column after the next is on its way while this one is worked on. */
 #define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
 
+/* The sums of four registers, each in the first place of a quarter. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
+{
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+}
+
 NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
                                               const __m512 *sums, float factor)
 {
-    float *tile = job->tile + n - job->n_begin;
+    float *tile = job->tile + n - job->n_begin, four[16];
     NBL_UNROLL for (int i = 0; i < rows; i++)
     {
-        if (i < job->m)
-            tile[i * job->tile_stride] += job->term->alpha * (_mm512_reduce_add_ps(sums[i]) * factor);
+        if (rows >= 4 && i % 4 == 0) _mm512_storeu_ps(four, four_sums(sums + i));
+        float sum = rows >= 4 ? four[i % 4 * 4] : _mm512_reduce_add_ps(sums[i]);
+        if (i < job->m) tile[i * job->tile_stride] += job->term->alpha * (sum * factor);
     }
 }
 
@@ -53,54 +64,84 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mma
     return _mm512_permutexvar_ps(fine ? quarters : halves, _mm512_castps128_ps512(few));
 }
 
-/* 128 weights, fewer where `bytes` says so. */
-NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, const uint8_t *codes, bool whole, __mmask64 bytes,
-                                            __m512 table, __m512 scale, const float *a, __m512 *sums)
+/* 128 weights, fewer where `bytes` says so, of each of `columns` neighbours, `next` bytes apart. With few rows the
+ * scale joins the sum of the group, else the weights. */
+NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, int columns, const uint8_t *codes, int64_t next,
+                                            bool whole, __mmask64 bytes, __m512 table, const __m512 *scale,
+                                            const float *a, __m512 *sums)
 {
-    __m512 part[NBL_GEMV_MAX_ROWS];
+    const bool after = rows < 4;
+    __m512 part[NBL_GEMV_MAX_ROWS], w[2][2];
     NBL_UNROLL for (int s = 0; s < 4; s++)
     {
-        __m512i v = whole ? _mm512_loadu_si512(codes + s) : _mm512_maskz_loadu_epi8(bytes >> s, codes + s);
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            const uint8_t *from = codes + c * next + s;
+            __m512i v = whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(bytes >> s, from);
+            w[c][0] = _mm512_permutexvar_ps(v, table);
+            w[c][1] = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), table);
+            if (!after)
+                w[c][0] = _mm512_mul_ps(w[c][0], scale[c]), w[c][1] = _mm512_mul_ps(w[c][1], scale[c]);
+        }
         NBL_UNROLL for (int h = 0; h < 2; h++)
         {
-            __m512 w = _mm512_permutexvar_ps(h ? _mm512_srli_epi32(v, 4) : v, table);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
                 __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 32 * s + 16 * h);
-                part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w, x) : _mm512_fmadd_ps(w, x, part[i]);
+                if (after)
+                    part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w[0][h], x)
+                                               : _mm512_fmadd_ps(w[0][h], x, part[i]);
+                else NBL_UNROLL for (int c = 0; c < columns; c++)
+                    {
+                        sums[c * rows + i] = _mm512_fmadd_ps(w[c][h], x, sums[c * rows + i]);
+                    }
             }
         }
     }
-    NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_fmadd_ps(part[i], scale, sums[i]);
+    if (after)
+        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_fmadd_ps(part[i], scale[0], sums[i]);
 }
 
-NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
+/* Columns [n, n + columns). */
+NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows, bool fine, int columns,
+                                              int64_t n)
 {
     const nbl_weight *weight = job->term->b.weight;
-    const int64_t columns = nbl__gemv_columns(weight), count = job->count;
+    const int64_t in = nbl__gemv_columns(weight), count = job->count, flat = n * in + job->first;
     const int64_t last = (count - 1) / NBL_GEMV_GROUP, rest = count - last * NBL_GEMV_GROUP;
     const __mmask64 bytes = ~(__mmask64)0 >> (64 - rest / 2);
     const int per_group = fine ? 4 : 2;
     const __mmask8 all = fine ? 15 : 3, some = (__mmask8)((1 << (rest / (fine ? 32 : 64))) - 1);
     const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
-    const float *a = job->a;
-    float room[NBL_GEMV_UNITS];
-    for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        int64_t flat = n * columns + job->first;
-        const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
-        const float *scales = nbl__gemv_scales(weight, flat, count, room);
-        __m512 sums[NBL_GEMV_MAX_ROWS];
-        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
-        for (int64_t g = 0; g < last; g++) {
-            FETCH(codes + columns + 64 * g);
-            group_f32(rows, codes + 64 * g, true, 0, table, spread(fine, scales + per_group * g, all),
-                      a + NBL_GEMV_GROUP * rows * g, sums);
-        }
-        FETCH(codes + columns + 64 * last);
-        group_f32(rows, codes + 64 * last, false, bytes, table, spread(fine, scales + per_group * last, some),
-                  a + NBL_GEMV_GROUP * rows * last, sums);
-        add_to_tile(job, rows, n, sums, 1);
+    const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
+    const float *a = job->a, *scales[2];
+    float room[2][NBL_GEMV_UNITS];
+    __m512 sums[2 * NBL_GEMV_MAX_ROWS], scale[2];
+    NBL_UNROLL for (int c = 0; c < columns; c++)
+    {
+        scales[c] = nbl__gemv_scales(weight, flat + c * in, count, room[c]);
     }
+    NBL_UNROLL for (int i = 0; i < columns * rows; i++) sums[i] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < last; g++, codes += 64, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            FETCH(codes + in + c * in / 2);
+            scale[c] = spread(fine, scales[c] + per_group * g, all);
+        }
+        group_f32(rows, columns, codes, in / 2, true, 0, table, scale, a, sums);
+    }
+    NBL_UNROLL for (int c = 0; c < columns; c++) scale[c] = spread(fine, scales[c] + per_group * last, some);
+    group_f32(rows, columns, codes, in / 2, false, bytes, table, scale, a, sums);
+    NBL_UNROLL for (int c = 0; c < columns; c++) add_to_tile(job, rows, n + c, sums + c * rows, 1);
+}
+
+/* With many rows two columns share the reading of A. */
+NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
+{
+    int64_t n = job->n_begin;
+    if (rows >= 4)
+        for (; n + 2 <= job->n_end; n += 2) columns_f32(job, rows, fine, 2, n);
+    for (; n < job->n_end; n++) columns_f32(job, rows, fine, 1, n);
 }
 
 /* ---- 4 bits, rounded to f16 or bf16 ---- */
