@@ -19,7 +19,8 @@ typedef enum nbl_isa {
 #define NBL_TARGET_AVX512                                                                                    \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")))
 #define NBL_TARGET_AVX512BF16                                                                                \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16,avx2,fma,f16c")))
+    __attribute__((                                                                                          \
+        target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16,avx2,fma,f16c")))
 #define NBL_TARGET_AMX                                                                                       \
     __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,"        \
                           "avx512vnni,avx512bf16,avx2,fma,f16c")))
