@@ -53,6 +53,27 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
     return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, number, sum, _mm512_set1_epi32((int)0xffff0000)));
 }
 
+/* The same for bf16 and magnitudes from 2^-126 to 2^110: adding 1.5 · 2^16 times the value's power of two leaves
+ * no room for the bits that bf16 does not have. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 round_moderate_bf16(__m512 values)
+{
+    const __m512 raise = _mm512_set1_ps(0x1.8p16f);
+    __m512 power = _mm512_and_ps(values, _mm512_castsi512_ps(_mm512_set1_epi32((int)0xff800000)));
+    return _mm512_fnmadd_ps(power, raise, _mm512_fmadd_ps(power, raise, values));
+}
+
+/* The 16 values of a block. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 block_values(nbl_dtype dtype, __m512 table, const float *scale)
+{
+    __m512 products = _mm512_mul_ps(table, _mm512_set1_ps(*scale));
+    uint32_t bits;
+    memcpy(&bits, scale, sizeof bits);
+    /* 2^-100 <= |scale| < 2^100: entries of tables are 0 or 2^-8 to 12 */
+    if (dtype == NBL_DTYPE_BF16 && (bits << 1) - (27u << 24) < (200u << 24))
+        return round_moderate_bf16(products);
+    return round_to(dtype, products);
+}
+
 /* ---- 4 bits, f32 ---- */
 
 /* The scales of a group: two, or four of blocks of 32, each in the lanes of its codes. */
@@ -188,13 +209,12 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
             NBL_UNROLL for (int j = 0; j < 4; j++)
             {
                 if (fine || j % 2 == 0)
-                    values = round_to(
-                        dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u + j : (u + j) / 2])));
+                    values = block_values(dtype, table, scales + (fine ? u + j : (u + j) / 2));
                 unit_16(rows, codes + 16 * (u + j), values, a + 32 * (rows * u + j), sums[j % chains]);
             }
         }
         for (; u < units; u++) {
-            values = round_to(dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u : u / 2])));
+            values = block_values(dtype, table, scales + (fine ? u : u / 2));
             unit_16(rows, codes + 16 * u, values, a + 32 * (rows * (u & ~3) + (u & 3)), sums[0]);
         }
         NBL_UNROLL for (int c = 1; c < chains; c++)
@@ -355,10 +375,38 @@ static kernel simple_kernel(const nbl__term *term)
                                      : NULL;
 }
 
-/* The code at nibble s of a word of 8 (or 4) codes. */
-static int code_at(const nbl_weight *weight, int s)
+/* A lane holds 8 codes, and `lanes` of them stand side by side: lane l of step s meets element 8 l + s, or its
+ * neighbour where the first of a pair is in the high nibble (`flip` 1). */
+NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, float *to)
 {
-    return weight->format == NBL_FORMAT_MXFP4 ? s : s ^ 1;
+    for (int u = 0; u < NBL_GEMV_GROUP; u += 8 * lanes)
+        for (int l = 0; l < lanes; l += 4)
+            for (int s = 0; s < 8; s += 4) {
+                const float *corner = from + u + 8 * l + s;
+                __m128 a = _mm_loadu_ps(corner), b = _mm_loadu_ps(corner + 8);
+                __m128 c = _mm_loadu_ps(corner + 16), d = _mm_loadu_ps(corner + 24);
+                _MM_TRANSPOSE4_PS(a, b, c, d);
+                _mm_store_ps(to + u + (s ^ flip) * lanes + l, a);
+                _mm_store_ps(to + u + ((s + 1) ^ flip) * lanes + l, b);
+                _mm_store_ps(to + u + ((s + 2) ^ flip) * lanes + l, c);
+                _mm_store_ps(to + u + ((s + 3) ^ flip) * lanes + l, d);
+            }
+}
+NBL_TARGET_AVX512 static void turn_f32_high_first(const float *from, float *to)
+{
+    turn(16, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_f32_low_first(const float *from, float *to)
+{
+    turn(16, 0, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_high_first(const float *from, float *to)
+{
+    turn(4, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_low_first(const float *from, float *to)
+{
+    turn(4, 0, from, to);
 }
 
 bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
@@ -375,13 +423,9 @@ bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
     if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
     int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
     plan->run = fourbit[type][unit == 32];
-    plan->plain = false;
-    for (int p = 0; p < NBL_GEMV_GROUP; p++) {
-        int lane = p % 16, step = p / 16;
-        plan->order[p] = (uint8_t)(type == 0 ? 8 * lane + code_at(weight, step)
-                                             : p / 32 * 32 + lane % 4 * 8 +
-                                                   code_at(weight, lane / 4 + step % 2 * 4));
-    }
+    bool low_first = weight->format == NBL_FORMAT_MXFP4;
+    if (type == 0) plan->turn = low_first ? turn_f32_low_first : turn_f32_high_first;
+    else plan->turn = low_first ? turn_16_low_first : turn_16_high_first;
     return true;
 }
 
