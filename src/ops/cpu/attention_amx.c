@@ -161,8 +161,9 @@ static TARGET_AMX void finish_row(const item *it, int64_t r)
         total = total * factor + exp2f(sink - largest);
         top = largest;
     }
-    ((float *)a->lse.data)[token * job->heads + it->head] = (float)(((double)top + log2((double)total)) *
-                                                                    0.69314718055994531);
+    if (nbl__given(&a->lse))
+        ((float *)a->lse.data)[token * job->heads + it->head] = (float)(((double)top + log2((double)total)) *
+                                                                        0.69314718055994531);
     float *o = it->o + r * (it->wide + 16);
     for (int64_t d = 0; d < it->wide; d += W)
         _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), _mm512_set1_ps(factor / total)));
