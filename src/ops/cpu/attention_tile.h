@@ -16,7 +16,7 @@
 
 enum {
     NBL_ATTENTION_BLOCK = 64, /* rows of a block */
-    NBL_ATTENTION_KEYS = 128, /* keys that forward takes at a time: whole blocks */
+    NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
     NBL_ATTENTION_CHUNK = 512 /* keys of a decode item */
 };
 
