@@ -2,8 +2,8 @@
  *
  *     tile[i][n - n_begin] += alpha · Σ_k A[i][k] · W[n][k]      i < m <= 8, n_begin <= n < n_end
  *
- * B is a weight that the product sees transposed; A is dense f32, f16 or bf16, as stored. No `pick`, no
- * dropout in the operands; a dropout of the term is the caller's. Bound by memory: each weight is read once. */
+ * B is a weight or dense, either way; A is dense f32, f16 or bf16, as stored. No `pick`, no dropout in the
+ * operands; a dropout of the term is the caller's. */
 #ifndef NBL_GEMV_H
 #define NBL_GEMV_H
 
