@@ -423,7 +423,8 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
         if (!written) clear_tile(plan, at.rows, room.tile);
         written = true;
         if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part, stride))
-            nbl__gemm_join(p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile, stride);
+            nbl__gemm_join(plan->isa, p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile,
+                           stride);
     }
     if (!written) clear_tile(plan, at.rows, room.tile);
     nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, stride, room.lines);

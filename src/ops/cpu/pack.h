@@ -41,8 +41,8 @@ void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int6
 
 /* ---- pieces ---- */
 
-/* to[i * count + r] = rows[r][i] for i < k, r < count <= 16. */
-void nbl__turn_f32(nbl_isa isa, const float *const *rows, int count, int64_t k, float *to);
+/* to[i * count + r] = rows[r][i] for i < k, r < count <= 16; rows of f32, f16 or bf16. */
+void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to);
 /* to[(i * width + r) * 2 + h] = bf16(from[(2 * i + h) * width + r]); with k odd, the last h = 1 is zero. */
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to);
 
