@@ -178,40 +178,51 @@ NBL_TARGET_AVX512 static inline __m512i lane_shifts(bool low_first)
                      : _mm512_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24);
 }
 
-/* Two strips, 32 columns from n: k of them down. */
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
-straight_pair(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t k_begin, int64_t k,
-              float *to, float *next)
+/* `strips` strips (2 or 4), k steps down. Four are 64 columns, which mostly share a block: its table then is scaled
+ * once. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool straight(const nbl__fourbit_source *s,
+                                                                             nbl_dtype compute, int strips,
+                                                                             int64_t n, int64_t k_begin,
+                                                                             int64_t k, float *to)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i shift = lane_shifts(s->low_first);
-    for (int64_t i = 0; i < k; i++, to += NBL_STRIP, next += NBL_STRIP) {
+    for (int64_t i = 0; i < k; i++, to += NBL_STRIP) {
         int64_t at = (k_begin + i) * s->columns + n;
         const uint8_t *codes = s->codes + at / 2;
         __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
-        float scale = nbl__block_scale(s->weight, at >> s->block_shift);
-        if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
-        __m512 values = round_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)), compute);
-        _mm512_store_ps(to, _mm512_permutexvar_ps(spread(codes, shift), values));
-        _mm512_store_ps(next, _mm512_permutexvar_ps(spread(codes + 8, shift), values));
+        __m512 values = table;
+#pragma GCC unroll 4
+        for (int t = 0; t < strips; t++) {
+            int64_t block = (at + t * NBL_STRIP) >> s->block_shift;
+            if (t == 0 || (t == 2 && block != at >> s->block_shift)) {
+                float scale = nbl__block_scale(s->weight, block);
+                if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
+                values = round_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)), compute);
+            }
+            _mm512_store_ps(to + t * k * NBL_STRIP,
+                            _mm512_permutexvar_ps(spread(codes + 8 * t, shift), values));
+        }
     }
     return true;
+}
+
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+straight_of(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t strips, int64_t k_begin,
+            int64_t k, float *to)
+{
+    int64_t t = 0;
+    for (; t + 4 <= strips; t += 4)
+        if (!straight(s, compute, 4, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP)) return false;
+    return t == strips || straight(s, compute, 2, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP);
 }
 
 NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_f32_avx512(const nbl__fourbit_source *s, int64_t n_begin,
                                                         int64_t strips, int64_t k_begin, int64_t k, float *to)
 {
-    for (int64_t t = 0; t < strips; t += 2) {
-        float *first = to + t * k * NBL_STRIP, *second = first + k * NBL_STRIP;
-        int64_t n = n_begin + t * NBL_STRIP;
-        bool done = s->compute == NBL_DTYPE_F32
-                        ? straight_pair(s, NBL_DTYPE_F32, n, k_begin, k, first, second)
-                    : s->compute == NBL_DTYPE_F16
-                        ? straight_pair(s, NBL_DTYPE_F16, n, k_begin, k, first, second)
-                        : straight_pair(s, NBL_DTYPE_BF16, n, k_begin, k, first, second);
-        if (!done) return false;
-    }
-    return true;
+    if (s->compute == NBL_DTYPE_F32) return straight_of(s, NBL_DTYPE_F32, n_begin, strips, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F16) return straight_of(s, NBL_DTYPE_F16, n_begin, strips, k_begin, k, to);
+    return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
 }
 
 /* The table of a row's block, rounded to bf16, in the upper halves. */
@@ -220,33 +231,47 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i upper_tab
     return round_upper_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)));
 }
 
+/* As above for two rows of the weight at a time. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+straight_pairs(const nbl__fourbit_source *s, int strips, int64_t n, int64_t k_begin, int64_t k,
+               int64_t padded, uint32_t *to)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    const __m512i shift = lane_shifts(s->low_first);
+    for (int64_t i = 0; i < k; i += 2, to += NBL_STRIP) {
+        int64_t at = (k_begin + i) * s->columns + n, under = at + s->columns;
+        const uint8_t *codes = s->codes + at / 2, *below = s->codes + under / 2;
+        __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
+        __builtin_prefetch(below + 8 * s->columns);
+        __m512i even = _mm512_setzero_si512(), odd = even;
+#pragma GCC unroll 4
+        for (int t = 0; t < strips; t++) {
+            int64_t block = (at + t * NBL_STRIP) >> s->block_shift;
+            int64_t block_under = (under + t * NBL_STRIP) >> s->block_shift;
+            if (t == 0 ||
+                (t == 2 && (block != at >> s->block_shift || block_under != under >> s->block_shift))) {
+                float scale = nbl__block_scale(s->weight, block);
+                float scale_under = nbl__block_scale(s->weight, block_under);
+                if (!isfinite(scale) || !isfinite(scale_under)) return false;
+                even = _mm512_srli_epi32(upper_table(table, scale), 16);
+                odd = upper_table(table, scale_under);
+            }
+            __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * t, shift), even);
+            __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * t, shift), odd);
+            _mm512_store_si512(to + t * padded * NBL_STRIP, _mm512_or_si512(a, b));
+        }
+    }
+    return true;
+}
+
 NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_pairs_avx512(const nbl__fourbit_source *s, int64_t n_begin,
                                                           int64_t strips, int64_t k_begin, int64_t k,
                                                           int64_t padded, uint32_t *to)
 {
-    const __m512 table = _mm512_loadu_ps(s->table);
-    const __m512i shift = lane_shifts(s->low_first);
-    for (int64_t t = 0; t < strips; t += 2) {
-        uint32_t *first = to + t * padded * NBL_STRIP, *second = first + padded * NBL_STRIP;
-        for (int64_t i = 0; i < k; i += 2, first += NBL_STRIP, second += NBL_STRIP) {
-            int64_t at = (k_begin + i) * s->columns + n_begin + t * NBL_STRIP;
-            const uint8_t *codes = s->codes + at / 2, *below = codes + s->columns / 2;
-            __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
-            __builtin_prefetch(below + 8 * s->columns);
-            float scale = nbl__block_scale(s->weight, at >> s->block_shift);
-            float scale_below = nbl__block_scale(s->weight, (at + s->columns) >> s->block_shift);
-            if (!isfinite(scale) || !isfinite(scale_below)) return false;
-            __m512i even = _mm512_srli_epi32(upper_table(table, scale), 16);
-            __m512i odd = upper_table(table, scale_below);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * h, shift), even);
-                __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * h, shift), odd);
-                _mm512_store_si512(h ? second : first, _mm512_or_si512(a, b));
-            }
-        }
-    }
-    return true;
+    int64_t t = 0, n = n_begin;
+    for (; t + 4 <= strips; t += 4, n += 4 * NBL_STRIP, to += 4 * padded * NBL_STRIP)
+        if (!straight_pairs(s, 4, n, k_begin, k, padded, to)) return false;
+    return t == strips || straight_pairs(s, 2, n, k_begin, k, padded, to);
 }
 
 #endif
