@@ -296,6 +296,47 @@ static void pack_b_any(const nbl__source *s, int64_t n_begin, int64_t n_end, int
 
 /* ---- four bits ---- */
 
+/* The scales of `count` consecutive blocks, NBL_STRIP floats apart. */
+static void row_scales(const nbl_weight *w, int64_t first, int64_t count, float *to)
+{
+    if (w->format == NBL_FORMAT_MXFP4 || w->nested_scales == NULL) {
+        for (int64_t i = 0; i < count; i++) to[i * NBL_STRIP] = nbl__block_scale(w, first + i);
+        return;
+    }
+    const uint8_t *codes = w->scale_codes;
+    const float *table = w->nested_table;
+    for (int64_t i = first, end = first + count; i < end;) {
+        int64_t group = i / w->nested_block, stop = nbl__min_i64(end, (group + 1) * w->nested_block);
+        float scale = w->nested_scales[group], offset = w->nested_offset;
+        for (; i < stop; i++, to += NBL_STRIP) {
+            float product = table[codes[i]] * scale;
+            *to = product + offset;
+        }
+    }
+}
+
+int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
+                      float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP])
+{
+    /* Rows of whole blocks change their scales together; others at any multiple of 32. */
+    bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
+    int shift = aligned ? s->block_shift : 5;
+    int64_t base = k_begin >> shift, count = ((k_begin + k - 1) >> shift) - base + 1;
+    for (int64_t r = 0; r < NBL_STRIP; r++) {
+        int64_t start = (row + r) * s->columns;
+        if (row + r >= row_end) {
+            for (int64_t i = 0; i < count; i++) scales[i * NBL_STRIP + r] = 0;
+        } else if (aligned) {
+            row_scales(s->weight, (start >> shift) + base, count, scales + r);
+        } else {
+            for (int64_t i = 0; i < count; i++)
+                scales[i * NBL_STRIP + r] = nbl__block_scale(s->weight, (start + ((base + i) << shift)) >>
+                                                                            s->block_shift);
+        }
+    }
+    return shift;
+}
+
 #if defined(__x86_64__)
 
 static const float mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,

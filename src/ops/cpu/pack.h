@@ -75,6 +75,11 @@ static inline float nbl__block_scale(const nbl_weight *w, int64_t block)
     return product + w->nested_offset;
 }
 
+/* The scales of 16 rows from `row` over columns k_begin + [0, k), those at or past row_end being zero: column c has its
+ * sixteen at scales[16 * ((c >> result) - (k_begin >> result))]. */
+int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
+                      float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP]);
+
 #if defined(__x86_64__)
 /* Turned: 16 rows of the weight from `row` (those at or past row_end count as zero), columns k_begin + [0, k), as
  * a strip. False, and nothing usable written, when a scale is not finite and the target is 16 bits wide: then

@@ -72,20 +72,15 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
 {
     const __m256 low = _mm256_loadu_ps(s->table), high = _mm256_loadu_ps(s->table + 8);
     const __m256 infinity = _mm256_set1_ps(INFINITY), sign = _mm256_set1_ps(-0.0f);
-    bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
-    _Alignas(32) float scales[NBL_STRIP];
+    _Alignas(32) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
         int64_t column = k_begin + i;
-        if (i == 0 || !aligned || (column & ((INT64_C(1) << s->block_shift) - 1)) == 0)
-            for (int r = 0; r < NBL_STRIP; r++)
-                scales[r] = row + r < row_end
-                                ? nbl__block_scale(s->weight,
-                                                   ((row + r) * s->columns + column) >> s->block_shift)
-                                : 0;
+        const float *factors = scales + ((column >> step) - (k_begin >> step)) * NBL_STRIP;
         for (int half = 0; half < 2; half++) {
             __m256i dwords[4];
             load_dwords_avx2(s, row + 8 * half, row_end, column, dwords);
-            __m256 scale = _mm256_load_ps(scales + 8 * half);
+            __m256 scale = _mm256_load_ps(factors + 8 * half);
             if (compute != NBL_DTYPE_F32) {
                 __m256 size = _mm256_andnot_ps(sign, scale);
                 if (_mm256_movemask_ps(_mm256_cmp_ps(size, infinity, _CMP_NLT_UQ))) return false;

@@ -65,22 +65,6 @@ load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, i
     out[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-/* The rows' scales at a column, when they can have changed. */
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void renew_scales(const nbl__fourbit_source *s,
-                                                                                 int64_t row, int64_t row_end,
-                                                                                 int64_t column, bool first,
-                                                                                 __m512 *scale)
-{
-    int64_t rest = (INT64_C(1) << s->block_shift) - 1;
-    if (!first && (s->columns & rest) == 0 && (column & rest) != 0) return;
-    _Alignas(64) float scales[NBL_STRIP];
-    for (int r = 0; r < NBL_STRIP; r++)
-        scales[r] = row + r < row_end
-                        ? nbl__block_scale(s->weight, ((row + r) * s->columns + column) >> s->block_shift)
-                        : 0;
-    *scale = _mm512_load_ps(scales);
-}
-
 NBL_TARGET_AVX512 static inline bool all_finite(__m512 scale)
 {
     return _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) == 0;
@@ -91,9 +75,10 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
        int64_t k_begin, int64_t k, float *to)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
-    __m512 scale = _mm512_setzero_ps();
+    _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
-        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (compute != NBL_DTYPE_F32 && !all_finite(scale)) return false;
         __m512i dwords[4];
         load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
@@ -130,9 +115,10 @@ turned_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t 
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m512 scale = _mm512_setzero_ps();
+    _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK / 2 * NBL_STRIP) {
-        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (!all_finite(scale)) return false;
         __m512i dwords[4];
         load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
