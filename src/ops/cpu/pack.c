@@ -306,7 +306,8 @@ static void row_scales(const nbl_weight *w, int64_t first, int64_t count, float 
     const uint8_t *codes = w->scale_codes;
     const float *table = w->nested_table;
     for (int64_t i = first, end = first + count; i < end;) {
-        int64_t group = i / w->nested_block, stop = nbl__min_i64(end, (group + 1) * w->nested_block);
+        int64_t group = w->nested_block == NBL_NESTED_BLOCK ? i / NBL_NESTED_BLOCK : i / w->nested_block;
+        int64_t stop = nbl__min_i64(end, (group + 1) * w->nested_block);
         float scale = w->nested_scales[group], offset = w->nested_offset;
         for (; i < stop; i++, to += NBL_STRIP) {
             float product = table[codes[i]] * scale;

@@ -80,6 +80,14 @@ static inline float nbl__block_scale(const nbl_weight *w, int64_t block)
 int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
                       float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP]);
 
+/* Where the codes of 16 rows begin at column k; rows past the end repeat the last. */
+static inline void nbl__strip_rows(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k,
+                                   const uint8_t *rows[NBL_STRIP])
+{
+    for (int64_t r = 0; r < NBL_STRIP; r++)
+        rows[r] = s->codes + (nbl__min_i64(row + r, row_end - 1) * s->columns + k) / 2;
+}
+
 #if defined(__x86_64__)
 /* Turned: 16 rows of the weight from `row` (those at or past row_end count as zero), columns k_begin + [0, k), as
  * a strip. False, and nothing usable written, when a scale is not finite and the target is 16 bits wide: then

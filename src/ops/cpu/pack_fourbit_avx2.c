@@ -42,20 +42,15 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 look_up_avx2
 
 /* ---- turned ---- */
 
-static inline const uint8_t *code_row(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k)
-{
-    return s->codes + ((row < row_end ? row : row_end - 1) * s->columns + k) / 2;
-}
-
 /* Eight rows: dword j of each, j < 4. */
-NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
-load_dwords_avx2(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m256i out[4])
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void load_dwords_avx2(const uint8_t *const *rows,
+                                                                                   int64_t at, __m256i out[4])
 {
     __m256i v[4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
-        __m128i first = _mm_loadu_si128((const void *)code_row(s, row + r, row_end, k));
-        __m128i fifth = _mm_loadu_si128((const void *)code_row(s, row + r + 4, row_end, k));
+        __m128i first = _mm_loadu_si128((const void *)(rows[r] + at));
+        __m128i fifth = _mm_loadu_si128((const void *)(rows[r + 4] + at));
         v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(first), fifth, 1);
     }
     __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpacklo_epi32(v[2], v[3]);
@@ -73,13 +68,15 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
     const __m256 low = _mm256_loadu_ps(s->table), high = _mm256_loadu_ps(s->table + 8);
     const __m256 infinity = _mm256_set1_ps(INFINITY), sign = _mm256_set1_ps(-0.0f);
     _Alignas(32) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
     int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
         int64_t column = k_begin + i;
         const float *factors = scales + ((column >> step) - (k_begin >> step)) * NBL_STRIP;
         for (int half = 0; half < 2; half++) {
             __m256i dwords[4];
-            load_dwords_avx2(s, row + 8 * half, row_end, column, dwords);
+            load_dwords_avx2(rows + 8 * half, i / 2, dwords);
             __m256 scale = _mm256_load_ps(factors + 8 * half);
             if (compute != NBL_DTYPE_F32) {
                 __m256 size = _mm256_andnot_ps(sign, scale);

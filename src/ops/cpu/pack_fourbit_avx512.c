@@ -38,24 +38,17 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512 round_avx5
 
 /* ---- turned ---- */
 
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m128i
-row_codes(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k)
-{
-    return _mm_loadu_si128(
-        (const void *)(s->codes + ((row < row_end ? row : row_end - 1) * s->columns + k) / 2));
-}
-
 /* Sixteen rows: dword j of each, j < 4. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
-load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m512i out[4])
+load_dwords_avx512(const uint8_t *const *rows, int64_t at, __m512i out[4])
 {
     __m512i v[4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
-        v[r] = _mm512_castsi128_si512(row_codes(s, row + r, row_end, k));
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 4, row_end, k), 1);
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 8, row_end, k), 2);
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 12, row_end, k), 3);
+        v[r] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(rows[r] + at)));
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 4] + at)), 1);
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 8] + at)), 2);
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 12] + at)), 3);
     }
     __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
     __m512i c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
@@ -76,12 +69,14 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
 {
     const __m512 table = _mm512_loadu_ps(s->table);
     _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
     int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
         __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (compute != NBL_DTYPE_F32 && !all_finite(scale)) return false;
         __m512i dwords[4];
-        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+        load_dwords_avx512(rows, i / 2, dwords);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)
 #pragma GCC unroll 8
@@ -116,12 +111,14 @@ turned_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t 
     const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
     int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK / 2 * NBL_STRIP) {
         __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (!all_finite(scale)) return false;
         __m512i dwords[4];
-        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+        load_dwords_avx512(rows, i / 2, dwords);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)
 #pragma GCC unroll 4
