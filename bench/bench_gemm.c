@@ -10,13 +10,15 @@
  *     dq+sgemm  the weight dequantised to f32 first, then sgemm
  *
  * in GFLOP/s, and ours over the two. Contenders take turns; the median of the rounds counts, or on a busy
- * machine the best. A round lasts at least a few milliseconds. NIBBLE_ISA lowers our instruction set, OPENBLAS_CORETYPE theirs. */
+ * machine the best. A round lasts at least a few milliseconds. NIBBLE_ISA lowers our instruction set and theirs,
+ * OPENBLAS_CORETYPE theirs alone. */
 #include <cblas.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/philox.h"
 #include "base/team.h"
@@ -203,8 +205,21 @@ static int parse_list(const char *text, int64_t *list, int most)
     return count;
 }
 
+/* OpenBLAS chooses its kernels when it is loaded, and takes machines newer than itself for very old ones: unless
+ * told otherwise, it is told our level, and loaded anew. */
+static void choose_core_type(char **argv)
+{
+    nbl_isa isa = NBL_ISA_SCALAR;
+    if (getenv("OPENBLAS_CORETYPE") || !nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa))
+        return;
+    if (isa < NBL_ISA_AVX2) return;
+    setenv("OPENBLAS_CORETYPE", isa >= NBL_ISA_AVX512 ? "SkylakeX" : "Haswell", 1);
+    execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv)
 {
+    choose_core_type(argv);
     bench b = {.rounds = 5};
     const char *shapes = "";
     int64_t tokens[16] = {1, 8, 64, 256, 512, 2048}, threads[16] = {1, nbl__core_count()};

@@ -20,7 +20,7 @@
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/vmath_attention.h"
 
-#define TARGET NBL_TARGET_AMX
+#define TARGET_AMX NBL_TARGET_AMX
 
 enum {
     W = 16,

@@ -22,7 +22,7 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,
+    WINDOW = 512,         /* twice that where panels are bf16 */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
     ITEMS_PER_THREAD = 6, /* what the chunks aim at */
@@ -71,7 +71,7 @@ typedef struct gemm_plan {
     int count, operands, workers;
     product_plan *products;
     operand *operand;
-    int64_t windows;
+    int64_t window_rows, windows;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
@@ -132,10 +132,12 @@ static bool same_operand(const nbl__mat *a, const nbl__mat *b)
 static route way_of(const nbl__product *p, const nbl__term *t)
 {
     const nbl__mat *a = &t->a, *b = &t->b;
-    bool plain = b->weight && b->transpose && !b->pick && !a->pick && !a->transpose && a->dropout == 0 &&
-                 b->dropout == 0;
-    if (plain && a->dtype == NBL_DTYPE_I8 && b->weight->format == NBL_FORMAT_INT8) return BY_INT8;
-    if (plain && p->m <= NBL_GEMV_MAX_ROWS && a->dtype != NBL_DTYPE_I8) return BY_GEMV;
+    if (a->pick || b->pick || a->transpose || a->dropout > 0 || b->dropout > 0) return BY_PANELS;
+    if (a->dtype == NBL_DTYPE_I8) {
+        bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
+        return codes ? BY_INT8 : BY_PANELS;
+    }
+    if (p->m <= NBL_GEMV_MAX_ROWS && (b->weight || b->dtype != NBL_DTYPE_I8)) return BY_GEMV;
     return BY_PANELS;
 }
 
@@ -178,7 +180,7 @@ static void plan_sizes(gemm_plan *plan)
         q->chunk = nbl__max_i64(
             2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
         q->chunks = nbl__ceil_div(own, q->chunk);
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
+        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, plan->window_rows));
         if (q->product->m > 0) items += q->chunks;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
@@ -258,6 +260,9 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }
     }
+    plan->window_rows = 2 * WINDOW;
+    for (int i = 0; i < plan->operands; i++)
+        if (plan->operand[i].source.kernel->panel == NBL_PANEL_F32) plan->window_rows = WINDOW;
     plan_sizes(plan);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < products[i].term_count; t++) {
@@ -335,8 +340,8 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
 {
     if (t->k == 0) return add;
     if (way->way != BY_PANELS) {
-        int64_t n_begin = at->n_begin + t->b.first_row,
-                n_end = at->n_end + t->b.first_row; /* of the weight */
+        int64_t first = t->b.transpose ? t->b.first_row : 0; /* n counts rows of the weight */
+        int64_t n_begin = at->n_begin + first, n_end = at->n_end + first;
         if (!add) clear_tile(plan, at->rows, tile);
         if (way->way == BY_GEMV) nbl__gemv(plan->isa, t, at->rows, n_begin, n_end, tile, stride);
         else
@@ -420,7 +425,8 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
         if (!written) clear_tile(plan, at.rows, room.tile);
         written = true;
         if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part, stride))
-            nbl__gemm_join(p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile, stride);
+            nbl__gemm_join(plan->isa, p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile,
+                           stride);
     }
     if (!written) clear_tile(plan, at.rows, room.tile);
     nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, stride, room.lines);
