@@ -20,7 +20,7 @@ expect() {
 
 # changed NAME FROM TO: a copy with a text of the header replaced by another of the same length.
 changed() {
-    LC_ALL=C sed "s/$2/$3/" "$golden" >"$folder/$1"
+    LC_ALL=C sed "s/$2/$3/g" "$golden" >"$folder/$1"
     if cmp -s "$golden" "$folder/$1"; then echo "golden_test: $1: nothing to change"; bad=1; fi
 }
 
