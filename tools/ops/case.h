@@ -15,6 +15,8 @@
  *     w=NxK:nf4/128@f16       a weight: format, block, the dtype its state remembers
  *     dy=none                 a cotangent that is left out; the others are made as `infer` says
  *     dtype=bf16 causal=true  attributes
+ *     accumulate=yes          gradients of parameters are added to what is there
+ *     scaling=yarn            of rotary frequencies
  *     ranks=yes               T split into more dimensions must give the same bits
  *     bound=0.1               factor on the error bound; above 1 only with the reason in the note
  *     backward=no grad=no     no backward pass at all; no finite differences
@@ -67,7 +69,7 @@ typedef struct op_case {
     const char *text;
     void *arguments;    /* attributes and inputs; outputs are empty */
     nbl_dtype dtype;    /* of the computation; f32 where the family has no such attribute */
-    double bound;       /* relative norm error of a result */
+    double factor;      /* on the bound of a result's relative norm error */
     bool backward;      /* the case has one */
     uint64_t seed;
     case_memory memory; /* of the inputs */
@@ -83,6 +85,13 @@ case_status case_build(nbl_context *ctx, const nbl__family *family, const char *
 case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
                               case_split split, op_case *c, char why[CASE_TEXT]);
 void case_destroy(op_case *c);
+
+/* The families as the table sees them: adamw and grad_norm over one tensor. NULL past the end. */
+const nbl__family *case_family_at(int index);
+/* The field that makes backward add to gradients of parameters, or NULL. */
+bool *case_accumulate(const nbl__family *family, void *arguments);
+/* A way to scale rotary frequencies: default, linear, llama3, yarn. */
+bool case_set_rope(const nbl__family *family, const char *kind, void *arguments);
 
 /* A tensor's values, from the generator's name; false when there is none of this name. The values depend on
  * seed and slot name alone, so that another dtype holds the same ones, rounded. */
@@ -130,7 +139,8 @@ const nbl__impl *case_reference(const nbl__op *op);
  * must be equal. */
 double case_error(const nbl_tensor *got, const nbl_tensor *want);
 bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b);
-double case_bound(nbl_dtype dtype);
+/* Of a result in this dtype: the compute dtype's, or its own where that is coarser. */
+double case_bound(const op_case *c, nbl_dtype dtype);
 
 /* ---- modes ---- */
 

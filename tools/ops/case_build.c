@@ -7,7 +7,8 @@
 /* Words that are neither slots nor attributes. */
 static bool is_engine_word(const char *name)
 {
-    static const char *const words[] = {"ranks", "bound", "backward", "grad", "flop", "flopb"};
+    static const char *const words[] = {"ranks", "bound",      "backward", "grad",
+                                        "flop",  "accumulate", "scaling",  "flopb"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(name, words[i]) == 0) return true;
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;
@@ -84,6 +85,19 @@ static bool read_attrs(op_case *c, char why[CASE_TEXT])
         }
         if (attr->type == NBL_ATTR_DTYPE && strcmp(attr->name, "dtype") == 0) c->dtype = *(nbl_dtype *)field;
     }
+    return true;
+}
+
+/* Fields that the family's tables do not have. */
+static bool read_special(op_case *c, char why[CASE_TEXT])
+{
+    char value[CASE_TEXT];
+    if (case_word(c->text, "accumulate", value)) {
+        bool *field = case_accumulate(c->family, c->arguments);
+        if (field == NULL || !read_flag(value, field)) return bad(why, "a bad value", "accumulate", value);
+    }
+    if (case_word(c->text, "scaling", value) && !case_set_rope(c->family, value, c->arguments))
+        return bad(why, "a bad value", "scaling", value);
     return true;
 }
 
@@ -220,7 +234,8 @@ case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const
     c->arguments = calloc(1, family->size);
     if (c->arguments == NULL) exit(1);
     if (!words_known(family, text, why) || !read_attrs(c, why)) return CASE_BAD;
-    c->bound = case_bound(c->dtype) * (case_word(text, "bound", value) ? atof(value) : 1);
+    c->factor = case_word(text, "bound", value) ? atof(value) : 1;
+    if (!read_special(c, why)) return CASE_BAD;
     return read_slots(ctx, c, split, why);
 }
 

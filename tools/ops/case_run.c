@@ -21,9 +21,8 @@ void case_end(case_run *r)
 
 static bool adds_to_gradients(const op_case *c)
 {
-    for (const nbl__attr *attr = c->family->attrs; attr->name; attr++)
-        if (strcmp(attr->name, "accumulate") == 0) return *(bool *)((char *)c->arguments + attr->offset);
-    return false;
+    const bool *field = case_accumulate(c->family, c->arguments);
+    return field && *field;
 }
 
 /* Outputs hold NaN bytes before the call; gradients that are added to, random values. */
@@ -96,9 +95,14 @@ const nbl__impl *case_reference(const nbl__op *op)
 
 /* ---- comparison ---- */
 
-double case_bound(nbl_dtype dtype)
+static double bound_of(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F16 ? 1e-3 : dtype == NBL_DTYPE_BF16 ? 8e-3 : 1e-5;
+}
+
+double case_bound(const op_case *c, nbl_dtype dtype)
+{
+    return c->factor * fmax(bound_of(c->dtype), bound_of(dtype));
 }
 
 static double value_at(const nbl_tensor *t, int64_t i)

@@ -213,8 +213,8 @@ int mode_grad(const case_options *o)
     bool first = true;
     if (!case_contexts_open(o, &contexts)) return 1;
     if (o->json) printf("[");
-    for (int i = 0; nbl__family_at(i); i++) {
-        grading g = {.o = o, .ctx = contexts.one[NBL_ISA_SCALAR], .family = nbl__family_at(i)};
+    for (int i = 0; case_family_at(i); i++) {
+        grading g = {.o = o, .ctx = contexts.one[NBL_ISA_SCALAR], .family = case_family_at(i)};
         if (!case_selected(o, g.family->name) || g.family->backward.name == NULL) continue;
         if (o->text) grade_line(&g, o->text);
         for (const case_line *line = case_table; !o->text && line->family; line++)

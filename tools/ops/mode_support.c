@@ -258,8 +258,8 @@ int mode_support(const case_options *o)
 {
     nbl_context *ctx;
     bool good = nbl_context_create(NULL, &ctx) == NBL_OK;
-    for (int i = 0; good && nbl__family_at(i); i++)
-        if (case_selected(o, nbl__family_at(i)->name)) good = support_family(nbl__family_at(i), ctx);
+    for (int i = 0; good && case_family_at(i); i++)
+        if (case_selected(o, case_family_at(i)->name)) good = support_family(case_family_at(i), ctx);
     nbl_context_destroy(ctx);
     return good && fflush(stdout) == 0 ? 0 : 1;
 }

@@ -66,7 +66,7 @@ static void compare(testing *t, const char *impl, const nbl_context *ctx, const 
         const nbl_tensor *a = nbl__slot_tensor(slot, got->arguments),
                          *b = nbl__slot_tensor(slot, t->reference.arguments);
         if (!is_result(slot, a, backward)) continue;
-        double error = case_error(a, b), bound = t->c->bound;
+        double error = case_error(a, b), bound = case_bound(t->c, a->dtype);
         if (!(error <= bound)) {
             char what[256];
             snprintf(what, sizeof what, "%s: relative error %.3g, the bound is %.3g", slot->name, error, bound);
@@ -268,8 +268,8 @@ int mode_test(const case_options *o)
     bool first = true;
     if (!case_contexts_open(o, &contexts)) return 1;
     if (o->json) printf("[");
-    for (int i = 0; nbl__family_at(i); i++) {
-        tally all = {.o = o, .contexts = &contexts, .family = nbl__family_at(i)};
+    for (int i = 0; case_family_at(i); i++) {
+        tally all = {.o = o, .contexts = &contexts, .family = case_family_at(i)};
         if (!case_selected(o, all.family->name)) continue;
         if (o->text) test_line(&all, o->text);
         for (const case_line *line = case_table; !o->text && line->family; line++)
