@@ -19,6 +19,8 @@
  *     scaling=yarn            of rotary frequencies
  *     ranks=yes               T split into more dimensions must give the same bits
  *     bound=0.1               factor on the error bound; above 1 only with the reason in the note
+ *     zero=1                  a result counts as if its elements were at least this large: for results that
+ *                             cancel, where rounding is all there is; with the reason in the note
  *     backward=no grad=no     no backward pass at all; no finite differences
  *     flop=2*T*N*K flopb=...  arithmetic of forward and backward, for `perf` */
 #ifndef NBL_CASE_H
@@ -70,6 +72,7 @@ typedef struct op_case {
     void *arguments;    /* attributes and inputs; outputs are empty */
     nbl_dtype dtype;    /* of the computation; f32 where the family has no such attribute */
     double factor;      /* on the bound of a result's relative norm error */
+    double zero;        /* the root mean square that a result counts with at least */
     bool backward;      /* the case has one */
     uint64_t seed;
     case_memory memory; /* of the inputs */
@@ -135,9 +138,9 @@ nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *im
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
 const nbl__impl *case_reference(const nbl__op *op);
 
-/* ‖got − want‖ / ‖want‖ in f64. Infinite when a NaN or an infinity is not in the same places. Integers
- * must be equal. */
-double case_error(const nbl_tensor *got, const nbl_tensor *want);
+/* ‖got − want‖ / ‖want‖ in f64, where the root mean square of `want` counts as at least `zero`. Infinite
+ * when a NaN or an infinity is not in the same places. Integers must be equal. */
+double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero);
 bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b);
 /* Of a result in this dtype: the compute dtype's, or its own where that is coarser. */
 double case_bound(const op_case *c, nbl_dtype dtype);

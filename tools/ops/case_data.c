@@ -2,7 +2,7 @@
  *
  * Generators of floats: normal (unless said), positive, zero, huge (1e4 times normal: what overflows f16 when
  * squared), outliers (some columns far above LLM.int8's threshold), tiny,
- * broken (with NaN and infinities).
+ * times-N (N times normal), broken (with NaN and infinities).
  * Generators of integers: random-N (below N), masked-N (the same with -100 in places), range (0, 1, 2, …),
  * packed (several ranges), constant-N, or a list [0,5,5,40]. N may be a named number. u8: codes. */
 #include <math.h>
@@ -121,6 +121,7 @@ static bool float_value(const char *generator, uint64_t seed, const char *slot, 
     else if (strcmp(generator, "huge") == 0) *value = plain * 1e4;
     else if (strcmp(generator, "tiny") == 0) *value = plain * 1e-3;
     else if (strcmp(generator, "broken") == 0) *value = i % 11 == 4 ? (double)INFINITY : i % 13 == 6 ? (double)NAN : plain;
+    else if (strncmp(generator, "times-", 6) == 0) *value = plain * atof(generator + 6);
     else if (strcmp(generator, "outliers") == 0) *value = i % columns % 7 == 3 ? plain * 20 : plain;
     else return false;
     return true;

@@ -120,7 +120,7 @@ bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b)
            (case_bytes(a) == 0 || memcmp(a->data, b->data, case_bytes(a)) == 0);
 }
 
-double case_error(const nbl_tensor *got, const nbl_tensor *want)
+double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero)
 {
     if (got->dtype != want->dtype || nbl__tensor_elements(got) != nbl__tensor_elements(want))
         return (double)INFINITY;
@@ -137,6 +137,7 @@ double case_error(const nbl_tensor *got, const nbl_tensor *want)
         norm += b * b;
     }
     if (difference == 0) return 0;
+    norm = fmax(norm, zero * zero * (double)nbl__tensor_elements(want));
     return norm > 0 ? sqrt(difference / norm) : (double)INFINITY;
 }
 
