@@ -24,6 +24,7 @@ void run_case(nbl_context *ctx, const op_case *c, bool skewed, case_run *r);
 void build_case(nbl_context *ctx, const char *family, const char *text, case_split split, op_case *c);
 /* All outputs and gradients; NULL, or the first slot that differs. */
 const char *different_bits(const op_case *c, const case_run *a, const case_run *b);
+void assert_same(const op_case *c, const case_run *a, const case_run *b, const char *when);
 nbl_tensor *result_of(const op_case *c, const case_run *r, const char *slot);
 
 #endif

@@ -8,12 +8,13 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
-#include "hazards_cell.inc"
+#include "ops/embedding.h"
 
 static const char *const floats[] = {"f32", "f16", "bf16"};
 #define PACKED                                                                                               \
-    "nf4@f32,nf4@f16,nf4@bf16,nf4-nested@f32,nf4-nested@f16,nf4-nested@bf16,fp4@f32,fp4@f16,fp4@bf16,"      \
+    "nf4@f32,nf4@f16,nf4@bf16,nf4-nested@f32,nf4-nested@f16,nf4-nested@bf16,fp4@f32,fp4@f16,fp4@bf16,"       \
     "int8@f32,int8@f16,int8@bf16,mxfp4@f32,mxfp4@f16,mxfp4@bf16"
 #define STORES "f32,f16,bf16," PACKED
 
@@ -52,7 +53,8 @@ static const shape shapes[] = {
      "T=1|6 K=64 N=40 M=24 R=4 x=TxK:$x w0=NxK:" STORES
      " w1=MxK:nf4 dtype=$c dy0=TxN:$g dy1=TxM lora_a0=RxK:$a lora_b0=NxR:$a scale=0.5 ranks=yes",
      "dy0"},
-    {"mlp", "T=2|5 K=32 N=64 x=TxK:$x gate=NxK:" STORES " up=NxK:nf4 down=KxN:nf4 dtype=$c dy=TxK:$g ranks=yes",
+    {"mlp",
+     "T=2|5 K=32 N=64 x=TxK:$x gate=NxK:" STORES " up=NxK:nf4 down=KxN:nf4 dtype=$c dy=TxK:$g ranks=yes",
      "T=1|6 K=32 N=64 R=4 x=TxK:$x gate=NxK:bf16 up=NxK:nf4 down=KxN:" STORES
      " dtype=$c dy=TxK:$g down.lora_a=RxN:$a down.lora_b=KxR:$a scale=0.5 ranks=yes",
      "dy"},
@@ -71,7 +73,10 @@ static void write_line(const shape *s, const cell_dtypes *d, char line[CASE_TEXT
             continue;
         }
         from++;
-        const char *name = *from == 'x' ? d->x : *from == 'c' ? d->compute : *from == 'g' ? d->gradient : d->adapter;
+        const char *name = *from == 'x'   ? d->x
+                           : *from == 'c' ? d->compute
+                           : *from == 'g' ? d->gradient
+                                          : d->adapter;
         memcpy(line + n, name, strlen(name));
         n += strlen(name);
     }
@@ -176,9 +181,9 @@ static void assert_no_history(const char *family, const char *const *texts)
 
 static void a_bf16_model_after_an_f16_model_gives_the_same_bits(void **state)
 {
-    static const char *const texts[] = {LORA("7", "nf4-nested@bf16", "bf16"), LORA("7", "nf4-nested@f16", "f16"),
-                                        LORA("7", "nf4-nested@f32", "f32"), LORA("7", "nf4-nested@bf16", "bf16"),
-                                        NULL};
+    static const char *const texts[] = {
+        LORA("7", "nf4-nested@bf16", "bf16"), LORA("7", "nf4-nested@f16", "f16"),
+        LORA("7", "nf4-nested@f32", "f32"), LORA("7", "nf4-nested@bf16", "bf16"), NULL};
     (void)state;
     assert_no_history("linear", texts);
 }
@@ -194,8 +199,9 @@ static void a_small_call_between_two_large_ones_changes_no_bit(void **state)
 
 static void one_adapter_serves_f32_decoding_and_bf16_training_in_any_order(void **state)
 {
-    static const char *const texts[] = {LORA("1", "nf4", "f32"), LORA("9", "nf4", "bf16"), LORA("1", "nf4", "f32"),
-                                        LORA("1", "nf4", "bf16"), LORA("9", "nf4", "f32"), NULL};
+    static const char *const texts[] = {LORA("1", "nf4", "f32"), LORA("9", "nf4", "bf16"),
+                                        LORA("1", "nf4", "f32"), LORA("1", "nf4", "bf16"),
+                                        LORA("9", "nf4", "f32"), NULL};
     (void)state;
     assert_no_history("linear", texts);
 }
@@ -225,7 +231,8 @@ static void *train(void *argument)
         op_case c;
         case_run a, b;
         char why[CASE_TEXT];
-        m->same = case_build(ctx, family_named("linear"), m->texts[i % 4], 1, SPLIT_NONE, &c, why) == CASE_READY;
+        m->same = case_build(ctx, family_named("linear"), m->texts[i % 4], 1, SPLIT_NONE, &c, why) ==
+                  CASE_READY;
         case_begin(&c, NULL, &a);
         case_begin(&c, NULL, &b);
         m->same = m->same && case_forward(ctx, &c, NULL, false, &a) == NBL_OK &&
@@ -270,8 +277,8 @@ static void the_dtype_that_a_state_remembers_changes_no_bit(void **state)
                 case_run r[3];
                 char text[3][CASE_TEXT];
                 for (int i = 0; i < 3; i++) {
-                    snprintf(text[i], CASE_TEXT, "T=%d K=64 N=12 x=TxK w=NxK:%s@%s dtype=%s", tokens, formats[f],
-                             floats[i], floats[dtype]);
+                    snprintf(text[i], CASE_TEXT, "T=%d K=64 N=12 x=TxK w=NxK:%s@%s dtype=%s", tokens,
+                             formats[f], floats[i], floats[dtype]);
                     build_case(ctx, "linear", text[i], SPLIT_NONE, &c[i]);
                     run_case(ctx, &c[i], false, &r[i]);
                 }
@@ -289,7 +296,8 @@ static void a_gated_product_beyond_f16_stays_finite(void **state)
 {
     hazards *h = *state;
     nbl_context *ctx = h->contexts.many[h->contexts.best];
-    static const char text[] = "T=8 K=64 N=512 x=TxK::times-120 gate=NxK:nf4 up=NxK:nf4 down=KxN:nf4 dtype=f16 backward=no";
+    static const char text[] =
+        "T=8 K=64 N=512 x=TxK::times-120 gate=NxK:nf4 up=NxK:nf4 down=KxN:nf4 dtype=f16 backward=no";
     op_case c;
     case_run r;
     build_case(ctx, "mlp", text, SPLIT_NONE, &c);
@@ -302,10 +310,51 @@ static void a_gated_product_beyond_f16_stays_finite(void **state)
     assert_matches(h, "mlp", text);
 }
 
+/* The table is a mapping of which only the touched pages cost memory. */
+static void a_table_beyond_two_to_the_31_elements_is_read_at_its_end(void **state)
+{
+    enum { COLUMNS = 1024 };
+    const int64_t rows = (INT64_C(1) << 31) / COLUMNS + 3, bytes = rows * COLUMNS * 2;
+    hazards *h = *state;
+    nbl_context *ctx = h->contexts.many[h->contexts.best];
+    uint16_t *table = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (table == MAP_FAILED) skip();
+    int32_t ids[2] = {(int32_t)rows - 1, 5};
+    for (int64_t i = 0; i < COLUMNS; i++) {
+        table[(rows - 1) * COLUMNS + i] = (uint16_t)(0x3f80 + i % 64);
+        table[5 * COLUMNS + i] = (uint16_t)(0xbf80 + i % 32);
+    }
+    uint16_t y[2][COLUMNS];
+    nbl__embedding a = {
+        .dtype = NBL_DTYPE_BF16,
+        .scale = 1,
+        .ids = {NBL_DTYPE_I32, 1, {2}, ids},
+        .w = {.format = NBL_FORMAT_DENSE,
+              .dtype = NBL_DTYPE_BF16,
+              .rank = 2,
+              .shape = {rows, COLUMNS},
+              .data = table},
+        .y = {.data = y},
+    };
+    const nbl__op *op = &family_named("embedding")->forward;
+    assert_ok(ctx, op->infer(ctx, &a));
+    for (const nbl__impl *const *impl = op->impls; *impl; impl++) {
+        uint8_t scratch[4096] __attribute__((aligned(64)));
+        assert_true(nbl__op_scratch(ctx, *impl, &a) <= sizeof scratch);
+        memset(y, 0xff, sizeof y);
+        assert_ok(ctx, nbl__op_run(ctx, op, *impl, &a, scratch, sizeof scratch));
+        assert_memory_equal(y[0], table + (rows - 1) * COLUMNS, sizeof y[0]);
+        assert_memory_equal(y[1], table + 5 * COLUMNS, sizeof y[1]);
+    }
+    munmap(table, (size_t)bytes);
+}
+
 /* ---- the table of hazards ---- */
 
 #define MATCHES(family, line) assert_matches(*state, family, line);
-#define REFUSED(family, line, ...) assert_refused(*state, family, line, (const char *const[]){__VA_ARGS__, NULL});
+#define REFUSED(family, line, ...)                                                                           \
+    assert_refused(*state, family, line, (const char *const[]){__VA_ARGS__, NULL});
 #define HAZARD(sentence, ids, ...)                                                                           \
     static void sentence(void **state)                                                                       \
     {                                                                                                        \

@@ -69,11 +69,11 @@ typedef enum case_split { SPLIT_NONE, SPLIT_ONE, SPLIT_TWO, SPLIT_DROP, SPLIT_CO
 typedef struct op_case {
     const nbl__family *family;
     const char *text;
-    void *arguments;    /* attributes and inputs; outputs are empty */
-    nbl_dtype dtype;    /* of the computation; f32 where the family has no such attribute */
-    double factor;      /* on the bound of a result's relative norm error */
-    double zero;        /* the root mean square that a result counts with at least */
-    bool backward;      /* the case has one */
+    void *arguments; /* attributes and inputs; outputs are empty */
+    nbl_dtype dtype; /* of the computation; f32 where the family has no such attribute */
+    double factor;   /* on the bound of a result's relative norm error */
+    double zero;     /* the root mean square that a result counts with at least */
+    bool backward;   /* the case has one */
     uint64_t seed;
     case_memory memory; /* of the inputs */
     uint64_t checksum;  /* of them: nothing writes an input */
@@ -101,8 +101,9 @@ bool case_set_rope(const nbl__family *family, const char *kind, void *arguments)
 bool case_fill(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
 bool case_is_integer(const char *generator);
 /* A random weight in a storage format named as in the text: "nf4-nested/128@f16". */
-case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows, int64_t columns,
-                        uint64_t seed, const char *slot, nbl_weight *weight, char why[CASE_TEXT]);
+case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,
+                        int64_t columns, uint64_t seed, const char *slot, nbl_weight *weight,
+                        char why[CASE_TEXT]);
 extern const char *const case_stores[]; /* NULL at the end */
 static inline bool case_is_weight(const nbl__slot *slot)
 {

@@ -7,8 +7,8 @@
 /* Words that are neither slots nor attributes. */
 static bool is_engine_word(const char *name)
 {
-    static const char *const words[] = {"ranks", "bound",      "backward", "grad",
-                                        "flop",  "accumulate", "scaling",  "flopb", "zero"};
+    static const char *const words[] = {"ranks",      "bound",   "backward", "grad", "flop",
+                                        "accumulate", "scaling", "flopb",    "zero"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(name, words[i]) == 0) return true;
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;
@@ -134,7 +134,8 @@ static case_status read_shape(const op_case *c, const char *text, case_split spl
         if (n == 0 || n >= sizeof dim || shape->rank + 3 > NBL_MAX_RANK) return CASE_BAD;
         snprintf(dim, sizeof dim, "%.*s", (int)n, at);
         if (!case_number(c->text, dim, &number) || number < 0) return CASE_BAD;
-        case_status status = split_of(strcmp(dim, "T") == 0 ? split : SPLIT_NONE, (int64_t)number, at[n] == 'x', shape);
+        case_status status = split_of(strcmp(dim, "T") == 0 ? split : SPLIT_NONE, (int64_t)number,
+                                      at[n] == 'x', shape);
         if (status != CASE_READY) return status;
         at += n;
         if (*at != 'x') return CASE_READY;
@@ -191,8 +192,7 @@ static case_status read_weight(nbl_context *ctx, op_case *c, const nbl__slot *sl
     case_status status = read_shape(c, value, SPLIT_NONE, &shape);
     if (status == CASE_READY && shape.rank == 2)
         return case_weight(ctx, &c->memory, store ? store + 1 : nbl_dtype_name(c->dtype), shape.shape[0],
-                           shape.shape[1], c->seed, slot->name,
-                           case_slot_weight(slot, c->arguments), why);
+                           shape.shape[1], c->seed, slot->name, case_slot_weight(slot, c->arguments), why);
     bad(why, "no matrix", slot->name, value);
     return CASE_BAD;
 }
@@ -203,7 +203,7 @@ static case_status read_slots(nbl_context *ctx, op_case *c, case_split split, ch
         char value[CASE_TEXT];
         if (!case_word(c->text, slot->name, value) || strcmp(value, "none") == 0) continue;
         case_status status = case_is_weight(slot) ? read_weight(ctx, c, slot, value, why)
-                                                           : read_tensor(c, slot, value, split, why);
+                                                  : read_tensor(c, slot, value, split, why);
         if (status != CASE_READY) return status;
     }
     return CASE_READY;
@@ -253,8 +253,8 @@ case_status case_build(nbl_context *ctx, const nbl__family *family, const char *
         snprintf(why, CASE_TEXT, "refused: %.900s", nbl_error_message(ctx));
         return CASE_BAD;
     }
-    c->backward = family->backward.name && !(case_word(text, "backward", value) && strcmp(value, "no") == 0) &&
-                  make_cotangents(c);
+    c->backward = family->backward.name &&
+                  !(case_word(text, "backward", value) && strcmp(value, "no") == 0) && make_cotangents(c);
     c->checksum = case_checksum(&c->memory);
     return CASE_READY;
 }

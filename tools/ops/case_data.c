@@ -120,7 +120,8 @@ static bool float_value(const char *generator, uint64_t seed, const char *slot, 
     else if (strcmp(generator, "zero") == 0) *value = 0;
     else if (strcmp(generator, "huge") == 0) *value = plain * 1e4;
     else if (strcmp(generator, "tiny") == 0) *value = plain * 1e-3;
-    else if (strcmp(generator, "broken") == 0) *value = i % 11 == 4 ? (double)INFINITY : i % 13 == 6 ? (double)NAN : plain;
+    else if (strcmp(generator, "broken") == 0)
+        *value = i % 11 == 4 ? (double)INFINITY : i % 13 == 6 ? (double)NAN : plain;
     else if (strncmp(generator, "times-", 6) == 0) *value = plain * atof(generator + 6);
     else if (strcmp(generator, "outliers") == 0) *value = i % columns % 7 == 3 ? plain * 20 : plain;
     else return false;
@@ -210,8 +211,9 @@ static nbl_status quantized(nbl_context *ctx, case_memory *memory, const nbl_qua
     return nbl_quantize(ctx, options, dtype, 2, shape, values, &parts, weight);
 }
 
-case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows, int64_t columns,
-                        uint64_t seed, const char *slot, nbl_weight *weight, char why[CASE_TEXT])
+case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,
+                        int64_t columns, uint64_t seed, const char *slot, nbl_weight *weight,
+                        char why[CASE_TEXT])
 {
     int64_t shape[2] = {rows, columns};
     size_t name = strcspn(store, "/@");
@@ -222,7 +224,8 @@ case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store
     nbl_quantize_options options = {.block = block ? atoi(block + 1) : 0, .nested = nested};
     if (name < sizeof format) snprintf(format, sizeof format, "%.*s", (int)(nested ? name - 7 : name), store);
     bool packed = nbl_format_parse(format, &options.format) && options.format != NBL_FORMAT_DENSE;
-    if ((!packed && !nbl_dtype_parse(format, &dense)) || (state && !nbl_dtype_parse(state + 1, &remembered))) {
+    if ((!packed && !nbl_dtype_parse(format, &dense)) ||
+        (state && !nbl_dtype_parse(state + 1, &remembered))) {
         snprintf(why, CASE_TEXT, "%.100s is no way to store a weight", store);
         return CASE_BAD;
     }

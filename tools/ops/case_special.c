@@ -28,7 +28,8 @@ static int64_t piece_begin(int64_t n, int64_t pieces, int64_t index, int64_t uni
 static nbl_tensor piece_of(const nbl_tensor *t, int64_t begin, int64_t end)
 {
     size_t element = (size_t)nbl__dtype_bits(t->dtype) / 8;
-    return (nbl_tensor){t->dtype, 1, {end - begin}, t->data ? (uint8_t *)t->data + (size_t)begin * element : NULL};
+    return (nbl_tensor){
+        t->dtype, 1, {end - begin}, t->data ? (uint8_t *)t->data + (size_t)begin * element : NULL};
 }
 
 static void copy_of(const nbl_tensor *to, const nbl_tensor *from)
@@ -175,7 +176,8 @@ typedef struct one_norm {
 static nbl__grad_norm spread_norm(const one_norm *a, const nbl_tensor *g, nbl_tensor list[PIECES])
 {
     for (int64_t i = 0; i < a->pieces; i++)
-        list[i] = piece_of(g, piece_begin(elements(g), a->pieces, i, 1), piece_begin(elements(g), a->pieces, i + 1, 1));
+        list[i] = piece_of(g, piece_begin(elements(g), a->pieces, i, 1),
+                           piece_begin(elements(g), a->pieces, i + 1, 1));
     return (nbl__grad_norm){list, a->pieces, (double)a->max_norm, a->norm, a->non_finite.data};
 }
 

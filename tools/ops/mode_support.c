@@ -28,9 +28,9 @@ typedef struct asking {
     op_case c;
     axis axes[AXES];
     int axis_count;
-    int compute_count;                          /* 1 when the family has no compute dtype */
-    nbl_weight weights[SLOTS][CHOICES];         /* by place in the family's slots */
-    bool accepted[COMPUTE][AXES][CHOICES];      /* in some combination */
+    int compute_count;                     /* 1 when the family has no compute dtype */
+    nbl_weight weights[SLOTS][CHOICES];    /* by place in the family's slots */
+    bool accepted[COMPUTE][AXES][CHOICES]; /* in some combination */
     int64_t asked[COMPUTE], accepts[COMPUTE];
     nbl_dtype results[COMPUTE][SLOTS];
     bool produced[SLOTS];
@@ -50,8 +50,8 @@ static bool join_axis(asking *a, const nbl__slot *slot, axis_kind kind, int choi
     stem_of(slot->name, stem);
     if (slot->role == NBL_ROLE_COTANGENT) snprintf(stem, sizeof stem, "d");
     int i = 0;
-    while (i < a->axis_count && (a->axes[i].kind != kind ||
-                                 (kind != AXIS_WEIGHT && strcmp(a->axes[i].stem, stem) != 0)))
+    while (i < a->axis_count &&
+           (a->axes[i].kind != kind || (kind != AXIS_WEIGHT && strcmp(a->axes[i].stem, stem) != 0)))
         i++;
     if (i == AXES) return false;
     axis *it = &a->axes[i];
@@ -80,7 +80,8 @@ static bool make_axes(asking *a)
             if (w->rank == 2 && !join_axis(a, slot, AXIS_WEIGHT, CHOICES)) return false;
         } else if (input && nbl__given(nbl__slot_tensor(slot, a->c.arguments))) {
             bool is_float = case_is_float(nbl__slot_tensor(slot, a->c.arguments)->dtype);
-            if (!join_axis(a, slot, is_float ? AXIS_FLOAT : AXIS_INTEGER, is_float ? COMPUTE : 2)) return false;
+            if (!join_axis(a, slot, is_float ? AXIS_FLOAT : AXIS_INTEGER, is_float ? COMPUTE : 2))
+                return false;
         }
     }
     return true;
@@ -106,8 +107,8 @@ static void choose(const asking *a, const axis *it, int choice, void *arguments)
         if (it->kind == AXIS_WEIGHT)
             *case_slot_weight(slot, arguments) = a->weights[slot - a->family->slots][choice];
         else
-            nbl__slot_tensor(slot, arguments)->dtype =
-                it->kind == AXIS_FLOAT ? floats[choice] : integers[choice];
+            nbl__slot_tensor(slot, arguments)->dtype = it->kind == AXIS_FLOAT ? floats[choice]
+                                                                              : integers[choice];
     }
 }
 
@@ -226,7 +227,7 @@ static bool richest_case(const nbl__family *family, char text[CASE_TEXT])
         if (strcmp(line->family, family->name) != 0 || line->kind != CASE_PLAIN) continue;
         case_expand(family, line->text, keep_first, first, why);
         for (const nbl__slot *slot = family->slots; slot->name; slot++)
-            count += case_word(first, slot->name, value) != NULL;
+            count += case_word(first, slot->name, value) && strcmp(value, "none") != 0;
         if (count <= most) continue;
         most = count;
         memcpy(text, first, CASE_TEXT);
