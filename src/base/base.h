@@ -74,6 +74,8 @@ nbl_status nbl__progress_poll(nbl_context *ctx, const char *what);
 /* ---- what the context knows ---- */
 
 nbl_isa nbl__isa(const nbl_context *ctx);
+/* The implementation that NIBBLE_IMPL named when the context was made, or NULL. */
+const char *nbl__forced_impl(const nbl_context *ctx);
 /* An operation that writes asks first; a test can make the n-th one fail (nbl__inject_write). */
 bool nbl__write_allowed(nbl_context *ctx);
 void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: never */

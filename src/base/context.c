@@ -18,6 +18,7 @@
 struct nbl_context {
     nbl_context_options options;
     nbl_isa isa;
+    char impl[64]; /* NIBBLE_IMPL */
 
     pthread_mutex_t lock; /* guards the three below while in_team */
     bool in_team;
@@ -84,6 +85,8 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     if (ctx->options.threads == 0)
         ctx->options.threads = (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);
     ctx->isa = isa;
+    const char *impl = getenv("NIBBLE_IMPL");
+    if (impl) snprintf(ctx->impl, sizeof ctx->impl, "%s", impl);
     pthread_mutex_init(&ctx->lock, NULL);
     nbl__pool_open(&ctx->pool);
     *result = ctx;
@@ -112,6 +115,11 @@ const char *nbl_error_hint(const nbl_context *ctx)
 const char *nbl_isa_name(const nbl_context *ctx)
 {
     return nbl__isa_name(ctx->isa);
+}
+
+const char *nbl__forced_impl(const nbl_context *ctx)
+{
+    return ctx->impl[0] ? ctx->impl : NULL;
 }
 
 nbl_isa nbl__isa(const nbl_context *ctx)

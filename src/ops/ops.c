@@ -60,9 +60,19 @@ static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force
            strcmp(impl->name + n + 1, force) == 0;
 }
 
+/* NIBBLE_IMPL concerns the operators that have such an implementation, and leaves the others alone. */
+static const char *forced_by_environment(const nbl_context *ctx, const nbl__op *op)
+{
+    const char *force = nbl__forced_impl(ctx);
+    for (const nbl__impl *const *at = op->impls; force && *at; at++)
+        if (is_meant(op, *at, force)) return force;
+    return NULL;
+}
+
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl)
 {
+    if (force == NULL) force = forced_by_environment(ctx, op);
     for (const nbl__impl *const *at = op->impls; *at; at++) {
         const nbl__impl *it = *at;
         if (force && !is_meant(op, it, force)) continue;

@@ -53,14 +53,14 @@ typedef struct nbl__op {
 } nbl__op;
 
 typedef enum nbl__role {
-    NBL_ROLE_INPUT,     /* must be given */
-    NBL_ROLE_OPTIONAL,  /* an input that may be absent: data NULL */
-    NBL_ROLE_WEIGHT,    /* an nbl_weight instead of an nbl_tensor; must be given */
+    NBL_ROLE_INPUT,           /* must be given */
+    NBL_ROLE_OPTIONAL,        /* an input that may be absent: data NULL */
+    NBL_ROLE_WEIGHT,          /* an nbl_weight instead of an nbl_tensor; must be given */
     NBL_ROLE_OPTIONAL_WEIGHT, /* one that may be absent: rank 0 */
-    NBL_ROLE_OUTPUT,    /* of forward; infer leaves rank 0 when these arguments do not produce it */
-    NBL_ROLE_SAVED,     /* made by forward for backward; no result of its own */
-    NBL_ROLE_COTANGENT, /* the gradient of output `of`, an input of backward; optional */
-    NBL_ROLE_GRADIENT   /* of input `of`, an output of backward; rank 0 after infer: not produced */
+    NBL_ROLE_OUTPUT,          /* of forward; infer leaves rank 0 when these arguments do not produce it */
+    NBL_ROLE_SAVED,           /* made by forward for backward; no result of its own */
+    NBL_ROLE_COTANGENT,       /* the gradient of output `of`, an input of backward; optional */
+    NBL_ROLE_GRADIENT         /* of input `of`, an output of backward; rank 0 after infer: not produced */
 } nbl__role;
 
 typedef struct nbl__slot {
@@ -68,10 +68,15 @@ typedef struct nbl__slot {
     nbl__role role;
     const char *of;
     size_t offset; /* of the nbl_tensor or nbl_weight in the struct of arguments */
+    bool kept;     /* backward reads it: it must live until then */
 } nbl__slot;
 #define NBL_SLOT(type, field, name, role, of)                                                                \
     {                                                                                                        \
-        name, NBL_ROLE_##role, of, offsetof(type, field)                                                     \
+        name, NBL_ROLE_##role, of, offsetof(type, field), false                                              \
+    }
+#define NBL_KEPT(type, field, name, role)                                                                    \
+    {                                                                                                        \
+        name, NBL_ROLE_##role, NULL, offsetof(type, field), true                                             \
     }
 
 typedef enum nbl__attr_type {
@@ -119,8 +124,9 @@ static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *argument
 /* Sets every attribute that has a default to it. */
 void nbl__attrs_reset(const nbl__family *family, void *arguments);
 
-/* The implementation to take; `force` names one that must be taken (NULL: any). `arguments` must have
- * passed infer. Declines are logged at debug level. */
+/* The implementation to take; `force` names one that must be taken (NULL: any, or the one that the
+ * environment's NIBBLE_IMPL names, where the operator has it): in full, or by what follows the operator's
+ * name ("ref"). `arguments` must have passed infer. Choice and declines are logged at debug level. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);

@@ -1,4 +1,5 @@
 /* case_text.c - lines of the case table: their words, their alternatives, their cross product. */
+#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -191,5 +192,12 @@ bool case_expand(const nbl__family *family, const char *line, case_each each, vo
 
 bool case_selected(const case_options *o, const char *family)
 {
-    return o->op == NULL || strncmp(family, o->op, strlen(o->op)) == 0;
+    char whole[CASE_TEXT];
+    regex_t pattern;
+    if (o->op == NULL) return true;
+    snprintf(whole, sizeof whole, "^(%.900s)$", o->op);
+    if (regcomp(&pattern, whole, REG_EXTENDED | REG_NOSUB) != 0) return false;
+    bool matches = regexec(&pattern, family, 0, NULL, 0) == 0;
+    regfree(&pattern);
+    return matches;
 }

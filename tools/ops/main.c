@@ -3,7 +3,7 @@
  *     nibble-ops list
  *     nibble-ops run IN.safetensors OUT.safetensors [IN OUT]… [--threads N] [--impl NAME] [--json]
  *     nibble-ops check FILE.safetensors… [--threads N] [--impl NAME]
- *     nibble-ops test|grad|perf|support [--op PREFIX] [--case TEXT] [--seed N] [--quick]     see case.h
+ *     nibble-ops test|grad|perf|support [--op REGEX] [--case TEXT] [--seed N] [--quick]     see case.h
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,11 +29,10 @@ static const char usage[] =
     "test, grad, perf, support: the table of operator cases. test compares every implementation with\n"
     "the reference, grad the references' gradients with finite differences, perf times the shapes of\n"
     "real models against what the machine can do, support lists what is accepted.\n\n"
-    "  --op PREFIX   only families whose name begins so\n"
+    "  --op REGEX    only families whose whole name this matches\n"
     "  --case TEXT   this case instead of the table's; with --op\n"
     "  --seed N      of the random values (default 1)\n"
-    "  --quick       fewer cases of each line\n"
-    "  --markdown    support: as docs/NUMERICS.md has it\n\n"
+    "  --quick       fewer cases of each line\n\n"
     "list: all operators and their implementations.\n";
 
 static int wrong_usage(const char *what)
@@ -89,7 +88,6 @@ static int read_words(int argc, char **argv, command *c)
         if (strcmp(word, "--help") == 0) return fputs(usage, stdout) < 0;
         if (strcmp(word, "--json") == 0) c->o.json = true;
         else if (strcmp(word, "--quick") == 0) c->o.quick = true;
-        else if (strcmp(word, "--markdown") == 0) c->o.markdown = true;
         else if (word[0] != '-') c->words[c->count++] = argv[i];
         else if (value == NULL) return wrong_usage("an unknown option, or one without its value");
         else if (strcmp(word, "--threads") == 0) c->o.threads = atoi(argv[++i]);

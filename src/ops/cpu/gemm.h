@@ -20,14 +20,15 @@
 /* A matrix in memory, `rows` by `columns`, and how the product sees it. */
 typedef struct nbl__mat {
     const nbl_weight *weight; /* [rows, columns] in any format; or NULL, and the dense */
-    nbl_dtype dtype;          /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
+    int64_t first_row; /* of a weight: the matrix starts at this row of it, and may end before its last */
+    nbl_dtype dtype;   /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
     const void *data;
-    int64_t stride;         /* elements from one row to the next */
-    const float *scales;    /* i8: [rows]; value = code · scale / 127 */
-    bool transpose;         /* the product sees it transposed */
-    const int32_t *pick;    /* the inner index k means column pick[k] (or row, transposed); NULL: k */
-    float dropout;          /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
-    uint64_t seed;          /* index = row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
+    int64_t stride;      /* elements from one row to the next */
+    const float *scales; /* i8: [rows]; value = code · scale / 127 */
+    bool transpose;      /* the product sees it transposed */
+    const int32_t *pick; /* the inner index k means column pick[k] (or row, transposed); NULL: k */
+    float dropout;       /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
+    uint64_t seed;       /* index = row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
     int64_t drop_columns;
 } nbl__mat;
 
@@ -45,16 +46,17 @@ typedef struct nbl__product {
     int64_t m, n;
     const nbl__term *terms;
     int term_count;
-    const float *factor;  /* [n] or NULL */
+    const float *factor;    /* [n] or NULL */
     const nbl_tensor *bias; /* [n], any float dtype; or NULL */
-    nbl_dtype dtype; /* of C: f32, f16, bf16 */
+    nbl_dtype dtype;        /* of C: f32, f16, bf16 */
     void *c;
     int64_t stride; /* of C's rows */
     bool accumulate;
 } nbl__product;
 
 /* Scratch for one call with these products; sizes and dtypes count, data pointers do not, except that
- * operands with equal `a.data` are packed once. */
+ * operands with equal `a.data` are packed once. Never less for a larger m, n or k: a caller that learns its
+ * sizes late asks for the largest. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 
