@@ -177,7 +177,7 @@ int mode_perf(const case_options *o)
                "# roofline: f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s\n",
                machine, nbl_isa_name(t.ctx), nbl_threads(t.ctx), nbl_version(), o->seed,
                t.peak.f32_flops / 1e9, t.peak.bf16_flops / 1e9, t.peak.copy_bytes / 1e9);
-    for (int i = 0; (t.family = nbl__family_at(i)); i++) {
+    for (int i = 0; (t.family = case_family_at(i)); i++) {
         if (!case_selected(o, t.family->name)) continue;
         if (o->text && !case_expand(t.family, o->text, time_text, &t, why)) t.failures++;
         for (const case_line *line = case_table; !o->text && line->family; line++)
