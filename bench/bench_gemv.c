@@ -13,6 +13,7 @@
 
 #include "base/philox.h"
 #include "ops/cpu/gemv.h"
+#include "ops/cpu/int8_product.h"
 #include "quant/quant.h"
 
 #ifndef NBL_COMMIT
@@ -105,7 +106,7 @@ typedef struct bench {
     uint8_t *data;
     size_t capacity;
     float *scales, *tile;
-    uint8_t *x;
+    uint8_t *scale_codes, *x;
     nbl_isa isa;
 } bench;
 
@@ -127,7 +128,7 @@ static void run_case(const bench *b, const bench_case *c)
     int64_t n = out * in;
     nbl_weight w = {.format = c->format, .dtype = c->compute, .rank = 2, .shape = {out, in}, .data = b->data};
     w.block = c->block;
-    if (c->nested || c->format == NBL_FORMAT_MXFP4) w.scale_codes = b->data;
+    if (c->nested || c->format == NBL_FORMAT_MXFP4) w.scale_codes = b->scale_codes;
     else w.scales = b->scales;
     if (c->nested) {
         w.nested_scales = b->scales;
@@ -160,6 +161,78 @@ static void run_case(const bench *b, const bench_case *c)
                (double)bytes / yardstick * 1e-9, yardstick / seconds);
     }
 }
+
+/* ---- products of 8-bit codes ---- */
+
+#if defined(__x86_64__)
+/* Products per second that this core's fma units do in f32 at a level: the bound of a product of f32. */
+typedef float lanes8 __attribute__((vector_size(32)));
+typedef float lanes16 __attribute__((vector_size(64)));
+#define FMA_LOOP(name, target_names, type, asm_line)                                                         \
+    __attribute__((target(target_names))) static double name(void)                                           \
+    {                                                                                                        \
+        enum { STEPS = 2000000 };                                                                            \
+        type s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0,      \
+             x = s0;                                                                                         \
+        double start = now();                                                                                \
+        for (int i = 0; i < STEPS; i++)                                                                      \
+            __asm__ volatile(asm_line(0) asm_line(1) asm_line(2) asm_line(3) asm_line(4) asm_line(5)         \
+                                 asm_line(6) asm_line(7) asm_line(8) asm_line(9)                             \
+                             : "+x"(s0), "+x"(s1), "+x"(s2), "+x"(s3), "+x"(s4), "+x"(s5), "+x"(s6),         \
+                               "+x"(s7), "+x"(s8), "+x"(s9)                                                  \
+                             : "x"(x));                                                                      \
+        return 10.0 * STEPS * (double)(sizeof x / 4) / (now() - start);                                      \
+    }
+#define FMA_LINE(n) "vfmadd231ps %10, %10, %" #n "\n\t"
+FMA_LOOP(fma_rate_avx2, "avx2,fma", lanes8, FMA_LINE)
+FMA_LOOP(fma_rate_avx512, "avx512f", lanes16, FMA_LINE)
+
+static void run_int8(const bench *b)
+{
+    enum { N = 1024, K = 4096 };
+    static const int64_t tokens[] = {1, 4, 8, 16, 64, 256, 512};
+    printf(
+        "\nproducts of 8-bit codes, [tokens, %d] by [%d, %d]; yardstick: the f32 fma rate of one core at the "
+        "same level\n%-18s %-10s %6s %11s %11s %9s\n",
+        K, N, K, "case", "with", "tokens", "Gproduct/s", "fma G/s", "ratio");
+    int8_t *codes = must(512 * K);
+    float *scales = must(512 * 4), *tile = must(512 * N * 4), *x = must(512 * K * 4);
+    for (int64_t i = 0; i < 512 * K; i++) x[i] = (float)(i % 1013 - 506);
+    memset(tile, 0, 512 * N * 4);
+    nbl_weight w = {
+        .format = NBL_FORMAT_INT8, .rank = 2, .shape = {N, K}, .data = b->data, .scales = b->scales};
+    nbl__term t = {.a = {.dtype = NBL_DTYPE_I8, .data = codes, .stride = K, .scales = scales},
+                   .b = {.weight = &w, .transpose = true},
+                   .k = K,
+                   .alpha = 1};
+    void *scratch = must(nbl__int8_product_scratch(b->isa, &t, 512, N) + 64);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        double times[3][MAX_ROUNDS];
+        for (int round = -1; round < b->rounds; round++) {
+            int at = round < 0 ? 0 : round;
+            times[0][at] = 1 / (b->isa >= NBL_ISA_AVX512 ? fma_rate_avx512 : fma_rate_avx2)();
+            double start = now();
+            nbl__int8_rows(b->isa, NBL_DTYPE_F32, x, K, 0, tokens[i], K, 0, NULL, codes, scales);
+            times[1][at] = now() - start;
+            start = now();
+            nbl__int8_product(b->isa, &t, 0, tokens[i], 0, N, tile, N, scratch);
+            times[2][at] = now() - start;
+        }
+        double fma = 1e-9 / median(times[0], b->rounds), products = (double)(tokens[i] * N) * K * 1e-9;
+        double rate = products / median(times[2], b->rounds);
+        printf("%-18s %-10s %6d %11.1f %11.1f %9.2f\n", "int8 product", nbl__isa_name(b->isa), (int)tokens[i],
+               rate, fma, rate / fma);
+        if (tokens[i] != 512) continue;
+        printf("%-18s %-10s %6d %11.2f\n", "int8 rows Gvalue/s", nbl__isa_name(b->isa), (int)tokens[i],
+               (double)(tokens[i] * K) * 1e-9 / median(times[1], b->rounds));
+    }
+    free(scratch);
+    free(codes);
+    free(scales);
+    free(tile);
+    free(x);
+}
+#endif
 
 static void print_protocol(const bench *b)
 {
@@ -201,16 +274,18 @@ int main(int argc, char **argv)
     int64_t longest = nbl__max_i64(b.out, b.in);
     b.data = must(b.capacity + 64);
     b.scales = must((size_t)nbl__max_i64(b.out * b.in / 32 + 64, b.out) * 4);
+    b.scale_codes = must((size_t)(b.out * b.in / 32 + 64));
     b.tile = must((size_t)longest * 8 * 4);
     b.x = must((size_t)longest * 8 * 4);
     memset(b.tile, 0, (size_t)longest * 8 * 4);
     for (size_t i = 0; i < b.capacity; i += 16) {
         uint32_t words[4];
         nbl__philox((uint32_t[4]){(uint32_t)(i / 16 % 65537), 0, 0, 0}, (uint32_t[2]){1, 2}, words);
-        for (int k = 0; k < 4; k++) words[k] &= 0x3f7f3f7f; /* tame as f32 and bf16, too */
+        for (int k = 0; k < 4; k++) words[k] = (words[k] & 0x80ff80ff) | 0x3f003f00; /* as bf16: 0.5 ... 2 */
         memcpy(b.data + i, words, 16);
     }
     for (int64_t i = 0; i < b.out * b.in / 32 + 64; i++) b.scales[i] = 0.01f + 1e-7f * (float)(i % 1000);
+    for (int64_t i = 0; i < b.out * b.in / 32; i++) b.scale_codes[i] = (uint8_t)(118 + i % 16);
     for (int64_t i = 0; i < longest * 8; i++) {
         float value = (float)(i % 17 - 8) * 0.125f;
         memcpy(b.x + 4 * i, &value, 4);
@@ -222,5 +297,12 @@ int main(int argc, char **argv)
             b.isa = (nbl_isa)isa;
             if (b.only == NULL || strstr(cases[i].name, b.only)) run_case(&b, &cases[i]);
         }
+#if defined(__x86_64__)
+    for (int isa = NBL_ISA_AVX2; isa <= (int)nbl__isa_detect(); isa++) {
+        if (isa == NBL_ISA_AVX512BF16 || (only_isa != NBL_ISA_COUNT && isa != (int)only_isa)) continue;
+        b.isa = (nbl_isa)isa;
+        if (b.only == NULL || strstr("int8 product", b.only)) run_int8(&b);
+    }
+#endif
     return 0;
 }

@@ -10,7 +10,7 @@
  *     int8 forward    an LLM.int8 weight, no adapter
  *
  * The median of at least three rounds and 0.2 s (--quick: 0.05 s). --tsv prints lines for bench/run, which runs torch_ops.py
- * beside it under the same names: case, "nibble", threads, flops, implementation, seconds. */
+ * beside it under the same names: case, threads, flops, implementation, seconds. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,7 +219,7 @@ static void run_case(bench *b, int c, const char *model, int64_t in, int64_t out
     double small = 2.0 * (double)tokens * RANK * (double)(in + out);
     double flops = (backward ? 2 : 1) * base + (lora ? backward ? 3 : 1 : 0) * small;
     const char *impl = steps[backward ? 1 : 0].impl->name;
-    if (b->tsv) printf("%s\tnibble\t%d\t%.0f\t%s\t%.9f\n", name, b->threads, flops, impl, seconds);
+    if (b->tsv) printf("%s\t%d\t%.0f\t%s\t%.9f\n", name, b->threads, flops, impl, seconds);
     else
         printf("%-52s %7d %10.3f ms %9.1f GFLOP/s  %s\n", name, b->threads, 1e3 * seconds,
                1e-9 * flops / seconds, impl);

@@ -1,10 +1,10 @@
 """The yardstick of nibble-bench-ops: torch, PEFT and bitsandbytes on the CPU, the same cases under the same names.
 
-    OMP_NUM_THREADS=1 python bench/torch_ops.py [--only TEXT] [--quick]
+    OMP_NUM_THREADS=1 python bench/torch_ops.py [--threads N] [--only TEXT] [--quick]
 
 lora: PEFT's adapter of rank 16 (f32, as PEFT makes it) on a bitsandbytes Linear4bit (nf4, nested); forward alone, and forward with the
 gradients of x, A and B. dense: torch's linear. int8: bitsandbytes' Linear8bitLt in eval mode, the LLM.int8 product. Prints one line per case:
-name, "torch", threads, 0, "-", median seconds of at least three rounds and 0.2 s (--quick: 0.05 s). The first call of each case is not counted.
+name, threads, 0, "-", median seconds of at least three rounds and 0.2 s (--quick: 0.05 s). The first call of each case is not counted.
 """
 import argparse
 import os
@@ -23,6 +23,7 @@ from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
 options = argparse.ArgumentParser()
+options.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))  # bitsandbytes reads the variable
 options.add_argument("--only", default="")
 options.add_argument("--quick", action="store_true")
 options.add_argument("--version", action="store_true")
@@ -31,7 +32,7 @@ if options.version:
     print(f"torch {torch.__version__}, PEFT {peft.__version__}, bitsandbytes {bitsandbytes.__version__}, "
           f"ONEDNN_MAX_CPU_ISA={os.environ['ONEDNN_MAX_CPU_ISA']}")
     raise SystemExit
-threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))
+threads = options.threads
 torch.set_num_threads(threads)
 clock = time.thread_time if threads == 1 else time.perf_counter  # as nibble-bench-ops measures
 FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -106,4 +107,4 @@ for line in (Path(__file__).parent / "shapes/linear.txt").read_text().splitlines
             if (kind, dtype) not in layers:
                 layers[kind, dtype] = layer_of(kind, FLOATS[dtype], inn, out)
             seconds = median_time(call_of(case, layers[kind, dtype], FLOATS[dtype], inn, out, tokens))
-            print(name, "torch", threads, 0, "-", f"{seconds:.9f}", sep="\t", flush=True)
+            print(name, threads, 0, "-", f"{seconds:.9f}", sep="\t", flush=True)

@@ -2,6 +2,7 @@
  * pass; the fast implementations against the references over formats, dtypes, adapters and sizes; threads, ranks, NaN. */
 #include "ops_linear_support.h"
 
+#include "ops/cpu/drop.h"
 #include "ops/dora_norm.h"
 #include "ops/linear_group.h"
 
@@ -206,6 +207,26 @@ static void more_tokens_than_a_chunk_agree_with_the_reference(void **state)
         check_layer(ctx, &k);
     }
     nbl_context_destroy(ctx);
+}
+
+/* ---- dropout ---- */
+
+static void a_run_of_a_mask_is_that_of_its_elements(void **state)
+{
+    static const int64_t starts[] = {0, 1, 3, 4, 1000, ((int64_t)1 << 34) - 40, ((int64_t)1 << 40) + 2};
+    enum { N = 300 };
+    (void)state;
+    for (nbl_isa isa = NBL_ISA_SCALAR; isa <= nbl__isa_detect(); isa++)
+        for (int s = 0; s < COUNT(starts); s++)
+            for (int n = 0; n <= N; n += 1 + n / 3) {
+                float values[N + 1];
+                for (int i = 0; i <= N; i++) values[i] = 3;
+                nbl__drop_f32(isa, 0x123456789abcdef0u, 0.25f, starts[s], n, values);
+                for (int i = 0; i < n; i++)
+                    assert_true(values[i] ==
+                                (nbl__dropout_keeps(0x123456789abcdef0u, 0.25f, starts[s] + i) ? 4 : 0));
+                assert_true(values[n] == 3);
+            }
 }
 
 /* ---- the same bits ---- */
@@ -416,8 +437,8 @@ static void a_group_agrees_with_the_reference_on_any_number_of_threads(void **st
     (void)state;
     nbl_context *one = new_context_with(1), *three = new_context_with(3);
     for (int i = 0; i < 60; i++) {
-        layer_kind k = {0, dtypes[i % 3], dtypes[i / 3 % 3], sizes[i % 5],    64, 0,
-                        5, i & 1,         (i & 2) != 0,      i & 4 ? 0.3f : 0};
+        layer_kind k = {0,     dtypes[i % 3], dtypes[i / 3 % 3], i < 58 ? sizes[i / 4 % 4] : 530, 64, 0, 5,
+                        i & 1, (i & 2) != 0,  i & 4 ? 0.3f : 0};
         pool p = {0};
         nbl__linear_group a = random_group(&p, &k, 1 + i % 4), b = a;
         check_against_reference(three, &p, &nbl__linear_group_family, &a, fmax(2e-3, bound_of(k.dtype)),
@@ -525,6 +546,7 @@ int main(void)
         cmocka_unit_test(every_format_dtype_and_adapter_agrees_with_the_reference),
         cmocka_unit_test(every_number_of_tokens_and_rank_agrees_with_the_reference),
         cmocka_unit_test(more_tokens_than_a_chunk_agree_with_the_reference),
+        cmocka_unit_test(a_run_of_a_mask_is_that_of_its_elements),
         cmocka_unit_test(the_bits_depend_neither_on_threads_nor_on_the_rank_of_x),
         cmocka_unit_test(an_unwanted_gradient_is_not_computed_and_the_others_stay),
         cmocka_unit_test(gradients_of_parameters_accumulate),

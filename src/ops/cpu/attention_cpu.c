@@ -21,14 +21,25 @@ static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     return nbl__isa(ctx) >= NBL_ISA_AVX512 ? &nbl__attention_tiles_avx512 : &nbl__attention_tiles_avx2;
 }
-#define NEEDS NBL_ISA_AVX2
+
+static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+{
+    bool in_tiles = nbl__isa(ctx) >= NBL_ISA_AMX && dtype == NBL_DTYPE_BF16;
+    return in_tiles ? &nbl__attention_tiles_amx : tiles_of(ctx);
+}
 #else
+/* Never asked: no such machine has the level that these implementations need. */
 static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     (void)ctx;
-    return NULL; /* never asked for: no such machine has the level these need */
+    return NULL;
 }
-#define NEEDS NBL_ISA_AVX2
+
+static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+{
+    (void)dtype;
+    return tiles_of(ctx);
+}
 #endif
 
 static const float log2_e = 1.44269504f;
@@ -49,7 +60,7 @@ static int64_t padded_size(const nbl__attention_tiles *tiles, int64_t size)
 static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backward, uint8_t *base,
                      run_state *s)
 {
-    s->tiles = tiles_of(ctx);
+    s->tiles = backward ? tiles_of(ctx) : forward_tiles_of(ctx, a->dtype);
     nbl__attention_job *job = &s->job;
     *job = (nbl__attention_job){.a = a,
                                 .isa = nbl__isa(ctx),
@@ -80,6 +91,11 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
         NBL_CUT(&cut, job->q_strange, blocks * job->heads);
         NBL_CUT(&cut, job->sums, rows);
         NBL_CUT(&cut, job->done, blocks * job->heads);
+    } else if (s->tiles->bf16) {
+        int64_t wide = nbl__ceil_div(job->size, 32) * 32;
+        NBL_CUT(&cut, job->kt16, job->key_heads * job->tokens * wide);
+        NBL_CUT(&cut, job->v16, job->key_heads * job->tokens * wide);
+        NBL_CUT(&cut, job->v_strange, blocks * job->key_heads);
     } else {
         NBL_CUT(&cut, job->kt, job->key_heads * job->tokens * job->size + 2 * s->tiles->vector);
         NBL_CUT(&cut, job->v, job->key_heads * job->tokens * job->ld);
@@ -326,7 +342,8 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
     return nbl__team_run(call->ctx, a->q.shape[0] * s.heads, join_item, &s, NULL);
 }
 
-const nbl__impl nbl__attention_cpu = {"attention_cpu", NEEDS, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__attention_backward_cpu = {"attention_backward_cpu", NEEDS, NULL, backward_scratch,
+const nbl__impl nbl__attention_cpu = {"attention_cpu", NBL_ISA_AVX2, NULL, forward_scratch, run_forward};
+const nbl__impl nbl__attention_backward_cpu = {"attention_backward_cpu", NBL_ISA_AVX2, NULL, backward_scratch,
                                                run_backward};
-const nbl__impl nbl__attention_decode_cpu = {"attention_decode_cpu", NEEDS, NULL, decode_scratch, run_decode};
+const nbl__impl nbl__attention_decode_cpu = {"attention_decode_cpu", NBL_ISA_AVX2, NULL, decode_scratch,
+                                             run_decode};

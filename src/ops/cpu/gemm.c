@@ -331,9 +331,8 @@ static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
 
 /* tile (+)= the term; returns whether the tile has been written. */
 static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const place *at,
-                     bool add, const worker_room *room, float *tile)
+                     bool add, const worker_room *room, float *tile, int64_t stride)
 {
-    int64_t stride = plan->tile_columns;
     if (t->k == 0) return add;
     if (way->way != BY_PANELS) {
         int64_t n_begin = at->n_begin + t->b.first_row,
@@ -370,6 +369,21 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
     return true;
 }
 
+/* Whole strips of f32 sums without an epilogue need no tile: they grow in C itself. */
+static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t columns)
+{
+    const nbl__product *p = q->product;
+    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || columns % NBL_STRIP)
+        return false;
+    bool any = false;
+    for (int t = 0; t < p->term_count; t++) {
+        if (q->terms[t].way != BY_PANELS || p->terms[t].dropout > 0) return false;
+        if (plan->operand[q->terms[t].operand].source.kernel->padded) return false;
+        any = any || p->terms[t].k > 0;
+    }
+    return any;
+}
+
 static int64_t multiply_items(const gemm_plan *plan, const product_plan *q)
 {
     if (plan->window >= q->windows || q->product->m == 0) return 0;
@@ -388,22 +402,28 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
     rows_of rows = slice_rows(p->m, q->windows, plan->window, q->slices, at.slice, NULL);
     at.row = rows.begin;
     at.rows = rows.count;
+    if (is_direct(plan, q, at.n_end - at.n_begin)) {
+        float *c = (float *)p->c + at.row * p->stride + at.n_begin;
+        bool add = false;
+        for (int t = 0; t < p->term_count; t++)
+            add = multiply(plan, &p->terms[t], &q->terms[t], &at, add, &room, c, p->stride);
+        return NBL_OK;
+    }
+    int64_t stride = plan->tile_columns;
     bool written = false;
     for (int t = 0; t < p->term_count; t++) {
         const nbl__term *term = &p->terms[t];
         if (term->dropout == 0) {
-            written = multiply(plan, term, &q->terms[t], &at, written, &room, room.tile);
+            written = multiply(plan, term, &q->terms[t], &at, written, &room, room.tile, stride);
             continue;
         }
         if (!written) clear_tile(plan, at.rows, room.tile);
         written = true;
-        if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part))
-            nbl__gemm_join(p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile,
-                           plan->tile_columns);
+        if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part, stride))
+            nbl__gemm_join(p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile, stride);
     }
     if (!written) clear_tile(plan, at.rows, room.tile);
-    nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, plan->tile_columns,
-                     room.lines);
+    nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, stride, room.lines);
     return NBL_OK;
 }
 

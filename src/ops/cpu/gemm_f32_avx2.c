@@ -36,11 +36,11 @@ micro(int rows, int64_t k, const float *a, const float *b, const nbl__block *blo
     for (int r = 0; r < rows; r++, tile += stride) {
         __m256 v0 = _mm256_mul_ps(alpha, left[r]), v1 = _mm256_mul_ps(alpha, right[r]);
         if (block->add) {
-            v0 = _mm256_add_ps(_mm256_load_ps(tile), v0);
-            v1 = _mm256_add_ps(_mm256_load_ps(tile + 8), v1);
+            v0 = _mm256_add_ps(_mm256_loadu_ps(tile), v0);
+            v1 = _mm256_add_ps(_mm256_loadu_ps(tile + 8), v1);
         }
-        _mm256_store_ps(tile, v0);
-        _mm256_store_ps(tile + 8, v1);
+        _mm256_storeu_ps(tile, v0);
+        _mm256_storeu_ps(tile + 8, v1);
     }
 }
 

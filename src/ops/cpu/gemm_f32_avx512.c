@@ -36,11 +36,11 @@ micro(int rows, int strips, const float *a, const float *b, const nbl__block *bl
 #pragma GCC unroll 14
     for (int r = 0; r < rows; r++, tile += stride) {
         __m512 v0 = _mm512_mul_ps(alpha, left[r]), v1 = _mm512_mul_ps(alpha, right[r]);
-        if (block->add) v0 = _mm512_add_ps(_mm512_load_ps(tile), v0);
-        _mm512_store_ps(tile, v0);
+        if (block->add) v0 = _mm512_add_ps(_mm512_loadu_ps(tile), v0);
+        _mm512_storeu_ps(tile, v0);
         if (strips == 2) {
-            if (block->add) v1 = _mm512_add_ps(_mm512_load_ps(tile + NBL_STRIP), v1);
-            _mm512_store_ps(tile + NBL_STRIP, v1);
+            if (block->add) v1 = _mm512_add_ps(_mm512_loadu_ps(tile + NBL_STRIP), v1);
+            _mm512_storeu_ps(tile + NBL_STRIP, v1);
         }
     }
 }

@@ -31,8 +31,8 @@ typedef struct nbl__block {
     int64_t k; /* as padded */
     float alpha;
     bool add;       /* to the tile; or write it */
-    float *tile;    /* row 0 is the first row of panel_begin; aligned to 64 bytes */
-    int64_t stride; /* a multiple of 16 */
+    float *tile;    /* row 0 is the first row of panel_begin; aligned to 64 bytes for padded kernels */
+    int64_t stride; /* elements */
 } nbl__block;
 
 typedef struct nbl__kernel {

@@ -32,13 +32,10 @@ nbl_status nbl__layer_norm(nbl_context *ctx, const nbl__linear *a, float *norm, 
 
 /* ---- between layers.c and layers_backward.c ---- */
 
-/* Adapters multiply in f32 whatever the compute dtype: f16 has too small a range for them, and with rank 1 or
- * few tokens the rounding of A, B and x·Aᵀ to bf16 shows where sums cancel. */
-#define NBL_ADAPTER_COMPUTE NBL_DTYPE_F32
-
 typedef struct nbl__layer {
     const nbl__linear *a;
     int64_t out, rank;
+    nbl_dtype adapter; /* the dtype in which adapters multiply */
     nbl_tensor y, dy;
     float *xa, *gb;          /* [tokens, r] */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */

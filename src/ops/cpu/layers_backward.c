@@ -2,8 +2,8 @@
  *
  * Sums over tokens are taken by the product (dA, dB), or column by column (bias, magnitude): an element of a
  * result belongs to one worker, which goes through the tokens in order. */
-#include "base/philox.h"
 #include "base/team.h"
+#include "ops/cpu/drop.h"
 #include "ops/cpu/layers.h"
 
 typedef struct wishes {
@@ -141,7 +141,7 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                                        : nbl__dense(b->dtype, b->data, l->rank),
                         .k = l->out,
                         .alpha = 1,
-                        .compute = NBL_ADAPTER_COMPUTE};
+                        .compute = l->adapter};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
                           .terms = term,
@@ -203,7 +203,7 @@ static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t
                        .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
                        .k = l->rank,
                        .alpha = l->a->scale,
-                       .compute = NBL_ADAPTER_COMPUTE};
+                       .compute = l->adapter};
 }
 
 /* Without DoRA: dx, dA and dB are one call; with it, dA and dB. */
@@ -223,7 +223,7 @@ static nbl_status outer_products(nbl__layers *j)
     if (with_dx) products[count++] = dx_product(j, 0, j->tokens, terms, term_count);
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
-        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = NBL_ADAPTER_COMPUTE};
+        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = l->adapter};
         nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
@@ -265,8 +265,7 @@ typedef struct row_job {
     const nbl__layers *j;
     const nbl__layer *l;
     int64_t row; /* of the first row of the chunk */
-    const float *from;
-    float *to;
+    float *from, *to;
     bool add;
 } row_job;
 
@@ -286,17 +285,11 @@ static nbl_status mask_row(void *argument, int64_t item, int worker)
 {
     const row_job *r = argument;
     const nbl__linear *a = r->l->a;
-    int64_t in = r->j->in, index = (r->row + item) * in;
-    const float *from = r->from + item * in;
-    float *to = r->to + item * in, kept = 1 / (1 - a->dropout);
-    uint32_t key[2] = {(uint32_t)a->seed, (uint32_t)(a->seed >> 32)}, words[4];
+    int64_t in = r->j->in;
+    float *from = r->from + item * in, *to = r->to + item * in;
     (void)worker;
-    for (int64_t k = 0; k < in; k++, index++) {
-        if (k == 0 || (index & 3) == 0)
-            nbl__philox((uint32_t[4]){(uint32_t)(index >> 2), (uint32_t)(index >> 34), 0, 0}, key, words);
-        float value = nbl__uniform(words[index & 3]) >= a->dropout ? from[k] * kept : 0;
-        to[k] = r->add ? to[k] + value : value;
-    }
+    nbl__drop_f32(r->isa, a->seed, a->dropout, (r->row + item) * in, in, from);
+    for (int64_t k = 0; k < in; k++) to[k] = r->add ? to[k] + from[k] : from[k];
     return NBL_OK;
 }
 
@@ -320,7 +313,7 @@ static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_jo
  * summed apart, in f32, and the rest joins them. */
 static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST];
+    nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
     int count = 0;
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
@@ -357,10 +350,11 @@ static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wid
                                   int64_t rows)
 {
     nbl__term terms[3];
+    int count = nbl__layers_terms(j, l, row, terms);
     nbl__product product = {.m = rows,
                             .n = l->out,
                             .terms = terms,
-                            .term_count = nbl__layers_terms(j, l, row, terms),
+                            .term_count = count,
                             .dtype = NBL_DTYPE_F32,
                             .c = w->plain,
                             .stride = l->out};

@@ -141,6 +141,17 @@ static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_
     }
 }
 
+/* Asks for the rows of the next panel: each is a short piece of its own page, which the hardware would fetch
+ * too late. */
+static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t k_begin, int64_t k)
+{
+    size_t size = s->mat->dtype == NBL_DTYPE_I8 ? 1 : nbl__size_of(s->mat->dtype);
+    for (int64_t r = row; r < row + count; r++) {
+        const uint8_t *from = (const uint8_t *)s->mat->data + (size_t)(r * s->mat->stride + k_begin) * size;
+        for (size_t i = 0; i < (size_t)k * size; i += 64) __builtin_prefetch(from + i);
+    }
+}
+
 static void pack_a_turned(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
 {
     int64_t k = part->k_count, padded = nbl__round_up(k, s->kernel->k_step);
@@ -150,6 +161,10 @@ static void pack_a_turned(const nbl__source *s, const nbl__pack_rows *part, uint
         int64_t start = nbl__panel_start(rows, part->panels, i);
         int64_t end = nbl__panel_start(rows, part->panels, i + 1);
         int count = (int)(nbl__min_i64(end, real) - start);
+        if (i + 1 < part->panel_end && s->mat->pick == NULL)
+            fetch_rows(s, part->row + end,
+                       nbl__min_i64(nbl__panel_start(rows, part->panels, i + 2), real) - end, part->k_begin,
+                       k);
         if (s->kernel->panel == NBL_PANEL_TILES) {
             tiles_from_rows(s, part->row + start, count, part->k_begin, k, p,
                             (uint16_t *)to + start * padded);

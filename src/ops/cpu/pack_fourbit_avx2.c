@@ -52,6 +52,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
 load_dwords_avx2(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m256i out[4])
 {
     __m256i v[4];
+#pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
         __m128i first = _mm_loadu_si128((const void *)code_row(s, row + r, row_end, k));
         __m128i fifth = _mm_loadu_si128((const void *)code_row(s, row + r + 4, row_end, k));

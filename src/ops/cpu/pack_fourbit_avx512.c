@@ -50,6 +50,7 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
 load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m512i out[4])
 {
     __m512i v[4];
+#pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
         v[r] = _mm512_castsi128_si512(row_codes(s, row + r, row_end, k));
         v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 4, row_end, k), 1);
@@ -237,6 +238,7 @@ NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_pairs_avx512(const nbl__fourbit_sou
             if (!isfinite(scale) || !isfinite(scale_below)) return false;
             __m512i even = _mm512_srli_epi32(upper_table(table, scale), 16);
             __m512i odd = upper_table(table, scale_below);
+#pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * h, shift), even);
                 __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * h, shift), odd);

@@ -13,24 +13,37 @@
 NBL_TARGET_AVX2 static inline void square_avx2(const float *const *rows, int64_t i, __m256 out[8])
 {
     __m256 a[8], b[8];
+#pragma GCC unroll 8
     for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(rows[r] + i);
+#pragma GCC unroll 8
     for (int r = 0; r < 8; r += 2) {
         b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]);
         b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < 8; r += 4) {
         a[r] = _mm256_shuffle_ps(b[r], b[r + 2], 0x44);
         a[r + 1] = _mm256_shuffle_ps(b[r], b[r + 2], 0xee);
         a[r + 2] = _mm256_shuffle_ps(b[r + 1], b[r + 3], 0x44);
         a[r + 3] = _mm256_shuffle_ps(b[r + 1], b[r + 3], 0xee);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < 4; r++) {
         out[r] = _mm256_permute2f128_ps(a[r], a[r + 4], 0x20);
         out[r + 4] = _mm256_permute2f128_ps(a[r], a[r + 4], 0x31);
     }
 }
 
-/* Returns how many steps of k were turned, a multiple of 8; the last of them may have excess. */
+NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int count, float *to)
+{
+    float values[16];
+    _mm256_storeu_ps(values, low);
+    _mm256_storeu_ps(values + 8, high);
+    memcpy(to, values, (size_t)count * sizeof *to);
+}
+
+/* Returns how many steps of k were turned, a multiple of 8; from 4 rows on, since one step more must have room
+ * for the excess of the one before. */
 NBL_TARGET_AVX2 static int64_t turn_avx2(const float *const *rows, int count, int64_t k, float *to)
 {
     const float *all[NBL_PANEL_MAX_ROWS];
@@ -40,14 +53,24 @@ NBL_TARGET_AVX2 static int64_t turn_avx2(const float *const *rows, int count, in
         __m256 low[8], high[8];
         square_avx2(all, i, low);
         if (count <= 8) {
-            for (int s = 0; s < 8; s++, to += count) _mm256_storeu_ps(to, low[s]);
-            continue;
+#pragma GCC unroll 8
+            for (int s = 0; s < 7; s++, to += count) _mm256_storeu_ps(to, low[s]);
+            high[7] = low[7];
+        } else {
+            square_avx2(all + 8, i, high);
+#pragma GCC unroll 8
+            for (int s = 0; s < 7; s++, to += count) {
+                _mm256_storeu_ps(to, low[s]);
+                _mm256_storeu_ps(to + 8, high[s]);
+            }
         }
-        square_avx2(all + 8, i, high);
-        for (int s = 0; s < 8; s++, to += count) {
-            _mm256_storeu_ps(to, low[s]);
-            _mm256_storeu_ps(to + 8, high[s]);
+        if (i + 8 == k && count != 8 && count != 16) {
+            put_exactly(low[7], high[7], count, to);
+        } else {
+            _mm256_storeu_ps(to, low[7]);
+            if (count > 8) _mm256_storeu_ps(to + 8, high[7]);
         }
+        to += count;
     }
     return i;
 }
@@ -80,8 +103,7 @@ void nbl__turn_f32(nbl_isa isa, const float *const *rows, int count, int64_t k, 
 {
     int64_t i = 0;
 #if defined(__x86_64__)
-    /* At least one step stays for the exact store, unless whole vectors are exact. */
-    if (isa >= NBL_ISA_AVX2) i = turn_avx2(rows, count, count % 8 ? k - 1 : k, to);
+    if (isa >= NBL_ISA_AVX2 && count >= 4) i = turn_avx2(rows, count, k, to);
 #else
     (void)isa;
 #endif
