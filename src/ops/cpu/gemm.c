@@ -1,7 +1,7 @@
 /* gemm.c - the driver of gemm.h: who packs and multiplies what.
  *
  *     rows       windows of at most WINDOW rows, one after the other; a window is cut into slices
- *     columns    chunks of at most MAX_CHUNK strips
+ *     columns    chunks of at most MAX_CHUNK strips of 16
  *     k          blocks of at most the kernel's k_block, in order
  *
  *     per window   1. pack every distinct A: items (operand, slice, block of k, 64 rows)
@@ -22,7 +22,8 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* twice that where panels are bf16 */
+    WINDOW = 512,         /* rows; twice that where panels are bf16 */
+    BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
     ITEMS_PER_THREAD = 6, /* what the chunks aim at */
@@ -360,16 +361,19 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             .a = panels_of(o, &rows, at->slice, k),
             .rows = rows.padded,
             .panels = rows.panels,
-            .panel_end = rows.panels,
             .b = room->b,
             .strips = nbl__ceil_div(at->n_end - at->n_begin, NBL_STRIP),
             .k = nbl__round_up(count, kernel->k_step),
             .alpha = t->alpha,
             .add = add || k > 0,
-            .tile = tile,
             .stride = stride,
         };
-        kernel->run(&block);
+        for (int64_t p = 0; p < rows.panels; p = block.panel_end) {
+            block.panel_begin = p;
+            block.panel_end = nbl__min_i64(rows.panels, p + BLOCK_ROWS / kernel->rows);
+            block.tile = tile + nbl__panel_start(rows.padded, rows.panels, p) * stride;
+            kernel->run(&block);
+        }
     }
     return true;
 }
