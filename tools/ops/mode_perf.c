@@ -36,10 +36,14 @@ static double weight_bytes(const nbl_weight *w)
 /* What a direction reads and writes. */
 static double bytes_of(const nbl__family *family, void *arguments, bool backward)
 {
+    const nbl__slot *ids = nbl__slot_find(family, "ids");
     double sum = 0;
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
         if (case_is_weight(slot)) {
-            sum += weight_bytes(case_slot_weight(slot, arguments));
+            const nbl_weight *w = case_slot_weight(slot, arguments);
+            double rows = ids ? (double)nbl__tensor_elements(nbl__slot_tensor(ids, arguments)) : 0;
+            sum += weight_bytes(w) *
+                   (ids ? rows / (double)w->shape[0] : 1); /* a table's rows that are used */
             continue;
         }
         const nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
