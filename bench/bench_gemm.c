@@ -165,6 +165,7 @@ static void measure(bench *b, const layer *l, int64_t m)
         for (int i = 0; i < CONTENDERS; i++) {
             contender who = turns[i];
             if (!b->run[who]) continue;
+            once(b, l, m, who); /* as within a training step: threads awake, operands in the caches they fit */
             double start = now(b);
             for (int r = 0; r < repeats; r++) once(b, l, m, who);
             times[who][round < 0 ? 0 : round] = (now(b) - start) / repeats;
