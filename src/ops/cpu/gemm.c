@@ -138,7 +138,9 @@ static route way_of(const nbl__product *p, const nbl__term *t)
         bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
         return codes ? BY_INT8 : BY_PANELS;
     }
-    if (p->m <= NBL_GEMV_MAX_ROWS && (b->weight || b->dtype != NBL_DTYPE_I8)) return BY_GEMV;
+    /* Down the columns of B, packing is faster than reading in place even for one row. */
+    bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
+    if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
     return BY_PANELS;
 }
 
