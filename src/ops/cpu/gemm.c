@@ -22,7 +22,7 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* rows; twice that where panels are bf16 */
+    WINDOW = 512,         /* rows; twice that with AMX, beside which decoding weighs more */
     BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
@@ -213,9 +213,11 @@ static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
     if (way->way == BY_PANELS) {
         const operand *o = &plan->operand[way->operand];
         const nbl__kernel *kernel = o->source.kernel;
-        size_t b = panel_bytes(kernel, nbl__round_up(o->k_block, kernel->k_step) * plan->tile_columns);
+        /* Grows with k, as o->k_block need not: a call may have less k than was measured. */
+        int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
+        size_t b = panel_bytes(kernel, longest * plan->tile_columns);
         if (b > plan->b_bytes) plan->b_bytes = b;
-        bytes = nbl__pack_scratch(o->k_block, nbl__max_i64(plan->tile_rows, plan->tile_columns));
+        bytes = nbl__pack_scratch(longest, nbl__max_i64(plan->tile_rows, plan->tile_columns));
     }
     if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
 }
@@ -260,12 +262,12 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
         *q = (product_plan){.product = p, .terms = next};
         for (int t = 0; t < p->term_count; t++, next++) {
             next->way = way_of(p, &p->terms[t]);
+            /* Measured as if packed: a list of picks that is not there yet would have it so. */
+            if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }
     }
-    plan->window_rows = 2 * WINDOW;
-    for (int i = 0; i < plan->operands; i++)
-        if (plan->operand[i].source.kernel->panel == NBL_PANEL_F32) plan->window_rows = WINDOW;
+    plan->window_rows = plan->isa >= NBL_ISA_AMX ? 2 * WINDOW : WINDOW;
     plan_sizes(plan);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < products[i].term_count; t++) {
