@@ -22,7 +22,7 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* rows; twice that with AMX, beside which decoding weighs more */
+    WINDOW = 512,         /* rows */
     BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
@@ -72,7 +72,7 @@ typedef struct gemm_plan {
     int count, operands, workers;
     product_plan *products;
     operand *operand;
-    int64_t window_rows, windows;
+    int64_t windows;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
@@ -183,7 +183,7 @@ static void plan_sizes(gemm_plan *plan)
         q->chunk = nbl__max_i64(
             2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
         q->chunks = nbl__ceil_div(own, q->chunk);
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, plan->window_rows));
+        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
         if (q->product->m > 0) items += q->chunks;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
@@ -267,7 +267,6 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }
     }
-    plan->window_rows = plan->isa >= NBL_ISA_AMX ? 2 * WINDOW : WINDOW;
     plan_sizes(plan);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < products[i].term_count; t++) {
