@@ -154,6 +154,12 @@ static double ratio(const bench *b, const double *mine, const double *other)
     return b->best ? least_other / least : middle(b, list);
 }
 
+/* OpenBLAS' threads keep a core busy for a while after a call: they must not do so in the next contender's time. */
+static void let_threads_sleep(const bench *b)
+{
+    if (b->threads > 1) nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+}
+
 static void measure(bench *b, const layer *l, int64_t m)
 {
     static const contender turns[CONTENDERS] = {NF4,      SGEMM,      DQ,      NF4_BF16,
@@ -165,6 +171,7 @@ static void measure(bench *b, const layer *l, int64_t m)
         for (int i = 0; i < CONTENDERS; i++) {
             contender who = turns[i];
             if (!b->run[who]) continue;
+            let_threads_sleep(b);
             once(b, l, m, who); /* as within a training step: threads awake, operands in the caches they fit */
             double start = now(b);
             for (int r = 0; r < repeats; r++) once(b, l, m, who);
@@ -236,8 +243,12 @@ static void choose_core_type(char **argv)
     nbl_isa isa = NBL_ISA_SCALAR;
     if (getenv("OPENBLAS_CORETYPE") || !nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa))
         return;
-    if (isa < NBL_ISA_AVX2) return;
-    setenv("OPENBLAS_CORETYPE", isa >= NBL_ISA_AVX512 ? "SkylakeX" : "Haswell", 1);
+    setenv("OPENBLAS_THREAD_TIMEOUT", "20", 0); /* 2^20 cycles, see let_threads_sleep */
+    setenv("OPENBLAS_CORETYPE",
+           isa >= NBL_ISA_AVX512 ? "SkylakeX"
+           : isa >= NBL_ISA_AVX2 ? "Haswell"
+                                 : "Prescott",
+           1);
     execv("/proc/self/exe", argv);
 }
 

@@ -22,7 +22,7 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* rows; twice that where panels are bf16 */
+    WINDOW = 512,         /* rows */
     BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
@@ -72,7 +72,7 @@ typedef struct gemm_plan {
     int count, operands, workers;
     product_plan *products;
     operand *operand;
-    int64_t window_rows, windows;
+    int64_t windows;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
@@ -138,7 +138,9 @@ static route way_of(const nbl__product *p, const nbl__term *t)
         bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
         return codes ? BY_INT8 : BY_PANELS;
     }
-    if (p->m <= NBL_GEMV_MAX_ROWS && (b->weight || b->dtype != NBL_DTYPE_I8)) return BY_GEMV;
+    /* Down the columns of B, packing is faster than reading in place even for one row. */
+    bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
+    if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
     return BY_PANELS;
 }
 
@@ -181,7 +183,7 @@ static void plan_sizes(gemm_plan *plan)
         q->chunk = nbl__max_i64(
             2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
         q->chunks = nbl__ceil_div(own, q->chunk);
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, plan->window_rows));
+        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
         if (q->product->m > 0) items += q->chunks;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
@@ -211,9 +213,11 @@ static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
     if (way->way == BY_PANELS) {
         const operand *o = &plan->operand[way->operand];
         const nbl__kernel *kernel = o->source.kernel;
-        size_t b = panel_bytes(kernel, nbl__round_up(o->k_block, kernel->k_step) * plan->tile_columns);
+        /* Grows with k, as o->k_block need not: a call may have less k than was measured. */
+        int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
+        size_t b = panel_bytes(kernel, longest * plan->tile_columns);
         if (b > plan->b_bytes) plan->b_bytes = b;
-        bytes = nbl__pack_scratch(o->k_block, nbl__max_i64(plan->tile_rows, plan->tile_columns));
+        bytes = nbl__pack_scratch(longest, nbl__max_i64(plan->tile_rows, plan->tile_columns));
     }
     if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
 }
@@ -258,12 +262,11 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
         *q = (product_plan){.product = p, .terms = next};
         for (int t = 0; t < p->term_count; t++, next++) {
             next->way = way_of(p, &p->terms[t]);
+            /* Measured as if packed: a list of picks that is not there yet would have it so. */
+            if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }
     }
-    plan->window_rows = 2 * WINDOW;
-    for (int i = 0; i < plan->operands; i++)
-        if (plan->operand[i].source.kernel->panel == NBL_PANEL_F32) plan->window_rows = WINDOW;
     plan_sizes(plan);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < products[i].term_count; t++) {

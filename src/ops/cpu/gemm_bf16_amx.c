@@ -108,6 +108,6 @@ NBL_TARGET_AMX static void run(const nbl__block *block)
 }
 
 const nbl__kernel nbl__gemm_bf16_32x32_amx = {
-    "gemm_bf16_32x32_amx", NBL_PANEL_TILES, ROWS, K_STEP, 512, true, run};
+    "gemm_bf16_32x32_amx", NBL_PANEL_TILES, ROWS, K_STEP, 1024, true, run};
 
 #endif

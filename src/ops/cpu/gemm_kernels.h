@@ -17,7 +17,7 @@
 enum {
     NBL_STRIP = 16,          /* columns */
     NBL_PANEL_MAX_ROWS = 16, /* of any kernel */
-    NBL_MAX_K_BLOCK = 512
+    NBL_MAX_K_BLOCK = 1024
 };
 
 typedef enum nbl__panel { NBL_PANEL_F32, NBL_PANEL_PAIRS, NBL_PANEL_TILES } nbl__panel;
