@@ -111,12 +111,12 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__linear, x, "x", INPUT, NULL),
-    NBL_SLOT(nbl__linear, w, "w", WEIGHT, NULL),
+    NBL_KEPT(nbl__linear, x, "x", INPUT),
+    NBL_KEPT(nbl__linear, w, "w", WEIGHT),
     NBL_SLOT(nbl__linear, bias, "b", OPTIONAL, NULL),
-    NBL_SLOT(nbl__linear, lora_a, "lora_a", OPTIONAL, NULL),
-    NBL_SLOT(nbl__linear, lora_b, "lora_b", OPTIONAL, NULL),
-    NBL_SLOT(nbl__linear, magnitude, "magnitude", OPTIONAL, NULL),
+    NBL_KEPT(nbl__linear, lora_a, "lora_a", OPTIONAL),
+    NBL_KEPT(nbl__linear, lora_b, "lora_b", OPTIONAL),
+    NBL_KEPT(nbl__linear, magnitude, "magnitude", OPTIONAL),
     NBL_SLOT(nbl__linear, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__linear, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__linear, dx, "dx", GRADIENT, "x"),

@@ -67,10 +67,15 @@ typedef struct nbl__slot {
     nbl__role role;
     const char *of;
     size_t offset; /* of the nbl_tensor or nbl_weight in the struct of arguments */
+    bool kept;     /* backward reads it: it must live until then */
 } nbl__slot;
 #define NBL_SLOT(type, field, name, role, of)                                                                \
     {                                                                                                        \
-        name, NBL_ROLE_##role, of, offsetof(type, field)                                                     \
+        name, NBL_ROLE_##role, of, offsetof(type, field), false                                              \
+    }
+#define NBL_KEPT(type, field, name, role)                                                                    \
+    {                                                                                                        \
+        name, NBL_ROLE_##role, NULL, offsetof(type, field), true                                             \
     }
 
 typedef enum nbl__attr_type {
