@@ -4,7 +4,26 @@
 
 #include "ops/ops.h"
 
-#define NBL_FAMILIES(X) X(linear)
+#define NBL_FAMILIES(X)                                                                                      \
+    X(linear)                                                                                                \
+    X(rmsnorm)                                                                                               \
+    X(layernorm)                                                                                             \
+    X(rope_table)                                                                                            \
+    X(rope)                                                                                                  \
+    X(embedding)                                                                                             \
+    X(add)                                                                                                   \
+    X(cast)                                                                                                  \
+    X(scale)                                                                                                 \
+    X(gated)                                                                                                 \
+    X(check_finite)                                                                                          \
+    X(cross_entropy)                                                                                         \
+    X(adamw)                                                                                                 \
+    X(grad_norm)                                                                                             \
+    X(linear_group)                                                                                          \
+    X(mlp)                                                                                                   \
+    X(dora_norm)                                                                                             \
+    X(attention)                                                                                             \
+    X(attention_decode)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

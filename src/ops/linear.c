@@ -1,4 +1,5 @@
-/* linear.c - the rows of linear and linear_backward: checks and outputs. Implementations are in ref/. */
+/* linear.c - the rows of linear and linear_backward: checks and outputs. Implementations are in
+ * cpu/ and ref/. */
 #include "ops/linear.h"
 
 #include <math.h>
@@ -15,7 +16,7 @@ bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index)
     return nbl__uniform(words[index & 3]) >= dropout;
 }
 
-/* A tensor's name in a message: "gate.lora_a". */
+/* A tensor's name in a message: "gate.lora_a", "lora_a1". */
 typedef struct name_text {
     char text[64];
 } name_text;
@@ -23,7 +24,15 @@ typedef struct name_text {
 static name_text named(const char *part, const char *name)
 {
     name_text full;
-    snprintf(full.text, sizeof full.text, "%s%s", part, name);
+    bool before = nbl__ends_with(part, ".");
+    snprintf(full.text, sizeof full.text, "%s%s", before ? part : name, before ? name : part);
+    return full;
+}
+
+static name_text weight_named(const char *part)
+{
+    name_text full = named(part, "w");
+    if (nbl__ends_with(part, ".")) snprintf(full.text, sizeof full.text, "%.*s", (int)strlen(part) - 1, part);
     return full;
 }
 
@@ -31,13 +40,15 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
                                 int64_t out, int64_t in)
 {
     bool has_a = nbl__given(&a->lora_a), has_b = nbl__given(&a->lora_b), has_m = nbl__given(&a->magnitude);
-    NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s%s without %s%s", op, part,
-              has_a ? "lora_a" : "lora_b", part, has_a ? "lora_b" : "lora_a");
-    NBL_CHECK(ctx, !has_m || has_a, NBL_ERROR_ARGUMENT, "%s: %smagnitude without lora_a and lora_b", op,
-              part);
-    if (!has_a) return NBL_OK;
+    bool has_norm = nbl__given(&a->norm);
     name_text name_a = named(part, "lora_a"), name_b = named(part, "lora_b"),
-              name_m = named(part, "magnitude");
+              name_m = named(part, "magnitude"), name_n = named(part, "norm");
+    NBL_CHECK(ctx, has_a == has_b, NBL_ERROR_ARGUMENT, "%s: %s without %s", op,
+              has_a ? name_a.text : name_b.text, has_a ? name_b.text : name_a.text);
+    NBL_CHECK(ctx, !has_m || has_a, NBL_ERROR_ARGUMENT, "%s: %s without %s and %s", op, name_m.text,
+              name_a.text, name_b.text);
+    NBL_CHECK(ctx, !has_norm || has_m, NBL_ERROR_ARGUMENT, "%s: %s without %s", op, name_n.text, name_m.text);
+    if (!has_a) return NBL_OK;
     NBL_TRY(nbl__check_float(ctx, op, name_a.text, &a->lora_a));
     NBL_TRY(nbl__check_float(ctx, op, name_b.text, &a->lora_b));
     int64_t r = a->lora_a.rank == 2 ? a->lora_a.shape[0] : -1;
@@ -48,13 +59,16 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
               op, (double)a->dropout);
     if (!has_m) return NBL_OK;
     NBL_TRY(nbl__check_float(ctx, op, name_m.text, &a->magnitude));
-    return nbl__check_dims(ctx, op, name_m.text, &a->magnitude, 1, &out);
+    NBL_TRY(nbl__check_dims(ctx, op, name_m.text, &a->magnitude, 1, &out));
+    if (!has_norm) return NBL_OK;
+    NBL_TRY(nbl__check_dtype(ctx, op, name_n.text, &a->norm, NBL_DTYPE_F32));
+    return nbl__check_dims(ctx, op, name_n.text, &a->norm, 1, &out);
 }
 
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
-    name_text name_w = named(part, "w"), name_b = named(part, "b");
+    name_text name_w = weight_named(part), name_b = named(part, "b");
     NBL_CHECK(ctx, a->w.rank == 2, NBL_ERROR_SHAPE, "%s: %s is %s, not a matrix [out, in]", op, name_w.text,
               nbl__show_shape(a->w.rank, a->w.shape).text);
     NBL_CHECK(ctx, a->w.format != NBL_FORMAT_DENSE || nbl__is_compute(a->w.dtype), NBL_ERROR_DTYPE,
@@ -117,6 +131,7 @@ static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear, lora_a, "lora_a", OPTIONAL),
     NBL_KEPT(nbl__linear, lora_b, "lora_b", OPTIONAL),
     NBL_KEPT(nbl__linear, magnitude, "magnitude", OPTIONAL),
+    NBL_KEPT(nbl__linear, norm, "norm", OPTIONAL),
     NBL_SLOT(nbl__linear, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__linear, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__linear, dx, "dx", GRADIENT, "x"),
@@ -131,8 +146,8 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6), {0},
 };
-static const nbl__impl *const forward_impls[] = {&nbl__linear_ref, NULL};
-static const nbl__impl *const backward_impls[] = {&nbl__linear_backward_ref, NULL};
+static const nbl__impl *const forward_impls[] = {&nbl__linear_cpu, &nbl__linear_ref, NULL};
+static const nbl__impl *const backward_impls[] = {&nbl__linear_backward_cpu, &nbl__linear_backward_ref, NULL};
 const nbl__family nbl__linear_family = {
     "linear",
     sizeof(nbl__linear),

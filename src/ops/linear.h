@@ -1,12 +1,17 @@
 /* linear.h - a frozen linear layer with a trained adapter, forward and backward.
  *
  *     y = x·Wᵀ + s·(drop(x)·Aᵀ)·Bᵀ                       LoRA
- *     y = (the same) · magnitude / ‖W + s·B·A‖ by rows    DoRA; the norm is a constant in backward
+ *     y = (the same) · magnitude / ‖W + s·B·A‖ by rows    DoRA; the norm is a constant in backward, and
+ *                                                         computed in every call unless it is given
  *     y = … + bias
  *
  * x [tokens, in], W [out, in] in any storage format, A [r, in], B [out, r]; tokens is every dimension of
  * x but the last. W is decoded straight into the compute dtype, one rounding. x, dy, bias, y and dx have
- * the compute dtype; A, B and the magnitude may be f32, f16 or bf16; gradients of parameters are f32. */
+ * the compute dtype; A, B and the magnitude may be f32, f16 or bf16; gradients of parameters are f32.
+ *
+ * A weight in int8 multiplies as LLM.int8 does (forward; backward uses the decoded weight): columns of x
+ * with a value at or above the threshold, or one that is not finite, stay as they are; the others are
+ * quantised to 8 bits, row by row, by their largest magnitude. */
 #ifndef NBL_LINEAR_H
 #define NBL_LINEAR_H
 
@@ -17,23 +22,37 @@ typedef struct nbl__linear {
     nbl_tensor x;
     nbl_weight w;
     nbl_tensor bias, lora_a, lora_b, magnitude; /* optional; A and B together, magnitude with them */
-    float scale;                                /* s */
-    float dropout;                              /* 0 <= p < 1, of the adapter's input */
-    uint64_t seed;                              /* decides the mask, together with the place in x */
-    float threshold;                            /* int8: columns with a value this large stay unquantised */
-    nbl_tensor y;                               /* forward: the output */
-    nbl_tensor dy;                              /* backward: the input, */
+    nbl_tensor norm; /* f32 [out], optional with a magnitude: ‖W + s·B·A‖ as dora_norm gives it */
+    float scale;     /* s */
+    float dropout;   /* 0 <= p < 1, of the adapter's input */
+    uint64_t seed;   /* decides the mask, together with the place in x */
+    float threshold; /* int8: columns with a value this large stay unquantised */
+    nbl_tensor y;    /* forward: the output */
+    nbl_tensor dy;   /* backward: the input, */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude; /* and the outputs, for what is given */
     bool accumulate; /* backward adds to the gradients of parameters instead of writing them */
 } nbl__linear;
 
+extern const nbl__impl nbl__linear_cpu, nbl__linear_backward_cpu;
 extern const nbl__impl nbl__linear_ref, nbl__linear_backward_ref;
 
 /* The checks of forward and backward, for every operator that has linear layers inside: `part` names
- * the layer ("" or "gate.") in messages. They set the dtypes and shapes of the outputs. */
+ * the layer in messages, as the slots do: "gate." goes before a tensor's name (its weight is "gate"), "1"
+ * after it. They set the dtypes and shapes of the outputs. */
 nbl_status nbl__linear_infer(nbl_context *ctx, const char *op, const char *part, nbl__linear *a);
 nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const char *part, nbl__linear *a);
 
+/* r, or 0 without an adapter. */
+static inline int64_t nbl__linear_rank(const nbl__linear *a)
+{
+    return nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0;
+}
+
+/* The seed of mask number `index` where one attribute `seed` serves several; number 0 keeps it. */
+static inline uint64_t nbl__dropout_seed(uint64_t seed, int64_t index)
+{
+    return seed + (uint64_t)index * 0x9E3779B97F4A7C15u;
+}
 /* Does dropout keep element `index` of x? */
 bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index);
 

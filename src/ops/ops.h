@@ -53,13 +53,14 @@ typedef struct nbl__op {
 } nbl__op;
 
 typedef enum nbl__role {
-    NBL_ROLE_INPUT,     /* must be given */
-    NBL_ROLE_OPTIONAL,  /* an input that may be absent: data NULL */
-    NBL_ROLE_WEIGHT,    /* an nbl_weight instead of an nbl_tensor; must be given */
-    NBL_ROLE_OUTPUT,    /* of forward; infer leaves rank 0 when these arguments do not produce it */
-    NBL_ROLE_SAVED,     /* made by forward for backward; no result of its own */
-    NBL_ROLE_COTANGENT, /* the gradient of output `of`, an input of backward; optional */
-    NBL_ROLE_GRADIENT   /* of input `of`, an output of backward; rank 0 after infer: not produced */
+    NBL_ROLE_INPUT,           /* must be given */
+    NBL_ROLE_OPTIONAL,        /* an input that may be absent: data NULL */
+    NBL_ROLE_WEIGHT,          /* an nbl_weight instead of an nbl_tensor; must be given */
+    NBL_ROLE_OPTIONAL_WEIGHT, /* one that may be absent: rank 0 */
+    NBL_ROLE_OUTPUT,          /* of forward; infer leaves rank 0 when these arguments do not produce it */
+    NBL_ROLE_SAVED,           /* made by forward for backward; no result of its own */
+    NBL_ROLE_COTANGENT,       /* the gradient of output `of`, an input of backward; optional */
+    NBL_ROLE_GRADIENT         /* of input `of`, an output of backward; rank 0 after infer: not produced */
 } nbl__role;
 
 typedef struct nbl__slot {

@@ -1,6 +1,7 @@
 /* bindings.c - how files become calls. Most operators are read off their family's slots and attributes;
  * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
 #include "ops/families.h"
+#include "ops/rope.h"
 #include "run.h"
 
 /* ---- operators without a family ---- */
@@ -58,6 +59,9 @@ static nbl_status read_slots(run *r, const nbl__family *family, void *arguments,
         case NBL_ROLE_INPUT: NBL_TRY(run_tensor(r, slot->name, field)); break;
         case NBL_ROLE_OPTIONAL: NBL_TRY(run_optional(r, slot->name, field)); break;
         case NBL_ROLE_WEIGHT: NBL_TRY(run_weight(r, slot->name, field)); break;
+        case NBL_ROLE_OPTIONAL_WEIGHT:
+            if (run_has_weight(r, slot->name)) NBL_TRY(run_weight(r, slot->name, field));
+            break;
         case NBL_ROLE_COTANGENT:
             NBL_TRY(run_optional(r, slot->name, field));
             *backward |= nbl__given(field);
@@ -98,11 +102,27 @@ nbl_status run_family(run *r, const nbl__family *family, void *arguments)
 
 /* ---- */
 
+/* `scaling` is an object: the one that config.json has. */
+static nbl_status bind_rope(run *r)
+{
+    nbl__rope_apply a = {0};
+    NBL_TRY(nbl__rope_read_scaling(r->ctx, run_attribute(r, "scaling"), &a.rope));
+    return run_family(r, &nbl__rope_family, &a);
+}
+
+static nbl_status bind_rope_table(run *r)
+{
+    nbl__rope_table a = {0};
+    NBL_TRY(nbl__rope_read_scaling(r->ctx, run_attribute(r, "scaling"), &a.rope));
+    return run_family(r, &nbl__rope_table_family, &a);
+}
+
 static const struct {
     const char *op;
     nbl_status (*bind)(run *r);
 } special[] = {
-    {"dequantize", bind_dequantize},
+    {"dequantize", bind_dequantize}, {"rope", bind_rope},   {"rope_table", bind_rope_table},
+    {"quantize", bind_quantize},     {"adamw", bind_adamw}, {"grad_norm", bind_grad_norm},
 };
 
 nbl_status run_bound(run *r)

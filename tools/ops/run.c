@@ -85,6 +85,11 @@ static nbl_status mxfp4_weight(run *r, const char *name, const nbl__stored *bloc
     return NBL_OK;
 }
 
+bool run_has_weight(const run *r, const char *name)
+{
+    return find(r, name) || find_part(r, name, "_blocks");
+}
+
 nbl_status run_weight(run *r, const char *name, nbl_weight *w)
 {
     nbl__bnb_parts parts = {.packed = find(r, name),

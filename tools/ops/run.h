@@ -10,7 +10,7 @@
 #include "format/safetensors.h"
 #include "ops/ops.h"
 
-enum { RUN_MOST_OUTPUTS = 64, RUN_MOST_ATTRIBUTES = 64 };
+enum { RUN_MOST_OUTPUTS = 1024, RUN_MOST_ATTRIBUTES = 64 };
 
 typedef struct run {
     nbl_context *ctx;
@@ -31,6 +31,7 @@ bool run_has(const run *r, const char *name);
 nbl_status run_tensor(run *r, const char *name, nbl_tensor *tensor);   /* must be there */
 nbl_status run_optional(run *r, const char *name, nbl_tensor *tensor); /* data NULL when it is not */
 nbl_status run_weight(run *r, const char *name, nbl_weight *weight);
+bool run_has_weight(const run *r, const char *name); /* in any format */
 
 nbl_status run_number(run *r, const char *name, double missing, double *value);
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
@@ -52,6 +53,10 @@ nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
 /* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
  * slots that a special binding has filled in are not in the family's tables. */
 nbl_status run_family(run *r, const nbl__family *family, void *arguments);
+/* Bindings of their own: bindings_quantize.c, bindings_train.c. */
+nbl_status bind_quantize(run *r);
+nbl_status bind_adamw(run *r);
+nbl_status bind_grad_norm(run *r);
 /* The binding of r->op. */
 nbl_status run_bound(run *r);
 nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],

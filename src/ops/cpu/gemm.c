@@ -9,7 +9,7 @@ static float element(const nbl__mat *m, nbl_dtype compute, int64_t row, int64_t 
     float value;
     if (m->weight) {
         uint32_t word;
-        int64_t i = row * m->weight->shape[1] + column;
+        int64_t i = (m->first_row + row) * m->weight->shape[1] + column;
         nbl__decode(NBL_ISA_SCALAR, m->weight, i, i + 1, compute, &word, false);
         nbl__to_f32(NBL_ISA_SCALAR, compute, &word, &value, 1);
         return value;

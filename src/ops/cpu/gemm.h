@@ -20,7 +20,8 @@
 /* A matrix in memory, `rows` by `columns`, and how the product sees it. */
 typedef struct nbl__mat {
     const nbl_weight *weight; /* [rows, columns] in any format; or NULL, and the dense */
-    nbl_dtype dtype;          /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
+    int64_t first_row; /* of a weight: the matrix starts at this row of it, and may end before its last */
+    nbl_dtype dtype;   /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
     const void *data;
     int64_t stride;      /* elements from one row to the next */
     const float *scales; /* i8: [rows]; value = code · scale / 127 */
@@ -54,7 +55,8 @@ typedef struct nbl__product {
 } nbl__product;
 
 /* Scratch for one call with these products; sizes and dtypes count, data pointers do not, except that
- * operands with equal `a.data` are packed once. */
+ * operands with equal `a.data` are packed once. Never less for a larger m, n or k: a caller that learns its
+ * sizes late asks for the largest. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 

@@ -16,8 +16,7 @@ typedef struct sizes {
 
 static sizes sizes_of(const nbl__linear *a)
 {
-    return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0],
-                   nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0};
+    return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0], nbl__linear_rank(a)};
 }
 
 /* Scratch: a decoded row of W, then f64 tables. */
@@ -86,10 +85,10 @@ static void adapter_inner(const nbl__linear *a, double *xa)
         }
 }
 
-/* DoRA: magnitude / ‖W + s·B·A‖ of row n; 1 without a magnitude. */
-static double dora_factor(const nbl__linear *a, int64_t n, const float *row)
+/* DoRA: 1 / ‖W + s·B·A‖ of row n. */
+static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
 {
-    if (!nbl__given(&a->magnitude)) return 1;
+    if (nbl__given(&a->norm)) return 1 / nbl__ref_get(&a->norm, n);
     sizes z = sizes_of(a);
     double squares = 0;
     for (int64_t k = 0; k < z.in; k++) {
@@ -99,7 +98,12 @@ static double dora_factor(const nbl__linear *a, int64_t n, const float *row)
         double sum = (double)row[k] + (double)a->scale * delta;
         squares += sum * sum;
     }
-    return nbl__ref_get(&a->magnitude, n) / sqrt(squares);
+    return 1 / sqrt(squares);
+}
+
+static double factor_of(const nbl__linear *a, int64_t n, const float *row)
+{
+    return nbl__given(&a->magnitude) ? nbl__ref_get(&a->magnitude, n) * inverse_norm(a, n, row) : 1;
 }
 
 /* ---- the base product ---- */
@@ -108,12 +112,13 @@ static void find_outliers(const nbl__linear *a, uint8_t *outlier)
 {
     sizes z = sizes_of(a);
     memset(outlier, 0, (size_t)z.in);
-    if (a->w.format != NBL_FORMAT_INT8 || !(a->threshold > 0)) return;
+    if (a->w.format != NBL_FORMAT_INT8) return;
+    double threshold = a->threshold > 0 ? (double)a->threshold : INFINITY;
     for (int64_t i = 0; i < z.tokens * z.in; i++)
-        if (fabs(nbl__ref_get(&a->x, i)) >= (double)a->threshold) outlier[i % z.in] = 1;
+        if (!(fabs(nbl__ref_get(&a->x, i)) < threshold)) outlier[i % z.in] = 1;
 }
 
-/* x row t times W row n of an int8 weight. A NaN or infinity in the row must show: it goes the exact way. */
+/* x row t times W row n of an int8 weight. */
 static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
                            const uint8_t *outlier)
 {
@@ -124,7 +129,7 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
         if (!outlier[k]) largest = fmax(largest, fabs(nbl__ref_get(&a->x, t * z.in + k)));
     for (int64_t k = 0; k < z.in; k++) {
         double x = nbl__ref_get(&a->x, t * z.in + k);
-        if (outlier[k] || !isfinite(x)) exact += x * (double)row[k];
+        if (outlier[k]) exact += x * (double)row[k];
         else if (largest > 0) sum += nearbyint(x * 127 / largest) * codes[k];
     }
     return exact + sum * largest * (double)a->w.scales[n] / (127.0 * 127.0);
@@ -160,7 +165,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     adapter_inner(a, s.xa);
     for (int64_t n = 0; n < z.out; n++) {
         weight_row(a, n, s.row);
-        double factor = dora_factor(a, n, s.row), bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
+        double factor = factor_of(a, n, s.row), bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
         for (int64_t t = 0; t < z.tokens; t++)
             nbl__ref_set(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
     }
@@ -175,7 +180,7 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
     sizes z = sizes_of(a);
     for (int64_t n = 0; n < z.out; n++) {
         weight_row(a, n, s->row);
-        s->factor[n] = dora_factor(a, n, s->row);
+        s->factor[n] = factor_of(a, n, s->row);
         double bias = 0, magnitude = 0;
         for (int64_t t = 0; t < z.tokens; t++) {
             double dy = nbl__ref_get(&a->dy, t * z.out + n);
@@ -185,8 +190,7 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
         }
         if (nbl__given(&a->dbias)) nbl__ref_put(&a->dbias, n, bias, a->accumulate);
         if (nbl__given(&a->dmagnitude))
-            nbl__ref_put(&a->dmagnitude, n, magnitude * s->factor[n] / nbl__ref_get(&a->magnitude, n),
-                         a->accumulate);
+            nbl__ref_put(&a->dmagnitude, n, magnitude * inverse_norm(a, n, s->row), a->accumulate);
     }
 }
 
@@ -209,13 +213,13 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
                 s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;
             }
         }
-    for (int64_t r = 0; r < z.rank; r++)
+    for (int64_t r = 0; nbl__given(&a->dlora_a) && r < z.rank; r++)
         for (int64_t k = 0; k < z.in; k++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++) sum += s->gb[t * z.rank + r] * dropped(a, t * z.in + k);
             nbl__ref_put(&a->dlora_a, r * z.in + k, scale * sum, a->accumulate);
         }
-    for (int64_t n = 0; n < z.out; n++)
+    for (int64_t n = 0; nbl__given(&a->dlora_b) && n < z.out; n++)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
             for (int64_t t = 0; t < z.tokens; t++)
@@ -235,7 +239,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     memset(s.dx, 0, (size_t)(z.tokens * z.in) * sizeof *s.dx);
     backward_rows(a, &s);
     if (z.rank > 0) backward_adapter(a, &s);
-    for (int64_t i = 0; i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
+    for (int64_t i = 0; nbl__given(&a->dx) && i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
     return NBL_OK;
 }
 

@@ -28,6 +28,15 @@ static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
                   1);
 }
 
+/* A value as a tensor of this dtype holds it. */
+static inline double nbl__ref_round(nbl_dtype dtype, double value)
+{
+    uint64_t word;
+    nbl_tensor one = {.dtype = dtype, .rank = 1, .shape = {1}, .data = &word};
+    nbl__ref_set(&one, 0, value);
+    return nbl__ref_get(&one, 0);
+}
+
 /* A gradient of a parameter: written, or added to what is there. */
 static inline void nbl__ref_put(const nbl_tensor *t, int64_t i, double value, bool accumulate)
 {

@@ -1,0 +1,46 @@
+/* adamw.h - one step of AdamW for any number of tensors, in one pass over their memory.
+ *
+ *     g = grad_scale · g
+ *     m = β1·m + (1 - β1)·g,   v = β2·v + (1 - β2)·g²
+ *     p = p - lr/(1 - β1^step) · m / (√v / √(1 - β2^step) + eps)
+ *
+ * 32 bits: moments in f32, and p is multiplied with 1 - lr·weight_decay before the step, as
+ * torch.optim.AdamW. 8 bits: moments in codes of the dynamic maps (m signed, v unsigned) with an f32 scale
+ * per 256 elements, the decay after the step, and an element whose gradient is not finite is left alone (its
+ * moments become 0), as bitsandbytes does on CUDA. A code of m keeps its sign.
+ *
+ * p and g are f32, f16 or bf16 each; all arithmetic is f32, p is rounded once. p, m and v change in place. The
+ * constants that depend on the step are made in f64. */
+#ifndef NBL_ADAMW_H
+#define NBL_ADAMW_H
+
+#include "ops/ops.h"
+
+enum { NBL_ADAMW_BLOCK = 256 };
+
+typedef struct nbl__adamw_tensor {
+    nbl_tensor p, g;
+    nbl_tensor m, v;               /* f32, or u8 codes; the shape of p */
+    nbl_tensor m_absmax, v_absmax; /* 8 bits: f32 [ceil(elements / 256)]; new states are all 0 */
+} nbl__adamw_tensor;
+
+typedef struct nbl__adamw {
+    const nbl__adamw_tensor *tensors;
+    int64_t count;
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_scale; /* clipping and unscaling ride along; 1: none */
+    int64_t step;      /* from 1 */
+    int bits;          /* of the moments: 32 or 8 */
+} nbl__adamw;
+
+/* What a step does to an element, from the arguments above. */
+typedef struct nbl__adamw_factors {
+    double shrink_before, shrink_after; /* p loses this share of itself; lr · weight_decay, or 0 */
+    double step_size;                   /* lr / (1 - β1^step) */
+    double root_scale;                  /* 1 / √(1 - β2^step) */
+} nbl__adamw_factors;
+nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a);
+
+extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu;
+
+#endif

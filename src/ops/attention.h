@@ -1,0 +1,72 @@
+/* attention.h - softmax attention over packed sequences, forward and backward, and over a cache.
+ *
+ *     s[i, j] = scale · q[i]·k[j]                 then cap · tanh(s / cap) where there is a soft cap
+ *     p[i, j] = exp(s[i, j] - lse[i])             lse[i] = log(Σ_j exp(s[i, j]) + exp(sink))
+ *     out[i]  = Σ_j p[i, j] · v[j]
+ *
+ * j runs over the keys of i's own sequence that i may see:
+ *
+ *     causal      j <= i, and with a window i - j < window
+ *     otherwise   every j, and with a window |i - j| <= window (as Hugging Face's bidirectional mask)
+ *
+ * Query head h uses key head h / (Hq / Hkv). A sink is one more logit per query head, without a value:
+ * it only takes part in the denominator. Sequence s owns the rows cu_seqlens[s] … cu_seqlens[s + 1] - 1;
+ * it may be empty. The bits of a sequence's results do not depend on what is packed beside it. */
+#ifndef NBL_ATTENTION_H
+#define NBL_ATTENTION_H
+
+#include "ops/ops.h"
+
+typedef struct nbl__attention {
+    nbl_dtype dtype;       /* of the computation: q, k, v, out and their gradients */
+    nbl_tensor q, k, v;    /* [T, Hq, D], [T, Hkv, D] twice */
+    nbl_tensor cu_seqlens; /* i32 [S + 1]: from 0, never falling, to T */
+    nbl_tensor sinks;      /* [Hq], any float dtype; optional */
+    float scale;           /* 0: 1 / sqrt(D) */
+    bool causal;
+    int64_t window; /* 0: none */
+    float softcap;  /* 0: none */
+    nbl_tensor out; /* [T, Hq, D] */
+    nbl_tensor lse; /* f32 [T, Hq]; saved for backward, which reads it and `out` */
+    nbl_tensor dout;
+    nbl_tensor dq, dk, dv, dsinks; /* dsinks is f32 */
+    bool accumulate;               /* backward adds to dsinks instead of writing it */
+} nbl__attention;
+
+/* One query per sequence, at position lengths[b] - 1, against a cache of which the first lengths[b]
+ * entries are valid; the others are never read. */
+typedef struct nbl__attention_decode {
+    nbl_dtype dtype;    /* of q and out */
+    nbl_tensor q;       /* [B, Hq, D] */
+    nbl_tensor k, v;    /* [B, S, Hkv, D]; f32, f16 or bf16, both the same, whatever q is */
+    nbl_tensor lengths; /* i32 [B], 1 … S */
+    nbl_tensor sinks;
+    float scale;
+    bool causal; /* must be true */
+    int64_t window;
+    float softcap;
+    nbl_tensor out;
+} nbl__attention_decode;
+
+extern const nbl__impl nbl__attention_cpu, nbl__attention_backward_cpu, nbl__attention_decode_cpu;
+extern const nbl__impl nbl__attention_ref, nbl__attention_backward_ref, nbl__attention_decode_ref;
+
+/* What only the data can tell; every implementation asks before it runs. */
+nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a);
+nbl_status nbl__attention_check_lengths(const nbl__call *call, const nbl__attention_decode *a);
+
+/* The scale that 0 stands for, filled in. */
+double nbl__attention_scale(float scale, int64_t head_size);
+
+/* The keys [first, end) that query i of a sequence of n sees. */
+typedef struct nbl__span {
+    int64_t first, end;
+} nbl__span;
+static inline nbl__span nbl__attention_span(bool causal, int64_t window, int64_t i, int64_t n)
+{
+    if (causal) return (nbl__span){window > 0 && i >= window ? i - window + 1 : 0, i + 1};
+    if (window <= 0) return (nbl__span){0, n};
+    return (nbl__span){i > window ? i - window : 0, n - i - 1 > window ? i + window + 1 : n};
+}
+
+#endif

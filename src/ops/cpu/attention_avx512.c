@@ -1,0 +1,31 @@
+/* attention_avx512.c - attention's tiles with AVX-512: a micro-kernel of 8 x 32. See attention_tile.inc. */
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <math.h>
+#include <sched.h>
+
+#include "ops/cpu/attention_tile.h"
+#include "ops/cpu/vmath_attention.h"
+
+#define VEC __m512
+#define TARGET NBL_TARGET_AVX512
+#define NAME(x) x##_avx512
+#define LOAD _mm512_loadu_ps
+#define STORE _mm512_storeu_ps
+#define SET1 _mm512_set1_ps
+#define ADD _mm512_add_ps
+#define SUB _mm512_sub_ps
+#define MUL _mm512_mul_ps
+#define FMA _mm512_fmadd_ps
+#define MAX _mm512_max_ps
+#define EXP2 nbl__exp2_avx512
+#define TANH nbl__tanh_avx512
+#define SUM_OF _mm512_reduce_add_ps
+#define MAX_OF _mm512_reduce_max_ps
+#define FIRST_OF _mm512_cvtss_f32
+enum { W = 16, ROWS = 8 };
+
+#include "ops/cpu/attention_tile.inc"
+
+#endif

@@ -1,0 +1,96 @@
+/* attention_tile.h - what attention's driver (attention_cpu.c) and its tiles per instruction set share.
+ *
+ * A block is up to 64 consecutive tokens of one sequence. Blocks are counted from the start of their
+ * sequence, so that neither the place of a sequence in the pack nor the number of threads moves a cut
+ * between two sums: the bits of its results are its own.
+ *
+ * Logits are kept in units of log 2: q is multiplied by scale · log2(e) when it is read (scale / cap where
+ * there is a soft cap, and the capped value by cap · log2(e)), so that the softmax is 2^x. */
+#ifndef NBL_ATTENTION_TILE_H
+#define NBL_ATTENTION_TILE_H
+
+#include <stdatomic.h>
+
+#include "ops/attention.h"
+
+enum {
+    NBL_ATTENTION_BLOCK = 64, /* rows of a block */
+    NBL_ATTENTION_KEYS = 128, /* keys that forward takes at a time: whole blocks */
+    NBL_ATTENTION_CHUNK = 512 /* keys of a decode item */
+};
+
+typedef struct nbl__attention_block {
+    int64_t first; /* token at which the sequence starts */
+    int64_t n;     /* its length */
+    int64_t at;    /* the block's place in the sequence */
+    int64_t base;  /* the sequence's first block in the table */
+} nbl__attention_block;
+
+/* The operands as the tiles want them: f32, one head after the other. `ld` is the stride of a row: the
+ * head size, padded with zeros to whole vectors, and a little more so that rows do not fall on the same
+ * cache sets. Keys are also kept transposed, in panels as wide as the micro-kernel: those of a sequence
+ * follow each other, the last one is as wide as what is left of the sequence. */
+typedef struct nbl__attention_job {
+    const nbl__attention *a;
+    nbl_isa isa;
+    int64_t tokens, heads, key_heads, group, size, ld;
+    float q_factor;             /* what q is multiplied by when it is read */
+    float cap_factor;           /* cap · log2(e); 0: no cap */
+    float dq_factor, dk_factor; /* what the sums are multiplied by when they are written */
+    nbl__attention_block *blocks;
+    int64_t block_count;
+    /* forward */
+    float *kt;       /* [Hkv, T, D] transposed in panels */
+    float *v;        /* [Hkv, T, ld] */
+    bool *v_strange; /* [blocks, Hkv]: not all finite */
+    /* backward */
+    float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
+    float *lse, *delta;   /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
+    bool *q_strange;      /* [blocks, Hq]: q, dout or delta is not all finite */
+    double *dsinks;       /* [blocks, Hq] */
+    atomic_int *done;     /* [blocks, Hq]: blocks of keys that have given their part to dq */
+    /* workers */
+    float *worker; /* [workers, worker_floats] */
+    int64_t worker_floats;
+} nbl__attention_job;
+
+/* One item of decode: the query heads of a key head against a chunk of the cache. */
+typedef struct nbl__decode_part {
+    nbl_isa isa;
+    const void *k, *v; /* the first key of the chunk, and the elements from a key to the next */
+    int64_t step, keys, size, padded, group;
+    nbl_dtype dtype;
+    float cap_factor;
+    const float *q;   /* [group, padded], multiplied by its factor */
+    float *row;       /* [padded] */
+    float *scores;    /* [group, NBL_ATTENTION_CHUNK] */
+    float *out;       /* [group, padded]: Σ 2^(s - top) · v */
+    float *top, *sum; /* [group] */
+} nbl__decode_part;
+
+typedef struct nbl__attention_tiles {
+    int vector; /* floats of a vector; a panel has two */
+    /* Floats that forward and backward want for a worker. */
+    int64_t (*forward_floats)(int64_t size, int64_t ld);
+    int64_t (*backward_floats)(int64_t size, int64_t ld);
+    /* Before forward: a block of keys and values of one key head. */
+    void (*pack_keys)(const nbl__attention_job *job, int64_t block, int64_t key_head, float *own);
+    /* A block of query rows of one head. */
+    void (*forward)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
+    /* Before backward: a block of query rows of one head. */
+    void (*pack_queries)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
+    /* A block of keys of one key head, against all that see it. */
+    void (*backward)(const nbl__attention_job *job, int64_t block, int64_t key_head, float *own);
+    void (*decode)(const nbl__decode_part *part);
+} nbl__attention_tiles;
+
+extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
+
+/* The queries [first, end) of a sequence of n that see key j. */
+static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_t j, int64_t n)
+{
+    if (!causal) return nbl__attention_span(false, window, j, n); /* symmetric */
+    return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
+}
+
+#endif

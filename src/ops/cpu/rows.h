@@ -1,0 +1,53 @@
+/* rows.h - how work is cut for threads: by rows, by spans of elements, and sums over rows in a fixed order.
+ *
+ * Cuts depend on the sizes alone, so that any number of threads gives the same bits. */
+#ifndef NBL_ROWS_H
+#define NBL_ROWS_H
+
+#include "base/team.h"
+#include "ops/ops.h"
+
+/* Elements that one item of a team should have at least: some microseconds of work. */
+enum { NBL_SPAN = 32768 };
+
+/* A kernel for one dtype, which is a constant in each branch: its conversions are chosen once per call. */
+#define NBL_BY_DTYPE(dtype, call)                                                                            \
+    do {                                                                                                     \
+        switch (dtype) {                                                                                     \
+        case NBL_DTYPE_F32: call(NBL_DTYPE_F32); break;                                                      \
+        case NBL_DTYPE_F16: call(NBL_DTYPE_F16); break;                                                      \
+        default: call(NBL_DTYPE_BF16); break;                                                                \
+        }                                                                                                    \
+    } while (0)
+#define NBL_INLINE static inline __attribute__((always_inline))
+
+/* ---- rows [begin, end) at a time ---- */
+
+typedef void (*nbl__rows_fn)(const void *job, int64_t begin, int64_t end, int64_t item);
+
+/* All rows, `rows_per_item` at a time. */
+nbl_status nbl__rows_run(nbl_context *ctx, int64_t rows, int64_t rows_per_item, nbl__rows_fn fn,
+                         const void *job);
+static inline int64_t nbl__rows_per_span(int64_t columns)
+{
+    return nbl__max_i64(1, NBL_SPAN / nbl__max_i64(columns, 1));
+}
+
+/* ---- gradients of parameters: sums over rows ----
+ *
+ * Rows are cut into at most 64 blocks; each block sums into its own partial row, and the partial rows are
+ * added in order. */
+
+static inline int64_t nbl__block_rows(int64_t rows)
+{
+    return nbl__max_i64(16, nbl__ceil_div(rows, 64));
+}
+static inline int64_t nbl__block_count(int64_t rows)
+{
+    return nbl__ceil_div(rows, nbl__block_rows(rows));
+}
+/* out[k] (+)= Σ over blocks of partial[block·stride + k]. */
+nbl_status nbl__blocks_add(nbl_context *ctx, const float *partial, int64_t blocks, int64_t stride,
+                           int64_t columns, float *out, bool accumulate);
+
+#endif

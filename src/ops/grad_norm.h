@@ -1,0 +1,32 @@
+/* grad_norm.h - the norm of all gradients together, and clipping to it, as torch.nn.utils.clip_grad_norm_.
+ *
+ *     norm = √Σ g²,   g = g · min(1, max_norm / (norm + 1e-6))     in place; max_norm 0: g stays
+ *
+ * Gradients are f32, f16 or bf16. Sums are f64, over stretches that do not depend on the number of threads. A
+ * norm that is not finite is reported as it is, with the tensor to blame, and the gradients stay. A trainer
+ * that asks for the norm alone can hand nbl__clip_factor to adamw as grad_scale: one pass less. */
+#ifndef NBL_GRAD_NORM_H
+#define NBL_GRAD_NORM_H
+
+#include <math.h>
+
+#include "ops/ops.h"
+
+typedef struct nbl__grad_norm {
+    const nbl_tensor *gradients;
+    int64_t count;
+    double max_norm;
+    nbl_tensor norm; /* f32 [1] */
+    int64_t *
+        non_finite; /* gets the place of the first gradient that holds a NaN or an infinity, or -1; or NULL */
+} nbl__grad_norm;
+
+static inline double nbl__clip_factor(double norm, double max_norm)
+{
+    if (!(max_norm > 0) || !isfinite((float)norm)) return 1;
+    return fmin(1, max_norm / (norm + 1e-6));
+}
+
+extern const nbl__impl nbl__grad_norm_ref, nbl__grad_norm_cpu;
+
+#endif

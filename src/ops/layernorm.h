@@ -1,0 +1,25 @@
+/* layernorm.h - layer norm: y = (x - mean) / √(variance + eps) · w + b by rows, in f32, one rounding.
+ *
+ * x, y, dy and dx have the compute dtype; w and b (optional) are f32, f16 or bf16 [columns]; dw and db f32.
+ * dx may lie on dy or x; nothing else may overlap. */
+#ifndef NBL_LAYERNORM_H
+#define NBL_LAYERNORM_H
+
+#include "ops/ops.h"
+
+typedef struct nbl__layernorm {
+    nbl_dtype dtype;
+    float eps;
+    nbl_tensor x, w;
+    nbl_tensor bias; /* optional */
+    nbl_tensor y;
+    nbl_tensor dy;
+    nbl_tensor dx, dw, dbias; /* dbias with a bias */
+    bool accumulate;          /* backward adds to dw and dbias instead of writing them */
+} nbl__layernorm;
+
+extern const nbl__impl nbl__layernorm_ref, nbl__layernorm_backward_ref;
+extern const nbl__impl nbl__layernorm_avx2, nbl__layernorm_backward_avx2;
+extern const nbl__impl nbl__layernorm_avx512, nbl__layernorm_backward_avx512;
+
+#endif

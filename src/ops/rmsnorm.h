@@ -1,0 +1,38 @@
+/* rmsnorm.h - root mean square norm, with the residual sum before it.
+ *
+ *     h = x + residual, rounded to the dtype            that is residual_out; without a residual, h = x
+ *     n = h / √(mean(h²) + eps)                         by rows, in f32
+ *     y = round(n)·(w + offset)     before_weight       Llama: n is rounded to the dtype first
+ *     y = n·(w + offset)            after_weight        Gemma: one rounding
+ *
+ * x, residual, y and their gradients have the compute dtype whatever w has: f32, f16 or bf16 [columns].
+ * Backward: dx is the gradient of x and of residual alike, dresidual (the gradient of residual_out, which
+ * may also be given when x is a saved h) included; dw is f32. Rounding is taken as the identity.
+ *
+ * residual_out may lie on x or residual, dx on dy, dresidual or x; nothing else may overlap. */
+#ifndef NBL_RMSNORM_H
+#define NBL_RMSNORM_H
+
+#include "ops/ops.h"
+
+enum { NBL_ROUND_BEFORE_WEIGHT, NBL_ROUND_AFTER_WEIGHT };
+
+typedef struct nbl__rmsnorm {
+    nbl_dtype dtype;
+    float eps;
+    float offset; /* added to w: 1 for Gemma */
+    int round;
+    nbl_tensor x, w;
+    nbl_tensor residual;        /* optional */
+    nbl_tensor y, residual_out; /* forward's outputs; residual_out only with a residual */
+    nbl_tensor dy;              /* backward's inputs: */
+    nbl_tensor dresidual;       /* optional */
+    nbl_tensor dx, dw;
+    bool accumulate; /* backward adds to dw instead of writing it */
+} nbl__rmsnorm;
+
+extern const nbl__impl nbl__rmsnorm_ref, nbl__rmsnorm_backward_ref;
+extern const nbl__impl nbl__rmsnorm_avx2, nbl__rmsnorm_backward_avx2;
+extern const nbl__impl nbl__rmsnorm_avx512, nbl__rmsnorm_backward_avx512;
+
+#endif
