@@ -49,15 +49,18 @@ static bool bind_cotangents(nbl__graph *g, const nbl__node *node)
     return any;
 }
 
-/* The value that a gradient slot writes, with the shape that infer gave it. Slots at the same place of the
- * struct are one gradient of several inputs. */
+/* The input that a gradient slot is of, when it wants a gradient; 0: it does not. */
+static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char *of)
+{
+    if (of == NULL) return 0;
+    nbl__value input = node->bound[nbl__slot_find(node->family, of) - node->family->slots];
+    return input && (g->values[input].differentiable || g->values[input].trained) ? input : 0;
+}
+
+/* The value that a gradient slot writes, with the shape that infer gave it. */
 static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl__slot *slot, nbl__value input)
 {
-    const nbl__slot *slots = node->family->slots;
-    for (const nbl__slot *other = slots; other < slot; other++)
-        if (other->role == NBL_ROLE_GRADIENT && other->offset == slot->offset && node->bound[other - slots])
-            return node->bound[other - slots];
-    nbl__value_info *of = &g->values[input];
+    const nbl__value_info *of = &g->values[input];
     if (of->trained && of->gradient) return of->gradient;
     const char *name = nbl__arena_printf(&g->arena, "d.%s", of->name);
     nbl__value value = nbl__graph_new(g, of->trained ? NBL_KIND_GRADIENT : NBL_KIND_ACTIVATION, name);
@@ -65,6 +68,13 @@ static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl
     g->values[value].tensor = *nbl__slot_tensor(slot, node->arguments);
     g->values[value].tensor.data = NULL;
     return value;
+}
+
+static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
+{
+    if (input == 0) return;
+    if (g->values[input].trained) g->values[input].gradient = gradient;
+    else contribute(g, input, gradient);
 }
 
 static void differentiate_node(nbl__graph *g, int index)
@@ -80,8 +90,9 @@ static void differentiate_node(nbl__graph *g, int index)
     bool any = false;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_GRADIENT || nbl__slot_tensor(slot, node.arguments)->rank == 0) continue;
-        nbl__value input = node.bound[nbl__slot_find(node.family, slot->of) - slots];
-        if (input == 0 || !(g->values[input].differentiable || g->values[input].trained)) continue;
+        nbl__value input = wanting(g, &node, slot->of);
+        if (input == 0) input = wanting(g, &node, slot->also);
+        if (input == 0) continue;
         node.bound[slot - slots] = gradient_value(g, &node, slot, input);
         any = true;
     }
@@ -89,9 +100,8 @@ static void differentiate_node(nbl__graph *g, int index)
     nbl__graph_add_step(g, index, true);
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_GRADIENT || node.bound[slot - slots] == 0) continue;
-        nbl__value input = node.bound[nbl__slot_find(node.family, slot->of) - slots];
-        if (g->values[input].trained) g->values[input].gradient = node.bound[slot - slots];
-        else contribute(g, input, node.bound[slot - slots]);
+        hand_on(g, wanting(g, &node, slot->of), node.bound[slot - slots]);
+        hand_on(g, wanting(g, &node, slot->also), node.bound[slot - slots]);
     }
 }
 

@@ -232,6 +232,12 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
     }
 }
 
+bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
+{
+    if (!slot->kept || slot->instead == NULL) return slot->kept;
+    return bound[nbl__slot_find(family, slot->instead) - family->slots] == 0;
+}
+
 static bool is_read(const nbl__slot *slot)
 {
     return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);

@@ -108,6 +108,9 @@ typedef void *(*nbl__address_fn)(void *user, nbl__value value);
 void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
                     nbl__address_fn address, void *user);
 
+/* Does the backward operator read this slot, with these values bound? */
+bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound);
+
 /* ---- autodiff ---- */
 
 /* Adds gradients for every trained parameter behind `result`, whose own gradient is `seed` (a value of

@@ -70,11 +70,8 @@ nbl__memory_class nbl__plan_class(const nbl__value_info *info)
 
 static bool touches(const nbl__planned_step *step, const nbl__slot *slot)
 {
-    switch (slot->role) {
-    case NBL_ROLE_COTANGENT:
-    case NBL_ROLE_GRADIENT: return step->backward;
-    default: return !step->backward || slot->kept;
-    }
+    if (slot->role == NBL_ROLE_COTANGENT || slot->role == NBL_ROLE_GRADIENT) return step->backward;
+    return !step->backward || nbl__slot_kept(step->node->family, slot, step->bound);
 }
 
 /* From the first to the last step that touches each value's memory. */

@@ -127,7 +127,7 @@ static void rewrite_backward(rewrite *r, nbl__planned_step step)
     memcpy(bound, step.bound, (size_t)slot_count * sizeof *bound);
     memcpy(arguments, step.arguments, step.node->family->size);
     for (int i = 0; i < slot_count; i++)
-        if (bound[i] && slots[i].kept && slots[i].role != NBL_ROLE_COTANGENT && slots[i].role != NBL_ROLE_GRADIENT)
+        if (bound[i] && nbl__slot_kept(step.node->family, &slots[i], step.bound))
             bound[i] = again(r, bound[i], layer);
     step.bound = bound;
     step.arguments = arguments;

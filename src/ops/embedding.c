@@ -56,7 +56,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__embedding, ids, "ids", INPUT, NULL), NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
+    NBL_KEPT(nbl__embedding, ids, "ids", INPUT), NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
     NBL_SLOT(nbl__embedding, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__embedding, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__embedding, dw, "dw", GRADIENT, "w"), {0},
 };

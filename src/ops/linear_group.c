@@ -86,17 +86,18 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
+#define KEPT(i, field, name, role) NBL_KEPT(nbl__linear_group, members[i].field, name #i, role)
 #define MEMBER(i, weight_role)                                                                               \
-    SLOT(i, w, "w", weight_role, NULL), SLOT(i, bias, "b", OPTIONAL, NULL),                                  \
-        SLOT(i, lora_a, "lora_a", OPTIONAL, NULL), SLOT(i, lora_b, "lora_b", OPTIONAL, NULL),                \
-        SLOT(i, magnitude, "magnitude", OPTIONAL, NULL), SLOT(i, norm, "norm", OPTIONAL, NULL),              \
+    KEPT(i, w, "w", weight_role), SLOT(i, bias, "b", OPTIONAL, NULL), KEPT(i, lora_a, "lora_a", OPTIONAL),   \
+        KEPT(i, lora_b, "lora_b", OPTIONAL), KEPT(i, magnitude, "magnitude", OPTIONAL),                      \
+        KEPT(i, norm, "norm", OPTIONAL),                                                                     \
         SLOT(i, y, "y", OUTPUT, NULL), SLOT(i, dy, "dy", COTANGENT, "y" #i),                                 \
         SLOT(i, dbias, "db", GRADIENT, "b" #i), SLOT(i, dlora_a, "dlora_a", GRADIENT, "lora_a" #i),          \
         SLOT(i, dlora_b, "dlora_b", GRADIENT, "lora_b" #i),                                                  \
         SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i)
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__linear_group, members[0].x, "x", INPUT, NULL),
+    NBL_KEPT(nbl__linear_group, members[0].x, "x", INPUT),
     MEMBER(0, WEIGHT),
     MEMBER(1, OPTIONAL_WEIGHT),
     MEMBER(2, OPTIONAL_WEIGHT),

@@ -100,19 +100,18 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 #define SLOT(part, field, name, role, of) NBL_SLOT(nbl__mlp, part.field, name, role, of)
+#define KEPT(part, field, name, role) NBL_KEPT(nbl__mlp, part.field, name, role)
 #define PART(part)                                                                                           \
-    SLOT(part, w, #part, WEIGHT, NULL), SLOT(part, bias, #part ".b", OPTIONAL, NULL),                        \
-        SLOT(part, lora_a, #part ".lora_a", OPTIONAL, NULL),                                                 \
-        SLOT(part, lora_b, #part ".lora_b", OPTIONAL, NULL),                                                 \
-        SLOT(part, magnitude, #part ".magnitude", OPTIONAL, NULL),                                           \
-        SLOT(part, norm, #part ".norm", OPTIONAL, NULL),                                                     \
+    KEPT(part, w, #part, WEIGHT), KEPT(part, bias, #part ".b", OPTIONAL),                                    \
+        KEPT(part, lora_a, #part ".lora_a", OPTIONAL), KEPT(part, lora_b, #part ".lora_b", OPTIONAL),        \
+        KEPT(part, magnitude, #part ".magnitude", OPTIONAL), KEPT(part, norm, #part ".norm", OPTIONAL),      \
         SLOT(part, dbias, "d" #part ".b", GRADIENT, #part ".b"),                                             \
         SLOT(part, dlora_a, "d" #part ".lora_a", GRADIENT, #part ".lora_a"),                                 \
         SLOT(part, dlora_b, "d" #part ".lora_b", GRADIENT, #part ".lora_b"),                                 \
         SLOT(part, dmagnitude, "d" #part ".magnitude", GRADIENT, #part ".magnitude")
 
 static const nbl__slot slots[] = {
-    SLOT(gate, x, "x", INPUT, NULL),
+    KEPT(gate, x, "x", INPUT),
     PART(gate),
     PART(up),
     PART(down),
