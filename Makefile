@@ -34,8 +34,7 @@ test: all ## run all tests that need neither Python nor a network
 test-fast: all ## the same without the slow ones: under a minute
 	$(CTEST) --test-dir $(BUILD) -L fast
 
-bench: configure ## measure, with the protocol and the yardsticks in the same run
-	cmake --build $(BUILD) --parallel $(JOBS) --target nibble-bench
+bench: all ## measure, with the protocol and the yardsticks in the same run
 	bench/run $(BUILD) $(ORACLE)
 
 sanitize: asan tsan ## run the tests under AddressSanitizer + UBSan, then under ThreadSanitizer
@@ -60,7 +59,7 @@ fuzz: ## run every fuzz target for FUZZ_RUNS inputs (clang, libFuzzer, ASan + UB
 	scripts/fuzz $(BUILD)/fuzz $(FUZZ_RUNS)
 
 oracle: configure ## compare with the real upstream libraries, in a Python environment under build/
-	cmake --build $(BUILD) --parallel $(JOBS) --target nibble
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble nibble-ops
 	tests/run_oracle $(BUILD) $(ORACLE)
 
 install: all ## install into PREFIX (default /usr/local), below DESTDIR if given

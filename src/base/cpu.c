@@ -49,7 +49,7 @@ nbl_isa nbl__isa_detect(void)
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return NBL_ISA_SCALAR;
     if (!avx || !fma || !f16c || !has(b7, 5) || (xcr0 & 0x6) != 0x6) return NBL_ISA_SCALAR;
 
-    int avx512 = has(b7, 16) && has(b7, 17) && has(b7, 30) && has(b7, 31) && has(c7, 1);
+    int avx512 = has(b7, 16) && has(b7, 17) && has(b7, 30) && has(b7, 31) && has(c7, 1) && has(c7, 11);
     if (!avx512 || (xcr0 & 0xe6) != 0xe6) return NBL_ISA_AVX2;
 
     if (!__get_cpuid_count(7, 1, &a71, &unused, &unused, &unused) || !has(a71, 5)) return NBL_ISA_AVX512;

@@ -8,7 +8,7 @@
 typedef enum nbl_isa {
     NBL_ISA_SCALAR,
     NBL_ISA_AVX2,       /* AVX2, FMA, F16C */
-    NBL_ISA_AVX512,     /* F, BW, DQ, VL, VBMI */
+    NBL_ISA_AVX512,     /* F, BW, DQ, VL, VBMI, VNNI */
     NBL_ISA_AVX512BF16, /* the above and AVX512-BF16 */
     NBL_ISA_AMX,        /* the above and AMX tiles of bf16 and int8 */
     NBL_ISA_COUNT
@@ -17,7 +17,13 @@ typedef enum nbl_isa {
 /* Function attributes for kernels of a level. */
 #define NBL_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define NBL_TARGET_AVX512                                                                                    \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")))
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")))
+#define NBL_TARGET_AVX512BF16                                                                                \
+    __attribute__((                                                                                          \
+        target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16,avx2,fma,f16c")))
+#define NBL_TARGET_AMX                                                                                       \
+    __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,"        \
+                          "avx512vnni,avx512bf16,avx2,fma,f16c")))
 
 const char *nbl__isa_name(nbl_isa isa);
 /* The best level that both the CPU and the operating system support. */

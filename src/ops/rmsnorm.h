@@ -15,21 +15,7 @@
 
 #include "ops/ops.h"
 
-enum { NBL_ROUND_BEFORE_WEIGHT, NBL_ROUND_AFTER_WEIGHT };
-
-typedef struct nbl__rmsnorm {
-    nbl_dtype dtype;
-    float eps;
-    float offset; /* added to w: 1 for Gemma */
-    int round;
-    nbl_tensor x, w;
-    nbl_tensor residual;        /* optional */
-    nbl_tensor y, residual_out; /* forward's outputs; residual_out only with a residual */
-    nbl_tensor dy;              /* backward's inputs: */
-    nbl_tensor dresidual;       /* optional */
-    nbl_tensor dx, dw;
-    bool accumulate; /* backward adds to dw instead of writing it */
-} nbl__rmsnorm;
+typedef nbl_rmsnorm nbl__rmsnorm;
 
 /* The arguments as backward reads them: h is residual_out where that is given, so that neither addend need
  * be kept; else it is summed again. */

@@ -170,30 +170,67 @@ NBL_TARGET_AVX2 static int64_t encode_dynamic8_avx2(const float *values, const f
     return i;
 }
 
-NBL_TARGET_AVX512 static int64_t encode_dynamic8_avx512(const float *values, const float midpoints[256],
+/* ---- AVX-512: the search in registers; five gathers in a row would cost three times as much ---- */
+
+/* Lanes of b where bit `bit` of the index is set, else of a. */
+NBL_TARGET_AVX512 static inline __m512 choose_avx512(__m512i index, int bit, __m512 a, __m512 b)
+{
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask(index, _mm512_set1_epi32(1 << bit)), a, b);
+}
+
+/* table[index & 31], & 63, & 127 */
+NBL_TARGET_AVX512 static inline __m512 lookup32_avx512(const float *table, __m512i index)
+{
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), index, _mm512_loadu_ps(table + 16));
+}
+NBL_TARGET_AVX512 static inline __m512 lookup64_avx512(const float *table, __m512i index)
+{
+    return choose_avx512(index, 5, lookup32_avx512(table, index), lookup32_avx512(table + 32, index));
+}
+NBL_TARGET_AVX512 static inline __m512 lookup128_avx512(const float *table, __m512i index)
+{
+    return choose_avx512(index, 6, lookup64_avx512(table, index), lookup64_avx512(table + 64, index));
+}
+
+/* The mid-points as a search tree: node k has the children 2k and 2k + 1, the root is 1. */
+static void make_tree(const float midpoints[256], float tree[256])
+{
+    tree[0] = 0;
+    for (int width = 256, nodes = 1; nodes < 256; width /= 2, nodes *= 2)
+        for (int i = 0; i < nodes; i++) tree[nodes + i] = midpoints[i * width + width / 2 - 1];
+}
+
+/* The search of `nearest` down the tree. The last mid-point that was not below is that of the tie. */
+NBL_TARGET_AVX512 static inline __m512i dynamic8_codes_avx512(const float tree[256], __m512 y)
+{
+    __m512i node = _mm512_set1_epi32(1), one = node;
+    __m512 not_below = _mm512_set1_ps(__builtin_nanf(""));
+#define STEP(lookup)                                                                                         \
+    do {                                                                                                     \
+        __m512 middle = (lookup);                                                                            \
+        __mmask16 above = _mm512_cmp_ps_mask(y, middle, _CMP_GT_OQ);                                         \
+        not_below = _mm512_mask_mov_ps(middle, above, not_below);                                            \
+        node = _mm512_add_epi32(node, node);                                                                 \
+        node = _mm512_mask_add_epi32(node, above, node, one);                                                \
+    } while (0)
+    for (int level = 0; level < 4; level++) STEP(_mm512_permutexvar_ps(node, _mm512_loadu_ps(tree)));
+    STEP(_mm512_permutexvar_ps(node, _mm512_loadu_ps(tree + 16)));
+    STEP(lookup32_avx512(tree + 32, node));
+    STEP(lookup64_avx512(tree + 64, node));
+    STEP(lookup128_avx512(tree + 128, node));
+#undef STEP
+    __m512i code = _mm512_sub_epi32(node, _mm512_set1_epi32(256));
+    __mmask16 tie = _mm512_cmp_ps_mask(y, not_below, _CMP_EQ_OQ);
+    return _mm512_mask_add_epi32(code, tie, code, _mm512_and_si512(code, one));
+}
+
+NBL_TARGET_AVX512 static int64_t encode_dynamic8_avx512(const float *values, const float tree[256],
                                                         float reciprocal, uint8_t *codes, int64_t n)
 {
-    float coarse[31];
-    for (int k = 0; k < 15; k++) coarse[k] = midpoints[16 * k + 15];
-    for (int k = 15; k < 31; k++) coarse[k] = 0;
-    const __m512 factor = _mm512_set1_ps(reciprocal), table = _mm512_loadu_ps(coarse);
+    const __m512 factor = _mm512_set1_ps(reciprocal);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
-        __m512i code = _mm512_setzero_si512();
-        for (int width = 8; width > 0; width /= 2) { /* which 16 entries */
-            __m512i middle = _mm512_add_epi32(code, _mm512_set1_epi32(width - 1));
-            __mmask16 above = _mm512_cmp_ps_mask(y, _mm512_permutexvar_ps(middle, table), _CMP_GT_OQ);
-            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(width));
-        }
-        code = _mm512_slli_epi32(code, 4);
-        for (int width = 8; width > 0; width /= 2) {
-            __m512 next = _mm512_i32gather_ps(code, midpoints + width - 1, 4);
-            __mmask16 above = _mm512_cmp_ps_mask(y, next, _CMP_GT_OQ);
-            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(width));
-        }
-        __mmask16 tie = _mm512_cmp_ps_mask(y, _mm512_i32gather_ps(code, midpoints, 4), _CMP_EQ_OQ);
-        code = _mm512_mask_add_epi32(code, tie, code, _mm512_and_si512(code, _mm512_set1_epi32(1)));
+        __m512i code = dynamic8_codes_avx512(tree, _mm512_mul_ps(_mm512_loadu_ps(values + i), factor));
         _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
     }
     return i;
@@ -218,6 +255,10 @@ void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const fl
 {
     float midpoints[256];
     make_midpoints(map, midpoints);
+#if defined(__x86_64__)
+    float tree[256];
+    if (isa >= NBL_ISA_AVX512) make_tree(midpoints, tree);
+#endif
     for (int64_t b = 0; b < n; b += block) {
         int64_t length = nbl__min_i64(block, n - b), non_finite = 0, done = 0;
         float absmax = nbl__absmax(isa, NBL_DTYPE_F32, values + b, length, &non_finite);
@@ -229,7 +270,7 @@ void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const fl
         *scales++ = absmax;
 #if defined(__x86_64__)
         if (isa >= NBL_ISA_AVX512)
-            done = encode_dynamic8_avx512(values + b, midpoints, 1 / absmax, codes + b, length);
+            done = encode_dynamic8_avx512(values + b, tree, 1 / absmax, codes + b, length);
         else if (isa >= NBL_ISA_AVX2)
             done = encode_dynamic8_avx2(values + b, midpoints, 1 / absmax, codes + b, length);
 #endif

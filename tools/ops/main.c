@@ -2,14 +2,19 @@
  *
  *     nibble-ops list
  *     nibble-ops run IN.safetensors OUT.safetensors [IN OUT]… [--threads N] [--impl NAME] [--json]
+ *     nibble-ops check FILE.safetensors… [--threads N] [--impl NAME]
+ *     nibble-ops test|grad|perf|support [--op REGEX] [--case TEXT] [--seed N] [--quick]     see case.h
  */
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "case.h"
 #include "run.h"
 
 static const char usage[] =
     "Usage: nibble-ops run IN.safetensors OUT.safetensors [IN OUT]... [options]\n"
+    "       nibble-ops check FILE.safetensors... [options]\n"
+    "       nibble-ops test|grad|perf|support [options]\n"
     "       nibble-ops list\n\n"
     "run: one operator per pair, in order, in one process. IN carries the metadata `op` (its name)\n"
     "and `attrs` (a JSON object); see docs/OPERATORS.md. A pair that is refused ends the run with\n"
@@ -19,6 +24,15 @@ static const char usage[] =
     "  --device cpu  the only one so far\n"
     "  --json        what ran, as one JSON document on standard output\n"
     "  --help        this text\n\n"
+    "check: runs each file as run does and compares the outputs with its tensors expect.NAME,\n"
+    "within the bounds of its metadata; exit status 1 when one is off.\n\n"
+    "test, grad, perf, support: the table of operator cases. test compares every implementation with\n"
+    "the reference, grad the references' gradients with finite differences, perf times the shapes of\n"
+    "real models against what the machine can do, support lists what is accepted.\n\n"
+    "  --op REGEX    only families whose whole name this matches\n"
+    "  --case TEXT   this case instead of the table's; with --op\n"
+    "  --seed N      of the random values (default 1)\n"
+    "  --quick       fewer cases of each line\n\n"
     "list: all operators and their implementations.\n";
 
 static int wrong_usage(const char *what)
@@ -60,31 +74,67 @@ static int run_pairs(nbl_context *ctx, char **files, int count, const char *forc
     return fflush(stdout) == 0 ? 0 : 1;
 }
 
+typedef struct command {
+    case_options o;
+    char **words;
+    int count;
+} command;
+
+/* -1: go on; else the exit status. */
+static int read_words(int argc, char **argv, command *c)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(word, "--help") == 0) return fputs(usage, stdout) < 0;
+        if (strcmp(word, "--json") == 0) c->o.json = true;
+        else if (strcmp(word, "--quick") == 0) c->o.quick = true;
+        else if (word[0] != '-') c->words[c->count++] = argv[i];
+        else if (value == NULL) return wrong_usage("an unknown option, or one without its value");
+        else if (strcmp(word, "--threads") == 0) c->o.threads = atoi(argv[++i]);
+        else if (strcmp(word, "--impl") == 0) c->o.impl = argv[++i];
+        else if (strcmp(word, "--op") == 0) c->o.op = argv[++i];
+        else if (strcmp(word, "--case") == 0) c->o.text = argv[++i];
+        else if (strcmp(word, "--seed") == 0) c->o.seed = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(word, "--device") == 0 && strcmp(value, "cpu") == 0) i++;
+        else return wrong_usage("an unknown option, or one without its value");
+    }
+    return -1;
+}
+
+static int run_files(const command *c)
+{
+    nbl_context_options options = {.threads = c->o.threads};
+    nbl_context *ctx;
+    bool check = strcmp(c->words[0], "check") == 0;
+    if (c->count < 2 || (!check && c->count % 2 == 0))
+        return wrong_usage("run and pairs of files, or check and files, were expected");
+    if (nbl_context_create(&options, &ctx) != NBL_OK) return wrong_usage("a bad number of threads");
+    int exit_status = check ? check_files(ctx, c->words + 1, c->count - 1, c->o.impl)
+                            : run_pairs(ctx, c->words + 1, c->count - 1, c->o.impl, c->o.json);
+    nbl_context_destroy(ctx);
+    return exit_status;
+}
+
+static int run_command(const command *c)
+{
+    static const struct {
+        const char *name;
+        int (*mode)(const case_options *o);
+    } modes[] = {{"test", mode_test}, {"grad", mode_grad}, {"perf", mode_perf}, {"support", mode_support}};
+    if (c->count > 0 && (strcmp(c->words[0], "run") == 0 || strcmp(c->words[0], "check") == 0))
+        return run_files(c);
+    if (c->count == 1 && strcmp(c->words[0], "list") == 0) return list();
+    for (size_t i = 0; c->count == 1 && i < sizeof modes / sizeof *modes; i++)
+        if (strcmp(c->words[0], modes[i].name) == 0) return modes[i].mode(&c->o);
+    return wrong_usage("a command was expected: run, check, list, test, grad, perf or support");
+}
+
 int main(int argc, char **argv)
 {
-    nbl_context_options options = {0};
-    const char *force = NULL;
-    int json = 0, count = 0;
-    char **words = calloc((size_t)argc + 1, sizeof *words);
-    if (words == NULL) return 1;
-    int exit_status = -1;
-    for (int i = 1; i < argc && exit_status < 0; i++) {
-        if (strcmp(argv[i], "--help") == 0) exit_status = fputs(usage, stdout) < 0;
-        else if (strcmp(argv[i], "--json") == 0) json = 1;
-        else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc) options.threads = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--impl") == 0 && i + 1 < argc) force = argv[++i];
-        else if (strcmp(argv[i], "--device") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cpu") == 0) i++;
-        else if (argv[i][0] == '-') exit_status = wrong_usage("an unknown option, or one without its value");
-        else words[count++] = argv[i];
-    }
-    if (exit_status < 0 && count == 1 && strcmp(words[0], "list") == 0) exit_status = list();
-    if (exit_status < 0 && (count < 3 || count % 2 == 0 || strcmp(words[0], "run") != 0))
-        exit_status = wrong_usage("run and pairs of files were expected");
-    nbl_context *ctx = NULL;
-    if (exit_status < 0 && nbl_context_create(&options, &ctx) != NBL_OK)
-        exit_status = wrong_usage("a bad number of threads");
-    if (exit_status < 0) exit_status = run_pairs(ctx, words + 1, count - 1, force, json);
-    nbl_context_destroy(ctx);
-    free(words);
+    command c = {.o = {.seed = 1}, .words = calloc((size_t)argc + 1, sizeof *c.words)};
+    if (c.words == NULL) return 1;
+    int exit_status = read_words(argc, argv, &c);
+    if (exit_status < 0) exit_status = run_command(&c);
+    free(c.words);
     return exit_status;
 }

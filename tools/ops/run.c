@@ -230,9 +230,8 @@ static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
     const nbl__json *header;
     for (int i = 7; i >= 0; i--) length = length << 8 | file->data[i]; /* it parsed before: it is sound */
     NBL_TRY(nbl__json_parse(&r->arena, path, (const char *)file->data + 8, length, NBL_JSON_STRICT, &header));
-    const nbl__json *metadata = nbl__json_get(header, "__metadata__");
-    const char *attrs = nbl__json_text(metadata, "attrs");
-    r->op = nbl__json_text(metadata, "op");
+    const char *attrs = nbl__json_text(r->metadata = nbl__json_get(header, "__metadata__"), "attrs");
+    r->op = nbl__json_text(r->metadata, "op");
     NBL_CHECK(r->ctx, r->op, NBL_ERROR_FORMAT, "%s: no metadata \"op\"", path);
     NBL_TRY(nbl__json_parse(&r->arena, "attrs", attrs ? attrs : "{}", attrs ? strlen(attrs) : 2,
                             NBL_JSON_PYTHON, &r->attrs));
@@ -241,13 +240,14 @@ static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
     return NBL_OK;
 }
 
-static nbl_status run_file(run *r, const char *in, const char *out, const nbl__file *file)
+nbl_status run_input(run *r, const char *in, const nbl__file *file)
 {
     NBL_TRY(nbl__safetensors_parse(&r->arena, in, file->data, file->size, &r->stored, &r->stored_count));
     NBL_TRY(read_metadata(r, in, file));
     r->read = nbl__arena_alloc(&r->arena, (size_t)r->stored_count + 1);
     if (r->read == NULL) return NBL_ERROR_MEMORY;
-    memset(r->read, 0, (size_t)r->stored_count + 1);
+    for (int64_t i = 0; i < r->stored_count; i++)
+        r->read[i] = strncmp(r->stored[i].name, RUN_EXPECT, strlen(RUN_EXPECT)) == 0;
     NBL_TRY(run_bound(r));
     for (int64_t i = 0; i < r->attrs->count; i++)
         NBL_CHECK(r->ctx, r->used[i], NBL_ERROR_ARGUMENT, "%s: unknown attribute \"%s\"", r->op,
@@ -255,6 +255,12 @@ static nbl_status run_file(run *r, const char *in, const char *out, const nbl__f
     for (int64_t i = 0; i < r->stored_count; i++)
         NBL_CHECK(r->ctx, r->read[i], NBL_ERROR_ARGUMENT, "%s: unknown tensor \"%s\"", r->op,
                   r->stored[i].name);
+    return NBL_OK;
+}
+
+static nbl_status run_file(run *r, const char *in, const char *out, const nbl__file *file)
+{
+    NBL_TRY(run_input(r, in, file));
     nbl__text image = {.ctx = r->ctx};
     nbl_status status = nbl__safetensors_build(&r->arena, r->outputs, r->output_count, &image);
     if (status == NBL_OK) status = nbl__file_put(r->ctx, out, image.text, image.size);

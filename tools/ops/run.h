@@ -20,6 +20,7 @@ typedef struct run {
     const char *impl;  /* the one that ran last */
     nbl__stored *stored;
     int64_t stored_count;
+    const nbl__json *metadata; /* of the file */
     const nbl__json *attrs;
     bool used[RUN_MOST_ATTRIBUTES];
     bool *read; /* [stored_count]: some binding asked for it */
@@ -59,7 +60,14 @@ nbl_status bind_adamw(run *r);
 nbl_status bind_grad_norm(run *r);
 /* The binding of r->op. */
 nbl_status run_bound(run *r);
+/* Names that begin so are results that `check` compares with; no binding sees them. */
+#define RUN_EXPECT "expect."
+/* Everything but the writing of outputs: parses IN, runs its operator, refuses what nobody read. */
+nbl_status run_input(run *r, const char *in, const nbl__file *file);
 nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
                     char impl[64]);
+
+/* Runs each file and compares its outputs with what it expects; see check.c. The exit status. */
+int check_files(nbl_context *ctx, char **files, int count, const char *force);
 
 #endif

@@ -94,11 +94,37 @@ static void update(const job *j, const nbl__adamw_tensor *t, int64_t i, int64_t 
     adamw_scalar(&j->c, t->p.dtype, p, t->g.dtype, g, m, v, n, skip);
 }
 
-/* Code 127 of the signed map is +0: a negative value near it becomes the code below, and keeps its sign. */
-static void keep_signs(const float *values, int64_t n, uint8_t *codes)
+/* ---- 8 bits ---- */
+
+#if defined(__x86_64__)
+/* Codes near zero are rare: 32 at a time are passed over. */
+NBL_TARGET_AVX2 static int64_t pass_signs_avx2(const float *values, int64_t n, const uint8_t *codes)
 {
-    for (int64_t i = 0; i < n; i++)
-        codes[i] = (uint8_t)(codes[i] - ((codes[i] == 127) & (int)(nbl__bits_of(values[i]) >> 31)));
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __m256i zero = _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)),
+                                         _mm256_set1_epi8(127));
+        uint32_t signs = 0;
+        for (int k = 0; k < 4; k++)
+            signs |= (uint32_t)_mm256_movemask_ps(_mm256_loadu_ps(values + i + 8 * k)) << 8 * k;
+        if (signs & (uint32_t)_mm256_movemask_epi8(zero)) break;
+    }
+    return i;
+}
+#endif
+
+/* Code 127 of the signed map is +0: a negative value near it becomes the code below, and keeps its sign. */
+static void keep_signs(nbl_isa isa, const float *values, int64_t n, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n;) {
+#if defined(__x86_64__)
+        if (isa >= NBL_ISA_AVX2) i += pass_signs_avx2(values + i, n - i, codes + i);
+#else
+        (void)isa;
+#endif
+        for (int64_t end = nbl__min_i64(i + 32, n); i < end; i++)
+            if (codes[i] == 127 && signbit(values[i])) codes[i] = 126;
+    }
 }
 
 static void update_8(const job *j, const nbl__adamw_tensor *t, int64_t begin, int64_t count)
@@ -115,7 +141,7 @@ static void update_8(const job *j, const nbl__adamw_tensor *t, int64_t begin, in
         update(j, t, i, n, m, v);
         nbl__dynamic8_encode(j->isa, map_m, block, m, n, codes_m, absmax_m);
         nbl__dynamic8_encode(j->isa, map_v, block, v, n, codes_v, absmax_v);
-        keep_signs(m, n, codes_m);
+        keep_signs(j->isa, m, n, codes_m);
     }
 }
 

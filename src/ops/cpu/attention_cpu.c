@@ -5,7 +5,7 @@
  *                2. items of (block of queries, head), the last block of a sequence first
  *     backward   1. q, dout to f32, delta = Σ dout · out: items of (block, head)
  *                2. items of (block of keys, key head), in the order of the keys; see attention_tile.inc
- *                3. dsinks: the blocks' parts, in order
+ *                3. dsinks: items of heads
  *     decode     1. items of (sequence, key head, chunk of 512 cached positions)
  *                2. the chunks of a head joined, in order: items of (sequence, head)
  *
@@ -21,14 +21,25 @@ static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     return nbl__isa(ctx) >= NBL_ISA_AVX512 ? &nbl__attention_tiles_avx512 : &nbl__attention_tiles_avx2;
 }
-#define NEEDS NBL_ISA_AVX2
+
+static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+{
+    bool in_tiles = nbl__isa(ctx) >= NBL_ISA_AMX && dtype == NBL_DTYPE_BF16;
+    return in_tiles ? &nbl__attention_tiles_amx : tiles_of(ctx);
+}
 #else
+/* Never asked: no such machine has the level that these implementations need. */
 static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     (void)ctx;
-    return NULL; /* never asked for: no such machine has the level these need */
+    return NULL;
 }
-#define NEEDS NBL_ISA_AVX2
+
+static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+{
+    (void)dtype;
+    return tiles_of(ctx);
+}
 #endif
 
 static const float log2_e = 1.44269504f;
@@ -49,7 +60,7 @@ static int64_t padded_size(const nbl__attention_tiles *tiles, int64_t size)
 static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backward, uint8_t *base,
                      run_state *s)
 {
-    s->tiles = tiles_of(ctx);
+    s->tiles = backward ? tiles_of(ctx) : forward_tiles_of(ctx, a->dtype);
     nbl__attention_job *job = &s->job;
     *job = (nbl__attention_job){.a = a,
                                 .isa = nbl__isa(ctx),
@@ -78,8 +89,13 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
         NBL_CUT(&cut, job->lse, rows);
         NBL_CUT(&cut, job->delta, rows);
         NBL_CUT(&cut, job->q_strange, blocks * job->heads);
-        NBL_CUT(&cut, job->dsinks, blocks * job->heads);
+        NBL_CUT(&cut, job->sums, rows);
         NBL_CUT(&cut, job->done, blocks * job->heads);
+    } else if (s->tiles->bf16) {
+        int64_t wide = nbl__ceil_div(job->size, 32) * 32;
+        NBL_CUT(&cut, job->kt16, job->key_heads * job->tokens * wide);
+        NBL_CUT(&cut, job->v16, job->key_heads * job->tokens * wide);
+        NBL_CUT(&cut, job->v_strange, blocks * job->key_heads);
     } else {
         NBL_CUT(&cut, job->kt, job->key_heads * job->tokens * job->size + 2 * s->tiles->vector);
         NBL_CUT(&cut, job->v, job->key_heads * job->tokens * job->ld);
@@ -149,6 +165,23 @@ static nbl_status backward_item(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* The gradient of a head's sink, over all its rows in order. */
+static nbl_status sink_item(void *argument, int64_t head, int worker)
+{
+    const run_state *s = argument;
+    const nbl__attention_job *job = &s->job;
+    float *to = (float *)job->a->dsinks.data + head;
+    float sink = nbl__attention_sink(&job->a->sinks, head);
+    double sum = job->a->accumulate ? (double)*to : 0;
+    (void)worker;
+    for (int64_t t = 0; t < job->tokens; t++) {
+        float lse = ((const float *)job->a->lse.data)[t * job->heads + head];
+        sum -= (double)expf(sink - lse) * (double)job->sums[head * job->tokens + t];
+    }
+    *to = (float)sum;
+    return NBL_OK;
+}
+
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     run_state s;
@@ -167,15 +200,9 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     layout(call->ctx, arguments, true, call->scratch, &s);
     find_blocks(&s);
     NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.heads, pack_queries, &s, NULL));
-    if (nbl__given(&a->dq) || nbl__given(&a->dk) || nbl__given(&a->dv))
-        NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.key_heads, backward_item, &s, NULL));
-    for (int64_t h = 0; h < s.job.heads && nbl__given(&a->dsinks); h++) {
-        float *to = (float *)a->dsinks.data + h;
-        double sum = a->accumulate ? (double)*to : 0;
-        for (int64_t b = 0; b < s.job.block_count; b++) sum += s.job.dsinks[b * s.job.heads + h];
-        *to = (float)sum;
-    }
-    return NBL_OK;
+    NBL_TRY(nbl__team_run(call->ctx, s.job.block_count * s.job.key_heads, backward_item, &s, NULL));
+    if (!nbl__given(&a->dsinks)) return NBL_OK;
+    return nbl__team_run(call->ctx, s.job.heads, sink_item, &s, NULL);
 }
 
 /* ---- decode ---- */
@@ -278,10 +305,7 @@ static nbl_status join_item(void *argument, int64_t item, int worker)
     int64_t b = item / s->heads, head = item % s->heads;
     float sink = -INFINITY, top = -INFINITY, total = 0;
     (void)worker;
-    if (nbl__given(&a->sinks))
-        nbl__to_f32(NBL_ISA_SCALAR, a->sinks.dtype,
-                    (const uint8_t *)a->sinks.data + (size_t)head * nbl__size_of(a->sinks.dtype), &sink, 1);
-    sink *= log2_e;
+    if (nbl__given(&a->sinks)) sink = nbl__attention_sink(&a->sinks, head) * log2_e;
     top = sink;
     float *out = NULL;
     for (int64_t c = 0; c < s->chunks; c++) {
@@ -318,7 +342,8 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
     return nbl__team_run(call->ctx, a->q.shape[0] * s.heads, join_item, &s, NULL);
 }
 
-const nbl__impl nbl__attention_cpu = {"attention_cpu", NEEDS, NULL, forward_scratch, run_forward};
-const nbl__impl nbl__attention_backward_cpu = {"attention_backward_cpu", NEEDS, NULL, backward_scratch,
+const nbl__impl nbl__attention_cpu = {"attention_cpu", NBL_ISA_AVX2, NULL, forward_scratch, run_forward};
+const nbl__impl nbl__attention_backward_cpu = {"attention_backward_cpu", NBL_ISA_AVX2, NULL, backward_scratch,
                                                run_backward};
-const nbl__impl nbl__attention_decode_cpu = {"attention_decode_cpu", NEEDS, NULL, decode_scratch, run_decode};
+const nbl__impl nbl__attention_decode_cpu = {"attention_decode_cpu", NBL_ISA_AVX2, NULL, decode_scratch,
+                                             run_decode};

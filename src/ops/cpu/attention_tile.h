@@ -40,14 +40,15 @@ typedef struct nbl__attention_job {
     nbl__attention_block *blocks;
     int64_t block_count;
     /* forward */
-    float *kt;       /* [Hkv, T, D] transposed in panels */
-    float *v;        /* [Hkv, T, ld] */
-    bool *v_strange; /* [blocks, Hkv]: not all finite */
+    float *kt;            /* [Hkv, T, D] transposed in panels */
+    float *v;             /* [Hkv, T, ld] */
+    uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.c */
+    bool *v_strange;      /* [blocks, Hkv]: not all finite */
     /* backward */
     float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
     float *lse, *delta;   /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
     bool *q_strange;      /* [blocks, Hq]: q, dout or delta is not all finite */
-    double *dsinks;       /* [blocks, Hq] */
+    float *sums;          /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
     atomic_int *done;     /* [blocks, Hq]: blocks of keys that have given their part to dq */
     /* workers */
     float *worker; /* [workers, worker_floats] */
@@ -70,6 +71,7 @@ typedef struct nbl__decode_part {
 
 typedef struct nbl__attention_tiles {
     int vector; /* floats of a vector; a panel has two */
+    bool bf16;  /* forward takes kt16 and v16 */
     /* Floats that forward and backward want for a worker. */
     int64_t (*forward_floats)(int64_t size, int64_t ld);
     int64_t (*backward_floats)(int64_t size, int64_t ld);
@@ -85,12 +87,47 @@ typedef struct nbl__attention_tiles {
 } nbl__attention_tiles;
 
 extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
+/* Forward of bf16 only: the rest of its row is empty. */
+extern const nbl__attention_tiles nbl__attention_tiles_amx;
+
+static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
+{
+    float sink;
+    nbl__to_f32(NBL_ISA_SCALAR, sinks->dtype,
+                (const uint8_t *)sinks->data + (size_t)head * nbl__size_of(sinks->dtype), &sink, 1);
+    return sink;
+}
 
 /* The queries [first, end) of a sequence of n that see key j. */
 static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_t j, int64_t n)
 {
     if (!causal) return nbl__attention_span(false, window, j, n); /* symmetric */
     return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
+}
+
+/* What a run of `rows` rows from row r sees: keys for queries, queries for keys; relative to `from`,
+ * within 0 … n. */
+typedef struct nbl__outlook {
+    const nbl__attention *a;
+    bool of_keys; /* rows are keys, they look at queries */
+    int64_t length, row_at, from, n;
+} nbl__outlook;
+
+static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_t rows)
+{
+    int64_t i = view->row_at + r, last = i + rows - 1;
+    const nbl__attention *a = view->a;
+    nbl__span top, bottom;
+    if (view->of_keys) {
+        top = nbl__attention_seers(a->causal, a->window, i, view->length);
+        bottom = nbl__attention_seers(a->causal, a->window, last, view->length);
+    } else {
+        top = nbl__attention_span(a->causal, a->window, i, view->length);
+        bottom = nbl__attention_span(a->causal, a->window, last, view->length);
+    }
+    int64_t first = nbl__max_i64(top.first - view->from, 0);
+    int64_t end = nbl__min_i64(bottom.end - view->from, view->n);
+    return (nbl__span){first, nbl__max_i64(first, end)};
 }
 
 #endif

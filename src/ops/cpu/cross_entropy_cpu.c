@@ -11,7 +11,7 @@
  * once per stretch, and dx (f32, [ROWS, hidden]) read and written once per stretch. A sum runs over stretches
  * in order and its stretches are the same for any number of threads: so are its bits.
  *
- * Scratch: 8 bytes per token, and panels: 8 MiB of tile, x and (backward) dx of a group. Cost: that of its
+ * Scratch: 8 bytes per token, and panels: 4 MiB of tile, x and (backward) dx of a group. Cost: that of its
  * products, 2·tokens·hidden·vocabulary operations each: one forward, two in backward, three with dw. */
 #include <math.h>
 
@@ -20,7 +20,7 @@
 #include "ops/cpu/gemm.h"
 #include "ops/cross_entropy.h"
 
-enum { ROWS = 1024, COLUMNS = 2048, ROWS_PER_ITEM = 8 };
+enum { ROWS = 1024, COLUMNS = 1024, ROWS_PER_ITEM = 8 };
 
 typedef struct pass {
     const nbl__cross_entropy *a;
@@ -39,7 +39,6 @@ typedef struct pass {
     float *label_logits;   /* [most_rows]; forward */
     float *dx;             /* [most_rows, hidden]; backward */
     void *gemm;
-    size_t gemm_bytes;
 
     /* the tile at work */
     int64_t first_row, rows;       /* of `trained` */
@@ -118,11 +117,6 @@ static nbl_status multiply(const pass *p, void (*make)(const pass *, product *))
 {
     product it;
     make(p, &it);
-    size_t bytes = nbl__gemm_scratch(p->ctx, &it.product, 1);
-    NBL_CHECK(p->ctx, bytes <= p->gemm_bytes, NBL_ERROR_INTERNAL,
-              "cross_entropy: a product of %" PRId64 " x %" PRId64
-              " wants %zu bytes of scratch, the largest %zu",
-              it.product.m, it.product.n, bytes, p->gemm_bytes);
     return nbl__gemm(p->ctx, &it.product, 1, p->gemm);
 }
 
@@ -140,15 +134,20 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* How many tokens are trained is known only when the operator runs: asks for the largest tile. */
+/* How many tokens are trained is known only when the operator runs, and a smaller product may want more
+ * scratch than a larger one: asks for every number of rows, in a full and in the last stretch. */
 static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backward)
 {
     pass p = *sizes;
-    p.rows = p.most_rows;
-    p.columns = p.most_columns;
-    size_t bytes = product_scratch(ctx, &p, logits_product);
-    if (backward) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
-    if (backward && p.a->train_w) bytes = most(bytes, product_scratch(ctx, &p, dw_product));
+    int64_t last = p.most_columns > 0 ? p.vocabulary % p.most_columns : 0;
+    size_t bytes = 0;
+    for (p.rows = 1; p.rows <= p.most_rows; p.rows++)
+        for (int k = 0; k < (last ? 2 : 1); k++) {
+            p.columns = k ? last : p.most_columns;
+            bytes = most(bytes, product_scratch(ctx, &p, logits_product));
+            if (backward) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
+            if (backward && p.a->train_w) bytes = most(bytes, product_scratch(ctx, &p, dw_product));
+        }
     return bytes;
 }
 
@@ -170,8 +169,8 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
     NBL_CUT(&cut, p->sums, backward ? 0 : p->most_rows);
     NBL_CUT(&cut, p->label_logits, backward ? 0 : p->most_rows);
     NBL_CUT(&cut, p->dx, backward ? p->most_rows * p->hidden : 0);
-    p->gemm_bytes = gemm_scratch(ctx, p, backward);
-    p->gemm = nbl__cut_bytes(&cut, p->gemm_bytes);
+    p->gemm = nbl__cut_bytes(&cut,
+                             base ? 0 : gemm_scratch(ctx, p, backward)); /* last: cut without measuring */
     return cut.used;
 }
 

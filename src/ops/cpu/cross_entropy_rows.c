@@ -49,7 +49,8 @@ static void gradient_scalar(float *z, int64_t n, const nbl__logit_gradient *g)
             u = g->softcap * tanh_u;
             slope = 1 - tanh_u * tanh_u;
         }
-        z[i] = (expf(u - g->lse - g->lse_rest) - g->uniform) * g->scale * slope;
+        float x = u - g->lse - g->lse_rest, p = x < NBL_LOGPROB_LEAST ? 0 : expf(x);
+        z[i] = (p - g->uniform) * g->scale * slope;
     }
 }
 
@@ -81,9 +82,10 @@ void nbl__logits_fold(nbl_isa isa, float *z, int64_t n, float softcap, bool want
     if (softcap > 0) k.cap(z, n, softcap);
     if (want_total) sums->total += (double)k.sum(z, n);
     float largest = fmaxf(sums->largest, k.largest(z, n));
-    float base = largest > -INFINITY ? largest : 0; /* all -inf: the sum stays 0 */
+    bool none = !(largest > -INFINITY); /* all -inf: the sum stays 0, unless there is a NaN */
+    float base = none ? 0 : largest, added = k.sum_exp(z, n, base);
     double before = sums->sum > 0 ? sums->sum * exp((double)sums->largest - (double)base) : sums->sum;
-    sums->sum = before + (double)k.sum_exp(z, n, base);
+    sums->sum = none && added == added ? before : before + (double)added;
     sums->largest = largest;
 }
 

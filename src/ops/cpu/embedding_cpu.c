@@ -7,7 +7,10 @@
 
 #include "ops/cpu/rows.h"
 
-enum { PIECE = 256 }; /* f32 on the stack */
+enum {
+    PIECE = 256,  /* f32 on the stack */
+    COLUMNS = 512 /* of a piece of dw: long enough to be fetched ahead */
+};
 
 typedef struct embedding_job {
     const nbl__embedding *a;
@@ -64,15 +67,12 @@ static void add_columns(const void *job, int64_t begin, int64_t end, int64_t ite
     const embedding_job *j = job;
     const int32_t *ids = j->a->ids.data;
     int64_t columns = j->a->w.shape[1], tokens = nbl__tensor_elements(&j->a->ids), n = end - begin;
-    float piece[PIECE];
+    const uint8_t *dy = j->a->dy.data;
+    size_t size = nbl__size_of(j->a->dtype);
     (void)item;
-    for (int64_t t = 0; t < tokens; t++) {
-        float *dw = (float *)j->a->dw.data + ids[t] * columns + begin;
-        const uint8_t *dy = (const uint8_t *)j->a->dy.data;
-        nbl__to_f32(j->isa, j->a->dtype, dy + (size_t)(t * columns + begin) * nbl__size_of(j->a->dtype),
-                    piece, n);
-        for (int64_t i = 0; i < n; i++) dw[i] += piece[i] * j->scale;
-    }
+    for (int64_t t = 0; t < tokens; t++)
+        nbl__add_scaled(j->isa, j->a->dtype, dy + (size_t)(t * columns + begin) * size, j->scale,
+                        (float *)j->a->dw.data + ids[t] * columns + begin, n);
 }
 
 static void clear_rows(const void *job, int64_t begin, int64_t end, int64_t item)
@@ -91,7 +91,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     if (!nbl__given(&a->dw)) return NBL_OK;
     if (!a->accumulate)
         NBL_TRY(nbl__rows_run(call->ctx, a->w.shape[0], nbl__rows_per_span(a->w.shape[1]), clear_rows, &j));
-    return nbl__rows_run(call->ctx, a->w.shape[1], PIECE, add_columns, &j);
+    return nbl__rows_run(call->ctx, a->w.shape[1], COLUMNS, add_columns, &j);
 }
 
 const nbl__impl nbl__embedding_cpu = {"embedding_cpu", NBL_ISA_SCALAR, NULL, NULL, run_forward};

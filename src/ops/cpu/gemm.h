@@ -55,8 +55,7 @@ typedef struct nbl__product {
 } nbl__product;
 
 /* Scratch for one call with these products; sizes and dtypes count, data pointers do not, except that
- * operands with equal `a.data` are packed once. Never less for a larger m, n or k: a caller that learns its
- * sizes late asks for the largest. */
+ * operands with equal `a.data` are packed once. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 

@@ -14,6 +14,15 @@ static void *stand_in(int index)
 }
 enum { STAND_IN_SCRATCH = 65536 };
 
+/* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
+ * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
+ * few gradients is not evened out by others. */
+static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
+{
+    enum { FEW = 16 };
+    return dtype == NBL_DTYPE_BF16 && tokens > FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+}
+
 void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
                       const nbl__linear *members, int count, bool backward, uint8_t *scratch,
                       size_t scratch_bytes)
@@ -30,11 +39,10 @@ void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
         nbl__layer *l = &j->layers[i];
-        /* Adapters in f32 beside f16: its range is too small for them, and it multiplies in f32 anyway. */
         *l = (nbl__layer){.a = a,
                           .out = a->w.shape[0],
                           .rank = nbl__linear_rank(a),
-                          .adapter = a->dtype == NBL_DTYPE_BF16 ? NBL_DTYPE_BF16 : NBL_DTYPE_F32,
+                          .adapter = adapter_dtype(a->dtype, j->tokens),
                           .y = a->y,
                           .dy = a->dy};
         if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
@@ -135,7 +143,8 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
     const nbl__layers *j = argument;
     (void)worker;
     nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, j->in, item * QUANT_ROWS,
-                   nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->outlier, j->codes, j->scales);
+                   nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
+                   j->outlier, j->codes, j->scales);
     return NBL_OK;
 }
 

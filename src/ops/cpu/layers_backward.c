@@ -2,8 +2,8 @@
  *
  * Sums over tokens are taken by the product (dA, dB), or column by column (bias, magnitude): an element of a
  * result belongs to one worker, which goes through the tokens in order. */
-#include "base/philox.h"
 #include "base/team.h"
+#include "ops/cpu/dropout.h"
 #include "ops/cpu/layers.h"
 
 typedef struct wishes {
@@ -265,8 +265,7 @@ typedef struct row_job {
     const nbl__layers *j;
     const nbl__layer *l;
     int64_t row; /* of the first row of the chunk */
-    const float *from;
-    float *to;
+    float *from, *to;
     bool add;
 } row_job;
 
@@ -286,17 +285,11 @@ static nbl_status mask_row(void *argument, int64_t item, int worker)
 {
     const row_job *r = argument;
     const nbl__linear *a = r->l->a;
-    int64_t in = r->j->in, index = (r->row + item) * in;
-    const float *from = r->from + item * in;
-    float *to = r->to + item * in, kept = 1 / (1 - a->dropout);
-    uint32_t key[2] = {(uint32_t)a->seed, (uint32_t)(a->seed >> 32)}, words[4];
+    int64_t in = r->j->in;
+    float *from = r->from + item * in, *to = r->to + item * in;
     (void)worker;
-    for (int64_t k = 0; k < in; k++, index++) {
-        if (k == 0 || (index & 3) == 0)
-            nbl__philox((uint32_t[4]){(uint32_t)(index >> 2), (uint32_t)(index >> 34), 0, 0}, key, words);
-        float value = nbl__uniform(words[index & 3]) >= a->dropout ? from[k] * kept : 0;
-        to[k] = r->add ? to[k] + value : value;
-    }
+    nbl__dropout_apply(r->isa, a->seed, a->dropout, (r->row + item) * in, from, in);
+    for (int64_t k = 0; k < in; k++) to[k] = r->add ? to[k] + from[k] : from[k];
     return NBL_OK;
 }
 
@@ -320,7 +313,7 @@ static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_jo
  * summed apart, in f32, and the rest joins them. */
 static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST];
+    nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
     int count = 0;
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
@@ -357,10 +350,11 @@ static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wid
                                   int64_t rows)
 {
     nbl__term terms[3];
+    int count = nbl__layers_terms(j, l, row, terms);
     nbl__product product = {.m = rows,
                             .n = l->out,
                             .terms = terms,
-                            .term_count = nbl__layers_terms(j, l, row, terms),
+                            .term_count = count,
                             .dtype = NBL_DTYPE_F32,
                             .c = w->plain,
                             .stride = l->out};

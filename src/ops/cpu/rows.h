@@ -46,6 +46,9 @@ static inline int64_t nbl__block_count(int64_t rows)
 {
     return nbl__ceil_div(rows, nbl__block_rows(rows));
 }
+/* y[i] += scale·x[i], x of a compute dtype. */
+void nbl__add_scaled(nbl_isa isa, nbl_dtype dtype, const void *x, float scale, float *y, int64_t n);
+
 /* out[k] (+)= Σ over blocks of partial[block·stride + k]. */
 nbl_status nbl__blocks_add(nbl_context *ctx, const float *partial, int64_t blocks, int64_t stride,
                            int64_t columns, float *out, bool accumulate);

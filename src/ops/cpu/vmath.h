@@ -141,11 +141,12 @@ static inline uint16_t nbl__lanes_below(int64_t n)
     return n >= 16 ? 0xffff : (uint16_t)((1u << n) - 1);
 }
 
+/* A whole vector needs no mask, which a loop would make anew each time. */
 NBL_TARGET_AVX512 static inline __m512 nbl__get_avx512(nbl_dtype dtype, const void *from, int64_t n)
 {
     __mmask16 lanes = nbl__lanes_below(n);
-    if (dtype == NBL_DTYPE_F32) return _mm512_maskz_loadu_ps(lanes, from);
-    __m256i h = _mm256_maskz_loadu_epi16(lanes, from);
+    if (dtype == NBL_DTYPE_F32) return n >= 16 ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(lanes, from);
+    __m256i h = n >= 16 ? _mm256_loadu_si256(from) : _mm256_maskz_loadu_epi16(lanes, from);
     if (dtype == NBL_DTYPE_F16) return _mm512_cvtph_ps(h);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
@@ -154,13 +155,15 @@ NBL_TARGET_AVX512 static inline void nbl__put_avx512(nbl_dtype dtype, void *to, 
 {
     __mmask16 lanes = nbl__lanes_below(n);
     if (dtype == NBL_DTYPE_F32) {
-        _mm512_mask_storeu_ps(to, lanes, a);
-    } else if (dtype == NBL_DTYPE_F16) {
-        _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-    } else {
-        __m512i rounded = nbl__bf16_bits_avx512(a);
-        _mm256_mask_storeu_epi16(to, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+        if (n >= 16) _mm512_storeu_ps(to, a);
+        else _mm512_mask_storeu_ps(to, lanes, a);
+        return;
     }
+    __m256i h = dtype == NBL_DTYPE_F16
+                    ? _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)
+                    : _mm512_cvtepi32_epi16(_mm512_srli_epi32(nbl__bf16_bits_avx512(a), 16));
+    if (n >= 16) _mm256_storeu_si256(to, h);
+    else _mm256_mask_storeu_epi16(to, lanes, h);
 }
 
 /* ---- rounded to a compute dtype and back ---- */

@@ -108,14 +108,18 @@ static double factor_of(const nbl__linear *a, int64_t n, const float *row)
 
 /* ---- the base product ---- */
 
+static double limit_of(const nbl__linear *a)
+{
+    return a->threshold > 0 ? (double)a->threshold : INFINITY;
+}
+
 static void find_outliers(const nbl__linear *a, uint8_t *outlier)
 {
     sizes z = sizes_of(a);
     memset(outlier, 0, (size_t)z.in);
     if (a->w.format != NBL_FORMAT_INT8) return;
-    double threshold = a->threshold > 0 ? (double)a->threshold : INFINITY;
     for (int64_t i = 0; i < z.tokens * z.in; i++)
-        if (!(fabs(nbl__ref_get(&a->x, i)) < threshold)) outlier[i % z.in] = 1;
+        if (!(fabs(nbl__ref_get(&a->x, i)) < limit_of(a))) outlier[i % z.in] = 1;
 }
 
 /* x row t times W row n of an int8 weight. */
@@ -125,8 +129,10 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     sizes z = sizes_of(a);
     const int8_t *codes = (const int8_t *)a->w.data + n * z.in;
     double largest = 0, exact = 0, sum = 0;
-    for (int64_t k = 0; k < z.in; k++)
-        if (!outlier[k]) largest = fmax(largest, fabs(nbl__ref_get(&a->x, t * z.in + k)));
+    for (int64_t k = 0; k < z.in; k++) {
+        double magnitude = fabs(nbl__ref_get(&a->x, t * z.in + k));
+        if (magnitude < limit_of(a)) largest = fmax(largest, magnitude);
+    }
     for (int64_t k = 0; k < z.in; k++) {
         double x = nbl__ref_get(&a->x, t * z.in + k);
         if (outlier[k]) exact += x * (double)row[k];

@@ -16,10 +16,11 @@ static inline double nbl__ref_get(const nbl_tensor *t, int64_t i)
     return (double)value;
 }
 
-/* One rounding to f32, one to the tensor's dtype. */
+/* One rounding to f32, one to the tensor's dtype. A tensor without memory is not wanted. */
 static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
 {
     float rounded = (float)value;
+    if (!nbl__given(t)) return;
     if (t->dtype == NBL_DTYPE_F64) {
         ((double *)t->data)[i] = value;
         return;
@@ -40,7 +41,7 @@ static inline double nbl__ref_round(nbl_dtype dtype, double value)
 /* A gradient of a parameter: written, or added to what is there. */
 static inline void nbl__ref_put(const nbl_tensor *t, int64_t i, double value, bool accumulate)
 {
-    nbl__ref_set(t, i, accumulate ? nbl__ref_get(t, i) + value : value);
+    if (nbl__given(t)) nbl__ref_set(t, i, accumulate ? nbl__ref_get(t, i) + value : value);
 }
 
 #endif

@@ -1,0 +1,80 @@
+/* gemm_finish.c - see gemm_finish.h. Cost: the tile is read once, C is written once (and read, to be added
+ * to). */
+#include "ops/cpu/gemm_finish.h"
+
+#include "base/philox.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* value = old + factor · value + bias; returns how many were done. */
+NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, const float *old,
+                                         const float *bias, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(values + i);
+        if (factor) v = _mm256_mul_ps(_mm256_loadu_ps(factor + i), v);
+        if (old) v = _mm256_add_ps(_mm256_loadu_ps(old + i), v);
+        if (bias) v = _mm256_add_ps(v, _mm256_loadu_ps(bias + i));
+        _mm256_storeu_ps(values + i, v);
+    }
+    return i;
+}
+#endif
+
+static void mend(nbl_isa isa, float *values, const float *factor, const float *old, const float *bias,
+                 int64_t n)
+{
+    int64_t i = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX2) i = mend_avx2(values, factor, old, bias, n);
+#else
+    (void)isa;
+#endif
+    for (; i < n; i++) {
+        float v = values[i];
+        if (factor) v = factor[i] * v;
+        if (old) v = old[i] + v;
+        if (bias) v = v + bias[i];
+        values[i] = v;
+    }
+}
+
+void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin,
+                      int64_t n_end, float *tile, int64_t stride, float *line)
+{
+    int64_t n = n_end - n_begin;
+    size_t size = nbl__size_of(p->dtype);
+    float *bias = NULL, *old = line + n;
+    const float *factor = p->factor ? p->factor + n_begin : NULL;
+    if (p->bias) {
+        bias = line;
+        nbl__to_f32(isa, p->bias->dtype,
+                    (const uint8_t *)p->bias->data + (size_t)n_begin * nbl__size_of(p->bias->dtype), bias, n);
+    }
+    for (int64_t r = 0; r < rows; r++, tile += stride) {
+        uint8_t *c = (uint8_t *)p->c + (size_t)((row + r) * p->stride + n_begin) * size;
+        if (p->accumulate) nbl__to_f32(isa, p->dtype, c, old, n);
+        if (p->accumulate || factor || bias) mend(isa, tile, factor, p->accumulate ? old : NULL, bias, n);
+        if (p->dtype == NBL_DTYPE_F32) memcpy(c, tile, (size_t)n * size);
+        else nbl__from_f32(isa, tile, p->dtype, c, n);
+    }
+}
+
+void nbl__gemm_join(const nbl__product *p, const nbl__term *term, int64_t row, int64_t rows, int64_t n_begin,
+                    int64_t n_end, const float *part, float *tile, int64_t stride)
+{
+    float factor = 1 / (1 - term->dropout);
+    const uint32_t key[2] = {(uint32_t)term->seed, (uint32_t)(term->seed >> 32)};
+    for (int64_t r = 0; r < rows; r++, part += stride, tile += stride) {
+        /* The four words of a counter are the fates of four neighbours. */
+        int64_t first = (row + r) * p->n + n_begin, end = first + n_end - n_begin;
+        for (int64_t i = first; i < end;) {
+            uint32_t words[4];
+            nbl__philox((uint32_t[4]){(uint32_t)(i >> 2), (uint32_t)(i >> 34), 0, 0}, key, words);
+            for (int64_t stop = nbl__min_i64(end, (i | 3) + 1); i < stop; i++)
+                if (nbl__uniform(words[i & 3]) >= term->dropout) tile[i - first] += part[i - first] * factor;
+        }
+    }
+}

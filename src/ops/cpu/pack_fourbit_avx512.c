@@ -1,0 +1,252 @@
+/* pack_fourbit_avx512.c - four-bit weights straight into strips of f32 or of bf16 pairs.
+ *
+ * As pack_fourbit_avx2.c, sixteen lanes wide: a register holds the whole table, so a lookup is one shuffle, and
+ * a dword of sixteen rows is a whole strip.
+ *
+ *     turned, f32      16 bytes x 16 rows -> 4 registers -> 32 x (shift, lookup, scale, store)
+ *     turned, pairs    … -> 16 x (2 shifts, 2 lookups, 2 scales, round both to bf16, weave, store)
+ *     as stored, pairs the scaled tables of two rows, rounded, one in the lower, one in the upper halves of
+ *                      the lanes: 2 lookups and an or make a row of pairs
+ *
+ * vcvtne2ps2bf16 takes subnormals as zero where nbl__decode keeps them; so do the instructions that multiply
+ * pairs, hence no result shows it. Cost: 1.5 cycles for 16 values as f32, 5 for 32 as pairs. */
+#include "ops/cpu/pack.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <math.h>
+
+enum { CHUNK = 32 }; /* neighbours in the weight that always share a block */
+
+/* bf16 in the upper half of each lane; no NaN. */
+NBL_TARGET_AVX512 static inline __m512i round_upper_avx512(__m512 value)
+{
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    return _mm512_and_si512(bits, _mm512_set1_epi32((int)0xffff0000));
+}
+
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512 round_avx512(__m512 value,
+                                                                                   nbl_dtype compute)
+{
+    if (compute == NBL_DTYPE_F16) return _mm512_cvtph_ps(_mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+    if (compute == NBL_DTYPE_BF16) return _mm512_castsi512_ps(round_upper_avx512(value));
+    return value;
+}
+
+/* ---- turned ---- */
+
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m128i
+row_codes(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k)
+{
+    return _mm_loadu_si128(
+        (const void *)(s->codes + ((row < row_end ? row : row_end - 1) * s->columns + k) / 2));
+}
+
+/* Sixteen rows: dword j of each, j < 4. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
+load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m512i out[4])
+{
+    __m512i v[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        v[r] = _mm512_castsi128_si512(row_codes(s, row + r, row_end, k));
+        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 4, row_end, k), 1);
+        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 8, row_end, k), 2);
+        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 12, row_end, k), 3);
+    }
+    __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
+    __m512i c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    out[0] = _mm512_unpacklo_epi64(a, b);
+    out[1] = _mm512_unpackhi_epi64(a, b);
+    out[2] = _mm512_unpacklo_epi64(c, d);
+    out[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+/* The rows' scales at a column, when they can have changed. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void renew_scales(const nbl__fourbit_source *s,
+                                                                                 int64_t row, int64_t row_end,
+                                                                                 int64_t column, bool first,
+                                                                                 __m512 *scale)
+{
+    int64_t rest = (INT64_C(1) << s->block_shift) - 1;
+    if (!first && (s->columns & rest) == 0 && (column & rest) != 0) return;
+    _Alignas(64) float scales[NBL_STRIP];
+    for (int r = 0; r < NBL_STRIP; r++)
+        scales[r] = row + r < row_end
+                        ? nbl__block_scale(s->weight, ((row + r) * s->columns + column) >> s->block_shift)
+                        : 0;
+    *scale = _mm512_load_ps(scales);
+}
+
+NBL_TARGET_AVX512 static inline bool all_finite(__m512 scale)
+{
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) == 0;
+}
+
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t row, int64_t row_end,
+       int64_t k_begin, int64_t k, float *to)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    __m512 scale = _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
+        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        if (compute != NBL_DTYPE_F32 && !all_finite(scale)) return false;
+        __m512i dwords[4];
+        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 8
+            for (int c = 0; c < 8; c++) {
+                __m512i index = _mm512_srli_epi32(dwords[j], 4 * (unsigned)(low_first ? c : c ^ 1));
+                __m512 value = _mm512_mul_ps(_mm512_permutexvar_ps(index, table), scale);
+                _mm512_store_ps(to + (8 * j + c) * NBL_STRIP, round_avx512(value, compute));
+            }
+    }
+    return true;
+}
+
+NBL_TARGET_AVX512 bool nbl__pack_fourbit_t16_f32_avx512(const nbl__fourbit_source *s, int64_t row,
+                                                        int64_t row_end, int64_t k_begin, int64_t k,
+                                                        float *to)
+{
+    if (s->low_first) {
+        if (s->compute == NBL_DTYPE_F32) return turned(s, NBL_DTYPE_F32, true, row, row_end, k_begin, k, to);
+        if (s->compute == NBL_DTYPE_F16) return turned(s, NBL_DTYPE_F16, true, row, row_end, k_begin, k, to);
+        return turned(s, NBL_DTYPE_BF16, true, row, row_end, k_begin, k, to);
+    }
+    if (s->compute == NBL_DTYPE_F32) return turned(s, NBL_DTYPE_F32, false, row, row_end, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F16) return turned(s, NBL_DTYPE_F16, false, row, row_end, k_begin, k, to);
+    return turned(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
+}
+
+NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline bool
+turned_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t row_end, int64_t k_begin,
+             int64_t k, uint32_t *to)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512 scale = _mm512_setzero_ps();
+    for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK / 2 * NBL_STRIP) {
+        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        if (!all_finite(scale)) return false;
+        __m512i dwords[4];
+        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 4
+            for (unsigned c = 0; c < 4; c++) {
+                __m512i first = _mm512_srli_epi32(dwords[j], 8 * c + (low_first ? 0 : 4));
+                __m512i second = _mm512_srli_epi32(dwords[j], 8 * c + (low_first ? 4 : 0));
+                __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(first, table), scale);
+                __m512 odd = _mm512_mul_ps(_mm512_permutexvar_ps(second, table), scale);
+                __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even); /* even below odd */
+                _mm512_store_si512(to + (4 * j + (int)c) * NBL_STRIP, _mm512_permutexvar_epi16(weave, both));
+            }
+    }
+    return true;
+}
+
+NBL_TARGET_AVX512BF16 bool nbl__pack_fourbit_t16_pairs_avx512(const nbl__fourbit_source *s, int64_t row,
+                                                              int64_t row_end, int64_t k_begin, int64_t k,
+                                                              uint32_t *to)
+{
+    if (s->low_first) return turned_pairs(s, true, row, row_end, k_begin, k, to);
+    return turned_pairs(s, false, row, row_end, k_begin, k, to);
+}
+
+/* ---- as stored ---- */
+
+/* Sixteen codes, one per lane in the low four bits. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i spread(const uint8_t *codes,
+                                                                              __m512i shift)
+{
+    int32_t first, second;
+    memcpy(&first, codes, 4);
+    memcpy(&second, codes + 4, 4);
+    __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(first), 0xff00, second);
+    return _mm512_srlv_epi32(both, shift);
+}
+
+NBL_TARGET_AVX512 static inline __m512i lane_shifts(bool low_first)
+{
+    return low_first ? _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28)
+                     : _mm512_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24);
+}
+
+/* Two strips, 32 columns from n: k of them down. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+straight_pair(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t k_begin, int64_t k,
+              float *to, float *next)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    const __m512i shift = lane_shifts(s->low_first);
+    for (int64_t i = 0; i < k; i++, to += NBL_STRIP, next += NBL_STRIP) {
+        int64_t at = (k_begin + i) * s->columns + n;
+        const uint8_t *codes = s->codes + at / 2;
+        __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
+        float scale = nbl__block_scale(s->weight, at >> s->block_shift);
+        if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
+        __m512 values = round_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)), compute);
+        _mm512_store_ps(to, _mm512_permutexvar_ps(spread(codes, shift), values));
+        _mm512_store_ps(next, _mm512_permutexvar_ps(spread(codes + 8, shift), values));
+    }
+    return true;
+}
+
+NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_f32_avx512(const nbl__fourbit_source *s, int64_t n_begin,
+                                                        int64_t strips, int64_t k_begin, int64_t k, float *to)
+{
+    for (int64_t t = 0; t < strips; t += 2) {
+        float *first = to + t * k * NBL_STRIP, *second = first + k * NBL_STRIP;
+        int64_t n = n_begin + t * NBL_STRIP;
+        bool done = s->compute == NBL_DTYPE_F32
+                        ? straight_pair(s, NBL_DTYPE_F32, n, k_begin, k, first, second)
+                    : s->compute == NBL_DTYPE_F16
+                        ? straight_pair(s, NBL_DTYPE_F16, n, k_begin, k, first, second)
+                        : straight_pair(s, NBL_DTYPE_BF16, n, k_begin, k, first, second);
+        if (!done) return false;
+    }
+    return true;
+}
+
+/* The table of a row's block, rounded to bf16, in the upper halves. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i upper_table(__m512 table, float scale)
+{
+    return round_upper_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)));
+}
+
+NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_pairs_avx512(const nbl__fourbit_source *s, int64_t n_begin,
+                                                          int64_t strips, int64_t k_begin, int64_t k,
+                                                          int64_t padded, uint32_t *to)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    const __m512i shift = lane_shifts(s->low_first);
+    for (int64_t t = 0; t < strips; t += 2) {
+        uint32_t *first = to + t * padded * NBL_STRIP, *second = first + padded * NBL_STRIP;
+        for (int64_t i = 0; i < k; i += 2, first += NBL_STRIP, second += NBL_STRIP) {
+            int64_t at = (k_begin + i) * s->columns + n_begin + t * NBL_STRIP;
+            const uint8_t *codes = s->codes + at / 2, *below = codes + s->columns / 2;
+            __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
+            __builtin_prefetch(below + 8 * s->columns);
+            float scale = nbl__block_scale(s->weight, at >> s->block_shift);
+            float scale_below = nbl__block_scale(s->weight, (at + s->columns) >> s->block_shift);
+            if (!isfinite(scale) || !isfinite(scale_below)) return false;
+            __m512i even = _mm512_srli_epi32(upper_table(table, scale), 16);
+            __m512i odd = upper_table(table, scale_below);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * h, shift), even);
+                __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * h, shift), odd);
+                _mm512_store_si512(h ? second : first, _mm512_or_si512(a, b));
+            }
+        }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,161 @@
+/* case.h - the operators' case table and what its modes share.
+ *
+ * A line of the table (tools/ops/cases/FAMILY.inc) says what is tested, as text over the family's slots and
+ * attributes:
+ *
+ *     CASE(rmsnorm, "T=0|1|333 H=576 x=TxH w=H:ALL dtype=ALL offset=0|1 ranks=yes", "Llama and Gemma")
+ *
+ * Words are NAME=VALUE. `|` separates alternatives, `,` those of a dtype, ALL stands for every one there is;
+ * a line means the cross product. What is left when everything is chosen is a case: a text again, which
+ * `--case` takes. So a failure is rerun by quoting it, and the table holds no code.
+ *
+ *     T=17                    a number, named by one capital, for the shapes
+ *     x=TxH  x=TxH:f16:huge   a tensor: shape, dtype (the compute dtype, unless said), generator (case_data.c)
+ *     ids=T:random-V  cu_seqlens=[0,5,5,40]          integers
+ *     w=NxK:nf4/128@f16       a weight: format, block, the dtype its state remembers
+ *     dy=none                 a cotangent that is left out; the others are made as `infer` says
+ *     dtype=bf16 causal=true  attributes
+ *     ranks=yes               T split into more dimensions must give the same bits
+ *     bound=0.1               factor on the error bound; above 1 only with the reason in the note
+ *     backward=no grad=no     no backward pass at all; no finite differences
+ *     flop=2*T*N*K flopb=...  arithmetic of forward and backward, for `perf` */
+#ifndef NBL_CASE_H
+#define NBL_CASE_H
+
+#include "ops/ops.h"
+
+enum { CASE_TEXT = 1024, CASE_WORDS = 48, CASE_ZONE = 64 };
+
+/* ---- memory with red zones: never NULL, NaN bytes inside, a pattern around ---- */
+
+typedef struct case_block case_block;
+typedef struct case_memory {
+    case_block *first;
+} case_memory;
+
+/* `skew` bytes off the alignment of 64. Ends the program when there is no memory. */
+void *case_alloc(case_memory *memory, size_t bytes, size_t skew);
+bool case_zones_intact(const case_memory *memory);
+uint64_t case_checksum(const case_memory *memory); /* of the data */
+void case_free(case_memory *memory);
+
+/* ---- the table ---- */
+
+typedef enum case_kind { CASE_PLAIN, CASE_PERF } case_kind;
+typedef struct case_line {
+    const char *family, *text, *note;
+    case_kind kind;
+} case_line;
+extern const case_line case_table[]; /* family NULL at the end */
+
+/* Calls `each` with every case of a line until it returns false. Returns false, with the reason in
+ * `why`, when the line cannot be read. */
+typedef bool (*case_each)(void *user, const char *text);
+bool case_expand(const nbl__family *family, const char *line, case_each each, void *user,
+                 char why[CASE_TEXT]);
+/* A word's value in a case's text, or NULL. */
+const char *case_word(const char *text, const char *name, char value[CASE_TEXT]);
+/* A number: digits, a named one, or sums of products of those ("2*T*N+T"). False: not a number. */
+bool case_number(const char *text, const char *expression, double *value);
+
+/* ---- one case ---- */
+
+typedef enum case_split { SPLIT_NONE, SPLIT_ONE, SPLIT_TWO, SPLIT_DROP, SPLIT_COUNT } case_split;
+
+typedef struct op_case {
+    const nbl__family *family;
+    const char *text;
+    void *arguments; /* attributes and inputs; outputs are empty */
+    nbl_dtype dtype; /* of the computation; f32 where the family has no such attribute */
+    double bound;    /* relative norm error of a result */
+    bool backward;   /* the case has one */
+    uint64_t seed;
+    case_memory memory; /* of the inputs */
+    uint64_t checksum;  /* of them: nothing writes an input */
+} op_case;
+
+typedef enum case_status { CASE_READY, CASE_SKIP, CASE_BAD } case_status;
+/* Builds the arguments. SKIP: there is no such case (a shape that a format cannot hold, a split that T
+ * does not have); BAD: `why` tells. */
+case_status case_build(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
+                       case_split split, op_case *c, char why[CASE_TEXT]);
+/* The same without `infer`, so that a test can spoil the arguments first; cotangents must be in the text. */
+case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
+                              case_split split, op_case *c, char why[CASE_TEXT]);
+void case_destroy(op_case *c);
+
+/* A tensor's values, from the generator's name; false when there is none of this name. The values depend on
+ * seed and slot name alone, so that another dtype holds the same ones, rounded. */
+bool case_fill(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor);
+bool case_is_integer(const char *generator);
+/* A random weight in a storage format named as in the text: "nf4-nested/128@f16". */
+case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store, int64_t rows,
+                        int64_t columns, uint64_t seed, const char *slot, nbl_weight *weight,
+                        char why[CASE_TEXT]);
+extern const char *const case_stores[]; /* NULL at the end */
+static inline bool case_is_weight(const nbl__slot *slot)
+{
+    return slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
+}
+static inline nbl_weight *case_slot_weight(const nbl__slot *slot, void *arguments)
+{
+    return (nbl_weight *)(void *)((char *)arguments + slot->offset);
+}
+double case_uniform(uint64_t seed, const char *slot, int64_t index); /* [0, 1) */
+size_t case_bytes(const nbl_tensor *tensor);
+bool case_is_float(nbl_dtype dtype);
+
+/* ---- running ---- */
+
+/* What one pass over a case made. */
+typedef struct case_run {
+    void *arguments;
+    case_memory memory;
+    const char *only; /* the one gradient that is wanted; NULL: all */
+} case_run;
+
+/* Starts a pass: a copy of the arguments without outputs, or with those of `forward`, which must live on. */
+void case_begin(const op_case *c, const case_run *forward, case_run *r);
+void case_end(case_run *r);
+/* Infers, gives outputs (and, backward, missing cotangents and gradients) their memory, and runs the
+ * implementation (NULL: the one that dispatch chooses) with scratch that holds NaN. Both also check the red
+ * zones, that no input was written, and that the outputs' dtypes and shapes are those that infer had told.
+ * A failure leaves a message in the context. `skewed`: outputs are aligned to their element only. */
+nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
+nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
+/* Has the machine this implementation, and does it take the case? `r` has its outputs' shapes. */
+bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
+const nbl__impl *case_reference(const nbl__op *op);
+
+/* ‖got − want‖ / ‖want‖ in f64. Infinite when a NaN or an infinity is not in the same places. Integers
+ * must be equal. */
+double case_error(const nbl_tensor *got, const nbl_tensor *want);
+bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b);
+double case_bound(nbl_dtype dtype);
+
+/* ---- modes ---- */
+
+typedef struct case_options {
+    const char *op;   /* extended regular expression that matches whole names of families; NULL: all */
+    const char *text; /* a line instead of the table's; with op */
+    const char *impl;
+    int threads;
+    uint64_t seed;
+    bool json, quick;
+} case_options;
+
+bool case_selected(const case_options *o, const char *family);
+/* One context per instruction set and number of threads (1, 3, or what the options say). */
+typedef struct case_contexts {
+    nbl_context *one[NBL_ISA_COUNT], *many[NBL_ISA_COUNT];
+    nbl_isa best;
+} case_contexts;
+bool case_contexts_open(const case_options *o, case_contexts *all);
+void case_contexts_close(case_contexts *all);
+
+int mode_test(const case_options *o);
+int mode_grad(const case_options *o);
+int mode_perf(const case_options *o);
+int mode_support(const case_options *o);
+
+#endif

@@ -1,0 +1,193 @@
+/* mode_perf.c - times the cases marked PERF, forward and backward, per implementation, against the roofline.
+ *
+ * The time is the median of repeated calls (at least 5, about 0.3 s). A call's least time is the larger of
+ * arithmetic / peak and bytes / copy bandwidth, where bytes counts every input, packed weight and output
+ * once; the figure is least time / time. Weights that fit the caches can beat the copy: then it is above 1. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "case.h"
+#include "roofline.h"
+
+typedef struct timing {
+    const case_options *o;
+    nbl_context *ctx;
+    const nbl__family *family;
+    roofline peak;
+    int64_t failures;
+    bool first;
+} timing;
+
+static double weight_bytes(const nbl_weight *w)
+{
+    double n = 1;
+    for (int i = 0; i < w->rank; i++) n *= (double)w->shape[i];
+    double block = w->block > 0 ? (double)w->block : 1,
+           rows = w->rank ? n / (double)w->shape[w->rank - 1] : 0;
+    switch (w->format) {
+    case NBL_FORMAT_DENSE: return n * nbl__dtype_bits(w->dtype) / 8;
+    case NBL_FORMAT_INT8: return n + rows * 4;
+    case NBL_FORMAT_MXFP4: return n / 2 + n / 32;
+    default: return n / 2 + (w->nested_scales ? n / block : 4 * n / block);
+    }
+}
+
+/* What a direction reads and writes. */
+static double bytes_of(const nbl__family *family, void *arguments, bool backward)
+{
+    double sum = 0;
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (case_is_weight(slot)) {
+            sum += weight_bytes(case_slot_weight(slot, arguments));
+            continue;
+        }
+        const nbl_tensor *tensor = nbl__slot_tensor(slot, arguments);
+        bool skip = backward ? slot->role == NBL_ROLE_OUTPUT
+                             : slot->role == NBL_ROLE_GRADIENT || slot->role == NBL_ROLE_COTANGENT;
+        if (!skip && nbl__given(tensor)) sum += (double)case_bytes(tensor);
+    }
+    return sum;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Median seconds of a call; NaN when it fails. */
+static double median_time(timing *t, const nbl__op *op, const nbl__impl *impl, const void *arguments)
+{
+    enum { LEAST = 5, MOST = 201 };
+    double times[MOST], spent = 0, budget = t->o->quick ? 0.02 : 0.3;
+    int n = 0;
+    case_memory memory = {0};
+    size_t bytes = nbl__op_scratch(t->ctx, impl, arguments);
+    void *scratch = case_alloc(&memory, bytes, 0);
+    nbl_status status = nbl__op_run(t->ctx, op, impl, arguments, scratch, bytes); /* warms up */
+    while (status == NBL_OK && n < MOST && (n < LEAST || spent < budget)) {
+        double began = roofline_seconds();
+        status = nbl__op_run(t->ctx, op, impl, arguments, scratch, bytes);
+        spent += times[n++] = roofline_seconds() - began;
+    }
+    case_free(&memory);
+    if (status != NBL_OK) return (double)NAN;
+    qsort(times, (size_t)n, sizeof *times, by_size);
+    return times[n / 2];
+}
+
+static void show(timing *t, const op_case *c, const nbl__impl *impl, double seconds, double flop,
+                 double bytes)
+{
+    double peak = c->dtype == NBL_DTYPE_BF16 ? t->peak.bf16_flops : t->peak.f32_flops;
+    double least = fmax(flop / peak, bytes / t->peak.copy_bytes);
+    if (t->o->json)
+        printf("%s{\"op\": \"%s\", \"impl\": \"%s\", \"case\": \"%s\", \"seconds\": %.4g, \"gflops\": %.4g, "
+               "\"gbs\": %.4g, \"of_roofline\": %.3g}",
+               t->first ? "" : ",\n ", c->family->name, impl->name, c->text, seconds, flop / seconds / 1e9,
+               bytes / seconds / 1e9, least / seconds);
+    else
+        printf("%-26s %10.1f us %8.1f GFLOP/s %7.1f GB/s %5.2f of the roofline  %s\n", impl->name,
+               seconds * 1e6, flop / seconds / 1e9, bytes / seconds / 1e9, least / seconds, c->text);
+    t->first = false;
+    fflush(stdout);
+}
+
+/* The reference is scalar on purpose and takes minutes at these sizes: only when asked for by name. */
+static bool wanted(const timing *t, const nbl__op *op, const nbl__impl *impl)
+{
+    if (t->o->impl) return strcmp(t->o->impl, impl->name) == 0;
+    return impl != case_reference(op);
+}
+
+static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_run *r, const char *word)
+{
+    char value[CASE_TEXT];
+    double flop = 0;
+    if (case_word(c->text, word, value) && !case_number(c->text, value, &flop)) t->failures++;
+    for (const nbl__impl *const *at = op->impls; *at; at++) {
+        if (!wanted(t, op, *at) || !case_takes(t->ctx, *at, r)) continue;
+        double seconds = median_time(t, op, *at, r->arguments);
+        if (isnan(seconds)) {
+            fprintf(stderr, "FAILED %s: %s\n", (*at)->name, nbl_error_message(t->ctx));
+            t->failures++;
+        } else show(t, c, *at, seconds, flop, bytes_of(t->family, r->arguments, op == &t->family->backward));
+    }
+}
+
+static bool has_fast(timing *t, const nbl__op *op)
+{
+    for (const nbl__impl *const *at = op->impls; *at; at++)
+        if (wanted(t, op, *at)) return true;
+    return false;
+}
+
+static bool time_text(void *user, const char *text)
+{
+    timing *t = user;
+    op_case c;
+    case_run r = {0};
+    char why[CASE_TEXT];
+    if (!has_fast(t, &t->family->forward)) return true;
+    case_status status = case_build(t->ctx, t->family, text, t->o->seed, SPLIT_NONE, &c, why);
+    if (status == CASE_BAD) {
+        fprintf(stderr, "FAILED %s: %s\n  %s\n", t->family->name, text, why);
+        t->failures++;
+    }
+    if (status == CASE_READY) {
+        case_begin(&c, NULL, &r);
+        nbl_status good = case_forward(t->ctx, &c, NULL, false, &r);
+        if (good == NBL_OK) time_direction(t, &c, &t->family->forward, &r, "flop");
+        if (good == NBL_OK && c.backward && has_fast(t, &t->family->backward)) {
+            good = case_backward(t->ctx, &c, NULL, false, &r);
+            if (good == NBL_OK) time_direction(t, &c, &t->family->backward, &r, "flopb");
+        }
+        if (good != NBL_OK) {
+            fprintf(stderr, "FAILED %s: %s\n", text, nbl_error_message(t->ctx));
+            t->failures++;
+        }
+        case_end(&r);
+    }
+    case_destroy(&c);
+    return true;
+}
+
+static void machine_name(char name[128])
+{
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[256];
+    strcpy(name, "unknown machine");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
+    if (file) fclose(file);
+}
+
+int mode_perf(const case_options *o)
+{
+    nbl_context_options options = {.threads = o->threads};
+    timing t = {.o = o, .first = true};
+    char machine[128], why[CASE_TEXT];
+    if (nbl_context_create(&options, &t.ctx) != NBL_OK) return 1;
+    t.peak = roofline_measure(t.ctx);
+    machine_name(machine);
+    if (o->json) printf("[");
+    else
+        printf("# %s, %s, %d threads, nibble %s, seed %" PRIu64 "; medians of at least 5 calls\n"
+               "# roofline: f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s\n",
+               machine, nbl_isa_name(t.ctx), nbl_threads(t.ctx), nbl_version(), o->seed,
+               t.peak.f32_flops / 1e9, t.peak.bf16_flops / 1e9, t.peak.copy_bytes / 1e9);
+    for (int i = 0; (t.family = nbl__family_at(i)); i++) {
+        if (!case_selected(o, t.family->name)) continue;
+        if (o->text && !case_expand(t.family, o->text, time_text, &t, why)) t.failures++;
+        for (const case_line *line = case_table; !o->text && line->family; line++)
+            if (line->kind == CASE_PERF && strcmp(line->family, t.family->name) == 0 &&
+                !case_expand(t.family, line->text, time_text, &t, why)) {
+                fprintf(stderr, "FAILED %s: %s\n", line->text, why);
+                t.failures++;
+            }
+    }
+    if (o->json) printf("]\n");
+    nbl_context_destroy(t.ctx);
+    return t.failures == 0 && fflush(stdout) == 0 ? 0 : 1;
+}

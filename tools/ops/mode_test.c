@@ -1,0 +1,294 @@
+/* mode_test.c - every case, every implementation that the machine has, against the reference.
+ *
+ * For each instruction set up to the machine's own and each implementation that takes the case:
+ *
+ *     one thread            outputs, saved values and gradients within the bound of the reference's
+ *     three, twice          the same bits, with outputs aligned to their element only
+ *
+ * and once per case: each gradient alone, as when the others are not wanted; and with ranks=yes the same
+ * bits when T is split into other dimensions. Backward runs on what its own instruction set's forward
+ * saved. Memory is guarded and poisoned (case_run.c). */
+#include <math.h>
+#include <stdio.h>
+
+#include "case.h"
+
+typedef struct tally {
+    const case_options *o;
+    case_contexts *contexts;
+    const nbl__family *family;
+    int64_t cases, runs, failures, sample;
+    double worst, worst_error; /* of the bound; of the reference */
+    char worst_at[CASE_TEXT];
+    char impls[CASE_TEXT]; /* those that ran, blanks around each */
+} tally;
+
+typedef struct testing {
+    tally *all;
+    const op_case *c;
+    case_run reference;
+} testing;
+
+static void fail(tally *all, const char *text, const char *impl, const nbl_context *ctx, const char *what)
+{
+    enum { SHOWN = 20 };
+    if (all->failures++ >= SHOWN) return;
+    fprintf(stderr, "FAILED %s: %s\n", all->family->name, text);
+    if (impl)
+        fprintf(stderr, "  %s at %s, %d thread%s: ", impl, nbl_isa_name(ctx), nbl_threads(ctx),
+                nbl_threads(ctx) == 1 ? "" : "s");
+    else fprintf(stderr, "  ");
+    fprintf(stderr, "%s\n  again: nibble-ops test --op %s --seed %" PRIu64 " --case \"%s\"\n", what,
+            all->family->name, all->o->seed, text);
+}
+
+static void ran(tally *all, const char *name)
+{
+    char blanks[128];
+    size_t n = strlen(all->impls);
+    all->runs++;
+    snprintf(blanks, sizeof blanks, " %s ", name);
+    if (strstr(all->impls, blanks) || n + strlen(name) + 2 >= sizeof all->impls) return;
+    snprintf(all->impls + (n ? n - 1 : 0), sizeof all->impls - n, "%s", blanks);
+}
+
+/* Does the slot belong to what this direction writes? Saved values that are not floats are private. */
+static bool is_result(const nbl__slot *slot, const nbl_tensor *tensor, bool backward)
+{
+    if (tensor->rank == 0 || tensor->data == NULL) return false;
+    if (backward) return slot->role == NBL_ROLE_GRADIENT;
+    return slot->role == NBL_ROLE_OUTPUT || (slot->role == NBL_ROLE_SAVED && case_is_float(tensor->dtype));
+}
+
+static void compare(testing *t, const char *impl, const nbl_context *ctx, const case_run *got, bool backward)
+{
+    for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++) {
+        const nbl_tensor *a = nbl__slot_tensor(slot, got->arguments),
+                         *b = nbl__slot_tensor(slot, t->reference.arguments);
+        if (!is_result(slot, a, backward)) continue;
+        double error = case_error(a, b), bound = t->c->bound;
+        if (!(error <= bound)) {
+            char what[256];
+            snprintf(what, sizeof what, "%s: relative error %.3g, the bound is %.3g", slot->name, error,
+                     bound);
+            fail(t->all, t->c->text, impl, ctx, what);
+        } else if (error / bound > t->all->worst) {
+            t->all->worst = error / bound;
+            t->all->worst_error = error;
+            snprintf(t->all->worst_at, sizeof t->all->worst_at, "%s of %.64s, %.900s", slot->name, impl,
+                     t->c->text);
+        }
+    }
+}
+
+static void same_bits(testing *t, const char *impl, const nbl_context *ctx, const case_run *a,
+                      const case_run *b, bool backward, const char *when)
+{
+    for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++) {
+        const nbl_tensor *x = nbl__slot_tensor(slot, a->arguments), *y = nbl__slot_tensor(slot, b->arguments);
+        char what[256];
+        if (!is_result(slot, x, backward) || case_same_bits(x, y)) continue;
+        snprintf(what, sizeof what, "%s: other bits %s", slot->name, when);
+        fail(t->all, t->c->text, impl, ctx, what);
+    }
+}
+
+/* Runs into `r`, which begins from `forward`; false when it failed. */
+static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backward, bool skewed,
+                 const case_run *forward, case_run *r)
+{
+    const char *only = r->only;
+    case_begin(t->c, forward, r);
+    r->only = only;
+    nbl_status status = backward ? case_backward(ctx, t->c, impl, skewed, r)
+                                 : case_forward(ctx, t->c, impl, skewed, r);
+    if (status == NBL_OK) return true;
+    fail(t->all, t->c->text, impl ? impl->name : "dispatch", ctx, nbl_error_message(ctx));
+    return false;
+}
+
+static bool wanted(const tally *all, const nbl__impl *impl)
+{
+    return all->o->impl == NULL || strcmp(all->o->impl, impl->name) == 0;
+}
+
+/* All implementations of one direction on one instruction set. */
+static void test_impls(testing *t, nbl_isa isa, const nbl__op *op, const case_run *forward)
+{
+    bool backward = op == &t->c->family->backward;
+    nbl_context *one = t->all->contexts->one[isa], *many = t->all->contexts->many[isa];
+    for (const nbl__impl *const *at = op->impls; *at; at++) {
+        const nbl__impl *impl = *at;
+        case_run a = {0}, b = {0}, again = {0};
+        if (impl->needs > isa || !wanted(t->all, impl)) continue;
+        if (impl == case_reference(op) && isa != NBL_ISA_SCALAR) continue; /* knows no instruction set */
+        if (!case_takes(one, impl, forward ? forward : &t->reference)) continue;
+        ran(t->all, impl->name);
+        if (pass(t, one, impl, backward, false, forward, &a)) compare(t, impl->name, one, &a, backward);
+        if (a.arguments && impl != case_reference(op) && pass(t, many, impl, backward, true, forward, &b)) {
+            same_bits(t, impl->name, many, &a, &b, backward, "than with one thread");
+            if (pass(t, many, impl, backward, false, forward, &again))
+                same_bits(t, impl->name, many, &a, &again, backward, "when it runs again");
+        }
+        case_end(&a);
+        case_end(&b);
+        case_end(&again);
+    }
+}
+
+/* What dispatch chooses, once more with each gradient alone. */
+static void test_single_gradients(testing *t, const case_run *forward)
+{
+    nbl_context *ctx = t->all->contexts->one[t->all->contexts->best];
+    int count = 0;
+    for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++)
+        count += slot->role == NBL_ROLE_GRADIENT && nbl__slot_tensor(slot, t->reference.arguments)->rank > 0;
+    for (const nbl__slot *slot = t->c->family->slots; count > 1 && slot->name; slot++) {
+        case_run r = {.only = slot->name};
+        if (slot->role != NBL_ROLE_GRADIENT || nbl__slot_tensor(slot, t->reference.arguments)->rank == 0)
+            continue;
+        if (pass(t, ctx, NULL, true, false, forward, &r)) compare(t, "dispatch, one gradient", ctx, &r, true);
+        case_end(&r);
+    }
+}
+
+static void test_splits(testing *t, const case_run *forward, const case_run *gradients)
+{
+    nbl_context *ctx = t->all->contexts->many[t->all->contexts->best];
+    char value[CASE_TEXT], why[CASE_TEXT];
+    if (!case_word(t->c->text, "ranks", value)) return;
+    for (int split = SPLIT_ONE; split < SPLIT_COUNT; split++) {
+        op_case other;
+        case_run r = {0};
+        case_status status = case_build(ctx, t->c->family, t->c->text, t->c->seed, (case_split)split, &other,
+                                        why);
+        testing inner = {t->all, &other, t->reference};
+        if (status == CASE_BAD) fail(t->all, t->c->text, NULL, ctx, why);
+        if (status == CASE_READY && pass(&inner, ctx, NULL, false, false, NULL, &r)) {
+            same_bits(&inner, "dispatch", ctx, forward, &r, false, "in another rank");
+            if (t->c->backward && case_backward(ctx, &other, NULL, false, &r) == NBL_OK)
+                same_bits(&inner, "dispatch", ctx, gradients, &r, true, "in another rank");
+        }
+        case_end(&r);
+        case_destroy(&other);
+    }
+}
+
+/* Each direction on each instruction set; the best one's own choice also in other forms. */
+static void test_case(testing *t)
+{
+    const nbl__family *family = t->c->family;
+    case_contexts *contexts = t->all->contexts;
+    for (int isa = 0; isa <= (int)contexts->best; isa++) {
+        case_run forward = {0}, gradients = {0};
+        test_impls(t, (nbl_isa)isa, &family->forward, NULL);
+        bool good = pass(t, contexts->one[isa], NULL, false, false, NULL, &forward);
+        if (good && t->c->backward &&
+            family->backward.infer(contexts->one[isa], forward.arguments) == NBL_OK) {
+            test_impls(t, (nbl_isa)isa, &family->backward, &forward);
+            good = pass(t, contexts->one[isa], NULL, true, true, &forward, &gradients);
+        }
+        if (good && isa == (int)contexts->best) {
+            if (t->c->backward) test_single_gradients(t, &forward);
+            test_splits(t, &forward, &gradients);
+        }
+        case_end(&gradients);
+        case_end(&forward);
+    }
+}
+
+static bool in_sample(const tally *all, const char *text)
+{
+    uint32_t hash = 2166136261u;
+    for (const char *c = text; *c; c++) hash = (hash ^ (uint32_t)*c) * 16777619u;
+    return all->sample <= 1 || hash % all->sample == 0;
+}
+
+static bool test_text(void *user, const char *text)
+{
+    tally *all = user;
+    nbl_context *ctx = all->contexts->one[NBL_ISA_SCALAR];
+    const nbl__family *family = all->family;
+    op_case c;
+    char why[CASE_TEXT] = "";
+    if (!in_sample(all, text)) return true;
+    case_status status = case_build(ctx, family, text, all->o->seed, SPLIT_NONE, &c, why);
+    if (status == CASE_BAD) fail(all, text, NULL, ctx, why);
+    if (status == CASE_READY) {
+        testing t = {all, &c, {0}};
+        all->cases++;
+        bool good = pass(&t, ctx, case_reference(&family->forward), false, false, NULL, &t.reference);
+        if (good && c.backward &&
+            case_backward(ctx, &c, case_reference(&family->backward), false, &t.reference) != NBL_OK) {
+            fail(all, text, case_reference(&family->backward)->name, ctx, nbl_error_message(ctx));
+            good = false;
+        }
+        if (good) test_case(&t);
+        case_end(&t.reference);
+    }
+    case_destroy(&c);
+    return true;
+}
+
+static bool count_text(void *user, const char *text)
+{
+    (void)text;
+    ++*(int64_t *)user;
+    return true;
+}
+
+/* In the quick set a line contributes about this many cases, always the same ones. */
+enum { QUICK_CASES_PER_LINE = 24 };
+
+static void test_line(tally *all, const char *line)
+{
+    char why[CASE_TEXT];
+    int64_t count = 0;
+    bool good = case_expand(all->family, line, count_text, &count, why);
+    all->sample = all->o->quick ? count / QUICK_CASES_PER_LINE : 1;
+    if (!good || !case_expand(all->family, line, test_text, all, why)) fail(all, line, NULL, NULL, why);
+}
+
+static void report(const tally *all, bool first)
+{
+    const case_options *o = all->o;
+    if (o->json)
+        printf("%s{\"family\": \"%s\", \"cases\": %" PRId64 ", \"runs\": %" PRId64
+               ", \"worst_error\": %.3g, \"worst_of_bound\": %.3g, \"failures\": %" PRId64 "}",
+               first ? "" : ",\n ", all->family->name, all->cases, all->runs, all->worst_error, all->worst,
+               all->failures);
+    else
+        printf("%-16s %5" PRId64 " cases, %6" PRId64 " runs of%sworst error %.2g, %.2f of its bound%s%s\n",
+               all->family->name, all->cases, all->runs, *all->impls ? all->impls : " none ",
+               all->worst_error, all->worst, all->worst > 0.5 ? ": " : "",
+               all->worst > 0.5 ? all->worst_at : "");
+    fflush(stdout);
+}
+
+int mode_test(const case_options *o)
+{
+    case_contexts contexts;
+    int64_t cases = 0, runs = 0, failures = 0;
+    bool first = true;
+    if (!case_contexts_open(o, &contexts)) return 1;
+    if (o->json) printf("[");
+    for (int i = 0; nbl__family_at(i); i++) {
+        tally all = {.o = o, .contexts = &contexts, .family = nbl__family_at(i)};
+        if (!case_selected(o, all.family->name)) continue;
+        if (o->text) test_line(&all, o->text);
+        for (const case_line *line = case_table; !o->text && line->family; line++)
+            if (line->kind == CASE_PLAIN && strcmp(line->family, all.family->name) == 0)
+                test_line(&all, line->text);
+        report(&all, first);
+        first = false;
+        cases += all.cases;
+        runs += all.runs;
+        failures += all.failures;
+    }
+    if (o->json) printf("]\n");
+    else
+        printf("%" PRId64 " cases, %" PRId64 " runs at up to %s, %" PRId64 " failures\n", cases, runs,
+               nbl__isa_name(contexts.best), failures);
+    case_contexts_close(&contexts);
+    return failures == 0 && fflush(stdout) == 0 ? 0 : 1;
+}
