@@ -6,6 +6,7 @@
  * activations are written once, and a value with several users gets their sum through `add` nodes, in the
  * order in which the backward pass meets them. */
 #include "graph/graph.h"
+#include "ops/elementwise.h"
 
 /* `part` is one contribution to the gradient of `value`: the only one so far, or summed with the others. */
 static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
@@ -15,8 +16,8 @@ static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
         if (part) g->values[value].gradient = part;
         return;
     }
-    nbl__graph_begin(g, "add", g->values[part].name);
-    nbl__graph_set_dtype(g, g->values[value].tensor.dtype);
+    nbl__add *add = nbl__graph_begin(g, "add", g->values[part].name);
+    if (add) add->dtype = g->values[value].tensor.dtype;
     nbl__graph_bind(g, "a", sum);
     nbl__graph_bind(g, "b", part);
     g->values[value].gradient = nbl__graph_end(g);
@@ -58,7 +59,8 @@ static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char
 }
 
 /* The value that a gradient slot writes, with the shape that infer gave it. */
-static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl__slot *slot, nbl__value input)
+static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl__slot *slot,
+                                 nbl__value input)
 {
     const nbl__value_info *of = &g->values[input];
     if (of->trained && of->gradient) return of->gradient;
@@ -97,6 +99,8 @@ static void differentiate_node(nbl__graph *g, int index)
         any = true;
     }
     if (!any) return;
+    bool *accumulate = nbl__node_attr(&node, "accumulate");
+    if (accumulate) *accumulate = true;
     nbl__graph_add_step(g, index, true);
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_GRADIENT || node.bound[slot - slots] == 0) continue;

@@ -61,7 +61,8 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
 
 static const char *full_name(nbl__graph *g, const char *name)
 {
-    const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "", name);
+    const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
+                                         name);
     if (text == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
     return text;
 }
@@ -131,8 +132,9 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
     to->tensor = from->tensor;
     view_shape(&to->tensor, a, b);
     if (nbl__tensor_elements(&to->tensor) != nbl__tensor_elements(&from->tensor)) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE, "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64,
-                            from->name, nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
+                                       "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64, from->name,
+                                       nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
         return 0;
     }
     to->alias = value;
@@ -169,13 +171,11 @@ void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
     g->steps[g->step_count++] = (nbl__step){node, backward};
 }
 
-void nbl__graph_set_dtype(nbl__graph *g, nbl_dtype dtype)
+void *nbl__node_attr(const nbl__node *node, const char *name)
 {
-    if (g->status != NBL_OK) return;
-    const nbl__node *node = &g->nodes[g->node_count - 1];
     for (const nbl__attr *attr = node->family->attrs; attr->name; attr++)
-        if (attr->type == NBL_ATTR_DTYPE && strcmp(attr->name, "dtype") == 0)
-            *(nbl_dtype *)(void *)((char *)node->arguments + attr->offset) = dtype;
+        if (strcmp(attr->name, name) == 0) return (char *)node->arguments + attr->offset;
+    return NULL;
 }
 
 static int slot_count(const nbl__family *family)
@@ -188,7 +188,8 @@ static int slot_count(const nbl__family *family)
 void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
 {
     const nbl__family *family = nbl__family_find(family_name);
-    if (family == NULL) nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
+    if (family == NULL)
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
     int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
     /* A failed graph still hands out a struct to write attributes into: the largest. */
     if (node < 0) {
@@ -207,7 +208,8 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
     nbl__node *node = &g->nodes[g->node_count - 1];
     const nbl__slot *found = nbl__slot_find(node->family, slot);
     if (found == NULL) {
-        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name, node->family->name, slot));
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
+                                       node->family->name, slot));
         return;
     }
     node->bound[found - node->family->slots] = value;
@@ -253,9 +255,11 @@ nbl__value nbl__graph_end(nbl__graph *g)
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         nbl__value value = node.bound[slot - slots];
         bool missing = value == 0 && (slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_WEIGHT);
-        if (missing && nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound", node.name, slot->name)))
+        if (missing && nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound",
+                                                      node.name, slot->name)))
             return 0;
-        if (value && is_read(slot)) differentiable |= g->values[value].differentiable || g->values[value].trained;
+        if (value && is_read(slot))
+            differentiable |= g->values[value].differentiable || g->values[value].trained;
     }
     nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
     if (nbl__graph_failed(g, node.family->forward.infer(g->ctx, node.arguments))) {

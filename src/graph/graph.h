@@ -29,12 +29,12 @@ typedef enum nbl__kind {
 typedef struct nbl__value_info {
     const char *name;
     nbl__kind kind;
-    bool trained;       /* a parameter with a gradient */
-    bool pinned;        /* recomputation starts from it */
+    bool trained;        /* a parameter with a gradient */
+    bool pinned;         /* recomputation starts from it */
     bool differentiable; /* a trained value lies behind it */
-    nbl_tensor tensor;  /* dtype and shape */
-    nbl_weight weight;  /* NBL_KIND_WEIGHT */
-    nbl__value alias;   /* a view: its memory is that of this value */
+    nbl_tensor tensor;   /* dtype and shape */
+    nbl_weight weight;   /* NBL_KIND_WEIGHT */
+    nbl__value alias;    /* a view: its memory is that of this value */
     nbl__value gradient;
     int producer; /* node, or -1 */
 } nbl__value_info;
@@ -56,15 +56,15 @@ typedef struct nbl__step {
 typedef struct nbl__graph {
     nbl_context *ctx;
     nbl__arena arena;
-    nbl_status status; /* the first failure */
+    nbl_status status;       /* the first failure */
     nbl__value_info *values; /* [1 .. value_count] */
     int value_count, value_room;
     nbl__node *nodes;
     int node_count, node_room;
     nbl__step *steps;
     int step_count, step_room;
-    int layer;         /* of nodes to come */
-    char prefix[256];  /* of names to come */
+    int layer;        /* of nodes to come */
+    char prefix[256]; /* of names to come */
 } nbl__graph;
 
 void nbl__graph_open(nbl_context *ctx, nbl__graph *g);
@@ -97,8 +97,8 @@ void *nbl__graph_begin(nbl__graph *g, const char *family, const char *name);
 void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value); /* value 0: leaves it absent */
 /* Infers and makes the outputs. Returns the first output. */
 nbl__value nbl__graph_end(nbl__graph *g);
-/* Sets the attribute `dtype` of the node begun, for families that are not known by their struct. */
-void nbl__graph_set_dtype(nbl__graph *g, nbl_dtype dtype);
+/* An attribute of a node by its name, for families that are not known by their struct; NULL: none such. */
+void *nbl__node_attr(const nbl__node *node, const char *name);
 /* Another output of the last node, by slot name. */
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot);
 

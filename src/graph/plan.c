@@ -13,7 +13,8 @@ static nbl_status schedule(nbl__plan *plan)
         const nbl__node *node = &g->nodes[g->steps[i].node];
         bool backward = g->steps[i].backward;
         plan->steps[i] = (nbl__planned_step){.node = node,
-                                             .op = backward ? &node->family->backward : &node->family->forward,
+                                             .op = backward ? &node->family->backward
+                                                            : &node->family->forward,
                                              .backward = backward,
                                              .bound = node->bound,
                                              .arguments = node->arguments};

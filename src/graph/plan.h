@@ -52,12 +52,12 @@ typedef struct nbl__plan {
     int recomputed_layers;
     size_t *offset; /* per value, in the memory of its class */
     size_t bytes[NBL_MEMORY_COUNT];
-    size_t saved_bytes;              /* of `run`: the most that lives from forward to backward */
+    size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind */
 } nbl__plan;
 
 typedef struct nbl__plan_options {
-    size_t budget; /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
+    size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
     nbl__recompute least; /* at least this much recomputation */
 } nbl__plan_options;
 

@@ -94,8 +94,11 @@ static void repeat_node(rewrite *r, int index, int layer)
         default: bound[i] = again(r, bound[i], layer); break;
         }
     }
-    push(r, (nbl__planned_step){
-                .node = node, .op = &node->family->forward, .again = true, .bound = bound, .arguments = arguments});
+    push(r, (nbl__planned_step){.node = node,
+                                .op = &node->family->forward,
+                                .again = true,
+                                .bound = bound,
+                                .arguments = arguments});
 }
 
 /* What stands for `value` in the backward pass of `layer`. */

@@ -110,6 +110,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR_OF_WORDS(nbl__cross_entropy, reduction, "reduction", reductions),
     NBL_ATTR(nbl__cross_entropy, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__cross_entropy, denominator, "denominator", FLOAT, 0),
+    NBL_ATTR(nbl__cross_entropy, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__cross_entropy_cpu, &nbl__cross_entropy_ref, NULL};

@@ -55,6 +55,7 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__layernorm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__layernorm, eps, "eps", FLOAT, 1e-5),
+    NBL_ATTR(nbl__layernorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {

@@ -17,7 +17,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
     parts[NBL_MLP_UP].x = a->gate.x;
     for (int p = 1; p < NBL_MLP_PARTS; p++) {
         parts[p].dtype = a->gate.dtype;
-        parts[p].scale = a->gate.scale;
+        if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
         parts[p].threshold = a->gate.threshold;
         parts[p].accumulate = a->gate.accumulate;
@@ -125,9 +125,12 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.dtype, "dtype", DTYPE, 0),
     NBL_ATTR_OF_WORDS(nbl__mlp, act, "act", acts),
     NBL_ATTR(nbl__mlp, gate.scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__mlp, up.scale, "up.scale", FLOAT, 0),
+    NBL_ATTR(nbl__mlp, down.scale, "down.scale", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__mlp_cpu, &nbl__mlp_ref, NULL};

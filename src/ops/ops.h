@@ -58,8 +58,8 @@ typedef struct nbl__slot {
     const char *name;
     nbl__role role;
     const char *of;
-    size_t offset; /* of the nbl_tensor or nbl_weight in the struct of arguments */
-    bool kept;     /* backward reads it: it must live until then, */
+    size_t offset;       /* of the nbl_tensor or nbl_weight in the struct of arguments */
+    bool kept;           /* backward reads it: it must live until then, */
     const char *instead; /* unless this slot is bound, which backward then reads in its place */
     const char *also;    /* a gradient: of this input as well */
 } nbl__slot;

@@ -62,6 +62,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rmsnorm, eps, "eps", FLOAT, 1e-6),
     NBL_ATTR(nbl__rmsnorm, offset, "offset", FLOAT, 0),
     NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", rounds),
+    NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {
