@@ -115,13 +115,13 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__attention, q, "q", INPUT, NULL),
-    NBL_SLOT(nbl__attention, k, "k", INPUT, NULL),
-    NBL_SLOT(nbl__attention, v, "v", INPUT, NULL),
-    NBL_SLOT(nbl__attention, cu_seqlens, "cu_seqlens", INPUT, NULL),
-    NBL_SLOT(nbl__attention, sinks, "sinks", OPTIONAL, NULL),
-    NBL_SLOT(nbl__attention, out, "out", OUTPUT, NULL),
-    NBL_SLOT(nbl__attention, lse, "lse", SAVED, NULL),
+    NBL_KEPT(nbl__attention, q, "q", INPUT),
+    NBL_KEPT(nbl__attention, k, "k", INPUT),
+    NBL_KEPT(nbl__attention, v, "v", INPUT),
+    NBL_KEPT(nbl__attention, cu_seqlens, "cu_seqlens", INPUT),
+    NBL_KEPT(nbl__attention, sinks, "sinks", OPTIONAL),
+    NBL_KEPT(nbl__attention, out, "out", OUTPUT),
+    NBL_KEPT(nbl__attention, lse, "lse", SAVED),
     NBL_SLOT(nbl__attention, dout, "dout", COTANGENT, "out"),
     NBL_SLOT(nbl__attention, dq, "dq", GRADIENT, "q"),
     NBL_SLOT(nbl__attention, dk, "dk", GRADIENT, "k"),

@@ -92,12 +92,12 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 
 static const char *const reductions[] = {"mean", "none", NULL};
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__cross_entropy, x, "x", INPUT, NULL),
-    NBL_SLOT(nbl__cross_entropy, w, "w", WEIGHT, NULL),
-    NBL_SLOT(nbl__cross_entropy, labels, "labels", INPUT, NULL),
+    NBL_KEPT(nbl__cross_entropy, x, "x", INPUT),
+    NBL_KEPT(nbl__cross_entropy, w, "w", WEIGHT),
+    NBL_KEPT(nbl__cross_entropy, labels, "labels", INPUT),
     NBL_SLOT(nbl__cross_entropy, loss, "loss", OUTPUT, NULL),
     NBL_SLOT(nbl__cross_entropy, logprobs, "logprobs", OUTPUT, NULL),
-    NBL_SLOT(nbl__cross_entropy, lse, "lse", SAVED, NULL),
+    NBL_KEPT(nbl__cross_entropy, lse, "lse", SAVED),
     NBL_SLOT(nbl__cross_entropy, dloss, "dloss", COTANGENT, "loss"),
     NBL_SLOT(nbl__cross_entropy, dx, "dx", GRADIENT, "x"),
     NBL_SLOT(nbl__cross_entropy, dw, "dw", GRADIENT, "w"),
@@ -110,6 +110,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR_OF_WORDS(nbl__cross_entropy, reduction, "reduction", reductions),
     NBL_ATTR(nbl__cross_entropy, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__cross_entropy, denominator, "denominator", FLOAT, 0),
+    NBL_ATTR(nbl__cross_entropy, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__cross_entropy_cpu, &nbl__cross_entropy_ref, NULL};

@@ -125,8 +125,8 @@ static nbl_status infer_gated_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot gated_slots[] = {
-    NBL_SLOT(nbl__gated, gate, "gate", INPUT, NULL),
-    NBL_SLOT(nbl__gated, up, "up", INPUT, NULL),
+    NBL_KEPT(nbl__gated, gate, "gate", INPUT),
+    NBL_KEPT(nbl__gated, up, "up", INPUT),
     NBL_SLOT(nbl__gated, h, "h", OUTPUT, NULL),
     NBL_SLOT(nbl__gated, dh, "dh", COTANGENT, "h"),
     NBL_SLOT(nbl__gated, dgate, "dgate", GRADIENT, "gate"),

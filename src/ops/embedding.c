@@ -56,13 +56,14 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__embedding, ids, "ids", INPUT, NULL), NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
+    NBL_KEPT(nbl__embedding, ids, "ids", INPUT),       NBL_SLOT(nbl__embedding, w, "w", WEIGHT, NULL),
     NBL_SLOT(nbl__embedding, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__embedding, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__embedding, dw, "dw", GRADIENT, "w"), {0},
 };
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__embedding, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__embedding, scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__embedding, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__embedding_cpu, &nbl__embedding_ref, NULL};

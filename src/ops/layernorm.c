@@ -42,8 +42,8 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__layernorm, x, "x", INPUT, NULL),
-    NBL_SLOT(nbl__layernorm, w, "w", INPUT, NULL),
+    NBL_KEPT(nbl__layernorm, x, "x", INPUT),
+    NBL_KEPT(nbl__layernorm, w, "w", INPUT),
     NBL_SLOT(nbl__layernorm, bias, "b", OPTIONAL, NULL),
     NBL_SLOT(nbl__layernorm, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__layernorm, dy, "dy", COTANGENT, "y"),
@@ -55,6 +55,7 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__layernorm, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__layernorm, eps, "eps", FLOAT, 1e-5),
+    NBL_ATTR(nbl__layernorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {

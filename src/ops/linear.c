@@ -142,9 +142,13 @@ static const nbl__slot slots[] = {
     {0},
 };
 static const nbl__attr attrs[] = {
-    NBL_ATTR(nbl__linear, dtype, "dtype", DTYPE, 0),         NBL_ATTR(nbl__linear, scale, "scale", FLOAT, 1),
-    NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
-    NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6), {0},
+    NBL_ATTR(nbl__linear, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__linear, scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),
+    NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear, accumulate, "accumulate", FLAG, 0),
+    {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__linear_cpu, &nbl__linear_ref, NULL};
 static const nbl__impl *const backward_impls[] = {&nbl__linear_backward_cpu, &nbl__linear_backward_ref, NULL};

@@ -11,7 +11,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         members[i].x = first->x;
         members[i].dx = first->dx;
         members[i].dtype = first->dtype;
-        members[i].scale = first->scale;
+        if (members[i].scale == 0) members[i].scale = first->scale;
         members[i].dropout = first->dropout;
         members[i].seed = nbl__dropout_seed(first->seed, i);
         members[i].threshold = first->threshold;
@@ -86,17 +86,18 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 #define SLOT(i, field, name, role, of) NBL_SLOT(nbl__linear_group, members[i].field, name #i, role, of)
+#define KEPT(i, field, name, role) NBL_KEPT(nbl__linear_group, members[i].field, name #i, role)
 #define MEMBER(i, weight_role)                                                                               \
-    SLOT(i, w, "w", weight_role, NULL), SLOT(i, bias, "b", OPTIONAL, NULL),                                  \
-        SLOT(i, lora_a, "lora_a", OPTIONAL, NULL), SLOT(i, lora_b, "lora_b", OPTIONAL, NULL),                \
-        SLOT(i, magnitude, "magnitude", OPTIONAL, NULL), SLOT(i, norm, "norm", OPTIONAL, NULL),              \
-        SLOT(i, y, "y", OUTPUT, NULL), SLOT(i, dy, "dy", COTANGENT, "y" #i),                                 \
-        SLOT(i, dbias, "db", GRADIENT, "b" #i), SLOT(i, dlora_a, "dlora_a", GRADIENT, "lora_a" #i),          \
+    KEPT(i, w, "w", weight_role), SLOT(i, bias, "b", OPTIONAL, NULL), KEPT(i, lora_a, "lora_a", OPTIONAL),   \
+        KEPT(i, lora_b, "lora_b", OPTIONAL), KEPT(i, magnitude, "magnitude", OPTIONAL),                      \
+        KEPT(i, norm, "norm", OPTIONAL), SLOT(i, y, "y", OUTPUT, NULL),                                      \
+        SLOT(i, dy, "dy", COTANGENT, "y" #i), SLOT(i, dbias, "db", GRADIENT, "b" #i),                        \
+        SLOT(i, dlora_a, "dlora_a", GRADIENT, "lora_a" #i),                                                  \
         SLOT(i, dlora_b, "dlora_b", GRADIENT, "lora_b" #i),                                                  \
         SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i)
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__linear_group, members[0].x, "x", INPUT, NULL),
+    NBL_KEPT(nbl__linear_group, members[0].x, "x", INPUT),
     MEMBER(0, WEIGHT),
     MEMBER(1, OPTIONAL_WEIGHT),
     MEMBER(2, OPTIONAL_WEIGHT),
@@ -107,9 +108,13 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[0].dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__linear_group, members[0].scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__linear_group, members[1].scale, "scale1", FLOAT, 0),
+    NBL_ATTR(nbl__linear_group, members[2].scale, "scale2", FLOAT, 0),
+    NBL_ATTR(nbl__linear_group, members[3].scale, "scale3", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear_group, members[0].accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__linear_group_cpu, &nbl__linear_group_ref, NULL};

@@ -17,7 +17,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
     parts[NBL_MLP_UP].x = a->gate.x;
     for (int p = 1; p < NBL_MLP_PARTS; p++) {
         parts[p].dtype = a->gate.dtype;
-        parts[p].scale = a->gate.scale;
+        if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
         parts[p].threshold = a->gate.threshold;
         parts[p].accumulate = a->gate.accumulate;
@@ -100,19 +100,18 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 #define SLOT(part, field, name, role, of) NBL_SLOT(nbl__mlp, part.field, name, role, of)
+#define KEPT(part, field, name, role) NBL_KEPT(nbl__mlp, part.field, name, role)
 #define PART(part)                                                                                           \
-    SLOT(part, w, #part, WEIGHT, NULL), SLOT(part, bias, #part ".b", OPTIONAL, NULL),                        \
-        SLOT(part, lora_a, #part ".lora_a", OPTIONAL, NULL),                                                 \
-        SLOT(part, lora_b, #part ".lora_b", OPTIONAL, NULL),                                                 \
-        SLOT(part, magnitude, #part ".magnitude", OPTIONAL, NULL),                                           \
-        SLOT(part, norm, #part ".norm", OPTIONAL, NULL),                                                     \
+    KEPT(part, w, #part, WEIGHT), KEPT(part, bias, #part ".b", OPTIONAL),                                    \
+        KEPT(part, lora_a, #part ".lora_a", OPTIONAL), KEPT(part, lora_b, #part ".lora_b", OPTIONAL),        \
+        KEPT(part, magnitude, #part ".magnitude", OPTIONAL), KEPT(part, norm, #part ".norm", OPTIONAL),      \
         SLOT(part, dbias, "d" #part ".b", GRADIENT, #part ".b"),                                             \
         SLOT(part, dlora_a, "d" #part ".lora_a", GRADIENT, #part ".lora_a"),                                 \
         SLOT(part, dlora_b, "d" #part ".lora_b", GRADIENT, #part ".lora_b"),                                 \
         SLOT(part, dmagnitude, "d" #part ".magnitude", GRADIENT, #part ".magnitude")
 
 static const nbl__slot slots[] = {
-    SLOT(gate, x, "x", INPUT, NULL),
+    KEPT(gate, x, "x", INPUT),
     PART(gate),
     PART(up),
     PART(down),
@@ -126,9 +125,12 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.dtype, "dtype", DTYPE, 0),
     NBL_ATTR_OF_WORDS(nbl__mlp, act, "act", acts),
     NBL_ATTR(nbl__mlp, gate.scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__mlp, up.scale, "up.scale", FLOAT, 0),
+    NBL_ATTR(nbl__mlp, down.scale, "down.scale", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__mlp_cpu, &nbl__mlp_ref, NULL};

@@ -58,16 +58,18 @@ typedef struct nbl__slot {
     const char *name;
     nbl__role role;
     const char *of;
-    size_t offset; /* of the nbl_tensor or nbl_weight in the struct of arguments */
-    bool kept;     /* backward reads it: it must live until then */
+    size_t offset;       /* of the nbl_tensor or nbl_weight in the struct of arguments */
+    bool kept;           /* backward reads it: it must live until then, */
+    const char *instead; /* unless this slot is bound, which backward then reads in its place */
+    const char *also;    /* a gradient: of this input as well */
 } nbl__slot;
 #define NBL_SLOT(type, field, name, role, of)                                                                \
     {                                                                                                        \
-        name, NBL_ROLE_##role, of, offsetof(type, field), false                                              \
+        name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL                                  \
     }
 #define NBL_KEPT(type, field, name, role)                                                                    \
     {                                                                                                        \
-        name, NBL_ROLE_##role, NULL, offsetof(type, field), true                                             \
+        name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL                                 \
     }
 
 typedef enum nbl__attr_type {
@@ -111,6 +113,10 @@ const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name);
 static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *arguments)
 {
     return (nbl_tensor *)(void *)((char *)arguments + slot->offset);
+}
+static inline bool nbl__slot_is_weight(const nbl__slot *slot)
+{
+    return slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
 }
 /* Sets every attribute that has a default to it. */
 void nbl__attrs_reset(const nbl__family *family, void *arguments);

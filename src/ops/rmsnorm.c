@@ -45,14 +45,14 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 }
 
 static const nbl__slot slots[] = {
-    NBL_SLOT(nbl__rmsnorm, x, "x", INPUT, NULL),
-    NBL_SLOT(nbl__rmsnorm, w, "w", INPUT, NULL),
+    {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL},
+    NBL_KEPT(nbl__rmsnorm, w, "w", INPUT),
     NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
     NBL_SLOT(nbl__rmsnorm, y, "y", OUTPUT, NULL),
-    NBL_SLOT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT, NULL),
+    NBL_KEPT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
     NBL_SLOT(nbl__rmsnorm, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__rmsnorm, dresidual, "dresidual", COTANGENT, "residual_out"),
-    NBL_SLOT(nbl__rmsnorm, dx, "dx", GRADIENT, "x"),
+    {"dx", NBL_ROLE_GRADIENT, "x", offsetof(nbl__rmsnorm, dx), false, NULL, "residual"},
     NBL_SLOT(nbl__rmsnorm, dw, "dw", GRADIENT, "w"),
     {0},
 };
@@ -62,6 +62,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__rmsnorm, eps, "eps", FLOAT, 1e-6),
     NBL_ATTR(nbl__rmsnorm, offset, "offset", FLOAT, 0),
     NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", rounds),
+    NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {

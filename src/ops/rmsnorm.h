@@ -17,6 +17,17 @@
 
 typedef nbl_rmsnorm nbl__rmsnorm;
 
+/* The arguments as backward reads them: h is residual_out where that is given, so that neither addend need
+ * be kept; else it is summed again. */
+static inline nbl__rmsnorm nbl__rmsnorm_from_sum(const nbl__rmsnorm *a)
+{
+    nbl__rmsnorm sum = *a;
+    if (!nbl__given(&a->residual) || !nbl__given(&a->residual_out)) return sum;
+    sum.x = a->residual_out;
+    sum.residual = (nbl_tensor){0};
+    return sum;
+}
+
 extern const nbl__impl nbl__rmsnorm_ref, nbl__rmsnorm_backward_ref;
 extern const nbl__impl nbl__rmsnorm_avx2, nbl__rmsnorm_backward_avx2;
 extern const nbl__impl nbl__rmsnorm_avx512, nbl__rmsnorm_backward_avx512;

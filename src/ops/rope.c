@@ -98,9 +98,9 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 
 static const nbl__slot slots[] = {
     NBL_SLOT(nbl__rope_apply, x, "x", INPUT, NULL),
-    NBL_SLOT(nbl__rope_apply, positions, "positions", OPTIONAL, NULL),
-    NBL_SLOT(nbl__rope_apply, cos, "cos", OPTIONAL, NULL),
-    NBL_SLOT(nbl__rope_apply, sin, "sin", OPTIONAL, NULL),
+    NBL_KEPT(nbl__rope_apply, positions, "positions", OPTIONAL),
+    NBL_KEPT(nbl__rope_apply, cos, "cos", OPTIONAL),
+    NBL_KEPT(nbl__rope_apply, sin, "sin", OPTIONAL),
     NBL_SLOT(nbl__rope_apply, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__rope_apply, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__rope_apply, dx, "dx", GRADIENT, "x"),

@@ -91,7 +91,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl_
 
 static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
 {
-    const nbl__rmsnorm *a = arguments;
+    nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;
     int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
     rms_job j;
     layout(a, true, call->scratch, &j);

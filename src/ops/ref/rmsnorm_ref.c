@@ -48,7 +48,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 /* n = h·s, g = dy·(w + offset): dh = s·(g - n·mean(g·n)), dw = Σ over rows of dy·n. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
-    const nbl__rmsnorm *a = arguments;
+    nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;
     int64_t rows = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
     double *dw = (double *)(void *)call->scratch;
     for (int64_t k = 0; k < columns; k++) dw[k] = 0;

@@ -1,0 +1,295 @@
+/* graph.c - building: values, nodes, names. See graph.h. */
+#include "graph/graph.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+void nbl__graph_open(nbl_context *ctx, nbl__graph *g)
+{
+    memset(g, 0, sizeof *g);
+    g->ctx = ctx;
+    g->arena = nbl__arena_make(ctx);
+    g->layer = -1;
+}
+
+void nbl__graph_close(nbl__graph *g)
+{
+    nbl__free(g->ctx, g->values, (size_t)g->value_room * sizeof *g->values);
+    nbl__free(g->ctx, g->nodes, (size_t)g->node_room * sizeof *g->nodes);
+    nbl__free(g->ctx, g->steps, (size_t)g->step_room * sizeof *g->steps);
+    nbl__arena_free(&g->arena);
+}
+
+nbl_status nbl__graph_status(const nbl__graph *g)
+{
+    return g->status;
+}
+
+/* Keeps the first failure. */
+bool nbl__graph_failed(nbl__graph *g, nbl_status status)
+{
+    if (g->status == NBL_OK) g->status = status;
+    return g->status != NBL_OK;
+}
+
+/* Room for one more element; the array moves when it grows. */
+static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
+{
+    if (count < *room) return true;
+    int wanted = *room ? *room * 2 : 256;
+    void *larger = nbl__alloc_array(g->ctx, (size_t)wanted, size);
+    if (larger == NULL) return !nbl__graph_failed(g, NBL_ERROR_MEMORY);
+    if (*array) memcpy(larger, *array, (size_t)count * size);
+    nbl__free(g->ctx, *array, (size_t)*room * size);
+    *array = larger;
+    *room = wanted;
+    return true;
+}
+
+void nbl__graph_enter(nbl__graph *g, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    vsnprintf(g->prefix, sizeof g->prefix, format, list);
+    va_end(list);
+}
+
+void nbl__graph_set_layer(nbl__graph *g, int layer)
+{
+    g->layer = layer;
+}
+
+static const char *full_name(nbl__graph *g, const char *name)
+{
+    const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
+                                         name);
+    if (text == NULL) nbl__graph_failed(g, NBL_ERROR_MEMORY);
+    return text;
+}
+
+/* ---- values ---- */
+
+nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
+{
+    /* index 0 stays empty */
+    if (g->status != NBL_OK || name == NULL) return 0;
+    if (!grow(g, (void **)&g->values, g->value_count + 1, &g->value_room, sizeof *g->values)) return 0;
+    nbl__value value = ++g->value_count;
+    g->values[value] = (nbl__value_info){.name = name, .kind = kind, .producer = -1};
+    return value;
+}
+
+nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl_dtype dtype, int rank,
+                            const int64_t *shape)
+{
+    nbl__value value = nbl__graph_new(g, kind, full_name(g, name));
+    if (value == 0) return 0;
+    nbl_tensor *t = &g->values[value].tensor;
+    *t = (nbl_tensor){.dtype = dtype, .rank = rank};
+    memcpy(t->shape, shape, (size_t)rank * sizeof *shape);
+    return value;
+}
+
+nbl__value nbl__graph_weight(nbl__graph *g, const char *name, const nbl_weight *weight)
+{
+    nbl__value value = nbl__graph_new(g, NBL_KIND_WEIGHT, full_name(g, name));
+    if (value == 0) return 0;
+    g->values[value].weight = *weight;
+    return value;
+}
+
+void nbl__graph_pin(nbl__graph *g, nbl__value value)
+{
+    if (g->status == NBL_OK && value) g->values[value].pinned = true;
+}
+
+static int new_node(nbl__graph *g, const nbl__family *family, const char *name, int slots)
+{
+    if (g->status != NBL_OK || name == NULL) return -1;
+    if (!grow(g, (void **)&g->nodes, g->node_count, &g->node_room, sizeof *g->nodes)) return -1;
+    nbl__node node = {.name = name, .family = family, .layer = g->layer};
+    node.arguments = nbl__arena_alloc(&g->arena, family ? family->size : 1);
+    node.bound = nbl__arena_alloc(&g->arena, (size_t)slots * sizeof *node.bound);
+    if (node.arguments == NULL || node.bound == NULL) return nbl__graph_failed(g, NBL_ERROR_MEMORY), -1;
+    g->nodes[g->node_count] = node;
+    return g->node_count++;
+}
+
+/* The shape [rows, a, b] or [rows, a] over the elements of a tensor. */
+static void view_shape(nbl_tensor *t, int64_t a, int64_t b)
+{
+    int64_t inner = a * (b ? b : 1), rows = inner ? nbl__tensor_elements(t) / inner : 0;
+    *t = (nbl_tensor){.dtype = t->dtype, .rank = b ? 3 : 2, .shape = {rows, a, b}};
+}
+
+nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b)
+{
+    if (g->status != NBL_OK || value == 0) return 0;
+    int node = new_node(g, NULL, g->values[value].name, 2);
+    nbl__value view = node < 0 ? 0 : nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[value].name);
+    if (view == 0) return 0;
+    nbl__value_info *from = &g->values[value], *to = &g->values[view];
+    to->tensor = from->tensor;
+    view_shape(&to->tensor, a, b);
+    if (nbl__tensor_elements(&to->tensor) != nbl__tensor_elements(&from->tensor)) {
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
+                                       "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64, from->name,
+                                       nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
+        return 0;
+    }
+    to->alias = value;
+    to->differentiable = from->differentiable;
+    to->producer = node;
+    g->nodes[node].bound[0] = value;
+    g->nodes[node].bound[1] = view;
+    return view;
+}
+
+nbl__value nbl__graph_storage(const nbl__graph *g, nbl__value value)
+{
+    while (g->values[value].alias) value = g->values[value].alias;
+    return value;
+}
+
+/* What is viewed may have got other rows. */
+static void refresh_view(nbl__graph *g, nbl__value value)
+{
+    nbl__value_info *view = &g->values[value];
+    if (view->alias == 0) return;
+    refresh_view(g, view->alias);
+    int64_t inner = 1;
+    for (int i = 1; i < view->tensor.rank; i++) inner *= view->tensor.shape[i];
+    view->tensor.shape[0] = inner ? nbl__tensor_elements(&g->values[view->alias].tensor) / inner : 0;
+}
+
+/* ---- nodes ---- */
+
+void nbl__graph_add_step(nbl__graph *g, int node, bool backward)
+{
+    if (g->status != NBL_OK) return;
+    if (!grow(g, (void **)&g->steps, g->step_count, &g->step_room, sizeof *g->steps)) return;
+    g->steps[g->step_count++] = (nbl__step){node, backward};
+}
+
+void *nbl__node_attr(const nbl__node *node, const char *name)
+{
+    for (const nbl__attr *attr = node->family->attrs; attr->name; attr++)
+        if (strcmp(attr->name, name) == 0) return (char *)node->arguments + attr->offset;
+    return NULL;
+}
+
+static int slot_count(const nbl__family *family)
+{
+    int count = 0;
+    while (family->slots[count].name) count++;
+    return count;
+}
+
+void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
+{
+    const nbl__family *family = nbl__family_find(family_name);
+    if (family == NULL)
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
+    int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
+    /* A failed graph still hands out a struct to write attributes into: the largest. */
+    if (node < 0) {
+        size_t largest = 1;
+        for (int i = 0; nbl__family_at(i); i++)
+            if (nbl__family_at(i)->size > largest) largest = nbl__family_at(i)->size;
+        return nbl__arena_alloc(&g->arena, largest);
+    }
+    nbl__attrs_reset(family, g->nodes[node].arguments);
+    return g->nodes[node].arguments;
+}
+
+void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
+{
+    if (g->status != NBL_OK || value == 0) return;
+    nbl__node *node = &g->nodes[g->node_count - 1];
+    const nbl__slot *found = nbl__slot_find(node->family, slot);
+    if (found == NULL) {
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s has no slot %s", node->name,
+                                       node->family->name, slot));
+        return;
+    }
+    node->bound[found - node->family->slots] = value;
+}
+
+void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
+                    nbl__address_fn address, void *user)
+{
+    static char present;
+    for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
+        nbl__value value = bound[slot - node->family->slots];
+        void *field = (char *)arguments + slot->offset;
+        if (nbl__slot_is_weight(slot)) {
+            nbl_weight *weight = field;
+            *weight = value ? g->values[value].weight : (nbl_weight){0};
+            continue;
+        }
+        nbl_tensor *tensor = field;
+        if (value) refresh_view(g, value);
+        *tensor = value ? g->values[value].tensor : (nbl_tensor){0};
+        if (value) tensor->data = address ? address(user, value) : &present;
+    }
+}
+
+bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
+{
+    if (!slot->kept || slot->instead == NULL) return slot->kept;
+    return bound[nbl__slot_find(family, slot->instead) - family->slots] == 0;
+}
+
+static bool is_read(const nbl__slot *slot)
+{
+    return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);
+}
+
+nbl__value nbl__graph_end(nbl__graph *g)
+{
+    if (g->status != NBL_OK) return 0;
+    int index = g->node_count - 1;
+    nbl__node node = g->nodes[index]; /* values may move, nodes do not while this runs */
+    const nbl__slot *slots = node.family->slots;
+    bool differentiable = false;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value value = node.bound[slot - slots];
+        bool missing = value == 0 && (slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_WEIGHT);
+        if (missing && nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound",
+                                                      node.name, slot->name)))
+            return 0;
+        if (value && is_read(slot))
+            differentiable |= g->values[value].differentiable || g->values[value].trained;
+    }
+    nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
+    if (nbl__graph_failed(g, node.family->forward.infer(g->ctx, node.arguments))) {
+        nbl__hint(g->ctx, g->status, "in %s", node.name);
+        return 0;
+    }
+    nbl__value first = 0;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        if (slot->role != NBL_ROLE_OUTPUT && slot->role != NBL_ROLE_SAVED) continue;
+        nbl_tensor made = *nbl__slot_tensor(slot, node.arguments);
+        if (made.rank == 0) continue;
+        const char *name = first ? nbl__arena_printf(&g->arena, "%s.%s", node.name, slot->name) : node.name;
+        nbl__value value = nbl__graph_new(g, NBL_KIND_ACTIVATION, name);
+        if (value == 0) return 0;
+        nbl__value_info *info = &g->values[value];
+        info->tensor = made;
+        info->tensor.data = NULL;
+        info->producer = index;
+        info->differentiable = differentiable && node.family->backward.name && slot->role == NBL_ROLE_OUTPUT;
+        node.bound[slot - slots] = value;
+        if (first == 0) first = value;
+    }
+    nbl__graph_add_step(g, index, false);
+    return first;
+}
+
+nbl__value nbl__graph_output(nbl__graph *g, const char *slot)
+{
+    if (g->status != NBL_OK) return 0;
+    const nbl__node *node = &g->nodes[g->node_count - 1];
+    const nbl__slot *found = nbl__slot_find(node->family, slot);
+    return found ? node->bound[found - node->family->slots] : 0;
+}

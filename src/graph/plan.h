@@ -1,0 +1,96 @@
+/* plan.h - from a graph to something that runs: order, recomputation, addresses, implementations.
+ *
+ * A plan states the bytes of every arena before anything is allocated:
+ *
+ *     weights      frozen weights as stored; brought by the loader, not part of the plan's memory
+ *     parameters   dense parameters and adapters
+ *     gradients    of trained parameters, f32
+ *     states       KV caches
+ *     inputs       what the caller writes and reads
+ *     run          activations, saved values and scratch, each at an address that is free while it lives
+ *
+ * Running allocates nothing. The plan is made for the largest sizes; nbl__plan_resize runs it with fewer
+ * tokens at the same addresses. */
+#ifndef NBL_PLAN_H
+#define NBL_PLAN_H
+
+#include "graph/graph.h"
+
+typedef enum nbl__memory_class {
+    NBL_MEMORY_PARAMETERS,
+    NBL_MEMORY_GRADIENTS,
+    NBL_MEMORY_STATES,
+    NBL_MEMORY_INPUTS,
+    NBL_MEMORY_RUN,
+    NBL_MEMORY_COUNT
+} nbl__memory_class;
+
+typedef enum nbl__recompute {
+    NBL_RECOMPUTE_NONE,
+    NBL_RECOMPUTE_CHEAP, /* norms, rotations and the like are made again; products are kept */
+    NBL_RECOMPUTE_LAYERS /* some layers are made again from their input */
+} nbl__recompute;
+
+typedef struct nbl__planned_step {
+    const nbl__node *node;
+    const nbl__op *op;
+    bool backward, again; /* again: a recomputation */
+    nbl__value *bound;
+    void *arguments;
+    const nbl__impl *impl;
+    size_t scratch, scratch_offset;
+} nbl__planned_step;
+
+typedef struct nbl__plan {
+    nbl_context *ctx;
+    nbl__graph *graph;
+    nbl__arena arena;
+    int value_count; /* of the graph as it was built */
+    nbl__planned_step *steps;
+    int step_count;
+    nbl__recompute recompute;
+    int recomputed_layers;
+    size_t *offset; /* per value, in the memory of its class */
+    size_t bytes[NBL_MEMORY_COUNT];
+    size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
+    uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind */
+} nbl__plan;
+
+typedef struct nbl__plan_options {
+    size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
+    nbl__recompute least; /* at least this much recomputation */
+} nbl__plan_options;
+
+/* Plans without allocating what is planned. Fails with NBL_ERROR_MEMORY, naming the smallest figure it
+ * could reach, when the budget cannot be kept. The graph must outlive the plan. */
+nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan);
+void nbl__plan_free(nbl__plan *plan);
+
+size_t nbl__plan_total(const nbl__plan *plan);
+nbl__memory_class nbl__plan_class(const nbl__value_info *info);
+
+/* Allocates the arenas and binds addresses. Weights must have their data by now. */
+nbl_status nbl__plan_bind(nbl__plan *plan);
+/* The memory of a value; after nbl__plan_bind. */
+void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
+/* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
+nbl_status nbl__plan_resize(nbl__plan *plan);
+nbl_status nbl__plan_run(nbl__plan *plan);
+
+/* ---- place.c ---- */
+
+/* A piece of memory that is needed from step `first` to step `last`. */
+typedef struct nbl__piece {
+    size_t bytes, offset;
+    int first, last;
+} nbl__piece;
+/* Gives pieces offsets (multiples of 64) so that no two that live at once overlap; returns the end. */
+size_t nbl__place(nbl__piece **pieces, int count);
+
+/* ---- recompute.c ---- */
+
+/* Rewrites the schedule so that values which `again` allows are made anew just before the backward pass of
+ * their layer. `layers`: how many, from the first. */
+nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers);
+
+#endif

@@ -1,0 +1,158 @@
+/* recompute.c - values made twice instead of kept.
+ *
+ * Before the first backward step of a layer, the schedule gets forward steps that make again what that
+ * layer's backward steps read and what need not be kept. The backward steps then read the new values, so
+ * the first ones die in the forward pass.
+ *
+ *     kept:      pinned values (the residual stream at a layer's start), inputs, parameters, what other
+ *                layers made, and, when only cheap things are made again, the products
+ *     again:     everything else that a backward step of the layer reads, and what that needs in turn
+ *
+ * A norm that adds its residual starts from its pinned sum: the sum is kept, so neither addend is. */
+#include "graph/plan.h"
+
+typedef struct rewrite {
+    nbl__plan *plan;
+    nbl__graph *g;
+    nbl__recompute mode;
+    int layers;
+    nbl__value *now; /* per value: what stands for it in the layer being worked on; 0: itself */
+    nbl__planned_step *steps;
+    int count, room;
+} rewrite;
+
+static bool is_cheap(const nbl__family *family)
+{
+    static const char *const cheap[] = {"rmsnorm", "layernorm", "rope", "gated", "cast", "scale", "add"};
+    for (size_t i = 0; i < sizeof cheap / sizeof *cheap; i++)
+        if (strcmp(cheap[i], family->name) == 0) return true;
+    return false;
+}
+
+/* May the memory of this value be given up and made again for `layer`? */
+static bool may_repeat(const rewrite *r, nbl__value value, int layer)
+{
+    const nbl__value_info *info = &r->g->values[nbl__graph_storage(r->g, value)];
+    if (info->kind != NBL_KIND_ACTIVATION || info->pinned || info->producer < 0) return false;
+    const nbl__node *node = &r->g->nodes[info->producer];
+    if (node->family == NULL || node->layer != layer) return false;
+    return r->mode == NBL_RECOMPUTE_LAYERS || is_cheap(node->family);
+}
+
+static void push(rewrite *r, nbl__planned_step step)
+{
+    r->steps[r->count++] = step;
+}
+
+static nbl__value again(rewrite *r, nbl__value value, int layer);
+
+/* A copy of a value's description under a new number. */
+static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
+{
+    nbl__value copy = nbl__graph_new(r->g, NBL_KIND_ACTIVATION, r->g->values[value].name);
+    if (copy == 0) return 0;
+    r->g->values[copy].tensor = r->g->values[value].tensor;
+    r->g->values[copy].alias = alias;
+    r->now[value] = copy;
+    return copy;
+}
+
+/* The norm's sum is kept: normalise it, add nothing. */
+static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__value *bound)
+{
+    if (strcmp(family->name, "rmsnorm") != 0) return;
+    ptrdiff_t sum = nbl__slot_find(family, "residual_out") - family->slots;
+    if (bound[sum] == 0 || !r->g->values[bound[sum]].pinned) return;
+    bound[nbl__slot_find(family, "x") - family->slots] = bound[sum];
+    bound[nbl__slot_find(family, "residual") - family->slots] = 0;
+    bound[sum] = 0;
+}
+
+/* Adds the step that makes a node's outputs again, after those that make its inputs. */
+static void repeat_node(rewrite *r, int index, int layer)
+{
+    const nbl__node *node = &r->g->nodes[index];
+    const nbl__slot *slots = node->family->slots;
+    int slot_count = 0;
+    while (slots[slot_count].name) slot_count++;
+    nbl__value *bound = nbl__arena_alloc(&r->plan->arena, (size_t)slot_count * sizeof *bound);
+    void *arguments = nbl__arena_alloc(&r->plan->arena, node->family->size);
+    if (bound == NULL || arguments == NULL) {
+        nbl__graph_failed(r->g, NBL_ERROR_MEMORY);
+        return;
+    }
+    memcpy(bound, node->bound, (size_t)slot_count * sizeof *bound);
+    memcpy(arguments, node->arguments, node->family->size);
+    start_from_sum(r, node->family, bound);
+    for (int i = 0; i < slot_count; i++) {
+        if (bound[i] == 0) continue;
+        switch (slots[i].role) {
+        case NBL_ROLE_OUTPUT:
+        case NBL_ROLE_SAVED: bound[i] = copy_of(r, bound[i], 0); break;
+        case NBL_ROLE_COTANGENT:
+        case NBL_ROLE_GRADIENT: bound[i] = 0; break;
+        default: bound[i] = again(r, bound[i], layer); break;
+        }
+    }
+    push(r, (nbl__planned_step){.node = node,
+                                .op = &node->family->forward,
+                                .again = true,
+                                .bound = bound,
+                                .arguments = arguments});
+}
+
+/* What stands for `value` in the backward pass of `layer`. */
+static nbl__value again(rewrite *r, nbl__value value, int layer)
+{
+    if (r->now[value]) return r->now[value];
+    if (!may_repeat(r, value, layer)) return value;
+    nbl__value viewed = r->g->values[value].alias;
+    if (viewed) {
+        nbl__value base = again(r, viewed, layer);
+        return base == viewed ? value : copy_of(r, value, base);
+    }
+    repeat_node(r, r->g->values[value].producer, layer);
+    return r->now[value] ? r->now[value] : value;
+}
+
+/* A backward step that reads what was made again. */
+static void rewrite_backward(rewrite *r, nbl__planned_step step)
+{
+    const nbl__slot *slots = step.node->family->slots;
+    int layer = step.node->layer, slot_count = 0;
+    while (slots[slot_count].name) slot_count++;
+    nbl__value *bound = nbl__arena_alloc(&r->plan->arena, (size_t)slot_count * sizeof *bound);
+    void *arguments = nbl__arena_alloc(&r->plan->arena, step.node->family->size);
+    if (bound == NULL || arguments == NULL) {
+        nbl__graph_failed(r->g, NBL_ERROR_MEMORY);
+        return;
+    }
+    memcpy(bound, step.bound, (size_t)slot_count * sizeof *bound);
+    memcpy(arguments, step.arguments, step.node->family->size);
+    for (int i = 0; i < slot_count; i++)
+        if (bound[i] && nbl__slot_kept(step.node->family, &slots[i], step.bound))
+            bound[i] = again(r, bound[i], layer);
+    step.bound = bound;
+    step.arguments = arguments;
+    push(r, step);
+}
+
+nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers)
+{
+    rewrite r = {.plan = plan, .g = plan->graph, .mode = mode, .layers = layers};
+    /* Every forward node is repeated at most once, and each repeat makes at most as many values. */
+    r.room = plan->step_count * 2;
+    r.steps = nbl__arena_alloc(&plan->arena, (size_t)r.room * sizeof *r.steps);
+    r.now = nbl__arena_alloc(&plan->arena, (size_t)plan->graph->value_count * 4 * sizeof *r.now);
+    if (r.steps == NULL || r.now == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < plan->step_count; i++) {
+        const nbl__planned_step *step = &plan->steps[i];
+        int layer = step->node->layer;
+        bool inside = layer >= 0 && (mode == NBL_RECOMPUTE_CHEAP || layer < layers);
+        if (step->backward && inside) rewrite_backward(&r, *step);
+        else push(&r, *step);
+    }
+    plan->steps = r.steps;
+    plan->step_count = r.count;
+    return plan->graph->status;
+}
