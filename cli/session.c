@@ -102,6 +102,12 @@ static int on_progress(void *user, const nbl_progress *at)
 static void on_log(void *user, nbl_log_level level, const char *line)
 {
     cli_progress *shown = user;
+    const char *verbose = getenv("NIBBLE_VERBOSE");
+    if (level == NBL_LOG_DEBUG && verbose && strcmp(verbose, "dispatch") == 0) {
+        cli_progress_clear(shown);
+        fprintf(stderr, "nibble: %s: %s\n", shown->command, cli_clean(line));
+        return;
+    }
     if (shown->quiet || level != NBL_LOG_WARNING) return;
     cli_progress_clear(shown);
     fprintf(stderr, "nibble: %s: warning: %s\n", shown->command, cli_clean(line));

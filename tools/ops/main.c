@@ -33,6 +33,8 @@ static const char usage[] =
     "  --case TEXT   this case instead of the table's; with --op\n"
     "  --seed N      of the random values (default 1)\n"
     "  --quick       fewer cases of each line\n\n"
+    "NIBBLE_VERBOSE=dispatch tells which implementation runs and why others do not; NIBBLE_IMPL=NAME\n"
+    "forces one wherever it exists; NIBBLE_ISA=avx2 lowers the instruction set.\n\n"
     "list: all operators and their implementations.\n";
 
 static int wrong_usage(const char *what)
@@ -56,6 +58,13 @@ static int list(void)
         list_op(&nbl__family_at(i)->backward);
     }
     return fflush(stdout) == 0 ? 0 : 1;
+}
+
+/* NIBBLE_VERBOSE=dispatch: which implementation was taken, and why those before it were not. */
+static void show_line(void *user, nbl_log_level level, const char *line)
+{
+    (void)user, (void)level;
+    fprintf(stderr, "nibble: %s\n", line);
 }
 
 static int run_pairs(nbl_context *ctx, char **files, int count, const char *force, int json)
@@ -103,7 +112,9 @@ static int read_words(int argc, char **argv, command *c)
 
 static int run_files(const command *c)
 {
-    nbl_context_options options = {.threads = c->o.threads};
+    const char *verbose = getenv("NIBBLE_VERBOSE");
+    nbl_context_options options = {.threads = c->o.threads,
+                                   .log = verbose && strcmp(verbose, "dispatch") == 0 ? show_line : NULL};
     nbl_context *ctx;
     bool check = strcmp(c->words[0], "check") == 0;
     if (c->count < 2 || (!check && c->count % 2 == 0))

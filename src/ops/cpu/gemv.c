@@ -235,7 +235,8 @@ static void run_columns(const nbl__gemv_job *job)
                     memset(line, 0, NBL_GEMV_PIECE * sizeof *line);
                     continue;
                 }
-                read_row(job->isa, &t->b, t->compute, t->b.pick ? t->b.pick[row] : row, n, count, line);
+                read_row(job->isa, &t->b, t->compute, t->b.first_row + (t->b.pick ? t->b.pick[row] : row), n,
+                         count, line);
             }
             axpy(job->rows, job->a + k / NBL_GEMV_GROUP * NBL_GEMV_GROUP * job->rows + k % NBL_GEMV_GROUP,
                  lines, acc);

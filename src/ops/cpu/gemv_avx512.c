@@ -7,8 +7,8 @@
  *                                ->  >> 4 -> vpermps table    codes in high nibbles    fma
  *
  *                2.5 operations for 16 weights; scales join once per 128.
- * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: 32 codes in each
- * and bf16       quarter of a register, brought down by shifts that differ from quarter to quarter
+ * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: the same 32 codes in
+ * and bf16       each quarter of a register, brought down by shifts that differ from quarter to quarter
  * int8, dense    widened and multiplied; the scale of an int8 row joins at its end (f32)
  *
  * With one row 4-bit weights run at 10 to 12 weights per cycle, which is about what a core reads from memory. */
