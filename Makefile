@@ -45,10 +45,11 @@ bench-gemm: ## measure the product behind the linear layers beside OpenBLAS
 
 sanitize: asan tsan ## run the tests under AddressSanitizer + UBSan, then under ThreadSanitizer
 
+# Not with detect_stack_use_after_return: gcc 12 then aligns 64-byte vectors on the stack to 32 bytes, and crashes.
 asan: setup
 	cmake -S . -B $(BUILD)/asan $(DEBUG) -DNIBBLE_SANITIZE=address,undefined,float-cast-overflow
 	cmake --build $(BUILD)/asan --parallel $(JOBS)
-	ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(BUILD)/asan
+	UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(BUILD)/asan
 
 # The demo runs as well, with four threads: it goes through every parallel loop of the commands.
 tsan: setup
