@@ -97,24 +97,48 @@ size_t nbl__pack_scratch(int64_t k_block, int64_t outer)
     return bytes;
 }
 
+/* Dense rows that a packer may read where they lie: nothing to round, to pick or to drop. */
+typedef struct plain_rows {
+    nbl_dtype dtype;
+    const uint8_t *data;
+    int64_t stride;
+} plain_rows;
+
+static bool plain_rows_of(const nbl__source *s, plain_rows *rows)
+{
+    const nbl__mat *m = s->mat;
+    if (m->pick || m->dropout > 0) return false;
+    if (m->weight == NULL) {
+        *rows = (plain_rows){m->dtype, m->data, m->stride};
+        return m->dtype != NBL_DTYPE_I8;
+    }
+    *rows = (plain_rows){m->weight->dtype, m->weight->data, m->weight->shape[1]};
+    return m->weight->format == NBL_FORMAT_DENSE &&
+           (s->compute == NBL_DTYPE_F32 || s->compute == rows->dtype) &&
+           (uintptr_t)rows->data % nbl__size_of(rows->dtype) == 0;
+}
+
+static const void *plain_at(const plain_rows *rows, int64_t row, int64_t column)
+{
+    return rows->data + (size_t)(row * rows->stride + column) * nbl__size_of(rows->dtype);
+}
+
 /* ---- one panel from rows along k: `count` rows from `outer`, as [k][count] f32 ---- */
 
 static void turned_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
                          int64_t k, const pieces *p, float *to)
 {
-    const nbl__mat *m = s->mat;
-    bool plain = !m->weight && m->dtype != NBL_DTYPE_I8 && !m->pick && m->dropout == 0;
+    plain_rows dense;
+    bool plain = plain_rows_of(s, &dense);
     const void *rows[NBL_PANEL_MAX_ROWS];
     for (int r = 0; r < width; r++) {
         float *room = p->rows + r * k;
         rows[r] = room;
         if (r >= count) memset(room, 0, (size_t)k * sizeof *room);
-        else if (plain)
-            rows[r] = (const uint8_t *)m->data +
-                      (size_t)((outer + r) * m->stride + k_begin) * nbl__size_of(m->dtype);
-        else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, m->pick, room);
+        else if (plain) rows[r] = plain_at(&dense, outer + r, k_begin);
+        else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, s->mat->pick, room);
     }
-    nbl__turn_f32(s->isa, plain ? m->dtype : NBL_DTYPE_F32, rows, width, k, to);
+    nbl__turn_f32(s->isa, plain ? dense.dtype : NBL_DTYPE_F32, rows, width, k, to);
 }
 
 /* ---- A ---- */
@@ -242,13 +266,30 @@ static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
     memset(strip + (size_t)(even * NBL_STRIP * 2), 0, (size_t)((padded - even) * NBL_STRIP * 2));
 }
 
+/* 16 rows of bf16 as they are, turned pair by pair. */
+static void turned_pairs(const nbl__source *s, const plain_rows *dense, int64_t n, int count, int64_t k_begin,
+                         int64_t k, const pieces *p, uint32_t *to)
+{
+    const void *rows[NBL_STRIP];
+    memset(p->rows, 0, (size_t)k * 2);
+    for (int r = 0; r < NBL_STRIP; r++) rows[r] = r < count ? plain_at(dense, n + r, k_begin) : p->rows;
+    nbl__turn_pairs(s->isa, rows, k, to);
+}
+
 static void pack_b_turned(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
                           uint8_t *to, const pieces *p)
 {
     int64_t padded = nbl__round_up(k, s->kernel->k_step);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
+    plain_rows dense;
+    bool pairs = !f32 && plain_rows_of(s, &dense) && dense.dtype == NBL_DTYPE_BF16;
     for (int64_t n = n_begin; n < n_end; n += NBL_STRIP, to += strip_bytes(s->kernel, padded)) {
         int count = (int)nbl__min_i64(NBL_STRIP, n_end - n);
+        if (pairs) {
+            turned_pairs(s, &dense, n, count, k_begin, k, p, (uint32_t *)(void *)to);
+            clear_tail(to, k, padded);
+            continue;
+        }
         turned_panel(s, n, count, NBL_STRIP, k_begin, k, p, f32 ? (float *)(void *)to : p->panel);
         if (f32) continue;
         nbl__pair_bf16(s->isa, p->panel, NBL_STRIP, k, (uint16_t *)(void *)to);
@@ -262,7 +303,13 @@ static void pack_b_straight(const nbl__source *s, int64_t n_begin, int64_t n_end
     int64_t padded = nbl__round_up(k, s->kernel->k_step), strips = nbl__ceil_div(n_end - n_begin, NBL_STRIP);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
     size_t bytes = strip_bytes(s->kernel, padded);
-    for (int64_t i = 0; i < k; i += 2) {
+    plain_rows dense;
+    bool pairs = !f32 && plain_rows_of(s, &dense) && dense.dtype == NBL_DTYPE_BF16;
+    for (int64_t i = 0; pairs && i + 2 <= k; i += 2)
+        nbl__join_pairs(s->isa, plain_at(&dense, k_begin + i, n_begin),
+                        plain_at(&dense, k_begin + i + 1, n_begin), n_end - n_begin,
+                        (uint32_t *)(void *)to + i / 2 * NBL_STRIP, (int64_t)(bytes / 4));
+    for (int64_t i = pairs ? k / 2 * 2 : 0; i < k; i += 2) {
         const float *lines[2];
         int64_t steps = nbl__min_i64(2, k - i);
         for (int64_t h = 0; h < steps; h++) {

@@ -46,6 +46,12 @@ void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int co
 /* to[(i * width + r) * 2 + h] = bf16(from[(2 * i + h) * width + r]); with k odd, the last h = 1 is zero. */
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to);
 
+/* Rows of bf16 into a strip: to[i * 16 + r] = the pair rows[r][2i], rows[r][2i + 1], the latter 0 past the end. */
+void nbl__turn_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to);
+/* Two rows of n bf16 into strips that are `strip` pairs apart; the last one is filled up with zeros. */
+void nbl__join_pairs(nbl_isa isa, const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
+                     int64_t strip);
+
 /* ---- four bits ---- */
 
 /* Strips of a four-bit weight. Rows of the weight are a multiple of 32 long, and so are all ranges, so that 32

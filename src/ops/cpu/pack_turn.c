@@ -1,4 +1,4 @@
-/* pack_turn.c - rows of f32 into panels, and f32 panels into pairs of bf16.
+/* pack_turn.c - rows of f32 into panels, f32 panels into pairs of bf16, and rows of bf16 into pairs as they are.
  *
  *     rows[r][i]  ->  to[i][r]        squares of 8 x 8 through registers
  *
@@ -94,6 +94,26 @@ NBL_TARGET_AVX2 static int64_t turn_any_avx2(nbl_dtype dtype, const void *const 
     return turn_avx2(NBL_DTYPE_BF16, rows, count, k, to);
 }
 
+NBL_TARGET_AVX2 static int64_t turn_pairs_avx2(const void *const *rows, int64_t pairs, uint32_t *to)
+{
+    return turn_avx2(NBL_DTYPE_F32, rows, NBL_STRIP, pairs, (float *)(void *)to); /* lanes are only moved */
+}
+
+/* Two rows side by side, 16 columns at a time; returns how many columns that were. */
+NBL_TARGET_AVX2 static int64_t join_avx2(const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
+                                         int64_t strip)
+{
+    int64_t i = 0;
+    for (; i + NBL_STRIP <= n; i += NBL_STRIP, to += strip)
+        for (int h = 0; h < NBL_STRIP; h += 8) {
+            __m128i a = _mm_loadu_si128((const void *)(even + i + h));
+            __m128i b = _mm_loadu_si128((const void *)(odd + i + h));
+            _mm_storeu_si128((void *)(to + h), _mm_unpacklo_epi16(a, b));
+            _mm_storeu_si128((void *)(to + h + 4), _mm_unpackhi_epi16(a, b));
+        }
+    return i;
+}
+
 /* bf16 in the upper half of each lane, the bits of nbl__f32_to_bf16. */
 NBL_TARGET_AVX512 static inline __m512i round_upper_avx512(__m512 value)
 {
@@ -135,6 +155,36 @@ void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int co
 #endif
     for (to += i * count; i < k; i++, to += count)
         for (int r = 0; r < count; r++) to[r] = widened(dtype, rows[r], i);
+}
+
+void nbl__turn_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to)
+{
+    int64_t pairs = k / 2, i = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX2) i = turn_pairs_avx2(rows, pairs, to);
+#else
+    (void)isa;
+#endif
+    for (; i < pairs + (k & 1); i++)
+        for (int r = 0; r < NBL_STRIP; r++) {
+            uint16_t both[2] = {0};
+            memcpy(both, (const uint16_t *)rows[r] + 2 * i, i < pairs ? 4 : 2);
+            to[i * NBL_STRIP + r] = (uint32_t)both[1] << 16 | both[0];
+        }
+}
+
+void nbl__join_pairs(nbl_isa isa, const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
+                     int64_t strip)
+{
+    int64_t i = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX2) i = join_avx2(even, odd, n, to, strip);
+#else
+    (void)isa;
+#endif
+    if (i == n) return;
+    memset(to + i / NBL_STRIP * strip, 0, NBL_STRIP * sizeof *to);
+    for (; i < n; i++) to[i / NBL_STRIP * strip + i % NBL_STRIP] = (uint32_t)odd[i] << 16 | even[i];
 }
 
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to)
