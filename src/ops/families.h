@@ -23,7 +23,9 @@
     X(mlp)                                                                                                   \
     X(dora_norm)                                                                                             \
     X(attention)                                                                                             \
-    X(attention_decode)
+    X(attention_decode)                                                                                      \
+    X(kv_write)                                                                                              \
+    X(take_rows)
 
 #define FAMILY_DECLARATION(name) extern const nbl__family nbl__##name##_family;
 NBL_FAMILIES(FAMILY_DECLARATION)

@@ -1,0 +1,362 @@
+/* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
+ *
+ * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm
+ * adds them. The stream at a layer's start is pinned: recomputation starts there. */
+#include "arch/arch.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "ops/attention.h"
+#include "ops/cache.h"
+#include "ops/cross_entropy.h"
+#include "ops/embedding.h"
+#include "ops/linear_group.h"
+#include "ops/mlp.h"
+#include "ops/rmsnorm.h"
+
+/* ---- weights and parameters by name ---- */
+
+static void fail(nbl__build *b, nbl_status status)
+{
+    nbl__graph_failed(b->g, status);
+}
+
+/* A tensor of the checkpoint with the shape it must have; 0 and a failure when it is not so. */
+static const nbl_weight *tensor(nbl__build *b, const char *name, int rank, int64_t rows, int64_t columns)
+{
+    const nbl_weight *w = b->source->weight(b->source->user, name);
+    int64_t shape[2] = {rows, columns};
+    if (w == NULL) {
+        fail(b, nbl__fail(b->g->ctx, NBL_ERROR_NOT_FOUND, "the checkpoint has no tensor \"%s\" %s", name,
+                          nbl__show_shape(rank, shape).text));
+        return NULL;
+    }
+    if (w->rank != rank || w->shape[0] != rows || (rank == 2 && w->shape[1] != columns)) {
+        fail(b, nbl__fail(b->g->ctx, NBL_ERROR_SHAPE, "tensor \"%s\" is %s, the config says %s", name,
+                          nbl__show_shape(w->rank, w->shape).text, nbl__show_shape(rank, shape).text));
+        return NULL;
+    }
+    return w;
+}
+
+static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t columns)
+{
+    const nbl_weight *w = tensor(b, name, 2, rows, columns);
+    return w ? nbl__graph_weight(b->g, name, w) : 0;
+}
+
+/* A vector in its own dtype, or in the one that the operator asks for. */
+static nbl__value vector(nbl__build *b, const char *name, int64_t n, bool as_computed)
+{
+    const nbl_weight *w = tensor(b, name, 1, n, 0);
+    if (w == NULL) return 0;
+    return nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, as_computed ? b->dtype : w->dtype, 1, &n);
+}
+
+/* ---- linear layers ---- */
+
+typedef struct names {
+    char module[200];
+    const char *before, *after; /* around a slot's name: "gate." + "lora_a", "lora_a" + "1" */
+} names;
+
+static void bind(nbl__build *b, const names *n, const char *slot, nbl__value value)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s%s%s", n->before, slot, n->after);
+    nbl__graph_bind(b->g, full, value);
+}
+
+static nbl__value parameter(nbl__build *b, const names *n, const char *part, int rank, int64_t first,
+                            int64_t second)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%s.%s", n->module, part);
+    nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
+                                    (int64_t[]){first, second});
+    if (v) nbl__info(b->g, v)->trained = b->train;
+    return v;
+}
+
+/* Binds weight, bias and adapter of a module; `w` is the weight's slot. Sets the layer's scale and dropout. */
+static void bind_layer(nbl__build *b, const names *n, const char *w, int64_t out, int64_t in, bool bias,
+                       float *scale, float *dropout)
+{
+    char name[256];
+    nbl__adapter adapter;
+    snprintf(name, sizeof name, "%s.weight", n->module);
+    nbl__graph_bind(b->g, w, weight(b, name, out, in));
+    snprintf(name, sizeof name, "%s.bias", n->module);
+    if (bias) bind(b, n, "b", vector(b, name, out, true));
+    if (!b->source->adapter(b->source->user, n->module, &adapter)) return;
+    bind(b, n, "lora_a", parameter(b, n, "lora_A.weight", 2, adapter.rank, in));
+    bind(b, n, "lora_b", parameter(b, n, "lora_B.weight", 2, out, adapter.rank));
+    if (adapter.dora) bind(b, n, "magnitude", parameter(b, n, "lora_magnitude_vector", 1, out, 0));
+    *scale = adapter.scale;
+    *dropout = b->train ? adapter.dropout : 0;
+}
+
+/* A module of the layer, or of the model. */
+static names module(const nbl__build *b, const char *before, const char *after, const char *path)
+{
+    names n = {.before = before, .after = after};
+    snprintf(n.module, sizeof n.module, "%s%s", b->at, path);
+    return n;
+}
+
+static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t out, int64_t in, bool bias)
+{
+    nbl__linear *a = nbl__graph_begin(b->g, "linear", n->module);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    nbl__graph_bind(b->g, "x", x);
+    bind_layer(b, n, "w", out, in, bias, &a->scale, &a->dropout);
+    return nbl__graph_end(b->g);
+}
+
+/* ---- norm, attention, feed-forward ---- */
+
+/* Normalises x, or x + *stream, which then becomes the stream; without a stream, none is kept. */
+static nbl__value norm(nbl__build *b, nbl__value x, nbl__value *stream, const char *name, int64_t width)
+{
+    char full[256];
+    snprintf(full, sizeof full, "%s%s", b->at, name);
+    nbl__rmsnorm *a = nbl__graph_begin(b->g, "rmsnorm", full);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->eps = b->d->norm_eps;
+    a->offset = b->d->gemma;
+    a->round = b->d->gemma ? NBL_ROUND_AFTER_WEIGHT : NBL_ROUND_BEFORE_WEIGHT;
+    snprintf(full, sizeof full, "%s%s.weight", b->at, name);
+    nbl__graph_bind(b->g, "x", x);
+    nbl__graph_bind(b->g, "w", vector(b, full, width, false));
+    if (stream) nbl__graph_bind(b->g, "residual", *stream);
+    nbl__value y = nbl__graph_end(b->g);
+    if (stream) *stream = *stream ? nbl__graph_output(b->g, "residual_out") : x;
+    return y;
+}
+
+static nbl__value rotate(nbl__build *b, nbl__value x, const char *name, bool local)
+{
+    nbl__rope_apply *a = nbl__graph_begin(b->g, "rope", name);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->rope = local ? b->d->local_rope : b->d->rope;
+    nbl__graph_bind(b->g, "x", x);
+    nbl__graph_bind(b->g, "cos", local ? b->local_cos : b->cos);
+    nbl__graph_bind(b->g, "sin", local ? b->local_sin : b->sin);
+    return nbl__graph_end(b->g);
+}
+
+static void remember(nbl__build *b, nbl__value x, nbl__value cache, const char *name)
+{
+    nbl__graph_begin(b->g, "kv_write", name);
+    nbl__graph_bind(b->g, "x", x);
+    nbl__graph_bind(b->g, "rows", b->rows);
+    nbl__graph_bind(b->g, "cache", cache);
+    nbl__graph_end(b->g);
+}
+
+static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v, int64_t layer,
+                         const char *name)
+{
+    const nbl__decoder *d = b->d;
+    int64_t window = d->sliding[layer] ? d->window : 0;
+    if (b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE) {
+        remember(b, k, b->keys[layer], name);
+        remember(b, v, b->values[layer], name);
+    }
+    if (b->mode == NBL_MODE_DECODE) {
+        nbl__attention_decode *a = nbl__graph_begin(b->g, "attention_decode", name);
+        if (a == NULL) return 0;
+        a->dtype = b->dtype;
+        a->scale = d->attention_scale;
+        a->window = window;
+        a->softcap = d->attention_cap;
+        nbl__graph_bind(b->g, "q", q);
+        nbl__graph_bind(b->g, "k", b->keys[layer]);
+        nbl__graph_bind(b->g, "v", b->values[layer]);
+        nbl__graph_bind(b->g, "lengths", b->lengths);
+        return nbl__graph_end(b->g);
+    }
+    nbl__attention *a = nbl__graph_begin(b->g, "attention", name);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->scale = d->attention_scale;
+    a->window = window;
+    a->softcap = d->attention_cap;
+    nbl__graph_bind(b->g, "q", q);
+    nbl__graph_bind(b->g, "k", k);
+    nbl__graph_bind(b->g, "v", v);
+    nbl__graph_bind(b->g, "cu_seqlens", b->cu_seqlens);
+    return nbl__graph_end(b->g);
+}
+
+static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
+{
+    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                             *const suffix[] = {"0", "1", "2"};
+    static const char *const weights[] = {"w0", "w1", "w2"}, *const norms[] = {"self_attn.q_norm",
+                                                                               "self_attn.k_norm"};
+    const nbl__decoder *d = b->d;
+    int64_t heads[] = {d->heads, d->kv_heads, d->kv_heads};
+    nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "self_attn.qkv");
+    if (group == NULL) return 0;
+    group->members[0].dtype = b->dtype;
+    nbl__graph_bind(b->g, "x", x);
+    float dropout = 0;
+    for (int i = 0; i < 3; i++) {
+        names n = module(b, "", suffix[i], parts[i]);
+        bind_layer(b, &n, weights[i], heads[i] * d->head_dim, d->hidden, d->qkv_bias,
+                   &group->members[i].scale, &dropout);
+    }
+    group->members[0].dropout = dropout;
+    nbl__value qkv[3] = {nbl__graph_end(b->g), nbl__graph_output(b->g, "y1"), nbl__graph_output(b->g, "y2")};
+    for (int i = 0; i < 3; i++) {
+        qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
+        if (i == 2) break;
+        if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
+        bool local = d->sliding[layer] && d->local_rope.theta > 0;
+        qkv[i] = rotate(b, qkv[i], parts[i], local);
+    }
+    x = attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
+    x = nbl__graph_view(b->g, x, d->heads * d->head_dim, 0);
+    names n = module(b, "", "", "self_attn.o_proj");
+    return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias);
+}
+
+static nbl__value feed_forward(nbl__build *b, nbl__value x)
+{
+    const nbl__decoder *d = b->d;
+    nbl__mlp *a = nbl__graph_begin(b->g, "mlp", "mlp");
+    if (a == NULL) return 0;
+    a->gate.dtype = b->dtype;
+    a->act = d->act;
+    nbl__graph_bind(b->g, "x", x);
+    names gate = module(b, "gate.", "", "mlp.gate_proj");
+    names up = module(b, "up.", "", "mlp.up_proj");
+    names down = module(b, "down.", "", "mlp.down_proj");
+    bind_layer(b, &gate, "gate", d->inner, d->hidden, d->mlp_bias, &a->gate.scale, &a->gate.dropout);
+    bind_layer(b, &up, "up", d->inner, d->hidden, d->mlp_bias, &a->up.scale, &a->gate.dropout);
+    bind_layer(b, &down, "down", d->hidden, d->inner, d->mlp_bias, &a->down.scale, &a->gate.dropout);
+    return nbl__graph_end(b->g);
+}
+
+static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int64_t layer)
+{
+    const nbl__decoder *d = b->d;
+    x = norm(b, x, stream, "input_layernorm", d->hidden);
+    nbl__graph_pin(b->g, *stream);
+    x = self_attention(b, x, layer);
+    if (d->gemma) x = norm(b, x, NULL, "post_attention_layernorm", d->hidden);
+    x = norm(b, x, stream, d->gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm", d->hidden);
+    x = feed_forward(b, x);
+    if (d->gemma) x = norm(b, x, NULL, "post_feedforward_layernorm", d->hidden);
+    return x;
+}
+
+/* ---- the whole ---- */
+
+static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_t n)
+{
+    return nbl__graph_value(b->g, NBL_KIND_INPUT, name, dtype, 1, &n);
+}
+
+static void make_inputs(nbl__build *b)
+{
+    bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE;
+    b->ids = input(b, "ids", NBL_DTYPE_I32, b->tokens);
+    b->positions = input(b, "positions", NBL_DTYPE_I32, b->tokens);
+    if (b->mode != NBL_MODE_DECODE) b->cu_seqlens = input(b, "cu_seqlens", NBL_DTYPE_I32, b->sequences + 1);
+    if (b->mode == NBL_MODE_TRAIN) {
+        b->labels = input(b, "labels", NBL_DTYPE_I32, b->tokens);
+        b->dloss = input(b, "dloss", NBL_DTYPE_F32, 1);
+    }
+    if (b->mode == NBL_MODE_PREFILL) b->last = input(b, "last", NBL_DTYPE_I32, b->sequences);
+    if (b->mode == NBL_MODE_DECODE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
+    if (!cached) return;
+    b->rows = input(b, "rows", NBL_DTYPE_I32, b->tokens);
+    b->keys = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->keys);
+    b->values = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->values);
+    if (b->keys == NULL || b->values == NULL) fail(b, NBL_ERROR_MEMORY);
+    int64_t shape[] = {b->sequences, b->cache_size, b->d->kv_heads, b->d->head_dim};
+    for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
+        b->keys[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
+        b->values[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "values", b->kv_dtype, 4, shape);
+    }
+}
+
+static void make_table(nbl__build *b, const nbl__rope *rope, nbl__value *cos, nbl__value *sin)
+{
+    nbl__rope_table *a = nbl__graph_begin(b->g, "rope_table", "rope");
+    if (a == NULL) return;
+    a->rope = *rope;
+    a->rope.rotary_dim = nbl__rope_dim(rope, b->d->head_dim);
+    nbl__graph_bind(b->g, "positions", b->positions);
+    *cos = nbl__graph_end(b->g);
+    *sin = nbl__graph_output(b->g, "sin");
+}
+
+static nbl__value embed(nbl__build *b)
+{
+    const nbl__decoder *d = b->d;
+    nbl__embedding *a = nbl__graph_begin(b->g, "embedding", "model.embed_tokens");
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    if (d->gemma) a->scale = (float)sqrt((double)d->hidden);
+    nbl__graph_bind(b->g, "ids", b->ids);
+    nbl__graph_bind(b->g, "w", weight(b, "model.embed_tokens.weight", d->vocabulary, d->hidden));
+    return nbl__graph_end(b->g);
+}
+
+static void finish(nbl__build *b, nbl__value x)
+{
+    const nbl__decoder *d = b->d;
+    nbl__adapter adapter;
+    names head = module(b, "", "", d->tied ? "model.embed_tokens" : "lm_head");
+    if (b->mode == NBL_MODE_TRAIN) {
+        if (b->source->adapter(b->source->user, "lm_head", &adapter))
+            fail(b, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED, "an adapter of lm_head cannot be trained"));
+        nbl__cross_entropy *a = nbl__graph_begin(b->g, "cross_entropy", "loss");
+        if (a == NULL) return;
+        char name[256];
+        snprintf(name, sizeof name, "%s.weight", head.module);
+        a->dtype = b->dtype;
+        a->softcap = d->final_cap;
+        nbl__graph_bind(b->g, "x", x);
+        nbl__graph_bind(b->g, "w", weight(b, name, d->vocabulary, d->hidden));
+        nbl__graph_bind(b->g, "labels", b->labels);
+        b->loss = nbl__graph_end(b->g);
+        if (b->loss) nbl__info(b->g, b->loss)->kind = NBL_KIND_RESULT;
+        return;
+    }
+    if (b->mode == NBL_MODE_PREFILL) {
+        nbl__graph_begin(b->g, "take_rows", "last");
+        nbl__graph_bind(b->g, "x", x);
+        nbl__graph_bind(b->g, "rows", b->last);
+        x = nbl__graph_end(b->g);
+    }
+    if (d->tied && b->source->adapter(b->source->user, "lm_head", &adapter))
+        fail(b, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED,
+                          "an adapter of lm_head on a model whose head is its embedding"));
+    b->logits = linear(b, x, &head, d->vocabulary, d->hidden, false);
+    if (b->logits) nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;
+}
+
+nbl_status nbl__decoder_build(nbl__build *b)
+{
+    make_inputs(b);
+    make_table(b, &b->d->rope, &b->cos, &b->sin);
+    if (b->d->local_rope.theta > 0) make_table(b, &b->d->local_rope, &b->local_cos, &b->local_sin);
+    nbl__value x = embed(b), stream = 0;
+    for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
+        snprintf(b->at, sizeof b->at, "model.layers.%d.", (int)i);
+        nbl__graph_set_layer(b->g, (int)i);
+        x = layer_of(b, x, &stream, i);
+    }
+    b->at[0] = '\0';
+    nbl__graph_set_layer(b->g, -1);
+    finish(b, norm(b, x, &stream, "model.norm", b->d->hidden));
+    return nbl__graph_status(b->g);
+}

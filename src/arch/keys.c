@@ -1,0 +1,244 @@
+/* keys.c - config.json, key by key. See arch.h.
+ *
+ * Keys that say nothing about the computation are known by name (below) and passed over; so is any key whose
+ * value says "nothing" (null, false, empty). Whatever is left in the end is refused: a config that is half
+ * understood would give a model that is half right. */
+#include "arch/arch.h"
+
+#include <math.h>
+
+#include "ops/mlp.h"
+
+/* About generation, training, files or the library that wrote it. */
+static const char *const passed_over[] = {
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "initializer_range",
+    "attention_dropout",
+    "hidden_dropout",
+    "quantization_config",
+    "auto_map",
+    "task_specific_params",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "chunk_size_feed_forward",
+    "max_length",
+    "min_length",
+    "do_sample",
+    "num_beams",
+    "num_beam_groups",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "diversity_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "num_return_sequences",
+    "problem_type",
+    "finetuning_task",
+    "tokenizer_class",
+    "prefix",
+    "_attn_implementation_autoset",
+    "is_llama_config",
+    "rope_interleaved",
+    "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
+    "cache_implementation",
+    "early_stopping",
+    "max_window_layers",
+};
+
+static bool says_nothing(const nbl__json *v)
+{
+    if (v->type == NBL_JSON_NULL || v->type == NBL_JSON_FALSE) return true;
+    if (v->type == NBL_JSON_STRING) return v->string[0] == '\0';
+    return (v->type == NBL_JSON_ARRAY || v->type == NBL_JSON_OBJECT) && v->count == 0;
+}
+
+const nbl__json *nbl__key(nbl__keys *k, const char *name)
+{
+    const nbl__json *value = nbl__json_get(k->config, name);
+    if (value) k->used[value - k->config->items] = true;
+    return nbl__json_is(value, NBL_JSON_NULL) ? NULL : value;
+}
+
+nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int64_t *value)
+{
+    const nbl__json *it = nbl__key(k, name);
+    *value = missing;
+    if (it == NULL) return NBL_OK;
+    NBL_CHECK(k->ctx, nbl__json_natural(it, value) && *value >= 1 && *value <= INT32_MAX, NBL_ERROR_FORMAT,
+              "%s: %s is not a whole number from 1 to 2147483647", k->where, name);
+    return NBL_OK;
+}
+
+nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value)
+{
+    NBL_TRY(nbl__key_size_or(k, name, 0, value));
+    NBL_CHECK(k->ctx, *value > 0, NBL_ERROR_FORMAT, "%s: no %s", k->where, name);
+    return NBL_OK;
+}
+
+nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, float *value)
+{
+    const nbl__json *it = nbl__key(k, name);
+    double number = missing;
+    NBL_CHECK(k->ctx, it == NULL || (nbl__json_number(it, &number) && isfinite(number)), NBL_ERROR_FORMAT,
+              "%s: %s is not a number", k->where, name);
+    *value = (float)number;
+    return NBL_OK;
+}
+
+nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value)
+{
+    const nbl__json *it = nbl__key(k, name);
+    *value = it ? it->type == NBL_JSON_TRUE : missing;
+    NBL_CHECK(k->ctx, it == NULL || it->type == NBL_JSON_TRUE || it->type == NBL_JSON_FALSE, NBL_ERROR_FORMAT,
+              "%s: %s is not true or false", k->where, name);
+    return NBL_OK;
+}
+
+static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
+{
+    static const struct {
+        const char *name;
+        nbl__act act;
+    } acts[] = {{"silu", NBL_ACT_SILU},
+                {"swish", NBL_ACT_SILU},
+                {"gelu", NBL_ACT_GELU},
+                {"gelu_pytorch_tanh", NBL_ACT_GELU_TANH},
+                {"gelu_tanh", NBL_ACT_GELU_TANH}};
+    const nbl__json *it = nbl__key(k, key);
+    if (it == NULL) return NBL_OK; /* the architecture's own */
+    for (size_t i = 0; i < sizeof acts / sizeof *acts && it->type == NBL_JSON_STRING; i++)
+        if (strcmp(acts[i].name, it->string) == 0) return d->act = (int)acts[i].act, NBL_OK;
+    return nbl__fail(k->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s is \"%s\", which is not known", k->where, key,
+                     it->type == NBL_JSON_STRING ? it->string : "no text");
+}
+
+/* rope_parameters (one object, or one per layer type), or rope_theta, rope_scaling and rope_local_base_freq. */
+static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
+{
+    float theta = 10000, local = 0, partial = 0;
+    const nbl__json *parameters = nbl__key(k, "rope_parameters"), *scaling = nbl__key(k, "rope_scaling");
+    const nbl__json *full = nbl__json_get(parameters, "full_attention");
+    const nbl__json *sliding = nbl__json_get(parameters, "sliding_attention");
+    NBL_TRY(nbl__key_float_or(k, "rope_theta", 10000, &theta));
+    NBL_TRY(nbl__key_float_or(k, "rope_local_base_freq", 0, &local));
+    NBL_TRY(nbl__key_float_or(k, "partial_rotary_factor", 0, &partial));
+    d->rope.theta = theta;
+    d->rope.partial_rotary_factor = (double)partial;
+    d->rope.max_position_embeddings = d->positions;
+    if (full || sliding) {
+        NBL_CHECK(k->ctx, full && sliding && parameters->count == 2, NBL_ERROR_FORMAT,
+                  "%s: rope_parameters has other layer types than full_attention and sliding_attention",
+                  k->where);
+        d->local_rope = d->rope;
+        NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
+        return nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope);
+    }
+    NBL_TRY(nbl__rope_read_scaling(k->ctx, parameters ? parameters : scaling, &d->rope));
+    if (local > 0) d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
+    return NBL_OK;
+}
+
+nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)
+{
+    NBL_TRY(nbl__key_size(k, "vocab_size", &d->vocabulary));
+    NBL_TRY(nbl__key_size(k, "hidden_size", &d->hidden));
+    NBL_TRY(nbl__key_size(k, "intermediate_size", &d->inner));
+    NBL_TRY(nbl__key_size(k, "num_hidden_layers", &d->layers));
+    NBL_TRY(nbl__key_size(k, "num_attention_heads", &d->heads));
+    NBL_TRY(nbl__key_size_or(k, "num_key_value_heads", d->heads, &d->kv_heads));
+    NBL_TRY(nbl__key_size_or(k, "head_dim", d->head_dim ? d->head_dim : d->hidden / d->heads, &d->head_dim));
+    NBL_TRY(nbl__key_size_or(k, "max_position_embeddings", 2048, &d->positions));
+    NBL_TRY(nbl__key_float_or(k, "rms_norm_eps", 1e-6, &d->norm_eps));
+    NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
+    NBL_CHECK(k->ctx, d->layers <= NBL_MOST_LAYERS, NBL_ERROR_UNSUPPORTED,
+              "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MOST_LAYERS);
+    NBL_CHECK(k->ctx, d->heads % d->kv_heads == 0, NBL_ERROR_FORMAT,
+              "%s: num_attention_heads %" PRId64 " is no multiple of num_key_value_heads %" PRId64, k->where,
+              d->heads, d->kv_heads);
+    NBL_CHECK(k->ctx, d->head_dim % 2 == 0, NBL_ERROR_UNSUPPORTED, "%s: head_dim %" PRId64 " is odd",
+              k->where, d->head_dim);
+    NBL_TRY(read_act(k, act_key, d));
+    return read_rope(k, d);
+}
+
+nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
+                                 bool (*by_default)(const nbl__decoder *d, int64_t layer))
+{
+    const nbl__json *types = nbl__key(k, "layer_types");
+    NBL_CHECK(k->ctx, types == NULL || (types->type == NBL_JSON_ARRAY && types->count == d->layers),
+              NBL_ERROR_FORMAT, "%s: layer_types is not a list of %" PRId64 " names", k->where, d->layers);
+    for (int64_t i = 0; i < d->layers; i++) {
+        if (types == NULL) {
+            d->sliding[i] = d->window > 0 && by_default(d, i);
+            continue;
+        }
+        const char *type = types->items[i].type == NBL_JSON_STRING ? types->items[i].string : "";
+        d->sliding[i] = strcmp(type, "sliding_attention") == 0;
+        NBL_CHECK(k->ctx, d->sliding[i] || strcmp(type, "full_attention") == 0, NBL_ERROR_UNSUPPORTED,
+                  "%s: layer_types has \"%s\", not full_attention or sliding_attention", k->where, type);
+        NBL_CHECK(k->ctx, !d->sliding[i] || d->window > 0, NBL_ERROR_FORMAT,
+                  "%s: layer_types has sliding_attention, but there is no sliding_window", k->where);
+    }
+    return NBL_OK;
+}
+
+static nbl_status refuse_leftovers(const nbl__keys *k)
+{
+    for (int64_t i = 0; i < k->config->count; i++) {
+        const nbl__json *it = &k->config->items[i];
+        bool known = k->used[i] || says_nothing(it);
+        for (size_t p = 0; !known && p < sizeof passed_over / sizeof *passed_over; p++)
+            known = strcmp(passed_over[p], it->key) == 0;
+        NBL_CHECK(k->ctx, known, NBL_ERROR_UNSUPPORTED, "%s: the key %s is not understood for model_type %s",
+                  k->where, it->key, nbl__json_text(k->config, "model_type"));
+    }
+    return NBL_OK;
+}
+
+static void read_dtype(const nbl__json *config, nbl__decoder *d)
+{
+    const char *name = nbl__json_text(config, "dtype");
+    if (name == NULL) name = nbl__json_text(config, "torch_dtype");
+    if (name == NULL || !nbl__dtype_from_torch_name(name, &d->dtype)) d->dtype = NBL_DTYPE_F32;
+}
+
+nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d)
+{
+    static const nbl__arch *const archs[] = {&nbl__llama, &nbl__mistral, &nbl__qwen2,
+                                             &nbl__qwen3, &nbl__gemma2,  &nbl__gemma3};
+    const char *type = nbl__json_text(config, "model_type");
+    memset(d, 0, sizeof *d);
+    NBL_CHECK(ctx, type, NBL_ERROR_FORMAT, "%s: no model_type", where);
+    for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
+        if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];
+    NBL_CHECK(ctx, d->arch, NBL_ERROR_UNSUPPORTED, "%s: model_type \"%s\" is not known", where, type);
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl__keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
+    nbl_status status = keys.used ? d->arch->read(&keys, d) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) status = refuse_leftovers(&keys);
+    read_dtype(config, d);
+    nbl__arena_free(&arena);
+    return status;
+}
