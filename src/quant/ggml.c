@@ -250,9 +250,13 @@ void nbl__ggml_decode(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int
                       void *out)
 {
     if (n == 0) return;
-    if (type == NBL_GGML_F32) return decode_dense(isa, NBL_DTYPE_F32, data, n, dtype, out);
-    if (type == NBL_GGML_F16) return decode_dense(isa, NBL_DTYPE_F16, data, n, dtype, out);
-    if (type == NBL_GGML_BF16) return decode_dense(isa, NBL_DTYPE_BF16, data, n, dtype, out);
+    if (type == NBL_GGML_F32 || type == NBL_GGML_F16 || type == NBL_GGML_BF16) {
+        nbl_dtype from = type == NBL_GGML_F32   ? NBL_DTYPE_F32
+                         : type == NBL_GGML_F16 ? NBL_DTYPE_F16
+                                                : NBL_DTYPE_BF16;
+        decode_dense(isa, from, data, n, dtype, out);
+        return;
+    }
     nbl__ggml_layout layout = {NULL, 1, 1};
     (void)nbl__ggml_layout_of(type, &layout);
     float values[MOST];
