@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/number.h"
 #include "format/gguf_model.h"
 
 enum { SIZE_LIMIT = INT32_MAX, KEY_SIZE = 128 };
@@ -256,19 +255,10 @@ static void put_bool(nbl__text *out, const char *key, bool value)
     nbl__text_printf(out, "%s", value ? "true" : "false");
 }
 
-/* A double to the last bit. */
-static void put_double(nbl__text *out, double value)
-{
-    char text[64];
-    if (value == nearbyint(value) && fabs(value) < 1e15) (void)nbl__print_fixed(text, sizeof text, 1, value);
-    else (void)nbl__print_exponent(text, sizeof text, 16, value);
-    nbl__text_printf(out, "%s", text);
-}
-
 static void put_number(nbl__text *out, const char *key, double value)
 {
     put_key(out, key);
-    put_double(out, value);
+    nbl__text_real(out, value);
 }
 
 /* A token id, where the vocabulary has one. */
@@ -329,7 +319,7 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
                          "{\"rope_type\": \"llama3\", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
                          "\"original_max_position_embeddings\": %" PRId64 ", \"factor\": ",
                          trained);
-        put_double(out, largest);
+        nbl__text_real(out, largest);
         nbl__text_add(out, "}", 1);
         return NBL_OK;
     }
@@ -349,11 +339,11 @@ static nbl_status put_yarn(const nbl__gguf_model *m, double factor, nbl__text *o
     nbl__text_printf(
         out,
         "{\"rope_type\": \"yarn\", \"original_max_position_embeddings\": %" PRId64 ", \"factor\": ", trained);
-    put_double(out, factor);
+    nbl__text_real(out, factor);
     nbl__text_printf(out, ", \"beta_fast\": ");
-    put_double(out, fast);
+    nbl__text_real(out, fast);
     nbl__text_printf(out, ", \"beta_slow\": ");
-    put_double(out, slow);
+    nbl__text_real(out, slow);
     nbl__text_add(out, "}", 1);
     return NBL_OK;
 }
@@ -382,7 +372,7 @@ static nbl_status put_rope(nbl__gguf_model *m, nbl__text *out)
     if (is_linear && factor != 1) {
         put_key(out, "rope_scaling");
         nbl__text_printf(out, "{\"rope_type\": \"linear\", \"factor\": ");
-        put_double(out, factor);
+        nbl__text_real(out, factor);
         nbl__text_add(out, "}", 1);
     }
     return divisors ? find_llama3(m, divisors, theta, out) : NBL_OK;
