@@ -5,8 +5,10 @@ of `make oracle`. What the fuzzer found since is kept beside them (minimised wit
 import json
 from pathlib import Path
 
+import gguf
 import torch
 import bitsandbytes.functional as F
+from peft import LoraConfig
 from safetensors.torch import save
 from transformers import BitsAndBytesConfig, LlamaConfig
 
@@ -50,3 +52,64 @@ put("config", "empty.json", "{}")
 put("index", "two.json", json.dumps({"metadata": {"total_size": 10}, "weight_map": {"a": "model-00001-of-00002.safetensors",
                                                                                   "b": "model-00002-of-00002.safetensors"}}, indent=2))
 put("index", "path.json", '{"weight_map": {"a": "../x", "b": "/etc/passwd"}}')
+
+# gguf: models of every architecture that is read, as small as they get, and one file with values of every type
+def gguf_seed(name, architecture, fill):
+    path = root / "gguf" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(str(path), architecture)
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_model(writer, architecture, kind):
+    gemma, qwen = architecture.startswith("gemma"), architecture.startswith("qwen")
+    hidden, inner, vocabulary = 32, 32, 4
+    for key, value in {"context_length": 8, "embedding_length": hidden, "block_count": 1, "feed_forward_length": inner, "attention.head_count": 2,
+                       "attention.head_count_kv": 1, "attention.key_length": 16}.items(): writer.add_uint32(f"{architecture}.{key}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32(f"{architecture}.rope.freq_base", 1e4)
+    if gemma: writer.add_uint32(f"{architecture}.attention.sliding_window", 4)
+    if qwen: writer.add_string(f"{architecture}.rope.scaling.type", "yarn"); writer.add_float32(f"{architecture}.rope.scaling.factor", 2); writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 4)
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
+    shapes = {"token_embd": (vocabulary, hidden), "output_norm": (hidden,), "blk.0.attn_norm": (hidden,), "blk.0.attn_q": (32, hidden), "blk.0.attn_k": (16, hidden),
+              "blk.0.attn_v": (16, hidden), "blk.0.attn_output": (hidden, 32), "blk.0.ffn_norm": (hidden,), "blk.0.ffn_gate": (inner, hidden),
+              "blk.0.ffn_up": (inner, hidden), "blk.0.ffn_down": (hidden, inner)}
+    if gemma: shapes |= {"blk.0.post_attention_norm": (hidden,), "blk.0.post_ffw_norm": (hidden,)}
+    if architecture in ("qwen3", "gemma3"): shapes |= {"blk.0.attn_q_norm": (16,), "blk.0.attn_k_norm": (16,)}
+    for name, shape in shapes.items():
+        values = torch.randn(shape).numpy()
+        if len(shape) == 1: writer.add_tensor(name + ".weight", values)
+        else: writer.add_tensor(name + ".weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    if architecture == "qwen2":
+        for name, size in (("q", 32), ("k", 16), ("v", 16)): writer.add_tensor(f"blk.0.attn_{name}.bias", torch.randn(size).numpy())
+    if architecture == "llama": writer.add_tensor("rope_freqs.weight", torch.tensor([1., 1, 1, 1, 1, 8, 8, 8]).numpy())
+
+
+def gguf_values(writer):
+    for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"): getattr(writer, "add_" + kind)("a." + kind, 1)
+    writer.add_float64("a.float64", 0.5); writer.add_bool("a.bool", True); writer.add_string("a.text", "ä")
+    writer.add_array("a.texts", ["", "b"]); writer.add_array("a.numbers", [1, 2]); writer.add_array("a.floats", [1.5])
+    for name in ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+        kind = gguf.GGMLQuantizationType[name]
+        writer.add_tensor(name, torch.randint(0, 255, (1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=torch.uint8).numpy(), raw_dtype=kind)
+
+
+G = gguf.GGMLQuantizationType
+for architecture, kind in {"llama": G.Q8_0, "qwen2": G.Q4_0, "qwen3": G.F16, "gemma2": G.BF16, "gemma3": G.Q5_1}.items():
+    gguf_seed(architecture + ".gguf", architecture, lambda writer: gguf_model(writer, architecture, kind))
+gguf_seed("values.gguf", "values", gguf_values)
+
+# peft: configs as PEFT writes them
+for name, options in {"plain": dict(target_modules=["q_proj", "v_proj"]), "regex": dict(target_modules=r".*\.(q|up)_proj", exclude_modules=".*12.*"),
+                      "all": dict(target_modules="all-linear", exclude_modules=["lm_head"], use_dora=True, use_rslora=True),
+                      "layers": dict(target_modules=["q_proj", "model.norm"], layers_to_transform=[0, 1], layers_pattern="layers"),
+                      "patterns": dict(target_modules=["q_proj"], rank_pattern={"q_proj": 4, r"layers\.1\..*": 2}, alpha_pattern={"mlp.*": 0.5}),
+                      "saved": dict(target_modules=["q_proj"], modules_to_save=["lm_head", "norm"], lora_dropout=0.05, lora_bias=True),
+                      "refused": dict(target_modules=["q_proj"], bias="all", trainable_token_indices=[1], init_lora_weights="pissa")}.items():
+    config = LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path="base/mödel", **options).to_dict()
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    put("peft", name + ".json", json.dumps(config, indent=2, sort_keys=True))

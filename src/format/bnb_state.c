@@ -2,9 +2,7 @@
 #include "format/bnb_state.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "base/number.h"
 #include "quant/quant.h"
 
 #define CHECK(condition, ...) NBL_CHECK(ctx, condition, NBL_ERROR_FORMAT, __VA_ARGS__)
@@ -52,26 +50,6 @@ nbl_status nbl__bnb_json_parse(nbl__arena *arena, const char *name, const void *
     return read_json(arena->ctx, name, root, state);
 }
 
-/* Python's repr of a double: the shortest digits that read back as the same number; exponent form
- * below 1e-4 and from 1e16 on. */
-static void print_python(nbl__text *text, double value)
-{
-    char digits[40], fixed[64];
-    int precision = 1;
-    do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
-    while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
-    char *e = strchr(digits, 'e');
-    int exponent = atoi(e + 1);
-    if (exponent < -4 || exponent >= 16) {
-        nbl__text_printf(text, "%.*se%c%02d", (int)(e - digits), digits, exponent < 0 ? '-' : '+',
-                         abs(exponent));
-        return;
-    }
-    int decimals = precision - 1 - exponent;
-    nbl__print_fixed(fixed, sizeof fixed, decimals > 1 ? decimals : 1, value);
-    nbl__text_add(text, fixed, strlen(fixed));
-}
-
 void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state)
 {
     nbl__text_printf(text,
@@ -84,7 +62,7 @@ void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state)
         nbl__text_printf(
             text, ", \"nested_blocksize\": %" PRId64 ", \"nested_dtype\": \"float32\", \"nested_offset\": ",
             state->nested_block);
-        print_python(text, (double)state->nested_offset);
+        nbl__text_real(text, (double)state->nested_offset);
     }
     nbl__text_add(text, "}", 1);
 }

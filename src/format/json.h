@@ -76,6 +76,11 @@ void nbl__text_add(nbl__text *t, const char *bytes, size_t size);
 __attribute__((format(printf, 2, 3))) void nbl__text_printf(nbl__text *t, const char *format, ...);
 /* A JSON string with its quotes, escaped as serde_json and Python (ensure_ascii=False) do. */
 void nbl__text_json(nbl__text *t, const char *string);
+/* The same without a byte above 0x7f, as Python does by default. The text is valid UTF-8. */
+void nbl__text_json_ascii(nbl__text *t, const char *string);
+/* A finite number as Python's repr has it: the shortest digits that read back as the same number; exponent
+ * form below 1e-4 and from 1e16 on. */
+void nbl__text_real(nbl__text *t, double value);
 void nbl__text_free(nbl__text *t);
 
 #endif

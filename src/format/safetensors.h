@@ -48,6 +48,8 @@ nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors,
 typedef struct nbl__writer nbl__writer;
 
 nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer);
+/* The files are called STEM.safetensors, …; "model" unless told. Text that lives as long, of at most 23 bytes. */
+void nbl__writer_name(nbl__writer *writer, const char *stem);
 void nbl__writer_free(nbl__writer *writer); /* NULL is allowed */
 /* Declares a tensor; groups are numbered from 0 without gaps, in order. Returns its number. */
 nbl_status nbl__writer_declare(nbl__writer *writer, int64_t group, const char *name, nbl_dtype dtype,

@@ -31,6 +31,7 @@ typedef struct file {
 
 struct nbl__writer {
     nbl_context *ctx;
+    const char *stem; /* of the files' names */
     nbl__arena arena;
     entry *entries;
     int64_t count, capacity, groups;
@@ -78,9 +79,16 @@ nbl_status nbl__writer_create(nbl_context *ctx, nbl__writer **writer)
 {
     NBL_TRY(NBL_ALLOC(ctx, *writer, 1));
     (*writer)->ctx = ctx;
+    (*writer)->stem = "model";
     (*writer)->arena = nbl__arena_make(ctx);
     (*writer)->fd = (*writer)->open_file = -1;
     return NBL_OK;
+}
+
+void nbl__writer_name(nbl__writer *w, const char *stem)
+{
+    assert(strlen(stem) < 24);
+    w->stem = stem;
 }
 
 void nbl__writer_free(nbl__writer *w)
@@ -131,8 +139,8 @@ nbl_status nbl__writer_declare(nbl__writer *w, int64_t group, const char *name, 
 
 static void file_name(const nbl__writer *w, int number, char name[64])
 {
-    if (w->files == 1) snprintf(name, 64, "model.safetensors");
-    else snprintf(name, 64, "model-%05d-of-%05d.safetensors", number + 1, w->files);
+    if (w->files == 1) snprintf(name, 64, "%s.safetensors", w->stem);
+    else snprintf(name, 64, "%s-%05d-of-%05d.safetensors", w->stem, number + 1, w->files);
 }
 
 /* Header of the entries order[0 … n) of one file, padded to 8 bytes. */
@@ -310,16 +318,17 @@ static nbl_status write_index(nbl__writer *w)
     nbl__text_printf(
         &text, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {", total);
     for (int64_t i = 0; i < w->count; i++) {
-        char name[64];
-        file_name(w, list[i]->file, name);
+        char file_of[64];
+        file_name(w, list[i]->file, file_of);
         nbl__text_printf(&text, "%s\n    ", i ? "," : "");
         nbl__text_json(&text, list[i]->name);
-        nbl__text_printf(&text, ": \"%s\"", name);
+        nbl__text_printf(&text, ": \"%s\"", file_of);
     }
     nbl__text_printf(&text, "\n  }\n}\n");
     nbl_status status = text.status;
-    if (status == NBL_OK)
-        status = nbl__output_put(w->output, "model.safetensors.index.json", text.text, text.size);
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s.safetensors.index.json", w->stem);
+    if (status == NBL_OK) status = nbl__output_put(w->output, name, text.text, text.size);
     nbl__text_free(&text);
     return status;
 }
