@@ -1,6 +1,7 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
- * dequantise in memory, 5 checkpoints on disk, 6 the machine.
+ * dequantise in memory, 5 checkpoints on disk, 6 the machine, 7 text and
+ * tokens.
  *
  * Thirty seconds:
  *
@@ -399,6 +400,94 @@ NBL_API int nbl_diff_within(const nbl_diff *diff, double tolerance);
  * variable NIBBLE_ISA says so. */
 NBL_API const char *nbl_isa_name(const nbl_context *ctx);
 NBL_API int nbl_threads(const nbl_context *ctx);
+
+/* ---- 7. Text and tokens ----------------------------------------------------
+ *
+ * A tokenizer turns text into the ids a model reads, and ids back into text,
+ * as the tokenizers library does with the same tokenizer.json, id for id.
+ *
+ *     nbl_tokenizer *tok;
+ *     nbl_ids ids;
+ *     nbl_tokenizer_open(ctx, "Llama-3.2-1B", &tok);
+ *     nbl_tokenizer_encode(tok, "Hello", 5, 1, &ids);
+ *     ...
+ *     nbl_ids_free(ctx, &ids);
+ *     nbl_tokenizer_close(tok);
+ *
+ * A tokenizer belongs to the context it was opened with and is used by one
+ * thread at a time, like the context.
+ */
+typedef struct nbl_tokenizer nbl_tokenizer;
+
+/* A text of `size` bytes, UTF-8; it may hold zero bytes. */
+typedef struct nbl_string {
+    const char *text;
+    size_t size;
+} nbl_string;
+
+/* Ids of tokens. Owned by the caller; nbl_ids_free returns the memory. */
+typedef struct nbl_ids {
+    int32_t *ids; /* each in 0 ... 2^31 - 2 */
+    int64_t count;
+} nbl_ids;
+
+/* `path`: a folder with a tokenizer.json, such a file itself, or a .gguf file
+ * with a vocabulary. Everything in the file that would change ids is either
+ * done or refused with its name. On failure *tokenizer is NULL. */
+NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
+                                      nbl_tokenizer **tokenizer);
+/* The same from the text of a tokenizer.json; `name` opens error messages. */
+NBL_API nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name,
+                                       const char *text, size_t size,
+                                       nbl_tokenizer **tokenizer);
+NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer); /* NULL: nothing */
+
+/* The ids of one text. `special`: with the tokens that the model's template
+ * puts around a text (<s> and the like); special tokens that the text itself
+ * spells are found in any case. Truncation and padding that the file asks for
+ * are applied. Text that is not UTF-8 is an NBL_ERROR_FORMAT. */
+NBL_API nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer,
+                                        const char *text, size_t size,
+                                        int special, nbl_ids *ids);
+/* Many texts at once, on all threads of the context; lists[i] is of texts[i].
+ * On failure no list holds memory. */
+NBL_API nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer,
+                                              int64_t count,
+                                              const nbl_string *texts,
+                                              int special, nbl_ids *lists);
+NBL_API void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
+
+/* The text of ids, `size` bytes of UTF-8 and a terminating zero; free it with
+ * nbl_text_free. Ids that no token has are passed over. `skip_special` leaves
+ * special tokens out. Bytes that are no character become U+FFFD. */
+NBL_API nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer,
+                                        const int32_t *ids, int64_t count,
+                                        int skip_special, char **text,
+                                        size_t *size);
+NBL_API void nbl_text_free(nbl_context *ctx, char *text, size_t size);
+
+/* The id of a token by its text, -1: none; the text of a token by its id,
+ * {NULL, 0}: none, valid until the close; how many tokens there are. */
+NBL_API int32_t nbl_tokenizer_find(const nbl_tokenizer *tokenizer,
+                                   const char *text, size_t size);
+NBL_API nbl_string nbl_tokenizer_token(const nbl_tokenizer *tokenizer,
+                                       int32_t id);
+NBL_API int64_t nbl_tokenizer_size(const nbl_tokenizer *tokenizer);
+
+/* Text while ids come one by one, as from a model that writes. Each call hands
+ * out what is complete: never a part of a character. *text is valid until the
+ * next call with this stream; its size is 0 when more ids are needed. */
+typedef struct nbl_text_stream nbl_text_stream;
+NBL_API nbl_status nbl_text_stream_open(nbl_tokenizer *tokenizer,
+                                        int skip_special,
+                                        nbl_text_stream **stream);
+NBL_API nbl_status nbl_text_stream_push(nbl_text_stream *stream, int32_t id,
+                                        nbl_string *text);
+/* What was held back; the stream then begins anew. */
+NBL_API nbl_status nbl_text_stream_finish(nbl_text_stream *stream,
+                                          nbl_string *text);
+/* NULL is allowed; before the tokenizer's close. */
+NBL_API void nbl_text_stream_close(nbl_text_stream *stream);
 
 #ifdef __cplusplus
 }
