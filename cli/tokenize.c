@@ -26,8 +26,9 @@ static bool read_input(const cli_call *call, const char *path, nbl_string *text)
         data = larger;
     }
     bool good = data && !ferror(file);
-    if (!good) cli_error(call, file ? NBL_ERROR_IO : NBL_ERROR_NOT_FOUND, NULL, "%s: %s", path,
-                         file && data == NULL ? "too large" : strerror(errno));
+    if (!good)
+        cli_error(call, file ? NBL_ERROR_IO : NBL_ERROR_NOT_FOUND, NULL, "%s: %s", path,
+                  file && data == NULL ? "too large" : strerror(errno));
     if (good) {
         char *kept = cli_alloc(size + 1);
         memcpy(kept, data, size);
@@ -80,7 +81,9 @@ static bool read_ids(const cli_call *call, const char *path, id_lists *ids)
     json_error_t why;
     if (!read_input(call, path, &all)) return false;
     json_t *root = json_loadb(all.text, all.size, 0, &why);
-    const char *wrong = root == NULL ? cli_clean(why.text) : json_is_array(root) ? NULL : "not a list of lists of token ids";
+    const char *wrong = root == NULL          ? cli_clean(why.text)
+                        : json_is_array(root) ? NULL
+                                              : "not a list of lists of token ids";
     ids->count = wrong ? 0 : (int64_t)json_array_size(root);
     ids->lists = cli_alloc((size_t)(ids->count + 1) * sizeof *ids->lists);
     for (int64_t i = 0; i < ids->count && wrong == NULL; i++) {
@@ -93,7 +96,9 @@ static bool read_ids(const cli_call *call, const char *path, id_lists *ids)
             json_int_t id = json_integer_value(item);
             if (!json_is_integer(item) || id < 0 || id > UINT32_MAX)
                 wrong = cli_format("sequence %" PRId64 ": entry %zu is not a token id", i, k);
-            else ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX : (int32_t)id; /* no token has one of those */
+            else
+                ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX
+                                                      : (int32_t)id; /* no token has one of those */
         }
     }
     if (wrong) cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: %s", path, wrong);
@@ -128,7 +133,8 @@ static void print_ids(const nbl_ids *ids)
 
 /* ---- the two directions ---- */
 
-static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx, const id_lists *ids)
+static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx,
+                         const id_lists *ids)
 {
     json_t *texts = cli_json_array();
     nbl_status code = NBL_OK;
@@ -150,8 +156,8 @@ static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
     return code;
 }
 
-static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx, const nbl_string *texts,
-                         int64_t count, bool flat)
+static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx,
+                         const nbl_string *texts, int64_t count, bool flat)
 {
     nbl_ids *lists = cli_alloc((size_t)(count + 1) * sizeof *lists);
     int special = !cli_get(call, "no-special")->integer;
@@ -175,8 +181,9 @@ static int run(cli_call *call)
     const char *lines = cli_get(call, "lines")->text, *decoded = cli_get(call, "decode")->text;
     int given = (text != NULL) + (file != NULL) + (lines != NULL) + (decoded != NULL), status;
     if (given != 1)
-        return cli_usage(call, NULL, "%s", given ? "only one of --text, --file, --lines and --decode can be given"
-                                                 : "one of --text, --file, --lines and --decode is needed");
+        return cli_usage(call, NULL, "%s",
+                         given ? "only one of --text, --file, --lines and --decode can be given"
+                               : "one of --text, --file, --lines and --decode is needed");
     nbl_string *texts = cli_alloc(sizeof *texts);
     int64_t count = 1;
     id_lists ids = {NULL, 0};
@@ -201,11 +208,12 @@ const cli_command cli_tokenize = {
     .name = "tokenize",
     .group = "Text",
     .summary = "text to token ids and back",
-    .description = "Prints the ids of a text, one line per text, or with --decode the texts of ids. Ids are those "
-                   "of the tokenizers library with the same tokenizer.json. Special tokens that the model's "
-                   "template puts around a text are added unless --no-special is given; those that the text "
-                   "spells are found in any case.\n\n"
-                   "Decoding keeps special tokens unless --no-special is given, and cleans nothing up.",
+    .description =
+        "Prints the ids of a text, one line per text, or with --decode the texts of ids. Ids are those "
+        "of the tokenizers library with the same tokenizer.json. Special tokens that the model's "
+        "template puts around a text are added unless --no-special is given; those that the text "
+        "spells are found in any case.\n\n"
+        "Decoding keeps special tokens unless --no-special is given, and cleans nothing up.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "a folder with a tokenizer.json, such a file, or a .gguf file", CLI_PATH, NULL, false},
@@ -214,7 +222,10 @@ const cli_command cli_tokenize = {
     .options =
         (const cli_option[]){
             {.name = "text", .argument = "S", .kind = CLI_TEXT, .help = "the text itself"},
-            {.name = "file", .argument = "F", .kind = CLI_PATH, .help = "a file that is one text (-: standard input)"},
+            {.name = "file",
+             .argument = "F",
+             .kind = CLI_PATH,
+             .help = "a file that is one text (-: standard input)"},
             {.name = "lines",
              .argument = "F",
              .kind = CLI_PATH,
@@ -229,7 +240,8 @@ const cli_command cli_tokenize = {
     .examples =
         (const cli_example[]){
             {"the ids of a sentence", "tokenize Llama-3.2-1B --text 'Hello world'"},
-            {"a data set, line by line, for a script", "tokenize Llama-3.2-1B --lines texts.jsonl --no-special --json"},
+            {"a data set, line by line, for a script",
+             "tokenize Llama-3.2-1B --lines texts.jsonl --no-special --json"},
             {"ids back to text", "tokenize Llama-3.2-1B --decode ids.json"},
             {NULL, NULL},
         },

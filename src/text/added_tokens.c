@@ -25,7 +25,8 @@ void nbl__added_close(nbl__added_tokens *a)
     nbl__vocab_close(&a->vocab);
 }
 
-void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__added_token *token, int32_t *next_id)
+void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__added_token *token,
+                    int32_t *next_id)
 {
     const char *text = token->content.text;
     size_t size = token->content.size;
@@ -69,8 +70,9 @@ nbl_status nbl__added_finish(nbl__added_tokens *a, const char *where)
         int32_t other = exactly(&a->tries[which], &form);
         NBL_CHECK(a->ctx, other < 0, NBL_ERROR_FORMAT,
                   "%s: added_tokens: \"%.*s\" and \"%.*s\" are the same after normalisation", where,
-                  (int)a->tokens[other < 0 ? 0 : other].content.size, a->tokens[other < 0 ? 0 : other].content.text,
-                  (int)token->content.size, token->content.text);
+                  (int)a->tokens[other < 0 ? 0 : other].content.size,
+                  a->tokens[other < 0 ? 0 : other].content.text, (int)token->content.size,
+                  token->content.text);
         NBL_TRY(nbl__trie_add(&a->tries[which], form.text, form.size, (int32_t)i));
         a->has[which] = true;
         a->starts[which][(unsigned char)form.text[0]] = true;
@@ -133,21 +135,23 @@ static size_t spaces_after(const char *text, size_t size, size_t at)
     return at;
 }
 
-static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin, size_t end, size_t origin, int32_t id)
+static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin, size_t end, size_t origin,
+                            int32_t id)
 {
     size_t kept = origin > begin ? origin - begin : 0;
     if (kept > end - begin) kept = end - begin;
     return begin == end ? NBL_OK : nbl__pieces_add(ctx, pieces, (nbl__piece){begin, end - begin, kept, id});
 }
 
-nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const char *text, size_t size, size_t origin,
-                            nbl__pieces *pieces)
+nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const char *text, size_t size,
+                            size_t origin, nbl__pieces *pieces)
 {
     size_t done = 0; /* text that belongs to a piece already */
     for (size_t at = 0; a->has[normalized] && at < size;) {
         size_t end = at;
         int32_t index = -1;
-        if (a->starts[normalized][(unsigned char)text[at]]) index = longest(&a->tries[normalized], text, size, at, &end);
+        if (a->starts[normalized][(unsigned char)text[at]])
+            index = longest(&a->tries[normalized], text, size, at, &end);
         if (index < 0) {
             at++;
             continue;

@@ -104,7 +104,10 @@ static int byte_value(const char *text, size_t size)
     for (int i = 3; i < 5; i++) {
         char c = text[i];
         if (i == 3 && c == '+') continue;
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0) return -1;
         value = value * 16 + digit;
         digits++;
@@ -150,7 +153,8 @@ static nbl_status byte_fallback(nbl__decode_scratch *s)
 
 /* ---- steps that look at one token ---- */
 
-static nbl_status metaspace(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text, size_t size)
+static nbl_status metaspace(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text,
+                            size_t size)
 {
     for (size_t at = 0; at < size;) {
         uint32_t c;
@@ -162,7 +166,8 @@ static nbl_status metaspace(const nbl__decoder *step, nbl__decode_scratch *s, si
     return NBL_OK;
 }
 
-static nbl_status replace_matches(const nbl__decoder *step, nbl__decode_scratch *s, const char *text, size_t size)
+static nbl_status replace_matches(const nbl__decoder *step, nbl__decode_scratch *s, const char *text,
+                                  size_t size)
 {
     nbl__search search;
     size_t begin, end, last = 0;
@@ -199,8 +204,8 @@ static nbl_status strip(const nbl__decoder *step, nbl__decode_scratch *s, const 
 
 /* ---- replacing plain texts, as Rust's str::replace ---- */
 
-static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from, const char *old, size_t old_size,
-                                const char *new, size_t new_size)
+static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from, const char *old,
+                                size_t old_size, const char *new, size_t new_size)
 {
     nbl__bytes fresh = {0};
     size_t at = from;
@@ -226,15 +231,17 @@ static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from,
 
 static nbl_status clean_up(nbl__decode_scratch *s, size_t from)
 {
-    static const char *const pairs[][2] = {{" .", "."},     {" ?", "?"},     {" !", "!"},   {" ,", ","},
-                                           {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"}, {" do not", " don't"},
-                                           {" 's", "'s"},   {" 've", "'ve"}, {" 're", "'re"}};
+    static const char *const pairs[][2] = {
+        {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+        {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        NBL_TRY(replace_plain(s->ctx, out(s), from, pairs[i][0], strlen(pairs[i][0]), pairs[i][1], strlen(pairs[i][1])));
+        NBL_TRY(replace_plain(s->ctx, out(s), from, pairs[i][0], strlen(pairs[i][0]), pairs[i][1],
+                              strlen(pairs[i][1])));
     return NBL_OK;
 }
 
-static nbl_status wordpiece(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text, size_t size)
+static nbl_status wordpiece(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text,
+                            size_t size)
 {
     size_t from = out(s)->size;
     bool continues = size >= step->prefix.size && memcmp(text, step->prefix.text, step->prefix.size) == 0;
@@ -258,7 +265,8 @@ static nbl_status ctc(const nbl__decoder *step, nbl__decode_scratch *s, const ch
     return replace_plain(s->ctx, out(s), from, step->delimiter.text, step->delimiter.size, " ", 1);
 }
 
-static nbl_status bpe(const nbl__decoder *step, nbl__decode_scratch *s, bool last, const char *text, size_t size)
+static nbl_status bpe(const nbl__decoder *step, nbl__decode_scratch *s, bool last, const char *text,
+                      size_t size)
 {
     size_t from = out(s)->size;
     NBL_TRY(put(s, text, size));

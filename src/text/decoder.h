@@ -18,14 +18,14 @@ typedef enum nbl__decoder_kind {
 
 typedef struct nbl__decoder {
     nbl__decoder_kind kind;
-    uint32_t character;      /* metaspace, strip */
-    bool never_prepended;    /* metaspace */
-    int64_t start, stop;     /* strip: at most so many characters on either side */
-    nbl__regex *regex;       /* replace */
-    nbl__slice content;      /* replace */
-    nbl__slice prefix;       /* wordpiece; ctc: the pad token; bpe: the suffix */
-    nbl__slice delimiter;    /* ctc */
-    bool cleanup;            /* wordpiece, ctc */
+    uint32_t character;   /* metaspace, strip */
+    bool never_prepended; /* metaspace */
+    int64_t start, stop;  /* strip: at most so many characters on either side */
+    nbl__regex *regex;    /* replace */
+    nbl__slice content;   /* replace */
+    nbl__slice prefix;    /* wordpiece; ctc: the pad token; bpe: the suffix */
+    nbl__slice delimiter; /* ctc */
+    bool cleanup;         /* wordpiece, ctc */
 } nbl__decoder;
 
 /* Tokens as texts: one after the other in `text`, their places in `tokens`. */

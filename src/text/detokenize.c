@@ -17,8 +17,8 @@ static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
 }
 
 /* The text of some ids, in the worker's memory until it is used again. */
-static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count, bool skip_special,
-                         nbl__slice *text)
+static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count,
+                         bool skip_special, nbl__slice *text)
 {
     nbl__decode_scratch *s = &w->decode;
     s->now = 0;
@@ -39,9 +39,11 @@ static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *
     return NBL_OK;
 }
 
-nbl_status nbl_tokenizer_decode(nbl_tokenizer *t, const int32_t *ids, int64_t count, int skip_special, char **text, size_t *size)
+nbl_status nbl_tokenizer_decode(nbl_tokenizer *t, const int32_t *ids, int64_t count, int skip_special,
+                                char **text, size_t *size)
 {
-    NBL_CHECK(t->ctx, count >= 0 && (ids || count == 0) && text && size, NBL_ERROR_ARGUMENT, "nbl_tokenizer_decode: bad arguments");
+    NBL_CHECK(t->ctx, count >= 0 && (ids || count == 0) && text && size, NBL_ERROR_ARGUMENT,
+              "nbl_tokenizer_decode: bad arguments");
     nbl__slice result;
     NBL_TRY(decode(t, &t->workers[0], ids, count, skip_special != 0, &result));
     char *copy = nbl__alloc(t->ctx, result.size + 1);

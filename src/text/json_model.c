@@ -4,7 +4,8 @@
 static const char part[] = "model";
 
 /* A member that must be an object or a list. */
-static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, nbl__json_type type, const nbl__json **value)
+static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, nbl__json_type type,
+                       const nbl__json **value)
 {
     *value = nbl__json_get(model, key);
     NBL_CHECK(r->ctx, *value, NBL_ERROR_FORMAT, "%s: model: \"%s\" is missing", r->where, key);
@@ -24,10 +25,12 @@ static nbl_status read_vocab(nbl__reader *r, const nbl__json *model)
         const nbl__json *item = &vocab->items[i];
         int32_t id;
         NBL_CHECK(r->ctx, nbl__json_id(item, &id), NBL_ERROR_FORMAT,
-                  "%s: model: vocab: the id of \"%s\" is not a natural number below 2147483647", r->where, item->key);
+                  "%s: model: vocab: the id of \"%s\" is not a natural number below 2147483647", r->where,
+                  item->key);
         const nbl__token *other = nbl__vocab_get(&m->vocab, id);
-        NBL_CHECK(r->ctx, other == NULL, NBL_ERROR_FORMAT, "%s: model: vocab: \"%s\" and \"%s\" have the same id %d",
-                  r->where, other->text, item->key, id);
+        NBL_CHECK(r->ctx, other == NULL, NBL_ERROR_FORMAT,
+                  "%s: model: vocab: \"%s\" and \"%s\" have the same id %d", r->where, other->text, item->key,
+                  id);
         nbl__vocab_add(&m->vocab, item->key, item->key_size, id);
     }
     m->size = vocab->count;
@@ -49,7 +52,9 @@ static nbl_status read_unknown(nbl__reader *r, const nbl__json *model, nbl__need
 
 static nbl_status merge_missing(nbl__reader *r, int64_t index, const char *text, size_t size)
 {
-    return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: model: merges: merge %" PRId64 " needs the token \"%.*s\", which vocab does not have",
+    return nbl__fail(r->ctx, NBL_ERROR_FORMAT,
+                     "%s: model: merges: merge %" PRId64
+                     " needs the token \"%.*s\", which vocab does not have",
                      r->where, index, (int)size, text);
 }
 
@@ -57,7 +62,8 @@ static nbl_status merge_missing(nbl__reader *r, int64_t index, const char *text,
 static bool split_merge(const nbl__json *item, nbl__slice *left, nbl__slice *right)
 {
     if (item->type == NBL_JSON_ARRAY) {
-        if (item->count != 2 || item->items[0].type != NBL_JSON_STRING || item->items[1].type != NBL_JSON_STRING)
+        if (item->count != 2 || item->items[0].type != NBL_JSON_STRING ||
+            item->items[1].type != NBL_JSON_STRING)
             return false;
         *left = (nbl__slice){item->items[0].string, (size_t)item->items[0].count};
         *right = (nbl__slice){item->items[1].string, (size_t)item->items[1].count};
@@ -77,12 +83,13 @@ static nbl_status read_merge(nbl__reader *r, const nbl__json *item, int64_t inde
     nbl__slice left, right;
     NBL_CHECK(r->ctx, split_merge(item, &left, &right), NBL_ERROR_FORMAT,
               "%s: model: merges: merge %" PRId64 " is not two texts", r->where, index);
-    int32_t a = nbl__vocab_find(&m->vocab, left.text, left.size), b = nbl__vocab_find(&m->vocab, right.text, right.size);
+    int32_t a = nbl__vocab_find(&m->vocab, left.text, left.size),
+            b = nbl__vocab_find(&m->vocab, right.text, right.size);
     if (a < 0) return merge_missing(r, index, left.text, left.size);
     if (b < 0) return merge_missing(r, index, right.text, right.size);
     NBL_CHECK(r->ctx, right.size >= m->prefix.size, NBL_ERROR_FORMAT,
-              "%s: model: merges: \"%s\" of merge %" PRId64 " is shorter than continuing_subword_prefix", r->where,
-              right.text, index);
+              "%s: model: merges: \"%s\" of merge %" PRId64 " is shorter than continuing_subword_prefix",
+              r->where, right.text, index);
     whole->size = 0;
     NBL_TRY(nbl__bytes_add(r->ctx, whole, left.text, left.size));
     NBL_TRY(nbl__bytes_add(r->ctx, whole, right.text + m->prefix.size, right.size - m->prefix.size));
@@ -96,7 +103,8 @@ static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
 {
     const nbl__json *merges;
     NBL_TRY(want(r, model, "merges", NBL_JSON_ARRAY, &merges));
-    NBL_CHECK(r->ctx, merges->count < INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: model: too many merges", r->where);
+    NBL_CHECK(r->ctx, merges->count < INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: model: too many merges",
+              r->where);
     NBL_TRY(nbl__bpe_open(&r->tokenizer->model, (size_t)merges->count));
     nbl__bytes whole = {0};
     nbl_status status = NBL_OK;
@@ -104,10 +112,12 @@ static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
     for (int64_t i = 0; status == NBL_OK && i < merges->count; i++) {
         const nbl__json *item = &merges->items[i];
         if (item->type != NBL_JSON_ARRAY && item->type != NBL_JSON_STRING)
-            status = nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: model: merges: merge %" PRId64 " is not two texts", r->where, i);
+            status = nbl__fail(r->ctx, NBL_ERROR_FORMAT,
+                               "%s: model: merges: merge %" PRId64 " is not two texts", r->where, i);
         else if (item->type != merges->items[0].type)
             status = nbl__fail(r->ctx, NBL_ERROR_FORMAT,
-                               "%s: model: merges: merge %" PRId64 " is written in another way than merge 0", r->where, i);
+                               "%s: model: merges: merge %" PRId64 " is written in another way than merge 0",
+                               r->where, i);
         /* Lists of texts may carry the first line of a merges.txt. */
         else if (item->type != NBL_JSON_STRING || strncmp(item->string, "#version", 8) != 0)
             status = read_merge(r, item, rank++, &whole);
@@ -124,8 +134,8 @@ static nbl_status read_bpe(nbl__reader *r, const nbl__json *model)
     m->kind = NBL_MODEL_BPE;
     NBL_CHECK(r->ctx, dropout == NULL || dropout->type == NBL_JSON_NULL || nbl__json_number(dropout, &rate),
               NBL_ERROR_FORMAT, "%s: model: \"dropout\" is not a number", r->where);
-    NBL_CHECK(r->ctx, rate == 0, NBL_ERROR_UNSUPPORTED, "%s: model: \"dropout\" %g is not supported: results would be random",
-              r->where, rate);
+    NBL_CHECK(r->ctx, rate == 0, NBL_ERROR_UNSUPPORTED,
+              "%s: model: \"dropout\" %g is not supported: results would be random", r->where, rate);
     NBL_TRY(nbl__want_bool(r, part, model, "fuse_unk", NBL_OPTIONAL, &m->fuse_unknown));
     NBL_TRY(nbl__want_bool(r, part, model, "byte_fallback", NBL_OPTIONAL, &m->byte_fallback));
     NBL_TRY(nbl__want_bool(r, part, model, "ignore_merges", NBL_OPTIONAL, &m->ignore_merges));
@@ -146,13 +156,15 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
     const nbl__json *vocab, *unknown = nbl__json_get(model, "unk_id");
     m->kind = NBL_MODEL_UNIGRAM;
     NBL_TRY(want(r, model, "vocab", NBL_JSON_ARRAY, &vocab));
-    NBL_CHECK(r->ctx, vocab->count < INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: model: too many tokens", r->where);
+    NBL_CHECK(r->ctx, vocab->count < INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: model: too many tokens",
+              r->where);
     NBL_TRY(nbl__want_bool(r, part, model, "byte_fallback", NBL_DEFAULTED, &m->byte_fallback));
     if (unknown && unknown->type != NBL_JSON_NULL) {
         NBL_CHECK(r->ctx, nbl__json_id(unknown, &m->unknown), NBL_ERROR_FORMAT,
                   "%s: model: \"unk_id\" is not the id of a token", r->where);
         NBL_CHECK(r->ctx, m->unknown < vocab->count, NBL_ERROR_FORMAT,
-                  "%s: model: \"unk_id\" %d is not in the vocabulary of %" PRId64 " tokens", r->where, m->unknown, vocab->count);
+                  "%s: model: \"unk_id\" %d is not in the vocabulary of %" PRId64 " tokens", r->where,
+                  m->unknown, vocab->count);
         m->has_unknown = true;
     }
     NBL_TRY(nbl__vocab_open(r->ctx, &m->vocab, (size_t)vocab->count));
@@ -160,9 +172,11 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
     m->score_count = (size_t)vocab->count;
     for (int64_t i = 0; i < vocab->count; i++) {
         const nbl__json *item = &vocab->items[i];
-        bool good = item->type == NBL_JSON_ARRAY && item->count == 2 && item->items[0].type == NBL_JSON_STRING &&
+        bool good = item->type == NBL_JSON_ARRAY && item->count == 2 &&
+                    item->items[0].type == NBL_JSON_STRING &&
                     nbl__json_number(&item->items[1], &m->scores[i]);
-        NBL_CHECK(r->ctx, good, NBL_ERROR_FORMAT, "%s: model: vocab: entry %" PRId64 " is not a text and a score", r->where, i);
+        NBL_CHECK(r->ctx, good, NBL_ERROR_FORMAT,
+                  "%s: model: vocab: entry %" PRId64 " is not a text and a score", r->where, i);
         nbl__vocab_add(&m->vocab, item->items[0].string, (size_t)item->items[0].count, (int32_t)i);
     }
     m->size = vocab->count;
@@ -182,7 +196,8 @@ static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
     NBL_TRY(nbl__want_natural(r, part, model, "max_input_chars_per_word", NBL_NEEDED, &longest));
     /* Each place of a word is tried with each length. */
     NBL_CHECK(r->ctx, longest <= 10000, NBL_ERROR_UNSUPPORTED,
-              "%s: model: \"max_input_chars_per_word\" %" PRIu64 " is more than the 10000 that are supported", r->where, longest);
+              "%s: model: \"max_input_chars_per_word\" %" PRIu64 " is more than the 10000 that are supported",
+              r->where, longest);
     m->longest_word = (int64_t)longest;
     return NBL_OK;
 }
@@ -210,14 +225,17 @@ nbl_status nbl__read_model(nbl__reader *r, const nbl__json *value)
     m->prefix = m->suffix = (nbl__slice){"", 0};
     m->unknown = -1;
     NBL_CHECK(r->ctx, value, NBL_ERROR_FORMAT, "%s: \"model\" is missing", r->where);
-    NBL_CHECK(r->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: \"model\" is not an object", r->where);
+    NBL_CHECK(r->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: \"model\" is not an object",
+              r->where);
     if (nbl__json_get(value, "type")) NBL_TRY(nbl__want_type(r, part, value, &type));
     else type = guess_type(value);
     if (strcmp(type, "BPE") == 0) NBL_TRY(read_bpe(r, value));
     else if (strcmp(type, "Unigram") == 0) NBL_TRY(read_unigram(r, value));
     else if (strcmp(type, "WordPiece") == 0) NBL_TRY(read_wordpiece(r, value));
     else if (strcmp(type, "WordLevel") == 0) NBL_TRY(read_wordlevel(r, value));
-    else return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: model: the type \"%s\" is not known", r->where, type);
+    else
+        return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: model: the type \"%s\" is not known", r->where,
+                         type);
     nbl__model_finish(m);
     return NBL_OK;
 }

@@ -4,7 +4,8 @@
 
 static nbl_status unknown_type(nbl__reader *r, const char *part, const char *type)
 {
-    return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: the type \"%s\" is not known", r->where, part, type);
+    return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: the type \"%s\" is not known", r->where, part,
+                     type);
 }
 
 static bool is(const char *type, const char *name)
@@ -91,18 +92,22 @@ nbl_status nbl__read_normalizer(nbl__reader *r, const nbl__json *value)
 
 /* ---- pre_tokenizer ---- */
 
-static nbl_status read_behavior(nbl__reader *r, const nbl__json *value, nbl__need need, nbl__behavior *behavior)
+static nbl_status read_behavior(nbl__reader *r, const nbl__json *value, nbl__need need,
+                                nbl__behavior *behavior)
 {
-    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+                                        "Contiguous"};
     nbl__slice text = {NULL, 0};
     NBL_TRY(nbl__want_text(r, "pre_tokenizer", value, "behavior", need, &text));
     if (text.text == NULL) return NBL_OK;
     for (int i = 0; i < 5; i++)
         if (is(text.text, names[i])) return *behavior = (nbl__behavior)i, NBL_OK;
-    return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: pre_tokenizer: the behavior \"%s\" is not known", r->where, text.text);
+    return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: pre_tokenizer: the behavior \"%s\" is not known",
+                     r->where, text.text);
 }
 
-static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__json *value, nbl__pre_tokenizer *step)
+static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__json *value,
+                                 nbl__pre_tokenizer *step)
 {
     nbl__slice scheme = {"always", 6};
     bool prefix = true;
@@ -116,13 +121,16 @@ static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__js
     else if (is(scheme.text, "first")) step->prepend = NBL_PREPEND_FIRST;
     else if (is(scheme.text, "never")) step->prepend = NBL_PREPEND_NEVER;
     else
-        return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: the prepend_scheme \"%s\" is not known", r->where, part, scheme.text);
+        return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: the prepend_scheme \"%s\" is not known", r->where,
+                         part, scheme.text);
     NBL_CHECK(r->ctx, prefix || step->prepend == NBL_PREPEND_NEVER, NBL_ERROR_FORMAT,
-              "%s: %s: add_prefix_space false contradicts prepend_scheme \"%s\"", r->where, part, scheme.text);
+              "%s: %s: add_prefix_space false contradicts prepend_scheme \"%s\"", r->where, part,
+              scheme.text);
     return NBL_OK;
 }
 
-static nbl_status read_byte_level(nbl__reader *r, const char *part, const nbl__json *value, nbl__pre_tokenizer *step)
+static nbl_status read_byte_level(nbl__reader *r, const char *part, const nbl__json *value,
+                                  nbl__pre_tokenizer *step)
 {
     bool trim, use_regex = true;
     step->kind = NBL_PRE_BYTE_LEVEL;
@@ -130,7 +138,8 @@ static nbl_status read_byte_level(nbl__reader *r, const char *part, const nbl__j
     NBL_TRY(nbl__want_bool(r, part, value, "trim_offsets", NBL_NEEDED, &trim));
     NBL_TRY(nbl__want_bool(r, part, value, "use_regex", NBL_DEFAULTED, &use_regex));
     if (!use_regex) return NBL_OK;
-    NBL_TRY(nbl__regex_compile(r->ctx, "pre_tokenizer", NBL_GPT2_PATTERN, strlen(NBL_GPT2_PATTERN), &step->regex));
+    NBL_TRY(nbl__regex_compile(r->ctx, "pre_tokenizer", NBL_GPT2_PATTERN, strlen(NBL_GPT2_PATTERN),
+                               &step->regex));
     return nbl__tokenizer_keep(r->tokenizer, step->regex);
 }
 
@@ -182,7 +191,8 @@ static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value
         NBL_CHECK(r->ctx, length > 0, NBL_ERROR_FORMAT, "%s: %s: \"length\" is 0", r->where, part);
         step.length = (int64_t)length;
     } else if (is(type, "UnicodeScripts")) {
-        return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: \"UnicodeScripts\" is not supported", r->where, part);
+        return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: \"UnicodeScripts\" is not supported",
+                         r->where, part);
     } else {
         return unknown_type(r, part, type);
     }

@@ -36,7 +36,8 @@ void nbl__model_finish(nbl__model *m)
 static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
 {
     NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
-              "tokenizer.json: the text holds an unknown word, and unk_token \"%s\" is not in vocab", m->unknown_text);
+              "tokenizer.json: the text holds an unknown word, and unk_token \"%s\" is not in vocab",
+              m->unknown_text);
     return nbl__ids_add(m->ctx, ids, m->unknown);
 }
 
@@ -47,7 +48,8 @@ static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t si
 }
 
 /* From each place the longest token; what is not at the start of the word carries the prefix. */
-nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, nbl__ids *ids)
+nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                              nbl__ids *ids)
 {
     size_t before = ids->count;
     int64_t characters = 0;
@@ -75,7 +77,8 @@ nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const 
     return NBL_OK;
 }
 
-nbl_status nbl__model_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, nbl__ids *ids)
+nbl_status nbl__model_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                          nbl__ids *ids)
 {
     switch (m->kind) {
     case NBL_MODEL_BPE: return nbl__bpe_run(m, s, text, size, ids);

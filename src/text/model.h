@@ -33,8 +33,8 @@ typedef struct nbl__model {
     int64_t size; /* tokens, as upstream counts them: added tokens get the ids from there on */
 
     /* BPE */
-    nbl__merge *merges; /* hash table */
-    size_t merge_slots; /* a power of two */
+    nbl__merge *merges;        /* hash table */
+    size_t merge_slots;        /* a power of two */
     nbl__slice prefix, suffix; /* of continuing subwords, of the end of a word; size 0: none */
     bool fuse_unknown, ignore_merges;
     int32_t single[0x250]; /* id of each character below, with neither prefix nor suffix; -1: none */
@@ -44,7 +44,7 @@ typedef struct nbl__model {
     int32_t unknown;  /* ...with this id; -1: it is not in the vocabulary */
     const char *unknown_text;
     bool byte_fallback;
-    int32_t bytes[256]; /* ids of <0x00> ... <0xFF>; -1: none */
+    int32_t bytes[256];   /* ids of <0x00> ... <0xFF>; -1: none */
     int64_t longest_word; /* WordPiece: characters */
 
     /* Unigram and SCORED: by id */

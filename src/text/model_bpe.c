@@ -36,7 +36,8 @@ void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int
 {
     size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
     nbl__merge fresh = {(uint32_t)left + 1, (uint32_t)right + 1, rank, id};
-    while (m->merges[slot].left && (m->merges[slot].left != fresh.left || m->merges[slot].right != fresh.right))
+    while (m->merges[slot].left &&
+           (m->merges[slot].left != fresh.left || m->merges[slot].right != fresh.right))
         slot = (slot + 1) & (m->merge_slots - 1);
     m->merges[slot] = fresh; /* a pair that comes twice has its last rank */
 }
@@ -132,7 +133,8 @@ static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, si
     return NBL_OK;
 }
 
-static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, word *w)
+static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                               word *w)
 {
     bool plain = m->prefix.size == 0 && m->suffix.size == 0;
     for (size_t at = 0; at < size;) {
@@ -147,7 +149,8 @@ static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const
             length = s->text.size;
             id = nbl__vocab_find(&m->vocab, spelt, length);
         } else {
-            id = c < sizeof m->single / sizeof *m->single ? m->single[c] : nbl__vocab_find(&m->vocab, spelt, n);
+            id = c < sizeof m->single / sizeof *m->single ? m->single[c]
+                                                          : nbl__vocab_find(&m->vocab, spelt, n);
         }
         if (id >= 0) {
             if (w->unknown >= 0) add(w, w->unknown);
@@ -183,13 +186,15 @@ static void merge_all(const nbl__model *m, word *w, queue *q)
     }
 }
 
-nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, nbl__ids *ids)
+nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                        nbl__ids *ids)
 {
     if (m->ignore_merges) {
         int32_t id = nbl__vocab_find(&m->vocab, text, size);
         if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
     }
-    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED, "a piece of text of %zu bytes without a split", size);
+    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
+              "a piece of text of %zu bytes without a split", size);
     /* A character is one symbol, or one per byte of its spelling, which prefix and suffix make longer. */
     size_t most = size + 1;
     if (m->byte_fallback) most += size * m->prefix.size + m->suffix.size;

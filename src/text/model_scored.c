@@ -31,7 +31,8 @@ static bool is_sooner(const candidate *a, const candidate *b)
 static void push(merging *g, candidate item)
 {
     size_t at = g->count++;
-    for (; at > 0 && is_sooner(&item, &g->heap[(at - 1) / 2]); at = (at - 1) / 2) g->heap[at] = g->heap[(at - 1) / 2];
+    for (; at > 0 && is_sooner(&item, &g->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        g->heap[at] = g->heap[(at - 1) / 2];
     g->heap[at] = item;
 }
 
@@ -69,9 +70,11 @@ static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__i
     return NBL_OK;
 }
 
-nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, nbl__ids *ids)
+nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                           nbl__ids *ids)
 {
-    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED, "a piece of text of %zu bytes without a split", size);
+    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
+              "a piece of text of %zu bytes without a split", size);
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, size * sizeof(symbol), 1));
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, 3 * size * sizeof(candidate), 1));
     merging g = {m, text, s->memory[0], s->memory[1], 0};

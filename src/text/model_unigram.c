@@ -75,7 +75,8 @@ static nbl_status add_stretch(const nbl__model *m, const char *text, size_t size
     return NBL_OK;
 }
 
-nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size, nbl__ids *ids)
+nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                            nbl__ids *ids)
 {
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, (size + 1) * sizeof(node), 1));
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, (size + 1) * sizeof(size_t), 1));

@@ -46,8 +46,8 @@ static uint32_t nmt(uint32_t c)
 {
     if ((c >= 1 && c <= 8) || c == 0xb || (c >= 0xe && c <= 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f)
         return UINT32_MAX;
-    if (c == 9 || c == 0xa || c == 0xc || c == 0xd || c == 0x1680 || (c >= 0x200b && c <= 0x200f) || c == 0x2028 ||
-        c == 0x2029 || c == 0x2581 || c == 0xfeff || c == 0xfffd)
+    if (c == 9 || c == 0xa || c == 0xc || c == 0xd || c == 0x1680 || (c >= 0x200b && c <= 0x200f) ||
+        c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xfeff || c == 0xfffd)
         return ' ';
     return c;
 }
@@ -119,7 +119,8 @@ static nbl_status strip(const nbl__normalizer *step, const nbl__normal *in, nbl_
     return copy(in, begin, end, out);
 }
 
-static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *s, const nbl__normal *in, nbl__sink *out)
+static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *s, const nbl__normal *in,
+                          nbl__sink *out)
 {
     if (in->size == 0) return NBL_OK;
     nbl__search search;
@@ -169,7 +170,8 @@ static nbl_status run_step(const nbl__normalizer *step, nbl__normalizer_scratch 
     }
 }
 
-nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normalizer_scratch *s, nbl__normal *text)
+nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normalizer_scratch *s,
+                          nbl__normal *text)
 {
     for (int i = 0; i < count; i++) {
         nbl__bytes *to = &s->buffers[i % 2];

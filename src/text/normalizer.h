@@ -82,8 +82,8 @@ uint32_t nbl__byte_char(unsigned char byte);
 int nbl__char_byte(uint32_t c);
 
 /* normalizer_forms.c */
-nbl_status nbl__normalize_form(nbl__normalizer_scratch *scratch, nbl__normalizer_kind form, const nbl__normal *in,
-                               nbl__sink *out);
+nbl_status nbl__normalize_form(nbl__normalizer_scratch *scratch, nbl__normalizer_kind form,
+                               const nbl__normal *in, nbl__sink *out);
 /* normalizer_precompiled.c */
 nbl_status nbl__normalize_precompiled(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out);
 /* Reads a charsmap, base64 as in the file; its memory comes from the arena. */

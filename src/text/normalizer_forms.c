@@ -7,7 +7,7 @@
 #include "text/normalizer.h"
 #include "text/unicode.h"
 
-#define CODE(c) ((c) & 0x1fffff)
+#define CODE(c) ((c)&0x1fffff)
 #define CLASS(c) ((int)((c) >> 21 & 0xff))
 #define FIRST(c) ((c) >> 29 & 1)
 

@@ -40,7 +40,8 @@ nbl_status nbl__precompiled_read(nbl__arena *arena, const char *where, const cha
     unsigned char *bytes = nbl__arena_alloc(arena, size / 4 * 3 + 4);
     if (bytes == NULL) return NBL_ERROR_MEMORY;
     int64_t count = read_base64(text, size, bytes);
-    NBL_CHECK(arena->ctx, count >= 4, NBL_ERROR_FORMAT, "%s: precompiled_charsmap is not valid base64", where);
+    NBL_CHECK(arena->ctx, count >= 4, NBL_ERROR_FORMAT, "%s: precompiled_charsmap is not valid base64",
+              where);
     uint32_t trie;
     memcpy(&trie, bytes, 4);
     NBL_CHECK(arena->ctx, trie % 4 == 0 && trie <= count - 4, NBL_ERROR_FORMAT,
@@ -48,8 +49,8 @@ nbl_status nbl__precompiled_read(nbl__arena *arena, const char *where, const cha
     step->units = (const uint32_t *)(const void *)(bytes + 4);
     step->unit_count = trie / 4;
     step->texts = (nbl__slice){(const char *)bytes + 4 + trie, (size_t)count - 4 - trie};
-    NBL_CHECK(arena->ctx, nbl__utf8_check(step->texts.text, step->texts.size) == step->texts.size, NBL_ERROR_FORMAT,
-              "%s: precompiled_charsmap holds text that is not UTF-8", where);
+    NBL_CHECK(arena->ctx, nbl__utf8_check(step->texts.text, step->texts.size) == step->texts.size,
+              NBL_ERROR_FORMAT, "%s: precompiled_charsmap holds text that is not UTF-8", where);
     return NBL_OK;
 }
 
@@ -73,8 +74,8 @@ static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl_
             if (begin > step->texts.size) return false;
             if (begin < step->texts.size && !nbl__is_char_start(step->texts.text[begin])) return false;
             const char *end = memchr(step->texts.text + begin, 0, step->texts.size - begin);
-            *text = (nbl__slice){step->texts.text + begin, end ? (size_t)(end - step->texts.text) - begin
-                                                               : step->texts.size - begin};
+            *text = (nbl__slice){step->texts.text + begin,
+                                 end ? (size_t)(end - step->texts.text) - begin : step->texts.size - begin};
             return true;
         }
     }
@@ -82,7 +83,8 @@ static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl_
 }
 
 /* Characters of the new text stem from those of the old one in turn, those beyond from the last. */
-static nbl_status put_text(const nbl__slice *text, size_t at, size_t end, const nbl__normal *in, nbl__sink *out)
+static nbl_status put_text(const nbl__slice *text, size_t at, size_t end, const nbl__normal *in,
+                           nbl__sink *out)
 {
     for (size_t i = 0; i < text->size;) {
         uint32_t c;
@@ -98,7 +100,8 @@ static nbl_status put_grapheme(const nbl__normalizer *step, size_t begin, size_t
                                nbl__sink *out)
 {
     nbl__slice text;
-    if (end - begin < 6 && find(step, in->text + begin, end - begin, &text)) return put_text(&text, begin, end, in, out);
+    if (end - begin < 6 && find(step, in->text + begin, end - begin, &text))
+        return put_text(&text, begin, end, in, out);
     for (size_t at = begin; at < end;) {
         uint32_t c;
         size_t n = (size_t)nbl__char_get(in->text + at, &c);

@@ -21,7 +21,8 @@ static nbl_status add_match(nbl__pre_scratch *s, size_t begin, size_t end, bool 
     return nbl__pieces_add(s->ctx, &s->matches, (nbl__piece){begin, end - begin, 0, delimiter});
 }
 
-static nbl_status match_regex(nbl__pre_scratch *s, const nbl__regex *regex, bool invert, const char *text, size_t size)
+static nbl_status match_regex(nbl__pre_scratch *s, const nbl__regex *regex, bool invert, const char *text,
+                              size_t size)
 {
     nbl__search search;
     size_t begin, end, last = 0;
@@ -48,7 +49,8 @@ static bool has_property(const nbl__pre_tokenizer *step, uint32_t c)
     return c == step->character;
 }
 
-static nbl_status match_characters(nbl__pre_scratch *s, const nbl__pre_tokenizer *step, const char *text, size_t size)
+static nbl_status match_characters(nbl__pre_scratch *s, const nbl__pre_tokenizer *step, const char *text,
+                                   size_t size)
 {
     size_t last = 0;
     for (size_t at = 0; at < size;) {
@@ -90,7 +92,8 @@ static nbl_status emit(nbl__pre_scratch *s, const nbl__piece *of, size_t begin, 
     if (begin == end) return NBL_OK;
     size_t origin = of->origin > begin ? of->origin - begin : 0;
     if (origin > end - begin) origin = end - begin;
-    return nbl__pieces_add(s->ctx, &s->pieces[!s->now], (nbl__piece){of->begin + begin, end - begin, origin, -1});
+    return nbl__pieces_add(s->ctx, &s->pieces[!s->now],
+                           (nbl__piece){of->begin + begin, end - begin, origin, -1});
 }
 
 /* Cuts a piece along s->matches. */
@@ -169,7 +172,8 @@ static nbl_status rewrite_metaspace(const nbl__pre_tokenizer *step, nbl__pre_scr
     uint32_t first = 0;
     nbl__char_get(text, &first);
     if (first == ' ') first = step->character;
-    bool wanted = step->prepend == NBL_PREPEND_ALWAYS || (step->prepend == NBL_PREPEND_FIRST && piece->origin > 0);
+    bool wanted = step->prepend == NBL_PREPEND_ALWAYS ||
+                  (step->prepend == NBL_PREPEND_FIRST && piece->origin > 0);
     if (wanted && first != step->character) NBL_TRY(nbl__sink_put(&out, step->character, piece->origin > 0));
     for (size_t at = 0; at < piece->size;) {
         uint32_t c;
@@ -181,7 +185,8 @@ static nbl_status rewrite_metaspace(const nbl__pre_tokenizer *step, nbl__pre_scr
     return NBL_OK;
 }
 
-static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_scratch *s, const nbl__piece *piece)
+static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_scratch *s,
+                                     const nbl__piece *piece)
 {
     nbl__bytes *to = &s->text[!s->now];
     const char *text = s->text[s->now].data + piece->begin;
@@ -208,7 +213,8 @@ static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_sc
             to->size += (size_t)nbl__char_put(to->data + to->size, nbl__byte_char((unsigned char)text[k]));
             if (k < origin) kept = to->size - begin;
         }
-        NBL_TRY(nbl__pieces_add(s->ctx, &s->pieces[!s->now], (nbl__piece){begin, to->size - begin, kept, -1}));
+        NBL_TRY(
+            nbl__pieces_add(s->ctx, &s->pieces[!s->now], (nbl__piece){begin, to->size - begin, kept, -1}));
     }
     return NBL_OK;
 }

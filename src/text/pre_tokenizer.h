@@ -5,9 +5,9 @@
 #include "text/normalizer.h"
 
 typedef enum nbl__pre_kind {
-    NBL_PRE_SPLIT,       /* by a regular expression */
-    NBL_PRE_CHARACTERS,  /* by a property of characters */
-    NBL_PRE_WORDS,       /* Whitespace: runs of word characters, runs of other visible ones */
+    NBL_PRE_SPLIT,      /* by a regular expression */
+    NBL_PRE_CHARACTERS, /* by a property of characters */
+    NBL_PRE_WORDS,      /* Whitespace: runs of word characters, runs of other visible ones */
     NBL_PRE_METASPACE,
     NBL_PRE_BYTE_LEVEL,
     NBL_PRE_FIXED_LENGTH
@@ -31,14 +31,14 @@ typedef enum nbl__char_property {
 typedef struct nbl__pre_tokenizer {
     nbl__pre_kind kind;
     nbl__behavior behavior;
-    bool invert;        /* split: what does not match is the delimiter */
-    nbl__regex *regex;  /* split; byte level: NULL or GPT-2's */
+    bool invert;       /* split: what does not match is the delimiter */
+    nbl__regex *regex; /* split; byte level: NULL or GPT-2's */
     nbl__char_property property;
     uint32_t character; /* metaspace: the replacement */
     enum { NBL_PREPEND_NEVER, NBL_PREPEND_FIRST, NBL_PREPEND_ALWAYS } prepend;
-    bool split;         /* metaspace */
-    bool prefix_space;  /* byte level */
-    int64_t length;     /* fixed length: characters */
+    bool split;        /* metaspace */
+    bool prefix_space; /* byte level */
+    int64_t length;    /* fixed length: characters */
 } nbl__pre_tokenizer;
 
 #define NBL_GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"

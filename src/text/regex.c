@@ -188,10 +188,11 @@ nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *
     *found = false;
     while (s->next <= s->size) {
         PCRE2_SPTR subject = (PCRE2_SPTR)(s->subject ? s->subject : "");
-        int rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK, m->data, m->match);
-        if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-            rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data,
+        int rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK, m->data,
                              m->match);
+        if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+            rc = pcre2_match(s->regex->code, subject, s->size, s->next, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                             m->data, m->match);
         if (rc == PCRE2_ERROR_NOMATCH) return NBL_OK;
         if (rc == PCRE2_ERROR_NOMEMORY) return out_of_memory(m->ctx, s->regex->where);
         NBL_CHECK(m->ctx, rc >= 0, NBL_ERROR_UNSUPPORTED,

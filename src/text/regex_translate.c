@@ -11,10 +11,14 @@
 
 enum { DEPTH = 16 };
 
-#define SPACES "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACES                                                                                               \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{" \
+    "3000}"
 #define NO_SPACES                                                                                            \
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-"  \
-    "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{10ffff}"
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}" \
+    "-"                                                                                                      \
+    "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{"    \
+    "10ffff}"
 #define WORDS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 #define HEX "0-9A-Fa-f"
 #define NO_HEX "\\x{0}-/:-@G-`g-\\x{d7ff}\\x{e000}-\\x{10ffff}"
@@ -147,7 +151,10 @@ static bool find_escape_set(char letter, charset *set, bool *complement)
     static const struct {
         char letter;
         charset set;
-    } sets[] = {{'s', {SPACES, NO_SPACES}}, {'w', {WORDS, NULL}}, {'d', {"\\p{Nd}", "\\P{Nd}"}}, {'h', {HEX, NO_HEX}}};
+    } sets[] = {{'s', {SPACES, NO_SPACES}},
+                {'w', {WORDS, NULL}},
+                {'d', {"\\p{Nd}", "\\P{Nd}"}},
+                {'h', {HEX, NO_HEX}}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
         if ((letter | 32) == sets[i].letter) {
             *set = sets[i].set;
@@ -161,7 +168,10 @@ static bool find_escape_set(char letter, charset *set, bool *complement)
 
 static int hex_value(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 static nbl_status read_hex(translator *t, int most, uint32_t *c)
@@ -205,7 +215,8 @@ static nbl_status read_escape(translator *t, bool in_class, uint32_t *c)
             *c = *c * 8 + (uint32_t)(*t->at++ - '0');
         return *c < 0x80 ? NBL_OK : unsupported(t, "an escape of a lone byte");
     }
-    if (strchr("cCMyYNOKGkg", *t->at) && *t->at) return unsupported(t, "an escape \\c, \\C, \\M, \\y, \\Y, \\N or \\O here");
+    if (strchr("cCMyYNOKGkg", *t->at) && *t->at)
+        return unsupported(t, "an escape \\c, \\C, \\M, \\y, \\Y, \\N or \\O here");
     t->at += nbl__char_get(t->at, c);
     return NBL_OK;
 }
@@ -261,7 +272,8 @@ static nbl_status add_range(translator *t, class_parts *p, uint32_t first, uint3
     char text[32];
     if (last < first) return wrong(t, "a range out of order in a class");
     /* Surrogates are no characters; PCRE2 would refuse a range that begins or ends there, not one around. */
-    snprintf(text, sizeof text, first == last ? "\\x{%x}" : "\\x{%x}-\\x{%x}", (unsigned)first, (unsigned)last);
+    snprintf(text, sizeof text, first == last ? "\\x{%x}" : "\\x{%x}-\\x{%x}", (unsigned)first,
+             (unsigned)last);
     return nbl__bytes_add(t->ctx, &p->simple, text, strlen(text));
 }
 
@@ -274,7 +286,8 @@ static bool read_posix(translator *t, charset *set, bool *negated)
     s += *negated;
     const char *name = s;
     while (s < t->end && *s >= 'a' && *s <= 'z') s++;
-    if (t->end - s < 2 || s[0] != ':' || s[1] != ']' || !find_posix(name, (size_t)(s - name), set)) return false;
+    if (t->end - s < 2 || s[0] != ':' || s[1] != ']' || !find_posix(name, (size_t)(s - name), set))
+        return false;
     t->at = s + 2;
     return true;
 }
@@ -427,7 +440,8 @@ static nbl_status read_backslash(translator *t)
     case '7':
     case '8':
     case '9': /* one digit; a longer number would be read in two ways */
-        if (t->end - t->at > 1 && t->at[1] >= '0' && t->at[1] <= '9') return unsupported(t, "this backreference");
+        if (t->end - t->at > 1 && t->at[1] >= '0' && t->at[1] <= '9')
+            return unsupported(t, "this backreference");
         t->at++;
         NBL_TRY(put(t, "\\g{"));
         NBL_TRY(put(t, copy + 1));
@@ -468,7 +482,8 @@ static nbl_status read_group(translator *t)
     while (t->at < t->end && *t->at != ')' && *t->at != ':') {
         char option[2] = {*t->at++, '\0'};
         if (*option == 'm') *option = 's';
-        else if (*option != 'i' && *option != 'x' && *option != '-') return wrong(t, "an unknown group option");
+        else if (*option != 'i' && *option != 'x' && *option != '-')
+            return wrong(t, "an unknown group option");
         NBL_TRY(put(t, option));
     }
     if (t->at >= t->end) return wrong(t, "a group without end");

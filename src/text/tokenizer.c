@@ -74,7 +74,8 @@ static nbl_status fill(nbl_tokenizer *t, const char *path)
         if (inner == NULL) return NBL_ERROR_MEMORY;
         return read_json_file(t, inner);
     }
-    NBL_CHECK(t->ctx, nbl__exists(path), NBL_ERROR_NOT_FOUND, "%s: no such folder or file to read a tokenizer from", path);
+    NBL_CHECK(t->ctx, nbl__exists(path), NBL_ERROR_NOT_FOUND,
+              "%s: no such folder or file to read a tokenizer from", path);
     NBL_TRY(is_gguf(t->ctx, path, &gguf));
     return gguf ? nbl__tokenizer_read_gguf(t, path) : read_json_file(t, path);
 }
@@ -102,7 +103,8 @@ nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path, nbl_tokenizer 
     return status;
 }
 
-nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name, const char *text, size_t size, nbl_tokenizer **tokenizer)
+nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name, const char *text, size_t size,
+                               nbl_tokenizer **tokenizer)
 {
     NBL_CHECK(ctx, name && text && tokenizer, NBL_ERROR_ARGUMENT, "nbl_tokenizer_parse: a NULL argument");
     *tokenizer = NULL;
@@ -136,7 +138,8 @@ void nbl_tokenizer_close(nbl_tokenizer *t)
 /* ---- one text ---- */
 
 /* Normalises a stretch between added tokens and cuts it along those that are found only then. */
-static nbl_status add_stretch(const nbl_tokenizer *t, nbl__worker *w, const char *text, const nbl__piece *piece)
+static nbl_status add_stretch(const nbl_tokenizer *t, nbl__worker *w, const char *text,
+                              const nbl__piece *piece)
 {
     nbl__normal normal = {text + piece->begin, piece->size, piece->origin};
     nbl__pieces *pieces = &w->pre.pieces[0];
@@ -158,7 +161,8 @@ static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *t
     w->pre.text[0].size = w->pre.pieces[0].count = 0;
     for (size_t i = 0; i < w->found.count; i++) {
         const nbl__piece *piece = &w->found.items[i];
-        if (piece->id >= 0) NBL_TRY(nbl__pieces_add(t->ctx, &w->pre.pieces[0], (nbl__piece){0, 0, 0, piece->id}));
+        if (piece->id >= 0)
+            NBL_TRY(nbl__pieces_add(t->ctx, &w->pre.pieces[0], (nbl__piece){0, 0, 0, piece->id}));
         else NBL_TRY(add_stretch(t, w, text, piece));
     }
     return nbl__pre_tokenize(t->pre_tokenizers, t->pre_tokenizer_count, &w->pre);
@@ -194,7 +198,8 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
         if (piece->id >= 0) NBL_TRY(nbl__ids_add(t->ctx, &w->ids, piece->id));
         else NBL_TRY(nbl__model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
         if (left)
-            NBL_TRY(nbl__pieces_add(t->ctx, &w->found, (nbl__piece){before, w->ids.count - before, 0, piece->id}));
+            NBL_TRY(nbl__pieces_add(t->ctx, &w->found,
+                                    (nbl__piece){before, w->ids.count - before, 0, piece->id}));
         else if (limited && piece->id < 0 && w->ids.count >= t->truncation.most) break;
     }
     if (left && w->ids.count) drop_left(w, t->truncation.most);
@@ -213,7 +218,8 @@ static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
     NBL_CHECK(t->ctx, most == 0 || cut->of != NBL_TRUNCATE_SECOND, NBL_ERROR_ARGUMENT,
               "the text must be truncated, but truncation's strategy cuts only the second of two texts");
     NBL_CHECK(t->ctx, most == 0 || cut->stride < most, NBL_ERROR_FORMAT,
-              "tokenizer.json: truncation: the stride %" PRIu64 " is not less than the length %" PRIu64, cut->stride, most);
+              "tokenizer.json: truncation: the stride %" PRIu64 " is not less than the length %" PRIu64,
+              cut->stride, most);
     if (cut->side == NBL_SIDE_LEFT)
         memmove(w->ids.items, w->ids.items + (count - most), (size_t)most * sizeof *w->ids.items);
     w->ids.count = (size_t)most;
@@ -228,7 +234,8 @@ static uint64_t padded_length(const nbl__padding *pad, uint64_t longest)
     return length;
 }
 
-static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size, bool special, nbl_ids *list)
+static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size,
+                            bool special, nbl_ids *list)
 {
     size_t good = nbl__utf8_check(text, size);
     NBL_CHECK(t->ctx, good == size, NBL_ERROR_FORMAT, "the text is not valid UTF-8 (at byte %zu)", good);
@@ -269,7 +276,8 @@ static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
     int64_t longest = 0;
     if (!t->padding.on) return NBL_OK;
     for (int64_t i = 0; i < count; i++) longest = nbl__max_i64(longest, lists[i].count);
-    for (int64_t i = 0; i < count; i++) NBL_TRY(pad_list(t, &lists[i], padded_length(&t->padding, (uint64_t)longest)));
+    for (int64_t i = 0; i < count; i++)
+        NBL_TRY(pad_list(t, &lists[i], padded_length(&t->padding, (uint64_t)longest)));
     return NBL_OK;
 }
 
@@ -292,17 +300,20 @@ typedef struct batch {
 static nbl_status encode_item(void *argument, int64_t item, int worker)
 {
     const batch *b = argument;
-    nbl_status status = make_list(b->tokenizer, &b->tokenizer->workers[worker], b->texts[item].text, b->texts[item].size,
-                                  b->special, &b->lists[item]);
+    nbl_status status = make_list(b->tokenizer, &b->tokenizer->workers[worker], b->texts[item].text,
+                                  b->texts[item].size, b->special, &b->lists[item]);
     return status;
 }
 
-nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl_string *texts, int special, nbl_ids *lists)
+nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl_string *texts, int special,
+                                      nbl_ids *lists)
 {
-    NBL_CHECK(t->ctx, count >= 0 && (count == 0 || (texts && lists)), NBL_ERROR_ARGUMENT, "nbl_tokenizer_encode_batch: bad arguments");
+    NBL_CHECK(t->ctx, count >= 0 && (count == 0 || (texts && lists)), NBL_ERROR_ARGUMENT,
+              "nbl_tokenizer_encode_batch: bad arguments");
     if (count) memset(lists, 0, (size_t)count * sizeof *lists);
     for (int64_t i = 0; i < count; i++)
-        NBL_CHECK(t->ctx, texts[i].text || texts[i].size == 0, NBL_ERROR_ARGUMENT, "text %" PRId64 " is NULL", i);
+        NBL_CHECK(t->ctx, texts[i].text || texts[i].size == 0, NBL_ERROR_ARGUMENT, "text %" PRId64 " is NULL",
+                  i);
     batch b = {t, texts, lists, special != 0};
     nbl_status status = nbl__team_run(t->ctx, count, encode_item, &b, NULL);
     if (status == NBL_OK) status = pad_all(t, count, lists);
@@ -312,7 +323,8 @@ nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl
 
 nbl_status nbl_tokenizer_encode(nbl_tokenizer *t, const char *text, size_t size, int special, nbl_ids *ids)
 {
-    NBL_CHECK(t->ctx, ids && (text || size == 0), NBL_ERROR_ARGUMENT, "nbl_tokenizer_encode: a NULL argument");
+    NBL_CHECK(t->ctx, ids && (text || size == 0), NBL_ERROR_ARGUMENT,
+              "nbl_tokenizer_encode: a NULL argument");
     nbl_string one = {text ? text : "", size};
     return nbl_tokenizer_encode_batch(t, 1, &one, special, ids);
 }

@@ -25,7 +25,7 @@ typedef struct nbl__truncation {
 typedef struct nbl__padding {
     bool on;
     nbl__side side;
-    uint64_t fixed;    /* pad to this length; 0: to the longest of a batch */
+    uint64_t fixed; /* pad to this length; 0: to the longest of a batch */
     bool is_fixed;
     uint64_t multiple; /* 0: any length */
     int32_t id;
@@ -55,7 +55,7 @@ struct nbl_tokenizer {
     uint64_t frame_tokens;    /* that upstream counts the post-processor to add */
     nbl__truncation truncation;
     nbl__padding padding;
-    int32_t bos, eos; /* of a GGUF file; -1: none */
+    int32_t bos, eos;            /* of a GGUF file; -1: none */
     struct nbl__worker *workers; /* one per thread of the context, made when first needed */
     int worker_count;
 };
@@ -74,7 +74,8 @@ typedef struct nbl__worker {
 nbl_status nbl__tokenizer_keep(nbl_tokenizer *tokenizer, nbl__regex *regex);
 
 /* The ids of a text, in worker->ids: before truncation and padding, without frame. */
-nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *tokenizer, nbl__worker *worker, const char *text, size_t size);
+nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *tokenizer, nbl__worker *worker, const char *text,
+                                 size_t size);
 
 /* ---- reading tokenizer.json; tokenizer_json.c and json_*.c ---- */
 
@@ -85,7 +86,8 @@ typedef struct nbl__reader {
     const char *where; /* the file's path */
 } nbl__reader;
 
-nbl_status nbl__tokenizer_read_json(nbl_tokenizer *tokenizer, const char *where, const char *text, size_t size);
+nbl_status nbl__tokenizer_read_json(nbl_tokenizer *tokenizer, const char *where, const char *text,
+                                    size_t size);
 /* vocab_gguf.c */
 nbl_status nbl__tokenizer_read_gguf(nbl_tokenizer *tokenizer, const char *path);
 
@@ -104,10 +106,14 @@ typedef enum nbl__need {
     NBL_DEFAULTED, /* absent: the value stays as it is */
     NBL_OPTIONAL   /* the same, and also null */
 } nbl__need;
-nbl_status nbl__want_bool(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need, bool *);
-nbl_status nbl__want_text(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need, nbl__slice *);
-nbl_status nbl__want_natural(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need, uint64_t *);
-nbl_status nbl__want_char(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need, uint32_t *);
+nbl_status nbl__want_bool(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
+                          bool *);
+nbl_status nbl__want_text(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
+                          nbl__slice *);
+nbl_status nbl__want_natural(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
+                             uint64_t *);
+nbl_status nbl__want_char(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
+                          uint32_t *);
 /* The text of the member "type". */
 nbl_status nbl__want_type(nbl__reader *, const char *part, const nbl__json *, const char **type);
 /* {"String": s} or {"Regex": r} of the member "pattern". */

@@ -9,10 +9,12 @@ enum { DEEPEST = 16 };
 
 /* ---- members ---- */
 
-static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, const nbl__json *value, const char *wanted)
+static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, const nbl__json *value,
+                             const char *wanted)
 {
     if (value == NULL)
-        return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: \"%s\" is missing (%s)", r->where, part, key, wanted);
+        return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: \"%s\" is missing (%s)", r->where, part, key,
+                         wanted);
     return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: \"%s\" is not %s", r->where, part, key, wanted);
 }
 
@@ -23,8 +25,8 @@ static bool is_absent(const nbl__json *value, nbl__need need)
     return need == NBL_OPTIONAL && value->type == NBL_JSON_NULL;
 }
 
-nbl_status nbl__want_bool(nbl__reader *r, const char *part, const nbl__json *object, const char *key, nbl__need need,
-                          bool *result)
+nbl_status nbl__want_bool(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
+                          nbl__need need, bool *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -34,8 +36,8 @@ nbl_status nbl__want_bool(nbl__reader *r, const char *part, const nbl__json *obj
     return NBL_OK;
 }
 
-nbl_status nbl__want_text(nbl__reader *r, const char *part, const nbl__json *object, const char *key, nbl__need need,
-                          nbl__slice *result)
+nbl_status nbl__want_text(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
+                          nbl__need need, nbl__slice *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -44,8 +46,8 @@ nbl_status nbl__want_text(nbl__reader *r, const char *part, const nbl__json *obj
     return NBL_OK;
 }
 
-nbl_status nbl__want_natural(nbl__reader *r, const char *part, const nbl__json *object, const char *key, nbl__need need,
-                             uint64_t *result)
+nbl_status nbl__want_natural(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
+                             nbl__need need, uint64_t *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     int64_t number;
@@ -55,8 +57,8 @@ nbl_status nbl__want_natural(nbl__reader *r, const char *part, const nbl__json *
     return NBL_OK;
 }
 
-nbl_status nbl__want_char(nbl__reader *r, const char *part, const nbl__json *object, const char *key, nbl__need need,
-                          uint32_t *result)
+nbl_status nbl__want_char(nbl__reader *r, const char *part, const nbl__json *object, const char *key,
+                          nbl__need need, uint32_t *result)
 {
     const nbl__json *value = nbl__json_get(object, key);
     if (is_absent(value, need)) return NBL_OK;
@@ -68,7 +70,8 @@ nbl_status nbl__want_char(nbl__reader *r, const char *part, const nbl__json *obj
 
 nbl_status nbl__want_type(nbl__reader *r, const char *part, const nbl__json *object, const char **type)
 {
-    NBL_CHECK(r->ctx, nbl__json_is(object, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: %s is not an object", r->where, part);
+    NBL_CHECK(r->ctx, nbl__json_is(object, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: %s is not an object",
+              r->where, part);
     *type = nbl__json_text(object, "type");
     return *type ? NBL_OK : bad_member(r, part, "type", nbl__json_get(object, "type"), "a text");
 }
@@ -112,16 +115,17 @@ int64_t nbl__count_steps(const nbl__json *value, const char *list, int depth)
     const nbl__json *items = nbl__json_get(value, list);
     int64_t count = 0;
     if (depth < DEEPEST && nbl__json_is(items, NBL_JSON_ARRAY))
-        for (int64_t i = 0; i < items->count; i++) count += nbl__count_steps(&items->items[i], list, depth + 1);
+        for (int64_t i = 0; i < items->count; i++)
+            count += nbl__count_steps(&items->items[i], list, depth + 1);
     return count;
 }
 
-nbl_status nbl__each_step(nbl__reader *r, const char *part, const nbl__json *value, const char *list, nbl__step_fn step,
-                          int depth)
+nbl_status nbl__each_step(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
+                          nbl__step_fn step, int depth)
 {
     if (!is_sequence(value)) return step(r, value);
-    NBL_CHECK(r->ctx, depth < DEEPEST, NBL_ERROR_UNSUPPORTED, "%s: %s: sequences nested more than %d deep", r->where,
-              part, DEEPEST);
+    NBL_CHECK(r->ctx, depth < DEEPEST, NBL_ERROR_UNSUPPORTED, "%s: %s: sequences nested more than %d deep",
+              r->where, part, DEEPEST);
     const nbl__json *items = nbl__json_get(value, list);
     if (!nbl__json_is(items, NBL_JSON_ARRAY)) return bad_member(r, part, list, items, "a list");
     for (int64_t i = 0; i < items->count; i++)

@@ -75,8 +75,7 @@ uint32_t nbl__char_compose(uint32_t first, uint32_t second)
     if (second < 0x300 || nbl__char_in(&nbl__chars_undecomposed, second)) return 0;
     /* utf8proc composes whole texts only: one of two characters. */
     utf8proc_int32_t pair[2] = {(utf8proc_int32_t)first, (utf8proc_int32_t)second};
-    utf8proc_ssize_t n =
-        utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    utf8proc_ssize_t n = utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     return n == 1 && pair[0] != (utf8proc_int32_t)first ? (uint32_t)pair[0] : 0;
 }
 

@@ -20,12 +20,12 @@ typedef struct nbl__char_set {
     int count;
 } nbl__char_set;
 
-extern const nbl__char_set nbl__chars_punctuation; /* of Punctuation and BertPreTokenizer, beyond ASCII */
-extern const nbl__char_set nbl__chars_numeric;     /* of Digits */
-extern const nbl__char_set nbl__chars_word;        /* \w of the regex crate */
-extern const nbl__char_set nbl__chars_control;     /* what BertNormalizer's cleaning drops */
-extern const nbl__char_set nbl__chars_accent;      /* what StripAccents drops */
-extern const nbl__char_set nbl__chars_nonspacing;  /* what BertNormalizer's accent stripping drops */
+extern const nbl__char_set nbl__chars_punctuation;  /* of Punctuation and BertPreTokenizer, beyond ASCII */
+extern const nbl__char_set nbl__chars_numeric;      /* of Digits */
+extern const nbl__char_set nbl__chars_word;         /* \w of the regex crate */
+extern const nbl__char_set nbl__chars_control;      /* what BertNormalizer's cleaning drops */
+extern const nbl__char_set nbl__chars_accent;       /* what StripAccents drops */
+extern const nbl__char_set nbl__chars_nonspacing;   /* what BertNormalizer's accent stripping drops */
 extern const nbl__char_set nbl__chars_undecomposed; /* too new for upstream's normalisation tables */
 
 /* Characters of Unicode 15 and 16: a stand-in of the same length in UTF-8 and the same category and script
@@ -54,13 +54,15 @@ static inline bool nbl__char_is_space(uint32_t c)
 }
 static inline bool nbl__char_is_word(uint32_t c)
 {
-    if (c < 0x80) return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
+    if (c < 0x80)
+        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
     return nbl__char_in(&nbl__chars_word, c);
 }
 static inline bool nbl__char_is_punctuation(uint32_t c)
 {
     if (c < 0x80)
-        return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
+        return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
+               (c >= '{' && c <= '~');
     return nbl__char_in(&nbl__chars_punctuation, c);
 }
 static inline bool nbl__char_is_numeric(uint32_t c)
