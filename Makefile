@@ -12,7 +12,7 @@ DEBUG       = -DCMAKE_BUILD_TYPE=Debug -DNIBBLE_BENCH=OFF -DNIBBLE_INSTALL=OFF $
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := all
-.PHONY: all setup configure demo test test-fast bench fuzz sanitize asan tsan oracle install format format-check \
+.PHONY: all setup configure demo test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install format format-check \
         clean distclean help
 
 all: configure ## build the command and the libraries into build/
@@ -36,6 +36,12 @@ test-fast: all ## the same without the slow ones: under a minute
 
 bench: all ## measure, with the protocol and the yardsticks in the same run
 	bench/run $(BUILD) $(ORACLE)
+
+bench-gemm: ## measure the product behind the linear layers beside OpenBLAS
+	@scripts/setup build test bench
+	@cmake -S . -B $(BUILD) $(CMAKE_ARGS)
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble-bench-gemm
+	$(BUILD)/nibble-bench-gemm
 
 sanitize: asan tsan ## run the tests under AddressSanitizer + UBSan, then under ThreadSanitizer
 

@@ -1,6 +1,7 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
- * dequantise in memory, 5 checkpoints on disk, 6 the machine.
+ * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
+ * 8 text and tokens.
  *
  * Thirty seconds:
  *
@@ -27,6 +28,7 @@
 #ifndef NIBBLE_H
 #define NIBBLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -392,13 +394,249 @@ NBL_API int nbl_diff_equal(const nbl_diff *diff);
 /* 1 when nothing is missing, shapes agree and every rel_norm <= tolerance. */
 NBL_API int nbl_diff_within(const nbl_diff *diff, double tolerance);
 
-/* ---- 6. The machine ------------------------------------------------------- */
+/* ---- 6. Operators ----------------------------------------------------------
+ *
+ * For authors of frameworks: the pieces of a training step with packed
+ * weights. A call is a struct: fill in its inputs and attributes, give the
+ * outputs dtype, shape and memory, ask for the scratch it needs, run it.
+ *
+ *     nbl_linear call = {.dtype = NBL_DTYPE_BF16, .x = x, .w = w, .y = y};
+ *     size_t bytes;
+ *     nbl_linear_scratch(ctx, &call, 0, &bytes);
+ *     void *scratch = aligned_alloc(64, bytes);   (bytes is a multiple of 64)
+ *     nbl_linear_forward(ctx, &call, scratch, bytes);
+ *
+ * - Everything is checked before anything runs: dtypes, shapes, what must be
+ *   there. A mismatch is an error that names operator, tensor, dtypes and
+ *   shapes; there is no silent cast.
+ * - `dtype` is the compute dtype: that of x, y, bias, dy and dx. Packed weights
+ *   are decoded straight into it, one rounding, never more than a panel at a
+ *   time. Sums are f32. Gradients of parameters are f32.
+ * - An optional tensor without data is absent. A gradient without data is not
+ *   wanted and not computed. Tensors are dense and row-major; activations have
+ *   any rank >= 1, the last dimension is the feature; no tokens are fine.
+ * - Nothing allocates. Scratch is aligned to 64 bytes and may hold anything;
+ *   nothing is kept in it. The number of threads is the context's; it changes
+ *   the time, not the bits.
+ */
+typedef struct nbl_tensor {
+    nbl_dtype dtype;
+    int rank;
+    int64_t shape[NBL_MAX_RANK];
+    void *data; /* aligned to its element */
+} nbl_tensor;
+
+/* Shorthands for rank 1 and 2. */
+static inline nbl_tensor nbl_vector(nbl_dtype dtype, int64_t n, void *data)
+{
+    nbl_tensor t = {dtype, 1, {n}, data};
+    return t;
+}
+static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
+                                    int64_t columns, void *data)
+{
+    nbl_tensor t = {dtype, 2, {rows, columns}, data};
+    return t;
+}
+
+/* A frozen linear layer with a trained adapter:
+ *
+ *     y = x W' + scale (drop(x) A') B'                         LoRA
+ *     y = (the same) * magnitude / |W + scale B A| by rows     DoRA
+ *     y = ... + bias
+ *
+ * x [.., in], w [out, in] in any format, A [r, in], B [out, r], magnitude
+ * [out]; A, B and magnitude in f32, f16 or bf16. One to eight tokens read the
+ * packed weight as it lies (GEMV). A weight in int8 multiplies as LLM.int8:
+ * columns of x with a value of `threshold` or more stay as they are, the
+ * others are quantised to 8 bits by rows; backward uses the decoded weight.
+ * DoRA's norm is a constant in backward, as in PEFT. */
+typedef struct nbl_linear {
+    nbl_dtype dtype;
+    nbl_tensor x;
+    nbl_weight w;
+    nbl_tensor bias, lora_a, lora_b, magnitude; /* optional; A with B */
+    nbl_tensor norm; /* f32 [out], optional: |W + scale B A| by rows, when it
+                        is known; else it is computed in every call */
+    float scale;     /* alpha / r, or alpha / sqrt(r) */
+    float dropout;   /* 0 <= p < 1, of the adapter's input */
+    uint64_t seed;   /* with the place in x it decides the mask: backward makes
+                        the same one again */
+    float threshold; /* int8: usually 6; <= 0: no column is an outlier */
+    nbl_tensor y;
+    nbl_tensor dy; /* backward's input; the rest are its outputs */
+    nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;
+    bool accumulate; /* add to the gradients of parameters */
+} nbl_linear;
+
+/* Bytes of scratch for the forward (backward: 0) or backward (1) call. */
+NBL_API nbl_status nbl_linear_scratch(nbl_context *ctx, const nbl_linear *call,
+                                      int backward, size_t *bytes);
+NBL_API nbl_status nbl_linear_forward(nbl_context *ctx, const nbl_linear *call,
+                                      void *scratch, size_t bytes);
+NBL_API nbl_status nbl_linear_backward(nbl_context *ctx, const nbl_linear *call,
+                                       void *scratch, size_t bytes);
+
+/* Root mean square norm, with the residual sum before it:
+ *
+ *     h = x + residual, rounded to the dtype: residual_out; or h = x
+ *     y = h / sqrt(mean(h^2) + eps) * (w + offset)
+ *
+ * Reduces in f32; y has x's dtype whatever w has (f32, f16 or bf16). Backward:
+ * dx is the gradient of x and of residual alike; dresidual, the gradient of
+ * residual_out, is added to it when given. */
+typedef enum nbl_norm_round {
+    NBL_ROUND_BEFORE_WEIGHT, /* Llama: h * rstd is rounded, then * weight */
+    NBL_ROUND_AFTER_WEIGHT   /* Gemma: one rounding */
+} nbl_norm_round;
+
+typedef struct nbl_rmsnorm {
+    nbl_dtype dtype;
+    float eps;
+    float offset; /* 0; 1 for Gemma */
+    int round;    /* nbl_norm_round */
+    nbl_tensor x, w;
+    nbl_tensor residual;        /* optional */
+    nbl_tensor y, residual_out; /* residual_out only with a residual */
+    nbl_tensor dy, dresidual;   /* backward's inputs; dresidual is optional */
+    nbl_tensor dx, dw;
+    bool accumulate; /* add to dw */
+} nbl_rmsnorm;
+
+NBL_API nbl_status nbl_rmsnorm_scratch(nbl_context *ctx,
+                                       const nbl_rmsnorm *call, int backward,
+                                       size_t *bytes);
+NBL_API nbl_status nbl_rmsnorm_forward(nbl_context *ctx,
+                                       const nbl_rmsnorm *call, void *scratch,
+                                       size_t bytes);
+NBL_API nbl_status nbl_rmsnorm_backward(nbl_context *ctx,
+                                        const nbl_rmsnorm *call, void *scratch,
+                                        size_t bytes);
+
+/* One step of AdamW over any number of tensors, in place and in one pass.
+ * bits 32: moments in f32, as torch.optim.AdamW. bits 8: moments in 8-bit
+ * codes with an f32 scale per 256 elements, as bitsandbytes' AdamW8bit. p and
+ * g may be f32, f16 or bf16 each. */
+typedef struct nbl_adamw_tensor {
+    nbl_tensor p, g;
+    nbl_tensor m, v;               /* f32, or u8; the shape of p; start at 0 */
+    nbl_tensor m_absmax, v_absmax; /* 8 bits: f32 [ceil(n / 256)]; start at 0 */
+} nbl_adamw_tensor;
+
+typedef struct nbl_adamw {
+    const nbl_adamw_tensor *tensors;
+    int64_t count;
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_scale; /* multiplies g: clipping, unscaling; 1: none */
+    int64_t step;      /* from 1 */
+    int bits;          /* 32 or 8 */
+} nbl_adamw;
+
+NBL_API nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call);
+
+/* The norm of all gradients together; with max_norm > 0 they are clipped to
+ * it in place, as torch.nn.utils.clip_grad_norm_ does. *non_finite (or NULL)
+ * gets the place of the first gradient with a NaN or an infinity, or -1; then
+ * nothing is clipped. */
+NBL_API nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients,
+                                 int64_t count, double max_norm, float *norm,
+                                 int64_t *non_finite);
+
+/* ---- 7. The machine ------------------------------------------------------- */
 
 /* The instruction set the kernels use: "scalar", "avx2", "avx512",
  * "avx512bf16" or "amx"; the best the CPU has, or less when the environment
  * variable NIBBLE_ISA says so. */
 NBL_API const char *nbl_isa_name(const nbl_context *ctx);
 NBL_API int nbl_threads(const nbl_context *ctx);
+
+/* ---- 8. Text and tokens ----------------------------------------------------
+ *
+ * A tokenizer turns text into the ids a model reads, and ids back into text,
+ * as the tokenizers library does with the same tokenizer.json, id for id.
+ *
+ *     nbl_tokenizer *tok;
+ *     nbl_ids ids;
+ *     nbl_tokenizer_open(ctx, "Llama-3.2-1B", &tok);
+ *     nbl_tokenizer_encode(tok, "Hello", 5, 1, &ids);
+ *     ...
+ *     nbl_ids_free(ctx, &ids);
+ *     nbl_tokenizer_close(tok);
+ *
+ * A tokenizer belongs to the context it was opened with and is used by one
+ * thread at a time, like the context.
+ */
+typedef struct nbl_tokenizer nbl_tokenizer;
+
+/* A text of `size` bytes, UTF-8; it may hold zero bytes. */
+typedef struct nbl_string {
+    const char *text;
+    size_t size;
+} nbl_string;
+
+/* Ids of tokens. Owned by the caller; nbl_ids_free returns the memory. */
+typedef struct nbl_ids {
+    int32_t *ids; /* each in 0 ... 2^31 - 2 */
+    int64_t count;
+} nbl_ids;
+
+/* `path`: a folder with a tokenizer.json, such a file itself, or a .gguf file
+ * with a vocabulary. Everything in the file that would change ids is either
+ * done or refused with its name. On failure *tokenizer is NULL. */
+NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
+                                      nbl_tokenizer **tokenizer);
+/* The same from the text of a tokenizer.json; `name` opens error messages. */
+NBL_API nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name,
+                                       const char *text, size_t size,
+                                       nbl_tokenizer **tokenizer);
+NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer); /* NULL: nothing */
+
+/* The ids of one text. `special`: with the tokens that the model's template
+ * puts around a text (<s> and the like); special tokens that the text itself
+ * spells are found in any case. Truncation and padding that the file asks for
+ * are applied. Text that is not UTF-8 is an NBL_ERROR_FORMAT. */
+NBL_API nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer,
+                                        const char *text, size_t size,
+                                        int special, nbl_ids *ids);
+/* Many texts at once, on all threads of the context; lists[i] is of texts[i].
+ * On failure no list holds memory. */
+NBL_API nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer,
+                                              int64_t count,
+                                              const nbl_string *texts,
+                                              int special, nbl_ids *lists);
+NBL_API void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
+
+/* The text of ids, `size` bytes of UTF-8 and a terminating zero; free it with
+ * nbl_text_free. Ids that no token has are passed over. `skip_special` leaves
+ * special tokens out. Bytes that are no character become U+FFFD. */
+NBL_API nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer,
+                                        const int32_t *ids, int64_t count,
+                                        int skip_special, char **text,
+                                        size_t *size);
+NBL_API void nbl_text_free(nbl_context *ctx, char *text, size_t size);
+
+/* The id of a token by its text, -1: none; the text of a token by its id,
+ * {NULL, 0}: none, valid until the close; how many tokens there are. */
+NBL_API int32_t nbl_tokenizer_find(const nbl_tokenizer *tokenizer,
+                                   const char *text, size_t size);
+NBL_API nbl_string nbl_tokenizer_token(const nbl_tokenizer *tokenizer,
+                                       int32_t id);
+NBL_API int64_t nbl_tokenizer_size(const nbl_tokenizer *tokenizer);
+
+/* Text while ids come one by one, as from a model that writes. Each call hands
+ * out what is complete: never a part of a character. *text is valid until the
+ * next call with this stream; its size is 0 when more ids are needed. */
+typedef struct nbl_text_stream nbl_text_stream;
+NBL_API nbl_status nbl_text_stream_open(nbl_tokenizer *tokenizer,
+                                        int skip_special,
+                                        nbl_text_stream **stream);
+NBL_API nbl_status nbl_text_stream_push(nbl_text_stream *stream, int32_t id,
+                                        nbl_string *text);
+/* What was held back; the stream then begins anew. */
+NBL_API nbl_status nbl_text_stream_finish(nbl_text_stream *stream,
+                                          nbl_string *text);
+/* NULL is allowed; before the tokenizer's close. */
+NBL_API void nbl_text_stream_close(nbl_text_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
 #include "support.h"
 
 #include "base/philox.h"
-#include "ops/cpu/gemm.h"
+#include "ops/cpu/pack.h"
 #include "ops/linear.h"
 #include "quant/quant.h"
 
@@ -442,6 +442,63 @@ static void terms_products_masks_and_picks_in_any_mixture(void **state)
     }
 }
 
+/* The machine's own choice of kernels leaves some of them out. */
+static void every_kernel_multiplies_what_was_packed(void **state)
+{
+    (void)state;
+    enum { M = 61, N = 48, K = 129, ROWS = 64 };
+    const nbl__kernel *kernels[8] = {&nbl__gemm_f32_4x16_scalar};
+    nbl_isa needs[8] = {NBL_ISA_SCALAR};
+    int count = 1;
+#if defined(__x86_64__)
+    kernels[count] = &nbl__gemm_f32_6x16_avx2, needs[count++] = NBL_ISA_AVX2;
+    kernels[count] = &nbl__gemm_f32_14x32_avx512, needs[count++] = NBL_ISA_AVX512;
+    kernels[count] = &nbl__gemm_bf16_14x32_avx512bf16, needs[count++] = NBL_ISA_AVX512BF16;
+    kernels[count] = &nbl__gemm_bf16_32x32_amx, needs[count++] = NBL_ISA_AMX;
+#endif
+    for (int i = 0; i < count; i++)
+        for (int way = 0; way < 4; way++) {
+            if (needs[i] > nbl__isa_detect()) continue;
+            const nbl__kernel *kernel = kernels[i];
+            nbl__mat a = {.dtype = NBL_DTYPE_BF16, .transpose = way & 1};
+            nbl__mat b = {.dtype = NBL_DTYPE_BF16, .transpose = way & 2};
+            fill_dense(&a, a.transpose ? K : M, a.transpose ? M : K);
+            fill_dense(&b, b.transpose ? N : K, b.transpose ? K : N);
+            nbl__source left = {needs[i], kernel, &a, NBL_DTYPE_BF16, !a.transpose};
+            nbl__source right = {needs[i], kernel, &b, NBL_DTYPE_BF16, b.transpose};
+            int64_t panels = (M + kernel->rows - 1) / kernel->rows;
+            int64_t k = nbl__round_up(K, kernel->k_step);
+            nbl__pack_rows part = {.rows = M, .panels = panels, .panel_end = panels, .k_count = K};
+            nbl__block block = {.rows = kernel->padded ? panels * kernel->rows : M,
+                                .panels = panels,
+                                .panel_end = panels,
+                                .strips = N / NBL_STRIP,
+                                .k = k,
+                                .alpha = 2,
+                                .tile = own(ROWS * N * sizeof(float)),
+                                .stride = N};
+            void *packed_a = own((size_t)(ROWS * k) * 4), *packed_b = own((size_t)(N * k) * 4);
+            void *scratch = own(nbl__pack_scratch(K, ROWS));
+            nbl__pack_a(&left, &part, packed_a, scratch);
+            nbl__pack_b(&right, 0, N, 0, K, packed_b, scratch);
+            block.a = packed_a;
+            block.b = packed_b;
+            kernel->run(&block);
+            block.add = true;
+            block.alpha = -1;
+            kernel->run(&block);
+            for (int64_t m = 0; m < M; m++)
+                for (int64_t n = 0; n < N; n++) {
+                    double sum = 0;
+                    for (int64_t x = 0; x < K; x++)
+                        sum += stored(&a, NBL_DTYPE_F32, a.transpose ? x : m, a.transpose ? m : x) *
+                               stored(&b, NBL_DTYPE_F32, b.transpose ? n : x, b.transpose ? x : n);
+                    if (fabs((double)block.tile[m * N + n] - sum) > 1e-4) fail_msg("%s", kernel->name);
+                }
+            free_owned();
+        }
+}
+
 static void codes_times_codes_join_a_sum(void **state)
 {
     (void)state;
@@ -503,6 +560,7 @@ int main(void)
         cmocka_unit_test(many_rows_go_in_windows),
         cmocka_unit_test(nothing_to_multiply_is_fine),
         cmocka_unit_test(terms_products_masks_and_picks_in_any_mixture),
+        cmocka_unit_test(every_kernel_multiplies_what_was_packed),
         cmocka_unit_test(codes_times_codes_join_a_sum),
         cmocka_unit_test(a_nan_stays_in_its_row_or_column),
     };

@@ -2,7 +2,7 @@
  * pass; the fast implementations against the references over formats, dtypes, adapters and sizes; threads, ranks, NaN. */
 #include "ops_linear_support.h"
 
-#include "ops/cpu/dropout.h"
+#include "ops/cpu/drop.h"
 #include "ops/dora_norm.h"
 #include "ops/linear_group.h"
 
@@ -221,7 +221,7 @@ static void a_run_of_a_mask_is_that_of_its_elements(void **state)
             for (int n = 0; n <= N; n += 1 + n / 3) {
                 float values[N + 1];
                 for (int i = 0; i <= N; i++) values[i] = 3;
-                nbl__dropout_apply(isa, 0x123456789abcdef0u, 0.25f, starts[s], values, n);
+                nbl__drop_f32(isa, 0x123456789abcdef0u, 0.25f, starts[s], n, values);
                 for (int i = 0; i < n; i++)
                     assert_true(values[i] ==
                                 (nbl__dropout_keeps(0x123456789abcdef0u, 0.25f, starts[s] + i) ? 4 : 0));

@@ -26,17 +26,65 @@ static void take_items(nbl__work *w, int worker)
 
 /* ---- the pool ---- */
 
-/* Waits for another round: a short while awake, because the next one often follows at once. */
+/* Rounds are often short and follow each other closely, while waking a sleeper takes tens of microseconds. So both
+ * sides first watch for a bounded while (some 10 us), and a round ends when its items are done and those inside have
+ * left: a worker that wakes too late finds it closed. Who goes to sleep, or enters, says so before it looks again;
+ * the other side changes what is looked at before it looks for sleepers, or those inside: one always sees the other. */
+enum { PATIENCE = 1000 };
+
+static inline void rest(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
 static void await_round(nbl__pool *pool, uint_fast64_t seen)
 {
-    enum { PATIENCE = 2000 };
-    for (int i = 0; i < PATIENCE && atomic_load(&pool->round) == seen; i++) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-    }
+    for (int i = 0; i < PATIENCE; i++, rest())
+        if (atomic_load(&pool->round) != seen) return;
     pthread_mutex_lock(&pool->lock);
+    atomic_fetch_add(&pool->parked, 1);
     while (atomic_load(&pool->round) == seen && !pool->quit) pthread_cond_wait(&pool->wake, &pool->lock);
+    atomic_fetch_sub(&pool->parked, 1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void set_round(nbl__pool *pool, int wanted)
+{
+    uint_fast64_t count = atomic_load(&pool->round) / NBL_MAX_THREADS + 1;
+    atomic_store(&pool->round, count * NBL_MAX_THREADS + (uint_fast64_t)wanted);
+}
+
+static void open_round(nbl__pool *pool, nbl__work *work, int wanted)
+{
+    pool->work = work;
+    set_round(pool, wanted);
+    if (atomic_load(&pool->parked) == 0) return;
+    pthread_mutex_lock(&pool->lock);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void close_round(nbl__pool *pool)
+{
+    set_round(pool, 0);
+    for (int i = 0; i < PATIENCE; i++, rest())
+        if (atomic_load(&pool->inside) == 0) return;
+    pthread_mutex_lock(&pool->lock);
+    atomic_store(&pool->waiting, true);
+    while (atomic_load(&pool->inside) > 0) pthread_cond_wait(&pool->done, &pool->lock);
+    atomic_store(&pool->waiting, false);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void join_round(nbl__pool *pool, uint_fast64_t round, int worker)
+{
+    atomic_fetch_add(&pool->inside, 1);
+    if (atomic_load(&pool->round) == round) take_items(pool->work, worker);
+    if (atomic_fetch_sub(&pool->inside, 1) > 1 || !atomic_load(&pool->waiting)) return;
+    pthread_mutex_lock(&pool->lock);
+    pthread_cond_signal(&pool->done);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -46,17 +94,10 @@ static void *sit(void *argument)
     nbl__pool *pool = seat->pool;
     for (uint_fast64_t seen = 0;;) {
         await_round(pool, seen);
-        pthread_mutex_lock(&pool->lock);
-        seen = atomic_load(&pool->round);
-        bool quit = pool->quit, mine = seat->worker <= pool->wanted && pool->work;
-        nbl__work *work = pool->work;
-        pthread_mutex_unlock(&pool->lock);
-        if (quit) return NULL;
-        if (!mine) continue;
-        take_items(work, seat->worker);
-        pthread_mutex_lock(&pool->lock);
-        if (--pool->running == 0) pthread_cond_signal(&pool->done);
-        pthread_mutex_unlock(&pool->lock);
+        uint_fast64_t now = atomic_load(&pool->round);
+        if (now == seen) return NULL; /* nothing but the end wakes without a round */
+        seen = now;
+        if ((uint_fast64_t)seat->worker <= now % NBL_MAX_THREADS) join_round(pool, now, seat->worker);
     }
 }
 
@@ -113,21 +154,9 @@ nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void 
     if (helpers > pool->started) helpers = pool->started;
 
     nbl__team_enter(ctx);
-    if (helpers > 0) {
-        pthread_mutex_lock(&pool->lock);
-        pool->work = &work;
-        pool->wanted = pool->running = helpers;
-        atomic_fetch_add(&pool->round, 1);
-        pthread_cond_broadcast(&pool->wake);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    if (helpers > 0) open_round(pool, &work, helpers);
     take_items(&work, 0);
-    if (helpers > 0) {
-        pthread_mutex_lock(&pool->lock);
-        while (pool->running > 0) pthread_cond_wait(&pool->done, &pool->lock);
-        pool->work = NULL;
-        pthread_mutex_unlock(&pool->lock);
-    }
+    if (helpers > 0) close_round(pool);
     nbl_status status = nbl__team_leave(ctx);
     if (status == NBL_OK && atomic_load(&work.stop))
         status = nbl__fail(ctx, NBL_ERROR_INTERNAL, "a worker failed without a message");

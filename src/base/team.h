@@ -29,12 +29,15 @@ nbl_status nbl__team_run(nbl_context *ctx, int64_t items, nbl__team_fn fn, void 
 typedef struct nbl__work nbl__work;
 
 typedef struct nbl__pool {
+    /* Changes when there is work, and when there is none any more: a count, times NBL_MAX_THREADS, plus how many
+     * workers beside the caller are wanted now. One word, so that a worker that comes late cannot mix two rounds. */
+    atomic_uint_fast64_t round;
+    nbl__work *work;     /* of the round; for those inside */
+    atomic_int inside;   /* workers that have entered; the caller waits for these alone */
+    atomic_int parked;   /* workers that sleep, or are about to */
+    atomic_bool waiting; /* so does the caller */
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
-    atomic_uint_fast64_t round; /* changes when there is work */
-    nbl__work *work;
-    int wanted;  /* workers of this round beside the caller */
-    int running; /* of those, still at it */
     bool quit;
     int started;
     struct nbl__seat {

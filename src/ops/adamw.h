@@ -18,20 +18,8 @@
 
 enum { NBL_ADAMW_BLOCK = 256 };
 
-typedef struct nbl__adamw_tensor {
-    nbl_tensor p, g;
-    nbl_tensor m, v;               /* f32, or u8 codes; the shape of p */
-    nbl_tensor m_absmax, v_absmax; /* 8 bits: f32 [ceil(elements / 256)]; new states are all 0 */
-} nbl__adamw_tensor;
-
-typedef struct nbl__adamw {
-    const nbl__adamw_tensor *tensors;
-    int64_t count;
-    double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale; /* clipping and unscaling ride along; 1: none */
-    int64_t step;      /* from 1 */
-    int bits;          /* of the moments: 32 or 8 */
-} nbl__adamw;
+typedef nbl_adamw_tensor nbl__adamw_tensor;
+typedef nbl_adamw nbl__adamw;
 
 /* What a step does to an element, from the arguments above. */
 typedef struct nbl__adamw_factors {

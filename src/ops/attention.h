@@ -27,7 +27,7 @@ typedef struct nbl__attention {
     int64_t window; /* 0: none */
     float softcap;  /* 0: none */
     nbl_tensor out; /* [T, Hq, D] */
-    nbl_tensor lse; /* f32 [T, Hq]; saved for backward, which reads it and `out` */
+    nbl_tensor lse; /* f32 [T, Hq]; saved for backward, which reads it and `out`; without memory: not made */
     nbl_tensor dout;
     nbl_tensor dq, dk, dv, dsinks; /* dsinks is f32 */
     bool accumulate;               /* backward adds to dsinks instead of writing it */

@@ -17,21 +17,7 @@
 
 #include "ops/ops.h"
 
-typedef struct nbl__linear {
-    nbl_dtype dtype; /* of the computation */
-    nbl_tensor x;
-    nbl_weight w;
-    nbl_tensor bias, lora_a, lora_b, magnitude; /* optional; A and B together, magnitude with them */
-    nbl_tensor norm; /* f32 [out], optional with a magnitude: ‖W + s·B·A‖ as dora_norm gives it */
-    float scale;     /* s */
-    float dropout;   /* 0 <= p < 1, of the adapter's input */
-    uint64_t seed;   /* decides the mask, together with the place in x */
-    float threshold; /* int8: columns with a value this large stay unquantised */
-    nbl_tensor y;    /* forward: the output */
-    nbl_tensor dy;   /* backward: the input, */
-    nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude; /* and the outputs, for what is given */
-    bool accumulate; /* backward adds to the gradients of parameters instead of writing them */
-} nbl__linear;
+typedef nbl_linear nbl__linear;
 
 extern const nbl__impl nbl__linear_cpu, nbl__linear_backward_cpu;
 extern const nbl__impl nbl__linear_ref, nbl__linear_backward_ref;

@@ -22,15 +22,6 @@
 #include "quant/weight.h"
 #include "tensor/dtype.h"
 
-/* An activation, gradient or parameter: dense, row-major. `data` NULL: absent (optional inputs), or
- * not there yet (outputs before the call). */
-typedef struct nbl_tensor {
-    nbl_dtype dtype;
-    int rank;
-    int64_t shape[NBL_MAX_RANK];
-    void *data;
-} nbl_tensor;
-
 typedef struct nbl__call {
     nbl_context *ctx;
     const char *op;   /* its name, for messages */

@@ -15,21 +15,7 @@
 
 #include "ops/ops.h"
 
-enum { NBL_ROUND_BEFORE_WEIGHT, NBL_ROUND_AFTER_WEIGHT };
-
-typedef struct nbl__rmsnorm {
-    nbl_dtype dtype;
-    float eps;
-    float offset; /* added to w: 1 for Gemma */
-    int round;
-    nbl_tensor x, w;
-    nbl_tensor residual;        /* optional */
-    nbl_tensor y, residual_out; /* forward's outputs; residual_out only with a residual */
-    nbl_tensor dy;              /* backward's inputs: */
-    nbl_tensor dresidual;       /* optional */
-    nbl_tensor dx, dw;
-    bool accumulate; /* backward adds to dw instead of writing it */
-} nbl__rmsnorm;
+typedef nbl_rmsnorm nbl__rmsnorm;
 
 extern const nbl__impl nbl__rmsnorm_ref, nbl__rmsnorm_backward_ref;
 extern const nbl__impl nbl__rmsnorm_avx2, nbl__rmsnorm_backward_avx2;

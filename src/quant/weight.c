@@ -116,9 +116,9 @@ nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format
     return NBL_OK;
 }
 
-static nbl_status check_weight(nbl_context *ctx, const nbl_weight *w, int64_t *n, int64_t *rows)
+nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *w, int64_t *n,
+                             int64_t *rows)
 {
-    const char *call = "dequantize";
     NBL_CHECK(ctx, w != NULL, NBL_ERROR_ARGUMENT, "%s: weight is NULL", call);
     NBL_CHECK(ctx, (unsigned)w->format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT, "%s: unknown format %d", call,
               (int)w->format);
@@ -270,7 +270,7 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
                           nbl_dtype dtype, int transpose, void *out)
 {
     int64_t n, rows;
-    NBL_TRY(check_weight(ctx, weight, &n, &rows));
+    NBL_TRY(nbl__check_weight(ctx, "dequantize", weight, &n, &rows));
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
               "dequantize: %s of shape %s to %s; allowed are f32, f16, bf16", nbl_format_name(weight->format),
               nbl__show_shape(weight->rank, weight->shape).text, nbl__any_dtype_name(dtype));

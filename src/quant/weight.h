@@ -1,4 +1,4 @@
-/* weight.h - checks that weight.c and weight_encode.c share. Internal to quant/. */
+/* weight.h - checks of weights and shapes, and how they read in messages. */
 #ifndef NBL_WEIGHT_H
 #define NBL_WEIGHT_H
 
@@ -24,6 +24,9 @@ nbl_status nbl__check_mxfp4_columns(nbl_context *ctx, const char *call, int rank
 /* A part that must be there and, when it holds floats, be aligned to them. */
 nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format, const char *part,
                            const void *pointer, size_t align);
+/* Format, dtype, shape, and that every part that will be read is there. */
+nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *weight, int64_t *n,
+                             int64_t *rows);
 /* The name of a dtype that may be no valid one. */
 const char *nbl__any_dtype_name(nbl_dtype dtype);
 

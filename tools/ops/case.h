@@ -15,8 +15,12 @@
  *     w=NxK:nf4/128@f16       a weight: format, block, the dtype its state remembers
  *     dy=none                 a cotangent that is left out; the others are made as `infer` says
  *     dtype=bf16 causal=true  attributes
+ *     accumulate=yes          gradients of parameters are added to what is there
+ *     scaling=yarn            of rotary frequencies
  *     ranks=yes               T split into more dimensions must give the same bits
  *     bound=0.1               factor on the error bound; above 1 only with the reason in the note
+ *     zero=1                  a result counts as if its elements were at least this large: for results that
+ *                             cancel, where rounding is all there is; with the reason in the note
  *     backward=no grad=no     no backward pass at all; no finite differences
  *     flop=2*T*N*K flopb=...  arithmetic of forward and backward, for `perf` */
 #ifndef NBL_CASE_H
@@ -67,7 +71,8 @@ typedef struct op_case {
     const char *text;
     void *arguments; /* attributes and inputs; outputs are empty */
     nbl_dtype dtype; /* of the computation; f32 where the family has no such attribute */
-    double bound;    /* relative norm error of a result */
+    double factor;   /* on the bound of a result's relative norm error */
+    double zero;     /* the root mean square that a result counts with at least */
     bool backward;   /* the case has one */
     uint64_t seed;
     case_memory memory; /* of the inputs */
@@ -83,6 +88,13 @@ case_status case_build(nbl_context *ctx, const nbl__family *family, const char *
 case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const char *text, uint64_t seed,
                               case_split split, op_case *c, char why[CASE_TEXT]);
 void case_destroy(op_case *c);
+
+/* The families as the table sees them: adamw and grad_norm over one tensor. NULL past the end. */
+const nbl__family *case_family_at(int index);
+/* The field that makes backward add to gradients of parameters, or NULL. */
+bool *case_accumulate(const nbl__family *family, void *arguments);
+/* A way to scale rotary frequencies: default, linear, llama3, yarn. */
+bool case_set_rope(const nbl__family *family, const char *kind, void *arguments);
 
 /* A tensor's values, from the generator's name; false when there is none of this name. The values depend on
  * seed and slot name alone, so that another dtype holds the same ones, rounded. */
@@ -127,11 +139,12 @@ nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *im
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
 const nbl__impl *case_reference(const nbl__op *op);
 
-/* ‖got − want‖ / ‖want‖ in f64. Infinite when a NaN or an infinity is not in the same places. Integers
- * must be equal. */
-double case_error(const nbl_tensor *got, const nbl_tensor *want);
+/* ‖got − want‖ / ‖want‖ in f64, where the root mean square of `want` counts as at least `zero`. Infinite
+ * when a NaN or an infinity is not in the same places. Integers must be equal. */
+double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero);
 bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b);
-double case_bound(nbl_dtype dtype);
+/* Of a result in this dtype: the compute dtype's, or its own where that is coarser. */
+double case_bound(const op_case *c, nbl_dtype dtype);
 
 /* ---- modes ---- */
 

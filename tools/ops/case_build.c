@@ -7,7 +7,8 @@
 /* Words that are neither slots nor attributes. */
 static bool is_engine_word(const char *name)
 {
-    static const char *const words[] = {"ranks", "bound", "backward", "grad", "flop", "flopb"};
+    static const char *const words[] = {"ranks",      "bound",   "backward", "grad", "flop",
+                                        "accumulate", "scaling", "flopb",    "zero"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(name, words[i]) == 0) return true;
     return name[0] >= 'A' && name[0] <= 'Z' && name[1] == 0;
@@ -87,10 +88,23 @@ static bool read_attrs(op_case *c, char why[CASE_TEXT])
     return true;
 }
 
+/* Fields that the family's tables do not have. */
+static bool read_special(op_case *c, char why[CASE_TEXT])
+{
+    char value[CASE_TEXT];
+    if (case_word(c->text, "accumulate", value)) {
+        bool *field = case_accumulate(c->family, c->arguments);
+        if (field == NULL || !read_flag(value, field)) return bad(why, "a bad value", "accumulate", value);
+    }
+    if (case_word(c->text, "scaling", value) && !case_set_rope(c->family, value, c->arguments))
+        return bad(why, "a bad value", "scaling", value);
+    return true;
+}
+
 /* ---- shapes ---- */
 
-/* The dimensions that T stands for. SKIP: T has no such split. */
-static case_status split_of(case_split split, int64_t t, nbl_tensor *shape)
+/* The dimensions that T stands for, and whether `more` follow. SKIP: T has no such split. */
+static case_status split_of(case_split split, int64_t t, bool more, nbl_tensor *shape)
 {
     switch (split) {
     case SPLIT_ONE: shape->shape[shape->rank++] = 1; break;
@@ -100,7 +114,10 @@ static case_status split_of(case_split split, int64_t t, nbl_tensor *shape)
         shape->shape[shape->rank++] = 1;
         t /= 2;
         break;
-    case SPLIT_DROP: return t == 1 ? CASE_READY : CASE_SKIP;
+    case SPLIT_DROP:
+        if (t != 1) return CASE_SKIP;
+        if (more) return CASE_READY;
+        break; /* what has nothing but T keeps it */
     default: break;
     }
     shape->shape[shape->rank++] = t;
@@ -117,7 +134,8 @@ static case_status read_shape(const op_case *c, const char *text, case_split spl
         if (n == 0 || n >= sizeof dim || shape->rank + 3 > NBL_MAX_RANK) return CASE_BAD;
         snprintf(dim, sizeof dim, "%.*s", (int)n, at);
         if (!case_number(c->text, dim, &number) || number < 0) return CASE_BAD;
-        case_status status = split_of(strcmp(dim, "T") == 0 ? split : SPLIT_NONE, (int64_t)number, shape);
+        case_status status = split_of(strcmp(dim, "T") == 0 ? split : SPLIT_NONE, (int64_t)number,
+                                      at[n] == 'x', shape);
         if (status != CASE_READY) return status;
         at += n;
         if (*at != 'x') return CASE_READY;
@@ -219,7 +237,9 @@ case_status case_build_inputs(nbl_context *ctx, const nbl__family *family, const
     c->arguments = calloc(1, family->size);
     if (c->arguments == NULL) exit(1);
     if (!words_known(family, text, why) || !read_attrs(c, why)) return CASE_BAD;
-    c->bound = case_bound(c->dtype) * (case_word(text, "bound", value) ? atof(value) : 1);
+    c->factor = case_word(text, "bound", value) ? atof(value) : 1;
+    c->zero = case_word(text, "zero", value) ? atof(value) : 0;
+    if (!read_special(c, why)) return CASE_BAD;
     return read_slots(ctx, c, split, why);
 }
 

@@ -1,9 +1,10 @@
 /* case_data.c - memory with red zones, and the values of a case's tensors and weights.
  *
  * Generators of floats: normal (unless said), positive, zero, huge (1e4 times normal: what overflows f16 when
- * squared), outliers (some columns far above LLM.int8's threshold), tiny.
+ * squared), outliers (some columns far above LLM.int8's threshold), tiny,
+ * times-N (N times normal), broken (with NaN and infinities).
  * Generators of integers: random-N (below N), masked-N (the same with -100 in places), range (0, 1, 2, …),
- * packed (several ranges), constant-N, or a list [0,5,5,40]. N may be a named number. */
+ * packed (several ranges), constant-N, or a list [0,5,5,40]. N may be a named number. u8: codes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,6 +120,9 @@ static bool float_value(const char *generator, uint64_t seed, const char *slot, 
     else if (strcmp(generator, "zero") == 0) *value = 0;
     else if (strcmp(generator, "huge") == 0) *value = plain * 1e4;
     else if (strcmp(generator, "tiny") == 0) *value = plain * 1e-3;
+    else if (strcmp(generator, "broken") == 0)
+        *value = i % 11 == 4 ? (double)INFINITY : i % 13 == 6 ? (double)NAN : plain;
+    else if (strncmp(generator, "times-", 6) == 0) *value = plain * atof(generator + 6);
     else if (strcmp(generator, "outliers") == 0) *value = i % columns % 7 == 3 ? plain * 20 : plain;
     else return false;
     return true;
@@ -132,14 +136,17 @@ bool case_is_integer(const char *generator)
     return false;
 }
 
-static bool integer_list(const char *list, nbl_tensor *tensor)
+static bool integer_list(const char *text, const char *list, nbl_tensor *tensor)
 {
     int64_t n = nbl__tensor_elements(tensor), i = 0;
     for (const char *at = list + 1; i < n; i++) {
-        char *end;
-        ((int32_t *)tensor->data)[i] = (int32_t)strtol(at, &end, 10);
-        if (end == at) return false;
-        at = end + (*end == ',');
+        char item[32];
+        double value;
+        size_t length = strcspn(at, ",]");
+        snprintf(item, sizeof item, "%.*s", (int)nbl__min_i64((int64_t)length, 31), at);
+        if (!case_number(text, item, &value)) return false;
+        ((int32_t *)tensor->data)[i] = (int32_t)value;
+        at += length + (at[length] == ',');
     }
     return true;
 }
@@ -147,7 +154,7 @@ static bool integer_list(const char *list, nbl_tensor *tensor)
 static bool fill_integers(const char *text, const char *generator, uint64_t seed, const char *slot,
                           nbl_tensor *tensor)
 {
-    if (*generator == '[') return integer_list(generator, tensor);
+    if (*generator == '[') return integer_list(text, generator, tensor);
     const char *dash = strchr(generator, '-');
     double most = 1;
     if (dash && !case_number(text, dash + 1, &most)) return false;
@@ -169,8 +176,13 @@ bool case_fill(const char *text, const char *generator, uint64_t seed, const cha
         if (tensor->dtype != NBL_DTYPE_I32) return false;
         return fill_integers(text, generator, seed, slot, tensor);
     }
-    if (!nbl__is_compute(tensor->dtype)) return false;
     int64_t n = nbl__tensor_elements(tensor);
+    if (strcmp(generator, "codes") == 0 && tensor->dtype == NBL_DTYPE_U8) {
+        for (int64_t i = 0; i < n; i++)
+            ((uint8_t *)tensor->data)[i] = (uint8_t)(case_uniform(seed, slot, i) * 256);
+        return true;
+    }
+    if (!nbl__is_compute(tensor->dtype)) return false;
     size_t size = nbl__size_of(tensor->dtype);
     for (int64_t i = 0; i < n; i++) {
         double value;

@@ -21,9 +21,8 @@ void case_end(case_run *r)
 
 static bool adds_to_gradients(const op_case *c)
 {
-    for (const nbl__attr *attr = c->family->attrs; attr->name; attr++)
-        if (strcmp(attr->name, "accumulate") == 0) return *(bool *)((char *)c->arguments + attr->offset);
-    return false;
+    const bool *field = case_accumulate(c->family, c->arguments);
+    return field && *field;
 }
 
 /* Outputs hold NaN bytes before the call; gradients that are added to, random values. */
@@ -96,9 +95,14 @@ const nbl__impl *case_reference(const nbl__op *op)
 
 /* ---- comparison ---- */
 
-double case_bound(nbl_dtype dtype)
+static double bound_of(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F16 ? 1e-3 : dtype == NBL_DTYPE_BF16 ? 8e-3 : 1e-5;
+}
+
+double case_bound(const op_case *c, nbl_dtype dtype)
+{
+    return c->factor * fmax(bound_of(c->dtype), bound_of(dtype));
 }
 
 static double value_at(const nbl_tensor *t, int64_t i)
@@ -116,7 +120,7 @@ bool case_same_bits(const nbl_tensor *a, const nbl_tensor *b)
            (case_bytes(a) == 0 || memcmp(a->data, b->data, case_bytes(a)) == 0);
 }
 
-double case_error(const nbl_tensor *got, const nbl_tensor *want)
+double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero)
 {
     if (got->dtype != want->dtype || nbl__tensor_elements(got) != nbl__tensor_elements(want))
         return (double)INFINITY;
@@ -133,6 +137,7 @@ double case_error(const nbl_tensor *got, const nbl_tensor *want)
         norm += b * b;
     }
     if (difference == 0) return 0;
+    norm = fmax(norm, zero * zero * (double)nbl__tensor_elements(want));
     return norm > 0 ? sqrt(difference / norm) : (double)INFINITY;
 }
 

@@ -23,7 +23,8 @@ static double weight_bytes(const nbl_weight *w)
 {
     double n = 1;
     for (int i = 0; i < w->rank; i++) n *= (double)w->shape[i];
-    double block = w->block > 0 ? (double)w->block : 1, rows = w->rank ? n / (double)w->shape[w->rank - 1] : 0;
+    double block = w->block > 0 ? (double)w->block : 1,
+           rows = w->rank ? n / (double)w->shape[w->rank - 1] : 0;
     switch (w->format) {
     case NBL_FORMAT_DENSE: return n * nbl__dtype_bits(w->dtype) / 8;
     case NBL_FORMAT_INT8: return n + rows * 4;
@@ -76,7 +77,8 @@ static double median_time(timing *t, const nbl__op *op, const nbl__impl *impl, c
     return times[n / 2];
 }
 
-static void show(timing *t, const op_case *c, const nbl__impl *impl, double seconds, double flop, double bytes)
+static void show(timing *t, const op_case *c, const nbl__impl *impl, double seconds, double flop,
+                 double bytes)
 {
     double peak = c->dtype == NBL_DTYPE_BF16 ? t->peak.bf16_flops : t->peak.f32_flops;
     double least = fmax(flop / peak, bytes / t->peak.copy_bytes);
@@ -86,8 +88,8 @@ static void show(timing *t, const op_case *c, const nbl__impl *impl, double seco
                t->first ? "" : ",\n ", c->family->name, impl->name, c->text, seconds, flop / seconds / 1e9,
                bytes / seconds / 1e9, least / seconds);
     else
-        printf("%-26s %10.1f us %8.1f GFLOP/s %7.1f GB/s %5.2f of the roofline  %s\n", impl->name, seconds * 1e6,
-               flop / seconds / 1e9, bytes / seconds / 1e9, least / seconds, c->text);
+        printf("%-26s %10.1f us %8.1f GFLOP/s %7.1f GB/s %5.2f of the roofline  %s\n", impl->name,
+               seconds * 1e6, flop / seconds / 1e9, bytes / seconds / 1e9, least / seconds, c->text);
     t->first = false;
     fflush(stdout);
 }
@@ -173,9 +175,9 @@ int mode_perf(const case_options *o)
     else
         printf("# %s, %s, %d threads, nibble %s, seed %" PRIu64 "; medians of at least 5 calls\n"
                "# roofline: f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s\n",
-               machine, nbl_isa_name(t.ctx), nbl_threads(t.ctx), nbl_version(), o->seed, t.peak.f32_flops / 1e9,
-               t.peak.bf16_flops / 1e9, t.peak.copy_bytes / 1e9);
-    for (int i = 0; (t.family = nbl__family_at(i)); i++) {
+               machine, nbl_isa_name(t.ctx), nbl_threads(t.ctx), nbl_version(), o->seed,
+               t.peak.f32_flops / 1e9, t.peak.bf16_flops / 1e9, t.peak.copy_bytes / 1e9);
+    for (int i = 0; (t.family = case_family_at(i)); i++) {
         if (!case_selected(o, t.family->name)) continue;
         if (o->text && !case_expand(t.family, o->text, time_text, &t, why)) t.failures++;
         for (const case_line *line = case_table; !o->text && line->family; line++)

@@ -12,7 +12,8 @@
 
 enum { AXES = 12, CHOICES = 9, SLOTS = 48, COMPUTE = 3 };
 static const nbl_dtype floats[COMPUTE] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
-static const nbl_dtype integers[] = {NBL_DTYPE_I32, NBL_DTYPE_I64};
+enum { INTEGERS = 3 };
+static const nbl_dtype integers[INTEGERS] = {NBL_DTYPE_I32, NBL_DTYPE_I64, NBL_DTYPE_U8};
 
 typedef enum axis_kind { AXIS_FLOAT, AXIS_INTEGER, AXIS_WEIGHT } axis_kind;
 typedef struct axis {
@@ -28,11 +29,11 @@ typedef struct asking {
     op_case c;
     axis axes[AXES];
     int axis_count;
-    int compute_count;                          /* 1 when the family has no compute dtype */
-    nbl_weight weights[SLOTS][CHOICES];         /* by place in the family's slots */
-    bool accepted[COMPUTE][AXES][CHOICES];      /* in some combination */
+    int compute_count;                     /* 1 when the family has no compute dtype */
+    nbl_weight weights[SLOTS][CHOICES];    /* by place in the family's slots */
+    bool accepted[COMPUTE][AXES][CHOICES]; /* in some combination */
     int64_t asked[COMPUTE], accepts[COMPUTE];
-    nbl_dtype results[COMPUTE][SLOTS];
+    uint64_t results[COMPUTE][SLOTS]; /* dtypes, a bit each */
     bool produced[SLOTS];
 } asking;
 
@@ -50,8 +51,8 @@ static bool join_axis(asking *a, const nbl__slot *slot, axis_kind kind, int choi
     stem_of(slot->name, stem);
     if (slot->role == NBL_ROLE_COTANGENT) snprintf(stem, sizeof stem, "d");
     int i = 0;
-    while (i < a->axis_count && (a->axes[i].kind != kind ||
-                                 (kind != AXIS_WEIGHT && strcmp(a->axes[i].stem, stem) != 0)))
+    while (i < a->axis_count &&
+           (a->axes[i].kind != kind || (kind != AXIS_WEIGHT && strcmp(a->axes[i].stem, stem) != 0)))
         i++;
     if (i == AXES) return false;
     axis *it = &a->axes[i];
@@ -80,7 +81,8 @@ static bool make_axes(asking *a)
             if (w->rank == 2 && !join_axis(a, slot, AXIS_WEIGHT, CHOICES)) return false;
         } else if (input && nbl__given(nbl__slot_tensor(slot, a->c.arguments))) {
             bool is_float = case_is_float(nbl__slot_tensor(slot, a->c.arguments)->dtype);
-            if (!join_axis(a, slot, is_float ? AXIS_FLOAT : AXIS_INTEGER, is_float ? COMPUTE : 2)) return false;
+            if (!join_axis(a, slot, is_float ? AXIS_FLOAT : AXIS_INTEGER, is_float ? COMPUTE : INTEGERS))
+                return false;
         }
     }
     return true;
@@ -106,8 +108,8 @@ static void choose(const asking *a, const axis *it, int choice, void *arguments)
         if (it->kind == AXIS_WEIGHT)
             *case_slot_weight(slot, arguments) = a->weights[slot - a->family->slots][choice];
         else
-            nbl__slot_tensor(slot, arguments)->dtype =
-                it->kind == AXIS_FLOAT ? floats[choice] : integers[choice];
+            nbl__slot_tensor(slot, arguments)->dtype = it->kind == AXIS_FLOAT ? floats[choice]
+                                                                              : integers[choice];
     }
 }
 
@@ -118,7 +120,7 @@ static void note_results(asking *a, int compute, void *arguments)
         bool result = slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_GRADIENT;
         if (!result || nbl__slot_tensor(slot, arguments)->rank == 0) continue;
         a->produced[i] = true;
-        a->results[compute][i] = nbl__slot_tensor(slot, arguments)->dtype;
+        a->results[compute][i] |= (uint64_t)1 << nbl__slot_tensor(slot, arguments)->dtype;
     }
 }
 
@@ -172,8 +174,11 @@ static void print_results(const asking *a)
     for (int i = 0; a->family->slots[i].name; i++) {
         if (!a->produced[i]) continue;
         printf("| → `%s`", a->family->slots[i].name);
-        for (int compute = 0; compute < a->compute_count; compute++)
-            printf(" | %s", nbl_dtype_name(a->results[compute][i]));
+        for (int compute = 0; compute < a->compute_count; compute++) {
+            printf(" |");
+            for (int dtype = 0; dtype < NBL_DTYPE_COUNT; dtype++)
+                if (a->results[compute][i] >> dtype & 1) printf(" %s", nbl_dtype_name((nbl_dtype)dtype));
+        }
         printf(" |\n");
     }
 }
@@ -226,7 +231,7 @@ static bool richest_case(const nbl__family *family, char text[CASE_TEXT])
         if (strcmp(line->family, family->name) != 0 || line->kind != CASE_PLAIN) continue;
         case_expand(family, line->text, keep_first, first, why);
         for (const nbl__slot *slot = family->slots; slot->name; slot++)
-            count += case_word(first, slot->name, value) != NULL;
+            count += case_word(first, slot->name, value) && strcmp(value, "none") != 0;
         if (count <= most) continue;
         most = count;
         memcpy(text, first, CASE_TEXT);
@@ -258,8 +263,8 @@ int mode_support(const case_options *o)
 {
     nbl_context *ctx;
     bool good = nbl_context_create(NULL, &ctx) == NBL_OK;
-    for (int i = 0; good && nbl__family_at(i); i++)
-        if (case_selected(o, nbl__family_at(i)->name)) good = support_family(nbl__family_at(i), ctx);
+    for (int i = 0; good && case_family_at(i); i++)
+        if (case_selected(o, case_family_at(i)->name)) good = support_family(case_family_at(i), ctx);
     nbl_context_destroy(ctx);
     return good && fflush(stdout) == 0 ? 0 : 1;
 }

@@ -66,7 +66,7 @@ static void compare(testing *t, const char *impl, const nbl_context *ctx, const 
         const nbl_tensor *a = nbl__slot_tensor(slot, got->arguments),
                          *b = nbl__slot_tensor(slot, t->reference.arguments);
         if (!is_result(slot, a, backward)) continue;
-        double error = case_error(a, b), bound = t->c->bound;
+        double error = case_error(a, b, t->c->zero), bound = case_bound(t->c, a->dtype);
         if (!(error <= bound)) {
             char what[256];
             snprintf(what, sizeof what, "%s: relative error %.3g, the bound is %.3g", slot->name, error,
@@ -238,7 +238,7 @@ static bool count_text(void *user, const char *text)
 }
 
 /* In the quick set a line contributes about this many cases, always the same ones. */
-enum { QUICK_CASES_PER_LINE = 24 };
+enum { QUICK_CASES_PER_LINE = 60 };
 
 static void test_line(tally *all, const char *line)
 {
@@ -272,8 +272,8 @@ int mode_test(const case_options *o)
     bool first = true;
     if (!case_contexts_open(o, &contexts)) return 1;
     if (o->json) printf("[");
-    for (int i = 0; nbl__family_at(i); i++) {
-        tally all = {.o = o, .contexts = &contexts, .family = nbl__family_at(i)};
+    for (int i = 0; case_family_at(i); i++) {
+        tally all = {.o = o, .contexts = &contexts, .family = case_family_at(i)};
         if (!case_selected(o, all.family->name)) continue;
         if (o->text) test_line(&all, o->text);
         for (const case_line *line = case_table; !o->text && line->family; line++)

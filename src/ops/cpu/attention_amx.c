@@ -1,135 +1,15 @@
 /* attention_amx.c - forward attention of bf16 on AMX: both products in the tile unit, f32 sums.
  *
- * The steps are those of attention_tile.inc; what differs is the form of the operands:
- *
- *     Q       rows of bf16, not multiplied: the factor joins in the softmax
- *     K       panels of 32 keys: [2 halves][D / 32][16 pairs of d][16 keys][2]
- *     V       panels of 32 keys: [D / 16][16 pairs of keys][16 d][2]
- *     P       rows of bf16; the sum of a row is taken before that rounding
- *
- * A tile is 1 KiB of consecutive memory. D is padded with zeros to 32. Panels that lie in a sequence are
- * packed once, at the place of their tokens; what is left of a sequence after them, by each item that
- * needs it, in its own memory: so that packing takes no more room than the tokens.
- *
- * Registers: C 0 1 / 2 3 (32 rows by 32 columns), A 4 5, B 6 7. Limit: with heads of 64 the softmax costs
- * more than the products. */
+ * The steps are those of attention_tile.inc; the forms of the operands those of attention_amx.h: Q by rows,
+ * not multiplied (the factor joins in the softmax), K turned, V paired, P by rows of bf16; the sum of a row
+ * is taken before that rounding. Limit: with heads of 64 the softmax costs more than the products. */
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-#include <math.h>
+#include "ops/cpu/attention_amx.h"
 
-#include "ops/cpu/attention_tile.h"
-#include "ops/cpu/vmath_attention.h"
+enum { KEYS = NBL_ATTENTION_KEYS, KEYS_LD = KEYS + 16, P_LD = KEYS + 32 };
 
-#define TARGET NBL_TARGET_AMX
-
-enum {
-    W = 16,
-    TILE = 512, /* values of bf16 */
-    PANEL = 32,
-    BLOCK = NBL_ATTENTION_BLOCK,
-    KEYS = NBL_ATTENTION_KEYS,
-    KEYS_LD = KEYS + 16,
-    P_LD = KEYS + 32
-};
-
-/* Layout fixed by the instruction: palette 1, all tiles 16 rows of 64 bytes. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-static const tile_config config = {
-    .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-
-static int64_t padded(int64_t size)
-{
-    return nbl__ceil_div(size, PANEL) * PANEL;
-}
-
-/* ---- packing ---- */
-
-static const uint16_t *row_at(const nbl_tensor *t, int64_t token, int64_t head)
-{
-    return (const uint16_t *)t->data + (token * t->shape[1] + head) * t->shape[2];
-}
-
-/* 16 rows of 16 words, turned. */
-static inline TARGET void turn_16x16(__m512i *r)
-{
-    __m512i s[16];
-    for (int i = 0; i < 16; i += 2) {
-        s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) { /* columns i, i + 4, i + 8, i + 12 of rows 0-3, 4-7, 8-11, 12-15 */
-        __m512i low = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        __m512i high = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        __m512i low_odd = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        __m512i high_odd = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-        s[i] = _mm512_shuffle_i32x4(low, high, 0x88);
-        s[i + 8] = _mm512_shuffle_i32x4(low, high, 0xdd);
-        s[i + 4] = _mm512_shuffle_i32x4(low_odd, high_odd, 0x88);
-        s[i + 12] = _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd);
-    }
-    for (int i = 0; i < 16; i++) r[i] = s[i];
-}
-
-/* Values d … d + 31 of a row, zeros past its end. */
-static inline TARGET __m512i part_of_row(const uint16_t *row, int64_t d, int64_t size)
-{
-    int64_t left = size - d;
-    __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
-    return _mm512_maskz_loadu_epi16(mask, row + d);
-}
-
-/* Up to 32 keys from `token` on, zeros past them, as a panel. */
-static TARGET void pack_k(const nbl_tensor *k, int64_t token, int64_t head, int64_t keys, uint16_t *to)
-{
-    int64_t size = k->shape[2];
-    for (int64_t half = 0; half < PANEL; half += 16)
-        for (int64_t d = 0; d < size; d += 32, to += TILE) {
-            __m512i rows[16];
-            for (int64_t j = 0; j < 16; j++)
-                rows[j] = half + j < keys ? part_of_row(row_at(k, token + half + j, head), d, size)
-                                          : _mm512_setzero_si512();
-            turn_16x16(rows);
-            for (int64_t j = 0; j < 16; j++) _mm512_storeu_si512(to + j * 32, rows[j]);
-        }
-}
-
-/* The same of values; are all finite? */
-static TARGET bool pack_v(const nbl_tensor *v, int64_t token, int64_t head, int64_t keys, uint16_t *to)
-{
-    int64_t size = v->shape[2];
-    __mmask32 strange = 0;
-    for (int64_t d = 0; d < size; d += 32)
-        for (int64_t pair = 0; pair < 16; pair++) {
-            __m512i even = _mm512_setzero_si512(), odd = even;
-            if (2 * pair < keys) even = part_of_row(row_at(v, token + 2 * pair, head), d, size);
-            if (2 * pair + 1 < keys) odd = part_of_row(row_at(v, token + 2 * pair + 1, head), d, size);
-            const __m512i exponent = _mm512_set1_epi16(0x7f80);
-            strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(even, exponent), exponent) |
-                       _mm512_cmpeq_epi16_mask(_mm512_and_si512(odd, exponent), exponent);
-            /* words of (even, odd), 16 for each of the two tiles of columns */
-            __m512i left = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(even));
-            __m512i right = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(even, 1));
-            __m512i left_odd = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(odd));
-            __m512i right_odd = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(odd, 1));
-            uint16_t *at = to + d / 16 * TILE + pair * 32;
-            _mm512_storeu_si512(at, _mm512_or_si512(left, _mm512_slli_epi32(left_odd, 16)));
-            _mm512_storeu_si512(at + TILE, _mm512_or_si512(right, _mm512_slli_epi32(right_odd, 16)));
-        }
-    return strange == 0;
-}
-
-static TARGET void pack_keys(const nbl__attention_job *job, int64_t block, int64_t head, float *own)
+static TARGET_AMX void pack_keys(const nbl__attention_job *job, int64_t block, int64_t head, float *own)
 {
     const nbl__attention_block *b = &job->blocks[block];
     int64_t rows = nbl__min_i64(BLOCK, b->n - b->at), wide = padded(job->size);
@@ -138,49 +18,13 @@ static TARGET void pack_keys(const nbl__attention_job *job, int64_t block, int64
     for (int64_t p = 0; p < rows; p += PANEL) {
         int64_t token = b->first + b->at + p, at = (head * job->tokens + token) * wide;
         int64_t keys = nbl__min_i64(PANEL, rows - p);
-        if (keys == PANEL) pack_k(&job->a->k, token, head, keys, job->kt16 + at);
-        fine &= pack_v(&job->a->v, token, head, keys, keys == PANEL ? job->v16 + at : rest);
+        if (keys == PANEL) pack_turned(&job->a->k, token, head, keys, job->kt16 + at);
+        fine &= pack_paired(&job->a->v, token, head, keys, keys == PANEL ? job->v16 + at : rest);
     }
     job->v_strange[block * job->key_heads + head] = !fine;
 }
 
-/* ---- products ---- */
-
-/* C[32, 32] at `c` = (add ? C : 0) + A[32, 32·steps] · B; A by rows, the tiles of the two halves of B
- * `b_next` apart for the next of k and `b_half` for the other columns. */
-static TARGET void multiply_32x32(bool add, float *c, int64_t c_row, const uint16_t *a, int64_t a_row,
-                                  const uint16_t *b, int64_t b_next, int64_t b_half, int64_t steps)
-{
-    size_t stride = (size_t)c_row * sizeof *c, a_stride = (size_t)a_row * sizeof *a;
-    float *low = c + 16 * c_row;
-    if (add) {
-        _tile_loadd(0, c, stride);
-        _tile_loadd(1, c + 16, stride);
-        _tile_loadd(2, low, stride);
-        _tile_loadd(3, low + 16, stride);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int64_t i = 0; i < steps; i++, a += 32, b += b_next) {
-        _tile_loadd(4, a, a_stride);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + b_half, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + 16 * a_row, a_stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, stride);
-    _tile_stored(1, c + 16, stride);
-    _tile_stored(2, low, stride);
-    _tile_stored(3, low + 16, stride);
-}
-
-/* ---- forward ---- */
+/* ---- the tiles of a block of queries ---- */
 
 typedef struct item {
     const nbl__attention_job *job;
@@ -219,7 +63,8 @@ static int64_t forward_floats(int64_t size, int64_t ld)
 
 /* S of a row becomes P, in bf16, over [first, end): whole panels. Returns the factor of what was summed
  * before. */
-static inline TARGET float softmax_row(const item *it, int64_t r, nbl__span seen, int64_t first, int64_t end)
+static inline TARGET_AMX float softmax_row(const item *it, int64_t r, nbl__span seen, int64_t first,
+                                           int64_t end)
 {
     const nbl__attention_job *job = it->job;
     float *s = it->s + r * KEYS_LD, *top = &it->top[r], *sum = it->sum + r * W, factor = job->q_factor;
@@ -252,7 +97,7 @@ static inline TARGET float softmax_row(const item *it, int64_t r, nbl__span seen
 }
 
 /* O of one row over exactly what it sees: where a value is not finite, 0 · NaN must not leak. */
-static TARGET void add_row(const item *it, int64_t r, nbl__span seen, int64_t from)
+static TARGET_AMX void add_row(const item *it, int64_t r, nbl__span seen, int64_t from)
 {
     for (int64_t j = seen.first; j < seen.end; j++) {
         const uint16_t *v = row_at(&it->job->a->v, it->b->first + from + j, it->key_head);
@@ -270,7 +115,7 @@ static const uint16_t *panel_at(const item *it, const uint16_t *packed, const ui
 }
 
 /* Two tiles of rows, against the keys from `from` on. */
-static TARGET void forward_rows(const item *it, int64_t r, int64_t from, bool strange)
+static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, bool strange)
 {
     const nbl__attention_job *job = it->job;
     int64_t count = nbl__min_i64(PANEL, it->rows - r), wide = it->wide, o_ld = wide + 16;
@@ -303,7 +148,7 @@ static TARGET void forward_rows(const item *it, int64_t r, int64_t from, bool st
     }
 }
 
-static TARGET void finish_row(const item *it, int64_t r)
+static TARGET_AMX void finish_row(const item *it, int64_t r)
 {
     const nbl__attention_job *job = it->job;
     const nbl__attention *a = job->a;
@@ -316,8 +161,9 @@ static TARGET void finish_row(const item *it, int64_t r)
         total = total * factor + exp2f(sink - largest);
         top = largest;
     }
-    ((float *)a->lse.data)[token * job->heads + it->head] = (float)(((double)top + log2((double)total)) *
-                                                                    0.69314718055994531);
+    if (nbl__given(&a->lse))
+        ((float *)a->lse.data)[token * job->heads + it->head] = (float)(((double)top + log2((double)total)) *
+                                                                        0.69314718055994531);
     float *o = it->o + r * (it->wide + 16);
     for (int64_t d = 0; d < it->wide; d += W)
         _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), _mm512_set1_ps(factor / total)));
@@ -325,7 +171,7 @@ static TARGET void finish_row(const item *it, int64_t r)
                   (uint16_t *)a->out.data + (token * job->heads + it->head) * job->size, job->size);
 }
 
-static TARGET void forward_block(const nbl__attention_job *job, int64_t block, int64_t head, float *own)
+static TARGET_AMX void forward_block(const nbl__attention_job *job, int64_t block, int64_t head, float *own)
 {
     const nbl__attention_block *b = &job->blocks[block];
     const nbl__attention *a = job->a;
@@ -351,10 +197,10 @@ static TARGET void forward_block(const nbl__attention_job *job, int64_t block, i
     nbl__span seen = nbl__seen_by(&all, 0, it.rows);
     int64_t rest = b->n % PANEL;
     if (rest != 0 && seen.end > b->n - rest) {
-        pack_k(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);
-        pack_v(&a->v, b->first + b->n - rest, it.key_head, rest, it.rest_v);
+        pack_turned(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);
+        pack_paired(&a->v, b->first + b->n - rest, it.key_head, rest, it.rest_v);
     }
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&amx_config);
     for (int64_t from = seen.first / KEYS * KEYS; from < seen.end; from += KEYS) {
         bool strange = false;
         for (int64_t part = from; part < nbl__min_i64(from + KEYS, b->n); part += BLOCK)
@@ -369,6 +215,9 @@ const nbl__attention_tiles nbl__attention_tiles_amx = {.vector = W,
                                                        .bf16 = true,
                                                        .forward_floats = forward_floats,
                                                        .pack_keys = pack_keys,
-                                                       .forward = forward_block};
+                                                       .forward = forward_block,
+                                                       .backward_floats = nbl__attention_backward_floats_amx,
+                                                       .pack_queries = nbl__attention_pack_queries_amx,
+                                                       .backward = nbl__attention_backward_amx};
 
 #endif

@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <sched.h>
 
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/vmath_attention.h"

@@ -22,7 +22,7 @@ static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
     return nbl__isa(ctx) >= NBL_ISA_AVX512 ? &nbl__attention_tiles_avx512 : &nbl__attention_tiles_avx2;
 }
 
-static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+static const nbl__attention_tiles *training_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
 {
     bool in_tiles = nbl__isa(ctx) >= NBL_ISA_AMX && dtype == NBL_DTYPE_BF16;
     return in_tiles ? &nbl__attention_tiles_amx : tiles_of(ctx);
@@ -35,7 +35,7 @@ static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
     return NULL;
 }
 
-static const nbl__attention_tiles *forward_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
+static const nbl__attention_tiles *training_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
 {
     (void)dtype;
     return tiles_of(ctx);
@@ -60,7 +60,7 @@ static int64_t padded_size(const nbl__attention_tiles *tiles, int64_t size)
 static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backward, uint8_t *base,
                      run_state *s)
 {
-    s->tiles = backward ? tiles_of(ctx) : forward_tiles_of(ctx, a->dtype);
+    s->tiles = training_tiles_of(ctx, a->dtype);
     nbl__attention_job *job = &s->job;
     *job = (nbl__attention_job){.a = a,
                                 .isa = nbl__isa(ctx),
@@ -81,18 +81,23 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
     int64_t sequences = nbl__min_i64(a->cu_seqlens.shape[0] - 1, job->tokens);
     int64_t blocks = job->tokens / NBL_ATTENTION_BLOCK + sequences; /* at most */
     NBL_CUT(&cut, job->blocks, blocks);
+    int64_t wide = s->tiles->bf16 ? nbl__ceil_div(job->size, 32) * 32 : job->ld;
     if (backward) {
-        int64_t rows = job->heads * job->tokens;
-        NBL_CUT(&cut, job->q, rows * job->ld);
-        NBL_CUT(&cut, job->dout, rows * job->ld);
-        NBL_CUT(&cut, job->dq, nbl__given(&a->dq) || base == NULL ? rows * job->ld : 0);
+        int64_t rows = job->heads * job->tokens, singles = s->tiles->bf16 ? 0 : rows * job->ld;
+        int64_t halves = s->tiles->bf16 ? rows * wide : 0;
+        NBL_CUT(&cut, job->q, singles);
+        NBL_CUT(&cut, job->dout, singles);
+        NBL_CUT(&cut, job->q_turned, halves);
+        NBL_CUT(&cut, job->q_paired, halves);
+        NBL_CUT(&cut, job->dout_turned, halves);
+        NBL_CUT(&cut, job->dout_paired, halves);
+        NBL_CUT(&cut, job->dq, nbl__given(&a->dq) || base == NULL ? rows * wide : 0);
         NBL_CUT(&cut, job->lse, rows);
         NBL_CUT(&cut, job->delta, rows);
-        NBL_CUT(&cut, job->q_strange, blocks * job->heads);
         NBL_CUT(&cut, job->sums, rows);
+        NBL_CUT(&cut, job->q_strange, blocks * job->heads);
         NBL_CUT(&cut, job->done, blocks * job->heads);
     } else if (s->tiles->bf16) {
-        int64_t wide = nbl__ceil_div(job->size, 32) * 32;
         NBL_CUT(&cut, job->kt16, job->key_heads * job->tokens * wide);
         NBL_CUT(&cut, job->v16, job->key_heads * job->tokens * wide);
         NBL_CUT(&cut, job->v_strange, blocks * job->key_heads);

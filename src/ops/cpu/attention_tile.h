@@ -9,13 +9,14 @@
 #ifndef NBL_ATTENTION_TILE_H
 #define NBL_ATTENTION_TILE_H
 
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "ops/attention.h"
 
 enum {
     NBL_ATTENTION_BLOCK = 64, /* rows of a block */
-    NBL_ATTENTION_KEYS = 128, /* keys that forward takes at a time: whole blocks */
+    NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
     NBL_ATTENTION_CHUNK = 512 /* keys of a decode item */
 };
 
@@ -42,14 +43,16 @@ typedef struct nbl__attention_job {
     /* forward */
     float *kt;            /* [Hkv, T, D] transposed in panels */
     float *v;             /* [Hkv, T, ld] */
-    uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.c */
+    uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.h */
     bool *v_strange;      /* [blocks, Hkv]: not all finite */
     /* backward */
     float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
-    float *lse, *delta;   /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
-    bool *q_strange;      /* [blocks, Hq]: q, dout or delta is not all finite */
-    float *sums;          /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
-    atomic_int *done;     /* [blocks, Hq]: blocks of keys that have given their part to dq */
+    uint16_t *q_turned, *q_paired, *dout_turned,
+        *dout_paired;   /* instead of q and dout, see attention_amx.h */
+    float *lse, *delta; /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
+    bool *q_strange;    /* [blocks, Hq]: q, dout or delta is not all finite */
+    float *sums;        /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
+    atomic_int *done;   /* [blocks, Hq]: blocks of keys that have given their part to dq */
     /* workers */
     float *worker; /* [workers, worker_floats] */
     int64_t worker_floats;
@@ -71,7 +74,7 @@ typedef struct nbl__decode_part {
 
 typedef struct nbl__attention_tiles {
     int vector; /* floats of a vector; a panel has two */
-    bool bf16;  /* forward takes kt16 and v16 */
+    bool bf16;  /* they take operands in bf16, as in attention_amx.h */
     /* Floats that forward and backward want for a worker. */
     int64_t (*forward_floats)(int64_t size, int64_t ld);
     int64_t (*backward_floats)(int64_t size, int64_t ld);
@@ -87,7 +90,7 @@ typedef struct nbl__attention_tiles {
 } nbl__attention_tiles;
 
 extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
-/* Forward of bf16 only: the rest of its row is empty. */
+/* For bf16; it has no decode. */
 extern const nbl__attention_tiles nbl__attention_tiles_amx;
 
 static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
@@ -128,6 +131,33 @@ static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_
     int64_t first = nbl__max_i64(top.first - view->from, 0);
     int64_t end = nbl__min_i64(bottom.end - view->from, view->n);
     return (nbl__span){first, nbl__max_i64(first, end)};
+}
+
+/* Waits until all blocks of keys before this one have given their part to a block of queries; returns how
+ * many those are, and how many there will be. */
+static inline int nbl__attention_await(const nbl__attention_job *job, const nbl__attention_block *keys,
+                                       int64_t query_block, int64_t head, int *turns)
+{
+    const nbl__attention_block *b = &job->blocks[query_block];
+    nbl__outlook all = {job->a, false, b->n, b->at, 0, b->n};
+    nbl__span seen = nbl__seen_by(&all, 0, nbl__min_i64(NBL_ATTENTION_BLOCK, b->n - b->at));
+    int first = (int)(seen.first / NBL_ATTENTION_BLOCK), turn = (int)(keys->at / NBL_ATTENTION_BLOCK) - first;
+    const atomic_int *done = &job->done[query_block * job->heads + head];
+    *turns = (int)nbl__ceil_div(seen.end, NBL_ATTENTION_BLOCK) - first;
+    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) != turn; spins++) {
+#if defined(__x86_64__)
+        if (spins < 1000) __builtin_ia32_pause();
+        else
+#endif
+            sched_yield();
+    }
+    return turn;
+}
+
+static inline void nbl__attention_done(const nbl__attention_job *job, int64_t query_block, int64_t head,
+                                       int turn)
+{
+    atomic_store_explicit(&job->done[query_block * job->heads + head], turn + 1, memory_order_release);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* gemm.c - the driver of gemm.h: who packs and multiplies what.
  *
  *     rows       windows of at most WINDOW rows, one after the other; a window is cut into slices
- *     columns    chunks of at most MAX_CHUNK strips
+ *     columns    chunks of at most MAX_CHUNK strips of 16
  *     k          blocks of at most the kernel's k_block, in order
  *
  *     per window   1. pack every distinct A: items (operand, slice, block of k, 64 rows)
@@ -22,7 +22,8 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,
+    WINDOW = 512,         /* rows; twice that where panels are bf16 */
+    BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
     MAX_CHUNK = 8,        /* strips */
     PACK_ROWS = 64,       /* of an item of packing */
     ITEMS_PER_THREAD = 6, /* what the chunks aim at */
@@ -71,7 +72,7 @@ typedef struct gemm_plan {
     int count, operands, workers;
     product_plan *products;
     operand *operand;
-    int64_t windows;
+    int64_t window_rows, windows;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
@@ -132,10 +133,12 @@ static bool same_operand(const nbl__mat *a, const nbl__mat *b)
 static route way_of(const nbl__product *p, const nbl__term *t)
 {
     const nbl__mat *a = &t->a, *b = &t->b;
-    bool plain = b->weight && b->transpose && !b->pick && !a->pick && !a->transpose && a->dropout == 0 &&
-                 b->dropout == 0;
-    if (plain && a->dtype == NBL_DTYPE_I8 && b->weight->format == NBL_FORMAT_INT8) return BY_INT8;
-    if (plain && p->m <= NBL_GEMV_MAX_ROWS && a->dtype != NBL_DTYPE_I8) return BY_GEMV;
+    if (a->pick || b->pick || a->transpose || a->dropout > 0 || b->dropout > 0) return BY_PANELS;
+    if (a->dtype == NBL_DTYPE_I8) {
+        bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
+        return codes ? BY_INT8 : BY_PANELS;
+    }
+    if (p->m <= NBL_GEMV_MAX_ROWS && (b->weight || b->dtype != NBL_DTYPE_I8)) return BY_GEMV;
     return BY_PANELS;
 }
 
@@ -178,7 +181,7 @@ static void plan_sizes(gemm_plan *plan)
         q->chunk = nbl__max_i64(
             2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
         q->chunks = nbl__ceil_div(own, q->chunk);
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
+        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, plan->window_rows));
         if (q->product->m > 0) items += q->chunks;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
@@ -258,6 +261,9 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }
     }
+    plan->window_rows = 2 * WINDOW;
+    for (int i = 0; i < plan->operands; i++)
+        if (plan->operand[i].source.kernel->panel == NBL_PANEL_F32) plan->window_rows = WINDOW;
     plan_sizes(plan);
     for (int i = 0; i < count; i++)
         for (int t = 0; t < products[i].term_count; t++) {
@@ -335,8 +341,8 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
 {
     if (t->k == 0) return add;
     if (way->way != BY_PANELS) {
-        int64_t n_begin = at->n_begin + t->b.first_row,
-                n_end = at->n_end + t->b.first_row; /* of the weight */
+        int64_t first = t->b.transpose ? t->b.first_row : 0; /* n counts rows of the weight */
+        int64_t n_begin = at->n_begin + first, n_end = at->n_end + first;
         if (!add) clear_tile(plan, at->rows, tile);
         if (way->way == BY_GEMV) nbl__gemv(plan->isa, t, at->rows, n_begin, n_end, tile, stride);
         else
@@ -355,16 +361,19 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             .a = panels_of(o, &rows, at->slice, k),
             .rows = rows.padded,
             .panels = rows.panels,
-            .panel_end = rows.panels,
             .b = room->b,
             .strips = nbl__ceil_div(at->n_end - at->n_begin, NBL_STRIP),
             .k = nbl__round_up(count, kernel->k_step),
             .alpha = t->alpha,
             .add = add || k > 0,
-            .tile = tile,
             .stride = stride,
         };
-        kernel->run(&block);
+        for (int64_t p = 0; p < rows.panels; p = block.panel_end) {
+            block.panel_begin = p;
+            block.panel_end = nbl__min_i64(rows.panels, p + BLOCK_ROWS / kernel->rows);
+            block.tile = tile + nbl__panel_start(rows.padded, rows.panels, p) * stride;
+            kernel->run(&block);
+        }
     }
     return true;
 }
@@ -420,7 +429,8 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
         if (!written) clear_tile(plan, at.rows, room.tile);
         written = true;
         if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part, stride))
-            nbl__gemm_join(p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile, stride);
+            nbl__gemm_join(plan->isa, p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile,
+                           stride);
     }
     if (!written) clear_tile(plan, at.rows, room.tile);
     nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, stride, room.lines);

@@ -2,7 +2,7 @@
  * to). */
 #include "ops/cpu/gemm_finish.h"
 
-#include "base/philox.h"
+#include "ops/cpu/drop.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -62,19 +62,11 @@ void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t r
     }
 }
 
-void nbl__gemm_join(const nbl__product *p, const nbl__term *term, int64_t row, int64_t rows, int64_t n_begin,
-                    int64_t n_end, const float *part, float *tile, int64_t stride)
+void nbl__gemm_join(nbl_isa isa, const nbl__product *p, const nbl__term *term, int64_t row, int64_t rows,
+                    int64_t n_begin, int64_t n_end, float *part, float *tile, int64_t stride)
 {
-    float factor = 1 / (1 - term->dropout);
-    const uint32_t key[2] = {(uint32_t)term->seed, (uint32_t)(term->seed >> 32)};
-    for (int64_t r = 0; r < rows; r++, part += stride, tile += stride) {
-        /* The four words of a counter are the fates of four neighbours. */
-        int64_t first = (row + r) * p->n + n_begin, end = first + n_end - n_begin;
-        for (int64_t i = first; i < end;) {
-            uint32_t words[4];
-            nbl__philox((uint32_t[4]){(uint32_t)(i >> 2), (uint32_t)(i >> 34), 0, 0}, key, words);
-            for (int64_t stop = nbl__min_i64(end, (i | 3) + 1); i < stop; i++)
-                if (nbl__uniform(words[i & 3]) >= term->dropout) tile[i - first] += part[i - first] * factor;
-        }
+    for (int64_t r = row; r < row + rows; r++, part += stride, tile += stride) {
+        nbl__drop_f32(isa, term->seed, term->dropout, r * p->n + n_begin, n_end - n_begin, part);
+        mend(isa, tile, NULL, part, NULL, n_end - n_begin);
     }
 }

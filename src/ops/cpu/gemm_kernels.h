@@ -15,8 +15,9 @@
 #include "tensor/dtype.h"
 
 enum {
-    NBL_STRIP = 16,         /* columns */
-    NBL_PANEL_MAX_ROWS = 16 /* of any kernel */
+    NBL_STRIP = 16,          /* columns */
+    NBL_PANEL_MAX_ROWS = 16, /* of any kernel */
+    NBL_MAX_K_BLOCK = 512
 };
 
 typedef enum nbl__panel { NBL_PANEL_F32, NBL_PANEL_PAIRS, NBL_PANEL_TILES } nbl__panel;

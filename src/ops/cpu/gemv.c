@@ -33,7 +33,7 @@ static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count,
     }
 }
 
-/* Elements [begin, begin + count) of a row in memory; count <= NBL_GEMV_LONG. A weight is rounded to
+/* Elements [begin, begin + count) of a row in memory. A weight is rounded to
  * `compute`, anything else is widened. */
 static void read_row(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t begin,
                      int64_t count, float *out)
@@ -97,15 +97,18 @@ static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool 
 static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float *a)
 {
     const nbl__mat *mat = &job->term->a;
-    for (int64_t g = 0; g < job->count; g += NBL_GEMV_GROUP)
-        for (int64_t i = 0; i < job->rows; i++) {
-            float group[NBL_GEMV_GROUP] = {0}, *to = a + g * job->rows + i * NBL_GEMV_GROUP;
-            int64_t count = i < job->m ? nbl__min_i64(NBL_GEMV_GROUP, job->count - g) : 0;
-            read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transpose, i, job->first + g, count, group);
-            if (plan->plain) memcpy(to, group, sizeof group);
-            else
-                for (int p = 0; p < NBL_GEMV_GROUP; p++) to[p] = group[plan->order[p]];
+    float line[NBL_GEMV_LONG];
+    for (int64_t i = 0; i < job->rows; i++) {
+        int64_t count = i < job->m ? job->count : 0,
+                stop = nbl__ceil_div(job->count, NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
+        read_line(job->isa, mat, NBL_DTYPE_F32, !mat->transpose, i, job->first, count, line);
+        memset(line + count, 0, (size_t)(stop - count) * sizeof *line);
+        for (int64_t g = 0; g < stop; g += NBL_GEMV_GROUP) {
+            float *to = a + g * job->rows + i * NBL_GEMV_GROUP;
+            if (plan->turn) plan->turn(line + g, to);
+            else memcpy(to, line + g, NBL_GEMV_GROUP * sizeof *to);
         }
+    }
 }
 
 /* ---- scales of 4-bit weights ---- */
@@ -232,7 +235,8 @@ static void run_columns(const nbl__gemv_job *job)
                     memset(line, 0, NBL_GEMV_PIECE * sizeof *line);
                     continue;
                 }
-                read_row(job->isa, &t->b, t->compute, t->b.pick ? t->b.pick[row] : row, n, count, line);
+                read_row(job->isa, &t->b, t->compute, t->b.first_row + (t->b.pick ? t->b.pick[row] : row), n,
+                         count, line);
             }
             axpy(job->rows, job->a + k / NBL_GEMV_GROUP * NBL_GEMV_GROUP * job->rows + k % NBL_GEMV_GROUP,
                  lines, acc);
@@ -253,7 +257,7 @@ static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
     if (isa >= NBL_ISA_AVX512) return nbl__gemv_plan_avx512(t, plan);
     if (isa >= NBL_ISA_AVX2) return nbl__gemv_plan_avx2(t, plan);
 #endif
-    (void)isa;
+    (void)isa, (void)plan;
     return false;
 }
 
@@ -263,7 +267,7 @@ void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, i
     assert(m <= NBL_GEMV_MAX_ROWS);
     if (m <= 0 || n_begin >= n_end) return;
     alignas(64) float a[NBL_GEMV_A];
-    nbl__gemv_plan plan = {.run = term->b.transpose ? run_rows : run_columns, .plain = true};
+    nbl__gemv_plan plan = {.run = term->b.transpose ? run_rows : run_columns};
     kernel_for(isa, term, &plan);
     int rows = m > 4 ? 8 : m > 2 ? 4 : (int)m;
     int64_t longest = nbl__min_i64(NBL_GEMV_LONG, NBL_GEMV_A / rows);

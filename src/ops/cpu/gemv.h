@@ -4,7 +4,8 @@
  *
  * B is a weight [n, k] seen transposed (X·Wᵀ) in any format, a weight seen as it lies (dY·W), or a dense
  * matrix either way. A weight is rounded to `compute` exactly as nbl__decode does; with f32 the scale of a
- * block may be multiplied after its codes were summed. Sums are f32. Dropout of the product as a whole
+ * block may be multiplied after its codes were summed. n counts the rows of a transposed weight from its first,
+ * whatever first_row says; as it lies, first_row counts. Sums are f32. Dropout of the product as a whole
  * (term->dropout) is the caller's.
  *
  * The bits of a column depend on the term, m and the instruction set, not on the range it is computed in.

@@ -107,7 +107,7 @@ NBL_TARGET_AVX2 NBL_INLINE tables tables_16(nbl_dtype dtype, entries e, float bl
     return t;
 }
 
-/* 32 weights as four registers of f32; which lane gets which is in fourbit_order. */
+/* 32 weights as four registers of f32; the functions below say which lane gets which. */
 NBL_TARGET_AVX2 NBL_INLINE void look_up(nbl_dtype dtype, const tables *t, __m256i shift, const uint8_t *codes,
                                         __m256 *w)
 {
@@ -136,13 +136,39 @@ NBL_TARGET_AVX2 NBL_INLINE void look_up(nbl_dtype dtype, const tables *t, __m256
     }
 }
 
-/* The element of a group of 128 at place p. */
-static int fourbit_order(nbl_dtype dtype, int p)
+/* What the lanes of look_up meet: in f32 the even elements of 8, then the odd ones, */
+NBL_TARGET_AVX2 static void turn_f32(const float *from, float *to)
 {
-    int unit = p / 32 * 32, j = p % 32 / 8, i = p % 8;
-    if (dtype == NBL_DTYPE_F32) return unit + 8 * j + 2 * (i % 4) + i / 4;
-    if (dtype == NBL_DTYPE_F16) return unit + j / 2 * 16 + 2 * i + j % 2;
-    return unit + j / 2 * 16 + 4 * (i % 4) + 2 * (j % 2) + i / 4;
+    for (int p = 0; p < NBL_GEMV_GROUP; p += 8) {
+        __m128 a = _mm_loadu_ps(from + p), b = _mm_loadu_ps(from + p + 4);
+        _mm_store_ps(to + p, _mm_shuffle_ps(a, b, 0x88));
+        _mm_store_ps(to + p + 4, _mm_shuffle_ps(a, b, 0xdd));
+    }
+}
+
+/* in f16 the even elements of 16, then the odd ones, */
+NBL_TARGET_AVX2 static void turn_f16(const float *from, float *to)
+{
+    for (int p = 0; p < NBL_GEMV_GROUP; p += 16)
+        for (int h = 0; h < 8; h += 4) {
+            __m128 a = _mm_loadu_ps(from + p + 2 * h), b = _mm_loadu_ps(from + p + 2 * h + 4);
+            _mm_store_ps(to + p + h, _mm_shuffle_ps(a, b, 0x88));
+            _mm_store_ps(to + p + 8 + h, _mm_shuffle_ps(a, b, 0xdd));
+        }
+}
+
+/* and in bf16 every fourth of 16. */
+NBL_TARGET_AVX2 static void turn_bf16(const float *from, float *to)
+{
+    for (int p = 0; p < NBL_GEMV_GROUP; p += 16) {
+        __m128 a = _mm_loadu_ps(from + p), b = _mm_loadu_ps(from + p + 4);
+        __m128 c = _mm_loadu_ps(from + p + 8), d = _mm_loadu_ps(from + p + 12);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_store_ps(to + p, a);
+        _mm_store_ps(to + p + 4, b);
+        _mm_store_ps(to + p + 8, c);
+        _mm_store_ps(to + p + 12, d);
+    }
 }
 
 /* How many sums a row needs so that additions do not wait for each other. */
@@ -378,8 +404,7 @@ bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan)
     if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
     int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
     plan->run = fourbit[type][unit == 32];
-    plan->plain = false;
-    for (int p = 0; p < NBL_GEMV_GROUP; p++) plan->order[p] = (uint8_t)fourbit_order(term->compute, p);
+    plan->turn = type == 0 ? turn_f32 : type == 1 ? turn_f16 : turn_bf16;
     return true;
 }
 

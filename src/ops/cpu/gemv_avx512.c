@@ -7,8 +7,8 @@
  *                                ->  >> 4 -> vpermps table    codes in high nibbles    fma
  *
  *                2.5 operations for 16 weights; scales join once per 128.
- * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: 32 codes in each
- * and bf16       quarter of a register, brought down by shifts that differ from quarter to quarter
+ * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: the same 32 codes in
+ * and bf16       each quarter of a register, brought down by shifts that differ from quarter to quarter
  * int8, dense    widened and multiplied; the scale of an int8 row joins at its end (f32)
  *
  * With one row 4-bit weights run at 10 to 12 weights per cycle, which is about what a core reads from memory. */
@@ -20,14 +20,25 @@
 /* Memory of the column after the next is on its way while this one is worked on. */
 #define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
 
+/* The sums of four registers, each in the first place of a quarter. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
+{
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+}
+
 NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
                                               const __m512 *sums, float factor)
 {
-    float *tile = job->tile + n - job->n_begin;
+    float *tile = job->tile + n - job->n_begin, four[16];
     NBL_UNROLL for (int i = 0; i < rows; i++)
     {
-        if (i < job->m)
-            tile[i * job->tile_stride] += job->term->alpha * (_mm512_reduce_add_ps(sums[i]) * factor);
+        if (rows >= 4 && i % 4 == 0) _mm512_storeu_ps(four, four_sums(sums + i));
+        float sum = rows >= 4 ? four[i % 4 * 4] : _mm512_reduce_add_ps(sums[i]);
+        if (i < job->m) tile[i * job->tile_stride] += job->term->alpha * (sum * factor);
     }
 }
 
@@ -42,6 +53,27 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
     return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, number, sum, _mm512_set1_epi32((int)0xffff0000)));
 }
 
+/* The same for bf16 and magnitudes from 2^-126 to 2^110: adding 1.5 · 2^16 times the value's power of two leaves
+ * no room for the bits that bf16 does not have. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 round_moderate_bf16(__m512 values)
+{
+    const __m512 raise = _mm512_set1_ps(0x1.8p16f);
+    __m512 power = _mm512_and_ps(values, _mm512_castsi512_ps(_mm512_set1_epi32((int)0xff800000)));
+    return _mm512_fnmadd_ps(power, raise, _mm512_fmadd_ps(power, raise, values));
+}
+
+/* The 16 values of a block. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 block_values(nbl_dtype dtype, __m512 table, const float *scale)
+{
+    __m512 products = _mm512_mul_ps(table, _mm512_set1_ps(*scale));
+    uint32_t bits;
+    memcpy(&bits, scale, sizeof bits);
+    /* 2^-100 <= |scale| < 2^100: entries of tables are 0 or 2^-8 to 12 */
+    if (dtype == NBL_DTYPE_BF16 && (bits << 1) - (27u << 24) < (200u << 24))
+        return round_moderate_bf16(products);
+    return round_to(dtype, products);
+}
+
 /* ---- 4 bits, f32 ---- */
 
 /* The scales of a group: two, or four of blocks of 32, each in the lanes of its codes. */
@@ -53,54 +85,84 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mma
     return _mm512_permutexvar_ps(fine ? quarters : halves, _mm512_castps128_ps512(few));
 }
 
-/* 128 weights, fewer where `bytes` says so. */
-NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, const uint8_t *codes, bool whole, __mmask64 bytes,
-                                            __m512 table, __m512 scale, const float *a, __m512 *sums)
+/* 128 weights, fewer where `bytes` says so, of each of `columns` neighbours, `next` bytes apart. With few rows the
+ * scale joins the sum of the group, else the weights. */
+NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, int columns, const uint8_t *codes, int64_t next,
+                                            bool whole, __mmask64 bytes, __m512 table, const __m512 *scale,
+                                            const float *a, __m512 *sums)
 {
-    __m512 part[NBL_GEMV_MAX_ROWS];
+    const bool after = rows < 4;
+    __m512 part[NBL_GEMV_MAX_ROWS], w[2][2];
     NBL_UNROLL for (int s = 0; s < 4; s++)
     {
-        __m512i v = whole ? _mm512_loadu_si512(codes + s) : _mm512_maskz_loadu_epi8(bytes >> s, codes + s);
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            const uint8_t *from = codes + c * next + s;
+            __m512i v = whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(bytes >> s, from);
+            w[c][0] = _mm512_permutexvar_ps(v, table);
+            w[c][1] = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), table);
+            if (!after)
+                w[c][0] = _mm512_mul_ps(w[c][0], scale[c]), w[c][1] = _mm512_mul_ps(w[c][1], scale[c]);
+        }
         NBL_UNROLL for (int h = 0; h < 2; h++)
         {
-            __m512 w = _mm512_permutexvar_ps(h ? _mm512_srli_epi32(v, 4) : v, table);
             NBL_UNROLL for (int i = 0; i < rows; i++)
             {
                 __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 32 * s + 16 * h);
-                part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w, x) : _mm512_fmadd_ps(w, x, part[i]);
+                if (after)
+                    part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w[0][h], x)
+                                               : _mm512_fmadd_ps(w[0][h], x, part[i]);
+                else NBL_UNROLL for (int c = 0; c < columns; c++)
+                    {
+                        sums[c * rows + i] = _mm512_fmadd_ps(w[c][h], x, sums[c * rows + i]);
+                    }
             }
         }
     }
-    NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_fmadd_ps(part[i], scale, sums[i]);
+    if (after)
+        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_fmadd_ps(part[i], scale[0], sums[i]);
 }
 
-NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
+/* Columns [n, n + columns). */
+NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows, bool fine, int columns,
+                                              int64_t n)
 {
     const nbl_weight *weight = job->term->b.weight;
-    const int64_t columns = nbl__gemv_columns(weight), count = job->count;
+    const int64_t in = nbl__gemv_columns(weight), count = job->count, flat = n * in + job->first;
     const int64_t last = (count - 1) / NBL_GEMV_GROUP, rest = count - last * NBL_GEMV_GROUP;
     const __mmask64 bytes = ~(__mmask64)0 >> (64 - rest / 2);
     const int per_group = fine ? 4 : 2;
     const __mmask8 all = fine ? 15 : 3, some = (__mmask8)((1 << (rest / (fine ? 32 : 64))) - 1);
     const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
-    const float *a = job->a;
-    float room[NBL_GEMV_UNITS];
-    for (int64_t n = job->n_begin; n < job->n_end; n++) {
-        int64_t flat = n * columns + job->first;
-        const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
-        const float *scales = nbl__gemv_scales(weight, flat, count, room);
-        __m512 sums[NBL_GEMV_MAX_ROWS];
-        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
-        for (int64_t g = 0; g < last; g++) {
-            FETCH(codes + columns + 64 * g);
-            group_f32(rows, codes + 64 * g, true, 0, table, spread(fine, scales + per_group * g, all),
-                      a + NBL_GEMV_GROUP * rows * g, sums);
-        }
-        FETCH(codes + columns + 64 * last);
-        group_f32(rows, codes + 64 * last, false, bytes, table, spread(fine, scales + per_group * last, some),
-                  a + NBL_GEMV_GROUP * rows * last, sums);
-        add_to_tile(job, rows, n, sums, 1);
+    const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
+    const float *a = job->a, *scales[2];
+    float room[2][NBL_GEMV_UNITS];
+    __m512 sums[2 * NBL_GEMV_MAX_ROWS], scale[2];
+    NBL_UNROLL for (int c = 0; c < columns; c++)
+    {
+        scales[c] = nbl__gemv_scales(weight, flat + c * in, count, room[c]);
     }
+    NBL_UNROLL for (int i = 0; i < columns * rows; i++) sums[i] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < last; g++, codes += 64, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            FETCH(codes + in + c * in / 2);
+            scale[c] = spread(fine, scales[c] + per_group * g, all);
+        }
+        group_f32(rows, columns, codes, in / 2, true, 0, table, scale, a, sums);
+    }
+    NBL_UNROLL for (int c = 0; c < columns; c++) scale[c] = spread(fine, scales[c] + per_group * last, some);
+    group_f32(rows, columns, codes, in / 2, false, bytes, table, scale, a, sums);
+    NBL_UNROLL for (int c = 0; c < columns; c++) add_to_tile(job, rows, n + c, sums + c * rows, 1);
+}
+
+/* With many rows two columns share the reading of A. */
+NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
+{
+    int64_t n = job->n_begin;
+    if (rows >= 4)
+        for (; n + 2 <= job->n_end; n += 2) columns_f32(job, rows, fine, 2, n);
+    for (; n < job->n_end; n++) columns_f32(job, rows, fine, 1, n);
 }
 
 /* ---- 4 bits, rounded to f16 or bf16 ---- */
@@ -147,13 +209,12 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
             NBL_UNROLL for (int j = 0; j < 4; j++)
             {
                 if (fine || j % 2 == 0)
-                    values = round_to(
-                        dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u + j : (u + j) / 2])));
+                    values = block_values(dtype, table, scales + (fine ? u + j : (u + j) / 2));
                 unit_16(rows, codes + 16 * (u + j), values, a + 32 * (rows * u + j), sums[j % chains]);
             }
         }
         for (; u < units; u++) {
-            values = round_to(dtype, _mm512_mul_ps(table, _mm512_set1_ps(scales[fine ? u : u / 2])));
+            values = block_values(dtype, table, scales + (fine ? u : u / 2));
             unit_16(rows, codes + 16 * u, values, a + 32 * (rows * (u & ~3) + (u & 3)), sums[0]);
         }
         NBL_UNROLL for (int c = 1; c < chains; c++)
@@ -314,10 +375,38 @@ static kernel simple_kernel(const nbl__term *term)
                                      : NULL;
 }
 
-/* The code at nibble s of a word of 8 (or 4) codes. */
-static int code_at(const nbl_weight *weight, int s)
+/* A lane holds 8 codes, and `lanes` of them stand side by side: lane l of step s meets element 8 l + s, or its
+ * neighbour where the first of a pair is in the high nibble (`flip` 1). */
+NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, float *to)
 {
-    return weight->format == NBL_FORMAT_MXFP4 ? s : s ^ 1;
+    for (int u = 0; u < NBL_GEMV_GROUP; u += 8 * lanes)
+        for (int l = 0; l < lanes; l += 4)
+            for (int s = 0; s < 8; s += 4) {
+                const float *corner = from + u + 8 * l + s;
+                __m128 a = _mm_loadu_ps(corner), b = _mm_loadu_ps(corner + 8);
+                __m128 c = _mm_loadu_ps(corner + 16), d = _mm_loadu_ps(corner + 24);
+                _MM_TRANSPOSE4_PS(a, b, c, d);
+                _mm_store_ps(to + u + (s ^ flip) * lanes + l, a);
+                _mm_store_ps(to + u + ((s + 1) ^ flip) * lanes + l, b);
+                _mm_store_ps(to + u + ((s + 2) ^ flip) * lanes + l, c);
+                _mm_store_ps(to + u + ((s + 3) ^ flip) * lanes + l, d);
+            }
+}
+NBL_TARGET_AVX512 static void turn_f32_high_first(const float *from, float *to)
+{
+    turn(16, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_f32_low_first(const float *from, float *to)
+{
+    turn(16, 0, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_high_first(const float *from, float *to)
+{
+    turn(4, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_low_first(const float *from, float *to)
+{
+    turn(4, 0, from, to);
 }
 
 bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
@@ -334,13 +423,9 @@ bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
     if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
     int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
     plan->run = fourbit[type][unit == 32];
-    plan->plain = false;
-    for (int p = 0; p < NBL_GEMV_GROUP; p++) {
-        int lane = p % 16, step = p / 16;
-        plan->order[p] = (uint8_t)(type == 0 ? 8 * lane + code_at(weight, step)
-                                             : p / 32 * 32 + lane % 4 * 8 +
-                                                   code_at(weight, lane / 4 + step % 2 * 4));
-    }
+    bool low_first = weight->format == NBL_FORMAT_MXFP4;
+    if (type == 0) plan->turn = low_first ? turn_f32_low_first : turn_f32_high_first;
+    else plan->turn = low_first ? turn_16_low_first : turn_16_high_first;
     return true;
 }
 

@@ -6,8 +6,7 @@
  *
  *     for each stretch of k:   a = A[:, stretch], widened, in kernel order      16 to 32 KB: first cache
  *         for each column n:   tile[:, n] += alpha · Σ a · decode(B[stretch, n])
- *
- * `order` gives, for each place in a group of 128, the element of the group that stands there. */
+ */
 #ifndef NBL_GEMV_KERNELS_H
 #define NBL_GEMV_KERNELS_H
 
@@ -36,8 +35,7 @@ typedef struct nbl__gemv_job {
 
 typedef struct nbl__gemv_plan {
     void (*run)(const nbl__gemv_job *job);
-    uint8_t order[NBL_GEMV_GROUP];
-    bool plain; /* order is 0, 1, 2, … */
+    void (*turn)(const float *from, float *to); /* 128 elements to kernel order; NULL: as they are */
 } nbl__gemv_plan;
 
 /* Choose a kernel for B seen with k along its rows in memory; false: this level has none for it. */

@@ -31,9 +31,8 @@ typedef struct job {
 /* ---- few rows, and the scalar way ---- */
 
 static void dot_scalar(int rows, const int8_t *a, int64_t stride, const int8_t *w, int64_t count,
-                       const int32_t *a_sums, int32_t *sums)
+                       int32_t *sums)
 {
-    (void)a_sums;
     for (int i = 0; i < rows; i++) {
         int32_t sum = 0;
         for (int64_t k = 0; k < count; k++) sum += a[i * stride + k] * w[k];
@@ -56,19 +55,20 @@ static void add_to_tile(const job *j, int64_t row, int64_t column, int32_t sum)
     j->tile[(row - j->m_begin) * j->tile_stride + column - j->n_begin] += (float)sum * factor;
 }
 
+/* A row of W is read from memory once, whatever the number of rows of A. */
 static void run_direct(const job *j, const nbl__int8_kernel *kernel)
 {
-    for (int64_t m = j->m_begin; m < j->m_end; m += 4) {
-        int rows = (int)nbl__min_i64(4, j->m_end - m);
-        int32_t a_sums[4], sums[4];
-        const int8_t *a = j->a + m * j->a_stride;
-        for (int i = 0; i < rows; i++) a_sums[i] = sum_codes(a + i * j->a_stride, j->k);
-        for (int64_t n = j->n_begin; n < j->n_end; n++) {
-            (kernel ? kernel->dot : dot_scalar)(rows, a, j->a_stride, j->w + n * j->w_stride, j->k, a_sums,
-                                                sums);
+    int32_t a_sums[NBL_INT8_FEW] = {0}, sums[4];
+    for (int64_t m = j->m_begin; kernel && m < j->m_end; m++)
+        a_sums[m - j->m_begin] = sum_codes(j->a + m * j->a_stride, j->k);
+    for (int64_t n = j->n_begin; n < j->n_end; n++)
+        for (int64_t m = j->m_begin; m < j->m_end; m += 4) {
+            int rows = (int)nbl__min_i64(4, j->m_end - m);
+            const int8_t *a = j->a + m * j->a_stride, *w = j->w + n * j->w_stride;
+            if (kernel) kernel->dot(rows, a, j->a_stride, w, j->k, a_sums + (m - j->m_begin), sums);
+            else dot_scalar(rows, a, j->a_stride, w, j->k, sums);
             for (int i = 0; i < rows; i++) add_to_tile(j, m + i, n, sums[i]);
         }
-    }
 }
 
 /* ---- blocks ---- */
@@ -79,11 +79,17 @@ typedef struct scratch {
     int32_t *a_sums; /* [rows] */
 } scratch;
 
+/* n cut into as few blocks as the largest size allows, all about the same; multiples of `step`. */
+static int64_t block_size(int64_t n, int64_t largest, int64_t step)
+{
+    return nbl__ceil_div(nbl__ceil_div(n, nbl__ceil_div(n, largest)), step) * step;
+}
+
 static size_t layout(const nbl__int8_kernel *kernel, int64_t m, int64_t n, void *base, scratch *s)
 {
     nbl__cut cut = {base, 0};
-    int64_t rows = nbl__ceil_div(nbl__min_i64(m, NBL_INT8_M), kernel->rows) * kernel->rows;
-    int64_t columns = nbl__ceil_div(nbl__min_i64(n, NBL_INT8_N), kernel->panel) * kernel->panel;
+    int64_t rows = nbl__min_i64(nbl__ceil_div(m, kernel->rows) * kernel->rows, NBL_INT8_M);
+    int64_t columns = nbl__min_i64(nbl__ceil_div(n, kernel->panel) * kernel->panel, NBL_INT8_N);
     NBL_CUT(&cut, s->w, columns * NBL_INT8_K * kernel->code_bytes);
     NBL_CUT(&cut, s->a, (int64_t)kernel->rows * NBL_INT8_K * kernel->code_bytes);
     NBL_CUT(&cut, s->sums, rows * columns);
@@ -96,7 +102,7 @@ size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__term *term, int64_t m, 
     (void)term;
     const nbl__int8_kernel *kernel = kernel_of(isa);
     scratch s;
-    return kernel && m > NBL_INT8_FEW ? layout(kernel, m, n, NULL, &s) : 0;
+    return kernel && m > kernel->few ? layout(kernel, m, n, NULL, &s) : 0;
 }
 
 /* One block of k: adds to (or starts) the sums of rows [m, m + rows) and columns [n, n + columns). */
@@ -150,10 +156,11 @@ static void run_blocks(const job *j, const nbl__int8_kernel *kernel, void *memor
 {
     scratch s;
     layout(kernel, j->m_end - j->m_begin, j->n_end - j->n_begin, memory, &s);
-    for (int64_t n = j->n_begin; n < j->n_end; n += NBL_INT8_N)
-        for (int64_t m = j->m_begin; m < j->m_end; m += NBL_INT8_M) {
-            int64_t rows = nbl__min_i64(NBL_INT8_M, j->m_end - m);
-            int64_t columns = nbl__min_i64(NBL_INT8_N, j->n_end - n);
+    const int64_t height = block_size(j->m_end - j->m_begin, NBL_INT8_M, kernel->rows);
+    const int64_t width = block_size(j->n_end - j->n_begin, NBL_INT8_N, kernel->panel);
+    for (int64_t n = j->n_begin; n < j->n_end; n += width)
+        for (int64_t m = j->m_begin; m < j->m_end; m += height) {
+            int64_t rows = nbl__min_i64(height, j->m_end - m), columns = nbl__min_i64(width, j->n_end - n);
             memset(s.a_sums, 0, (size_t)rows * sizeof *s.a_sums);
             for (int64_t k = 0; k < j->k; k += NBL_INT8_K)
                 multiply_block(j, kernel, &s, m, rows, n, columns, k);
@@ -181,7 +188,7 @@ void nbl__int8_product(nbl_isa isa, const nbl__term *term, int64_t m_begin, int6
                  n_end,
                  tile,
                  tile_stride};
-        if (kernel == NULL || m_end - m_begin <= NBL_INT8_FEW) {
+        if (kernel == NULL || m_end - m_begin <= kernel->few) {
             run_direct(&j, kernel);
             continue;
         }

@@ -334,12 +334,43 @@ NBL_TARGET_AMX static void multiply_32x32_amx(const void *a, const void *w, int6
 }
 
 const nbl__int8_kernel nbl__int8_avx2 = {
-    6, 16, 2, 4, 0, NULL, NULL, pack_w_i16, pack_a_i16, multiply_6x16_avx2, finish_avx2, dot_avx2};
+    .rows = 6,
+    .panel = 16,
+    .code_bytes = 2,
+    .step = 4,
+    .few = 12,
+    .pack_w = pack_w_i16,
+    .pack_a = pack_a_i16,
+    .multiply = multiply_6x16_avx2,
+    .finish = finish_avx2,
+    .dot = dot_avx2,
+};
 const nbl__int8_kernel nbl__int8_avx512 = {
-    12,          32,        1, 4, 128, NULL, NULL, pack_w_unsigned, pack_a_i8, multiply_12x32_avx512,
-    finish_avx2, dot_avx512};
+    .rows = 12,
+    .panel = 32,
+    .code_bytes = 1,
+    .step = 4,
+    .few = 8,
+    .offset = 128,
+    .pack_w = pack_w_unsigned,
+    .pack_a = pack_a_i8,
+    .multiply = multiply_12x32_avx512,
+    .finish = finish_avx2,
+    .dot = dot_avx512,
+};
 const nbl__int8_kernel nbl__int8_amx = {
-    32,          32,        1, 64, 0, begin_amx, end_amx, pack_w_plain, pack_a_i8, multiply_32x32_amx,
-    finish_avx2, dot_avx512};
+    .rows = 32,
+    .panel = 32,
+    .code_bytes = 1,
+    .step = 64,
+    .few = 8,
+    .begin = begin_amx,
+    .end = end_amx,
+    .pack_w = pack_w_plain,
+    .pack_a = pack_a_i8,
+    .multiply = multiply_32x32_amx,
+    .finish = finish_avx2,
+    .dot = dot_avx512,
+};
 
 #endif

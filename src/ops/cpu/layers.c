@@ -143,8 +143,8 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
     const nbl__layers *j = argument;
     (void)worker;
     nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, j->in, item * QUANT_ROWS,
-                   nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold, j->outlier,
-                   j->codes, j->scales);
+                   nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
+                   j->outlier, j->codes, j->scales);
     return NBL_OK;
 }
 

@@ -3,7 +3,7 @@
  * Sums over tokens are taken by the product (dA, dB), or column by column (bias, magnitude): an element of a
  * result belongs to one worker, which goes through the tokens in order. */
 #include "base/team.h"
-#include "ops/cpu/dropout.h"
+#include "ops/cpu/drop.h"
 #include "ops/cpu/layers.h"
 
 typedef struct wishes {
@@ -288,7 +288,7 @@ static nbl_status mask_row(void *argument, int64_t item, int worker)
     int64_t in = r->j->in;
     float *from = r->from + item * in, *to = r->to + item * in;
     (void)worker;
-    nbl__dropout_apply(r->isa, a->seed, a->dropout, (r->row + item) * in, from, in);
+    nbl__drop_f32(r->isa, a->seed, a->dropout, (r->row + item) * in, in, from);
     for (int64_t k = 0; k < in; k++) to[k] = r->add ? to[k] + from[k] : from[k];
     return NBL_OK;
 }

@@ -4,20 +4,20 @@
  *     as stored   one row of values for all panels of the call -> scratch -> copied piece by piece */
 #include "ops/cpu/pack.h"
 
-#include "ops/linear.h"
+#include "ops/cpu/drop.h"
 #include "quant/quant.h"
 
 /* ---- rows as f32 ---- */
 
-static void drop(const nbl__mat *m, int64_t row, int64_t begin, int64_t count, const int32_t *pick,
+static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count, const int32_t *pick,
                  float *values)
 {
-    float factor = 1 / (1 - m->dropout);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t column = pick ? pick[begin + i] : begin + i;
-        bool keep = nbl__dropout_keeps(m->seed, m->dropout, row * m->drop_columns + column);
-        values[i] = keep ? values[i] * factor : 0;
-    }
+    const nbl__mat *m = s->mat;
+    int64_t first = row * m->drop_columns;
+    if (pick == NULL) nbl__drop_f32(s->isa, m->seed, m->dropout, first + begin, count, values);
+    else
+        for (int64_t i = 0; i < count; i++)
+            nbl__drop_f32(s->isa, m->seed, m->dropout, first + pick[begin + i], 1, values + i);
 }
 
 static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_t end, float *to)
@@ -69,7 +69,7 @@ static const float *read_row(const nbl__source *s, int64_t row, int64_t begin, i
             nbl__to_f32(s->isa, m->dtype, values + (size_t)begin * size, to, count);
         }
     }
-    if (m->dropout > 0) drop(m, row, begin, count, pick, to);
+    if (m->dropout > 0) drop(s, row, begin, count, pick, to);
     return to;
 }
 
@@ -102,14 +102,19 @@ size_t nbl__pack_scratch(int64_t k_block, int64_t outer)
 static void turned_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
                          int64_t k, const pieces *p, float *to)
 {
-    const float *rows[NBL_PANEL_MAX_ROWS];
+    const nbl__mat *m = s->mat;
+    bool plain = !m->weight && m->dtype != NBL_DTYPE_I8 && !m->pick && m->dropout == 0;
+    const void *rows[NBL_PANEL_MAX_ROWS];
     for (int r = 0; r < width; r++) {
         float *room = p->rows + r * k;
         rows[r] = room;
-        if (r < count) rows[r] = read_row(s, outer + r, k_begin, k_begin + k, s->mat->pick, room);
-        else memset(room, 0, (size_t)k * sizeof *room);
+        if (r >= count) memset(room, 0, (size_t)k * sizeof *room);
+        else if (plain)
+            rows[r] = (const uint8_t *)m->data +
+                      (size_t)((outer + r) * m->stride + k_begin) * nbl__size_of(m->dtype);
+        else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, m->pick, room);
     }
-    nbl__turn_f32(s->isa, rows, width, k, to);
+    nbl__turn_f32(s->isa, plain ? m->dtype : NBL_DTYPE_F32, rows, width, k, to);
 }
 
 /* ---- A ---- */
@@ -290,6 +295,48 @@ static void pack_b_any(const nbl__source *s, int64_t n_begin, int64_t n_end, int
 }
 
 /* ---- four bits ---- */
+
+/* The scales of `count` consecutive blocks, NBL_STRIP floats apart. */
+static void row_scales(const nbl_weight *w, int64_t first, int64_t count, float *to)
+{
+    if (w->format == NBL_FORMAT_MXFP4 || w->nested_scales == NULL) {
+        for (int64_t i = 0; i < count; i++) to[i * NBL_STRIP] = nbl__block_scale(w, first + i);
+        return;
+    }
+    const uint8_t *codes = w->scale_codes;
+    const float *table = w->nested_table;
+    for (int64_t i = first, end = first + count; i < end;) {
+        int64_t group = w->nested_block == NBL_NESTED_BLOCK ? i / NBL_NESTED_BLOCK : i / w->nested_block;
+        int64_t stop = nbl__min_i64(end, (group + 1) * w->nested_block);
+        float scale = w->nested_scales[group], offset = w->nested_offset;
+        for (; i < stop; i++, to += NBL_STRIP) {
+            float product = table[codes[i]] * scale;
+            *to = product + offset;
+        }
+    }
+}
+
+int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
+                      float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP])
+{
+    /* Rows of whole blocks change their scales together; others at any multiple of 32. */
+    bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
+    int shift = aligned ? s->block_shift : 5;
+    int64_t base = k_begin >> shift, count = ((k_begin + k - 1) >> shift) - base + 1;
+    for (int64_t r = 0; r < NBL_STRIP; r++) {
+        int64_t start = (row + r) * s->columns;
+        if (row + r >= row_end) {
+            for (int64_t i = 0; i < count; i++) scales[i * NBL_STRIP + r] = 0;
+        } else if (aligned) {
+            row_scales(s->weight, (start >> shift) + base, count, scales + r);
+        } else {
+            for (int64_t i = 0; i < count; i++)
+                scales[i * NBL_STRIP + r] = nbl__block_scale(s->weight, (start + ((base + i) << shift)) >>
+                                                                            s->block_shift);
+        }
+    }
+    return shift;
+}
 
 #if defined(__x86_64__)
 

@@ -41,8 +41,8 @@ void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int6
 
 /* ---- pieces ---- */
 
-/* to[i * count + r] = rows[r][i] for i < k, r < count <= 16. */
-void nbl__turn_f32(nbl_isa isa, const float *const *rows, int count, int64_t k, float *to);
+/* to[i * count + r] = rows[r][i] for i < k, r < count <= 16; rows of f32, f16 or bf16. */
+void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to);
 /* to[(i * width + r) * 2 + h] = bf16(from[(2 * i + h) * width + r]); with k odd, the last h = 1 is zero. */
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to);
 
@@ -73,6 +73,19 @@ static inline float nbl__block_scale(const nbl_weight *w, int64_t block)
     int64_t group = w->nested_block == 256 ? block >> 8 : block / w->nested_block;
     float product = w->nested_table[w->scale_codes[block]] * w->nested_scales[group];
     return product + w->nested_offset;
+}
+
+/* The scales of 16 rows from `row` over columns k_begin + [0, k), those at or past row_end being zero: column c has its
+ * sixteen at scales[16 * ((c >> result) - (k_begin >> result))]. */
+int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
+                      float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP]);
+
+/* Where the codes of 16 rows begin at column k; rows past the end repeat the last. */
+static inline void nbl__strip_rows(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k,
+                                   const uint8_t *rows[NBL_STRIP])
+{
+    for (int64_t r = 0; r < NBL_STRIP; r++)
+        rows[r] = s->codes + (nbl__min_i64(row + r, row_end - 1) * s->columns + k) / 2;
 }
 
 #if defined(__x86_64__)

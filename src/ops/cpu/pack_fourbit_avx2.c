@@ -42,20 +42,15 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 look_up_avx2
 
 /* ---- turned ---- */
 
-static inline const uint8_t *code_row(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k)
-{
-    return s->codes + ((row < row_end ? row : row_end - 1) * s->columns + k) / 2;
-}
-
 /* Eight rows: dword j of each, j < 4. */
-NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
-load_dwords_avx2(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m256i out[4])
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void load_dwords_avx2(const uint8_t *const *rows,
+                                                                                   int64_t at, __m256i out[4])
 {
     __m256i v[4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
-        __m128i first = _mm_loadu_si128((const void *)code_row(s, row + r, row_end, k));
-        __m128i fifth = _mm_loadu_si128((const void *)code_row(s, row + r + 4, row_end, k));
+        __m128i first = _mm_loadu_si128((const void *)(rows[r] + at));
+        __m128i fifth = _mm_loadu_si128((const void *)(rows[r + 4] + at));
         v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(first), fifth, 1);
     }
     __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpacklo_epi32(v[2], v[3]);
@@ -72,20 +67,17 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
 {
     const __m256 low = _mm256_loadu_ps(s->table), high = _mm256_loadu_ps(s->table + 8);
     const __m256 infinity = _mm256_set1_ps(INFINITY), sign = _mm256_set1_ps(-0.0f);
-    bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
-    _Alignas(32) float scales[NBL_STRIP];
+    _Alignas(32) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
         int64_t column = k_begin + i;
-        if (i == 0 || !aligned || (column & ((INT64_C(1) << s->block_shift) - 1)) == 0)
-            for (int r = 0; r < NBL_STRIP; r++)
-                scales[r] = row + r < row_end
-                                ? nbl__block_scale(s->weight,
-                                                   ((row + r) * s->columns + column) >> s->block_shift)
-                                : 0;
+        const float *factors = scales + ((column >> step) - (k_begin >> step)) * NBL_STRIP;
         for (int half = 0; half < 2; half++) {
             __m256i dwords[4];
-            load_dwords_avx2(s, row + 8 * half, row_end, column, dwords);
-            __m256 scale = _mm256_load_ps(scales + 8 * half);
+            load_dwords_avx2(rows + 8 * half, i / 2, dwords);
+            __m256 scale = _mm256_load_ps(factors + 8 * half);
             if (compute != NBL_DTYPE_F32) {
                 __m256 size = _mm256_andnot_ps(sign, scale);
                 if (_mm256_movemask_ps(_mm256_cmp_ps(size, infinity, _CMP_NLT_UQ))) return false;
@@ -121,50 +113,60 @@ NBL_TARGET_AVX2 bool nbl__pack_fourbit_t16_f32_avx2(const nbl__fourbit_source *s
 
 /* ---- as stored ---- */
 
-/* Two strips, 32 columns from n: k of them down. */
-NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight_pair(const nbl__fourbit_source *s,
-                                                                                nbl_dtype compute, int64_t n,
-                                                                                int64_t k_begin, int64_t k,
-                                                                                float *to, float *next)
+/* `strips` strips (2 or 4), k steps down. Four are 64 columns, which mostly share a block: its table then is scaled
+ * once. */
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight(const nbl__fourbit_source *s,
+                                                                           nbl_dtype compute, int strips,
+                                                                           int64_t n, int64_t k_begin,
+                                                                           int64_t k, float *to)
 {
     const __m256 low = _mm256_loadu_ps(s->table), high = _mm256_loadu_ps(s->table + 8);
     const __m256i shift = s->low_first ? _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)
                                        : _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
-    for (int64_t i = 0; i < k; i++, to += NBL_STRIP, next += NBL_STRIP) {
+    for (int64_t i = 0; i < k; i++, to += NBL_STRIP) {
         int64_t at = (k_begin + i) * s->columns + n;
         const uint8_t *codes = s->codes + at / 2;
         __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
-        float scale = nbl__block_scale(s->weight, at >> s->block_shift);
-        if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
-        __m256 factor = _mm256_set1_ps(scale);
-        __m256 l = round_avx2(_mm256_mul_ps(low, factor), compute);
-        __m256 h = round_avx2(_mm256_mul_ps(high, factor), compute);
+        __m256 l = low, h = high;
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            int32_t eight;
-            memcpy(&eight, codes + 4 * c, 4);
-            __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(eight), shift);
-            __m256 value = look_up_avx2(l, h, index, _mm256_slli_epi32(index, 28));
-            _mm256_store_ps((c < 2 ? to : next) + c % 2 * 8, value);
+        for (int t = 0; t < strips; t++) {
+            int64_t block = (at + t * NBL_STRIP) >> s->block_shift;
+            if (t == 0 || (t == 2 && block != at >> s->block_shift)) {
+                float scale = nbl__block_scale(s->weight, block);
+                if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
+                l = round_avx2(_mm256_mul_ps(low, _mm256_set1_ps(scale)), compute);
+                h = round_avx2(_mm256_mul_ps(high, _mm256_set1_ps(scale)), compute);
+            }
+#pragma GCC unroll 2
+            for (int c = 0; c < 2; c++) {
+                int32_t eight;
+                memcpy(&eight, codes + 8 * t + 4 * c, 4);
+                __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(eight), shift);
+                __m256 value = look_up_avx2(l, h, index, _mm256_slli_epi32(index, 28));
+                _mm256_store_ps(to + t * k * NBL_STRIP + c * 8, value);
+            }
         }
     }
     return true;
 }
 
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight_of(const nbl__fourbit_source *s,
+                                                                              nbl_dtype compute, int64_t n,
+                                                                              int64_t strips, int64_t k_begin,
+                                                                              int64_t k, float *to)
+{
+    int64_t t = 0;
+    for (; t + 4 <= strips; t += 4)
+        if (!straight(s, compute, 4, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP)) return false;
+    return t == strips || straight(s, compute, 2, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP);
+}
+
 NBL_TARGET_AVX2 bool nbl__pack_fourbit_n16_f32_avx2(const nbl__fourbit_source *s, int64_t n_begin,
                                                     int64_t strips, int64_t k_begin, int64_t k, float *to)
 {
-    for (int64_t t = 0; t < strips; t += 2) {
-        float *first = to + t * k * NBL_STRIP, *second = first + k * NBL_STRIP;
-        int64_t n = n_begin + t * NBL_STRIP;
-        bool done = s->compute == NBL_DTYPE_F32
-                        ? straight_pair(s, NBL_DTYPE_F32, n, k_begin, k, first, second)
-                    : s->compute == NBL_DTYPE_F16
-                        ? straight_pair(s, NBL_DTYPE_F16, n, k_begin, k, first, second)
-                        : straight_pair(s, NBL_DTYPE_BF16, n, k_begin, k, first, second);
-        if (!done) return false;
-    }
-    return true;
+    if (s->compute == NBL_DTYPE_F32) return straight_of(s, NBL_DTYPE_F32, n_begin, strips, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F16) return straight_of(s, NBL_DTYPE_F16, n_begin, strips, k_begin, k, to);
+    return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
 }
 
 #endif

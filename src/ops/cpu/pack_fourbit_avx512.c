@@ -38,24 +38,17 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512 round_avx5
 
 /* ---- turned ---- */
 
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m128i
-row_codes(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k)
-{
-    return _mm_loadu_si128(
-        (const void *)(s->codes + ((row < row_end ? row : row_end - 1) * s->columns + k) / 2));
-}
-
 /* Sixteen rows: dword j of each, j < 4. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
-load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k, __m512i out[4])
+load_dwords_avx512(const uint8_t *const *rows, int64_t at, __m512i out[4])
 {
     __m512i v[4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
-        v[r] = _mm512_castsi128_si512(row_codes(s, row + r, row_end, k));
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 4, row_end, k), 1);
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 8, row_end, k), 2);
-        v[r] = _mm512_inserti32x4(v[r], row_codes(s, row + r + 12, row_end, k), 3);
+        v[r] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(rows[r] + at)));
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 4] + at)), 1);
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 8] + at)), 2);
+        v[r] = _mm512_inserti32x4(v[r], _mm_loadu_si128((const void *)(rows[r + 12] + at)), 3);
     }
     __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
     __m512i c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
@@ -63,22 +56,6 @@ load_dwords_avx512(const nbl__fourbit_source *s, int64_t row, int64_t row_end, i
     out[1] = _mm512_unpackhi_epi64(a, b);
     out[2] = _mm512_unpacklo_epi64(c, d);
     out[3] = _mm512_unpackhi_epi64(c, d);
-}
-
-/* The rows' scales at a column, when they can have changed. */
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void renew_scales(const nbl__fourbit_source *s,
-                                                                                 int64_t row, int64_t row_end,
-                                                                                 int64_t column, bool first,
-                                                                                 __m512 *scale)
-{
-    int64_t rest = (INT64_C(1) << s->block_shift) - 1;
-    if (!first && (s->columns & rest) == 0 && (column & rest) != 0) return;
-    _Alignas(64) float scales[NBL_STRIP];
-    for (int r = 0; r < NBL_STRIP; r++)
-        scales[r] = row + r < row_end
-                        ? nbl__block_scale(s->weight, ((row + r) * s->columns + column) >> s->block_shift)
-                        : 0;
-    *scale = _mm512_load_ps(scales);
 }
 
 NBL_TARGET_AVX512 static inline bool all_finite(__m512 scale)
@@ -91,12 +68,15 @@ turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t 
        int64_t k_begin, int64_t k, float *to)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
-    __m512 scale = _mm512_setzero_ps();
+    _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK * NBL_STRIP) {
-        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (compute != NBL_DTYPE_F32 && !all_finite(scale)) return false;
         __m512i dwords[4];
-        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+        load_dwords_avx512(rows, i / 2, dwords);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)
 #pragma GCC unroll 8
@@ -130,12 +110,15 @@ turned_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t 
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m512 scale = _mm512_setzero_ps();
+    _Alignas(64) float scales[NBL_MAX_K_BLOCK / CHUNK * NBL_STRIP];
+    const uint8_t *rows[NBL_STRIP];
+    nbl__strip_rows(s, row, row_end, k_begin, rows);
+    int step = nbl__strip_scales(s, row, row_end, k_begin, k, scales);
     for (int64_t i = 0; i < k; i += CHUNK, to += CHUNK / 2 * NBL_STRIP) {
-        renew_scales(s, row, row_end, k_begin + i, i == 0, &scale);
+        __m512 scale = _mm512_load_ps(scales + (((k_begin + i) >> step) - (k_begin >> step)) * NBL_STRIP);
         if (!all_finite(scale)) return false;
         __m512i dwords[4];
-        load_dwords_avx512(s, row, row_end, k_begin + i, dwords);
+        load_dwords_avx512(rows, i / 2, dwords);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)
 #pragma GCC unroll 4
@@ -178,40 +161,51 @@ NBL_TARGET_AVX512 static inline __m512i lane_shifts(bool low_first)
                      : _mm512_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24);
 }
 
-/* Two strips, 32 columns from n: k of them down. */
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
-straight_pair(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t k_begin, int64_t k,
-              float *to, float *next)
+/* `strips` strips (2 or 4), k steps down. Four are 64 columns, which mostly share a block: its table then is scaled
+ * once. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool straight(const nbl__fourbit_source *s,
+                                                                             nbl_dtype compute, int strips,
+                                                                             int64_t n, int64_t k_begin,
+                                                                             int64_t k, float *to)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i shift = lane_shifts(s->low_first);
-    for (int64_t i = 0; i < k; i++, to += NBL_STRIP, next += NBL_STRIP) {
+    for (int64_t i = 0; i < k; i++, to += NBL_STRIP) {
         int64_t at = (k_begin + i) * s->columns + n;
         const uint8_t *codes = s->codes + at / 2;
         __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
-        float scale = nbl__block_scale(s->weight, at >> s->block_shift);
-        if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
-        __m512 values = round_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)), compute);
-        _mm512_store_ps(to, _mm512_permutexvar_ps(spread(codes, shift), values));
-        _mm512_store_ps(next, _mm512_permutexvar_ps(spread(codes + 8, shift), values));
+        __m512 values = table;
+#pragma GCC unroll 4
+        for (int t = 0; t < strips; t++) {
+            int64_t block = (at + t * NBL_STRIP) >> s->block_shift;
+            if (t == 0 || (t == 2 && block != at >> s->block_shift)) {
+                float scale = nbl__block_scale(s->weight, block);
+                if (compute != NBL_DTYPE_F32 && !isfinite(scale)) return false;
+                values = round_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)), compute);
+            }
+            _mm512_store_ps(to + t * k * NBL_STRIP,
+                            _mm512_permutexvar_ps(spread(codes + 8 * t, shift), values));
+        }
     }
     return true;
+}
+
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+straight_of(const nbl__fourbit_source *s, nbl_dtype compute, int64_t n, int64_t strips, int64_t k_begin,
+            int64_t k, float *to)
+{
+    int64_t t = 0;
+    for (; t + 4 <= strips; t += 4)
+        if (!straight(s, compute, 4, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP)) return false;
+    return t == strips || straight(s, compute, 2, n + t * NBL_STRIP, k_begin, k, to + t * k * NBL_STRIP);
 }
 
 NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_f32_avx512(const nbl__fourbit_source *s, int64_t n_begin,
                                                         int64_t strips, int64_t k_begin, int64_t k, float *to)
 {
-    for (int64_t t = 0; t < strips; t += 2) {
-        float *first = to + t * k * NBL_STRIP, *second = first + k * NBL_STRIP;
-        int64_t n = n_begin + t * NBL_STRIP;
-        bool done = s->compute == NBL_DTYPE_F32
-                        ? straight_pair(s, NBL_DTYPE_F32, n, k_begin, k, first, second)
-                    : s->compute == NBL_DTYPE_F16
-                        ? straight_pair(s, NBL_DTYPE_F16, n, k_begin, k, first, second)
-                        : straight_pair(s, NBL_DTYPE_BF16, n, k_begin, k, first, second);
-        if (!done) return false;
-    }
-    return true;
+    if (s->compute == NBL_DTYPE_F32) return straight_of(s, NBL_DTYPE_F32, n_begin, strips, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F16) return straight_of(s, NBL_DTYPE_F16, n_begin, strips, k_begin, k, to);
+    return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
 }
 
 /* The table of a row's block, rounded to bf16, in the upper halves. */
@@ -220,33 +214,47 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i upper_tab
     return round_upper_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)));
 }
 
+/* As above for two rows of the weight at a time. */
+NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
+straight_pairs(const nbl__fourbit_source *s, int strips, int64_t n, int64_t k_begin, int64_t k,
+               int64_t padded, uint32_t *to)
+{
+    const __m512 table = _mm512_loadu_ps(s->table);
+    const __m512i shift = lane_shifts(s->low_first);
+    for (int64_t i = 0; i < k; i += 2, to += NBL_STRIP) {
+        int64_t at = (k_begin + i) * s->columns + n, under = at + s->columns;
+        const uint8_t *codes = s->codes + at / 2, *below = s->codes + under / 2;
+        __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
+        __builtin_prefetch(below + 8 * s->columns);
+        __m512i even = _mm512_setzero_si512(), odd = even;
+#pragma GCC unroll 4
+        for (int t = 0; t < strips; t++) {
+            int64_t block = (at + t * NBL_STRIP) >> s->block_shift;
+            int64_t block_under = (under + t * NBL_STRIP) >> s->block_shift;
+            if (t == 0 ||
+                (t == 2 && (block != at >> s->block_shift || block_under != under >> s->block_shift))) {
+                float scale = nbl__block_scale(s->weight, block);
+                float scale_under = nbl__block_scale(s->weight, block_under);
+                if (!isfinite(scale) || !isfinite(scale_under)) return false;
+                even = _mm512_srli_epi32(upper_table(table, scale), 16);
+                odd = upper_table(table, scale_under);
+            }
+            __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * t, shift), even);
+            __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * t, shift), odd);
+            _mm512_store_si512(to + t * padded * NBL_STRIP, _mm512_or_si512(a, b));
+        }
+    }
+    return true;
+}
+
 NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_pairs_avx512(const nbl__fourbit_source *s, int64_t n_begin,
                                                           int64_t strips, int64_t k_begin, int64_t k,
                                                           int64_t padded, uint32_t *to)
 {
-    const __m512 table = _mm512_loadu_ps(s->table);
-    const __m512i shift = lane_shifts(s->low_first);
-    for (int64_t t = 0; t < strips; t += 2) {
-        uint32_t *first = to + t * padded * NBL_STRIP, *second = first + padded * NBL_STRIP;
-        for (int64_t i = 0; i < k; i += 2, first += NBL_STRIP, second += NBL_STRIP) {
-            int64_t at = (k_begin + i) * s->columns + n_begin + t * NBL_STRIP;
-            const uint8_t *codes = s->codes + at / 2, *below = codes + s->columns / 2;
-            __builtin_prefetch(codes + 8 * s->columns); /* 16 rows ahead */
-            __builtin_prefetch(below + 8 * s->columns);
-            float scale = nbl__block_scale(s->weight, at >> s->block_shift);
-            float scale_below = nbl__block_scale(s->weight, (at + s->columns) >> s->block_shift);
-            if (!isfinite(scale) || !isfinite(scale_below)) return false;
-            __m512i even = _mm512_srli_epi32(upper_table(table, scale), 16);
-            __m512i odd = upper_table(table, scale_below);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                __m512i a = _mm512_permutexvar_epi32(spread(codes + 8 * h, shift), even);
-                __m512i b = _mm512_permutexvar_epi32(spread(below + 8 * h, shift), odd);
-                _mm512_store_si512(h ? second : first, _mm512_or_si512(a, b));
-            }
-        }
-    }
-    return true;
+    int64_t t = 0, n = n_begin;
+    for (; t + 4 <= strips; t += 4, n += 4 * NBL_STRIP, to += 4 * padded * NBL_STRIP)
+        if (!straight_pairs(s, 4, n, k_begin, k, padded, to)) return false;
+    return t == strips || straight_pairs(s, 2, n, k_begin, k, padded, to);
 }
 
 #endif

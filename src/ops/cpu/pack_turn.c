@@ -10,11 +10,21 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-NBL_TARGET_AVX2 static inline void square_avx2(const float *const *rows, int64_t i, __m256 out[8])
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 load_avx2(nbl_dtype dtype,
+                                                                              const void *row, int64_t i)
+{
+    if (dtype == NBL_DTYPE_F32) return _mm256_loadu_ps((const float *)row + i);
+    __m128i half = _mm_loadu_si128((const void *)((const uint16_t *)row + i));
+    if (dtype == NBL_DTYPE_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
+square_avx2(nbl_dtype dtype, const void *const *rows, int64_t i, __m256 out[8])
 {
     __m256 a[8], b[8];
 #pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(rows[r] + i);
+    for (int r = 0; r < 8; r++) a[r] = load_avx2(dtype, rows[r], i);
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r += 2) {
         b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]);
@@ -44,20 +54,21 @@ NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int coun
 
 /* Returns how many steps of k were turned, a multiple of 8; from 4 rows on, since one step more must have room
  * for the excess of the one before. */
-NBL_TARGET_AVX2 static int64_t turn_avx2(const float *const *rows, int count, int64_t k, float *to)
+NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
+turn_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
 {
-    const float *all[NBL_PANEL_MAX_ROWS];
+    const void *all[NBL_PANEL_MAX_ROWS];
     for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) all[r] = rows[r < count ? r : count - 1];
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
         __m256 low[8], high[8];
-        square_avx2(all, i, low);
+        square_avx2(dtype, all, i, low);
         if (count <= 8) {
 #pragma GCC unroll 8
             for (int s = 0; s < 7; s++, to += count) _mm256_storeu_ps(to, low[s]);
             high[7] = low[7];
         } else {
-            square_avx2(all + 8, i, high);
+            square_avx2(dtype, all + 8, i, high);
 #pragma GCC unroll 8
             for (int s = 0; s < 7; s++, to += count) {
                 _mm256_storeu_ps(to, low[s]);
@@ -73,6 +84,14 @@ NBL_TARGET_AVX2 static int64_t turn_avx2(const float *const *rows, int count, in
         to += count;
     }
     return i;
+}
+
+NBL_TARGET_AVX2 static int64_t turn_any_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k,
+                                             float *to)
+{
+    if (dtype == NBL_DTYPE_F32) return turn_avx2(NBL_DTYPE_F32, rows, count, k, to);
+    if (dtype == NBL_DTYPE_F16) return turn_avx2(NBL_DTYPE_F16, rows, count, k, to);
+    return turn_avx2(NBL_DTYPE_BF16, rows, count, k, to);
 }
 
 /* bf16 in the upper half of each lane, the bits of nbl__f32_to_bf16. */
@@ -99,16 +118,23 @@ NBL_TARGET_AVX512 static void pair_avx512(const float *from, int64_t width, int6
 }
 #endif
 
-void nbl__turn_f32(nbl_isa isa, const float *const *rows, int count, int64_t k, float *to)
+static float widened(nbl_dtype dtype, const void *row, int64_t i)
+{
+    if (dtype == NBL_DTYPE_F32) return ((const float *)row)[i];
+    uint16_t half = ((const uint16_t *)row)[i];
+    return dtype == NBL_DTYPE_F16 ? nbl__f16_to_f32(half) : nbl__bf16_to_f32(half);
+}
+
+void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
 {
     int64_t i = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX2 && count >= 4) i = turn_avx2(rows, count, k, to);
+    if (isa >= NBL_ISA_AVX2 && count >= 4) i = turn_any_avx2(dtype, rows, count, k, to);
 #else
     (void)isa;
 #endif
     for (to += i * count; i < k; i++, to += count)
-        for (int r = 0; r < count; r++) to[r] = rows[r][i];
+        for (int r = 0; r < count; r++) to[r] = widened(dtype, rows[r], i);
 }
 
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to)

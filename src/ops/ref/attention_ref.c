@@ -90,7 +90,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
                 row r = row_of(a, at[b], at[b + 1] - at[b], i, h);
                 double sink = nbl__given(&a->sinks) ? nbl__ref_get(&a->sinks, h) : 0;
                 r.sink = nbl__given(&a->sinks) ? &sink : NULL;
-                nbl__ref_set(&a->lse, (at[b] + i) * a->q.shape[1] + h, softmax(&r, p, s));
+                double lse = softmax(&r, p, s);
+                if (nbl__given(&a->lse)) nbl__ref_set(&a->lse, (at[b] + i) * a->q.shape[1] + h, lse);
                 set_output(&r, p, &a->out, r.q_at);
             }
     return NBL_OK;

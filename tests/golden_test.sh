@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# That `nibble-ops check` sees what is wrong: a golden file that passes, then with one thing in its header changed at a time.
+#
+#     golden_test.sh NIBBLE_OPS FILE
+set -euo pipefail
+ops=$1 golden=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+bad=0
+
+# expect EXIT TEXT NAME: the check of $folder/NAME ends so, and its first line says so.
+expect() {
+    local status=0 said
+    said=$("$ops" check "$folder/$3" 2>&1) || status=$?
+    if [ "$status" != "$1" ] || [[ ${said%%$'\n'*} != *"$2"* ]]; then
+        echo "golden_test: $3: exit status $status, said: $said"
+        bad=1
+    fi
+}
+
+# changed NAME FROM TO: a copy with a text of the header replaced by another of the same length.
+changed() {
+    LC_ALL=C sed "s/$2/$3/g" "$golden" >"$folder/$1"
+    if cmp -s "$golden" "$folder/$1"; then echo "golden_test: $1: nothing to change"; bad=1; fi
+}
+
+cp "$golden" "$folder/good"
+expect 0 "ok " good
+changed limit '"rel\\": 3e-06' '"rel\\": 0e-06'
+expect 1 "over 0" limit
+changed measure '"rel\\": 3e-06' '"rex\\": 3e-06'
+expect 1 "not understood" measure
+changed unbound '"bounds": ' '"bouncs": '
+expect 1 'no metadata "bounds"' unbound
+changed name '"expect\.y"' '"expect.q"'
+expect 1 "q is not produced" name
+changed input '"expect\.y"' '"expekt.y"'
+expect 1 'unknown tensor "expekt.y"' input
+changed operator '"op": "linear"' '"op": "linaer"'
+expect 1 '"linaer"' operator
+printf 'no file' >"$folder/short"
+expect 1 "short" short
+exit $bad
