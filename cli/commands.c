@@ -11,6 +11,7 @@ const cli_command *const cli_commands[] = {
     &cli_quantize,   /* convert.c */
     &cli_dequantize, /* convert.c */
     &cli_tokenize,   /* tokenize.c */
+    &cli_template,   /* template.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */
     &cli_man,        /* man.c */

@@ -8,42 +8,13 @@
 #include "output.h"
 #include "session.h"
 
-enum { LARGEST_INPUT = 1 << 30 };
-
 /* ---- input ---- */
-
-/* A whole file, kept until the tool ends; false after an error line. */
-static bool read_input(const cli_call *call, const char *path, nbl_string *text)
-{
-    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    size_t size = 0, room = 1 << 16;
-    char *data = file ? malloc(room) : NULL;
-    while (data) {
-        size += fread(data + size, 1, room - size, file);
-        if (size < room) break;
-        char *larger = room < LARGEST_INPUT ? realloc(data, room *= 2) : NULL;
-        if (larger == NULL) free(data);
-        data = larger;
-    }
-    bool good = data && !ferror(file);
-    if (!good)
-        cli_error(call, file ? NBL_ERROR_IO : NBL_ERROR_NOT_FOUND, NULL, "%s: %s", path,
-                  file && data == NULL ? "too large" : strerror(errno));
-    if (good) {
-        char *kept = cli_alloc(size + 1);
-        memcpy(kept, data, size);
-        *text = (nbl_string){kept, size};
-    }
-    free(data);
-    if (file && file != stdin) fclose(file);
-    return good;
-}
 
 /* The JSON strings of a JSONL file; -1 after an error line. Empty lines at the end are none. */
 static int64_t read_lines(const cli_call *call, const char *path, nbl_string **texts)
 {
     nbl_string all;
-    if (!read_input(call, path, &all)) return -1;
+    if (!cli_read_file(call, path, &all)) return -1;
     int64_t most = 1, count = 0, line = 0;
     for (size_t i = 0; i < all.size; i++) most += all.text[i] == '\n';
     *texts = cli_alloc((size_t)most * sizeof **texts);
@@ -79,7 +50,7 @@ static bool read_ids(const cli_call *call, const char *path, id_lists *ids)
 {
     nbl_string all;
     json_error_t why;
-    if (!read_input(call, path, &all)) return false;
+    if (!cli_read_file(call, path, &all)) return false;
     json_t *root = json_loadb(all.text, all.size, 0, &why);
     const char *wrong = root == NULL          ? cli_clean(why.text)
                         : json_is_array(root) ? NULL
@@ -188,7 +159,7 @@ static int run(cli_call *call)
     int64_t count = 1;
     id_lists ids = {NULL, 0};
     if (text) *texts = (nbl_string){text, strlen(text)};
-    else if (file && !read_input(call, file, texts)) return CLI_FAILED;
+    else if (file && !cli_read_file(call, file, texts)) return CLI_FAILED;
     else if (lines && (count = read_lines(call, lines, &texts)) < 0) return CLI_FAILED;
     else if (decoded && !read_ids(call, decoded, &ids)) return CLI_FAILED;
 

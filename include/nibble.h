@@ -1,7 +1,7 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
  * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
- * 8 text and tokens.
+ * 8 text and tokens, 9 chat templates.
  *
  * Thirty seconds:
  *
@@ -637,6 +637,84 @@ NBL_API nbl_status nbl_text_stream_finish(nbl_text_stream *stream,
                                           nbl_string *text);
 /* NULL is allowed; before the tokenizer's close. */
 NBL_API void nbl_text_stream_close(nbl_text_stream *stream);
+
+/* ---- 9. Chat templates ------------------------------------------------------
+ *
+ * A chat template turns messages into the one text a model was trained on. It
+ * is a program in the language of jinja2; this library runs it in a sandbox of
+ * its own and gives the text that transformers gives, character for character
+ * (docs/TEMPLATES.md says what is supported and where the limits are).
+ *
+ *     nbl_chat_template *t;
+ *     nbl_rendering *r;
+ *     nbl_chat chat = {.messages = {json, size}, .generation_prompt = 1};
+ *     nbl_chat_template_open(ctx, "Llama-3.2-1B", NULL, &t);
+ *     nbl_chat_template_render(t, &chat, &r);
+ *     nbl_string text = nbl_rendering_text(r);
+ *     ...
+ *     nbl_rendering_free(r);
+ *     nbl_chat_template_close(t);
+ *
+ * A template is hostile: its steps, memory, nesting and output are bounded,
+ * and it reaches nothing but the values it is handed and the clock. Templates
+ * and renderings belong to their context and are used by one thread at a time.
+ */
+typedef struct nbl_chat_template nbl_chat_template;
+typedef struct nbl_rendering nbl_rendering;
+
+/* The templates and special tokens of a model's folder: chat_template.jinja,
+ * else chat_template of tokenizer_config.json (a text, or a list of named
+ * ones), else chat_template.json. `file`: a template that is used instead, or
+ * NULL. A folder without any template is no error before one is needed. */
+NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
+                                          const char *file,
+                                          nbl_chat_template **t);
+/* One template from its text, without a model: no special tokens. `name`
+ * opens error messages. */
+NBL_API nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name,
+                                           nbl_string text,
+                                           nbl_chat_template **t);
+NBL_API void nbl_chat_template_close(nbl_chat_template *t); /* NULL: nothing */
+
+/* A variable of the template. `value` is JSON if it parses, else the text
+ * itself. Of two with one name the last counts; they go over special tokens. */
+typedef struct nbl_chat_variable {
+    const char *name;
+    nbl_string value;
+} nbl_chat_variable;
+
+/* What is rendered. JSON is read as Python reads it. */
+typedef struct nbl_chat {
+    nbl_string messages; /* a list of objects */
+    nbl_string tools;    /* a list of objects; text NULL: none */
+    const char *messages_name, *tools_name; /* for error messages; or NULL */
+    const nbl_chat_variable *variables;
+    int64_t variable_count;
+    int generation_prompt; /* add_generation_prompt is true */
+} nbl_chat;
+
+/* Fails when the template does not parse, when it raises (its own message is
+ * in the error) and when a limit is reached. On failure *rendering is NULL. */
+NBL_API nbl_status nbl_chat_template_render(nbl_chat_template *t,
+                                            const nbl_chat *chat,
+                                            nbl_rendering **rendering);
+/* The same from one object {"messages", "tools", "generation_prompt", "set":
+ * {variables}, "template": its own}, all optional. Fails only when `line` is
+ * not such an object or memory runs out; what goes wrong later is the
+ * rendering's nbl_rendering_error. `where` opens error messages. */
+NBL_API nbl_status nbl_chat_template_render_line(nbl_chat_template *t,
+                                                 const char *where,
+                                                 nbl_string line,
+                                                 nbl_rendering **rendering);
+/* The text, with a terminating zero after it; valid until the free. */
+NBL_API nbl_string nbl_rendering_text(const nbl_rendering *rendering);
+/* What {% generation %} covers, as [*start, *end) in characters, in the order
+ * the blocks ended. Index from 0; returns 0 past the end. */
+NBL_API int nbl_rendering_span(const nbl_rendering *rendering, int64_t index,
+                               int64_t *start, int64_t *end);
+/* Why there is no text, in full and as it is, or {NULL, 0}. */
+NBL_API nbl_string nbl_rendering_error(const nbl_rendering *rendering);
+NBL_API void nbl_rendering_free(nbl_rendering *rendering); /* NULL: nothing */
 
 #ifdef __cplusplus
 }
