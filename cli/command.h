@@ -43,6 +43,7 @@ typedef struct cli_option {
     const char *fallback;    /* the value when it is not given, as one would type it; NULL: none */
     double minimum, maximum; /* of integers and numbers */
     bool required;
+    bool repeated; /* may be given several times: cli_value.all */
     char letter; /* 'h' for -h; 0: none */
 } cli_option;
 
@@ -78,6 +79,8 @@ typedef struct cli_value {
     int64_t integer;  /* of CLI_INTEGER; of a flag: 1 when given */
     double number;    /* of CLI_NUMBER */
     uint64_t size;    /* of CLI_SIZE */
+    const char **all; /* of a repeated option: every text, in order */
+    int count;        /* of those */
 } cli_value;
 
 struct cli_call {

@@ -10,6 +10,8 @@ const cli_command *const cli_commands[] = {
     &cli_doctor,     /* doctor.c */
     &cli_quantize,   /* convert.c */
     &cli_dequantize, /* convert.c */
+    &cli_tokenize,   /* tokenize.c */
+    &cli_template,   /* template.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */
     &cli_man,        /* man.c */

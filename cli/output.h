@@ -26,6 +26,9 @@ const char *cli_shell_word(const char *text);
 int cli_columns(const char *text);
 void cli_free_all(void);
 
+/* A whole file ("-": standard input), kept until the tool ends; false after an error line. */
+bool cli_read_file(const cli_call *call, const char *path, nbl_string *text);
+
 /* ---- results ---- */
 
 FILE *cli_out(void); /* collects what goes to standard output */

@@ -115,6 +115,12 @@ static int take_option(cli_call *call, int count, char **words, int *at)
     const char *wanted = cli_value_read(rule, text, found.value);
     if (wanted) return cli_usage(call, NULL, "--%s: '%s' is not %s", rule->name, text, wanted);
     found.value->given = true;
+    if (rule->repeated) {
+        const char **all = cli_alloc((size_t)(found.value->count + 1) * sizeof *all);
+        if (found.value->count) memcpy(all, found.value->all, (size_t)found.value->count * sizeof *all);
+        all[found.value->count++] = text;
+        found.value->all = all;
+    }
     return CLI_DONE;
 }
 

@@ -1,6 +1,7 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
- * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine.
+ * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
+ * 8 text and tokens, 9 chat templates.
  *
  * Thirty seconds:
  *
@@ -548,6 +549,172 @@ NBL_API nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients,
  * variable NIBBLE_ISA says so. */
 NBL_API const char *nbl_isa_name(const nbl_context *ctx);
 NBL_API int nbl_threads(const nbl_context *ctx);
+
+/* ---- 8. Text and tokens ----------------------------------------------------
+ *
+ * A tokenizer turns text into the ids a model reads, and ids back into text,
+ * as the tokenizers library does with the same tokenizer.json, id for id.
+ *
+ *     nbl_tokenizer *tok;
+ *     nbl_ids ids;
+ *     nbl_tokenizer_open(ctx, "Llama-3.2-1B", &tok);
+ *     nbl_tokenizer_encode(tok, "Hello", 5, 1, &ids);
+ *     ...
+ *     nbl_ids_free(ctx, &ids);
+ *     nbl_tokenizer_close(tok);
+ *
+ * A tokenizer belongs to the context it was opened with and is used by one
+ * thread at a time, like the context.
+ */
+typedef struct nbl_tokenizer nbl_tokenizer;
+
+/* A text of `size` bytes, UTF-8; it may hold zero bytes. */
+typedef struct nbl_string {
+    const char *text;
+    size_t size;
+} nbl_string;
+
+/* Ids of tokens. Owned by the caller; nbl_ids_free returns the memory. */
+typedef struct nbl_ids {
+    int32_t *ids; /* each in 0 ... 2^31 - 2 */
+    int64_t count;
+} nbl_ids;
+
+/* `path`: a folder with a tokenizer.json, such a file itself, or a .gguf file
+ * with a vocabulary. Everything in the file that would change ids is either
+ * done or refused with its name. On failure *tokenizer is NULL. */
+NBL_API nbl_status nbl_tokenizer_open(nbl_context *ctx, const char *path,
+                                      nbl_tokenizer **tokenizer);
+/* The same from the text of a tokenizer.json; `name` opens error messages. */
+NBL_API nbl_status nbl_tokenizer_parse(nbl_context *ctx, const char *name,
+                                       const char *text, size_t size,
+                                       nbl_tokenizer **tokenizer);
+NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer); /* NULL: nothing */
+
+/* The ids of one text. `special`: with the tokens that the model's template
+ * puts around a text (<s> and the like); special tokens that the text itself
+ * spells are found in any case. Truncation and padding that the file asks for
+ * are applied. Text that is not UTF-8 is an NBL_ERROR_FORMAT. */
+NBL_API nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer,
+                                        const char *text, size_t size,
+                                        int special, nbl_ids *ids);
+/* Many texts at once, on all threads of the context; lists[i] is of texts[i].
+ * On failure no list holds memory. */
+NBL_API nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer,
+                                              int64_t count,
+                                              const nbl_string *texts,
+                                              int special, nbl_ids *lists);
+NBL_API void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
+
+/* The text of ids, `size` bytes of UTF-8 and a terminating zero; free it with
+ * nbl_text_free. Ids that no token has are passed over. `skip_special` leaves
+ * special tokens out. Bytes that are no character become U+FFFD. */
+NBL_API nbl_status nbl_tokenizer_decode(nbl_tokenizer *tokenizer,
+                                        const int32_t *ids, int64_t count,
+                                        int skip_special, char **text,
+                                        size_t *size);
+NBL_API void nbl_text_free(nbl_context *ctx, char *text, size_t size);
+
+/* The id of a token by its text, -1: none; the text of a token by its id,
+ * {NULL, 0}: none, valid until the close; how many tokens there are. */
+NBL_API int32_t nbl_tokenizer_find(const nbl_tokenizer *tokenizer,
+                                   const char *text, size_t size);
+NBL_API nbl_string nbl_tokenizer_token(const nbl_tokenizer *tokenizer,
+                                       int32_t id);
+NBL_API int64_t nbl_tokenizer_size(const nbl_tokenizer *tokenizer);
+
+/* Text while ids come one by one, as from a model that writes. Each call hands
+ * out what is complete: never a part of a character. *text is valid until the
+ * next call with this stream; its size is 0 when more ids are needed. */
+typedef struct nbl_text_stream nbl_text_stream;
+NBL_API nbl_status nbl_text_stream_open(nbl_tokenizer *tokenizer,
+                                        int skip_special,
+                                        nbl_text_stream **stream);
+NBL_API nbl_status nbl_text_stream_push(nbl_text_stream *stream, int32_t id,
+                                        nbl_string *text);
+/* What was held back; the stream then begins anew. */
+NBL_API nbl_status nbl_text_stream_finish(nbl_text_stream *stream,
+                                          nbl_string *text);
+/* NULL is allowed; before the tokenizer's close. */
+NBL_API void nbl_text_stream_close(nbl_text_stream *stream);
+
+/* ---- 9. Chat templates ------------------------------------------------------
+ *
+ * A chat template turns messages into the one text a model was trained on. It
+ * is a program in the language of jinja2; this library runs it in a sandbox of
+ * its own and gives the text that transformers gives, character for character
+ * (docs/TEMPLATES.md says what is supported and where the limits are).
+ *
+ *     nbl_chat_template *t;
+ *     nbl_rendering *r;
+ *     nbl_chat chat = {.messages = {json, size}, .generation_prompt = 1};
+ *     nbl_chat_template_open(ctx, "Llama-3.2-1B", NULL, &t);
+ *     nbl_chat_template_render(t, &chat, &r);
+ *     nbl_string text = nbl_rendering_text(r);
+ *     ...
+ *     nbl_rendering_free(r);
+ *     nbl_chat_template_close(t);
+ *
+ * A template is hostile: its steps, memory, nesting and output are bounded,
+ * and it reaches nothing but the values it is handed and the clock. Templates
+ * and renderings belong to their context and are used by one thread at a time.
+ */
+typedef struct nbl_chat_template nbl_chat_template;
+typedef struct nbl_rendering nbl_rendering;
+
+/* The templates and special tokens of a model's folder: chat_template.jinja,
+ * else chat_template of tokenizer_config.json (a text, or a list of named
+ * ones), else chat_template.json. `file`: a template that is used instead, or
+ * NULL. A folder without any template is no error before one is needed. */
+NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
+                                          const char *file,
+                                          nbl_chat_template **t);
+/* One template from its text, without a model: no special tokens. `name`
+ * opens error messages. */
+NBL_API nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name,
+                                           nbl_string text,
+                                           nbl_chat_template **t);
+NBL_API void nbl_chat_template_close(nbl_chat_template *t); /* NULL: nothing */
+
+/* A variable of the template. `value` is JSON if it parses, else the text
+ * itself. Of two with one name the last counts; they go over special tokens. */
+typedef struct nbl_chat_variable {
+    const char *name;
+    nbl_string value;
+} nbl_chat_variable;
+
+/* What is rendered. JSON is read as Python reads it. */
+typedef struct nbl_chat {
+    nbl_string messages; /* a list of objects */
+    nbl_string tools;    /* a list of objects; text NULL: none */
+    const char *messages_name, *tools_name; /* for error messages; or NULL */
+    const nbl_chat_variable *variables;
+    int64_t variable_count;
+    int generation_prompt; /* add_generation_prompt is true */
+} nbl_chat;
+
+/* Fails when the template does not parse, when it raises (its own message is
+ * in the error) and when a limit is reached. On failure *rendering is NULL. */
+NBL_API nbl_status nbl_chat_template_render(nbl_chat_template *t,
+                                            const nbl_chat *chat,
+                                            nbl_rendering **rendering);
+/* The same from one object {"messages", "tools", "generation_prompt", "set":
+ * {variables}, "template": its own}, all optional. Fails only when `line` is
+ * not such an object or memory runs out; what goes wrong later is the
+ * rendering's nbl_rendering_error. `where` opens error messages. */
+NBL_API nbl_status nbl_chat_template_render_line(nbl_chat_template *t,
+                                                 const char *where,
+                                                 nbl_string line,
+                                                 nbl_rendering **rendering);
+/* The text, with a terminating zero after it; valid until the free. */
+NBL_API nbl_string nbl_rendering_text(const nbl_rendering *rendering);
+/* What {% generation %} covers, as [*start, *end) in characters, in the order
+ * the blocks ended. Index from 0; returns 0 past the end. */
+NBL_API int nbl_rendering_span(const nbl_rendering *rendering, int64_t index,
+                               int64_t *start, int64_t *end);
+/* Why there is no text, in full and as it is, or {NULL, 0}. */
+NBL_API nbl_string nbl_rendering_error(const nbl_rendering *rendering);
+NBL_API void nbl_rendering_free(nbl_rendering *rendering); /* NULL: nothing */
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #include "format/json.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/number.h"
@@ -77,7 +78,7 @@ static bool read_hex4(parser *p, uint32_t *code)
 static bool read_unicode(parser *p, char **out)
 {
     uint32_t code, low;
-    if (!read_hex4(p, &code) || code == 0) return false;
+    if (!read_hex4(p, &code) || (code == 0 && p->dialect != NBL_JSON_SERDE)) return false;
     if (code >= 0xd800 && code < 0xdc00) {
         if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff)
             return false;
@@ -116,7 +117,7 @@ static int64_t string_bound(const parser *p)
 }
 
 /* After the opening quote. */
-static nbl_status read_string(parser *p, const char **string)
+static nbl_status read_string(parser *p, const char **string, int64_t *size)
 {
     int64_t bound = string_bound(p);
     if (bound < 0) return wrong(p, "a string without end");
@@ -147,6 +148,7 @@ static nbl_status read_string(parser *p, const char **string)
     p->at++;
     *out = '\0';
     *string = text;
+    *size = out - text;
     return NBL_OK;
 }
 
@@ -157,6 +159,46 @@ static bool digits(parser *p)
     const char *begin = p->at;
     while (p->at < p->end && *p->at >= '0' && *p->at <= '9') p->at++;
     return p->at > begin;
+}
+
+/* A power of ten, correctly rounded; 0 <= exponent <= 308. */
+static double power_of_ten(int exponent)
+{
+    char text[8], *end;
+    snprintf(text, sizeof text, "1e%d", exponent);
+    return nbl__parse_double(text, &end);
+}
+
+/* A number of valid form as serde_json reads it. The exponent has at most four digits that count. */
+static double serde_real(const char *text)
+{
+    uint64_t digits_read = 0;
+    int64_t exponent = 0;
+    bool negative = *text == '-', full = false, fraction = false;
+    for (text += negative; (*text >= '0' && *text <= '9') || *text == '.'; text++) {
+        if (*text == '.') {
+            fraction = true;
+            continue;
+        }
+        uint64_t digit = (uint64_t)(*text - '0');
+        full |= digits_read > UINT64_MAX / 10 || (digits_read == UINT64_MAX / 10 && digit > UINT64_MAX % 10);
+        if (!full) digits_read = digits_read * 10 + digit;
+        if (full && !fraction) exponent++;
+        if (!full && fraction) exponent--;
+    }
+    if (*text == 'e' || *text == 'E') {
+        bool minus = text[1] == '-';
+        int64_t stated = 0;
+        for (text += 1 + (text[1] == '-' || text[1] == '+'); *text >= '0' && *text <= '9'; text++)
+            if (stated < 100000000) stated = stated * 10 + (*text - '0');
+        exponent += minus ? -stated : stated;
+    }
+    double value = (double)digits_read;
+    for (; exponent < -308 && value != 0; exponent += 308) value /= 1e308;
+    if (value != 0 && exponent > 308) value = INFINITY;
+    else if (value != 0)
+        value = exponent < 0 ? value / power_of_ten((int)-exponent) : value * power_of_ten((int)exponent);
+    return negative ? -value : value;
 }
 
 static nbl_status read_number(parser *p, nbl__json *value)
@@ -188,8 +230,9 @@ static nbl_status read_number(parser *p, nbl__json *value)
     char *copy = nbl__arena_alloc(p->arena, length + 1), *end;
     if (copy == NULL) return NBL_ERROR_MEMORY;
     memcpy(copy, begin, length);
-    *value = (nbl__json){.type = NBL_JSON_REAL, .real = nbl__parse_double(copy, &end)};
-    if (p->dialect == NBL_JSON_STRICT && !isfinite(value->real))
+    double real = p->dialect == NBL_JSON_SERDE && !whole ? serde_real(copy) : nbl__parse_double(copy, &end);
+    *value = (nbl__json){.type = NBL_JSON_REAL, .real = real};
+    if (p->dialect != NBL_JSON_PYTHON && !isfinite(value->real))
         return wrong(p, "a number that is too large");
     if (whole && !minus_zero && value->real >= -0x1p62 &&
         value->real < 0x1p62) /* 19 digits that fit after all */
@@ -230,26 +273,35 @@ static nbl_status pop(parser *p, int64_t first, nbl__json *value)
 static nbl_status read_item(parser *p, bool member, nbl__json *item)
 {
     const char *key = NULL;
+    int64_t key_size = 0;
     skip_space(p);
     if (member) {
         if (!accept(p, '"')) return wrong(p, "a key was expected");
-        NBL_TRY(read_string(p, &key));
+        NBL_TRY(read_string(p, &key, &key_size));
+        if (key_size > UINT32_MAX) return wrong(p, "a key that is too long");
         skip_space(p);
         if (!accept(p, ':')) return wrong(p, "':' was expected");
         skip_space(p);
     }
     NBL_TRY(read_value(p, item));
     item->key = key;
+    item->key_size = (uint32_t)key_size;
     skip_space(p);
     return NBL_OK;
+}
+
+static int compare_keys(const nbl__json *a, const nbl__json *b)
+{
+    int order = memcmp(a->key, b->key, a->key_size < b->key_size ? a->key_size : b->key_size);
+    return order ? order : (a->key_size > b->key_size) - (a->key_size < b->key_size);
 }
 
 /* Sorting needs the keys: a heap sort, because qsort has no argument for them and may allocate. */
 static void sift(const nbl__json *items, int32_t *order, int64_t root, int64_t count)
 {
     for (int64_t child; (child = 2 * root + 1) < count; root = child) {
-        if (child + 1 < count && strcmp(items[order[child]].key, items[order[child + 1]].key) < 0) child++;
-        if (strcmp(items[order[root]].key, items[order[child]].key) >= 0) return;
+        if (child + 1 < count && compare_keys(&items[order[child]], &items[order[child + 1]]) < 0) child++;
+        if (compare_keys(&items[order[root]], &items[order[child]]) >= 0) return;
         int32_t swap = order[root];
         order[root] = order[child];
         order[child] = swap;
@@ -270,7 +322,7 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
         sift(object->items, order, 0, i);
     }
     for (int64_t i = 1; i < object->count; i++)
-        if (strcmp(object->items[order[i - 1]].key, object->items[order[i]].key) == 0)
+        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) == 0)
             return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
                              "%s: not valid JSON: the key \"%s\" is there twice", p->where,
                              object->items[order[i]].key);
@@ -308,7 +360,7 @@ static nbl_status read_value(parser *p, nbl__json *value)
     if (accept(p, '[')) return read_items(p, NBL_JSON_ARRAY, value);
     if (accept(p, '"')) {
         value->type = NBL_JSON_STRING;
-        return read_string(p, &value->string);
+        return read_string(p, &value->string, &value->count);
     }
     if (accept_word(p, "null")) return NBL_OK;
     if (accept_word(p, "true")) return value->type = NBL_JSON_TRUE, NBL_OK;

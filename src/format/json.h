@@ -15,14 +15,15 @@ typedef enum nbl__json_type {
     NBL_JSON_TRUE,
     NBL_JSON_INTEGER, /* fits 64 bits */
     NBL_JSON_REAL,    /* any other number, also an integer beyond 64 bits */
-    NBL_JSON_STRING,  /* valid UTF-8 without a zero byte */
+    NBL_JSON_STRING,  /* valid UTF-8 without a zero byte (but see NBL_JSON_SERDE) */
     NBL_JSON_ARRAY,
     NBL_JSON_OBJECT
 } nbl__json_type;
 
 typedef struct nbl__json {
     nbl__json_type type;
-    int64_t count;   /* of items */
+    uint32_t key_size;
+    int64_t count;   /* of items; of a string: bytes */
     const char *key; /* of a member */
     union {
         int64_t integer;
@@ -35,7 +36,9 @@ typedef struct nbl__json {
 
 typedef enum nbl__json_dialect {
     NBL_JSON_STRICT,
-    NBL_JSON_PYTHON /* also NaN, Infinity, -Infinity and numbers that overflow a double */
+    NBL_JSON_PYTHON, /* also NaN, Infinity, -Infinity and numbers that overflow a double */
+    NBL_JSON_SERDE   /* strings may hold U+0000; reals are rounded as Rust's serde_json does it: the first 19
+                        digits or so, then one product or quotient with a power of ten */
 } nbl__json_dialect;
 
 /* Parses `size` bytes, which must be one object with unique keys and nothing after it. `where` opens
