@@ -716,6 +716,63 @@ NBL_API int nbl_rendering_span(const nbl_rendering *rendering, int64_t index,
 NBL_API nbl_string nbl_rendering_error(const nbl_rendering *rendering);
 NBL_API void nbl_rendering_free(nbl_rendering *rendering); /* NULL: nothing */
 
+/* ---- 10. Models -------------------------------------------------------------
+ *
+ * A Hugging Face folder (16-bit, bitsandbytes 4- or 8-bit) or a .gguf file of
+ * an architecture that is known: llama, mistral, qwen2, qwen3, gemma2,
+ * gemma3_text. Weights stay as they are stored and are mapped, not copied. A
+ * config with a key that is not understood is refused with the key's name, as
+ * are tensors that are missing, left over or of another shape.
+ */
+typedef struct nbl_model nbl_model;
+
+typedef struct nbl_model_options {
+    const char *dtype; /* of the computation: "f32", "f16", "bf16"; NULL: the
+                            checkpoint's own */
+    const char *load;  /* convert the linear layers on arrival: "nf4", "fp4",
+                            "int8", "mxfp4"; NULL: as they are */
+    const char
+        *adapter; /* a folder as PEFT saves it, applied live; NULL: none */
+} nbl_model_options;
+
+/* `options` may be NULL. The model belongs to the context and is used by one
+ * thread at a time. */
+NBL_API nbl_status nbl_model_open(nbl_context *ctx, const char *path,
+                                  const nbl_model_options *options,
+                                  nbl_model **model);
+NBL_API void nbl_model_close(nbl_model *model); /* NULL: nothing */
+NBL_API int64_t nbl_model_vocabulary(const nbl_model *model);
+
+/* logits[i] gets the logits of every position of sequences[i]: f32 [tokens,
+ * vocabulary]. */
+NBL_API nbl_status nbl_model_logits(nbl_model *model, const nbl_ids *sequences,
+                                    int64_t count, float *const *logits);
+
+/* Receives the gradient of a trained tensor: f32, valid during the call. The
+ * name is the one in PEFT's file without "base_model.model.". A status other
+ * than NBL_OK ends the work and is returned. */
+typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name,
+                                      const nbl_tensor *gradient);
+
+/* One forward and backward pass over sequences with labels (one per token,
+ * -100: not trained; the label of a token is what is predicted before it): the
+ * mean loss over all trained tokens and the gradients of the adapter. `pack`:
+ * all sequences in one pass; else one after the other, with the same result. */
+NBL_API nbl_status nbl_model_gradients(nbl_model *model,
+                                       const nbl_ids *sequences,
+                                       const nbl_ids *labels, int64_t count,
+                                       int pack, nbl_gradient_fn fn, void *user,
+                                       double *loss, int64_t *trained);
+
+/* The same into .safetensors files: tensors logits.0, logits.1, ...; and the
+ * gradients under the names of PEFT's file. The file appears whole or not. */
+NBL_API nbl_status nbl_model_write_logits(nbl_model *model,
+                                          const nbl_ids *sequences,
+                                          int64_t count, const char *path);
+NBL_API nbl_status nbl_model_write_gradients(
+    nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
+    int64_t count, int pack, const char *path, double *loss, int64_t *trained);
+
 #ifdef __cplusplus
 }
 #endif

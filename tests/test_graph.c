@@ -157,7 +157,7 @@ static void build(nbl_context *ctx, model *m, const nbl__plan_options *options)
     nbl__info(g, m->loss)->kind = NBL_KIND_RESULT;
     assert_ok(ctx, nbl__graph_differentiate(g, m->loss, m->seed));
     assert_ok(ctx, nbl__plan_make(g, options, &m->plan));
-    assert_ok(ctx, nbl__plan_bind(&m->plan));
+    assert_ok(ctx, nbl__plan_bind(&m->plan, NULL));
     int32_t *ids = nbl__plan_data(&m->plan, m->ids), *labels = nbl__plan_data(&m->plan, m->labels);
     for (int i = 0; i < TOKENS; i++)
         ids[i] = (i * 7 + 3) % VOCAB, labels[i] = i % 5 == 4 ? -100 : (i * 11) % VOCAB;

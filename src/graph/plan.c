@@ -228,7 +228,7 @@ nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, n
 void nbl__plan_free(nbl__plan *plan)
 {
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
-        if (plan->memory[i]) nbl__free(plan->ctx, plan->memory[i], plan->bytes[i]);
+        if (plan->memory[i] && !plan->borrowed[i]) nbl__free(plan->ctx, plan->memory[i], plan->bytes[i]);
     nbl__arena_free(&plan->arena);
     memset(plan, 0, sizeof *plan);
 }
@@ -246,10 +246,13 @@ static void *address(void *user, nbl__value value)
     return nbl__plan_data(user, value);
 }
 
-nbl_status nbl__plan_bind(nbl__plan *plan)
+nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared)
 {
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
-        plan->memory[i] = nbl__alloc(plan->ctx, plan->bytes[i]);
+        plan->borrowed[i] = shared && (i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES);
+        NBL_CHECK(plan->ctx, !plan->borrowed[i] || plan->bytes[i] == shared->bytes[i], NBL_ERROR_INTERNAL,
+                  "two plans of one model differ in their parameters or states");
+        plan->memory[i] = plan->borrowed[i] ? shared->memory[i] : nbl__alloc(plan->ctx, plan->bytes[i]);
         if (plan->memory[i] == NULL) return NBL_ERROR_MEMORY;
     }
     return infer_all(plan, address);

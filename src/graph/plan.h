@@ -54,6 +54,7 @@ typedef struct nbl__plan {
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind */
+    bool borrowed[NBL_MEMORY_COUNT];
 } nbl__plan;
 
 typedef struct nbl__plan_options {
@@ -69,8 +70,9 @@ void nbl__plan_free(nbl__plan *plan);
 size_t nbl__plan_total(const nbl__plan *plan);
 nbl__memory_class nbl__plan_class(const nbl__value_info *info);
 
-/* Allocates the arenas and binds addresses. Weights must have their data by now. */
-nbl_status nbl__plan_bind(nbl__plan *plan);
+/* Allocates the arenas and binds addresses. Weights must have their data by now. Parameters and states are those
+ * of `shared` when it is given: a plan of the same model, which must outlive this one. */
+nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
 /* The memory of a value; after nbl__plan_bind. */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 /* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */

@@ -1,0 +1,81 @@
+/* files.c - logits and gradients as .safetensors files. */
+#include "infer/model.h"
+
+typedef struct tensor_list {
+    nbl_context *ctx;
+    nbl__arena arena;
+    nbl__stored *items;
+    int64_t count, room;
+} tensor_list;
+
+static nbl_status add(tensor_list *list, const char *name, int rank, const int64_t *shape, void **data)
+{
+    if (list->count == list->room) {
+        int64_t room = list->room ? 2 * list->room : 64;
+        nbl__stored *larger = nbl__arena_alloc(&list->arena, (size_t)room * sizeof *larger);
+        if (larger == NULL) return NBL_ERROR_MEMORY;
+        if (list->count) memcpy(larger, list->items, (size_t)list->count * sizeof *larger);
+        list->items = larger;
+        list->room = room;
+    }
+    nbl__stored *it = &list->items[list->count];
+    *it = (nbl__stored){
+        .name = nbl__arena_strdup(&list->arena, name), .dtype = NBL_DTYPE_F32, .rank = rank, .elements = 1};
+    for (int i = 0; i < rank; i++) it->shape[i] = shape[i], it->elements *= shape[i];
+    it->bytes = (uint64_t)it->elements * 4;
+    *data = nbl__arena_alloc(&list->arena, it->bytes + 1);
+    it->data = *data;
+    if (it->name == NULL || *data == NULL) return NBL_ERROR_MEMORY;
+    list->count++;
+    return NBL_OK;
+}
+
+static nbl_status put(tensor_list *list, const char *path)
+{
+    nbl__text image = {.ctx = list->ctx};
+    nbl_status status = nbl__safetensors_build(&list->arena, list->items, list->count, &image);
+    if (status == NBL_OK) status = nbl__file_put(list->ctx, path, image.text, image.size);
+    nbl__text_free(&image);
+    return status;
+}
+
+nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, const char *path)
+{
+    NBL_CHECK(m->ctx, sequences && path && count >= 1, NBL_ERROR_ARGUMENT, "logits: no sequences or no path");
+    tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
+    float **logits = nbl__arena_alloc(&list.arena, (size_t)count * sizeof *logits);
+    nbl_status status = logits ? NBL_OK : NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < count && status == NBL_OK; i++) {
+        const char *name = nbl__arena_printf(&list.arena, "logits.%" PRId64, i);
+        void *data = NULL;
+        status = name ? add(&list, name, 2, (int64_t[]){sequences[i].count, m->decoder.vocabulary}, &data)
+                      : NBL_ERROR_MEMORY;
+        logits[i] = data;
+    }
+    if (status == NBL_OK) status = nbl_model_logits(m, sequences, count, logits);
+    if (status == NBL_OK) status = put(&list, path);
+    nbl__arena_free(&list.arena);
+    return status;
+}
+
+static nbl_status keep(void *user, const char *name, const nbl_tensor *gradient)
+{
+    tensor_list *list = user;
+    const char *full = nbl__arena_printf(&list->arena, "base_model.model.%s", name);
+    void *data;
+    if (full == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(add(list, full, gradient->rank, gradient->shape, &data));
+    memcpy(data, gradient->data, list->items[list->count - 1].bytes);
+    return NBL_OK;
+}
+
+nbl_status nbl_model_write_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels,
+                                     int64_t count, int pack, const char *path, double *loss,
+                                     int64_t *trained)
+{
+    tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
+    nbl_status status = nbl_model_gradients(m, sequences, labels, count, pack, keep, &list, loss, trained);
+    if (status == NBL_OK) status = put(&list, path);
+    nbl__arena_free(&list.arena);
+    return status;
+}

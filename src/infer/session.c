@@ -1,0 +1,172 @@
+/* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See model.h. */
+#include "infer/model.h"
+
+static struct nbl__held *held_of(nbl_model *m, const char *name)
+{
+    for (int64_t i = 0; i < m->weight_count; i++)
+        if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
+    return NULL;
+}
+
+static const nbl_weight *weight_of(void *user, const char *name)
+{
+    struct nbl__held *held = held_of(user, name);
+    if (held) held->used = true;
+    return held ? &held->weight : NULL;
+}
+
+static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
+{
+    const nbl_model *m = user;
+    const nbl__peft_module *found = m->peft ? nbl__peft_find(m->peft, module) : NULL;
+    if (found == NULL) return false;
+    *adapter = (nbl__adapter){.rank = found->r,
+                              .scale = (float)found->scale,
+                              .dropout = (float)m->peft->settings.dropout,
+                              .dora = found->magnitude != NULL};
+    return true;
+}
+
+/* Tensors that no graph asks for: an error that lists them, for a model that is half loaded is half right. Buffers
+ * of older files and the head of a model that ties it are no such tensors. */
+static nbl_status refuse_unused(const nbl_model *m)
+{
+    char list[600] = "";
+    size_t used = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const struct nbl__held *held = &m->weights[i];
+        if (held->used || nbl__ends_with(held->name, "rotary_emb.inv_freq")) continue;
+        if (m->decoder.tied && strcmp(held->name, "lm_head.weight") == 0) continue;
+        size_t length = strlen(held->name);
+        count++;
+        if (used + length + 3 > sizeof list) continue;
+        if (used) memcpy(list + used, ", ", 3), used += 2;
+        memcpy(list + used, held->name, length + 1);
+        used += length;
+    }
+    NBL_CHECK(m->ctx, count == 0, NBL_ERROR_FORMAT, "%s: %" PRId64 " tensors do not belong to a %s model: %s",
+              m->path, count, m->decoder.arch->model_type, list);
+    return NBL_OK;
+}
+
+/* ---- parameters ---- */
+
+static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
+{
+    for (int64_t i = 0; m->peft && i < m->peft->module_count; i++) {
+        const nbl__peft_module *it = &m->peft->modules[i];
+        size_t n = strlen(it->path);
+        if (strncmp(it->path, name, n) != 0 || name[n] != '.') continue;
+        if (strcmp(name + n + 1, "lora_A.weight") == 0) return it->a;
+        if (strcmp(name + n + 1, "lora_B.weight") == 0) return it->b;
+        if (strcmp(name + n + 1, "lora_magnitude_vector") == 0) return it->magnitude;
+    }
+    return NULL;
+}
+
+/* n values in the dtype that the graph declares; sources need no alignment. */
+static void fill(nbl_isa isa, nbl_dtype from, const void *data, nbl_dtype to, void *out, int64_t n)
+{
+    enum { PIECE = 256 };
+    float piece[PIECE];
+    for (int64_t i = 0; i < n; i += PIECE) {
+        int64_t count = nbl__min_i64(PIECE, n - i);
+        nbl__to_f32(isa, from, (const uint8_t *)data + (size_t)i * nbl__size_of(from), piece, count);
+        nbl__from_f32(isa, piece, to, (uint8_t *)out + (size_t)i * nbl__size_of(to), count);
+    }
+}
+
+static nbl_status fill_parameters(nbl__session *s)
+{
+    nbl__graph *g = &s->graph;
+    nbl_isa isa = nbl__isa(g->ctx);
+    for (nbl__value v = 1; v <= g->value_count; v++) {
+        const nbl__value_info *info = nbl__info(g, v);
+        if (info->kind != NBL_KIND_PARAMETER) continue;
+        void *to = nbl__plan_data(&s->plan, v);
+        int64_t n = nbl__tensor_elements(&info->tensor);
+        const nbl__stored *stored = adapter_tensor(s->model, info->name);
+        if (stored) {
+            fill(isa, stored->dtype, stored->data, info->tensor.dtype, to, n);
+            continue;
+        }
+        const struct nbl__held *held = held_of(s->model, info->name);
+        NBL_CHECK(g->ctx, held && held->weight.format == NBL_FORMAT_DENSE, NBL_ERROR_INTERNAL,
+                  "no values for \"%s\"", info->name);
+        fill(isa, held->weight.dtype, held->weight.data, info->tensor.dtype, to, n);
+    }
+    return NBL_OK;
+}
+
+/* ---- sessions ---- */
+
+static nbl_status open_session(nbl__session *s, const nbl__session_options *o)
+{
+    nbl_model *m = s->model;
+    nbl__model_source source = {m, weight_of, adapter_of};
+    s->build = (nbl__build){.g = &s->graph,
+                            .d = &m->decoder,
+                            .source = &source,
+                            .mode = o->mode,
+                            .dtype = m->dtype,
+                            .kv_dtype = o->kv_dtype,
+                            .train = o->train,
+                            .tokens = o->tokens,
+                            .sequences = o->sequences,
+                            .cache_size = o->cache_size};
+    NBL_TRY(nbl__decoder_build(&s->build));
+    s->build.source = NULL;
+    NBL_TRY(refuse_unused(m));
+    if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
+    NBL_TRY(nbl__plan_make(&s->graph, &o->plan, &s->plan));
+    NBL_TRY(nbl__plan_bind(&s->plan, o->shared ? &o->shared->plan : NULL));
+    return o->shared ? NBL_OK : fill_parameters(s);
+}
+
+nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)
+{
+    memset(session, 0, sizeof *session);
+    session->model = model;
+    nbl__graph_open(model->ctx, &session->graph);
+    nbl_status status = open_session(session, options);
+    if (status != NBL_OK) nbl__session_close(session);
+    return status;
+}
+
+void nbl__session_close(nbl__session *session)
+{
+    if (session->plan.ctx) nbl__plan_free(&session->plan);
+    nbl__graph_close(&session->graph);
+}
+
+static int32_t *set_input(nbl__session *s, nbl__value value, int64_t n)
+{
+    nbl__info(&s->graph, value)->tensor.shape[0] = n;
+    return nbl__plan_data(&s->plan, value);
+}
+
+nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels)
+{
+    nbl__build *b = &s->build;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; i++) tokens += sequences[i].count;
+    NBL_CHECK(s->graph.ctx, tokens <= b->tokens && count <= b->sequences, NBL_ERROR_INTERNAL,
+              "%" PRId64 " tokens of %" PRId64 " sequences in a plan for %" PRId64 " and %" PRId64, tokens,
+              count, b->tokens, b->sequences);
+    int32_t *ids = set_input(s, b->ids, tokens), *positions = set_input(s, b->positions, tokens);
+    int32_t *starts = set_input(s, b->cu_seqlens, count + 1),
+            *targets = labels ? set_input(s, b->labels, tokens) : NULL;
+    int64_t at = 0;
+    starts[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const nbl_ids *it = &sequences[i];
+        for (int64_t t = 0; t < it->count; t++, at++) {
+            ids[at] = it->ids[t];
+            positions[at] = (int32_t)t;
+            if (targets) targets[at] = t + 1 < it->count ? labels[i].ids[t + 1] : -100; /* what comes next */
+        }
+        starts[i + 1] = (int32_t)at;
+    }
+    return nbl__plan_resize(&s->plan);
+}
