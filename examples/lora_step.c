@@ -18,11 +18,9 @@ static float noise(void) /* roughly normal */
     return sum * 1.7f;
 }
 
-static float *values(size_t n, float scale)
+static void fill(float *values, size_t n, float scale)
 {
-    float *v = malloc(n * sizeof *v);
-    for (size_t i = 0; v && i < n; i++) v[i] = noise() * scale;
-    return v;
+    for (size_t i = 0; i < n; i++) values[i] = noise() * scale;
 }
 
 static int check(nbl_context *ctx, nbl_status status)
@@ -37,7 +35,8 @@ int main(void)
     if (nbl_context_create(NULL, &ctx) != NBL_OK) return 1;
 
     /* The frozen weight in 4 bits. */
-    float *dense = values(OUT * IN, 0.06f);
+    static float dense[OUT * IN];
+    fill(dense, OUT * IN, 0.06f);
     nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
     nbl_quantized_sizes sizes;
     nbl_weight w;
@@ -47,10 +46,11 @@ int main(void)
     if (check(ctx, nbl_quantize(ctx, &how, NBL_DTYPE_F32, 2, shape, dense, &parts, &w))) return 1;
 
     /* A as PEFT draws it, B zero; the teacher is the same layer with another adapter. */
-    float *a = values(RANK * IN, 0.06f), *b = calloc(OUT * RANK, sizeof *b), *x = values(TOKENS * IN, 1);
-    float *teacher_a = values(RANK * IN, 0.06f), *teacher_b = values(OUT * RANK, 0.3f);
-    float *y = values(TOKENS * OUT, 0), *target = values(TOKENS * OUT, 0), *dy = values(TOKENS * OUT, 0);
-    float *da = values(RANK * IN, 0), *db = values(OUT * RANK, 0);
+    static float a[RANK * IN], b[OUT * RANK], teacher_a[RANK * IN], teacher_b[OUT * RANK], x[TOKENS * IN];
+    static float y[TOKENS * OUT], target[TOKENS * OUT], dy[TOKENS * OUT], da[RANK * IN], db[OUT * RANK];
+    static float moments[4][OUT * RANK + RANK * IN];
+    fill(a, RANK * IN, 0.06f), fill(teacher_a, RANK * IN, 0.06f), fill(teacher_b, OUT * RANK, 0.3f),
+        fill(x, TOKENS * IN, 1);
     nbl_linear layer = {
         .dtype = NBL_DTYPE_F32,
         .x = nbl_matrix(NBL_DTYPE_F32, TOKENS, IN, x),
@@ -75,8 +75,7 @@ int main(void)
                                   {.p = layer.lora_b, .g = layer.dlora_b}};
     for (int i = 0; i < 2; i++) {
         trained[i].m = trained[i].v = trained[i].p;
-        trained[i].m.data = calloc(OUT * IN, sizeof(float)),
-        trained[i].v.data = calloc(OUT * IN, sizeof(float));
+        trained[i].m.data = moments[2 * i], trained[i].v.data = moments[2 * i + 1];
     }
     double first = 0, loss = 0;
     for (int step = 1; step <= STEPS; step++) {
@@ -92,6 +91,7 @@ int main(void)
         nbl_adamw update = {trained, 2, 1e-2, 0.9, 0.999, 1e-8, 0, 1.0 / TOKENS, step, 32};
         if (check(ctx, nbl_adamw_step(ctx, &update))) return 1;
     }
+    free(scratch), free(parts.data), free(parts.scales);
     nbl_context_destroy(ctx);
     return loss < 0.1 * first ? 0 : 1;
 }
