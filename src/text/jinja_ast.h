@@ -224,7 +224,6 @@ typedef struct tpl_tuple_rules {
     bool no_condition;   /* no inline if */
     bool parentheses;    /* () is an empty tuple */
     bool namespaces;     /* ns.x may be a target */
-    const char *end;     /* a name that ends it, too */
 } tpl_tuple_rules;
 nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **node);
 nbl_status nbl__tpl_primary(tpl_parser *p, bool namespaces, tpl_node **node);

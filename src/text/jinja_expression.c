@@ -304,9 +304,7 @@ nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **resul
             NBL_TRY(nbl__tpl_expect(p, TOKEN_COMMA));
             type = p->current.type;
         }
-        if (type == TOKEN_VARIABLE_END || type == TOKEN_BLOCK_END || type == TOKEN_RPAREN ||
-            (rules.end && nbl__tpl_at_name(p, rules.end)))
-            break;
+        if (type == TOKEN_VARIABLE_END || type == TOKEN_BLOCK_END || type == TOKEN_RPAREN) break;
         tpl_node *item;
         if (rules.simplified) NBL_TRY(nbl__tpl_primary(p, rules.namespaces, &item));
         else NBL_TRY(nbl__tpl_expression(p, !rules.no_condition, &item));

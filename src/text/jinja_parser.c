@@ -192,10 +192,10 @@ static void mark_stored(tpl_node *node)
     for (int64_t i = 0; i < node->list.count; i++) mark_stored(node->list.items[i]);
 }
 
-static nbl_status parse_target(tpl_parser *p, bool namespaces, const char *end, tpl_node **target)
+static nbl_status parse_target(tpl_parser *p, bool namespaces, tpl_node **target)
 {
     tpl_token at = p->current;
-    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.simplified = true, .namespaces = namespaces, .end = end}, target));
+    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.simplified = true, .namespaces = namespaces}, target));
     if (!assignable(*target)) {
         const char *what = (*target)->kind == NODE_CONST ? "const" : (*target)->kind == NODE_TUPLE ? "tuple"
                            : (*target)->kind == NODE_LIST ? "list" : (*target)->kind == NODE_DICT ? "dict"
@@ -227,7 +227,7 @@ static nbl_status parse_name_target(tpl_parser *p, tpl_node **target)
 static nbl_status parse_set(tpl_parser *p, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_advance(p));
-    NBL_TRY(parse_target(p, true, NULL, &node->a));
+    NBL_TRY(parse_target(p, true, &node->a));
     if (p->current.type == TOKEN_ASSIGN) {
         NBL_TRY(nbl__tpl_advance(p));
         node->kind = NODE_SET;
@@ -244,12 +244,12 @@ static nbl_status parse_for(tpl_parser *p, tpl_node *node)
     bool present, finished;
     node->kind = NODE_FOR;
     NBL_TRY(nbl__tpl_advance(p));
-    NBL_TRY(parse_target(p, false, "in", &node->a));
+    NBL_TRY(parse_target(p, false, &node->a));
     NBL_TRY(nbl__tpl_skip_name(p, "in", &present));
     if (!present)
         return nbl__tpl_syntax(p, &p->current, "expected token 'in', got '%s'",
                                nbl__tpl_token_name(p->vm, &p->current));
-    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.no_condition = true, .end = "recursive"}, &node->b));
+    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.no_condition = true}, &node->b));
     NBL_TRY(nbl__tpl_skip_name(p, "if", &present));
     if (present) NBL_TRY(nbl__tpl_expression(p, true, &node->c));
     NBL_TRY(nbl__tpl_skip_name(p, "recursive", &node->flag));
@@ -343,7 +343,7 @@ static nbl_status parse_with(tpl_parser *p, tpl_node *node)
     while (p->current.type != TOKEN_BLOCK_END) {
         tpl_node *target, *value;
         if (node->list.count) NBL_TRY(nbl__tpl_expect(p, TOKEN_COMMA));
-        NBL_TRY(parse_target(p, false, NULL, &target));
+        NBL_TRY(parse_target(p, false, &target));
         NBL_TRY(nbl__tpl_expect(p, TOKEN_ASSIGN));
         NBL_TRY(nbl__tpl_expression(p, true, &value));
         NBL_TRY(nbl__tpl_nodes_add(p->vm, &node->list, target));

@@ -272,15 +272,7 @@ static nbl_status split_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_item
         while (at < end && nbl__tpl_is_space(tpl_char(at, &size))) at += size;
         if (at == end) return NBL_OK;
         const char *begin = at;
-        if (most-- == 0) {
-            while (end > at) { /* the rest, without blanks at its end */
-                const char *last = end - 1;
-                while (((unsigned char)*last & 0xc0) == 0x80) last--;
-                if (!nbl__tpl_is_space(tpl_char(last, &size))) break;
-                end = last;
-            }
-            return push_part(vm, parts, self, begin, end);
-        }
+        if (most-- == 0) return push_part(vm, parts, self, begin, end); /* the rest, as it is */
         while (at < end && !nbl__tpl_is_space(tpl_char(at, &size))) at += size;
         NBL_TRY(push_part(vm, parts, self, begin, at));
     }
@@ -299,9 +291,8 @@ static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_ite
         }
         if (end == begin) break;
         const char *from = end;
-        if (most-- == 0) {
-            for (from = begin; nbl__tpl_is_space(tpl_char(from, &size));) from += size;
-            NBL_TRY(push_part(vm, parts, self, from, end));
+        if (most-- == 0) { /* the rest, as it is */
+            NBL_TRY(push_part(vm, parts, self, begin, end));
             break;
         }
         while (from > begin) {
