@@ -44,7 +44,7 @@ typedef struct cli_option {
     double minimum, maximum; /* of integers and numbers */
     bool required;
     bool repeated; /* may be given several times: cli_value.all */
-    char letter; /* 'h' for -h; 0: none */
+    char letter;   /* 'h' for -h; 0: none */
 } cli_option;
 
 typedef struct cli_example {

@@ -172,7 +172,7 @@ static int run_batch(work *w)
     }
     size_t i;
     json_t *entry;
-    json_array_foreach(results, i, entry)
+    json_array_foreach (results, i, entry)
         if (json_dumpf(entry, cli_out(), JSON_COMPACT) != 0 || fputc('\n', cli_out()) == EOF) cli_no_memory();
     json_decref(results);
     return CLI_DONE;
@@ -207,10 +207,13 @@ const cli_command cli_template = {
         "Renders messages with the chat template of MODEL, or with another one, character for character as "
         "transformers' apply_chat_template does. Special tokens of the model (bos_token, eos_token, ...) are "
         "variables of the template; --set adds more.\n\n"
-        "With --json the answer has `text`, `ids` (the text encoded without added special tokens) and `trained` (what "
+        "With --json the answer has `text`, `ids` (the text encoded without added special tokens) and "
+        "`trained` (what "
         "{% generation %} covers, as [start, end) in characters).\n\n"
-        "--batch takes a file with one JSON object per line: messages, tools, generation_prompt, set (an object of "
-        "variables) and template (one of its own), all optional. A line that cannot be rendered gives an `error` in "
+        "--batch takes a file with one JSON object per line: messages, tools, generation_prompt, set (an "
+        "object of "
+        "variables) and template (one of its own), all optional. A line that cannot be rendered gives an "
+        "`error` in "
         "its place.",
     .arguments =
         (const cli_argument[]){

@@ -53,8 +53,8 @@ nbl_status nbl__chat_read_file(nbl_chat_template *t, const char *path, const cha
 /* ---- JSON files ---- */
 
 /* A file of the folder as JSON; *found is false when there is none. Values live as long as `vm`. */
-static nbl_status read_json(nbl_chat_template *t, tpl_vm *vm, const char *name, const char **path, tpl_value *value,
-                            bool *found)
+static nbl_status read_json(nbl_chat_template *t, tpl_vm *vm, const char *name, const char **path,
+                            tpl_value *value, bool *found)
 {
     nbl_string text;
     *path = nbl__arena_printf(&t->arena, "%s/%s", t->model, name);
@@ -135,11 +135,14 @@ static nbl_status add_templates(nbl_chat_template *t, const char *path, tpl_valu
         NBL_TRY(keep(t, value.string, &text));
         return nbl__chat_add_source(t, "default", path, text);
     }
-    NBL_CHECK(t->ctx, value.type == TPL_LIST, NBL_ERROR_FORMAT, "%s: chat_template is neither a text nor a list", path);
+    NBL_CHECK(t->ctx, value.type == TPL_LIST, NBL_ERROR_FORMAT,
+              "%s: chat_template is neither a text nor a list", path);
     for (int64_t i = 0; i < value.list->count; i++) {
-        const tpl_value *named = member(value.list->items[i], "name"), *body = member(value.list->items[i], "template");
-        NBL_CHECK(t->ctx, named && body && named->type == TPL_STRING && body->type == TPL_STRING, NBL_ERROR_FORMAT,
-                  "%s: chat_template: entry %" PRId64 " has no name or no template", path, i);
+        const tpl_value *named = member(value.list->items[i], "name"),
+                        *body = member(value.list->items[i], "template");
+        NBL_CHECK(t->ctx, named && body && named->type == TPL_STRING && body->type == TPL_STRING,
+                  NBL_ERROR_FORMAT, "%s: chat_template: entry %" PRId64 " has no name or no template", path,
+                  i);
         NBL_TRY(keep(t, named->string, &name));
         NBL_TRY(keep(t, body->string, &text));
         NBL_TRY(nbl__chat_add_source(t, name.text, path, text));

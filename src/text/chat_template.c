@@ -1,5 +1,5 @@
-/* chat_template.c - rendering a chat: the variables that transformers sets, the choice of the template, and the
- * way back of what went wrong. */
+/* chat_template.c - rendering a chat: the variables that transformers sets, the choice of the template, and
+ * what went wrong. */
 #include "text/chat_template.h"
 
 #include <stdio.h>
@@ -39,7 +39,8 @@ static nbl_status open_template(nbl_chat_template *t, const char *model, const c
     return nbl__chat_read_file(t, file, "default");
 }
 
-nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file, nbl_chat_template **result)
+nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file,
+                                  nbl_chat_template **result)
 {
     NBL_CHECK(ctx, model && result, NBL_ERROR_ARGUMENT, "nbl_chat_template_open: an argument is NULL");
     NBL_TRY(new_template(ctx, result));
@@ -50,9 +51,11 @@ nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const cha
     return status;
 }
 
-nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_string text, nbl_chat_template **result)
+nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_string text,
+                                   nbl_chat_template **result)
 {
-    NBL_CHECK(ctx, name && text.text && result, NBL_ERROR_ARGUMENT, "nbl_chat_template_parse: an argument is NULL");
+    NBL_CHECK(ctx, name && text.text && result, NBL_ERROR_ARGUMENT,
+              "nbl_chat_template_parse: an argument is NULL");
     NBL_TRY(new_template(ctx, result));
     nbl_chat_template *t = *result;
     char *copy = nbl__arena_alloc(&t->arena, text.size + 1);
@@ -92,7 +95,8 @@ static nbl_status take_messages(job *j, tpl_value messages)
     NBL_TRY(nbl__tpl_cstring(vm, "reasoning_content", &content));
     for (int64_t i = 0; i < messages.list->count; i++) {
         tpl_value message = items[i] = messages.list->items[i], thought = tpl_missing();
-        if (message.type != TPL_DICT) return nbl__tpl_raise(vm, "messages: entry %" PRId64 " is not an object", i);
+        if (message.type != TPL_DICT)
+            return nbl__tpl_raise(vm, "messages: entry %" PRId64 " is not an object", i);
         for (int k = 0; k < 3 && thought.type == TPL_MISSING; k++) {
             const tpl_entry *entry = nbl__tpl_dict_get(message.dict, names[k], strlen(names[k]));
             if (entry && entry->value.type != TPL_NONE) thought = entry->value;
@@ -119,11 +123,17 @@ static nbl_status take_objects(job *j, const char *what, tpl_value value, tpl_va
 
 static nbl_status set_variable(job *j, tpl_value name, tpl_value value)
 {
-    static const char *const reserved[] = {"messages", "tools", "add_generation_prompt", "conversations", "chat_template",
-                                           "return_assistant_tokens_mask", "continue_final_message"};
+    static const char *const reserved[] = {"messages",
+                                           "tools",
+                                           "add_generation_prompt",
+                                           "conversations",
+                                           "chat_template",
+                                           "return_assistant_tokens_mask",
+                                           "continue_final_message"};
     for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
         if (tpl_same(name.string, reserved[i]))
-            return nbl__tpl_raise(&j->vm, "the variable %s cannot be set: it has its own place in a request", reserved[i]);
+            return nbl__tpl_raise(&j->vm, "the variable %s cannot be set: it has its own place in a request",
+                                  reserved[i]);
     if (tpl_same(name.string, "documents")) return take_objects(j, "documents", value, &j->documents);
     return nbl__tpl_dict_set(&j->vm, j->variables, name, value);
 }
@@ -179,13 +189,17 @@ static nbl_status choose_source(job *j, nbl__chat_source **source)
     if (j->own.text.text) return *source = &j->own, NBL_OK;
     for (int i = 0; i < t->count; i++) {
         const char *name = t->sources[i].name;
-        if (strcmp(name, "tool_use") == 0 && j->tools.type != TPL_NONE) return *source = &t->sources[i], NBL_OK;
+        if (strcmp(name, "tool_use") == 0 && j->tools.type != TPL_NONE)
+            return *source = &t->sources[i], NBL_OK;
         if (strcmp(name, "default") == 0) *source = &t->sources[i];
     }
     if (*source) return NBL_OK;
-    if (t->count) return nbl__tpl_raise(&j->vm, "%s: several chat templates, none of them called default", t->model);
-    return nbl__tpl_raise(&j->vm, "%s: no chat template: neither chat_template.jinja nor chat_template in "
-                                  "tokenizer_config.json", t->model ? t->model : "");
+    if (t->count)
+        return nbl__tpl_raise(&j->vm, "%s: several chat templates, none of them called default", t->model);
+    return nbl__tpl_raise(&j->vm,
+                          "%s: no chat template: neither chat_template.jinja nor chat_template in "
+                          "tokenizer_config.json",
+                          t->model ? t->model : "");
 }
 
 static nbl_status run_job(job *j)
@@ -305,8 +319,8 @@ static nbl_status take_chat(job *j, const nbl_chat *chat)
     tpl_vm *vm = &j->vm;
     tpl_value value, name;
     NBL_TRY(nbl__tpl_dict(vm, &j->variables));
-    NBL_TRY(nbl__tpl_from_json(vm, chat->messages_name ? chat->messages_name : "messages", chat->messages.text,
-                               chat->messages.size, &value));
+    NBL_TRY(nbl__tpl_from_json(vm, chat->messages_name ? chat->messages_name : "messages",
+                               chat->messages.text, chat->messages.size, &value));
     NBL_TRY(take_messages(j, value));
     if (chat->tools.text) {
         const char *where = chat->tools_name ? chat->tools_name : "tools";
@@ -332,7 +346,8 @@ static nbl_status take_chat(job *j, const nbl_chat *chat)
 nbl_status nbl_chat_template_render(nbl_chat_template *t, const nbl_chat *chat, nbl_rendering **rendering)
 {
     job *j;
-    NBL_CHECK(t->ctx, chat && rendering && chat->messages.text && (chat->variables || chat->variable_count == 0),
+    NBL_CHECK(t->ctx,
+              chat && rendering && chat->messages.text && (chat->variables || chat->variable_count == 0),
               NBL_ERROR_ARGUMENT, "nbl_chat_template_render: an argument is NULL");
     *rendering = NULL;
     NBL_TRY(new_job(t, &j));
@@ -354,7 +369,8 @@ static nbl_status take_line(job *j, tpl_value line)
     NBL_TRY(nbl__tpl_list(vm, TPL_LIST, 0, &messages, &items));
     if ((entry = nbl__tpl_dict_get(members, "messages", 8))) messages = entry->value;
     NBL_TRY(take_messages(j, messages));
-    if ((entry = nbl__tpl_dict_get(members, "tools", 5))) NBL_TRY(take_objects(j, "tools", entry->value, &j->tools));
+    if ((entry = nbl__tpl_dict_get(members, "tools", 5)))
+        NBL_TRY(take_objects(j, "tools", entry->value, &j->tools));
     if ((entry = nbl__tpl_dict_get(members, "generation_prompt", 17)))
         NBL_TRY(nbl__tpl_truth(vm, entry->value, &j->generation_prompt));
     if ((entry = nbl__tpl_dict_get(members, "template", 8)) && entry->value.type != TPL_NONE) {
@@ -362,7 +378,8 @@ static nbl_status take_line(job *j, tpl_value line)
         j->own = (nbl__chat_source){.name = "default", .file = "template"};
         j->own.text = (nbl_string){entry->value.string->bytes, entry->value.string->size};
     }
-    if ((entry = nbl__tpl_dict_get(members, "set", 3)) == NULL || entry->value.type == TPL_NONE) return NBL_OK;
+    if ((entry = nbl__tpl_dict_get(members, "set", 3)) == NULL || entry->value.type == TPL_NONE)
+        return NBL_OK;
     if (entry->value.type != TPL_DICT) return nbl__tpl_raise(vm, "set: not an object");
     for (int64_t i = 0; i < entry->value.dict->count; i++)
         NBL_TRY(set_variable(j, entry->value.dict->entries[i].key, entry->value.dict->entries[i].value));
@@ -379,7 +396,8 @@ nbl_status nbl_chat_template_render_line(nbl_chat_template *t, const char *where
     *rendering = NULL;
     NBL_TRY(new_job(t, &j));
     nbl_status status = nbl__tpl_from_json(&j->vm, where, line.text, line.size, &value);
-    if (status == NBL_OK && value.type != TPL_DICT) status = nbl__tpl_raise(&j->vm, "%s: JSON, but not an object", where);
+    if (status == NBL_OK && value.type != TPL_DICT)
+        status = nbl__tpl_raise(&j->vm, "%s: JSON, but not an object", where);
     if (status != NBL_OK) {
         status = tell(j, status);
     } else {

@@ -65,17 +65,17 @@ nbl_status nbl__tpl_lex(tpl_vm *vm, const char *text, size_t size, tpl_tokens *t
 const char *nbl__tpl_token_name(tpl_vm *vm, const tpl_token *token);
 
 typedef enum tpl_kind {
-    NODE_CONST, /* value */
-    NODE_DATA,  /* value: text of the template */
-    NODE_NAME,  /* value: its name; slot, hops */
-    NODE_NSREF, /* value: name of the namespace, slot, hops; a: CONST, the attribute */
-    NODE_TUPLE, /* list */
-    NODE_LIST,  /* list */
-    NODE_DICT,  /* list: key, value, key, … */
-    NODE_COND,  /* a if b else c (or NULL) */
-    NODE_FILTER, /* a (NULL: the text of a block) | value(args) */
-    NODE_TEST,   /* a is value(args) */
-    NODE_CALL,   /* a(args) */
+    NODE_CONST,   /* value */
+    NODE_DATA,    /* value: text of the template */
+    NODE_NAME,    /* value: its name; slot, hops */
+    NODE_NSREF,   /* value: name of the namespace, slot, hops; a: CONST, the attribute */
+    NODE_TUPLE,   /* list */
+    NODE_LIST,    /* list */
+    NODE_DICT,    /* list: key, value, key, … */
+    NODE_COND,    /* a if b else c (or NULL) */
+    NODE_FILTER,  /* a (NULL: the text of a block) | value(args) */
+    NODE_TEST,    /* a is value(args) */
+    NODE_CALL,    /* a(args) */
     NODE_GETITEM, /* a[b] */
     NODE_GETATTR, /* a.value */
     NODE_SLICE,   /* a:b:c, each may be NULL */
@@ -90,18 +90,18 @@ typedef enum tpl_kind {
     NODE_POS,
     NODE_KEYWORD, /* value=a */
 
-    NODE_OUTPUT, /* list */
-    NODE_IF,     /* a, body; list: IF of each elif; otherwise */
-    NODE_FOR,    /* a target, b iterable, c condition or NULL; body, otherwise; flag: recursive */
-    NODE_MACRO,  /* value name, list: NAME of each parameter, defaults, body */
-    NODE_CALL_BLOCK, /* a: CALL; otherwise as a macro */
-    NODE_GENERATION, /* body */
+    NODE_OUTPUT,       /* list */
+    NODE_IF,           /* a, body; list: IF of each elif; otherwise */
+    NODE_FOR,          /* a target, b iterable, c condition or NULL; body, otherwise; flag: recursive */
+    NODE_MACRO,        /* value name, list: NAME of each parameter, defaults, body */
+    NODE_CALL_BLOCK,   /* a: CALL; otherwise as a macro */
+    NODE_GENERATION,   /* body */
     NODE_FILTER_BLOCK, /* a: FILTER, body */
-    NODE_SET,       /* a target, b */
-    NODE_SET_BLOCK, /* a target, b: FILTER or NULL, body */
-    NODE_WITH,      /* list: targets, defaults: values, body */
-    NODE_AUTOESCAPE, /* a, body */
-    NODE_BLOCK,      /* value name, body, flag: scoped */
+    NODE_SET,          /* a target, b */
+    NODE_SET_BLOCK,    /* a target, b: FILTER or NULL, body */
+    NODE_WITH,         /* list: targets, defaults: values, body */
+    NODE_AUTOESCAPE,   /* a, body */
+    NODE_BLOCK,        /* value name, body, flag: scoped */
     NODE_BREAK,
     NODE_CONTINUE
 } tpl_kind;
@@ -151,9 +151,9 @@ typedef enum tpl_special { SPECIAL_CALLER, SPECIAL_KWARGS, SPECIAL_VARARGS, SPEC
 /* What is compiled into a function of its own: one activation per call. */
 typedef struct tpl_body {
     int slots;
-    int *parameters;             /* slots, one per parameter of a macro */
-    int special[SPECIAL_COUNT];  /* slots; -1: not used by the body */
-    bool explicit_caller;        /* a parameter is called caller */
+    int *parameters;            /* slots, one per parameter of a macro */
+    int special[SPECIAL_COUNT]; /* slots; -1: not used by the body */
+    bool explicit_caller;       /* a parameter is called caller */
 } tpl_body;
 
 struct tpl_node {
@@ -164,16 +164,16 @@ struct tpl_node {
     tpl_value value;
     tpl_node *a, *b, *c;
     tpl_nodes list, defaults, body, otherwise;
-    tpl_nodes args, keywords;  /* of calls, filters and tests */
+    tpl_nodes args, keywords; /* of calls, filters and tests */
     tpl_node *dyn_args, *dyn_kwargs;
-    int slot, hops;           /* names; the loop variable of a loop */
-    tpl_scope scope;          /* of the body */
-    tpl_scope other, test;    /* of the else branch and of the condition of a loop */
-    tpl_body *function;       /* what runs in an activation of its own */
-    tpl_node *test_target;    /* the target of a loop once more, for its condition ... */
-    tpl_body *test_function;  /* ... which has an activation of its own, too */
-    bool exported;            /* set or macro at the top level: seen by blocks */
-    const void *callee;       /* row of the table of filters or tests; NULL: unknown name */
+    int slot, hops;          /* names; the loop variable of a loop */
+    tpl_scope scope;         /* of the body */
+    tpl_scope other, test;   /* of the else branch and of the condition of a loop */
+    tpl_body *function;      /* what runs in an activation of its own */
+    tpl_node *test_target;   /* the target of a loop once more, for its condition ... */
+    tpl_body *test_function; /* ... which has an activation of its own, too */
+    bool exported;           /* set or macro at the top level: seen by blocks */
+    const void *callee;      /* row of the table of filters or tests; NULL: unknown name */
 };
 
 typedef struct tpl_program {
@@ -220,11 +220,10 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__tpl_syntax(tpl_parser *p, 
 
 nbl_status nbl__tpl_expression(tpl_parser *p, bool with_condition, tpl_node **node);
 typedef struct tpl_tuple_rules {
-    bool simplified;     /* only names and literals, as in the target of a loop */
-    bool no_condition;   /* no inline if */
-    bool parentheses;    /* () is an empty tuple */
-    bool namespaces;     /* ns.x may be a target */
-    const char *end;     /* a name that ends it, too */
+    bool simplified;   /* only names and literals, as in the target of a loop */
+    bool no_condition; /* no inline if */
+    bool parentheses;  /* () is an empty tuple */
+    bool namespaces;   /* ns.x may be a target */
 } tpl_tuple_rules;
 nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **node);
 nbl_status nbl__tpl_primary(tpl_parser *p, bool namespaces, tpl_node **node);

@@ -24,18 +24,38 @@ static bool in_words(const char *const *words, const tpl_string *name)
 /* Names with underscores that every object has. They are never handed out. */
 static bool is_dunder(tpl_value obj, const tpl_string *name)
 {
-    static const char *const common[] = {
-        "__class__",    "__doc__",       "__init__",         "__new__",        "__repr__",   "__str__",
-        "__eq__",       "__ne__",        "__lt__",           "__le__",         "__gt__",     "__ge__",
-        "__hash__",     "__dir__",       "__format__",       "__reduce__",     "__sizeof__", "__reduce_ex__",
-        "__getattribute__", "__setattr__", "__delattr__",    "__subclasshook__", "__init_subclass__",
-        "__getstate__", NULL};
+    static const char *const common[] = {"__class__",
+                                         "__doc__",
+                                         "__init__",
+                                         "__new__",
+                                         "__repr__",
+                                         "__str__",
+                                         "__eq__",
+                                         "__ne__",
+                                         "__lt__",
+                                         "__le__",
+                                         "__gt__",
+                                         "__ge__",
+                                         "__hash__",
+                                         "__dir__",
+                                         "__format__",
+                                         "__reduce__",
+                                         "__sizeof__",
+                                         "__reduce_ex__",
+                                         "__getattribute__",
+                                         "__setattr__",
+                                         "__delattr__",
+                                         "__subclasshook__",
+                                         "__init_subclass__",
+                                         "__getstate__",
+                                         NULL};
     static const char *const containers[] = {"__len__", "__iter__", "__contains__", "__getitem__", NULL};
     int64_t length;
     return in_words(common, name) || (nbl__tpl_length(obj, &length) && in_words(containers, name));
 }
 
-static nbl_status number_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result, bool *found)
+static nbl_status number_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
+                                   bool *found)
 {
     bool whole = obj.type != TPL_FLOAT;
     tpl_value plain = whole && obj.type == TPL_BOOL ? tpl_int(obj.integer) : obj;
@@ -49,8 +69,8 @@ static nbl_status number_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *
     return nbl__tpl_function(vm, method->name, method->call, nbl__tpl_type_name(obj), obj, result);
 }
 
-static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_string *name, tpl_value *result,
-                                  bool *found)
+static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_string *name,
+                                  tpl_value *result, bool *found)
 {
     const tpl_body *body = macro->node->function;
     *found = true;
@@ -59,7 +79,8 @@ static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_
         return NBL_OK;
     }
     if (tpl_same(name, "catch_kwargs")) return *result = tpl_bool(body->special[SPECIAL_KWARGS] >= 0), NBL_OK;
-    if (tpl_same(name, "catch_varargs")) return *result = tpl_bool(body->special[SPECIAL_VARARGS] >= 0), NBL_OK;
+    if (tpl_same(name, "catch_varargs"))
+        return *result = tpl_bool(body->special[SPECIAL_VARARGS] >= 0), NBL_OK;
     if (tpl_same(name, "caller")) return *result = tpl_bool(body->special[SPECIAL_CALLER] >= 0), NBL_OK;
     if (tpl_same(name, "explicit_caller")) return *result = tpl_bool(body->explicit_caller), NBL_OK;
     if (tpl_same(name, "arguments")) {
@@ -72,7 +93,8 @@ static nbl_status macro_attribute(tpl_vm *vm, const tpl_macro *macro, const tpl_
     return NBL_OK;
 }
 
-static nbl_status range_attribute(const tpl_range *range, const tpl_string *name, tpl_value *result, bool *found)
+static nbl_status range_attribute(const tpl_range *range, const tpl_string *name, tpl_value *result,
+                                  bool *found)
 {
     *found = true;
     if (tpl_same(name, "start")) *result = tpl_int(range->start);
@@ -101,7 +123,8 @@ static nbl_status call_reset(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     return NBL_OK;
 }
 
-static nbl_status object_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result, bool *found)
+static nbl_status object_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
+                                   bool *found)
 {
     static const tpl_method methods[] = {{"next", call_next}, {"reset", call_reset}, {NULL, NULL}};
     *found = true;
@@ -136,6 +159,7 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
     switch ((tpl_type)obj.type) {
     case TPL_STRING:
         method = find_method(nbl__tpl_string_methods, name);
+        if (method == NULL) method = find_method(nbl__tpl_split_methods, name);
         if (method == NULL) method = find_method(nbl__tpl_string_tests, name);
         break;
     case TPL_TUPLE:

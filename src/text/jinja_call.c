@@ -17,8 +17,8 @@ static size_t word_at(const char *words, int index, const char **word)
     }
 }
 
-nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args, const char *names, int required,
-                         tpl_value *values)
+nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args, const char *names,
+                         int required, tpl_value *values)
 {
     bool by_name = *names != '/';
     const char *word;
@@ -26,14 +26,15 @@ nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args,
     if (!by_name) names++;
     while (word_at(names, count, &word)) values[count++] = tpl_missing();
     if (args->count > count)
-        return nbl__tpl_raise(vm, "TypeError: %s() takes at most %d arguments (%" PRId64 " given)", function, count,
-                              args->count);
+        return nbl__tpl_raise(vm, "TypeError: %s() takes at most %d arguments (%" PRId64 " given)", function,
+                              count, args->count);
     for (int64_t i = 0; i < args->count; i++) values[i] = args->items[i];
     for (int64_t k = 0; k < args->keyword_count; k++) {
         const tpl_string *name = args->keywords[k].name.string;
         int at = 0;
         size_t size;
-        while ((size = word_at(names, at, &word)) && (size != name->size || memcmp(word, name->bytes, size) != 0))
+        while ((size = word_at(names, at, &word)) &&
+               (size != name->size || memcmp(word, name->bytes, size) != 0))
             at++;
         if (!by_name || size == 0)
             return nbl__tpl_raise(vm, "TypeError: %s() got an unexpected keyword argument %s", function,
@@ -56,7 +57,8 @@ nbl_status nbl__tpl_want_int(tpl_vm *vm, tpl_value v, int64_t *integer)
     if (v.type == TPL_UNDEFINED) return nbl__tpl_raise_undefined(vm, v);
     if (v.type == TPL_BIG) return nbl__tpl_refuse(vm, "an integer beyond 64 bits as an argument");
     if (!tpl_is_integer(v))
-        return nbl__tpl_raise(vm, "TypeError: '%s' object cannot be interpreted as an integer", nbl__tpl_type_name(v));
+        return nbl__tpl_raise(vm, "TypeError: '%s' object cannot be interpreted as an integer",
+                              nbl__tpl_type_name(v));
     *integer = v.integer;
     return NBL_OK;
 }
@@ -93,8 +95,8 @@ static const char *macro_name(tpl_vm *vm, const tpl_macro *macro)
 }
 
 /* The special arguments: caller, then the keywords and the positions that are left over. */
-static nbl_status bind_rest(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, bool *used, bool found_caller,
-                            tpl_frame *frame)
+static nbl_status bind_rest(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, bool *used,
+                            bool found_caller, tpl_frame *frame)
 {
     static const tpl_string caller_name = {"caller", 6, 6};
     const tpl_body *body = macro->node->function;
@@ -110,13 +112,14 @@ static nbl_status bind_rest(tpl_vm *vm, const tpl_macro *macro, const tpl_args *
         tpl_dict *rest;
         NBL_TRY(nbl__tpl_dict(vm, &rest));
         for (int64_t i = 0; i < args->keyword_count; i++)
-            if (!used[i]) NBL_TRY(nbl__tpl_dict_set(vm, rest, args->keywords[i].name, args->keywords[i].value));
+            if (!used[i])
+                NBL_TRY(nbl__tpl_dict_set(vm, rest, args->keywords[i].name, args->keywords[i].value));
         frame->slots[body->special[SPECIAL_KWARGS]] = (tpl_value){.type = TPL_DICT, .dict = rest};
     } else {
         for (int64_t i = 0; i < args->keyword_count; i++)
             if (!used[i])
-                return nbl__tpl_raise(vm, "TypeError: macro %s takes no keyword argument %s", macro_name(vm, macro),
-                                      nbl__tpl_shown(vm, args->keywords[i].name));
+                return nbl__tpl_raise(vm, "TypeError: macro %s takes no keyword argument %s",
+                                      macro_name(vm, macro), nbl__tpl_shown(vm, args->keywords[i].name));
     }
     if (body->special[SPECIAL_VARARGS] >= 0) {
         tpl_value *items;
@@ -172,7 +175,8 @@ static nbl_status fill_defaults(tpl_vm *vm, const tpl_macro *macro, tpl_frame *f
             char hint[160];
             tpl_value text;
             int size = parameter->value.string->size > 80 ? 80 : (int)parameter->value.string->size;
-            snprintf(hint, sizeof hint, "parameter '%.*s' was not provided", size, parameter->value.string->bytes);
+            snprintf(hint, sizeof hint, "parameter '%.*s' was not provided", size,
+                     parameter->value.string->bytes);
             NBL_TRY(nbl__tpl_string_copy(vm, hint, strlen(hint) + 1, &text));
             NBL_TRY(nbl__tpl_undefined(vm, text.string->bytes, NULL, parameter->value, slot));
         }
@@ -261,12 +265,13 @@ static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     long double distance = n[2] > 0 ? (long double)n[1] - n[0] : (long double)n[0] - n[1];
     long double step = n[2] > 0 ? (long double)n[2] : -(long double)n[2];
     if (distance / step > MOST)
-        return nbl__tpl_raise(vm, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).",
-                              MOST);
+        return nbl__tpl_raise(
+            vm, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MOST);
     int64_t count = 0;
     if (distance > 0)
         count = (int64_t)(((__int128)(n[2] > 0 ? 1 : -1) * ((__int128)n[1] - n[0]) - 1) /
-                          (n[2] > 0 ? (__int128)n[2] : -(__int128)n[2])) + 1;
+                          (n[2] > 0 ? (__int128)n[2] : -(__int128)n[2])) +
+                1;
     NBL_TRY(TPL_NEW(vm, range, 1));
     *range = (tpl_range){n[0], n[1], n[2], count};
     *result = (tpl_value){.type = TPL_RANGE, .range = range};
@@ -293,11 +298,14 @@ static nbl_status make_dict(tpl_vm *vm, const tpl_args *args, tpl_dict **result)
             NBL_TRY(nbl__tpl_next(vm, pairs, &pair, &more));
             if (!more) break;
             if (!nbl__tpl_is_iterable(pair))
-                return nbl__tpl_raise(vm, "TypeError: cannot convert dictionary update sequence element to a sequence");
+                return nbl__tpl_raise(
+                    vm, "TypeError: cannot convert dictionary update sequence element to a sequence");
             NBL_TRY(nbl__tpl_collect(vm, pair, &items));
             if (items.count != 2)
-                return nbl__tpl_raise(vm, "ValueError: dictionary update sequence element has length %" PRId64
-                                          "; 2 is required", items.count);
+                return nbl__tpl_raise(vm,
+                                      "ValueError: dictionary update sequence element has length %" PRId64
+                                      "; 2 is required",
+                                      items.count);
             NBL_TRY(nbl__tpl_dict_set(vm, *result, items.items[0], items.items[1]));
         }
     }
@@ -321,10 +329,11 @@ static nbl_status call_namespace(tpl_vm *vm, tpl_value self, const tpl_args *arg
     for (int64_t i = 0; i < result->dict->count; i++) {
         tpl_value key = result->dict->entries[i].key;
         if (key.type == TPL_STRING && key.string->size && key.string->bytes[0] == '_')
-            return nbl__tpl_raise(vm,
-                                  "Chat templates cannot store underscore-prefixed attributes on a namespace, but got "
-                                  "%s. Please rename the attribute.",
-                                  nbl__tpl_shown(vm, key));
+            return nbl__tpl_raise(
+                vm,
+                "Chat templates cannot store underscore-prefixed attributes on a namespace, but got "
+                "%s. Please rename the attribute.",
+                nbl__tpl_shown(vm, key));
     }
     return NBL_OK;
 }
@@ -336,7 +345,8 @@ static nbl_status call_raise(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     NBL_TRY(nbl__tpl_bind(vm, "raise_exception", args, "message", 1, &message));
     NBL_TRY(nbl__tpl_str(vm, message, &message));
     vm->own = message.string;
-    return nbl__tpl_raise(vm, "%.*s", (int)nbl__min_i64((int64_t)message.string->size, 700), message.string->bytes);
+    return nbl__tpl_raise(vm, "%.*s", (int)nbl__min_i64((int64_t)message.string->size, 700),
+                          message.string->bytes);
 }
 
 static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
@@ -350,11 +360,13 @@ static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args
     (void)self;
     NBL_TRY(nbl__tpl_bind(vm, "strftime_now", args, "format", 1, &format));
     if (format.type != TPL_STRING)
-        return nbl__tpl_raise(vm, "TypeError: strftime() argument 1 must be str, not %s", nbl__tpl_type_name(format));
+        return nbl__tpl_raise(vm, "TypeError: strftime() argument 1 must be str, not %s",
+                              nbl__tpl_type_name(format));
     if (format.string->size > MOST / 8 || memchr(format.string->bytes, 0, format.string->size))
         return nbl__tpl_refuse(vm, "a format of the time that is this long, or holds a zero character");
     clock_gettime(CLOCK_REALTIME, &now);
-    if (localtime_r(&now.tv_sec, &local) == NULL) return nbl__tpl_refuse(vm, "the system does not tell the time");
+    if (localtime_r(&now.tv_sec, &local) == NULL)
+        return nbl__tpl_refuse(vm, "the system does not tell the time");
     snprintf(fraction, sizeof fraction, "%06d", (int)(now.tv_nsec / 1000 % 1000000));
     const char *s = format.string->bytes, *end = s + format.string->size;
     for (; s < end; s++) { /* Python's own: %f; no zone is known for %z and %Z */
@@ -382,7 +394,8 @@ static nbl_status call_cycler(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     tpl_value *items;
     (void)self;
     if (args->count == 0) return nbl__tpl_raise(vm, "RuntimeError: at least one item has to be provided");
-    if (args->keyword_count) return nbl__tpl_raise(vm, "TypeError: cycler() got an unexpected keyword argument");
+    if (args->keyword_count)
+        return nbl__tpl_raise(vm, "TypeError: cycler() got an unexpected keyword argument");
     NBL_TRY(TPL_NEW(vm, cycler, 1));
     cycler->kind = TPL_CYCLER;
     NBL_TRY(nbl__tpl_list(vm, TPL_TUPLE, args->count, &cycler->value, &items));
@@ -414,8 +427,9 @@ nbl_status nbl__tpl_globals(tpl_vm *vm, tpl_dict *context)
     static const struct {
         const char *name;
         tpl_call_fn call;
-    } functions[] = {{"range", call_range},   {"dict", call_dict},     {"lipsum", call_lipsum},
-                     {"cycler", call_cycler}, {"joiner", call_joiner}, {"namespace", call_namespace},
+    } functions[] = {{"range", call_range},           {"dict", call_dict},
+                     {"lipsum", call_lipsum},         {"cycler", call_cycler},
+                     {"joiner", call_joiner},         {"namespace", call_namespace},
                      {"raise_exception", call_raise}, {"strftime_now", call_strftime}};
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         tpl_value name, function;

@@ -138,7 +138,8 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
         }
         return NBL_OK;
     case TPL_FUNCTION:
-        *equal = a.function->call == b.function->call && nbl__tpl_identical(a.function->self, b.function->self);
+        *equal = a.function->call == b.function->call &&
+                 nbl__tpl_identical(a.function->self, b.function->self);
         return NBL_OK;
     default: *equal = a.pointer == b.pointer; return NBL_OK;
     }
@@ -175,8 +176,8 @@ nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value 
     }
     if (a.type == TPL_BIG || b.type == TPL_BIG || (a.type == TPL_VIEW && b.type == TPL_VIEW))
         return nbl__tpl_refuse(vm, "the order of these values: integers beyond 64 bits, views");
-    return nbl__tpl_raise(vm, "TypeError: '%s' not supported between instances of '%s' and '%s'", signs[order],
-                          nbl__tpl_type_name(a), nbl__tpl_type_name(b));
+    return nbl__tpl_raise(vm, "TypeError: '%s' not supported between instances of '%s' and '%s'",
+                          signs[order], nbl__tpl_type_name(a), nbl__tpl_type_name(b));
 }
 
 nbl_status nbl__tpl_contains(tpl_vm *vm, tpl_value container, tpl_value item, bool *result)
@@ -188,7 +189,8 @@ nbl_status nbl__tpl_contains(tpl_vm *vm, tpl_value container, tpl_value item, bo
         if (item.type != TPL_STRING)
             return nbl__tpl_raise(vm, "TypeError: 'in <string>' requires string as left operand, not %s",
                                   nbl__tpl_type_name(item));
-        *result = nbl__tpl_find(container.string->bytes, container.string->size, item.string->bytes, item.string->size, 0) >= 0;
+        *result = nbl__tpl_find(container.string->bytes, container.string->size, item.string->bytes,
+                                item.string->size, 0) >= 0;
         return nbl__tpl_work(vm, container.string->size / 64);
     case TPL_VIEW:
         if (container.view != TPL_KEYS) break;

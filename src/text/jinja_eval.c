@@ -56,8 +56,7 @@ static nbl_status add_keyword(tpl_vm *vm, tpl_args *args, int64_t *room, tpl_val
         tpl_keyword *grown;
         *room = *room ? *room * 2 : 4;
         NBL_TRY(TPL_NEW(vm, grown, *room));
-        if (args->keyword_count)
-            memcpy(grown, args->keywords, (size_t)args->keyword_count * sizeof *grown);
+        if (args->keyword_count) memcpy(grown, args->keywords, (size_t)args->keyword_count * sizeof *grown);
         args->keywords = grown;
     }
     args->keywords[args->keyword_count++] = (tpl_keyword){name, value};

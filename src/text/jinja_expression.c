@@ -114,9 +114,8 @@ static int find_operator(const level *rules, tpl_token_type type)
 
 static nbl_status parse_math2(tpl_parser *p, tpl_node **node)
 {
-    static const level rules = {{TOKEN_MUL, TOKEN_DIV, TOKEN_FLOORDIV, TOKEN_MOD},
-                                {OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD},
-                                4};
+    static const level rules = {
+        {TOKEN_MUL, TOKEN_DIV, TOKEN_FLOORDIV, TOKEN_MOD}, {OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD}, 4};
     tpl_token at = p->current;
     NBL_TRY(parse_pow(p, node));
     for (int i; (i = find_operator(&rules, p->current.type)) >= 0;) {
@@ -255,9 +254,12 @@ static nbl_status parse_word(tpl_parser *p, bool namespaces, tpl_node **node)
     static const struct {
         const char *name;
         tpl_value value;
-    } words[] = {{"true", {.type = TPL_BOOL, .integer = 1}},  {"True", {.type = TPL_BOOL, .integer = 1}},
-                 {"false", {.type = TPL_BOOL, .integer = 0}}, {"False", {.type = TPL_BOOL, .integer = 0}},
-                 {"none", {.type = TPL_NONE}},                {"None", {.type = TPL_NONE}}};
+    } words[] = {{"true", {.type = TPL_BOOL, .integer = 1}},
+                 {"True", {.type = TPL_BOOL, .integer = 1}},
+                 {"false", {.type = TPL_BOOL, .integer = 0}},
+                 {"False", {.type = TPL_BOOL, .integer = 0}},
+                 {"none", {.type = TPL_NONE}},
+                 {"None", {.type = TPL_NONE}}};
     NBL_TRY(nbl__tpl_node(p, NODE_NAME, &p->current, node));
     (*node)->value = p->current.value;
     NBL_TRY(nbl__tpl_advance(p));
@@ -289,7 +291,8 @@ nbl_status nbl__tpl_primary(tpl_parser *p, bool namespaces, tpl_node **node)
         return nbl__tpl_expect(p, TOKEN_RPAREN);
     case TOKEN_LBRACKET: return parse_list(p, node);
     case TOKEN_LBRACE: return parse_dict(p, node);
-    default: return nbl__tpl_syntax(p, &p->current, "unexpected '%s'", nbl__tpl_token_name(p->vm, &p->current));
+    default:
+        return nbl__tpl_syntax(p, &p->current, "unexpected '%s'", nbl__tpl_token_name(p->vm, &p->current));
     }
 }
 
@@ -304,9 +307,7 @@ nbl_status nbl__tpl_tuple(tpl_parser *p, tpl_tuple_rules rules, tpl_node **resul
             NBL_TRY(nbl__tpl_expect(p, TOKEN_COMMA));
             type = p->current.type;
         }
-        if (type == TOKEN_VARIABLE_END || type == TOKEN_BLOCK_END || type == TOKEN_RPAREN ||
-            (rules.end && nbl__tpl_at_name(p, rules.end)))
-            break;
+        if (type == TOKEN_VARIABLE_END || type == TOKEN_BLOCK_END || type == TOKEN_RPAREN) break;
         tpl_node *item;
         if (rules.simplified) NBL_TRY(nbl__tpl_primary(p, rules.namespaces, &item));
         else NBL_TRY(nbl__tpl_expression(p, !rules.no_condition, &item));
@@ -336,7 +337,8 @@ static nbl_status parse_subscribed(tpl_parser *p, tpl_node **node)
     }
     for (int i = 1; i < 3 && p->current.type == TOKEN_COLON; i++) {
         NBL_TRY(nbl__tpl_advance(p));
-        if (p->current.type != TOKEN_COLON && p->current.type != TOKEN_RBRACKET && p->current.type != TOKEN_COMMA)
+        if (p->current.type != TOKEN_COLON && p->current.type != TOKEN_RBRACKET &&
+            p->current.type != TOKEN_COMMA)
             NBL_TRY(nbl__tpl_expression(p, true, &parts[i]));
     }
     NBL_TRY(nbl__tpl_node(p, NODE_SLICE, &at, node));

@@ -39,7 +39,9 @@ static nbl_status filter_attr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     tpl_value name;
     bool found, safe;
     NBL_TRY(nbl__tpl_bind(vm, "attr", args, "name", 1, &name));
-    if (name.type != TPL_STRING) return nbl__tpl_raise(vm, "TypeError: attribute name must be string, not '%s'", nbl__tpl_type_name(name));
+    if (name.type != TPL_STRING)
+        return nbl__tpl_raise(vm, "TypeError: attribute name must be string, not '%s'",
+                              nbl__tpl_type_name(name));
     if (v.type != TPL_UNDEFINED) {
         NBL_TRY(nbl__tpl_python_attribute(vm, v, name.string, result, &found, &safe));
         if (!found) return nbl__tpl_undefined(vm, NULL, nbl__tpl_type_name(v), name, result);
@@ -53,7 +55,8 @@ static nbl_status filter_abs(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
 {
     NBL_TRY(nbl__tpl_bind(vm, "abs", args, "/", 0, NULL));
     if (v.type == TPL_FLOAT) return *result = tpl_float(fabs(v.real)), NBL_OK;
-    if (v.type == TPL_UNDEFINED) return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): 'Undefined'");
+    if (v.type == TPL_UNDEFINED)
+        return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): 'Undefined'");
     if (tpl_is_integer(v)) return nbl__tpl_unary(vm, v.integer < 0, v, result);
     if (v.type == TPL_BIG) return nbl__tpl_refuse(vm, "abs of an integer beyond 64 bits");
     return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): '%s'", nbl__tpl_type_name(v));
@@ -87,7 +90,8 @@ static nbl_status filter_int(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     if (tpl_is_integer(v)) return *result = tpl_int(v.integer), NBL_OK;
     if (v.type == TPL_BIG) return *result = v, NBL_OK;
     if (v.type == TPL_FLOAT && isfinite(v.real)) return nbl__tpl_to_int(vm, v.real, result);
-    if (v.type == TPL_FLOAT && isinf(v.real)) return nbl__tpl_to_int(vm, v.real, result); /* OverflowError is not caught */
+    if (v.type == TPL_FLOAT && isinf(v.real))
+        return nbl__tpl_to_int(vm, v.real, result); /* OverflowError is not caught */
     *result = a[0];
     return NBL_OK;
 }
@@ -114,7 +118,8 @@ static nbl_status round_int(tpl_vm *vm, int64_t v, int64_t digits, tpl_value *re
         if (__builtin_mul_overflow(unit, (int64_t)10, &unit)) return *result = tpl_int(0), NBL_OK;
     int64_t rest = ((v % unit) + unit) % unit, low = v - rest;
     bool up = rest > unit / 2 || (unit > 1 && rest * 2 == unit && (low / unit) % 2 != 0);
-    if (up && __builtin_add_overflow(low, unit, &low)) return nbl__tpl_refuse(vm, "an integer beyond 64 bits");
+    if (up && __builtin_add_overflow(low, unit, &low))
+        return nbl__tpl_refuse(vm, "an integer beyond 64 bits");
     return *result = tpl_int(low), NBL_OK;
 }
 
@@ -131,7 +136,8 @@ static nbl_status filter_round(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
         if (!common && !ceiling && !(text && tpl_same(a[1].string, "floor")))
             return nbl__tpl_raise(vm, "method must be common, ceil or floor");
     }
-    if (v.type == TPL_UNDEFINED && common) return nbl__tpl_raise(vm, "TypeError: type Undefined doesn't define __round__ method");
+    if (v.type == TPL_UNDEFINED && common)
+        return nbl__tpl_raise(vm, "TypeError: type Undefined doesn't define __round__ method");
     if (common && a[0].type == TPL_NONE) { /* to an integer */
         if (v.type == TPL_FLOAT) return nbl__tpl_to_int(vm, rint(v.real), result);
         a[0] = tpl_missing();
@@ -140,12 +146,16 @@ static nbl_status filter_round(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     if (!common) {
         NBL_TRY(nbl__tpl_binary(vm, OP_POW, tpl_int(10), tpl_int(digits), &ten));
         NBL_TRY(nbl__tpl_binary(vm, OP_MUL, v, ten, &scaled));
-        if (!tpl_is_number(scaled)) return nbl__tpl_raise(vm, "TypeError: must be real number, not %s", nbl__tpl_type_name(scaled));
-        if (scaled.type == TPL_FLOAT) NBL_TRY(nbl__tpl_to_int(vm, ceiling ? ceil(scaled.real) : floor(scaled.real), &scaled));
+        if (!tpl_is_number(scaled))
+            return nbl__tpl_raise(vm, "TypeError: must be real number, not %s", nbl__tpl_type_name(scaled));
+        if (scaled.type == TPL_FLOAT)
+            NBL_TRY(nbl__tpl_to_int(vm, ceiling ? ceil(scaled.real) : floor(scaled.real), &scaled));
         return nbl__tpl_binary(vm, OP_DIV, scaled, ten, result);
     }
     if (v.type == TPL_FLOAT) return *result = tpl_float(nbl__tpl_round(v.real, digits)), NBL_OK;
-    if (tpl_is_integer(v)) return digits >= 0 ? (*result = tpl_int(v.integer), NBL_OK) : round_int(vm, v.integer, digits, result);
+    if (tpl_is_integer(v))
+        return digits >= 0 ? (*result = tpl_int(v.integer), NBL_OK)
+                           : round_int(vm, v.integer, digits, result);
     if (v.type == TPL_BIG) return nbl__tpl_refuse(vm, "rounding of an integer beyond 64 bits");
     return nbl__tpl_raise(vm, "TypeError: type %s doesn't define __round__ method", nbl__tpl_type_name(v));
 }
@@ -162,7 +172,12 @@ static nbl_status filter_filesizeformat(tpl_vm *vm, tpl_value v, const tpl_args 
     NBL_TRY(nbl__tpl_want_truth(vm, a, &binary));
     if (tpl_is_number(v)) bytes = tpl_as_double(v);
     else if (v.type == TPL_STRING) NBL_TRY(nbl__tpl_parse_float(vm, v.string, &bytes, &good));
-    else return v.type == TPL_UNDEFINED ? nbl__tpl_raise_undefined(vm, v) : nbl__tpl_raise(vm, "TypeError: float() argument must be a string or a real number, not '%s'", nbl__tpl_type_name(v));
+    else
+        return v.type == TPL_UNDEFINED
+                   ? nbl__tpl_raise_undefined(vm, v)
+                   : nbl__tpl_raise(vm,
+                                    "TypeError: float() argument must be a string or a real number, not '%s'",
+                                    nbl__tpl_type_name(v));
     if (!good) return nbl__tpl_raise(vm, "ValueError: could not convert string to float");
     double base = binary ? 1024 : 1000, unit = base;
     if (bytes == 1) return nbl__tpl_cstring(vm, "1 Byte", result);
@@ -257,15 +272,19 @@ static nbl_status filter_xmlattr(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     NBL_TRY(nbl__tpl_bind(vm, "xmlattr", args, "autospace", 0, &a));
     NBL_TRY(nbl__tpl_want_truth(vm, a, &space));
     if (v.type == TPL_UNDEFINED) return nbl__tpl_raise_undefined(vm, v);
-    if (v.type != TPL_DICT) return nbl__tpl_raise(vm, "AttributeError: '%s' object has no attribute 'items'", nbl__tpl_type_name(v));
+    if (v.type != TPL_DICT)
+        return nbl__tpl_raise(vm, "AttributeError: '%s' object has no attribute 'items'",
+                              nbl__tpl_type_name(v));
     for (int64_t i = 0; i < v.dict->count; i++) {
         const tpl_entry *entry = &v.dict->entries[i];
         if (entry->value.type == TPL_NONE || entry->value.type == TPL_UNDEFINED) continue;
-        if (entry->key.type != TPL_STRING) return nbl__tpl_raise(vm, "TypeError: expected string or bytes-like object");
+        if (entry->key.type != TPL_STRING)
+            return nbl__tpl_raise(vm, "TypeError: expected string or bytes-like object");
         for (size_t k = 0; k < entry->key.string->size; k++) {
             char c = entry->key.string->bytes[k];
             if (c == '/' || c == '>' || c == '=' || c == ' ' || (c >= 9 && c <= 13))
-                return nbl__tpl_raise(vm, "ValueError: Invalid character in attribute name: %s", nbl__tpl_shown(vm, entry->key));
+                return nbl__tpl_raise(vm, "ValueError: Invalid character in attribute name: %s",
+                                      nbl__tpl_shown(vm, entry->key));
         }
         if (text.size || space) NBL_TRY(tpl_add_c(vm, &text, " "));
         NBL_TRY(nbl__tpl_escape(vm, entry->key, &part));
@@ -288,26 +307,15 @@ static nbl_status filter_refused(tpl_vm *vm, tpl_value v, const tpl_args *args, 
 }
 
 const tpl_filter nbl__tpl_value_filters[] = {
-    {"tojson", filter_tojson},
-    {"default", filter_default},
-    {"d", filter_default},
-    {"length", filter_length},
-    {"count", filter_length},
-    {"string", filter_string},
-    {"int", filter_int},
-    {"float", filter_float},
-    {"abs", filter_abs},
-    {"round", filter_round},
-    {"attr", filter_attr},
-    {"filesizeformat", filter_filesizeformat},
-    {"safe", filter_safe},
-    {"escape", filter_escape},
-    {"e", filter_escape},
-    {"forceescape", filter_forceescape},
-    {"xmlattr", filter_xmlattr},
-    {"pprint", filter_refused},
-    {"random", filter_refused},
-    {"urlize", filter_refused},
-    {"wordwrap", filter_refused},
-    {NULL, NULL},
+    {"tojson", filter_tojson},    {"default", filter_default},
+    {"d", filter_default},        {"length", filter_length},
+    {"count", filter_length},     {"string", filter_string},
+    {"int", filter_int},          {"float", filter_float},
+    {"abs", filter_abs},          {"round", filter_round},
+    {"attr", filter_attr},        {"filesizeformat", filter_filesizeformat},
+    {"safe", filter_safe},        {"escape", filter_escape},
+    {"e", filter_escape},         {"forceescape", filter_forceescape},
+    {"xmlattr", filter_xmlattr},  {"pprint", filter_refused},
+    {"random", filter_refused},   {"urlize", filter_refused},
+    {"wordwrap", filter_refused}, {NULL, NULL},
 };

@@ -97,7 +97,8 @@ static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **res
 nbl_status nbl__tpl_iterate(tpl_vm *vm, tpl_value v, tpl_iterator **iterator)
 {
     if (v.type == TPL_ITERATOR) return *iterator = v.iterator, NBL_OK;
-    if (v.type == TPL_LOOP || v.type == TPL_OBJECT) return nbl__tpl_refuse(vm, "iteration over a %s", nbl__tpl_type_name(v));
+    if (v.type == TPL_LOOP || v.type == TPL_OBJECT)
+        return nbl__tpl_refuse(vm, "iteration over a %s", nbl__tpl_type_name(v));
     if (!nbl__tpl_is_iterable(v))
         return nbl__tpl_raise(vm, "TypeError: '%s' object is not iterable", nbl__tpl_type_name(v));
     return make(vm, v, false, iterator);

@@ -23,7 +23,8 @@ static nbl_status wrong(const reader *r, const char *what)
         if (*s == '\n') line++, column = 1;
         else column += ((unsigned char)*s & 0xc0) != 0x80;
     }
-    return nbl__tpl_raise(r->vm, "%s: not valid JSON: %s at line %d, column %d", r->where, what, line, column);
+    return nbl__tpl_raise(r->vm, "%s: not valid JSON: %s at line %d, column %d", r->where, what, line,
+                          column);
 }
 
 static void skip_blanks(reader *r)
@@ -45,7 +46,9 @@ static bool read_hex(reader *r, uint32_t *code)
     for (int i = 0; i < 4; i++, r->at++) {
         if (r->at >= r->end) return false;
         char c = *r->at;
-        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int digit = c >= '0' && c <= '9'                 ? c - '0'
+                    : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                         : -1;
         if (digit < 0) return false;
         *code = *code << 4 | (uint32_t)digit;
     }
@@ -219,7 +222,9 @@ static nbl_status write_string(tpl_vm *vm, tpl_text *text, const tpl_string *s, 
         if (c == '"' || c == '\\') snprintf(escape, sizeof escape, "\\%c", (int)c);
         else if (c >= 8 && c <= 13 && c != 11) snprintf(escape, sizeof escape, "\\%c", short_names[c - 8]);
         else if (c < 0x10000) snprintf(escape, sizeof escape, "\\u%04x", c);
-        else snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10), 0xdc00 + (c & 0x3ff));
+        else
+            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+                     0xdc00 + (c & 0x3ff));
         NBL_TRY(tpl_add_c(vm, text, escape));
     }
     NBL_TRY(nbl__tpl_add(vm, text, run, (size_t)(end - run)));
@@ -238,7 +243,8 @@ static nbl_status new_line(writer *w, int level)
 {
     if (w->style->indent == NULL) return NBL_OK;
     NBL_TRY(nbl__tpl_add(w->vm, w->text, "\n", 1));
-    for (int i = 0; i < level; i++) NBL_TRY(nbl__tpl_add(w->vm, w->text, w->style->indent, w->style->indent_size));
+    for (int i = 0; i < level; i++)
+        NBL_TRY(nbl__tpl_add(w->vm, w->text, w->style->indent, w->style->indent_size));
     return NBL_OK;
 }
 
@@ -328,7 +334,8 @@ static nbl_status write_value(writer *w, tpl_value v, int level)
         w->vm->depth--;
         return status;
     default:
-        return nbl__tpl_raise(w->vm, "TypeError: Object of type %s is not JSON serializable", nbl__tpl_type_name(v));
+        return nbl__tpl_raise(w->vm, "TypeError: Object of type %s is not JSON serializable",
+                              nbl__tpl_type_name(v));
     }
 }
 

@@ -213,8 +213,10 @@ static nbl_status lex_integer(lexer *x, const char *end, int base)
         over |= __builtin_mul_overflow(integer, (int64_t)base, &integer) ||
                 __builtin_add_overflow(integer, (int64_t)digit, &integer);
     }
-    if (over && base != 10) return stop(x, x->at, "an integer beyond 64 bits is not supported in this notation");
-    if (over && strlen(text) > 4300) return stop(x, x->at, "Exceeds the limit (4300 digits) for integer string conversion");
+    if (over && base != 10)
+        return stop(x, x->at, "an integer beyond 64 bits is not supported in this notation");
+    if (over && strlen(text) > 4300)
+        return stop(x, x->at, "Exceeds the limit (4300 digits) for integer string conversion");
     if (over) {
         NBL_TRY(nbl__tpl_cstring(x->vm, text, &value));
         value.type = TPL_BIG;
@@ -250,7 +252,8 @@ static nbl_status lex_number(lexer *x)
         if (base && is_digit(x, first, base)) return lex_integer(x, digits(x, first, base), base);
     }
     if (*at == '0') { /* zeros only */
-        for (end = at + 1; end < x->end && (*end == '0' || (*end == '_' && end + 1 < x->end && end[1] == '0'));)
+        for (end = at + 1;
+             end < x->end && (*end == '0' || (*end == '_' && end + 1 < x->end && end[1] == '0'));)
             end++;
         return lex_integer(x, end, 10);
     }
@@ -324,11 +327,16 @@ static nbl_status lex_string(lexer *x)
         bool keep;
         if (*at == '\n') {
             at++;
-        } else if ((unsigned char)*at >= 0x80) { /* as Python: the character is spelled out after the backslash */
+        } else if ((unsigned char)*at >=
+                   0x80) { /* as Python: the character is spelled out after the backslash */
             char spelled[16];
             int size;
             code = tpl_char(at, &size);
-            snprintf(spelled, sizeof spelled, code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
+            snprintf(spelled, sizeof spelled,
+                     code < 0x100     ? "\\x%02x"
+                     : code < 0x10000 ? "\\u%04x"
+                                      : "\\U%08x",
+                     code);
             NBL_TRY(tpl_add_c(x->vm, &text, spelled));
             at += size;
         } else {
@@ -348,13 +356,14 @@ static nbl_status lex_string(lexer *x)
 static const struct {
     const char *text;
     tpl_token_type type;
-} operators[] = { /* longer ones first */
-    {"//", TOKEN_FLOORDIV}, {"**", TOKEN_POW},      {"==", TOKEN_EQ},      {"!=", TOKEN_NE},
-    {">=", TOKEN_GE},       {"<=", TOKEN_LE},       {"+", TOKEN_ADD},      {"-", TOKEN_SUB},
-    {"/", TOKEN_DIV},       {"*", TOKEN_MUL},       {"%", TOKEN_MOD},      {"~", TOKEN_TILDE},
-    {"[", TOKEN_LBRACKET},  {"]", TOKEN_RBRACKET},  {"(", TOKEN_LPAREN},   {")", TOKEN_RPAREN},
-    {"{", TOKEN_LBRACE},    {"}", TOKEN_RBRACE},    {">", TOKEN_GT},       {"<", TOKEN_LT},
-    {"=", TOKEN_ASSIGN},    {".", TOKEN_DOT},       {":", TOKEN_COLON},    {"|", TOKEN_PIPE},
+} operators[] = {
+    /* longer ones first */
+    {"//", TOKEN_FLOORDIV}, {"**", TOKEN_POW},      {"==", TOKEN_EQ},    {"!=", TOKEN_NE},
+    {">=", TOKEN_GE},       {"<=", TOKEN_LE},       {"+", TOKEN_ADD},    {"-", TOKEN_SUB},
+    {"/", TOKEN_DIV},       {"*", TOKEN_MUL},       {"%", TOKEN_MOD},    {"~", TOKEN_TILDE},
+    {"[", TOKEN_LBRACKET},  {"]", TOKEN_RBRACKET},  {"(", TOKEN_LPAREN}, {")", TOKEN_RPAREN},
+    {"{", TOKEN_LBRACE},    {"}", TOKEN_RBRACE},    {">", TOKEN_GT},     {"<", TOKEN_LT},
+    {"=", TOKEN_ASSIGN},    {".", TOKEN_DOT},       {":", TOKEN_COLON},  {"|", TOKEN_PIPE},
     {",", TOKEN_COMMA},     {";", TOKEN_SEMICOLON},
 };
 
@@ -455,8 +464,15 @@ nbl_status nbl__tpl_lex(tpl_vm *vm, const char *text, size_t size, tpl_tokens *t
         }
     }
     if (o > copy && o[-1] == '\n') o--;
-    lexer x = {.vm = vm, .tokens = tokens, .begin = copy, .at = copy, .end = o, .counted = copy, .line = 1,
-               .column = 1, .line_starts = true};
+    lexer x = {.vm = vm,
+               .tokens = tokens,
+               .begin = copy,
+               .at = copy,
+               .end = o,
+               .counted = copy,
+               .line = 1,
+               .column = 1,
+               .line_starts = true};
     NBL_TRY(lex_all(&x));
     /* the end counts as where the last token is */
     int line = tokens->count ? tokens->items[tokens->count - 1].line : 1;

@@ -1,17 +1,7 @@
-/* jinja_list_filters.c - filters of sequences. map, select, unique, batch and their like give iterators that
- * do their work when they are asked for items. */
-#include <stdlib.h>
-
-#include "text/jinja_runtime.h"
+/* jinja_list_filters.c - filters of sequences that give their result at once: sorting, ends, sums, joins. */
+#include "text/jinja_path.h"
 
 /* ---- attributes by path: "a.b.0" ---- */
-
-typedef struct path {
-    tpl_value *parts;
-    int64_t count;
-    tpl_value fallback; /* MISSING: none */
-    bool fold;          /* texts in lower case */
-} path;
 
 static nbl_status add_part(tpl_vm *vm, tpl_items *parts, const char *begin, const char *end)
 {
@@ -23,10 +13,10 @@ static nbl_status add_part(tpl_vm *vm, tpl_items *parts, const char *begin, cons
     return nbl__tpl_push(vm, parts, part);
 }
 
-static nbl_status make_path(tpl_vm *vm, tpl_value attribute, bool fold, path *p)
+nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_path *p)
 {
     tpl_items parts = {0};
-    *p = (path){.fallback = tpl_missing(), .fold = fold};
+    *p = (tpl_path){.fallback = tpl_missing(), .fold = fold};
     if (attribute.type == TPL_STRING) {
         const char *at = attribute.string->bytes, *end = at + attribute.string->size;
         for (const char *dot;; at = dot + 1) {
@@ -42,7 +32,7 @@ static nbl_status make_path(tpl_vm *vm, tpl_value attribute, bool fold, path *p)
     return NBL_OK;
 }
 
-static nbl_status follow(tpl_vm *vm, const path *p, tpl_value item, tpl_value *result)
+nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_value *result)
 {
     for (int64_t i = 0; i < p->count; i++) {
         NBL_TRY(nbl__tpl_getitem(vm, item, p->parts[i], &item));
@@ -56,7 +46,8 @@ static nbl_status follow(tpl_vm *vm, const path *p, tpl_value item, tpl_value *r
 /* ---- sorting ---- */
 
 /* Merge sort of an order, so that it is stable; `less` may fail. */
-static nbl_status merge_sort(tpl_vm *vm, const tpl_value *keys, int64_t *order, int64_t *spare, int64_t count, bool reverse)
+static nbl_status merge_sort(tpl_vm *vm, const tpl_value *keys, int64_t *order, int64_t *spare, int64_t count,
+                             bool reverse)
 {
     if (count < 2) return NBL_OK;
     int64_t half = count / 2, i = 0, k = half, at = 0;
@@ -96,7 +87,7 @@ static nbl_status filter_sort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     tpl_value a[3], *keys;
     bool reverse = false, sensitive = false;
     tpl_items items = {0};
-    path paths[16];
+    tpl_path paths[16];
     int count = 0;
     NBL_TRY(nbl__tpl_bind(vm, "sort", args, "reverse case_sensitive attribute", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &reverse));
@@ -108,18 +99,18 @@ static nbl_status filter_sort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
             for (comma = at; comma < end && *comma != ',';) comma++;
             if (count == 16) return nbl__tpl_refuse(vm, "sorting by more than 16 attributes");
             NBL_TRY(nbl__tpl_string(vm, at, (size_t)(comma - at), &one));
-            NBL_TRY(make_path(vm, one, !sensitive, &paths[count++]));
+            NBL_TRY(nbl__tpl_make_path(vm, one, !sensitive, &paths[count++]));
             if (comma == end) break;
         }
     } else {
-        NBL_TRY(make_path(vm, a[2], !sensitive, &paths[count++]));
+        NBL_TRY(nbl__tpl_make_path(vm, a[2], !sensitive, &paths[count++]));
     }
     NBL_TRY(nbl__tpl_collect(vm, v, &items));
     NBL_TRY(TPL_NEW(vm, keys, items.count));
     for (int64_t i = 0; i < items.count; i++) {
         tpl_value *parts;
         NBL_TRY(nbl__tpl_list(vm, TPL_LIST, count, &keys[i], &parts));
-        for (int k = 0; k < count; k++) NBL_TRY(follow(vm, &paths[k], items.items[i], &parts[k]));
+        for (int k = 0; k < count; k++) NBL_TRY(nbl__tpl_follow(vm, &paths[k], items.items[i], &parts[k]));
     }
     NBL_TRY(nbl__tpl_sort(vm, items.items, keys, items.count, reverse));
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
@@ -130,7 +121,7 @@ static nbl_status filter_dictsort(tpl_vm *vm, tpl_value v, const tpl_args *args,
     tpl_value a[3], *keys;
     bool sensitive = false, reverse = false, by_value = false;
     tpl_items items = {0};
-    path fold = {.fallback = tpl_missing()};
+    tpl_path fold = {.fallback = tpl_missing()};
     NBL_TRY(nbl__tpl_bind(vm, "dictsort", args, "case_sensitive by reverse", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &sensitive));
     NBL_TRY(nbl__tpl_want_truth(vm, a[2], &reverse));
@@ -140,7 +131,9 @@ static nbl_status filter_dictsort(tpl_vm *vm, tpl_value v, const tpl_args *args,
             return nbl__tpl_raise(vm, "You can only sort by either \"key\" or \"value\"");
     }
     if (v.type == TPL_UNDEFINED) return nbl__tpl_raise_undefined(vm, v);
-    if (v.type != TPL_DICT) return nbl__tpl_raise(vm, "AttributeError: '%s' object has no attribute 'items'", nbl__tpl_type_name(v));
+    if (v.type != TPL_DICT)
+        return nbl__tpl_raise(vm, "AttributeError: '%s' object has no attribute 'items'",
+                              nbl__tpl_type_name(v));
     fold.fold = !sensitive;
     NBL_TRY(TPL_NEW(vm, keys, v.dict->count));
     for (int64_t i = 0; i < v.dict->count; i++) {
@@ -148,7 +141,7 @@ static nbl_status filter_dictsort(tpl_vm *vm, tpl_value v, const tpl_args *args,
         const tpl_entry *entry = &v.dict->entries[i];
         NBL_TRY(nbl__tpl_pair(vm, entry->key, entry->value, &pair));
         NBL_TRY(nbl__tpl_push(vm, &items, pair));
-        NBL_TRY(follow(vm, &fold, by_value ? entry->value : entry->key, &keys[i]));
+        NBL_TRY(nbl__tpl_follow(vm, &fold, by_value ? entry->value : entry->key, &keys[i]));
     }
     NBL_TRY(nbl__tpl_sort(vm, items.items, keys, items.count, reverse));
     return nbl__tpl_finish(vm, &items, TPL_LIST, result);
@@ -159,15 +152,15 @@ static nbl_status extreme(tpl_vm *vm, tpl_value v, const tpl_args *args, bool la
     tpl_value a[2], key, best_key = tpl_none();
     bool sensitive = false, better;
     tpl_items items = {0};
-    path p;
+    tpl_path p;
     NBL_TRY(nbl__tpl_bind(vm, largest ? "max" : "min", args, "case_sensitive attribute", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &sensitive));
-    NBL_TRY(make_path(vm, a[1], !sensitive, &p));
+    NBL_TRY(nbl__tpl_make_path(vm, a[1], !sensitive, &p));
     NBL_TRY(nbl__tpl_collect(vm, v, &items));
     if (items.count == 0)
         return nbl__tpl_undefined(vm, "No aggregated item, sequence was empty.", NULL, tpl_none(), result);
     for (int64_t i = 0; i < items.count; i++) {
-        NBL_TRY(follow(vm, &p, items.items[i], &key));
+        NBL_TRY(nbl__tpl_follow(vm, &p, items.items[i], &key));
         better = i == 0;
         if (i) NBL_TRY(nbl__tpl_compare(vm, largest ? TPL_GT : TPL_LT, key, best_key, &better));
         if (better) best_key = key, *result = items.items[i];
@@ -190,16 +183,16 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     tpl_value a[3], *keys;
     bool sensitive = false, same;
     tpl_items items = {0}, groups = {0};
-    path p, real;
+    tpl_path p, real;
     NBL_TRY(nbl__tpl_bind(vm, "groupby", args, "attribute default case_sensitive", 1, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[2], &sensitive));
-    NBL_TRY(make_path(vm, a[0], !sensitive, &p));
+    NBL_TRY(nbl__tpl_make_path(vm, a[0], !sensitive, &p));
     if (a[1].type != TPL_NONE) p.fallback = a[1];
     real = p;
     real.fold = false;
     NBL_TRY(nbl__tpl_collect(vm, v, &items));
     NBL_TRY(TPL_NEW(vm, keys, items.count));
-    for (int64_t i = 0; i < items.count; i++) NBL_TRY(follow(vm, &p, items.items[i], &keys[i]));
+    for (int64_t i = 0; i < items.count; i++) NBL_TRY(nbl__tpl_follow(vm, &p, items.items[i], &keys[i]));
     NBL_TRY(nbl__tpl_sort(vm, items.items, keys, items.count, false));
     for (int64_t i = 0; i < items.count;) {
         tpl_items members = {0};
@@ -211,7 +204,7 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
             NBL_TRY(nbl__tpl_push(vm, &members, items.items[i]));
         }
         if (i == first) NBL_TRY(nbl__tpl_push(vm, &members, items.items[i++])); /* NaN equals nothing */
-        NBL_TRY(follow(vm, sensitive ? &p : &real, items.items[first], &key));
+        NBL_TRY(nbl__tpl_follow(vm, sensitive ? &p : &real, items.items[first], &key));
         NBL_TRY(nbl__tpl_finish(vm, &members, TPL_LIST, &list));
         NBL_TRY(nbl__tpl_pair(vm, key, list, &group));
         tpl_list *named;
@@ -243,7 +236,8 @@ static nbl_status filter_last(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     bool reversible, more;
     NBL_TRY(nbl__tpl_bind(vm, "last", args, "", 0, NULL));
     NBL_TRY(nbl__tpl_reversed(vm, v, &reversed, &reversible));
-    if (!reversible) return nbl__tpl_raise(vm, "TypeError: '%s' object is not reversible", nbl__tpl_type_name(v));
+    if (!reversible)
+        return nbl__tpl_raise(vm, "TypeError: '%s' object is not reversible", nbl__tpl_type_name(v));
     NBL_TRY(nbl__tpl_next(vm, reversed.iterator, result, &more));
     if (more) return NBL_OK;
     return nbl__tpl_undefined(vm, "No last item, sequence was empty.", NULL, tpl_none(), result);
@@ -282,14 +276,15 @@ static nbl_status filter_sum(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
 {
     tpl_value a[2], item;
     tpl_items items = {0};
-    path p;
+    tpl_path p;
     NBL_TRY(nbl__tpl_bind(vm, "sum", args, "attribute start", 0, a));
-    NBL_TRY(make_path(vm, a[0], false, &p));
+    NBL_TRY(nbl__tpl_make_path(vm, a[0], false, &p));
     NBL_TRY(nbl__tpl_collect(vm, v, &items));
     *result = a[1].type == TPL_MISSING ? tpl_int(0) : a[1];
-    if (result->type == TPL_STRING) return nbl__tpl_raise(vm, "TypeError: sum() can't sum strings [use ''.join(seq) instead]");
+    if (result->type == TPL_STRING)
+        return nbl__tpl_raise(vm, "TypeError: sum() can't sum strings [use ''.join(seq) instead]");
     for (int64_t i = 0; i < items.count; i++) {
-        NBL_TRY(follow(vm, &p, items.items[i], &item));
+        NBL_TRY(nbl__tpl_follow(vm, &p, items.items[i], &item));
         NBL_TRY(nbl__tpl_binary(vm, OP_ADD, *result, item, result));
     }
     return NBL_OK;
@@ -299,14 +294,14 @@ static nbl_status filter_join(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 {
     tpl_value a[2], list, separator;
     tpl_items items = {0};
-    path p;
+    tpl_path p;
     bool markup = false;
     NBL_TRY(nbl__tpl_bind(vm, "join", args, "d attribute", 0, a));
-    NBL_TRY(make_path(vm, a[1], false, &p));
+    NBL_TRY(nbl__tpl_make_path(vm, a[1], false, &p));
     if (a[0].type == TPL_MISSING) NBL_TRY(nbl__tpl_cstring(vm, "", &a[0]));
     NBL_TRY(nbl__tpl_collect(vm, v, &items));
     for (int64_t i = 0; i < items.count; i++) {
-        NBL_TRY(follow(vm, &p, items.items[i], &items.items[i]));
+        NBL_TRY(nbl__tpl_follow(vm, &p, items.items[i], &items.items[i]));
         markup |= vm->autoescape && items.items[i].type == TPL_STRING && items.items[i].markup;
         if (vm->autoescape) NBL_TRY(nbl__tpl_soft_str(vm, items.items[i], &items.items[i]));
         else NBL_TRY(nbl__tpl_str(vm, items.items[i], &items.items[i]));
@@ -318,288 +313,8 @@ static nbl_status filter_join(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     return nbl__tpl_join(vm, separator, list, result);
 }
 
-/* ---- lazy filters ---- */
-
-typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SLICE, LAZY_ITEMS } lazy_kind;
-
-typedef struct lazy {
-    lazy_kind kind;
-    tpl_args args;
-    bool reject, by_attribute; /* of select and its like */
-    path path;
-    tpl_value fill; /* of batch and slice */
-    int64_t count;
-    tpl_iterator *items; /* NULL: not begun */
-    tpl_value name;      /* of the filter or test; MISSING: none */
-    tpl_dict *seen;
-    tpl_items all;
-    int64_t at, offset;
-} lazy;
-
-static nbl_status begin_select(tpl_vm *vm, lazy *z)
-{
-    int64_t first = z->by_attribute;
-    z->path = (path){.fallback = tpl_missing()};
-    if (z->by_attribute && z->args.count == 0) return nbl__tpl_raise(vm, "Missing parameter for attribute name");
-    if (z->by_attribute) NBL_TRY(make_path(vm, z->args.items[0], false, &z->path));
-    z->name = z->args.count > first ? z->args.items[first] : tpl_missing();
-    int64_t used = nbl__min_i64(z->args.count, first + 1);
-    z->args.items += used;
-    z->args.count -= used;
-    return NBL_OK;
-}
-
-static nbl_status begin_map(tpl_vm *vm, lazy *z)
-{
-    tpl_value a[2];
-    static const tpl_string attribute = {"attribute", 9, 9};
-    bool by_attribute = false;
-    for (int64_t i = 0; i < z->args.keyword_count; i++) {
-        const tpl_string *name = z->args.keywords[i].name.string;
-        by_attribute |= name->size == attribute.size && memcmp(name->bytes, attribute.bytes, attribute.size) == 0;
-    }
-    z->name = tpl_missing();
-    if (z->args.count == 0 && by_attribute) {
-        NBL_TRY(nbl__tpl_bind(vm, "map", &z->args, "attribute default", 0, a));
-        NBL_TRY(make_path(vm, a[0], false, &z->path));
-        if (a[1].type != TPL_NONE) z->path.fallback = a[1];
-        return NBL_OK;
-    }
-    if (z->args.count == 0) return nbl__tpl_raise(vm, "map requires a filter argument");
-    z->name = z->args.items[0];
-    z->args.items++;
-    z->args.count--;
-    return NBL_OK;
-}
-
-static nbl_status check_name(tpl_vm *vm, tpl_value name, const char *what)
-{
-    if (name.type == TPL_STRING) return NBL_OK;
-    return nbl__tpl_raise(vm, "No %s named %s.", what, nbl__tpl_shown(vm, name));
-}
-
-static nbl_status passes(tpl_vm *vm, lazy *z, tpl_value item, bool *result)
-{
-    NBL_TRY(follow(vm, &z->path, item, &item));
-    if (z->name.type == TPL_MISSING) {
-        NBL_TRY(nbl__tpl_truth(vm, item, result));
-    } else {
-        NBL_TRY(check_name(vm, z->name, "test"));
-        NBL_TRY(nbl__tpl_apply_test(vm, z->name.string, item, &z->args, result));
-    }
-    *result = *result != z->reject;
-    return NBL_OK;
-}
-
-static nbl_status next_batch(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
-{
-    tpl_items row = {0};
-    tpl_value one;
-    while (*more && (z->count <= 0 ? true : row.count < z->count)) {
-        NBL_TRY(nbl__tpl_next(vm, z->items, &one, more));
-        if (!*more) break;
-        NBL_TRY(nbl__tpl_push(vm, &row, one));
-    }
-    *more = row.count > 0;
-    if (!*more) return NBL_OK;
-    while (z->fill.type != TPL_MISSING && row.count < z->count) NBL_TRY(nbl__tpl_push(vm, &row, z->fill));
-    return nbl__tpl_finish(vm, &row, TPL_LIST, item);
-}
-
-static nbl_status next_slice(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
-{
-    tpl_items row = {0};
-    *more = z->at < z->count;
-    if (!*more) return NBL_OK;
-    int64_t size = z->all.count / z->count, extra = z->all.count % z->count;
-    int64_t start = z->offset + z->at * size;
-    if (z->at < extra) z->offset++;
-    int64_t end = z->offset + (z->at + 1) * size;
-    for (int64_t i = start; i < end; i++) NBL_TRY(nbl__tpl_push(vm, &row, z->all.items[i]));
-    if (z->fill.type != TPL_MISSING && z->at >= extra) NBL_TRY(nbl__tpl_push(vm, &row, z->fill));
-    z->at++;
-    return nbl__tpl_finish(vm, &row, TPL_LIST, item);
-}
-
-static nbl_status begin(tpl_vm *vm, lazy *z, tpl_value source, bool *empty)
-{
-    bool truth = true;
-    if (z->kind == LAZY_MAP || z->kind == LAZY_SELECT) NBL_TRY(nbl__tpl_truth(vm, source, &truth));
-    *empty = !truth || (z->kind == LAZY_ITEMS && source.type == TPL_UNDEFINED);
-    if (*empty) return NBL_OK;
-    if (z->kind == LAZY_MAP) NBL_TRY(begin_map(vm, z));
-    if (z->kind == LAZY_SELECT) NBL_TRY(begin_select(vm, z));
-    if (z->kind == LAZY_UNIQUE) NBL_TRY(nbl__tpl_dict(vm, &z->seen));
-    if (z->kind == LAZY_ITEMS) {
-        if (source.type != TPL_DICT) return nbl__tpl_raise(vm, "TypeError: Can only get item pairs from a mapping.");
-        source = (tpl_value){.type = TPL_VIEW, .view = TPL_ITEMS, .dict = source.dict};
-    }
-    if (z->kind == LAZY_SLICE) {
-        NBL_TRY(nbl__tpl_collect(vm, source, &z->all));
-        if (z->count == 0) return nbl__tpl_raise(vm, "ZeroDivisionError: integer division or modulo by zero");
-    }
-    return nbl__tpl_iterate(vm, source, &z->items);
-}
-
-static nbl_status next_unique(tpl_vm *vm, lazy *z, tpl_value *item, bool *more)
-{
-    for (tpl_entry *entry;;) {
-        tpl_value key;
-        NBL_TRY(nbl__tpl_next(vm, z->items, item, more));
-        if (!*more) return NBL_OK;
-        NBL_TRY(follow(vm, &z->path, *item, &key));
-        NBL_TRY(nbl__tpl_dict_find(vm, z->seen, key, &entry));
-        if (entry) continue;
-        return nbl__tpl_dict_set(vm, z->seen, key, tpl_none());
-    }
-}
-
-static nbl_status next_lazy(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
-{
-    lazy *z = iterator->state;
-    bool keep = false, empty = false;
-    *more = true;
-    if (iterator->at) return *more = false, NBL_OK;
-    if (z->items == NULL) NBL_TRY(begin(vm, z, iterator->source, &empty));
-    if (empty) return iterator->at = 1, *more = false, NBL_OK;
-    switch (z->kind) {
-    case LAZY_BATCH: NBL_TRY(next_batch(vm, z, item, more)); break;
-    case LAZY_SLICE: NBL_TRY(next_slice(vm, z, item, more)); break;
-    case LAZY_UNIQUE: NBL_TRY(next_unique(vm, z, item, more)); break;
-    case LAZY_ITEMS: NBL_TRY(nbl__tpl_next(vm, z->items, item, more)); break;
-    case LAZY_MAP:
-        NBL_TRY(nbl__tpl_next(vm, z->items, item, more));
-        if (!*more) break;
-        if (z->name.type == TPL_MISSING) {
-            NBL_TRY(follow(vm, &z->path, *item, item));
-        } else {
-            tpl_args args = z->args;
-            NBL_TRY(check_name(vm, z->name, "filter"));
-            NBL_TRY(nbl__tpl_apply_filter(vm, z->name.string, *item, &args, item));
-        }
-        break;
-    case LAZY_SELECT:
-        while (*more && !keep) {
-            NBL_TRY(nbl__tpl_next(vm, z->items, item, more));
-            if (*more) NBL_TRY(passes(vm, z, *item, &keep));
-        }
-        break;
-    }
-    if (!*more) iterator->at = 1;
-    return NBL_OK;
-}
-
-static nbl_status make_lazy(tpl_vm *vm, lazy_kind kind, tpl_value source, const tpl_args *args, tpl_value *result, lazy **z)
-{
-    tpl_iterator *iterator;
-    NBL_TRY(TPL_NEW(vm, iterator, 1));
-    NBL_TRY(TPL_NEW(vm, *z, 1));
-    (*z)->kind = kind;
-    (*z)->args = *args;
-    (*z)->path.fallback = tpl_missing();
-    iterator->next = next_lazy;
-    iterator->type = "generator";
-    iterator->source = source;
-    iterator->state = *z;
-    *result = (tpl_value){.type = TPL_ITERATOR, .iterator = iterator};
-    return NBL_OK;
-}
-
-static nbl_status filter_map(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    lazy *z;
-    return make_lazy(vm, LAZY_MAP, v, args, result, &z);
-}
-
-static nbl_status filter_items(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    lazy *z;
-    NBL_TRY(nbl__tpl_bind(vm, "items", args, "", 0, NULL));
-    return make_lazy(vm, LAZY_ITEMS, v, args, result, &z);
-}
-
-static nbl_status choose(tpl_vm *vm, tpl_value v, const tpl_args *args, bool reject, bool by_attribute, tpl_value *result)
-{
-    lazy *z;
-    NBL_TRY(make_lazy(vm, LAZY_SELECT, v, args, result, &z));
-    z->reject = reject;
-    z->by_attribute = by_attribute;
-    return NBL_OK;
-}
-
-static nbl_status filter_select(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return choose(vm, v, args, false, false, result);
-}
-
-static nbl_status filter_reject(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return choose(vm, v, args, true, false, result);
-}
-
-static nbl_status filter_selectattr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return choose(vm, v, args, false, true, result);
-}
-
-static nbl_status filter_rejectattr(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return choose(vm, v, args, true, true, result);
-}
-
-static nbl_status filter_unique(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    tpl_value a[2];
-    bool sensitive = false;
-    lazy *z;
-    NBL_TRY(nbl__tpl_bind(vm, "unique", args, "case_sensitive attribute", 0, a));
-    NBL_TRY(nbl__tpl_want_truth(vm, a[0], &sensitive));
-    NBL_TRY(make_lazy(vm, LAZY_UNIQUE, v, args, result, &z));
-    return make_path(vm, a[1], !sensitive, &z->path);
-}
-
-static nbl_status portions(tpl_vm *vm, lazy_kind kind, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    tpl_value a[2];
-    lazy *z;
-    NBL_TRY(nbl__tpl_bind(vm, kind == LAZY_BATCH ? "batch" : "slice", args, kind == LAZY_BATCH ? "linecount fill_with" : "slices fill_with", 1, a));
-    NBL_TRY(make_lazy(vm, kind, v, args, result, &z));
-    NBL_TRY(nbl__tpl_want_int(vm, a[0], &z->count));
-    if (z->count > TPL_MOST_STEPS) return nbl__tpl_refuse(vm, "portions of more than %d items", TPL_MOST_STEPS);
-    z->fill = a[1].type == TPL_NONE ? tpl_missing() : a[1];
-    return NBL_OK;
-}
-
-static nbl_status filter_batch(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return portions(vm, LAZY_BATCH, v, args, result);
-}
-
-static nbl_status filter_slice(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
-{
-    return portions(vm, LAZY_SLICE, v, args, result);
-}
-
 const tpl_filter nbl__tpl_list_filters[] = {
-    {"join", filter_join},
-    {"list", filter_list},
-    {"items", filter_items},
-    {"first", filter_first},
-    {"last", filter_last},
-    {"sort", filter_sort},
-    {"dictsort", filter_dictsort},
-    {"map", filter_map},
-    {"select", filter_select},
-    {"reject", filter_reject},
-    {"selectattr", filter_selectattr},
-    {"rejectattr", filter_rejectattr},
-    {"unique", filter_unique},
-    {"min", filter_min},
-    {"max", filter_max},
-    {"sum", filter_sum},
-    {"reverse", filter_reverse},
-    {"groupby", filter_groupby},
-    {"batch", filter_batch},
-    {"slice", filter_slice},
-    {NULL, NULL},
+    {"join", filter_join}, {"list", filter_list},         {"first", filter_first},     {"last", filter_last},
+    {"sort", filter_sort}, {"dictsort", filter_dictsort}, {"min", filter_min},         {"max", filter_max},
+    {"sum", filter_sum},   {"reverse", filter_reverse},   {"groupby", filter_groupby}, {NULL, NULL},
 };

@@ -93,8 +93,8 @@ static nbl_status run_loop(tpl_vm *vm, tpl_frame *around, tpl_frame *frame, cons
     bool ran = false;
     if (node->c) NBL_TRY(filtered(vm, around, node, &iterable));
     NBL_TRY(TPL_NEW(vm, loop, 1));
-    *loop = (tpl_loop){.node = node, .frame = around, .iterable = iterable, .index0 = -1, .length = -1,
-                       .depth0 = depth0};
+    *loop = (tpl_loop){
+        .node = node, .frame = around, .iterable = iterable, .index0 = -1, .length = -1, .depth0 = depth0};
     tpl_at(vm, node);
     NBL_TRY(nbl__tpl_iterate(vm, iterable, &loop->iterator));
     for (bool more;;) {
@@ -148,7 +148,8 @@ nbl_status nbl__tpl_call_loop(tpl_vm *vm, tpl_loop *loop, const tpl_args *args, 
     tpl_value iterable;
     NBL_TRY(nbl__tpl_bind(vm, "loop", args, "iterable", 1, &iterable));
     if (!loop->node->flag)
-        return nbl__tpl_raise(vm, "TypeError: The loop must have the 'recursive' marker to be called recursively.");
+        return nbl__tpl_raise(
+            vm, "TypeError: The loop must have the 'recursive' marker to be called recursively.");
     return run_recursive(vm, loop->frame, loop->node, iterable, loop->depth0 + 1, result);
 }
 
@@ -168,7 +169,8 @@ static nbl_status loop_length(tpl_vm *vm, tpl_loop *loop)
 
 static nbl_status call_cycle(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
-    if (args->keyword_count) return nbl__tpl_raise(vm, "TypeError: cycle() got an unexpected keyword argument");
+    if (args->keyword_count)
+        return nbl__tpl_raise(vm, "TypeError: cycle() got an unexpected keyword argument");
     if (args->count == 0) return nbl__tpl_raise(vm, "TypeError: no items for cycling given");
     *result = args->items[self.loop->index0 % args->count];
     return NBL_OK;
@@ -178,7 +180,8 @@ static nbl_status call_changed(tpl_vm *vm, tpl_value self, const tpl_args *args,
 {
     tpl_value *items, now;
     bool equal = false;
-    if (args->keyword_count) return nbl__tpl_raise(vm, "TypeError: changed() got an unexpected keyword argument");
+    if (args->keyword_count)
+        return nbl__tpl_raise(vm, "TypeError: changed() got an unexpected keyword argument");
     NBL_TRY(nbl__tpl_list(vm, TPL_TUPLE, args->count, &now, &items));
     if (args->count) memcpy(items, args->items, (size_t)args->count * sizeof *items);
     if (self.loop->changed.type != TPL_MISSING) NBL_TRY(nbl__tpl_equal(vm, self.loop->changed, now, &equal));
@@ -216,7 +219,8 @@ nbl_status nbl__tpl_loop_attribute(tpl_vm *vm, tpl_loop *loop, const tpl_string 
         int64_t index = loop->index0 + tpl_same(name, "revindex0");
         return *result = tpl_int(length ? loop->length : loop->length - index), NBL_OK;
     }
-    if (tpl_same(name, "cycle")) return nbl__tpl_function(vm, "cycle", call_cycle, "LoopContext", self, result);
+    if (tpl_same(name, "cycle"))
+        return nbl__tpl_function(vm, "cycle", call_cycle, "LoopContext", self, result);
     if (tpl_same(name, "changed"))
         return nbl__tpl_function(vm, "changed", call_changed, "LoopContext", self, result);
     *found = false;

@@ -101,7 +101,8 @@ static nbl_status dict_fromkeys(tpl_vm *vm, tpl_value self, const tpl_args *args
     NBL_TRY(nbl__tpl_dict(vm, &result->dict));
     NBL_TRY(nbl__tpl_collect(vm, v[0], &keys));
     for (int64_t i = 0; i < keys.count; i++)
-        NBL_TRY(nbl__tpl_dict_set(vm, result->dict, keys.items[i], v[1].type == TPL_MISSING ? tpl_none() : v[1]));
+        NBL_TRY(
+            nbl__tpl_dict_set(vm, result->dict, keys.items[i], v[1].type == TPL_MISSING ? tpl_none() : v[1]));
     return NBL_OK;
 }
 
@@ -151,13 +152,16 @@ static nbl_status float_is_integer(tpl_vm *vm, tpl_value self, const tpl_args *a
 }
 
 const tpl_method nbl__tpl_int_methods[] = {
-    {"bit_length", int_bit_length}, {"bit_count", int_bit_count},
-    {"conjugate", number_conjugate}, {"as_integer_ratio", number_unsupported},
-    {"to_bytes", number_unsupported}, {"from_bytes", number_unsupported},
+    {"bit_length", int_bit_length},
+    {"bit_count", int_bit_count},
+    {"conjugate", number_conjugate},
+    {"as_integer_ratio", number_unsupported},
+    {"to_bytes", number_unsupported},
+    {"from_bytes", number_unsupported},
     {NULL, NULL},
 };
 const tpl_method nbl__tpl_float_methods[] = {
-    {"is_integer", float_is_integer},        {"conjugate", number_conjugate},
+    {"is_integer", float_is_integer},         {"conjugate", number_conjugate},
     {"as_integer_ratio", number_unsupported}, {"hex", number_unsupported},
     {"fromhex", number_unsupported},          {NULL, NULL},
 };

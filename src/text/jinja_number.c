@@ -139,7 +139,8 @@ static void drop_zeros(char *text)
     memmove(keep, end, strlen(end) + 1);
 }
 
-nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind, bool alternate)
+nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
+                              bool alternate)
 {
     enum { MOST = 1100 };
     char low = (char)(kind | 32), line[MOST + 400];

@@ -102,7 +102,8 @@ static nbl_status float_operation(tpl_vm *vm, tpl_operator op, double a, double 
         if (a == 0 && b < 0)
             return nbl__tpl_raise(vm, "ZeroDivisionError: 0.0 cannot be raised to a negative power");
         if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b))
-            return nbl__tpl_refuse(vm, "a negative number to a fractional power: complex numbers are not supported");
+            return nbl__tpl_refuse(
+                vm, "a negative number to a fractional power: complex numbers are not supported");
         value = pow(a, b);
         if (isinf(value) && isfinite(a) && isfinite(b))
             return nbl__tpl_raise(vm, "OverflowError: (34, 'Numerical result out of range')");
@@ -159,13 +160,15 @@ static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *resu
     if (count == 0) times = 0;
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)(count * times) / 8));
     NBL_TRY(nbl__tpl_list(vm, a.type, count * times, result, &items));
-    for (int64_t i = 0; i < times; i++) memcpy(items + i * count, a.list->items, (size_t)count * sizeof *items);
+    for (int64_t i = 0; i < times; i++)
+        memcpy(items + i * count, a.list->items, (size_t)count * sizeof *items);
     return NBL_OK;
 }
 
 nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, tpl_value *result)
 {
-    if (tpl_is_integer(a) && tpl_is_integer(b)) return integer_operation(vm, op, a.integer, b.integer, result);
+    if (tpl_is_integer(a) && tpl_is_integer(b))
+        return integer_operation(vm, op, a.integer, b.integer, result);
     if (tpl_is_number(a) && tpl_is_number(b))
         return float_operation(vm, op, tpl_as_double(a), tpl_as_double(b), result);
     if (a.type == TPL_STRING && op == OP_MOD) return nbl__tpl_percent(vm, a, b, result);
@@ -175,11 +178,12 @@ nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b
         if (a.type == TPL_STRING && b.type == TPL_STRING) return join_strings(vm, a, b, result);
         if (tpl_is_sequence(a) && a.type == b.type) return join_lists(vm, a, b, result);
         if (a.type == TPL_STRING || tpl_is_sequence(a))
-            return nbl__tpl_raise(vm, "TypeError: can only concatenate %s (not \"%s\") to %s", nbl__tpl_type_name(a),
-                                  nbl__tpl_type_name(b), nbl__tpl_type_name(a));
+            return nbl__tpl_raise(vm, "TypeError: can only concatenate %s (not \"%s\") to %s",
+                                  nbl__tpl_type_name(a), nbl__tpl_type_name(b), nbl__tpl_type_name(a));
     }
     if (op == OP_MUL) {
-        bool left = a.type == TPL_STRING || tpl_is_sequence(a), right = b.type == TPL_STRING || tpl_is_sequence(b);
+        bool left = a.type == TPL_STRING || tpl_is_sequence(a),
+             right = b.type == TPL_STRING || tpl_is_sequence(b);
         if (left && tpl_is_integer(b)) return repeat(vm, a, b.integer, result);
         if (right && tpl_is_integer(a)) return repeat(vm, b, a.integer, result);
     }
@@ -235,13 +239,15 @@ static nbl_status bound(tpl_vm *vm, tpl_value part, int64_t length, int64_t low,
     if (part.type == TPL_NONE) return NBL_OK;
     if (part.type == TPL_BIG) return too_large(vm);
     if (!tpl_is_integer(part))
-        return nbl__tpl_raise(vm, "TypeError: slice indices must be integers or None or have an __index__ method");
+        return nbl__tpl_raise(
+            vm, "TypeError: slice indices must be integers or None or have an __index__ method");
     int64_t at = part.integer < 0 ? part.integer + length : part.integer;
     *value = at < low ? low : at > high ? high : at;
     return NBL_OK;
 }
 
-static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t step, int64_t count, tpl_value *result)
+static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t step, int64_t count,
+                             tpl_value *result)
 {
     if (a.type == TPL_RANGE) {
         tpl_range *range;

@@ -103,12 +103,14 @@ static nbl_status fail_unknown(tpl_parser *p, const tpl_token *tag)
 {
     char message[256] = "Unexpected end of template.";
     if (tag)
-        snprintf(message, sizeof message, "Encountered unknown tag '%.64s'.", nbl__tpl_token_name(p->vm, tag));
+        snprintf(message, sizeof message, "Encountered unknown tag '%.64s'.",
+                 nbl__tpl_token_name(p->vm, tag));
     const char *looking = p->end_count ? p->ends[p->end_count - 1] : NULL;
     const char *inner = p->tag_count ? p->tags[p->tag_count - 1] : NULL;
     return nbl__tpl_syntax(p, tag ? tag : &p->current, "%s%s%s%s%s%s%s", message,
-                           looking ? " Jinja was looking for the following tags: " : "", looking ? looking : "",
-                           looking ? "." : "", inner ? " The innermost block that needs to be closed is '" : "",
+                           looking ? " Jinja was looking for the following tags: " : "",
+                           looking ? looking : "", looking ? "." : "",
+                           inner ? " The innermost block that needs to be closed is '" : "",
                            inner ? inner : "", inner ? "'." : "");
 }
 
@@ -192,14 +194,16 @@ static void mark_stored(tpl_node *node)
     for (int64_t i = 0; i < node->list.count; i++) mark_stored(node->list.items[i]);
 }
 
-static nbl_status parse_target(tpl_parser *p, bool namespaces, const char *end, tpl_node **target)
+static nbl_status parse_target(tpl_parser *p, bool namespaces, tpl_node **target)
 {
     tpl_token at = p->current;
-    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.simplified = true, .namespaces = namespaces, .end = end}, target));
+    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.simplified = true, .namespaces = namespaces}, target));
     if (!assignable(*target)) {
-        const char *what = (*target)->kind == NODE_CONST ? "const" : (*target)->kind == NODE_TUPLE ? "tuple"
-                           : (*target)->kind == NODE_LIST ? "list" : (*target)->kind == NODE_DICT ? "dict"
-                                                                                                  : "expression";
+        const char *what = (*target)->kind == NODE_CONST   ? "const"
+                           : (*target)->kind == NODE_TUPLE ? "tuple"
+                           : (*target)->kind == NODE_LIST  ? "list"
+                           : (*target)->kind == NODE_DICT  ? "dict"
+                                                           : "expression";
         at.line = (*target)->line;
         at.column = (*target)->column;
         return nbl__tpl_syntax(p, &at, "can't assign to '%s'", what);
@@ -227,7 +231,7 @@ static nbl_status parse_name_target(tpl_parser *p, tpl_node **target)
 static nbl_status parse_set(tpl_parser *p, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_advance(p));
-    NBL_TRY(parse_target(p, true, NULL, &node->a));
+    NBL_TRY(parse_target(p, true, &node->a));
     if (p->current.type == TOKEN_ASSIGN) {
         NBL_TRY(nbl__tpl_advance(p));
         node->kind = NODE_SET;
@@ -244,12 +248,12 @@ static nbl_status parse_for(tpl_parser *p, tpl_node *node)
     bool present, finished;
     node->kind = NODE_FOR;
     NBL_TRY(nbl__tpl_advance(p));
-    NBL_TRY(parse_target(p, false, "in", &node->a));
+    NBL_TRY(parse_target(p, false, &node->a));
     NBL_TRY(nbl__tpl_skip_name(p, "in", &present));
     if (!present)
         return nbl__tpl_syntax(p, &p->current, "expected token 'in', got '%s'",
                                nbl__tpl_token_name(p->vm, &p->current));
-    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.no_condition = true, .end = "recursive"}, &node->b));
+    NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){.no_condition = true}, &node->b));
     NBL_TRY(nbl__tpl_skip_name(p, "if", &present));
     if (present) NBL_TRY(nbl__tpl_expression(p, true, &node->c));
     NBL_TRY(nbl__tpl_skip_name(p, "recursive", &node->flag));
@@ -343,7 +347,7 @@ static nbl_status parse_with(tpl_parser *p, tpl_node *node)
     while (p->current.type != TOKEN_BLOCK_END) {
         tpl_node *target, *value;
         if (node->list.count) NBL_TRY(nbl__tpl_expect(p, TOKEN_COMMA));
-        NBL_TRY(parse_target(p, false, NULL, &target));
+        NBL_TRY(parse_target(p, false, &target));
         NBL_TRY(nbl__tpl_expect(p, TOKEN_ASSIGN));
         NBL_TRY(nbl__tpl_expression(p, true, &value));
         NBL_TRY(nbl__tpl_nodes_add(p->vm, &node->list, target));
@@ -368,10 +372,12 @@ static nbl_status parse_block(tpl_parser *p, tpl_node *node)
     NBL_TRY(nbl__tpl_expect_name(p, &node->value));
     NBL_TRY(nbl__tpl_skip_name(p, "scoped", &node->flag));
     NBL_TRY(nbl__tpl_skip_name(p, "required", &required));
-    if (required) return nbl__tpl_syntax(p, &p->current, "a required block is never filled in a chat template");
+    if (required)
+        return nbl__tpl_syntax(p, &p->current, "a required block is never filled in a chat template");
     if (p->current.type == TOKEN_SUB)
-        return nbl__tpl_syntax(p, &p->current, "Block names in Jinja have to be valid Python identifiers and may not "
-                                               "contain hyphens, use an underscore instead.");
+        return nbl__tpl_syntax(p, &p->current,
+                               "Block names in Jinja have to be valid Python identifiers and may not "
+                               "contain hyphens, use an underscore instead.");
     NBL_TRY(parse_to(p, "endblock", "'endblock'", &node->body));
     named = p->current.type == TOKEN_NAME && p->current.value.string->size == node->value.string->size &&
             memcmp(p->current.value.string->bytes, node->value.string->bytes, node->value.string->size) == 0;
@@ -407,14 +413,22 @@ static const struct {
     const char *name;
     nbl_status (*parse)(tpl_parser *p, tpl_node *node); /* NULL: refused */
 } statements[] = {
-    {"for", parse_for},           {"if", parse_if},
-    {"set", parse_set},           {"macro", parse_macro},
-    {"call", parse_call_block},   {"filter", parse_filter_block},
-    {"with", parse_with},         {"generation", parse_generation},
-    {"break", parse_break},       {"continue", parse_continue},
-    {"block", parse_block},       {"autoescape", parse_autoescape},
-    {"print", parse_print},       {"include", NULL},
-    {"extends", NULL},            {"import", NULL},
+    {"for", parse_for},
+    {"if", parse_if},
+    {"set", parse_set},
+    {"macro", parse_macro},
+    {"call", parse_call_block},
+    {"filter", parse_filter_block},
+    {"with", parse_with},
+    {"generation", parse_generation},
+    {"break", parse_break},
+    {"continue", parse_continue},
+    {"block", parse_block},
+    {"autoescape", parse_autoescape},
+    {"print", parse_print},
+    {"include", NULL},
+    {"extends", NULL},
+    {"import", NULL},
     {"from", NULL},
 };
 

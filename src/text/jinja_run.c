@@ -47,15 +47,18 @@ static nbl_status unpack(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, t
     bool more;
     NBL_TRY(TPL_NEW(vm, items, count + 1));
     if (!nbl__tpl_is_iterable(value))
-        return nbl__tpl_raise(vm, "TypeError: cannot unpack non-iterable %s object", nbl__tpl_type_name(value));
+        return nbl__tpl_raise(vm, "TypeError: cannot unpack non-iterable %s object",
+                              nbl__tpl_type_name(value));
     NBL_TRY(nbl__tpl_iterate(vm, value, &iterator));
     for (int64_t i = 0; i <= count; i++) {
         NBL_TRY(nbl__tpl_next(vm, iterator, &items[i], &more));
         if (!more && i < count)
-            return nbl__tpl_raise(vm, "ValueError: not enough values to unpack (expected %" PRId64 ", got %" PRId64 ")",
-                                  count, i);
+            return nbl__tpl_raise(
+                vm, "ValueError: not enough values to unpack (expected %" PRId64 ", got %" PRId64 ")", count,
+                i);
     }
-    if (more) return nbl__tpl_raise(vm, "ValueError: too many values to unpack (expected %" PRId64 ")", count);
+    if (more)
+        return nbl__tpl_raise(vm, "ValueError: too many values to unpack (expected %" PRId64 ")", count);
     for (int64_t i = 0; i < count; i++) NBL_TRY(nbl__tpl_assign(vm, frame, target->list.items[i], items[i]));
     return NBL_OK;
 }
@@ -69,17 +72,19 @@ nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target,
         return nbl__tpl_raise(vm, "cannot assign attribute on non-namespace object");
     const tpl_string *name = target->a->value.string;
     if (name->size && name->bytes[0] == '_')
-        return nbl__tpl_raise(vm,
-                              "Chat templates cannot store underscore-prefixed attributes on a namespace, but got %s. "
-                              "Please rename the attribute.",
-                              nbl__tpl_shown(vm, target->a->value));
+        return nbl__tpl_raise(
+            vm,
+            "Chat templates cannot store underscore-prefixed attributes on a namespace, but got %s. "
+            "Please rename the attribute.",
+            nbl__tpl_shown(vm, target->a->value));
     return nbl__tpl_dict_set(vm, slot->dict, target->a->value, value);
 }
 
 /* Namespaces are checked before anything is evaluated. */
 static nbl_status check_namespaces(tpl_vm *vm, tpl_frame *frame, const tpl_node *target)
 {
-    for (int64_t i = 0; i < target->list.count; i++) NBL_TRY(check_namespaces(vm, frame, target->list.items[i]));
+    for (int64_t i = 0; i < target->list.count; i++)
+        NBL_TRY(check_namespaces(vm, frame, target->list.items[i]));
     if (target->kind != NODE_NSREF) return NBL_OK;
     if (tpl_hop(frame, target->hops)->slots[target->slot].type == TPL_NAMESPACE) return NBL_OK;
     return nbl__tpl_raise(vm, "cannot assign attribute on non-namespace object");
@@ -91,7 +96,8 @@ static nbl_status export_names(tpl_vm *vm, tpl_frame *frame, const tpl_node *tar
     if (vm->program->blocks.count == 0) return NBL_OK;
     for (int64_t i = 0; i < target->list.count; i++) NBL_TRY(export_names(vm, frame, target->list.items[i]));
     if (target->kind != NODE_NAME) return NBL_OK;
-    return nbl__tpl_dict_set(vm, vm->variables, target->value, tpl_hop(frame, target->hops)->slots[target->slot]);
+    return nbl__tpl_dict_set(vm, vm->variables, target->value,
+                             tpl_hop(frame, target->hops)->slots[target->slot]);
 }
 
 static nbl_status run_set(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)

@@ -63,7 +63,8 @@ nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value
 /* a[start:stop:step]; parts are NONE when they are left out. */
 nbl_status nbl__tpl_slice(tpl_vm *vm, tpl_value a, const tpl_value parts[3], tpl_value *result);
 /* Characters first … last - 1 of a string. */
-nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last, tpl_value *result);
+nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last,
+                              tpl_value *result);
 /* obj.name and obj[key] with the rules of the sandbox. */
 nbl_status nbl__tpl_getattr(tpl_vm *vm, tpl_value obj, tpl_value name, tpl_value *result);
 nbl_status nbl__tpl_getitem(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_value *result);
@@ -99,6 +100,7 @@ typedef struct tpl_filter {
 const tpl_filter *nbl__tpl_find_filter(const tpl_string *name);
 const tpl_filter *nbl__tpl_find_test(const tpl_string *name);
 extern const tpl_filter nbl__tpl_list_filters[];
+extern const tpl_filter nbl__tpl_lazy_filters[];
 extern const tpl_filter nbl__tpl_text_filters[];
 extern const tpl_filter nbl__tpl_value_filters[];
 nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
@@ -111,9 +113,10 @@ typedef struct tpl_method {
     tpl_call_fn call;
 } tpl_method;
 
-extern const tpl_method nbl__tpl_string_methods[];      /* jinja_string_methods.c */
-extern const tpl_method nbl__tpl_string_tests[];        /* jinja_string_case.c */
-extern const tpl_method nbl__tpl_list_methods[];        /* jinja_methods.c, as all below */
+extern const tpl_method nbl__tpl_string_methods[]; /* jinja_string_methods.c */
+extern const tpl_method nbl__tpl_split_methods[];  /* jinja_string_split.c */
+extern const tpl_method nbl__tpl_string_tests[];   /* jinja_string_case.c */
+extern const tpl_method nbl__tpl_list_methods[];   /* jinja_methods.c, as all below */
 extern const tpl_method nbl__tpl_dict_methods[];
 extern const tpl_method nbl__tpl_int_methods[];
 extern const tpl_method nbl__tpl_float_methods[];
@@ -144,7 +147,8 @@ nbl_status nbl__tpl_to_int(tpl_vm *vm, double real, tpl_value *result);
 /* round(v, digits) of a float. */
 double nbl__tpl_round(double v, int64_t digits);
 /* "%.Nf" and "%.Ne" of any size; shared by the two ways of formatting. */
-nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind, bool alternate);
+nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
+                              bool alternate);
 
 typedef struct tpl_json_style {
     bool ascii, sort;
@@ -154,7 +158,8 @@ typedef struct tpl_json_style {
 } tpl_json_style;
 nbl_status nbl__tpl_to_json(tpl_vm *vm, tpl_text *text, tpl_value v, const tpl_json_style *style);
 /* JSON as Python reads it: big integers, NaN, repeated keys (the last counts). `where` opens the message. */
-nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, size_t size, tpl_value *result);
+nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, size_t size,
+                              tpl_value *result);
 
 /* sorted(): stable, by keys. */
 nbl_status nbl__tpl_sort(tpl_vm *vm, tpl_value *items, tpl_value *keys, int64_t count, bool reverse);

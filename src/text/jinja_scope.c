@@ -6,43 +6,10 @@
  * Variables become slots. A slot belongs to the function (activation) it was made in; inner functions
  * reach it by a number of hops. The work is counted: hostile templates cannot make it explode. */
 #include "text/jinja_runtime.h"
-
-typedef struct function {
-    struct function *parent;
-    int depth;
-    tpl_body *body;
-    struct ident {
-        int level;
-        const tpl_string *name;
-    } * idents;
-    int count, room;
-} function;
-
-typedef struct ref {
-    const tpl_string *name;
-    function *owner;
-    int slot;
-} ref;
-
-typedef struct symbol_load {
-    tpl_load_action action;
-    int slot;
-    const tpl_string *name;
-    ref from;
-} symbol_load;
-
-typedef struct symbols {
-    struct symbols *parent;
-    int level;
-    function *owner;
-    ref *refs;
-    symbol_load *loads;
-    const tpl_string **stores;
-    int ref_count, ref_room, load_count, load_room, store_count, store_room;
-} symbols;
+#include "text/jinja_symbols.h"
 
 typedef struct frame {
-    symbols *symbols;
+    tpl_symbols *symbols;
     bool toplevel, soft, in_loop;
 } frame;
 
@@ -51,195 +18,43 @@ typedef struct compiler {
     tpl_program *program;
 } compiler;
 
-/* Room for one more item in an array of the arena. */
-#define ROOM(vm, items, count, room)                                                                         \
-    grow_array(vm, (void **)&(items), sizeof *(items), count, &(room))
-
-static nbl_status grow_array(tpl_vm *vm, void **items, size_t size, int count, int *room)
-{
-    if (count < *room) return NBL_OK;
-    int larger = *room ? *room * 2 : 8;
-    void *grown = nbl__tpl_alloc_array(vm, (size_t)larger, size);
-    if (grown == NULL) return NBL_ERROR_MEMORY;
-    if (count) memcpy(grown, *items, (size_t)count * size);
-    *items = grown;
-    *room = larger;
-    return NBL_OK;
-}
-
-static bool same(const tpl_string *a, const tpl_string *b)
-{
-    return a == b || (a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0);
-}
-
-/* ---- symbols ---- */
-
-static nbl_status slot_of(compiler *c, function *owner, int level, const tpl_string *name, int *slot)
-{
-    NBL_TRY(nbl__tpl_work(c->vm, (uint64_t)owner->count / 8 + 1));
-    for (int i = 0; i < owner->count; i++)
-        if (owner->idents[i].level == level && same(owner->idents[i].name, name)) return *slot = i, NBL_OK;
-    NBL_TRY(ROOM(c->vm, owner->idents, owner->count, owner->room));
-    owner->idents[owner->count] = (struct ident){level, name};
-    *slot = owner->count++;
-    owner->body->slots = owner->count;
-    return NBL_OK;
-}
-
-static const ref *find_ref(const symbols *s, const tpl_string *name)
-{
-    for (; s; s = s->parent)
-        for (int i = 0; i < s->ref_count; i++)
-            if (same(s->refs[i].name, name)) return &s->refs[i];
-    return NULL;
-}
-
-static bool has_ref(const symbols *s, const tpl_string *name)
-{
-    for (int i = 0; i < s->ref_count; i++)
-        if (same(s->refs[i].name, name)) return true;
-    return false;
-}
-
-static nbl_status set_ref(compiler *c, symbols *s, ref r)
-{
-    for (int i = 0; i < s->ref_count; i++)
-        if (same(s->refs[i].name, r.name)) return s->refs[i] = r, NBL_OK;
-    NBL_TRY(ROOM(c->vm, s->refs, s->ref_count, s->ref_room));
-    s->refs[s->ref_count++] = r;
-    return NBL_OK;
-}
-
-static nbl_status set_load(compiler *c, symbols *s, symbol_load load)
-{
-    for (int i = 0; i < s->load_count; i++)
-        if (s->loads[i].slot == load.slot) return s->loads[i] = load, NBL_OK;
-    NBL_TRY(ROOM(c->vm, s->loads, s->load_count, s->load_room));
-    s->loads[s->load_count++] = load;
-    return NBL_OK;
-}
-
-static bool has_store(const symbols *s, const tpl_string *name)
-{
-    for (int i = 0; i < s->store_count; i++)
-        if (same(s->stores[i], name)) return true;
-    return false;
-}
-
-static nbl_status add_store(compiler *c, symbols *s, const tpl_string *name)
-{
-    if (has_store(s, name)) return NBL_OK;
-    NBL_TRY(ROOM(c->vm, s->stores, s->store_count, s->store_room));
-    s->stores[s->store_count++] = name;
-    return NBL_OK;
-}
-
-static nbl_status define(compiler *c, symbols *s, const tpl_string *name, tpl_load_action action, const ref *from)
-{
-    symbol_load load = {.action = action, .name = name};
-    if (from) load.from = *from;
-    NBL_TRY(slot_of(c, s->owner, s->level, name, &load.slot));
-    NBL_TRY(set_ref(c, s, (ref){name, s->owner, load.slot}));
-    return set_load(c, s, load);
-}
-
-static nbl_status symbol_used(compiler *c, symbols *s, const tpl_string *name)
-{
-    NBL_TRY(nbl__tpl_work(c->vm, (uint64_t)s->ref_count / 8 + 1));
-    return find_ref(s, name) ? NBL_OK : define(c, s, name, LOAD_RESOLVE, NULL);
-}
-
-static nbl_status symbol_stored(compiler *c, symbols *s, const tpl_string *name)
-{
-    NBL_TRY(nbl__tpl_work(c->vm, (uint64_t)s->ref_count / 8 + 1));
-    NBL_TRY(add_store(c, s, name));
-    if (has_ref(s, name)) return NBL_OK;
-    const ref *outer = find_ref(s->parent, name);
-    return define(c, s, name, outer ? LOAD_ALIAS : LOAD_UNDEFINED, outer);
-}
-
-static nbl_status symbol_parameter(compiler *c, symbols *s, const tpl_string *name)
-{
-    NBL_TRY(add_store(c, s, name));
-    return define(c, s, name, LOAD_PARAMETER, NULL);
-}
-
-static nbl_status copy_symbols(compiler *c, const symbols *s, symbols *copy)
-{
-    *copy = *s;
-    copy->ref_room = copy->ref_count, copy->load_room = copy->load_count, copy->store_room = copy->store_count;
-    NBL_TRY(nbl__tpl_work(c->vm, (uint64_t)(s->ref_count + s->load_count + s->store_count)));
-    NBL_TRY(TPL_NEW(c->vm, copy->refs, s->ref_count));
-    NBL_TRY(TPL_NEW(c->vm, copy->loads, s->load_count));
-    NBL_TRY(TPL_NEW(c->vm, copy->stores, s->store_count));
-    if (s->ref_count) memcpy(copy->refs, s->refs, (size_t)s->ref_count * sizeof *s->refs);
-    if (s->load_count) memcpy(copy->loads, s->loads, (size_t)s->load_count * sizeof *s->loads);
-    if (s->store_count) memcpy(copy->stores, s->stores, (size_t)s->store_count * sizeof *s->stores);
-    return NBL_OK;
-}
-
-/* What the branches of an if did to the scope around it. */
-static nbl_status join_branches(compiler *c, symbols *s, const symbols *branches, int count)
-{
-    const tpl_string **stores = NULL;
-    int fresh = 0, room = 0;
-    for (int b = 0; b < count; b++) {
-        NBL_TRY(nbl__tpl_work(c->vm, (uint64_t)branches[b].ref_count * (uint64_t)(s->ref_count / 8 + 1)));
-        for (int i = 0; i < branches[b].store_count; i++) {
-            if (has_store(s, branches[b].stores[i])) continue;
-            NBL_TRY(ROOM(c->vm, stores, fresh, room));
-            stores[fresh++] = branches[b].stores[i];
-        }
-    }
-    for (int b = 0; b < count; b++) {
-        for (int i = 0; i < branches[b].ref_count; i++) NBL_TRY(set_ref(c, s, branches[b].refs[i]));
-        for (int i = 0; i < branches[b].load_count; i++) NBL_TRY(set_load(c, s, branches[b].loads[i]));
-        for (int i = 0; i < branches[b].store_count; i++) NBL_TRY(add_store(c, s, branches[b].stores[i]));
-    }
-    for (int i = 0; i < fresh; i++) {
-        const ref *target = find_ref(s, stores[i]), *outer = find_ref(s->parent, stores[i]);
-        symbol_load load = {outer ? LOAD_ALIAS : LOAD_RESOLVE, target->slot, stores[i], {0}};
-        if (outer) load.from = *outer;
-        NBL_TRY(set_load(c, s, load));
-    }
-    return NBL_OK;
-}
-
 /* ---- what a scope's body does with names; it stops at inner scopes ---- */
 
-static nbl_status analyze(compiler *c, symbols *s, const tpl_node *node, bool as_parameter);
+static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, bool as_parameter);
 
-static nbl_status analyze_all(compiler *c, symbols *s, const tpl_nodes *nodes, bool as_parameter)
+static nbl_status analyze_all(compiler *c, tpl_symbols *s, const tpl_nodes *nodes, bool as_parameter)
 {
     for (int64_t i = 0; i < nodes->count; i++) NBL_TRY(analyze(c, s, nodes->items[i], as_parameter));
     return NBL_OK;
 }
 
-static nbl_status analyze_if(compiler *c, symbols *s, const tpl_node *node)
+static nbl_status analyze_if(compiler *c, tpl_symbols *s, const tpl_node *node)
 {
-    symbols branches[3];
+    tpl_symbols branches[3];
     const tpl_nodes *bodies[3] = {&node->body, &node->list, &node->otherwise};
     NBL_TRY(analyze(c, s, node->a, false));
     for (int i = 0; i < 3; i++) {
-        NBL_TRY(copy_symbols(c, s, &branches[i]));
+        NBL_TRY(nbl__tpl_copy_symbols(c->vm, s, &branches[i]));
         NBL_TRY(analyze_all(c, &branches[i], bodies[i], false));
     }
-    return join_branches(c, s, branches, 3);
+    return nbl__tpl_join_branches(c->vm, s, branches, 3);
 }
 
-static nbl_status analyze(compiler *c, symbols *s, const tpl_node *node, bool as_parameter)
+static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, bool as_parameter)
 {
     if (node == NULL) return NBL_OK;
     NBL_TRY(nbl__tpl_enter(c->vm));
     nbl_status status = NBL_OK;
     switch ((tpl_kind)node->kind) {
     case NODE_NAME:
-        if (as_parameter) status = symbol_parameter(c, s, node->value.string);
-        else status = node->flag ? symbol_stored(c, s, node->value.string) : symbol_used(c, s, node->value.string);
+        if (as_parameter) status = nbl__tpl_symbol_parameter(c->vm, s, node->value.string);
+        else
+            status = node->flag ? nbl__tpl_symbol_stored(c->vm, s, node->value.string)
+                                : nbl__tpl_symbol_used(c->vm, s, node->value.string);
         break;
-    case NODE_NSREF: status = symbol_used(c, s, node->value.string); break;
+    case NODE_NSREF: status = nbl__tpl_symbol_used(c->vm, s, node->value.string); break;
     case NODE_IF: status = analyze_if(c, s, node); break;
-    case NODE_MACRO: status = symbol_stored(c, s, node->value.string); break;
+    case NODE_MACRO: status = nbl__tpl_symbol_stored(c->vm, s, node->value.string); break;
     case NODE_SET:
         NBL_TRY(analyze(c, s, node->b, as_parameter));
         status = analyze(c, s, node->a, as_parameter);
@@ -322,12 +137,12 @@ static nbl_status find_undeclared(compiler *c, const tpl_nodes *body, const char
 
 /* ---- scopes into nodes ---- */
 
-static nbl_status keep_scope(compiler *c, const symbols *s, tpl_scope *scope)
+static nbl_status keep_scope(compiler *c, const tpl_symbols *s, tpl_scope *scope)
 {
     NBL_TRY(TPL_NEW(c->vm, scope->loads, s->load_count));
     scope->count = s->load_count;
     for (int i = 0; i < s->load_count; i++) {
-        const symbol_load *load = &s->loads[i];
+        const tpl_symbol_load *load = &s->loads[i];
         tpl_load *kept = &scope->loads[i];
         *kept = (tpl_load){.action = load->action, .slot = load->slot, .name = tpl_of_string(load->name)};
         if (load->action != LOAD_ALIAS) continue;
@@ -337,14 +152,14 @@ static nbl_status keep_scope(compiler *c, const symbols *s, tpl_scope *scope)
     return NBL_OK;
 }
 
-static symbols inner_symbols(symbols *outer, function *owner)
+static tpl_symbols inner_symbols(tpl_symbols *outer, tpl_owner *owner)
 {
-    return (symbols){.parent = outer, .level = outer->level + 1, .owner = owner ? owner : outer->owner};
+    return (tpl_symbols){.parent = outer, .level = outer->level + 1, .owner = owner ? owner : outer->owner};
 }
 
-static nbl_status new_function(compiler *c, function *parent, function *made)
+static nbl_status new_function(compiler *c, tpl_owner *parent, tpl_owner *made)
 {
-    *made = (function){.parent = parent, .depth = parent ? parent->depth + 1 : 0};
+    *made = (tpl_owner){.parent = parent, .depth = parent ? parent->depth + 1 : 0};
     NBL_TRY(TPL_NEW(c->vm, made->body, 1));
     for (int i = 0; i < SPECIAL_COUNT; i++) made->body->special[i] = -1;
     return NBL_OK;
@@ -369,10 +184,11 @@ static nbl_status complain(compiler *c, const tpl_node *node)
 static nbl_status resolve_name(compiler *c, frame f, const tpl_node *node, const tpl_string *name, int *slot,
                                int *hops)
 {
-    const ref *found = find_ref(f.symbols, name);
+    const tpl_ref *found = nbl__tpl_find_ref(f.symbols, name);
     if (found == NULL) {
         NBL_TRY(complain(c, node));
-        return nbl__tpl_raise(c->vm, "Tried to resolve a name to a reference that was unknown to the frame ('%.*s')",
+        return nbl__tpl_raise(c->vm,
+                              "Tried to resolve a name to a reference that was unknown to the frame ('%.*s')",
                               (int)name->size, name->bytes);
     }
     *slot = found->slot;
@@ -437,19 +253,19 @@ static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
     static const tpl_string loop_name = {"loop", 4, 4};
     unsigned found;
     bool scoped = false;
-    function own, test;
+    tpl_owner own, test;
     if (node->flag) {
         NBL_TRY(new_function(c, f.symbols->owner, &own));
         node->function = own.body;
     }
-    symbols body = inner_symbols(f.symbols, node->flag ? &own : NULL);
-    symbols otherwise = inner_symbols(f.symbols, node->flag ? &own : NULL);
+    tpl_symbols body = inner_symbols(f.symbols, node->flag ? &own : NULL);
+    tpl_symbols otherwise = inner_symbols(f.symbols, node->flag ? &own : NULL);
     NBL_TRY(find_undeclared(c, &node->body, names, 1, &found));
     NBL_TRY(has_scoped_block(c, &node->body, &scoped));
     node->extended = node->flag || found || scoped;
     if (node->extended) {
-        NBL_TRY(symbol_parameter(c, &body, &loop_name));
-        NBL_TRY(slot_of(c, body.owner, body.level, &loop_name, &node->slot));
+        NBL_TRY(nbl__tpl_symbol_parameter(c->vm, &body, &loop_name));
+        NBL_TRY(nbl__tpl_slot_of(c->vm, body.owner, body.level, &loop_name, &node->slot));
     }
     NBL_TRY(analyze(c, &body, node->a, true));
     NBL_TRY(analyze_all(c, &body, &node->body, false));
@@ -458,7 +274,7 @@ static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
     if (node->c) {
         NBL_TRY(new_function(c, f.symbols->owner, &test));
         node->test_function = test.body;
-        symbols condition = inner_symbols(f.symbols, &test);
+        tpl_symbols condition = inner_symbols(f.symbols, &test);
         NBL_TRY(clone_target(c, node->a, &node->test_target));
         NBL_TRY(analyze(c, &condition, node->test_target, true));
         NBL_TRY(analyze(c, &condition, node->c, false));
@@ -471,7 +287,8 @@ static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
     NBL_TRY(compile(c, f, node->b));
     NBL_TRY(compile_all(c, (frame){.symbols = &body, .in_loop = true}, &node->body));
     NBL_TRY(keep_scope(c, &otherwise, &node->other));
-    return compile_all(c, (frame){.symbols = &otherwise, .in_loop = f.in_loop && !node->flag}, &node->otherwise);
+    return compile_all(c, (frame){.symbols = &otherwise, .in_loop = f.in_loop && !node->flag},
+                       &node->otherwise);
 }
 
 /* A macro, the body of a call block or of a generation block. */
@@ -479,11 +296,11 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"caller", "kwargs", "varargs"};
     static const tpl_string name_strings[] = {{"caller", 6, 6}, {"kwargs", 6, 6}, {"varargs", 7, 7}};
-    function own;
+    tpl_owner own;
     unsigned found;
     NBL_TRY(new_function(c, f.symbols->owner, &own));
     tpl_body *body = node->function = own.body;
-    symbols s = inner_symbols(f.symbols, &own);
+    tpl_symbols s = inner_symbols(f.symbols, &own);
     NBL_TRY(analyze_all(c, &s, &node->list, true));
     NBL_TRY(analyze_all(c, &s, &node->defaults, false));
     NBL_TRY(analyze_all(c, &s, &node->body, false));
@@ -491,13 +308,14 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
     NBL_TRY(TPL_NEW(c->vm, body->parameters, node->list.count));
     for (int64_t i = 0; i < node->list.count; i++) {
         const tpl_string *name = node->list.items[i]->value.string;
-        NBL_TRY(slot_of(c, &own, s.level, name, &body->parameters[i]));
+        NBL_TRY(nbl__tpl_slot_of(c->vm, &own, s.level, name, &body->parameters[i]));
         if (tpl_same(name, "caller")) {
             body->explicit_caller = true;
             if (found & 1u << SPECIAL_CALLER && node->list.count - i > node->defaults.count) {
                 NBL_TRY(complain(c, node));
-                return nbl__tpl_raise(c->vm, "When defining macros or call blocks the special \"caller\" argument must "
-                                             "be omitted or be given a default.");
+                return nbl__tpl_raise(
+                    c->vm, "When defining macros or call blocks the special \"caller\" argument must "
+                           "be omitted or be given a default.");
             }
         }
         for (int special = SPECIAL_CALLER; special < SPECIAL_COUNT; special++)
@@ -505,8 +323,8 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
     }
     for (int special = 0; special < SPECIAL_COUNT; special++) {
         if (!(found & 1u << special)) continue;
-        NBL_TRY(symbol_parameter(c, &s, &name_strings[special]));
-        NBL_TRY(slot_of(c, &own, s.level, &name_strings[special], &body->special[special]));
+        NBL_TRY(nbl__tpl_symbol_parameter(c->vm, &s, &name_strings[special]));
+        NBL_TRY(nbl__tpl_slot_of(c->vm, &own, s.level, &name_strings[special], &body->special[special]));
     }
     NBL_TRY(keep_scope(c, &s, &node->scope));
     NBL_TRY(compile_all(c, (frame){.symbols = &s}, &node->defaults));
@@ -516,7 +334,7 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
 /* with, filter, set and autoescape blocks: a scope in the same activation. */
 static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
 {
-    symbols s = inner_symbols(f.symbols, NULL);
+    tpl_symbols s = inner_symbols(f.symbols, NULL);
     frame inner = {.symbols = &s, .in_loop = f.in_loop};
     if (node->kind == NODE_WITH) NBL_TRY(analyze_all(c, &s, &node->list, true));
     if (node->kind == NODE_AUTOESCAPE) NBL_TRY(analyze(c, &s, node->a, false));
@@ -540,7 +358,8 @@ static nbl_status compile_callee(compiler *c, frame f, tpl_node *node)
     node->callee = filter ? (const void *)nbl__tpl_find_filter(name) : (const void *)nbl__tpl_find_test(name);
     if (node->callee || f.soft) return NBL_OK;
     NBL_TRY(complain(c, node));
-    return nbl__tpl_raise(c->vm, "No %s named '%.*s'.", filter ? "filter" : "test", (int)name->size, name->bytes);
+    return nbl__tpl_raise(c->vm, "No %s named '%.*s'.", filter ? "filter" : "test", (int)name->size,
+                          name->bytes);
 }
 
 static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
@@ -560,9 +379,7 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
         node->exported = f.toplevel;
         NBL_TRY(compile_macro(c, f, node));
         return resolve_name(c, f, node, node->value.string, &node->slot, &node->hops);
-    case NODE_CALL_BLOCK:
-        NBL_TRY(compile_macro(c, f, node));
-        return compile(c, f, node->a);
+    case NODE_CALL_BLOCK: NBL_TRY(compile_macro(c, f, node)); return compile(c, f, node->a);
     case NODE_GENERATION: return compile_macro(c, f, node);
     case NODE_SET_BLOCK: node->exported = f.toplevel; return compile_inner(c, f, node);
     case NODE_FILTER_BLOCK:
@@ -602,13 +419,13 @@ static nbl_status compile(compiler *c, frame f, tpl_node *node)
 static nbl_status compile_block(compiler *c, tpl_node *node)
 {
     static const tpl_string names[] = {{"self", 4, 4}, {"super", 5, 5}};
-    function own;
+    tpl_owner own;
     NBL_TRY(new_function(c, NULL, &own));
     node->function = own.body;
-    symbols s = {.owner = &own};
-    NBL_TRY(symbol_parameter(c, &s, &names[0]));
-    NBL_TRY(slot_of(c, &own, 0, &names[0], &node->slot));
-    NBL_TRY(symbol_parameter(c, &s, &names[1]));
+    tpl_symbols s = {.owner = &own};
+    NBL_TRY(nbl__tpl_symbol_parameter(c->vm, &s, &names[0]));
+    NBL_TRY(nbl__tpl_slot_of(c->vm, &own, 0, &names[0], &node->slot));
+    NBL_TRY(nbl__tpl_symbol_parameter(c->vm, &s, &names[1]));
     NBL_TRY(analyze_all(c, &s, &node->body, false));
     NBL_TRY(keep_scope(c, &s, &node->scope));
     return compile_all(c, (frame){.symbols = &s}, &node->body);
@@ -620,14 +437,14 @@ nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program)
     static const tpl_string self = {"self", 4, 4};
     compiler c = {vm, program};
     unsigned found;
-    function own = {.body = &program->root};
-    symbols s = {.owner = &own};
+    tpl_owner own = {.body = &program->root};
+    tpl_symbols s = {.owner = &own};
     vm->depth = 0;
     program->self_slot = -1;
     NBL_TRY(find_undeclared(&c, &program->body, names, 1, &found));
     if (found) {
-        NBL_TRY(symbol_parameter(&c, &s, &self));
-        NBL_TRY(slot_of(&c, &own, 0, &self, &program->self_slot));
+        NBL_TRY(nbl__tpl_symbol_parameter(vm, &s, &self));
+        NBL_TRY(nbl__tpl_slot_of(vm, &own, 0, &self, &program->self_slot));
     }
     NBL_TRY(analyze_all(&c, &s, &program->body, false));
     NBL_TRY(keep_scope(&c, &s, &program->scope));
@@ -635,7 +452,7 @@ nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program)
     for (int64_t i = 0; i < program->blocks.count; i++) {
         const tpl_string *name = program->blocks.items[i]->value.string;
         for (int64_t k = 0; k < i; k++)
-            if (same(program->blocks.items[k]->value.string, name)) {
+            if (nbl__tpl_same_name(program->blocks.items[k]->value.string, name)) {
                 NBL_TRY(complain(&c, program->blocks.items[i]));
                 return nbl__tpl_raise(vm, "block '%.*s' defined twice", (int)name->size, name->bytes);
             }

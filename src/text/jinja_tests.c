@@ -115,7 +115,8 @@ static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 
 /* ---- text ---- */
 
-static nbl_status ask_method(tpl_vm *vm, tpl_value v, const char *method, const tpl_args *args, tpl_value *result)
+static nbl_status ask_method(tpl_vm *vm, tpl_value v, const char *method, const tpl_args *args,
+                             tpl_value *result)
 {
     tpl_value text;
     NBL_TRY(no_arguments(vm, args));
@@ -156,19 +157,45 @@ static nbl_status test_test(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_v
 }
 
 static const tpl_filter tests[] = {
-    {"defined", test_defined},   {"undefined", test_undefined}, {"none", test_none},
-    {"string", test_string},     {"mapping", test_mapping},     {"iterable", test_iterable},
-    {"sequence", test_sequence}, {"number", test_number},       {"integer", test_integer},
-    {"float", test_float},       {"boolean", test_boolean},     {"true", test_true},
-    {"false", test_false},       {"callable", test_callable},   {"escaped", test_escaped},
-    {"odd", test_odd},           {"even", test_even},           {"divisibleby", test_divisibleby},
-    {"==", test_eq},             {"eq", test_eq},               {"equalto", test_eq},
-    {"!=", test_ne},             {"ne", test_ne},               {">", test_gt},
-    {"gt", test_gt},             {"greaterthan", test_gt},      {">=", test_ge},
-    {"ge", test_ge},             {"<", test_lt},                {"lt", test_lt},
-    {"lessthan", test_lt},       {"<=", test_le},               {"le", test_le},
-    {"in", test_in},             {"sameas", test_sameas},       {"lower", test_lower},
-    {"upper", test_upper},       {"filter", test_filter},       {"test", test_test},
+    {"defined", test_defined},
+    {"undefined", test_undefined},
+    {"none", test_none},
+    {"string", test_string},
+    {"mapping", test_mapping},
+    {"iterable", test_iterable},
+    {"sequence", test_sequence},
+    {"number", test_number},
+    {"integer", test_integer},
+    {"float", test_float},
+    {"boolean", test_boolean},
+    {"true", test_true},
+    {"false", test_false},
+    {"callable", test_callable},
+    {"escaped", test_escaped},
+    {"odd", test_odd},
+    {"even", test_even},
+    {"divisibleby", test_divisibleby},
+    {"==", test_eq},
+    {"eq", test_eq},
+    {"equalto", test_eq},
+    {"!=", test_ne},
+    {"ne", test_ne},
+    {">", test_gt},
+    {"gt", test_gt},
+    {"greaterthan", test_gt},
+    {">=", test_ge},
+    {"ge", test_ge},
+    {"<", test_lt},
+    {"lt", test_lt},
+    {"lessthan", test_lt},
+    {"<=", test_le},
+    {"le", test_le},
+    {"in", test_in},
+    {"sameas", test_sameas},
+    {"lower", test_lower},
+    {"upper", test_upper},
+    {"filter", test_filter},
+    {"test", test_test},
     {NULL, NULL},
 };
 
@@ -190,7 +217,8 @@ const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)
 {
     const tpl_filter *found = find(nbl__tpl_value_filters, name);
     if (found == NULL) found = find(nbl__tpl_text_filters, name);
-    return found ? found : find(nbl__tpl_list_filters, name);
+    if (found == NULL) found = find(nbl__tpl_list_filters, name);
+    return found ? found : find(nbl__tpl_lazy_filters, name);
 }
 
 nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
@@ -207,8 +235,7 @@ nbl_status nbl__tpl_apply_test(tpl_vm *vm, const tpl_string *name, tpl_value inp
 {
     tpl_value truth;
     const tpl_filter *test = nbl__tpl_find_test(name);
-    if (test == NULL)
-        return nbl__tpl_raise(vm, "No test named %s.", nbl__tpl_shown(vm, tpl_of_string(name)));
+    if (test == NULL) return nbl__tpl_raise(vm, "No test named %s.", nbl__tpl_shown(vm, tpl_of_string(name)));
     NBL_TRY(test->run(vm, input, args, &truth));
     return nbl__tpl_truth(vm, truth, result);
 }

@@ -86,7 +86,7 @@ static nbl_status filter_replace(tpl_vm *vm, tpl_value v, const tpl_args *args, 
         NBL_TRY(nbl__tpl_str(vm, a[1], &a[1]));
         return nbl__tpl_replace(vm, v.string, a[0].string, a[1].string, count, result);
     }
-    bool old = a[0].type == TPL_STRING && a[0].markup, new = a[1].type == TPL_STRING && a[1].markup;
+    bool old = a[0].type == TPL_STRING && a[0].markup, new = a[1].type == TPL_STRING &&a[1].markup;
     if (old || (new && !(v.type == TPL_STRING && v.markup))) NBL_TRY(nbl__tpl_escape(vm, v, &v));
     else NBL_TRY(nbl__tpl_soft_str(vm, v, &v));
     NBL_TRY(nbl__tpl_soft_str(vm, a[0], &a[0]));
@@ -134,15 +134,18 @@ static nbl_status filter_indent(tpl_vm *vm, tpl_value v, const tpl_args *args, t
     }
     if (v.type == TPL_UNDEFINED) return nbl__tpl_raise_undefined(vm, v);
     if (v.type != TPL_STRING)
-        return nbl__tpl_raise(vm, "TypeError: unsupported operand type(s) for +=: '%s' and 'str'", nbl__tpl_type_name(v));
-    if (v.markup && !indent.markup) NBL_TRY(a[0].type == TPL_STRING ? NBL_OK : nbl__tpl_escape(vm, indent, &indent));
+        return nbl__tpl_raise(vm, "TypeError: unsupported operand type(s) for +=: '%s' and 'str'",
+                              nbl__tpl_type_name(v));
+    if (v.markup && !indent.markup)
+        NBL_TRY(a[0].type == TPL_STRING ? NBL_OK : nbl__tpl_escape(vm, indent, &indent));
     NBL_TRY(nbl__tpl_add_string(vm, &more, v.string));
     NBL_TRY(tpl_add_c(vm, &more, "\n"));
     tpl_string whole = {more.bytes, more.size, more.length};
     NBL_TRY(nbl__tpl_split_lines(vm, &whole, false, &lines));
     for (int64_t i = 0; i < lines.count; i++) {
         if (i) NBL_TRY(tpl_add_c(vm, &text, "\n"));
-        if (i ? blank || lines.items[i].string->size : first) NBL_TRY(nbl__tpl_add_string(vm, &text, indent.string));
+        if (i ? blank || lines.items[i].string->size : first)
+            NBL_TRY(nbl__tpl_add_string(vm, &text, indent.string));
         NBL_TRY(nbl__tpl_add_string(vm, &text, lines.items[i].string));
     }
     NBL_TRY(nbl__tpl_take(vm, &text, result));
@@ -162,13 +165,16 @@ static nbl_status filter_truncate(tpl_vm *vm, tpl_value v, const tpl_args *args,
     NBL_TRY(nbl__tpl_want_truth(vm, a[1], &kill));
     NBL_TRY(nbl__tpl_want_string(vm, a[2], &end));
     if (a[3].type != TPL_NONE) NBL_TRY(nbl__tpl_want_int(vm, a[3], &leeway));
-    if (length < (int64_t)end->length) return nbl__tpl_raise(vm, "AssertionError: expected length >= %zu, got %" PRId64, end->length, length);
+    if (length < (int64_t)end->length)
+        return nbl__tpl_raise(vm, "AssertionError: expected length >= %zu, got %" PRId64, end->length,
+                              length);
     if (leeway < 0) return nbl__tpl_raise(vm, "AssertionError: expected leeway >= 0, got %" PRId64, leeway);
     if (v.type != TPL_STRING) {
         int64_t count;
         bool short_enough = nbl__tpl_length(v, &count) && count <= length + leeway;
         if (short_enough) return *result = v, NBL_OK;
-        return nbl__tpl_raise(vm, "TypeError: object of type '%s' cannot be truncated", nbl__tpl_type_name(v));
+        return nbl__tpl_raise(vm, "TypeError: object of type '%s' cannot be truncated",
+                              nbl__tpl_type_name(v));
     }
     if (leeway > (int64_t)1 << 40 || (int64_t)v.string->length <= length + leeway) return *result = v, NBL_OK;
     tpl_text text = {0};
@@ -204,8 +210,8 @@ static nbl_status add_quoted(tpl_vm *vm, tpl_text *text, tpl_value v, bool query
     for (size_t i = 0; i < plain.string->size; i++) {
         unsigned char c = (unsigned char)plain.string->bytes[i];
         char escape[8];
-        bool safe = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '.' ||
-                    c == '-' || c == '~' || (c == '/' && !query);
+        bool safe = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+                    c == '.' || c == '-' || c == '~' || (c == '/' && !query);
         if (safe) snprintf(escape, sizeof escape, "%c", c);
         else if (query && c == ' ') snprintf(escape, sizeof escape, "+");
         else snprintf(escape, sizeof escape, "%%%02X", c);
@@ -246,13 +252,16 @@ static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args
     NBL_TRY(nbl__tpl_str(vm, v, &plain));
     const char *all = plain.string->bytes;
     size_t size = plain.string->size, at = 0;
-    if (memchr(all, '&', size)) return nbl__tpl_refuse(vm, "striptags of text with HTML entities is not supported");
+    if (memchr(all, '&', size))
+        return nbl__tpl_refuse(vm, "striptags of text with HTML entities is not supported");
     for (int pass = 0; pass < 2; pass++) { /* comments, then tags */
         const char *open = pass ? "<" : "<!--", *close = pass ? ">" : "-->";
         tpl_text kept = {0};
         for (at = 0;;) {
             int64_t begin = nbl__tpl_find(all, size, open, strlen(open), at);
-            int64_t end = begin < 0 ? -1 : nbl__tpl_find(all, size, close, strlen(close), (size_t)begin + (pass ? 0 : 4));
+            int64_t end = begin < 0 ? -1
+                                    : nbl__tpl_find(all, size, close, strlen(close),
+                                                    (size_t)begin + (pass ? 0 : 4));
             if (end < 0) break;
             NBL_TRY(nbl__tpl_add(vm, &kept, all + at, (size_t)begin - at));
             at = (size_t)end + strlen(close);

@@ -194,7 +194,8 @@ const char *nbl__tpl_type_name(tpl_value v)
     case TPL_LIST: return "list";
     case TPL_TUPLE: return v.list->group ? "_GroupTuple" : "tuple";
     case TPL_DICT: return "dict";
-    case TPL_VIEW: return v.view == TPL_KEYS ? "dict_keys" : v.view == TPL_VALUES ? "dict_values" : "dict_items";
+    case TPL_VIEW:
+        return v.view == TPL_KEYS ? "dict_keys" : v.view == TPL_VALUES ? "dict_values" : "dict_items";
     case TPL_RANGE: return "range";
     case TPL_ITERATOR: return v.iterator->type;
     case TPL_FUNCTION: return v.function->owner ? "builtin_function_or_method" : "function";
@@ -253,8 +254,7 @@ nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
         return NBL_OK;
     }
     case TPL_LIST:
-    case TPL_DICT:
-        return nbl__tpl_raise(vm, "TypeError: unhashable type: '%s'", nbl__tpl_type_name(v));
+    case TPL_DICT: return nbl__tpl_raise(vm, "TypeError: unhashable type: '%s'", nbl__tpl_type_name(v));
     default: *hash = mix((uint64_t)(uintptr_t)v.pointer); return NBL_OK;
     }
 }

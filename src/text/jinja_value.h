@@ -110,7 +110,7 @@ struct tpl_iterator {
     const char *type; /* Python's name of it */
     tpl_value source;
     int64_t at, end, step;
-    size_t offset;       /* in the bytes of a string */
+    size_t offset; /* in the bytes of a string */
     void *state;   /* of the filters and loops that make iterators */
 };
 
@@ -163,7 +163,7 @@ struct tpl_vm {
     int depth;      /* of nested evaluation */
     int line, column;
     bool autoescape;
-    int flow; /* tpl_flow: a break or continue is on its way */
+    int flow;      /* tpl_flow: a break or continue is on its way */
     tpl_text *out; /* where output goes now */
     tpl_text text; /* the rendered text; what is in a buffer is not yet there */
     tpl_span *spans;
@@ -181,7 +181,7 @@ enum {
     TPL_MOST_MEMORY = 320 << 20, /* bytes of one rendering, with everything that was thrown away */
     TPL_MOST_STEPS = 40000000,   /* nodes evaluated, items visited */
     TPL_MOST_OUTPUT = 64 << 20,  /* bytes of a text */
-    TPL_MOST_DEPTH = 1200,       /* nested evaluations */
+    TPL_MOST_DEPTH = 2000,       /* nested evaluations */
     TPL_MOST_NESTING = 450,      /* of a value that is printed, compared or read */
     TPL_SMALL_DICT = 8           /* entries that are searched one by one */
 };
@@ -199,8 +199,7 @@ nbl_status nbl__tpl_enter(tpl_vm *vm); /* one level deeper; --vm->depth on the w
 /* NULL after a recorded failure. */
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size);
 #define TPL_NEW(vm, pointer, count)                                                                          \
-    (((pointer) = nbl__tpl_alloc_array((vm), (size_t)(count), sizeof *(pointer))) ? NBL_OK                   \
-                                                                                  : NBL_ERROR_MEMORY)
+    (((pointer) = nbl__tpl_alloc_array((vm), (size_t)(count), sizeof *(pointer))) ? NBL_OK : (vm)->status)
 void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element);
 
 /* ---- making values ---- */
@@ -324,8 +323,7 @@ static inline uint32_t tpl_char(const char *text, int *size)
     const unsigned char *s = (const unsigned char *)text;
     if (s[0] < 0x80) return *size = 1, s[0];
     if (s[0] < 0xe0) return *size = 2, (uint32_t)(s[0] & 31) << 6 | (s[1] & 63);
-    if (s[0] < 0xf0)
-        return *size = 3, (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63);
+    if (s[0] < 0xf0) return *size = 3, (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63);
     *size = 4;
     return (uint32_t)(s[0] & 7) << 18 | (uint32_t)(s[1] & 63) << 12 | (uint32_t)(s[2] & 63) << 6 |
            (s[3] & 63);
