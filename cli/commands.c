@@ -12,6 +12,8 @@ const cli_command *const cli_commands[] = {
     &cli_dequantize, /* convert.c */
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
+    &cli_logits,     /* evaluate.c */
+    &cli_grads,      /* evaluate.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */
     &cli_man,        /* man.c */

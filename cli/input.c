@@ -1,5 +1,6 @@
 /* input.c - files that a call of the tool names and reads whole. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,4 +32,35 @@ bool cli_read_file(const cli_call *call, const char *path, nbl_string *text)
     free(data);
     if (file && file != stdin) fclose(file);
     return good;
+}
+
+bool cli_read_ids(const cli_call *call, const char *path, int64_t least, cli_ids *ids)
+{
+    nbl_string all;
+    json_error_t why;
+    if (!cli_read_file(call, path, &all)) return false;
+    json_t *root = json_loadb(all.text, all.size, 0, &why);
+    const char *wrong = root == NULL          ? cli_clean(why.text)
+                        : json_is_array(root) ? NULL
+                                              : "not a list of lists of token ids";
+    ids->count = wrong ? 0 : (int64_t)json_array_size(root);
+    ids->lists = cli_alloc((size_t)(ids->count + 1) * sizeof *ids->lists);
+    for (int64_t i = 0; i < ids->count && wrong == NULL; i++) {
+        json_t *list = json_array_get(root, (size_t)i);
+        size_t size = json_array_size(list);
+        if (!json_is_array(list)) wrong = cli_format("sequence %" PRId64 " is not a list", i);
+        ids->lists[i] = (nbl_ids){cli_alloc((size + 1) * sizeof(int32_t)), (int64_t)size};
+        for (size_t k = 0; k < size && wrong == NULL; k++) {
+            json_t *item = json_array_get(list, k);
+            json_int_t id = json_integer_value(item);
+            if (!json_is_integer(item) || id < least || id > UINT32_MAX)
+                wrong = cli_format("sequence %" PRId64 ": entry %zu is not a token id", i, k);
+            else
+                ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX
+                                                      : (int32_t)id; /* no token has one of those */
+        }
+    }
+    if (wrong) cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: %s", path, wrong);
+    json_decref(root);
+    return wrong == NULL;
 }

@@ -40,43 +40,6 @@ static int64_t read_lines(const cli_call *call, const char *path, nbl_string **t
     return count;
 }
 
-/* A list of lists of ids. */
-typedef struct id_lists {
-    nbl_ids *lists;
-    int64_t count;
-} id_lists;
-
-static bool read_ids(const cli_call *call, const char *path, id_lists *ids)
-{
-    nbl_string all;
-    json_error_t why;
-    if (!cli_read_file(call, path, &all)) return false;
-    json_t *root = json_loadb(all.text, all.size, 0, &why);
-    const char *wrong = root == NULL          ? cli_clean(why.text)
-                        : json_is_array(root) ? NULL
-                                              : "not a list of lists of token ids";
-    ids->count = wrong ? 0 : (int64_t)json_array_size(root);
-    ids->lists = cli_alloc((size_t)(ids->count + 1) * sizeof *ids->lists);
-    for (int64_t i = 0; i < ids->count && wrong == NULL; i++) {
-        json_t *list = json_array_get(root, (size_t)i);
-        size_t size = json_array_size(list);
-        if (!json_is_array(list)) wrong = cli_format("sequence %" PRId64 " is not a list", i);
-        ids->lists[i] = (nbl_ids){cli_alloc((size + 1) * sizeof(int32_t)), (int64_t)size};
-        for (size_t k = 0; k < size && wrong == NULL; k++) {
-            json_t *item = json_array_get(list, k);
-            json_int_t id = json_integer_value(item);
-            if (!json_is_integer(item) || id < 0 || id > UINT32_MAX)
-                wrong = cli_format("sequence %" PRId64 ": entry %zu is not a token id", i, k);
-            else
-                ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX
-                                                      : (int32_t)id; /* no token has one of those */
-        }
-    }
-    if (wrong) cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: %s", path, wrong);
-    json_decref(root);
-    return wrong == NULL;
-}
-
 /* ---- output ---- */
 
 static json_t *list_of(const nbl_ids *ids)
@@ -104,8 +67,7 @@ static void print_ids(const nbl_ids *ids)
 
 /* ---- the two directions ---- */
 
-static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx,
-                         const id_lists *ids)
+static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_context *ctx, const cli_ids *ids)
 {
     json_t *texts = cli_json_array();
     nbl_status code = NBL_OK;
@@ -157,11 +119,11 @@ static int run(cli_call *call)
                                : "one of --text, --file, --lines and --decode is needed");
     nbl_string *texts = cli_alloc(sizeof *texts);
     int64_t count = 1;
-    id_lists ids = {NULL, 0};
+    cli_ids ids = {NULL, 0};
     if (text) *texts = (nbl_string){text, strlen(text)};
     else if (file && !cli_read_file(call, file, texts)) return CLI_FAILED;
     else if (lines && (count = read_lines(call, lines, &texts)) < 0) return CLI_FAILED;
-    else if (decoded && !read_ids(call, decoded, &ids)) return CLI_FAILED;
+    else if (decoded && !cli_read_ids(call, decoded, 0, &ids)) return CLI_FAILED;
 
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;

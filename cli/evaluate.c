@@ -1,0 +1,160 @@
+/* evaluate.c - `nibble logits` and `nibble grads`: what a model computes, into files that any library reads. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "commands.h"
+#include "output.h"
+#include "session.h"
+
+static nbl_model_options model_options(const cli_call *call)
+{
+    return (nbl_model_options){.dtype = cli_get(call, "dtype")->text,
+                               .load = cli_get(call, "load")->text,
+                               .adapter = cli_get(call, "adapter")->text};
+}
+
+static int run_logits(cli_call *call)
+{
+    cli_ids ids;
+    int status;
+    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, &ids)) return CLI_FAILED;
+    nbl_context *ctx = cli_context(call, &status);
+    if (ctx == NULL) return status;
+    nbl_model_options options = model_options(call);
+    nbl_model *model = NULL;
+    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
+    if (code == NBL_OK)
+        code = nbl_model_write_logits(model, ids.lists, ids.count, cli_get(call, "out")->text);
+    status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
+    if (code == NBL_OK && call->json) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "sequences", json_integer(ids.count));
+        cli_json_print(document);
+    }
+    nbl_model_close(model);
+    cli_context_end(ctx);
+    return status;
+}
+
+static int run_grads(cli_call *call)
+{
+    cli_ids ids, labels;
+    int status;
+    double loss = 0;
+    int64_t trained = 0;
+    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, &ids)) return CLI_FAILED;
+    if (!cli_read_ids(call, cli_get(call, "labels")->text, -100, &labels)) return CLI_FAILED;
+    if (labels.count != ids.count)
+        return cli_error(call, NBL_ERROR_SHAPE, NULL, "%" PRId64 " sequences, but labels of %" PRId64,
+                         ids.count, labels.count);
+    nbl_context *ctx = cli_context(call, &status);
+    if (ctx == NULL) return status;
+    nbl_model_options options = model_options(call);
+    nbl_model *model = NULL;
+    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
+    if (code == NBL_OK)
+        code = nbl_model_write_gradients(model, ids.lists, labels.lists, ids.count,
+                                         (int)cli_get(call, "pack")->integer, cli_get(call, "out")->text,
+                                         &loss, &trained);
+    status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
+    if (code == NBL_OK && call->json) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "loss", cli_json_number(loss));
+        cli_json_set(document, "trained_tokens", json_integer(trained));
+        cli_json_print(document);
+    } else if (code == NBL_OK && !call->quiet) {
+        fprintf(cli_out(), "loss %.7g over %" PRId64 " trained tokens\n", loss, trained);
+    }
+    nbl_model_close(model);
+    cli_context_end(ctx);
+    return status;
+}
+
+#define MODEL_ARGUMENT                                                                                       \
+    (const cli_argument[])                                                                                   \
+    {                                                                                                        \
+        {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false}, {.name = NULL},           \
+    }
+#define IDS_OPTION                                                                                           \
+    {                                                                                                        \
+        .name = "ids", .argument = "F", .kind = CLI_PATH, .required = true,                                  \
+        .help = "a JSON file: a list of lists of token ids"                                                  \
+    }
+#define OUT_OPTION                                                                                           \
+    {                                                                                                        \
+        .name = "out", .argument = "O.safetensors", .kind = CLI_PATH, .required = true,                      \
+        .help = "the file to write"                                                                          \
+    }
+#define DTYPE_OPTION                                                                                         \
+    {                                                                                                        \
+        .name = "dtype", .argument = "DTYPE", .kind = CLI_CHOICE, .choices = "f32|f16|bf16",                 \
+        .help = "compute in this dtype (default: the checkpoint's)"                                          \
+    }
+#define LOAD_OPTION                                                                                          \
+    {                                                                                                        \
+        .name = "load", .argument = "FORMAT", .kind = CLI_CHOICE, .choices = "nf4|fp4|int8|mxfp4",           \
+        .help = "convert the linear layers to this storage format on arrival"                                \
+    }
+
+const cli_command cli_logits = {
+    .name = "logits",
+    .group = "Models",
+    .summary = "the logits of every position of token sequences",
+    .description = "Writes tensors logits.0, logits.1, ... of f32 [tokens, vocabulary], one per sequence.",
+    .arguments = MODEL_ARGUMENT,
+    .options =
+        (const cli_option[]){
+            IDS_OPTION,
+            OUT_OPTION,
+            {.name = "adapter",
+             .argument = "DIR",
+             .kind = CLI_PATH,
+             .help = "apply an adapter saved by PEFT"},
+            DTYPE_OPTION,
+            LOAD_OPTION,
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"compare two formats", "logits Llama-3.2-1B --ids ids.json --out l.safetensors --load nf4"},
+            {NULL, NULL},
+        },
+    .run = run_logits,
+};
+
+const cli_command cli_grads = {
+    .name = "grads",
+    .group = "Models",
+    .summary = "one forward and backward pass: loss and the adapter's gradients",
+    .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter "
+                   "under its name in "
+                   "PEFT's file, in f32. A label of -100 is not trained; the label of a token is what is "
+                   "predicted before it.",
+    .arguments = MODEL_ARGUMENT,
+    .options =
+        (const cli_option[]){
+            IDS_OPTION,
+            {.name = "labels",
+             .argument = "F",
+             .kind = CLI_PATH,
+             .required = true,
+             .help = "a JSON file: the labels, one per token"},
+            {.name = "adapter",
+             .argument = "DIR",
+             .kind = CLI_PATH,
+             .required = true,
+             .help = "the adapter, as PEFT saves it"},
+            OUT_OPTION,
+            {.name = "pack", .help = "all sequences in one pass; the result is the same"},
+            DTYPE_OPTION,
+            LOAD_OPTION,
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"judge a training step",
+             "grads Llama-3.2-1B --ids ids.json --labels labels.json --adapter lora --out g.safetensors"},
+            {NULL, NULL},
+        },
+    .run = run_grads,
+};
