@@ -132,7 +132,7 @@ static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *
         if (!found) break;
         NBL_TRY(copy(in, last, begin, out));
         NBL_TRY(nbl__bytes_add(out->ctx, out->bytes, step->content.text, step->content.size));
-        if ((end == 0 || end - 1 < in->origin) && step->content.size) out->origin = out->bytes->size;
+        if ((end ? end - 1 : 0) < in->origin && step->content.size) out->origin = out->bytes->size;
         last = end;
     }
     return copy(in, last, in->size, out);
