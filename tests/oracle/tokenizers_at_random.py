@@ -107,7 +107,9 @@ def decoder(rng):
 
 def added(rng):
     stems = ["<x>", "<x><y>", "<y>", "ab", "abc", "b", "trail ", "Ünder", "ünder", "[X]", "한국", "\U0001F642", "\u2581z", "1", "e\u0301", "</", "a b", " lead", "\n\n", "THE", "é!", "½"]
-    return [AddedToken(s, **{f: rng.random() < .35 for f in ("special", "lstrip", "rstrip", "single_word", "normalized")}) for s in rng.sample(stems, rng.choice([0, 2, 5, 9]))]
+    spaced = rng.random() < .5  # tokens that begin with a space, or rstrip: with both, tokenizers panics
+    stems = [s for s in stems if spaced or not s[0].isspace()]
+    return [AddedToken(s, **{f: rng.random() < .35 and not (spaced and f == "rstrip") for f in ("special", "lstrip", "rstrip", "single_word", "normalized")}) for s in rng.sample(stems, rng.choice([0, 2, 5, 9]))]
 
 
 # ---- whole tokenizers ----
@@ -188,9 +190,12 @@ def attempt(rng):
     if rng.random() < .12: document["truncation"] = {"direction": rng.choice(["Left", "Right"]), "max_length": rng.choice([0, 1, 2, 3, 7]), "strategy": rng.choice(["LongestFirst", "OnlyFirst"]), "stride": 0}
     if rng.random() < .12: document["padding"] = {"strategy": rng.choice(["BatchLongest", {"Fixed": 9}]), "direction": rng.choice(["Left", "Right"]), "pad_to_multiple_of": rng.choice([None, 4]), "pad_id": 1, "pad_type_id": 0, "pad_token": "<s>"}
     t = Tokenizer.from_str(json.dumps(document))
-    marks = added(rng)
-    try: t.add_tokens(marks)
-    except Exception: marks = []  # two that are the same after normalisation
+    marks, seen = [], set()
+    for token in added(rng):  # of two that are the same after normalisation upstream finds either, by chance
+        form = (token.normalized, t.normalizer.normalize_str(token.content) if token.normalized and t.normalizer else token.content)
+        if form not in seen: marks.append(token)
+        seen.add(form)
+    t.add_tokens(marks)
     t.decoder = decoder(rng)
     t.post_processor = post_processor(rng, t)
     return t.to_str(), [m.content for m in marks] + ["<s>", "</s>"]
