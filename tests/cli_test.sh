@@ -450,6 +450,27 @@ interrupt_writing() { # standard output is a pipe that nobody reads
 }
 check "SIGINT stops a command that waits for its reader" interrupt_writing
 
+# ---- text ----
+
+mkdir words
+cat >words/tokenizer.json <<'JSON'
+{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+ "pre_tokenizer": {"type": "WhitespaceSplit"}, "decoder": null,
+ "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+   "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+ "model": {"type": "WordLevel", "vocab": {"?": 0, "<s>": 1, "a": 2, "b": 3}, "unk_token": "?"}}
+JSON
+printf '"a b"\n"b \\u0000"\n' >lines.jsonl
+echo '[[2, 3], []]' >ids.json
+text_to_ids() { exits 0 tokenize words --text "b a x" && [[ $(cat out) == "1 3 2 0" ]] && exits 0 tokenize words --file words/tokenizer.json --no-special; }
+check "tokenize prints the ids of a text" text_to_ids
+lines_to_ids() { exits 0 tokenize words --lines lines.jsonl --json && [[ $(cat out) == '{"ids":[[1,2,3],[1,3,0]]}' ]]; }
+check "tokenize --lines --json is one list per line" lines_to_ids
+ids_to_text() { exits 0 tokenize words --decode ids.json --json && [[ $(cat out) == '{"texts":["a b",""]}' ]]; }
+check "tokenize --decode gives the texts back" ids_to_text
+no_tokenizer() { exits 1 tokenize model --text a && one_error "nibble: tokenize: model/tokenizer.json" && exits 2 tokenize words && exits 2 tokenize words --text a --file b; }
+check "tokenize without a tokenizer or a text is refused" no_tokenizer
+
 # ---- progress ----
 
 short_run() { rm -rf packed && exits 0 quantize model packed --format nf4 && silent err; }

@@ -28,7 +28,7 @@ void nbl__added_close(nbl__added_tokens *added);
 void nbl__added_add(nbl__added_tokens *added, const nbl__model *model, const nbl__added_token *token,
                     int32_t *next_id);
 /* Once all are there. */
-nbl_status nbl__added_finish(nbl__added_tokens *added, const char *where);
+nbl_status nbl__added_finish(nbl__added_tokens *added);
 
 /* Cuts a text along the tokens in it: appends pieces, those of tokens with their id, others with -1. Offsets
  * are those of the text; `origin` as in nbl__piece. */

@@ -13,6 +13,15 @@ static bool is(const char *type, const char *name)
     return strcmp(type, name) == 0;
 }
 
+/* Room for the steps of a part. Every text goes through each of them. */
+static nbl_status count_steps(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
+                              size_t *most)
+{
+    *most = (size_t)nbl__count_steps(value, list, 0);
+    NBL_CHECK(r->ctx, *most <= 2000, NBL_ERROR_UNSUPPORTED, "%s: %s: too many steps", r->where, part);
+    return NBL_OK;
+}
+
 /* ---- normalizer ---- */
 
 static void add_normalizer(nbl__reader *r, nbl__normalizer step)
@@ -84,7 +93,8 @@ static nbl_status read_normalizer_step(nbl__reader *r, const nbl__json *value)
 nbl_status nbl__read_normalizer(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most = (size_t)nbl__count_steps(value, "normalizers", 0);
+    size_t most;
+    NBL_TRY(count_steps(r, "normalizer", value, "normalizers", &most));
     r->tokenizer->normalizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__normalizer));
     if (r->tokenizer->normalizers == NULL) return NBL_ERROR_MEMORY;
     return nbl__each_step(r, "normalizer", value, "normalizers", read_normalizer_step, 0);
@@ -203,7 +213,8 @@ static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value
 nbl_status nbl__read_pre_tokenizer(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most = (size_t)nbl__count_steps(value, "pretokenizers", 0);
+    size_t most;
+    NBL_TRY(count_steps(r, "pre_tokenizer", value, "pretokenizers", &most));
     r->tokenizer->pre_tokenizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__pre_tokenizer));
     if (r->tokenizer->pre_tokenizers == NULL) return NBL_ERROR_MEMORY;
     return nbl__each_step(r, "pre_tokenizer", value, "pretokenizers", read_pre_tokenizer_step, 0);
@@ -266,7 +277,8 @@ static nbl_status read_decoder_step(nbl__reader *r, const nbl__json *value)
 nbl_status nbl__read_decoder(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most = (size_t)nbl__count_steps(value, "decoders", 0);
+    size_t most;
+    NBL_TRY(count_steps(r, "decoder", value, "decoders", &most));
     r->tokenizer->decoders = nbl__arena_alloc(r->arena, most * sizeof(nbl__decoder));
     if (r->tokenizer->decoders == NULL) return NBL_ERROR_MEMORY;
     r->tokenizer->has_decoder = true;

@@ -119,6 +119,14 @@ static nbl_status strip(const nbl__normalizer *step, const nbl__normal *in, nbl_
     return copy(in, begin, end, out);
 }
 
+/* Replacements may make a text longer, one after the other without end; no real one does by much. */
+static nbl_status check_growth(const nbl__normal *in, const nbl__sink *out)
+{
+    NBL_CHECK(out->ctx, out->bytes->size <= ((size_t)1 << 26) + 16 * in->size, NBL_ERROR_UNSUPPORTED,
+              "tokenizer.json: normalizer: a text of %zu bytes grows beyond %zu", in->size, out->bytes->size);
+    return NBL_OK;
+}
+
 static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *s, const nbl__normal *in,
                           nbl__sink *out)
 {
@@ -132,7 +140,8 @@ static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *
         if (!found) break;
         NBL_TRY(copy(in, last, begin, out));
         NBL_TRY(nbl__bytes_add(out->ctx, out->bytes, step->content.text, step->content.size));
-        if ((end == 0 || end - 1 < in->origin) && step->content.size) out->origin = out->bytes->size;
+        if ((end ? end - 1 : 0) < in->origin && step->content.size) out->origin = out->bytes->size;
+        NBL_TRY(check_growth(in, out));
         last = end;
     }
     return copy(in, last, in->size, out);
@@ -173,6 +182,7 @@ static nbl_status run_step(const nbl__normalizer *step, nbl__normalizer_scratch 
 nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normalizer_scratch *s,
                           nbl__normal *text)
 {
+    nbl__normal whole = *text;
     for (int i = 0; i < count; i++) {
         nbl__bytes *to = &s->buffers[i % 2];
         to->size = 0;
@@ -180,8 +190,7 @@ nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normaliz
         NBL_TRY(nbl__bytes_reserve(s->ctx, to, text->size + 1));
         NBL_TRY(run_step(&steps[i], s, text, &out));
         *text = (nbl__normal){to->data, to->size, out.origin};
-        NBL_CHECK(s->ctx, text->size <= (size_t)1 << 31, NBL_ERROR_UNSUPPORTED,
-                  "tokenizer.json: normalizer makes more than 2 GiB of text");
+        NBL_TRY(check_growth(&whole, &out));
     }
     return NBL_OK;
 }

@@ -82,31 +82,65 @@ static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl_
     return false;
 }
 
-/* Characters of the new text stem from those of the old one in turn, those beyond from the last. */
-static nbl_status put_text(const nbl__slice *text, size_t at, size_t end, const nbl__normal *in,
-                           nbl__sink *out)
+/* ---- where characters stem from ----
+ *
+ * Upstream aligns old and new text by counting: a new character takes the place of the next old one, or is one
+ * more (change 1), or stands for some that are gone after it (change < 0). What is dropped with nothing before it
+ * is not counted, and so what follows stems from it. The last character waits, because its change may grow. */
+typedef struct aligned {
+    const nbl__normal *in;
+    nbl__sink *out;
+    size_t cursor; /* the next old character */
+    uint32_t character;
+    int64_t change;
+    bool waiting;
+} aligned;
+
+static nbl_status flush(aligned *a)
 {
-    for (size_t i = 0; i < text->size;) {
-        uint32_t c;
-        i += (size_t)nbl__char_get(text->text + i, &c);
-        NBL_TRY(nbl__sink_put(out, c, at < in->origin));
-        size_t next = at + (size_t)nbl__char_length(in->text + at);
-        if (next < end) at = next;
-    }
+    if (!a->waiting) return NBL_OK;
+    a->waiting = false;
+    size_t at = a->change > 0 && a->cursor > 0 ? a->cursor - 1 : a->cursor;
+    NBL_TRY(nbl__sink_put(a->out, a->character, at < a->in->origin));
+    for (int64_t i = a->change; i <= 0 && a->cursor < a->in->size; i++)
+        a->cursor += (size_t)nbl__char_length(a->in->text + a->cursor);
     return NBL_OK;
 }
 
-static nbl_status put_grapheme(const nbl__normalizer *step, size_t begin, size_t end, const nbl__normal *in,
-                               nbl__sink *out)
+static nbl_status add(aligned *a, uint32_t c, int64_t change)
+{
+    NBL_TRY(flush(a));
+    a->character = c;
+    a->change = change;
+    a->waiting = true;
+    return NBL_OK;
+}
+
+/* `text` for the old characters [begin, end). */
+static nbl_status put_text(const nbl__slice *text, size_t begin, size_t end, aligned *a)
+{
+    int64_t old = 0, new = 0;
+    for (size_t at = begin; at < end; at++) old += nbl__is_char_start(a->in->text[at]);
+    for (size_t at = 0; at < text->size; new ++) {
+        uint32_t c;
+        at += (size_t)nbl__char_get(text->text + at, &c);
+        NBL_TRY(add(a, c, new >= old));
+    }
+    if (new < old && a->waiting) a->change -= old - new;
+    return NBL_OK;
+}
+
+static nbl_status put_grapheme(const nbl__normalizer *step, size_t begin, size_t end, aligned *a)
 {
     nbl__slice text;
-    if (end - begin < 6 && find(step, in->text + begin, end - begin, &text))
-        return put_text(&text, begin, end, in, out);
+    const char *base = a->in->text;
+    if (end - begin < 6 && find(step, base + begin, end - begin, &text))
+        return put_text(&text, begin, end, a);
     for (size_t at = begin; at < end;) {
         uint32_t c;
-        size_t n = (size_t)nbl__char_get(in->text + at, &c);
-        if (find(step, in->text + at, n, &text)) NBL_TRY(put_text(&text, at, at + n, in, out));
-        else NBL_TRY(nbl__sink_put(out, c, at < in->origin));
+        size_t n = (size_t)nbl__char_get(base + at, &c);
+        if (find(step, base + at, n, &text)) NBL_TRY(put_text(&text, at, at + n, a));
+        else NBL_TRY(add(a, c, 0));
         at += n;
     }
     return NBL_OK;
@@ -115,6 +149,7 @@ static nbl_status put_grapheme(const nbl__normalizer *step, size_t begin, size_t
 nbl_status nbl__normalize_precompiled(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out)
 {
     int32_t state = 0;
+    aligned a = {.in = in, .out = out};
     for (size_t begin = 0; begin < in->size;) {
         uint32_t before, after;
         size_t end = begin + (size_t)nbl__char_get(in->text + begin, &before);
@@ -124,8 +159,8 @@ nbl_status nbl__normalize_precompiled(const nbl__normalizer *step, const nbl__no
             before = after;
             end += n;
         }
-        NBL_TRY(put_grapheme(step, begin, end, in, out));
+        NBL_TRY(put_grapheme(step, begin, end, &a));
         begin = end;
     }
-    return NBL_OK;
+    return flush(&a);
 }

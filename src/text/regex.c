@@ -16,6 +16,7 @@ enum { JIT_STACK_FIRST = 64 << 10, JIT_STACK_MOST = 4 << 20 };
 struct nbl__regex {
     pcre2_code *code;
     pcre2_general_context *general;
+    bool exact; /* it compares characters with each other: no stand-ins */
     char where[96];
 };
 
@@ -88,8 +89,10 @@ nbl_status nbl__regex_compile(nbl_context *ctx, const char *where, const char *p
     nbl__bytes translated = {0};
     NBL_CHECK(ctx, size <= LARGEST_PATTERN, NBL_ERROR_UNSUPPORTED,
               "%s: a regex of %zu bytes; at most %d are supported", where, size, LARGEST_PATTERN);
-    nbl_status status = nbl__regex_translate(ctx, where, pattern, size, &translated);
+    bool backreference = false;
+    nbl_status status = nbl__regex_translate(ctx, where, pattern, size, &translated, &backreference);
     if (status == NBL_OK) status = make(ctx, where, translated.data, translated.size, regex);
+    if (status == NBL_OK) (*regex)->exact = backreference;
     nbl__bytes_free(ctx, &translated);
     return status;
 }
@@ -105,7 +108,8 @@ nbl_status nbl__regex_literal(nbl_context *ctx, const char *where, const char *t
         if (!plain && c > ' ') quoted.data[quoted.size++] = '\\';
         quoted.data[quoted.size++] = (char)c;
     }
-    if (status == NBL_OK) status = make(ctx, where, quoted.data ? quoted.data : "", quoted.size, regex);
+    if (status == NBL_OK) status = make(ctx, where, quoted.data, quoted.size, regex);
+    if (status == NBL_OK) (*regex)->exact = true;
     nbl__bytes_free(ctx, &quoted);
     return status;
 }
@@ -168,7 +172,7 @@ nbl_status nbl__search_begin(nbl__search *search, nbl__matcher *m, const nbl__re
 {
     NBL_TRY(prepare(m));
     *search = (nbl__search){.matcher = m, .regex = regex, .subject = text, .size = size};
-    size_t first = first_standin(text, size);
+    size_t first = regex->exact ? size : first_standin(text, size);
     if (first == size) return NBL_OK;
     m->standin.size = 0;
     NBL_TRY(nbl__bytes_add(m->ctx, &m->standin, text, size));

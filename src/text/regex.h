@@ -42,8 +42,9 @@ nbl_status nbl__search_next(nbl__search *search, bool *found, size_t *begin, siz
 
 /* ---- regex_translate.c ---- */
 
-/* Appends the pattern in PCRE2's language to `out`; fails with what is wrong or not supported. */
+/* Appends the pattern in PCRE2's language to `out` and tells whether it refers back to what it matched; fails
+ * with what is wrong or not supported. */
 nbl_status nbl__regex_translate(nbl_context *ctx, const char *where, const char *pattern, size_t size,
-                                nbl__bytes *out);
+                                nbl__bytes *out, bool *backreference);
 
 #endif

@@ -19,7 +19,8 @@ enum { DEPTH = 16 };
     "-"                                                                                                      \
     "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{d7ff}\\x{e000}-\\x{"    \
     "10ffff}"
-#define WORDS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+#define POSIX_WORDS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORDS POSIX_WORDS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* Oniguruma's \\w outside classes */
 #define HEX "0-9A-Fa-f"
 #define NO_HEX "\\x{0}-/:-@G-`g-\\x{d7ff}\\x{e000}-\\x{10ffff}"
 
@@ -28,6 +29,7 @@ typedef struct translator {
     const char *where;
     const char *at, *end;
     nbl__bytes *out;
+    bool backreference;
 } translator;
 
 static nbl_status wrong(translator *t, const char *what)
@@ -88,10 +90,10 @@ static const struct {
     {"cntrl", {"\\p{Cc}", "\\P{Cc}"}},
     {"digit", {"\\p{Nd}", "\\P{Nd}"}},
     {"lower", {"\\p{Lowercase}", "\\P{Lowercase}"}},
-    {"punct", {"\\p{P}$+<=>\\^`|~", NULL}},
+    {"punct", {"\\p{P}\\p{S}", NULL}},
     {"space", {SPACES, NO_SPACES}},
     {"upper", {"\\p{Uppercase}", "\\P{Uppercase}"}},
-    {"word", {WORDS, NULL}},
+    {"word", {POSIX_WORDS, NULL}},
     {"xdigit", {HEX, NO_HEX}},
 };
 
@@ -152,7 +154,7 @@ static bool find_escape_set(char letter, charset *set, bool *complement)
         char letter;
         charset set;
     } sets[] = {{'s', {SPACES, NO_SPACES}},
-                {'w', {WORDS, NULL}},
+                {'w', {POSIX_WORDS, NULL}},
                 {'d', {"\\p{Nd}", "\\P{Nd}"}},
                 {'h', {HEX, NO_HEX}}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
@@ -307,6 +309,7 @@ static nbl_status read_items(translator *t, class_parts *p, int depth, bool firs
                 NBL_TRY(add_set(t, p, &set, negated));
                 continue;
             }
+            if (t->at < t->end && *t->at == ':') return unsupported(t, "this [:class:]");
             size_t begin = t->out->size;
             NBL_TRY(read_class(t, depth + 1)); /* written to the end of out, then moved */
             NBL_TRY(nbl__bytes_add(t->ctx, &p->others, "|", 1));
@@ -409,6 +412,8 @@ static nbl_status read_backslash(translator *t)
         NBL_TRY(read_property(t, letter == 'P', space, &set, &complement));
         return write_set(t, &set, complement);
     }
+    if (letter == 'w' || letter == 'W')
+        return t->at++, put(t, letter == 'w' ? "[" WORDS "]" : "[^" WORDS "]");
     if (find_escape_set(letter, &set, &complement)) return t->at++, write_set(t, &set, complement);
     char copy[3] = {'\\', letter, '\0'};
     switch (letter) {
@@ -421,9 +426,10 @@ static nbl_status read_backslash(translator *t)
     case 'Z':
     case 'G':
     case 'K':
-    case 'R':
-    case 'X': return t->at++, put(t, copy);
+    case 'R': return t->at++, put(t, copy);
+    case 'X': return unsupported(t, "\\X"); /* the libraries differ in what a grapheme is */
     case 'k': {
+        t->backreference = true;
         const char *close = memchr(t->at, '>', (size_t)(t->end - t->at));
         if (t->end - t->at < 3 || t->at[1] != '<' || close == NULL) return wrong(t, "\\k without a name");
         NBL_TRY(put(t, "\\"));
@@ -443,6 +449,7 @@ static nbl_status read_backslash(translator *t)
         if (t->end - t->at > 1 && t->at[1] >= '0' && t->at[1] <= '9')
             return unsupported(t, "this backreference");
         t->at++;
+        t->backreference = true;
         NBL_TRY(put(t, "\\g{"));
         NBL_TRY(put(t, copy + 1));
         return put(t, "}");
@@ -514,9 +521,9 @@ static nbl_status read_repeat(translator *t, size_t atom)
 }
 
 nbl_status nbl__regex_translate(nbl_context *ctx, const char *where, const char *pattern, size_t size,
-                                nbl__bytes *out)
+                                nbl__bytes *out, bool *backreference)
 {
-    translator t = {ctx, where, pattern, pattern + size, out};
+    translator t = {ctx, where, pattern, pattern + size, out, false};
     enum { OPEN = 100 };
     size_t opened[OPEN], atom = out->size;
     int open = 0;
@@ -559,5 +566,6 @@ nbl_status nbl__regex_translate(nbl_context *ctx, const char *where, const char 
             t.at += n;
         }
     }
+    *backreference = t.backreference;
     return open == 0 ? NBL_OK : wrong(&t, "a parenthesis without end");
 }

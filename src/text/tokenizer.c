@@ -168,41 +168,18 @@ static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *t
     return nbl__pre_tokenize(t->pre_tokenizers, t->pre_tokenizer_count, &w->pre);
 }
 
-/* Truncation from the left drops pieces that begin before the last `most` tokens or so: as upstream, whole
- * pieces, and a piece that is an added token never ends the search. */
-static void drop_left(nbl__worker *w, uint64_t most)
-{
-    uint64_t total = 0;
-    size_t kept = w->ids.count;
-    for (size_t i = w->found.count; i-- > 0;) { /* found: begin and size among the ids */
-        total += w->found.items[i].size;
-        kept = w->found.items[i].begin;
-        if (w->found.items[i].id < 0 && total >= most) break;
-    }
-    memmove(w->ids.items, w->ids.items + kept, (w->ids.count - kept) * sizeof *w->ids.items);
-    w->ids.count -= kept;
-}
-
 nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size)
 {
-    bool limited = t->truncation.on && t->truncation.of != NBL_TRUNCATE_SECOND;
-    bool left = limited && t->truncation.side == NBL_SIDE_LEFT;
     NBL_TRY(nbl__bytes_reserve(t->ctx, &w->pre.text[0], size + 1));
     NBL_TRY(cut_text(t, w, text, size));
     const nbl__pieces *pieces = &w->pre.pieces[w->pre.now];
     const char *base = w->pre.text[w->pre.now].data;
-    w->ids.count = w->found.count = 0;
+    w->ids.count = 0;
     for (size_t i = 0; i < pieces->count; i++) {
         const nbl__piece *piece = &pieces->items[i];
-        size_t before = w->ids.count;
         if (piece->id >= 0) NBL_TRY(nbl__ids_add(t->ctx, &w->ids, piece->id));
         else NBL_TRY(nbl__model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
-        if (left)
-            NBL_TRY(nbl__pieces_add(t->ctx, &w->found,
-                                    (nbl__piece){before, w->ids.count - before, 0, piece->id}));
-        else if (limited && piece->id < 0 && w->ids.count >= t->truncation.most) break;
     }
-    if (left && w->ids.count) drop_left(w, t->truncation.most);
     return NBL_OK;
 }
 

@@ -79,11 +79,6 @@ uint32_t nbl__char_compose(uint32_t first, uint32_t second)
     return n == 1 && pair[0] != (utf8proc_int32_t)first ? (uint32_t)pair[0] : 0;
 }
 
-bool nbl__char_grapheme_break(uint32_t before, uint32_t after, int32_t *state)
-{
-    return utf8proc_grapheme_break_stateful((utf8proc_int32_t)before, (utf8proc_int32_t)after, state);
-}
-
 uint32_t nbl__char_standin_of(uint32_t c)
 {
     int low = 0, high = nbl__char_standin_count;
@@ -94,4 +89,10 @@ uint32_t nbl__char_standin_of(uint32_t c)
     }
     bool found = low < nbl__char_standin_count && c >= nbl__char_standins[low].first;
     return found ? nbl__char_standins[low].standin : c;
+}
+
+bool nbl__char_grapheme_break(uint32_t before, uint32_t after, int32_t *state)
+{
+    return utf8proc_grapheme_break_stateful((utf8proc_int32_t)nbl__char_standin_of(before),
+                                            (utf8proc_int32_t)nbl__char_standin_of(after), state);
 }

@@ -36,16 +36,20 @@ def matched(pattern, characters):
 
 
 def standins():
-    """Of each new character's category, a character as long that every library knows."""
-    han = matched(r"\p{Han}", NEW)
-    rows = []
+    """Of each new character's category, a character as long that every library knows, also by script and as a letter."""
+    new, rows = matched(r"\P{Cn}", NEW), []
+    han, letters = matched(r"\p{Han}", new), matched("[[:alpha:]]", new)
+    old = [c for c in CHARACTERS[0x900:] if not 0x2E80 <= ord(c) < 0x3400]
+    old_letters = matched("[[:alpha:]]", old)
     for category in sorted({unicodedata.category(c) for c in CHARACTERS} - {"Cn", "Cs"}):
-        for group, script in ((matched(rf"\p{{{category}}}", NEW) - han, False), (matched(rf"\p{{{category}}}", NEW) & han, True)):
-            for first, last in ranges(group):
-                size = len(chr(first).encode())
-                known = next(c for c in CHARACTERS[0x900:] if unicodedata.category(c) == category and len(c.encode()) == size
-                             and unicodedata.name(c, "").startswith("CJK UNIFIED") == script and not 0x2E80 <= ord(c) < 0x3400)
-                rows.append((first, last, ord(known)))
+        members = matched(rf"\p{{{category}}}", new)
+        for is_han in (False, True):
+            for is_letter in (False, True):
+                for first, last in ranges(c for c in members if (c in han) == is_han and (c in letters) == is_letter):
+                    size = len(chr(first).encode())
+                    known = next(c for c in old if unicodedata.category(c) == category and len(c.encode()) == size and
+                                 unicodedata.name(c, "").startswith("CJK UNIFIED") == is_han and (c in old_letters) == is_letter)
+                    rows.append((first, last, ord(known)))
     return sorted(rows)
 
 
