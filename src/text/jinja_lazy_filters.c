@@ -1,5 +1,5 @@
-/* jinja_lazy_filters.c - map, select, unique, batch and their like: they give iterators that do their work when
- * they are asked for items, so an error in it comes as late as in Python, or never. */
+/* jinja_lazy_filters.c - map, select, unique, batch and their like: they give iterators that do their work
+ * when they are asked for items, so an error in it comes as late as in Python, or never. */
 #include "text/jinja_path.h"
 
 typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SLICE, LAZY_ITEMS } lazy_kind;

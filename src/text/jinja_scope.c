@@ -362,6 +362,93 @@ static nbl_status compile_callee(compiler *c, frame f, tpl_node *node)
                           name->bytes);
 }
 
+/* ---- constants ----
+ *
+ * jinja2 folds constant expressions before it looks at filters and tests, so `true or x|nosuch` is no error
+ * there. Only and, or decide anything by it here. */
+
+static bool is_constant(const tpl_node *node);
+
+static bool all_constant(const tpl_nodes *nodes)
+{
+    for (int64_t i = 0; i < nodes->count; i++)
+        if (!is_constant(nodes->items[i])) return false;
+    return true;
+}
+
+static bool is_constant(const tpl_node *node)
+{
+    static const char *const by_context[] = {"map", "select", "reject", "selectattr", "rejectattr", "random"};
+    if (node == NULL) return true;
+    switch ((tpl_kind)node->kind) {
+    case NODE_CONST: return true;
+    case NODE_FILTER:
+        for (int i = 0; i < 6; i++)
+            if (tpl_same(node->value.string, by_context[i])) return false;
+        if (node->callee == NULL || node->a == NULL) return false;
+        break;
+    case NODE_TEST:
+        if (node->callee == NULL) return false;
+        break;
+    case NODE_COND:
+        if (node->c == NULL) return false;
+        break;
+    case NODE_NAME:
+    case NODE_NSREF:
+    case NODE_CALL: return false;
+    default: break;
+    }
+    return is_constant(node->a) && is_constant(node->b) && is_constant(node->c) &&
+           all_constant(&node->list) && all_constant(&node->args) && all_constant(&node->keywords) &&
+           is_constant(node->dyn_args) && is_constant(node->dyn_kwargs);
+}
+
+/* Whether a folded value can stand in compiled code. */
+static bool has_safe_repr(tpl_value v)
+{
+    if (tpl_is_sequence(v)) {
+        for (int64_t i = 0; i < v.list->count; i++)
+            if (!has_safe_repr(v.list->items[i])) return false;
+        return true;
+    }
+    if (v.type == TPL_DICT) {
+        for (int64_t i = 0; i < v.dict->count; i++)
+            if (!has_safe_repr(v.dict->entries[i].key) || !has_safe_repr(v.dict->entries[i].value))
+                return false;
+        return true;
+    }
+    return v.type == TPL_NONE || tpl_is_number(v) || v.type == TPL_BIG || v.type == TPL_STRING ||
+           v.type == TPL_RANGE;
+}
+
+/* Whether the left side of an and or an or decides it once and for all. */
+static nbl_status is_decided(compiler *c, const tpl_node *node, bool *decided)
+{
+    tpl_vm *vm = c->vm;
+    tpl_value value;
+    bool truth;
+    int depth = vm->depth;
+    *decided = false;
+    if (!is_constant(node->a)) return NBL_OK;
+    nbl_status status = nbl__tpl_eval(vm, NULL, node->a, &value);
+    vm->depth = depth;
+    if (status == NBL_ERROR_MEMORY) return status;
+    vm->status = NBL_OK;
+    if (status != NBL_OK || !has_safe_repr(value)) return NBL_OK;
+    NBL_TRY(nbl__tpl_truth(vm, value, &truth));
+    *decided = truth == (node->kind == NODE_OR);
+    return NBL_OK;
+}
+
+static nbl_status compile_logic(compiler *c, frame f, const tpl_node *node)
+{
+    bool decided;
+    NBL_TRY(compile(c, f, node->a));
+    NBL_TRY(is_decided(c, node, &decided));
+    f.soft |= decided;
+    return compile(c, f, node->b);
+}
+
 static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
 {
     frame soft = f;
@@ -395,6 +482,8 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
     case NODE_FILTER:
     case NODE_TEST: NBL_TRY(compile_callee(c, f, node)); break;
     case NODE_COND: f = soft; break;
+    case NODE_AND:
+    case NODE_OR: return compile_logic(c, f, node);
     default: break;
     }
     if (node->a) NBL_TRY(compile(c, f, node->a));

@@ -1,4 +1,4 @@
-/* jinja_symbols.c - see jinja_symbols.h. Names are searched one by one: scopes are small, and the work is counted. */
+/* jinja_symbols.c - see jinja_symbols.h. Names are searched one by one: scopes are small, the work is counted. */
 #include "text/jinja_symbols.h"
 
 /* Room for one more item in an array of the arena. */
