@@ -86,7 +86,10 @@ def gguf_model(writer, architecture, kind):
         else: writer.add_tensor(name + ".weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
     if architecture == "qwen2":
         for name, size in (("q", 32), ("k", 16), ("v", 16)): writer.add_tensor(f"blk.0.attn_{name}.bias", torch.randn(size).numpy())
-    if architecture == "llama": writer.add_tensor("rope_freqs.weight", torch.tensor([1., 1, 1, 1, 1, 8, 8, 8]).numpy())
+    if architecture == "llama":  # Llama 3's divisors
+        turns = 8192 * 1e4 ** -(torch.arange(0, 16, 2) / 16) / (2 * torch.pi)
+        smooth = ((turns - 1) / 3).clip(0, 1)
+        writer.add_tensor("rope_freqs.weight", (1 / ((1 - smooth) / 8 + smooth)).float().numpy())
 
 
 def gguf_values(writer):

@@ -287,6 +287,19 @@ static double llama3_factor(double frequency, double factor, double trained)
     return 1 / ((1 - smooth) / factor + smooth);
 }
 
+static bool fits_llama3(const nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta, double factor,
+                        double trained)
+{
+    for (int64_t i = 0; i < m->head_dim / 2; i++) {
+        float value;
+        memcpy(&value, tensor->data + i * 4, 4);
+        double frequency = pow(theta, -2.0 * (double)i / (double)m->head_dim);
+        double wanted = llama3_factor(frequency, factor, trained);
+        if (!(fabs(value - wanted) <= 1e-4 * wanted)) return false; /* they were computed in f32 */
+    }
+    return true;
+}
+
 /* llama.cpp stores Llama 3's scaling as its result: a divisor of each frequency. The parameters are found
  * again by trying the lengths that models are trained on; divisors of another law are refused. */
 static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta,
@@ -303,16 +316,9 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
         memcpy(&value, tensor->data + i * 4, 4);
         if (value > largest) largest = value;
     }
-    for (int64_t trained = 256; trained <= (int64_t)1 << 24; trained *= 2) {
-        bool fits = true;
-        for (int64_t i = 0; i < half && fits; i++) {
-            float value;
-            memcpy(&value, tensor->data + i * 4, 4);
-            double wanted = llama3_factor(pow(theta, -2.0 * (double)i / (double)m->head_dim), largest,
-                                          (double)trained);
-            fits = fabs(value - wanted) <= 1e-4 * wanted; /* they were computed in f32 */
-        }
-        if (!fits) continue;
+    for (int shift = 7; shift <= 24; shift++) { /* 8192 first: all known models; then 2^8 and up */
+        int64_t trained = shift == 7 ? 8192 : (int64_t)1 << shift;
+        if (!fits_llama3(m, tensor, theta, largest, (double)trained)) continue;
         if (largest == 1) return NBL_OK; /* all are 1: no scaling */
         put_key(out, "rope_scaling");
         nbl__text_printf(out,

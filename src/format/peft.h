@@ -133,7 +133,7 @@ typedef struct nbl__peft_place {
 
 /* Checks the adapter against all modules that have weights: what is adapted or replaced exists and has
  * these shapes; what the settings name has its tensors; each name of target_modules and modules_to_save is
- * one of the model's. */
+ * one of the model's. The first that does not fit, in the order of `places`, is named. */
 nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count);
 
 /* ---- writing ---- */

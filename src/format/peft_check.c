@@ -33,10 +33,8 @@ static nbl_status bad_module(const checker *c, nbl_status code, const char *path
 
 /* ---- what the file has is in the model ---- */
 
-static nbl_status check_module(const checker *c, const nbl__peft_module *m)
+static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_place *place)
 {
-    const nbl__peft_place *place = place_of(c, m->path);
-    if (place == NULL) return bad_module(c, NBL_ERROR_FORMAT, m->path, "the model has none of this name");
     if (place->kind == NBL_PEFT_OTHER)
         return bad_module(c, NBL_ERROR_UNSUPPORTED, m->path, "it is neither a linear layer nor an embedding");
     if (m->is_embedding != (place->kind == NBL_PEFT_EMBEDDING))
@@ -85,7 +83,9 @@ static nbl_status check_place(const checker *c, const nbl__peft_place *place)
     bool targeted = false;
     char name[1024];
     NBL_TRY(nbl__peft_targets(p->rules, place->path, place->kind, &targeted));
-    if (targeted && nbl__peft_find(p, place->path) == NULL)
+    const nbl__peft_module *module = nbl__peft_find(p, place->path);
+    if (module) NBL_TRY(check_module(c, module, place));
+    if (targeted && module == NULL)
         return bad_module(c, NBL_ERROR_FORMAT, place->path,
                           "target_modules names it, but the file has no tensors of it");
     (void)snprintf(name, sizeof name, "%s.weight", place->path);
@@ -118,14 +118,16 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
     return NBL_OK;
 }
 
-static nbl_status check_all(const checker *c)
+static nbl_status check_all(const checker *c, const nbl__peft_place *places)
 {
     const nbl__peft *p = c->peft;
     NBL_TRY(check_names(c, "target_modules", &p->settings.target.list, true));
     NBL_TRY(check_names(c, "modules_to_save", &p->settings.modules_to_save, false));
-    for (int64_t i = 0; i < p->module_count; i++) NBL_TRY(check_module(c, &p->modules[i]));
+    for (int64_t i = 0; i < p->module_count; i++)
+        if (place_of(c, p->modules[i].path) == NULL)
+            return bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name");
+    for (int64_t i = 0; i < c->count; i++) NBL_TRY(check_place(c, &places[i]));
     for (int64_t i = 0; i < p->replacement_count; i++) NBL_TRY(check_replacement(c, &p->replacements[i]));
-    for (int64_t i = 0; i < c->count; i++) NBL_TRY(check_place(c, c->places[i]));
     return NBL_OK;
 }
 
@@ -135,7 +137,7 @@ nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places,
     NBL_TRY(NBL_ALLOC(peft->ctx, c.places, count));
     for (int64_t i = 0; i < count; i++) c.places[i] = &places[i];
     qsort(c.places, (size_t)count, sizeof *c.places, by_path);
-    nbl_status status = check_all(&c);
+    nbl_status status = check_all(&c, places);
     nbl__free(peft->ctx, c.places, (size_t)count * sizeof *c.places);
     return status;
 }
