@@ -1,7 +1,7 @@
 /* evaluate.c - logits of sequences, and one step's loss and gradients. */
 #include <math.h>
 
-#include "infer/model.h"
+#include "infer/language_model.h"
 #include "ops/cross_entropy.h"
 
 static int64_t longest(const nbl_ids *sequences, int64_t count)

@@ -1,5 +1,5 @@
 /* files.c - logits and gradients as .safetensors files. */
-#include "infer/model.h"
+#include "infer/language_model.h"
 
 typedef struct tensor_list {
     nbl_context *ctx;

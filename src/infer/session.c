@@ -1,5 +1,5 @@
-/* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See model.h. */
-#include "infer/model.h"
+/* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See language_model.h. */
+#include "infer/language_model.h"
 
 static struct nbl__held *held_of(nbl_model *m, const char *name)
 {

@@ -1,5 +1,5 @@
-/* model.c - opening a model: files, weights, adapter. See model.h. */
-#include "infer/model.h"
+/* language_model.c - opening a model: files, weights, adapter. See language_model.h. */
+#include "infer/language_model.h"
 
 #include <stdio.h>
 

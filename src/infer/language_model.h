@@ -1,10 +1,10 @@
-/* model.h - a model in memory: config, weights as they are kept, an adapter; and plans over it.
+/* language_model.h - a model in memory: config, weights as they are kept, an adapter; and plans over it.
  *
  * Weights stay where they lie: mapped files, or memory of the model's own for what was converted on arrival
  * (--load, GGUF). A plan is made for the largest batch; parameters (norms, biases, adapters) are copied into
  * its memory once, in the dtype that the graph declares. */
-#ifndef NBL_MODEL_H
-#define NBL_MODEL_H
+#ifndef NBL_LANGUAGE_MODEL_H
+#define NBL_LANGUAGE_MODEL_H
 
 #include "arch/arch.h"
 #include "format/checkpoint.h"
