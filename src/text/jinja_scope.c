@@ -11,6 +11,7 @@
 typedef struct frame {
     tpl_symbols *symbols;
     bool toplevel, soft, in_loop;
+    bool folds; /* inside an operator, call, filter, …: jinja2 tries to fold what is here */
 } frame;
 
 typedef struct compiler {
@@ -365,7 +366,7 @@ static nbl_status compile_callee(compiler *c, frame f, tpl_node *node)
 /* ---- constants ----
  *
  * jinja2 folds constant expressions before it looks at filters and tests, so `true or x|nosuch` is no error
- * there. Only and, or decide anything by it here. */
+ * there. */
 
 static bool is_constant(const tpl_node *node);
 
@@ -449,8 +450,29 @@ static nbl_status compile_logic(compiler *c, frame f, const tpl_node *node)
     return compile(c, f, node->b);
 }
 
+/* A constant dictionary whose key cannot be hashed fails in jinja2 before anything runs. */
+static nbl_status check_keys(compiler *c, const tpl_node *node)
+{
+    uint64_t hash;
+    tpl_value key;
+    for (int64_t i = 0; i < node->list.count; i += 2) {
+        if (!is_constant(node->list.items[i]) || !is_constant(node->list.items[i + 1])) return NBL_OK;
+        int depth = c->vm->depth;
+        nbl_status status = nbl__tpl_eval(c->vm, NULL, node->list.items[i], &key);
+        c->vm->depth = depth;
+        if (status == NBL_ERROR_MEMORY) return status;
+        c->vm->status = NBL_OK;
+        if (status != NBL_OK) return NBL_OK;
+        NBL_TRY(complain(c, node->list.items[i]));
+        NBL_TRY(nbl__tpl_hash(c->vm, key, &hash));
+    }
+    return NBL_OK;
+}
+
 static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
 {
+    f.folds |= node->kind >= NODE_COND && node->kind <= NODE_POS && node->kind != NODE_OPERAND &&
+               node->kind != NODE_SLICE;
     frame soft = f;
     soft.soft = true;
     switch ((tpl_kind)node->kind) {
@@ -493,7 +515,8 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
     NBL_TRY(compile_all(c, f, &node->args));
     NBL_TRY(compile_all(c, f, &node->keywords));
     if (node->dyn_args) NBL_TRY(compile(c, f, node->dyn_args));
-    return node->dyn_kwargs ? compile(c, f, node->dyn_kwargs) : NBL_OK;
+    if (node->dyn_kwargs) NBL_TRY(compile(c, f, node->dyn_kwargs));
+    return node->kind == NODE_DICT && f.folds ? check_keys(c, node) : NBL_OK;
 }
 
 static nbl_status compile(compiler *c, frame f, tpl_node *node)

@@ -83,6 +83,10 @@ PROGRAMS = r"""
 {{ [1, 'a', "it's", 'q"q', 'b\\n', none, true, 1.5, (1,), (), {}, {'a': [1]}, 'é', '\u200b', '\x7f', '\ue000', '😀'] }}
 {{ {'a': 1, 'b': [2], 3: 4, none: 5, true: 6, 1.5: 7, (1, 2): 8} }} {{ {1: 'a', true: 'b', 1.0: 'c'} }} {{ {'a': 1, 'a': 2} }} {{ {1: 2}[1.0] }} {{ {1: 2}[true] }} {{ {(1, 2): 3}[(1, 2)] }} {{ {}|length }}
 {{ {[]: 1} }}
+{% if false %}{{ {[1]: 1} }}{{ [{[1]: 2}] }}{% endif %}ok
+{% if false %}{{ {[1]: 1}|length }}{% endif %}
+{% if false %}{% set q = 1 + {[1]: 1} %}{% endif %}
+{% if false %}{{ {[n]: 1} }}{{ {'a': n, [1]: 2} }}{% endif %}ok
 {{ {{}: 1} }}
 {{ d.items() }} {{ d.keys() }} {{ d.values() }} {{ d.items()|list }} {{ d.get('b') }} {{ d.get('q') }} {{ d.get('q', 3) }} {{ d.copy() == d }} {{ d.keys()|list }} {{ 'a' in d.keys() }} {{ 1 in d.values() }} {{ ('b', 1) in d.items() }} {{ d.items()|length }} {{ dict.fromkeys(['a', 'b'], 0) }} {{ {}.fromkeys('ab') }}
 {{ d.keys()[0] is defined }} {{ d.pop is defined }} {{ d.pop }}| {{ l.append }}| {{ l.sort is defined }}
