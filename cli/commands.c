@@ -14,6 +14,7 @@ const cli_command *const cli_commands[] = {
     &cli_template,   /* template.c */
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
+    &cli_generate,   /* generate.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */
     &cli_man,        /* man.c */

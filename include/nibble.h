@@ -773,6 +773,38 @@ NBL_API nbl_status nbl_model_write_gradients(
     nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
     int64_t count, int pack, const char *path, double *loss, int64_t *trained);
 
+/* How text is written. All zero but max_tokens: the likeliest token each time. */
+typedef struct nbl_generate_options {
+    int64_t max_tokens;       /* per sequence, 1 ... 2^24 */
+    float temperature;        /* 0: the likeliest token */
+    int64_t top_k;            /* 0: all */
+    float top_p, min_p;       /* 0: no limit */
+    float repetition_penalty; /* 0 or 1: none */
+    uint64_t seed;
+    const int32_t *ends; /* tokens that end a sequence; not part of it */
+    int64_t end_count;
+    /* Called with every new token, from the calling thread; a value other than
+     * 0 ends that sequence. Or NULL. */
+    int (*token)(void *user, int64_t sequence, int32_t id);
+    void *user;
+} nbl_generate_options;
+
+typedef struct nbl_generated {
+    nbl_ids ids; /* the caller's memory: room for max_tokens; new tokens only */
+    int stopped; /* 1: by an end token or by `token`; 0: max_tokens reached */
+} nbl_generated;
+
+/* Continues prompts of any lengths, all in one batch. What a sequence gets
+ * does not depend on its neighbours, but for the seed's use of its place. */
+NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
+                                      int64_t count,
+                                      const nbl_generate_options *options,
+                                      nbl_generated *results);
+/* The tokens that end a sequence by generation_config.json or config.json;
+ * at most `room` into ends. Returns how many there are. */
+NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
+                               int64_t room);
+
 #ifdef __cplusplus
 }
 #endif

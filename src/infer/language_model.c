@@ -1,7 +1,7 @@
 /* language_model.c - opening a model: files, weights, adapter. See language_model.h. */
 #include "infer/language_model.h"
 
-#include <stdio.h>
+#include <unistd.h>
 
 /* ---- weights ---- */
 
@@ -130,6 +130,18 @@ static nbl_status check_adapter(nbl_model *m)
 
 /* ---- opening ---- */
 
+/* generation_config.json is read when it is there; what is wrong with it is an error. */
+static nbl_status read_generation(nbl_model *m, const char *folder)
+{
+    nbl__config generation;
+    const char *path = nbl__arena_printf(&m->arena, "%s/generation_config.json", folder);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    if (access(path, F_OK) != 0) return NBL_OK;
+    NBL_TRY(nbl__config_read(&m->arena, path, &generation));
+    m->generation = generation.root;
+    return NBL_OK;
+}
+
 static nbl_status open_files(nbl_model *m, const char *path)
 {
     if (nbl__ends_with(path, ".gguf")) {
@@ -140,7 +152,7 @@ static nbl_status open_files(nbl_model *m, const char *path)
     NBL_TRY(nbl_checkpoint_open(m->ctx, path, NBL_OPEN_STRICT, &m->checkpoint));
     m->config = m->checkpoint->config.root;
     NBL_CHECK(m->ctx, m->config, NBL_ERROR_NOT_FOUND, "%s: no config.json", path);
-    return NBL_OK;
+    return m->checkpoint->is_folder ? read_generation(m, path) : NBL_OK;
 }
 
 static nbl_status open_model(nbl_model *m, const nbl_model_options *options)

@@ -22,6 +22,7 @@ struct nbl_model {
     nbl__gguf_model *gguf;
     nbl__peft *peft;
     const nbl__json *config;
+    const nbl__json *generation; /* generation_config.json; NULL: there is none */
 
     struct nbl__held {
         const char *name;

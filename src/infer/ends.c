@@ -1,0 +1,26 @@
+/* ends.c - the tokens that end a sequence: eos_token_id of generation_config.json, else of config.json; a number
+ * or a list. */
+#include "infer/language_model.h"
+
+static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
+{
+    int64_t count = 0, id;
+    if (nbl__json_is(value, NBL_JSON_ARRAY)) {
+        for (int64_t i = 0; i < value->count; i++) {
+            if (!nbl__json_natural(&value->items[i], &id) || id > INT32_MAX) continue;
+            if (count < room) ends[count] = (int32_t)id;
+            count++;
+        }
+    } else if (nbl__json_natural(value, &id) && id <= INT32_MAX) {
+        if (room > 0) ends[0] = (int32_t)id;
+        count = 1;
+    }
+    return count;
+}
+
+int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
+{
+    const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
+    if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__json_get(m->config, "eos_token_id");
+    return value ? read_ends(value, ends, room) : 0;
+}

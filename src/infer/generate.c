@@ -1,0 +1,240 @@
+/* generate.c - text from a model: prefill, then one token per sequence and step, all sequences in one batch.
+ *
+ * Two sessions over one set of parameters and caches: prefill takes the prompts packed, decode one token each.
+ * Sequences that have ended drop out of the batch; their rows of the cache stay. Nothing allocates between steps.
+ *
+ * Sampling, in this order, as Hugging Face does it: repetition penalty, temperature, top-k, top-p, min-p. Random
+ * numbers are a function of seed, sequence and step, so a result does not depend on the batch it was in. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/philox.h"
+#include "infer/language_model.h"
+
+typedef struct candidate {
+    float logit;
+    int32_t id;
+} candidate;
+
+typedef struct writer {
+    nbl_model *model;
+    const nbl_generate_options *how;
+    const nbl_ids *prompts;
+    int64_t count;
+    nbl_generated *results;
+    int64_t *length; /* tokens in the cache, per sequence */
+    int64_t *active; /* sequences that go on */
+    int64_t active_count;
+    float *logits;     /* [count, vocabulary] */
+    candidate *sorted; /* [vocabulary] */
+} writer;
+
+static int higher_first(const void *a, const void *b)
+{
+    const candidate *x = a, *y = b;
+    if (x->logit != y->logit) return x->logit < y->logit ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static void penalise(const writer *w, int64_t s, float *logits)
+{
+    float penalty = w->how->repetition_penalty;
+    if (!(penalty > 0) || penalty == 1) return;
+    const nbl_ids *lists[2] = {&w->prompts[s], &w->results[s].ids};
+    /* An id is marked by taking it once: the second time it is found among the candidates that were taken. */
+    for (int64_t v = 0; v < w->model->decoder.vocabulary; v++) w->sorted[v].id = 0;
+    for (int l = 0; l < 2; l++)
+        for (int64_t t = 0; t < lists[l]->count; t++) {
+            int32_t id = lists[l]->ids[t];
+            if (w->sorted[id].id++) continue;
+            logits[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+        }
+}
+
+static int32_t best(const float *logits, int64_t n)
+{
+    int32_t at = 0;
+    for (int64_t v = 1; v < n; v++)
+        if (logits[v] > logits[at]) at = (int32_t)v;
+    return at;
+}
+
+/* How many of the sorted candidates stay. */
+static int64_t keep(const writer *w, int64_t n)
+{
+    const nbl_generate_options *how = w->how;
+    if (how->top_k > 0 && how->top_k < n) n = how->top_k;
+    double total = 0, sum = 0, first = (double)w->sorted[0].logit;
+    for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
+    if (how->top_p > 0 && how->top_p < 1)
+        for (int64_t i = 0; i < n; i++) {
+            sum += exp((double)w->sorted[i].logit - first) / total;
+            if (sum >= (double)how->top_p) n = i + 1;
+        }
+    if (how->min_p > 0)
+        while (n > 1 && exp((double)w->sorted[n - 1].logit - first) < (double)how->min_p) n--;
+    return n;
+}
+
+static int32_t sample(const writer *w, int64_t s, float *logits)
+{
+    int64_t n = w->model->decoder.vocabulary;
+    penalise(w, s, logits);
+    if (!(w->how->temperature > 0)) return best(logits, n);
+    for (int64_t v = 0; v < n; v++) w->sorted[v] = (candidate){logits[v] / w->how->temperature, (int32_t)v};
+    qsort(w->sorted, (size_t)n, sizeof *w->sorted, higher_first);
+    n = keep(w, n);
+    double total = 0, first = (double)w->sorted[0].logit;
+    for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
+    uint32_t counter[4] = {(uint32_t)w->results[s].ids.count, (uint32_t)s, 0, 0}, words[4];
+    uint32_t key[2] = {(uint32_t)w->how->seed, (uint32_t)(w->how->seed >> 32)};
+    nbl__philox(counter, key, words);
+    double left = (double)nbl__uniform(words[0]) * total;
+    for (int64_t i = 0; i < n; i++) {
+        left -= exp((double)w->sorted[i].logit - first);
+        if (left < 0) return w->sorted[i].id;
+    }
+    return w->sorted[n - 1].id;
+}
+
+/* ---- the end of a sequence ---- */
+
+static bool is_end(const writer *w, int32_t id)
+{
+    for (int64_t i = 0; i < w->how->end_count; i++)
+        if (w->how->ends[i] == id) return true;
+    return false;
+}
+
+/* Takes the next token of every active sequence from its row of logits; those that end leave. */
+static nbl_status advance(writer *w, nbl__session *s)
+{
+    int64_t vocabulary = w->model->decoder.vocabulary, staying = 0;
+    float cap = w->model->decoder.final_cap;
+    nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
+                w->logits, w->active_count * vocabulary);
+    for (int64_t i = 0; i < w->active_count; i++) {
+        int64_t sequence = w->active[i];
+        nbl_generated *r = &w->results[sequence];
+        float *logits = w->logits + i * vocabulary;
+        for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
+        int32_t id = sample(w, sequence, logits);
+        r->stopped = is_end(w, id);
+        if (!r->stopped) {
+            r->ids.ids[r->ids.count++] = id;
+            if (w->how->token) r->stopped = w->how->token(w->how->user, sequence, id) != 0;
+        }
+        if (!r->stopped && r->ids.count < w->how->max_tokens) w->active[staying++] = sequence;
+    }
+    w->active_count = staying;
+    return NBL_OK;
+}
+
+/* ---- steps ---- */
+
+static int32_t *input_of(nbl__session *s, nbl__value value, int64_t n)
+{
+    nbl__info(&s->graph, value)->tensor.shape[0] = n;
+    return nbl__plan_data(&s->plan, value);
+}
+
+static nbl_status prefill(writer *w, nbl__session *s)
+{
+    NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
+    int64_t tokens = nbl__info(&s->graph, s->build.ids)->tensor.shape[0], at = 0;
+    int32_t *rows = input_of(s, s->build.rows, tokens), *last = input_of(s, s->build.last, w->count);
+    for (int64_t i = 0; i < w->count; i++) {
+        for (int64_t t = 0; t < w->prompts[i].count; t++) rows[at++] = (int32_t)(i * s->build.cache_size + t);
+        last[i] = (int32_t)at - 1;
+        w->length[i] = w->prompts[i].count;
+        w->active[i] = i;
+    }
+    w->active_count = w->count;
+    NBL_TRY(nbl__plan_resize(&s->plan));
+    NBL_TRY(nbl__plan_run(&s->plan));
+    return advance(w, s);
+}
+
+/* The caches are addressed by rows, but attention reads sequence b at row b: the batch keeps all its rows, and
+ * sequences that have ended are computed along without effect. */
+static nbl_status decode(writer *w, nbl__session *s)
+{
+    int64_t n = w->count;
+    int32_t *ids = input_of(s, s->build.ids, n), *positions = input_of(s, s->build.positions, n);
+    int32_t *rows = input_of(s, s->build.rows, n), *lengths = input_of(s, s->build.lengths, n);
+    for (int64_t i = 0; i < n; i++) {
+        const nbl_ids *made = &w->results[i].ids;
+        bool goes_on = false;
+        for (int64_t a = 0; a < w->active_count; a++) goes_on |= w->active[a] == i;
+        int64_t position = goes_on ? w->length[i]++ : w->length[i] - 1;
+        ids[i] = made->count ? made->ids[made->count - 1] : w->prompts[i].ids[w->prompts[i].count - 1];
+        positions[i] = (int32_t)position;
+        rows[i] = (int32_t)(i * s->build.cache_size + position);
+        lengths[i] = (int32_t)position + 1;
+    }
+    NBL_TRY(nbl__plan_resize(&s->plan));
+    NBL_TRY(nbl__plan_run(&s->plan));
+    /* Rows of logits of those that go on, side by side, as advance reads them. */
+    size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);
+    uint8_t *logits = nbl__plan_data(&s->plan, s->build.logits);
+    for (int64_t a = 0; a < w->active_count; a++)
+        if (w->active[a] != a)
+            memmove(logits + (size_t)a * bytes, logits + (size_t)w->active[a] * bytes, bytes);
+    return advance(w, s);
+}
+
+static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
+{
+    int64_t tokens = 0, longest = 0;
+    for (int64_t i = 0; i < w->count; i++) {
+        tokens += w->prompts[i].count;
+        longest = nbl__max_i64(longest, w->prompts[i].count);
+    }
+    nbl__session_options o = {.mode = NBL_MODE_PREFILL,
+                              .tokens = tokens,
+                              .sequences = w->count,
+                              .cache_size = longest + w->how->max_tokens,
+                              .kv_dtype = w->model->dtype};
+    NBL_TRY(nbl__session_open(w->model, &o, first));
+    NBL_TRY(prefill(w, first));
+    if (w->active_count == 0) return NBL_OK;
+    o.mode = NBL_MODE_DECODE;
+    o.tokens = w->count;
+    o.shared = first;
+    NBL_TRY(nbl__session_open(w->model, &o, next));
+    while (w->active_count > 0) NBL_TRY(decode(w, next));
+    return NBL_OK;
+}
+
+nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t count,
+                              const nbl_generate_options *options, nbl_generated *results)
+{
+    NBL_CHECK(m->ctx, prompts && options && results && count >= 1, NBL_ERROR_ARGUMENT,
+              "generate: NULL argument or no prompts");
+    NBL_CHECK(m->ctx, options->max_tokens >= 1 && options->max_tokens <= 1 << 24, NBL_ERROR_ARGUMENT,
+              "generate: max_tokens is %" PRId64, options->max_tokens);
+    for (int64_t i = 0; i < count; i++) {
+        NBL_CHECK(m->ctx, prompts[i].count >= 1, NBL_ERROR_ARGUMENT, "generate: prompt %" PRId64 " is empty",
+                  i);
+        for (int64_t t = 0; t < prompts[i].count; t++)
+            NBL_CHECK(m->ctx, prompts[i].ids[t] >= 0 && prompts[i].ids[t] < m->decoder.vocabulary,
+                      NBL_ERROR_ARGUMENT,
+                      "prompt %" PRId64 ": the id %" PRId32 " is not in the vocabulary of %" PRId64, i,
+                      prompts[i].ids[t], m->decoder.vocabulary);
+        results[i].ids.count = 0;
+        results[i].stopped = 0;
+    }
+    nbl__arena arena = nbl__arena_make(m->ctx);
+    writer w = {.model = m, .how = options, .prompts = prompts, .count = count, .results = results};
+    w.length = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.length);
+    w.active = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.active);
+    w.logits = nbl__arena_alloc(&arena, (size_t)(count * m->decoder.vocabulary) * sizeof *w.logits);
+    w.sorted = nbl__arena_alloc(&arena, (size_t)m->decoder.vocabulary * sizeof *w.sorted);
+    nbl__session first = {0}, next = {0};
+    nbl_status status = w.length && w.active && w.logits && w.sorted ? write_all(&w, &first, &next)
+                                                                     : NBL_ERROR_MEMORY;
+    if (next.model) nbl__session_close(&next);
+    if (first.model) nbl__session_close(&first);
+    nbl__arena_free(&arena);
+    return status;
+}
