@@ -17,7 +17,7 @@ static int run_logits(cli_call *call)
 {
     cli_ids ids;
     int status;
-    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, &ids)) return CLI_FAILED;
+    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, INT32_MAX, &ids)) return CLI_FAILED;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model_options options = model_options(call);
@@ -42,8 +42,8 @@ static int run_grads(cli_call *call)
     int status;
     double loss = 0;
     int64_t trained = 0;
-    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, &ids)) return CLI_FAILED;
-    if (!cli_read_ids(call, cli_get(call, "labels")->text, -100, &labels)) return CLI_FAILED;
+    if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, INT32_MAX, &ids)) return CLI_FAILED;
+    if (!cli_read_ids(call, cli_get(call, "labels")->text, -100, INT32_MAX, &labels)) return CLI_FAILED;
     if (labels.count != ids.count)
         return cli_error(call, NBL_ERROR_SHAPE, NULL, "%" PRId64 " sequences, but labels of %" PRId64,
                          ids.count, labels.count);

@@ -160,7 +160,7 @@ static int run(cli_call *call)
         return cli_usage(call, NULL, "one of --prompt, --chat and --ids is needed");
     job j = {.call = call};
     int status;
-    if (ids && !cli_read_ids(call, ids, 0, &j.prompts)) return CLI_FAILED;
+    if (ids && !cli_read_ids(call, ids, 0, INT32_MAX, &j.prompts)) return CLI_FAILED;
     j.ctx = cli_context(call, &status);
     if (j.ctx == NULL) return status;
     nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,

@@ -29,12 +29,12 @@ void cli_free_all(void);
 /* A whole file ("-": standard input), kept until the tool ends; false after an error line. */
 bool cli_read_file(const cli_call *call, const char *path, nbl_string *text);
 
-/* A JSON file that is a list of lists of token ids, each at least `least`; kept until the tool ends. */
+/* A JSON file that is a list of lists of token ids, each from `least` to `most`; kept until the tool ends. */
 typedef struct cli_ids {
     nbl_ids *lists;
     int64_t count;
 } cli_ids;
-bool cli_read_ids(const cli_call *call, const char *path, int64_t least, cli_ids *ids);
+bool cli_read_ids(const cli_call *call, const char *path, int64_t least, int64_t most, cli_ids *ids);
 
 /* ---- results ---- */
 

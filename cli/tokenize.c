@@ -123,7 +123,7 @@ static int run(cli_call *call)
     if (text) *texts = (nbl_string){text, strlen(text)};
     else if (file && !cli_read_file(call, file, texts)) return CLI_FAILED;
     else if (lines && (count = read_lines(call, lines, &texts)) < 0) return CLI_FAILED;
-    else if (decoded && !cli_read_ids(call, decoded, 0, &ids)) return CLI_FAILED;
+    else if (decoded && !cli_read_ids(call, decoded, 0, UINT32_MAX, &ids)) return CLI_FAILED;
 
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;

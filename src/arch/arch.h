@@ -62,6 +62,8 @@ const nbl__json *nbl__key(nbl__keys *k, const char *name);
 nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value); /* required, 1 … 2^31 */
 nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int64_t *value);
 nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, float *value);
+/* A soft cap: null means none, absence the default. */
+nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value);
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
 /* What all decoders have: sizes, heads, norm_eps, tied, activation (under `act_key`), rope. */
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
@@ -109,7 +111,8 @@ typedef struct nbl__build {
     nbl__value *keys, *values; /* the caches, per layer; states */
     nbl__value loss, logits;   /* results */
     nbl__value cos, sin, local_cos, local_sin;
-    char at[64]; /* what names start with: "model.layers.3." */
+    char at[64];        /* what names start with: "model.layers.3." */
+    nbl__text problems; /* tensors that are missing or have another shape, all of them */
 } nbl__build;
 
 /* Builds the forward graph; errors are in the graph. */

@@ -22,22 +22,25 @@ static void fail(nbl__build *b, nbl_status status)
     nbl__graph_failed(b->g, status);
 }
 
-/* A tensor of the checkpoint with the shape it must have; 0 and a failure when it is not so. */
+/* A tensor of the checkpoint with the shape it must have. When it is not so, the build goes on with a stand-in,
+ * so that one error can name them all. */
 static const nbl_weight *tensor(nbl__build *b, const char *name, int rank, int64_t rows, int64_t columns)
 {
     const nbl_weight *w = b->source->weight(b->source->user, name);
     int64_t shape[2] = {rows, columns};
-    if (w == NULL) {
-        fail(b, nbl__fail(b->g->ctx, NBL_ERROR_NOT_FOUND, "the checkpoint has no tensor \"%s\" %s", name,
-                          nbl__show_shape(rank, shape).text));
+    if (w && w->rank == rank && w->shape[0] == rows && (rank == 1 || w->shape[1] == columns)) return w;
+    if (w == NULL) nbl__text_printf(&b->problems, "; no \"%s\" %s", name, nbl__show_shape(rank, shape).text);
+    else
+        nbl__text_printf(&b->problems, "; \"%s\" is %s instead of %s", name,
+                         nbl__show_shape(w->rank, w->shape).text, nbl__show_shape(rank, shape).text);
+    nbl_weight *stand_in = nbl__arena_alloc(&b->g->arena, sizeof *stand_in);
+    if (stand_in == NULL) {
+        fail(b, NBL_ERROR_MEMORY);
         return NULL;
     }
-    if (w->rank != rank || w->shape[0] != rows || (rank == 2 && w->shape[1] != columns)) {
-        fail(b, nbl__fail(b->g->ctx, NBL_ERROR_SHAPE, "tensor \"%s\" is %s, the config says %s", name,
-                          nbl__show_shape(w->rank, w->shape).text, nbl__show_shape(rank, shape).text));
-        return NULL;
-    }
-    return w;
+    *stand_in = (nbl_weight){
+        .format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = rank, .shape = {rows, columns}};
+    return stand_in;
 }
 
 static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t columns)
@@ -346,6 +349,7 @@ static void finish(nbl__build *b, nbl__value x)
 
 nbl_status nbl__decoder_build(nbl__build *b)
 {
+    b->problems = (nbl__text){.ctx = b->g->ctx};
     make_inputs(b);
     make_table(b, &b->d->rope, &b->cos, &b->sin);
     if (b->d->local_rope.theta > 0) make_table(b, &b->d->local_rope, &b->local_cos, &b->local_sin);

@@ -22,8 +22,8 @@ static nbl_status read_gemma2(nbl__keys *k, nbl__decoder *d)
     NBL_TRY(nbl__keys_common(k, d, "hidden_activation", true));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     NBL_TRY(nbl__key_float_or(k, "query_pre_attn_scalar", 256, &scalar));
-    NBL_TRY(nbl__key_float_or(k, "attn_logit_softcapping", 50, &d->attention_cap));
-    NBL_TRY(nbl__key_float_or(k, "final_logit_softcapping", 30, &d->final_cap));
+    NBL_TRY(nbl__key_cap_or(k, "attn_logit_softcapping", 50, &d->attention_cap));
+    NBL_TRY(nbl__key_cap_or(k, "final_logit_softcapping", 30, &d->final_cap));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 4096, &d->window));
     NBL_CHECK(k->ctx, scalar > 0, NBL_ERROR_FORMAT, "%s: query_pre_attn_scalar is not positive", k->where);
     d->attention_scale = (float)(1 / sqrt((double)scalar));

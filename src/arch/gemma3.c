@@ -24,8 +24,8 @@ static nbl_status read_gemma3(nbl__keys *k, nbl__decoder *d)
     NBL_TRY(nbl__keys_common(k, d, "hidden_activation", true));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     NBL_TRY(nbl__key_float_or(k, "query_pre_attn_scalar", 256, &scalar));
-    NBL_TRY(nbl__key_float_or(k, "attn_logit_softcapping", 0, &d->attention_cap));
-    NBL_TRY(nbl__key_float_or(k, "final_logit_softcapping", 0, &d->final_cap));
+    nbl__key(k, "attn_logit_softcapping"); /* transformers reads it and does not use it */
+    NBL_TRY(nbl__key_cap_or(k, "final_logit_softcapping", 0, &d->final_cap));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 4096, &d->window));
     NBL_TRY(nbl__key_size_or(k, "sliding_window_pattern", 6, &pattern));
     NBL_TRY(nbl__key_size_or(k, "_sliding_window_pattern", pattern, &pattern));

@@ -107,6 +107,11 @@ nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, flo
     return NBL_OK;
 }
 
+nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value)
+{
+    return nbl__key_float_or(k, name, nbl__json_get(k->config, name) ? 0 : missing, value);
+}
+
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value)
 {
     const nbl__json *it = nbl__key(k, name);
@@ -134,6 +139,16 @@ static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
                      it->type == NBL_JSON_STRING ? it->string : "no text");
 }
 
+/* What has no frequencies, or is rotated in part, which these architectures of transformers do not do. */
+static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
+{
+    bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
+    NBL_CHECK(k->ctx, whole, NBL_ERROR_UNSUPPORTED, "%s: partial_rotary_factor %g is not supported", k->where,
+              rope->partial_rotary_factor);
+    nbl_status status = nbl__rope_check(k->ctx, k->where, rope);
+    return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
+}
+
 /* rope_parameters (one object, or one per layer type), or rope_theta, rope_scaling and rope_local_base_freq. */
 static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 {
@@ -153,11 +168,13 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
                   k->where);
         d->local_rope = d->rope;
         NBL_TRY(nbl__rope_read_scaling(k->ctx, full, &d->rope));
-        return nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope);
+        NBL_TRY(nbl__rope_read_scaling(k->ctx, sliding, &d->local_rope));
+        NBL_TRY(check_rope(k, &d->local_rope));
+        return check_rope(k, &d->rope);
     }
     NBL_TRY(nbl__rope_read_scaling(k->ctx, parameters ? parameters : scaling, &d->rope));
     if (local > 0) d->local_rope = (nbl__rope){.theta = local, .max_position_embeddings = d->positions};
-    return NBL_OK;
+    return check_rope(k, &d->rope);
 }
 
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)

@@ -13,13 +13,13 @@ static int64_t longest(const nbl_ids *sequences, int64_t count)
 
 static nbl_status check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t count)
 {
-    NBL_CHECK(m->ctx, sequences && count >= 1, NBL_ERROR_ARGUMENT, "no sequences");
+    NBL_CHECK(m->ctx, sequences && count >= 1, NBL_ERROR_FORMAT, "no sequences");
     for (int64_t i = 0; i < count; i++) {
-        NBL_CHECK(m->ctx, sequences[i].count >= 1 && sequences[i].count <= INT32_MAX / 2, NBL_ERROR_ARGUMENT,
+        NBL_CHECK(m->ctx, sequences[i].count >= 1 && sequences[i].count <= INT32_MAX / 2, NBL_ERROR_FORMAT,
                   "sequence %" PRId64 " has %" PRId64 " tokens", i, sequences[i].count);
         for (int64_t t = 0; t < sequences[i].count; t++)
             NBL_CHECK(m->ctx, sequences[i].ids[t] >= 0 && sequences[i].ids[t] < m->decoder.vocabulary,
-                      NBL_ERROR_ARGUMENT,
+                      NBL_ERROR_FORMAT,
                       "sequence %" PRId64 ", token %" PRId64 ": the id %" PRId32
                       " is not in the vocabulary of %" PRId64,
                       i, t, sequences[i].ids[t], m->decoder.vocabulary);

@@ -117,7 +117,15 @@ static nbl_status advance(writer *w, nbl__session *s)
         int64_t sequence = w->active[i];
         nbl_generated *r = &w->results[sequence];
         float *logits = w->logits + i * vocabulary;
-        for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
+        for (int64_t v = 0; v < vocabulary; v++) {
+            if (cap > 0) logits[v] = cap * tanhf(logits[v] / cap);
+            NBL_CHECK(w->model->ctx, isfinite(logits[v]), NBL_ERROR_FORMAT,
+                      "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
+                      " is %g; a weight is not finite, "
+                      "or %s is too narrow",
+                      w->model->path, sequence, r->ids.count, v, (double)logits[v],
+                      nbl_dtype_name(w->model->dtype));
+        }
         int32_t id = sample(w, sequence, logits);
         r->stopped = is_end(w, id);
         if (!r->stopped) {
@@ -214,11 +222,11 @@ nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t coun
     NBL_CHECK(m->ctx, options->max_tokens >= 1 && options->max_tokens <= 1 << 24, NBL_ERROR_ARGUMENT,
               "generate: max_tokens is %" PRId64, options->max_tokens);
     for (int64_t i = 0; i < count; i++) {
-        NBL_CHECK(m->ctx, prompts[i].count >= 1, NBL_ERROR_ARGUMENT, "generate: prompt %" PRId64 " is empty",
+        NBL_CHECK(m->ctx, prompts[i].count >= 1, NBL_ERROR_FORMAT, "generate: prompt %" PRId64 " is empty",
                   i);
         for (int64_t t = 0; t < prompts[i].count; t++)
             NBL_CHECK(m->ctx, prompts[i].ids[t] >= 0 && prompts[i].ids[t] < m->decoder.vocabulary,
-                      NBL_ERROR_ARGUMENT,
+                      NBL_ERROR_FORMAT,
                       "prompt %" PRId64 ": the id %" PRId32 " is not in the vocabulary of %" PRId64, i,
                       prompts[i].ids[t], m->decoder.vocabulary);
         results[i].ids.count = 0;

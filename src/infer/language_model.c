@@ -98,8 +98,31 @@ static nbl_status apply_replacements(nbl_model *m)
 
 /* ---- adapter ---- */
 
+/* An adapter of another model shows in its first layer: say so before anything else that does not fit. */
+static nbl_status check_first_layer(nbl_model *m)
+{
+    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                        "mlp.down_proj"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *path = nbl__arena_printf(&m->arena, "model.layers.0.%s", parts[i]);
+        const char *name = nbl__arena_printf(&m->arena, "%s.weight", path ? path : "");
+        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
+        const nbl__peft_module *it = nbl__peft_find(m->peft, path);
+        const struct nbl__held *held = find_held(m, name);
+        if (it == NULL || held == NULL || held->weight.rank != 2) continue;
+        NBL_CHECK(m->ctx, it->out == held->weight.shape[0] && it->in == held->weight.shape[1],
+                  NBL_ERROR_SHAPE,
+                  "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
+                  ", %" PRId64 "] (of another model?)",
+                  m->peft->folder, path, it->out, it->in, held->weight.shape[0], held->weight.shape[1]);
+    }
+    return NBL_OK;
+}
+
 static nbl_status check_adapter(nbl_model *m)
 {
+    NBL_TRY(check_first_layer(m));
     nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *places);
     if (places == NULL) return NBL_ERROR_MEMORY;
     int64_t count = 0;

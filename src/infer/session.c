@@ -27,26 +27,19 @@ static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
     return true;
 }
 
-/* Tensors that no graph asks for: an error that lists them, for a model that is half loaded is half right. Buffers
- * of older files and the head of a model that ties it are no such tensors. */
-static nbl_status refuse_unused(const nbl_model *m)
+/* Tensors that are missing, of another shape, or asked for by no graph: one error that lists them all, for a model
+ * that is half loaded is half right. Buffers of older files and the head of a model that ties it are left alone. */
+static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 {
-    char list[600] = "";
-    size_t used = 0;
-    int64_t count = 0;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__held *held = &m->weights[i];
         if (held->used || nbl__ends_with(held->name, "rotary_emb.inv_freq")) continue;
         if (m->decoder.tied && strcmp(held->name, "lm_head.weight") == 0) continue;
-        size_t length = strlen(held->name);
-        count++;
-        if (used + length + 3 > sizeof list) continue;
-        if (used) memcpy(list + used, ", ", 3), used += 2;
-        memcpy(list + used, held->name, length + 1);
-        used += length;
+        nbl__text_printf(problems, "; \"%s\" does not belong there", held->name);
     }
-    NBL_CHECK(m->ctx, count == 0, NBL_ERROR_FORMAT, "%s: %" PRId64 " tensors do not belong to a %s model: %s",
-              m->path, count, m->decoder.arch->model_type, list);
+    if (problems->status != NBL_OK) return problems->status;
+    NBL_CHECK(m->ctx, problems->size == 0, NBL_ERROR_FORMAT, "%s: not the tensors of this %s model: %s",
+              m->path, m->decoder.arch->model_type, problems->text + 2);
     return NBL_OK;
 }
 
@@ -115,9 +108,11 @@ static nbl_status open_session(nbl__session *s, const nbl__session_options *o)
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};
-    NBL_TRY(nbl__decoder_build(&s->build));
+    nbl_status status = nbl__decoder_build(&s->build);
     s->build.source = NULL;
-    NBL_TRY(refuse_unused(m));
+    if (status == NBL_OK) status = refuse_misfits(m, &s->build.problems);
+    nbl__text_free(&s->build.problems);
+    NBL_TRY(status);
     if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
     NBL_TRY(nbl__plan_make(&s->graph, &o->plan, &s->plan));
     NBL_TRY(nbl__plan_bind(&s->plan, o->shared ? &o->shared->plan : NULL));
