@@ -12,6 +12,7 @@ const cli_command *const cli_commands[] = {
     &cli_dequantize, /* convert.c */
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
+    &cli_plan,       /* plan.c */
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
     &cli_generate,   /* generate.c */

@@ -805,6 +805,47 @@ NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
 NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
                                int64_t room);
 
+/* What computing with a model takes, before anything is computed: a training
+ * step when the model has an adapter, else generation (prompt and cache). */
+enum { NBL_PLAN_MOST_OPS = 64, NBL_PLAN_MOST_CASTS = 1024 };
+
+typedef struct nbl_plan_arenas { /* bytes */
+    uint64_t weights;            /* as they are stored */
+    uint64_t adapters;  /* norms, biases, adapters and their gradients */
+    uint64_t optimizer; /* moments of AdamW */
+    uint64_t saved;     /* lives from the forward to the backward pass */
+    uint64_t scratch;   /* everything else of a step */
+    uint64_t kv;        /* keys and values */
+} nbl_plan_arenas;
+
+typedef struct nbl_planned_op {
+    const char *op, *impl;
+    int64_t count;
+    double flops, bytes; /* of all of them */
+} nbl_planned_op;
+
+typedef struct nbl_planned_cast {
+    const char *at;
+    nbl_dtype from, to;
+    const char *why;
+} nbl_planned_cast;
+
+typedef struct nbl_model_plan {
+    nbl_plan_arenas arenas;
+    uint64_t total_bytes;
+    nbl_planned_op ops[NBL_PLAN_MOST_OPS];
+    int64_t op_count;
+    nbl_planned_cast casts[NBL_PLAN_MOST_CASTS]; /* every one there is */
+    int64_t cast_count;
+    int64_t longest_sequence; /* that keeps within the memory asked about */
+} nbl_model_plan;
+
+/* For `batch` sequences of `tokens`; memory 0: no limit. Names belong to the
+ * model. */
+NBL_API nbl_status nbl_model_make_plan(nbl_model *model, int64_t tokens,
+                                       int64_t batch, uint64_t memory,
+                                       nbl_model_plan *plan);
+
 #ifdef __cplusplus
 }
 #endif

@@ -150,6 +150,19 @@ static nbl_status check_shape(const nbl__peft *p, const nbl__stored *t, int rank
                      own, wanted);
 }
 
+/* What target_modules does name, as far as a line holds it. */
+static nbl_status hint_targets(const nbl__peft *p, nbl_status status)
+{
+    char list[200] = "";
+    size_t used = 0;
+    if (p->settings.target.regex)
+        return nbl__hint(p->ctx, status, "target_modules is %s", p->settings.target.regex);
+    for (int64_t i = 0; i < p->settings.target.list.count && used < sizeof list - 1; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
+                                 p->settings.target.list.names[i]);
+    return nbl__hint(p->ctx, status, "target_modules is %s", list);
+}
+
 static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
 {
     const nbl__peft_settings *s = &p->settings;
@@ -159,9 +172,11 @@ static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
                           : strcmp(last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
                                                                        : NBL_PEFT_LINEAR;
     NBL_TRY(nbl__peft_targets(p->rules, m->path, kind, &targeted));
-    if (!targeted)
-        return bad_module(p, m->path,
-                          "it has tensors, but target_modules and the other options do not name it");
+    if (!targeted) {
+        nbl_status status = bad_module(
+            p, m->path, "it has tensors, but target_modules and the other options do not name it");
+        return hint_targets(p, status);
+    }
     const char *a_name = m->is_embedding ? "lora_embedding_A is missing" : "lora_A is missing";
     if (m->a == NULL) return bad_module(p, m->path, a_name);
     if (m->b == NULL)

@@ -91,6 +91,14 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
         NBL_CHECK(m->ctx, labels[i].count == sequences[i].count, NBL_ERROR_SHAPE,
                   "sequence %" PRId64 " has %" PRId64 " tokens and %" PRId64 " labels", i, sequences[i].count,
                   labels[i].count);
+        for (int64_t t = 0; t < labels[i].count; t++) {
+            int32_t label = labels[i].ids[t];
+            NBL_CHECK(m->ctx, label == NBL_LABEL_IGNORED || (label >= 0 && label < m->decoder.vocabulary),
+                      NBL_ERROR_FORMAT,
+                      "sequence %" PRId64 ", label %" PRId64 ": %" PRId32
+                      " is neither -100 nor in the vocabulary of %" PRId64,
+                      i, t, label, m->decoder.vocabulary);
+        }
         tokens += sequences[i].count;
     }
     *trained = trained_tokens(labels, count);

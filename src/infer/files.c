@@ -41,7 +41,7 @@ static nbl_status put(tensor_list *list, const char *path)
 
 nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, const char *path)
 {
-    NBL_CHECK(m->ctx, sequences && path && count >= 1, NBL_ERROR_ARGUMENT, "logits: no sequences or no path");
+    NBL_CHECK(m->ctx, sequences && path && count >= 1, NBL_ERROR_FORMAT, "logits: no sequences or no path");
     tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
     float **logits = nbl__arena_alloc(&list.arena, (size_t)count * sizeof *logits);
     nbl_status status = logits ? NBL_OK : NBL_ERROR_MEMORY;

@@ -217,8 +217,8 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t count,
                               const nbl_generate_options *options, nbl_generated *results)
 {
-    NBL_CHECK(m->ctx, prompts && options && results && count >= 1, NBL_ERROR_ARGUMENT,
-              "generate: NULL argument or no prompts");
+    NBL_CHECK(m->ctx, options && results, NBL_ERROR_ARGUMENT, "generate: NULL argument");
+    NBL_CHECK(m->ctx, prompts && count >= 1, NBL_ERROR_FORMAT, "generate: no prompts");
     NBL_CHECK(m->ctx, options->max_tokens >= 1 && options->max_tokens <= 1 << 24, NBL_ERROR_ARGUMENT,
               "generate: max_tokens is %" PRId64, options->max_tokens);
     for (int64_t i = 0; i < count; i++) {

@@ -51,6 +51,8 @@ typedef struct nbl__session_options {
     const nbl__session *shared; /* parameters and states are this one's */
 } nbl__session_options;
 
+/* Built and planned, but without memory: what would it take? */
+nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 void nbl__session_close(nbl__session *session);
 /* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */

@@ -94,7 +94,7 @@ static nbl_status fill_parameters(nbl__session *s)
 
 /* ---- sessions ---- */
 
-static nbl_status open_session(nbl__session *s, const nbl__session_options *o)
+static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
     nbl__model_source source = {m, weight_of, adapter_of};
@@ -114,17 +114,29 @@ static nbl_status open_session(nbl__session *s, const nbl__session_options *o)
     nbl__text_free(&s->build.problems);
     NBL_TRY(status);
     if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
-    NBL_TRY(nbl__plan_make(&s->graph, &o->plan, &s->plan));
-    NBL_TRY(nbl__plan_bind(&s->plan, o->shared ? &o->shared->plan : NULL));
-    return o->shared ? NBL_OK : fill_parameters(s);
+    return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
-nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)
+static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
+{
+    NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
+    return shared ? NBL_OK : fill_parameters(s);
+}
+
+nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session)
 {
     memset(session, 0, sizeof *session);
     session->model = model;
     nbl__graph_open(model->ctx, &session->graph);
-    nbl_status status = open_session(session, options);
+    nbl_status status = plan_session(session, options);
+    if (status != NBL_OK) nbl__session_close(session);
+    return status;
+}
+
+nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)
+{
+    NBL_TRY(nbl__session_plan(model, options, session));
+    nbl_status status = bind_session(session, options->shared);
     if (status != NBL_OK) nbl__session_close(session);
     return status;
 }
@@ -133,6 +145,7 @@ void nbl__session_close(nbl__session *session)
 {
     if (session->plan.ctx) nbl__plan_free(&session->plan);
     nbl__graph_close(&session->graph);
+    session->model = NULL;
 }
 
 static int32_t *set_input(nbl__session *s, nbl__value value, int64_t n)
