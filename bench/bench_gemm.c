@@ -172,7 +172,8 @@ static void measure(bench *b, const layer *l, int64_t m)
             contender who = turns[i];
             if (!b->run[who]) continue;
             let_threads_sleep(b);
-            once(b, l, m, who); /* as within a training step: threads awake, operands in the caches they fit */
+            once(b, l, m,
+                 who); /* as within a training step: threads awake, operands in the caches they fit */
             double start = now(b);
             for (int r = 0; r < repeats; r++) once(b, l, m, who);
             times[who][round < 0 ? 0 : round] = (now(b) - start) / repeats;

@@ -6,8 +6,8 @@
 
 /* ---- rows and outliers ---- */
 
-static void quantize_slowly(nbl_dtype dtype, const void *x, int64_t begin, int64_t columns,
-                            double limit, const uint8_t *outlier, int8_t *codes, float *scale)
+static void quantize_slowly(nbl_dtype dtype, const void *x, int64_t begin, int64_t columns, double limit,
+                            const uint8_t *outlier, int8_t *codes, float *scale)
 {
     double largest = 0;
     for (int64_t c = 0; c < columns; c++) {
@@ -48,8 +48,8 @@ static void rows_get_the_codes_of_f64_arithmetic(void **state)
                 memset(codes, 99, ROWS * COLUMNS);
                 nbl__int8_rows(isa, dtypes[d], x, STRIDE, 0, 7, COLUMNS, threshold, marked ? outlier : NULL,
                                codes, scales);
-                nbl__int8_rows(isa, dtypes[d], x, STRIDE, 7, ROWS, COLUMNS, threshold, marked ? outlier : NULL,
-                               codes, scales);
+                nbl__int8_rows(isa, dtypes[d], x, STRIDE, 7, ROWS, COLUMNS, threshold,
+                               marked ? outlier : NULL, codes, scales);
                 for (int64_t r = 0; r < ROWS; r++) {
                     quantize_slowly(dtypes[d], x, r * STRIDE, COLUMNS, marked ? 300 : INFINITY,
                                     marked ? outlier : NULL, want, &want_scale);
