@@ -506,5 +506,35 @@ else
     skip "the progress bar on a terminal" "no script command here"
 fi
 
+# ---- models ----
+
+echo '[[1, 2, 3, 9], [5, 6]]' >ids.json
+echo '[[1, 256]]' >bad-ids.json
+writes_logits() {
+    exits 0 logits model --ids ids.json --out l1.safetensors --threads 1 &&
+        exits 0 logits model --ids ids.json --out l2.safetensors --threads 3 && cmp l1.safetensors l2.safetensors
+}
+check "logits do not depend on the number of threads" writes_logits
+refuses_ids() { exits 1 logits model --ids bad-ids.json --out l3.safetensors && grep -q 256 err && [[ ! -e l3.safetensors ]]; }
+check "an id outside the vocabulary is refused and nothing is written" refuses_ids
+generates() {
+    exits 0 generate model --ids ids.json --max-tokens 7 --json && json_is sequences.0.finish length && cp out first &&
+        exits 0 generate model --ids ids.json --max-tokens 7 && cp out both && [[ $(wc -l <both) -eq 2 ]] &&
+        [[ $(head -n 1 both | wc -w) -eq 7 ]]
+}
+check "generate continues every sequence" generates
+same_seed() {
+    exits 0 generate model --ids ids.json --max-tokens 9 --temperature 1 --seed 3 && cp out one &&
+        exits 0 generate model --ids ids.json --max-tokens 9 --temperature 1 --seed 3 --threads 1 && cmp out one &&
+        exits 0 generate model --ids ids.json --max-tokens 9 --temperature 1 --seed 4 && ! cmp -s out one
+}
+check "the seed decides what is sampled" same_seed
+loads() { exits 0 generate model --ids ids.json --max-tokens 4 --load nf4 && exits 0 generate sharded --ids ids.json --max-tokens 4 --dtype f32; }
+check "a model runs in 4 bits and from shards" loads
+refuses_nan() { exits 1 generate broken-values --ids ids.json --max-tokens 2 && grep -q "not finite" err; }
+check "no token is taken from logits that are not finite" refuses_nan
+plans() { exits 0 plan model --tokens 64 --memory 1M --json && one_document && json_is casts "[]"; }
+check "plan tells what a model takes" plans
+
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]
