@@ -4,7 +4,7 @@
 #   layers   a file under src/LAYER includes only files of its own or of lower layers (the list below), the public
 #            header and the system; cli/ includes only the public header, its own files and the system
 #   names    no two files under src/ have the same name (src/ops/*/ are one operator in several places, and may)
-#   length   no file of src/, include/ and cli/ has more than 800 lines
+#   length   no file of src/ and cli/ has more than 800 lines (the public interface is one header, however long)
 #   silence  nothing under src/ prints, exits or aborts
 #
 #   tests/layers.sh [ROOT]      (default: the repository this script lies in)
@@ -87,7 +87,7 @@ check() (
             sub(/\/[^\/]*$/, "", folder)
             if (top == "src" && (n < 3 || !(layer in rank))) complain("lies in no layer")
         }
-        FNR == 801 { complain("more than 800 lines: two files?") }
+        FNR == 801 && top != "include" { complain("more than 800 lines: two files?") }
         !in_comment && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
             name = $0
             quoted = match(name, /^[ \t]*#[ \t]*include[ \t]*"/)
