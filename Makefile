@@ -66,7 +66,7 @@ fuzz: ## run every fuzz target for FUZZ_RUNS inputs (clang, libFuzzer, ASan + UB
 	scripts/fuzz $(BUILD)/fuzz $(FUZZ_RUNS)
 
 oracle: configure ## compare with the real upstream libraries, in a Python environment under build/
-	cmake --build $(BUILD) --parallel $(JOBS) --target nibble nibble-ops
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble nibble-ops readers
 	tests/run_oracle $(BUILD) $(ORACLE)
 
 install: all ## install into PREFIX (default /usr/local), below DESTDIR if given

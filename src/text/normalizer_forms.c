@@ -2,14 +2,16 @@
  *
  * Own code around utf8proc's tables rather than its ready-made function, because upstream's tables are older
  * (unicode.h) and the origin of every character must be known. Linear: marks of one base are sorted by
- * counting. A character of the work list is code | class << 21 | origin << 29. */
+ * counting. A character of the work list is code | class << 21 | taken << 29: how many characters of the input
+ * it stands for, 0 for what decomposition added. As upstream counts, characters take those of the input in
+ * order, also after marks have changed places, and what was added belongs to what stands before it. */
 #include "text/chars.h"
 #include "text/normalizer.h"
 #include "text/unicode.h"
 
 #define CODE(c) ((c)&0x1fffff)
 #define CLASS(c) ((int)((c) >> 21 & 0xff))
-#define FIRST(c) ((c) >> 29 & 1)
+#define TAKEN(c) ((c) >> 29)
 
 /* Below U+0300 composed text is composed already, and all below U+00A0 stays in any form. */
 static bool is_stable(nbl__normalizer_kind form, const nbl__normal *in)
@@ -52,9 +54,9 @@ static nbl_status decompose(nbl__normalizer_scratch *s, bool compatible, const n
         int number = nbl__char_decompose(c, compatible, parts);
         NBL_TRY(nbl__scratch_grow(s->ctx, (void **)&s->characters, &s->room, n, n + (size_t)number,
                                   sizeof *s->characters));
-        uint32_t first = (uint32_t)(at < in->origin) << 29;
         for (int i = 0; i < number; i++)
-            s->characters[n++] = parts[i] | (uint32_t)nbl__char_combining(parts[i]) << 21 | first;
+            s->characters[n++] = parts[i] | (uint32_t)nbl__char_combining(parts[i]) << 21 |
+                                 (uint32_t)(i == 0) << 29;
         at += length;
     }
     for (size_t i = 0; i < n;) {
@@ -78,7 +80,8 @@ static size_t compose(uint32_t *characters, size_t count)
         if (starter != SIZE_MAX && (last < class || last == 0))
             whole = nbl__char_compose(CODE(characters[starter]), CODE(c));
         if (whole) {
-            characters[starter] = whole | FIRST(characters[starter]) << 29;
+            uint32_t taken = TAKEN(characters[starter]) + TAKEN(c);
+            characters[starter] = whole | (taken < 7 ? taken : 7) << 29;
             continue;
         }
         if (class == 0) starter = out;
@@ -86,6 +89,17 @@ static size_t compose(uint32_t *characters, size_t count)
         characters[out++] = c;
     }
     return out;
+}
+
+/* Characters of the input that start before byte `end`. */
+static size_t characters_before(const nbl__normal *in, size_t end)
+{
+    size_t count = 0;
+    for (size_t at = 0; at < in->size && at < end; count++) {
+        uint32_t c;
+        at += (size_t)nbl__char_get(in->text + at, &c);
+    }
+    return count;
 }
 
 nbl_status nbl__normalize_form(nbl__normalizer_scratch *s, nbl__normalizer_kind form, const nbl__normal *in,
@@ -98,7 +112,13 @@ nbl_status nbl__normalize_form(nbl__normalizer_scratch *s, nbl__normalizer_kind 
     size_t count;
     NBL_TRY(decompose(s, form == NBL_NORMALIZE_NFKC || form == NBL_NORMALIZE_NFKD, in, &count));
     if (form == NBL_NORMALIZE_NFC || form == NBL_NORMALIZE_NFKC) count = compose(s->characters, count);
-    for (size_t i = 0; i < count; i++)
-        NBL_TRY(nbl__sink_put(out, CODE(s->characters[i]), FIRST(s->characters[i])));
+    size_t first = characters_before(in, in->origin), taken = 0;
+    bool is_first = false;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t c = s->characters[i];
+        if (TAKEN(c)) is_first = taken < first;
+        taken += TAKEN(c);
+        NBL_TRY(nbl__sink_put(out, CODE(c), is_first));
+    }
     return NBL_OK;
 }
