@@ -67,9 +67,12 @@ nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
 /* What all decoders have: sizes, heads, norm_eps, tied, activation (under `act_key`), rope. */
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
-/* layer_types, or sliding everywhere / nowhere / by the rule of the architecture. */
+/* layer_types, or the rule of the architecture; NULL: no layer slides. */
 nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer));
+
+/* Qwen's: a sliding_window counts when use_sliding_window says so. */
+nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 

@@ -208,7 +208,7 @@ nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
               NBL_ERROR_FORMAT, "%s: layer_types is not a list of %" PRId64 " names", k->where, d->layers);
     for (int64_t i = 0; i < d->layers; i++) {
         if (types == NULL) {
-            d->sliding[i] = d->window > 0 && by_default(d, i);
+            d->sliding[i] = d->window > 0 && by_default && by_default(d, i);
             continue;
         }
         const char *type = types->items[i].type == NBL_JSON_STRING ? types->items[i].string : "";
@@ -219,6 +219,17 @@ nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
                   "%s: layer_types has sliding_attention, but there is no sliding_window", k->where);
     }
     return NBL_OK;
+}
+
+nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d)
+{
+    bool chosen;
+    NBL_TRY(nbl__key_size_or(k, "sliding_window", 0, &d->window));
+    NBL_TRY(nbl__key_flag_or(k, "use_sliding_window", false, &chosen));
+    if (!chosen) d->window = 0;
+    NBL_CHECK(k->ctx, !chosen || nbl__json_get(k->config, "layer_types"), NBL_ERROR_UNSUPPORTED,
+              "%s: use_sliding_window without layer_types", k->where);
+    return nbl__keys_layer_types(k, d, NULL);
 }
 
 static nbl_status refuse_leftovers(const nbl__keys *k)

@@ -140,17 +140,12 @@ static nbl_status advance(writer *w, nbl__session *s)
 
 /* ---- steps ---- */
 
-static int32_t *input_of(nbl__session *s, nbl__value value, int64_t n)
-{
-    nbl__info(&s->graph, value)->tensor.shape[0] = n;
-    return nbl__plan_data(&s->plan, value);
-}
-
 static nbl_status prefill(writer *w, nbl__session *s)
 {
     NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
     int64_t tokens = nbl__info(&s->graph, s->build.ids)->tensor.shape[0], at = 0;
-    int32_t *rows = input_of(s, s->build.rows, tokens), *last = input_of(s, s->build.last, w->count);
+    int32_t *rows = nbl__session_input(s, s->build.rows, tokens),
+            *last = nbl__session_input(s, s->build.last, w->count);
     for (int64_t i = 0; i < w->count; i++) {
         for (int64_t t = 0; t < w->prompts[i].count; t++) rows[at++] = (int32_t)(i * s->build.cache_size + t);
         last[i] = (int32_t)at - 1;
@@ -168,8 +163,10 @@ static nbl_status prefill(writer *w, nbl__session *s)
 static nbl_status decode(writer *w, nbl__session *s)
 {
     int64_t n = w->count;
-    int32_t *ids = input_of(s, s->build.ids, n), *positions = input_of(s, s->build.positions, n);
-    int32_t *rows = input_of(s, s->build.rows, n), *lengths = input_of(s, s->build.lengths, n);
+    int32_t *ids = nbl__session_input(s, s->build.ids, n),
+            *positions = nbl__session_input(s, s->build.positions, n);
+    int32_t *rows = nbl__session_input(s, s->build.rows, n),
+            *lengths = nbl__session_input(s, s->build.lengths, n);
     for (int64_t i = 0; i < n; i++) {
         const nbl_ids *made = &w->results[i].ids;
         bool goes_on = false;

@@ -5,7 +5,7 @@
 
 /* ---- weights ---- */
 
-static struct nbl__held *find_held(const nbl_model *m, const char *name)
+struct nbl__held *nbl__model_find(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
@@ -84,7 +84,7 @@ static nbl_status apply_replacements(nbl_model *m)
 {
     for (int64_t i = 0; i < m->peft->replacement_count; i++) {
         const nbl__peft_replacement *r = &m->peft->replacements[i];
-        struct nbl__held *held = find_held(m, r->name);
+        struct nbl__held *held = nbl__model_find(m, r->name);
         NBL_CHECK(m->ctx, held, NBL_ERROR_UNSUPPORTED,
                   "%s: modules_to_save has \"%s\", which the model does not store", m->peft->folder, r->name);
         held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE,
@@ -109,7 +109,7 @@ static nbl_status check_first_layer(nbl_model *m)
         const char *name = nbl__arena_printf(&m->arena, "%s.weight", path ? path : "");
         if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
         const nbl__peft_module *it = nbl__peft_find(m->peft, path);
-        const struct nbl__held *held = find_held(m, name);
+        const struct nbl__held *held = nbl__model_find(m, name);
         if (it == NULL || held == NULL || held->weight.rank != 2) continue;
         NBL_CHECK(m->ctx, it->out == held->weight.shape[0] && it->in == held->weight.shape[1],
                   NBL_ERROR_SHAPE,

@@ -34,6 +34,9 @@ struct nbl_model {
     int64_t weight_count;
 };
 
+/* A weight by its name; NULL: none. */
+struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
+
 /* A graph of the model and its plan. */
 typedef struct nbl__session {
     nbl_model *model;
@@ -55,6 +58,8 @@ typedef struct nbl__session_options {
 nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 void nbl__session_close(nbl__session *session);
+/* The memory of an input that holds n numbers in the next run; nbl__plan_resize makes it so. */
+int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
 /* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
 

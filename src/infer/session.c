@@ -1,16 +1,9 @@
 /* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See language_model.h. */
 #include "infer/language_model.h"
 
-static struct nbl__held *held_of(nbl_model *m, const char *name)
-{
-    for (int64_t i = 0; i < m->weight_count; i++)
-        if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
-    return NULL;
-}
-
 static const nbl_weight *weight_of(void *user, const char *name)
 {
-    struct nbl__held *held = held_of(user, name);
+    struct nbl__held *held = nbl__model_find(user, name);
     if (held) held->used = true;
     return held ? &held->weight : NULL;
 }
@@ -58,22 +51,9 @@ static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
     return NULL;
 }
 
-/* n values in the dtype that the graph declares; sources need no alignment. */
-static void fill(nbl_isa isa, nbl_dtype from, const void *data, nbl_dtype to, void *out, int64_t n)
-{
-    enum { PIECE = 256 };
-    float piece[PIECE];
-    for (int64_t i = 0; i < n; i += PIECE) {
-        int64_t count = nbl__min_i64(PIECE, n - i);
-        nbl__to_f32(isa, from, (const uint8_t *)data + (size_t)i * nbl__size_of(from), piece, count);
-        nbl__from_f32(isa, piece, to, (uint8_t *)out + (size_t)i * nbl__size_of(to), count);
-    }
-}
-
 static nbl_status fill_parameters(nbl__session *s)
 {
     nbl__graph *g = &s->graph;
-    nbl_isa isa = nbl__isa(g->ctx);
     for (nbl__value v = 1; v <= g->value_count; v++) {
         const nbl__value_info *info = nbl__info(g, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
@@ -81,13 +61,13 @@ static nbl_status fill_parameters(nbl__session *s)
         int64_t n = nbl__tensor_elements(&info->tensor);
         const nbl__stored *stored = adapter_tensor(s->model, info->name);
         if (stored) {
-            fill(isa, stored->dtype, stored->data, info->tensor.dtype, to, n);
+            NBL_TRY(nbl_convert(g->ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
             continue;
         }
-        const struct nbl__held *held = held_of(s->model, info->name);
+        const struct nbl__held *held = nbl__model_find(s->model, info->name);
         NBL_CHECK(g->ctx, held && held->weight.format == NBL_FORMAT_DENSE, NBL_ERROR_INTERNAL,
                   "no values for \"%s\"", info->name);
-        fill(isa, held->weight.dtype, held->weight.data, info->tensor.dtype, to, n);
+        NBL_TRY(nbl_convert(g->ctx, held->weight.dtype, held->weight.data, info->tensor.dtype, to, n));
     }
     return NBL_OK;
 }
@@ -148,7 +128,7 @@ void nbl__session_close(nbl__session *session)
     session->model = NULL;
 }
 
-static int32_t *set_input(nbl__session *s, nbl__value value, int64_t n)
+int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n)
 {
     nbl__info(&s->graph, value)->tensor.shape[0] = n;
     return nbl__plan_data(&s->plan, value);
@@ -162,9 +142,10 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
     NBL_CHECK(s->graph.ctx, tokens <= b->tokens && count <= b->sequences, NBL_ERROR_INTERNAL,
               "%" PRId64 " tokens of %" PRId64 " sequences in a plan for %" PRId64 " and %" PRId64, tokens,
               count, b->tokens, b->sequences);
-    int32_t *ids = set_input(s, b->ids, tokens), *positions = set_input(s, b->positions, tokens);
-    int32_t *starts = set_input(s, b->cu_seqlens, count + 1),
-            *targets = labels ? set_input(s, b->labels, tokens) : NULL;
+    int32_t *ids = nbl__session_input(s, b->ids, tokens),
+            *positions = nbl__session_input(s, b->positions, tokens);
+    int32_t *starts = nbl__session_input(s, b->cu_seqlens, count + 1),
+            *targets = labels ? nbl__session_input(s, b->labels, tokens) : NULL;
     int64_t at = 0;
     starts[0] = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -12,23 +12,6 @@ static nbl_status check_rows(nbl_context *ctx, const char *op, const nbl_tensor 
     return NBL_OK;
 }
 
-/* n values from one dtype to another. */
-static void move(nbl_isa isa, nbl_dtype from_dtype, const void *from, nbl_dtype to_dtype, void *to, int64_t n)
-{
-    enum { PIECE = 256 };
-    float piece[PIECE];
-    if (from_dtype == to_dtype) {
-        memcpy(to, from, (size_t)n * nbl__size_of(to_dtype));
-        return;
-    }
-    for (int64_t i = 0; i < n; i += PIECE) {
-        int64_t count = nbl__min_i64(PIECE, n - i);
-        nbl__to_f32(isa, from_dtype, (const uint8_t *)from + (size_t)i * nbl__size_of(from_dtype), piece,
-                    count);
-        nbl__from_f32(isa, piece, to_dtype, (uint8_t *)to + (size_t)i * nbl__size_of(to_dtype), count);
-    }
-}
-
 /* ---- kv_write ---- */
 
 static nbl_status infer_write(nbl_context *ctx, void *arguments)
@@ -58,8 +41,8 @@ static nbl_status run_write(const nbl__call *call, const void *arguments)
     NBL_TRY(check_rows(call->ctx, call->op, &a->rows, a->cache.shape[0] * a->cache.shape[1]));
     for (int64_t t = 0; t < a->x.shape[0]; t++) {
         size_t row = (size_t)((const int32_t *)a->rows.data)[t];
-        move(nbl__isa(call->ctx), a->x.dtype, (const uint8_t *)a->x.data + (size_t)t * from, a->cache.dtype,
-             (uint8_t *)a->cache.data + row * to, width);
+        NBL_TRY(nbl_convert(call->ctx, a->x.dtype, (const uint8_t *)a->x.data + (size_t)t * from,
+                            a->cache.dtype, (uint8_t *)a->cache.data + row * to, width));
     }
     return NBL_OK;
 }

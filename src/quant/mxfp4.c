@@ -12,33 +12,27 @@
 enum { BLOCK = 32 };
 
 /* Twice the values of e2m1: their other factor, 2^(e-128), then is an f32 for every e. */
-static const float table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
-                                -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
+const float nbl__mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
+                                    -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
 
 /* As f32 bits: 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5. A value above one counts one code up; where a tie must go
  * up, to the even code, the f32 just below it stands here. */
 static const uint32_t thresholds[8] = {0x3e800000, 0x3f3fffff, 0x3fa00000, 0x3fdfffff,
                                        0x40200000, 0x405fffff, 0x40a00000};
 
-/* 2^(e-128), e in 0 ... 255; the first two are subnormal. */
-static float power_of_two(unsigned e)
-{
-    return nbl__from_bits(e >= 2 ? (uint32_t)(e - 1) << 23 : 0x00200000u << e);
-}
-
 void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
                        void *out, bool stream)
 {
     enum { BLOCKS = 128, SHIFT = 5 };
     float scales[BLOCKS];
-    nbl__lookup source = {weight->data, table, scales, 0, SHIFT, true};
+    nbl__lookup source = {weight->data, nbl__mxfp4_table, scales, 0, SHIFT, true};
     uint8_t *target = out;
     for (int64_t i = begin, stop; i < end; i = stop) {
         source.first_block = i >> SHIFT;
         stop = nbl__min_i64(end, (source.first_block + BLOCKS) << SHIFT);
         int64_t blocks = ((stop - 1) >> SHIFT) - source.first_block + 1;
         for (int64_t b = 0; b < blocks; b++)
-            scales[b] = power_of_two(weight->scale_codes[source.first_block + b]);
+            scales[b] = nbl__mxfp4_scale(weight->scale_codes[source.first_block + b]);
         nbl__lookup_decode(isa, &source, i, stop, dtype, target + (size_t)(i - begin) * nbl__size_of(dtype),
                            stream);
     }
@@ -105,7 +99,7 @@ static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint
     uint32_t exponent = nbl__bits_of(nbl__absmax(isa, NBL_DTYPE_F32, values, BLOCK, &bad)) >>
                         23; /* 0: subnormal, zero */
     unsigned e = exponent == 255 ? 254 : exponent > 2 ? exponent - 2 : 0;
-    float factor = power_of_two(255 - e); /* 2^(127-e) */
+    float factor = nbl__mxfp4_scale(255 - e); /* 2^(127-e) */
     *scale = (uint8_t)e;
     *non_finite += bad;
 #if defined(__x86_64__)

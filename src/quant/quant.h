@@ -35,7 +35,13 @@ void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int6
 void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
                        void *out, bool stream);
 
-extern const float nbl__nf4_table[16], nbl__fp4_table[16];
+/* Of MXFP4 twice the values of e2m1, so that the scale to go with them is an f32 for every code. */
+extern const float nbl__nf4_table[16], nbl__fp4_table[16], nbl__mxfp4_table[16];
+/* 2^(code-128); the first two are subnormal. */
+static inline float nbl__mxfp4_scale(unsigned code)
+{
+    return nbl__from_bits(code >= 2 ? (uint32_t)(code - 1) << 23 : 0x00200000u << code);
+}
 
 /* ---- encoding: dense f32, f16 or bf16 values, which need no alignment ---- */
 

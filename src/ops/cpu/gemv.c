@@ -12,9 +12,6 @@
 #include "base/philox.h"
 #include "ops/linear.h"
 
-const float nbl__gemv_e2m1[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
-                                  -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
-
 /* ---- matrices in memory, piece by piece as f32 ---- */
 
 static const void *at(const nbl__mat *mat, int64_t row, int64_t column)
@@ -113,12 +110,6 @@ static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float 
 
 /* ---- scales of 4-bit weights ---- */
 
-/* 2^(e-128), e in 0 ... 255; the first two are subnormal. */
-static float power_of_two(unsigned e)
-{
-    return nbl__from_bits(e >= 2 ? (uint32_t)(e - 1) << 23 : 0x00200000u << e);
-}
-
 /* Scales [first, first + n) of nested ones: two roundings, as nbl__nested_decode, a group at a time. */
 static void nested_scales(const nbl_weight *w, int64_t first, int64_t n, float *scales)
 {
@@ -139,7 +130,7 @@ const float *nbl__gemv_scales(const nbl_weight *w, int64_t flat, int64_t count, 
 {
     int64_t unit = nbl__gemv_unit(w), units = nbl__ceil_div(count, unit), first = flat / w->block;
     if (w->format == NBL_FORMAT_MXFP4) {
-        for (int64_t u = 0; u < units; u++) room[u] = power_of_two(w->scale_codes[first + u]);
+        for (int64_t u = 0; u < units; u++) room[u] = nbl__mxfp4_scale(w->scale_codes[first + u]);
         return room;
     }
     if (w->nested_scales == NULL && w->block == unit) return w->scales + first;

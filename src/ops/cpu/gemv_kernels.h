@@ -66,13 +66,11 @@ static inline bool nbl__gemv_fourbit(const nbl_weight *w)
     return w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4 || w->format == NBL_FORMAT_MXFP4;
 }
 
-extern const float nbl__gemv_e2m1[16]; /* twice the values: scales are 2^(e-128), as in mxfp4.c */
-
 static inline const float *nbl__gemv_table(const nbl_weight *w)
 {
     return w->format == NBL_FORMAT_NF4   ? nbl__nf4_table
            : w->format == NBL_FORMAT_FP4 ? nbl__fp4_table
-                                         : nbl__gemv_e2m1;
+                                         : nbl__mxfp4_table;
 }
 
 /* The scales of the units of `count` elements from `flat` on, which starts a unit; in place where they

@@ -387,9 +387,6 @@ int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end
 
 #if defined(__x86_64__)
 
-static const float mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
-                                      -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
-
 static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
 {
     const nbl_weight *w = s->mat->weight;
@@ -399,7 +396,7 @@ static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
     if (w->shape[1] % 32) return false;
     *f = (nbl__fourbit_source){
         .codes = w->data,
-        .table = mx                            ? mxfp4_table
+        .table = mx                            ? nbl__mxfp4_table
                  : w->format == NBL_FORMAT_NF4 ? nbl__nf4_table
                                                : nbl__fp4_table,
         .weight = w,

@@ -14,6 +14,7 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/gemm_kernels.h"
+#include "quant/quant.h"
 
 /* Which way an operand lies in memory: `turn` when the inner index k runs along its rows' columns, so that
  * rows must be turned into columns of the panel (A as stored, B transposed). */
@@ -66,15 +67,10 @@ typedef struct nbl__fourbit_source {
     nbl_dtype compute;
 } nbl__fourbit_source;
 
-static inline float nbl__power_of_two(unsigned e)
-{
-    return nbl__from_bits(e >= 2 ? (uint32_t)(e - 1) << 23 : 0x00200000u << e);
-}
-
 /* The scale of a block. */
 static inline float nbl__block_scale(const nbl_weight *w, int64_t block)
 {
-    if (w->format == NBL_FORMAT_MXFP4) return nbl__power_of_two(w->scale_codes[block]);
+    if (w->format == NBL_FORMAT_MXFP4) return nbl__mxfp4_scale(w->scale_codes[block]);
     if (w->nested_scales == NULL) return w->scales[block];
     int64_t group = w->nested_block == 256 ? block >> 8 : block / w->nested_block;
     float product = w->nested_table[w->scale_codes[block]] * w->nested_scales[group];
