@@ -11,7 +11,7 @@
 #
 # Then it tests itself: in a copy of the tree it breaks each rule once and expects to be told so.
 set -euo pipefail
-layers="base tensor quant format convert ops graph arch text train infer dist"
+layers="base tensor quant format convert ops graph arch text infer train dist"
 root=${1:-$(dirname "${BASH_SOURCE[0]}")/..}
 
 # Prints one line per broken rule in the tree $1; fails if there is one.
