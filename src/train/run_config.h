@@ -8,7 +8,7 @@
 #define NBL_RUN_CONFIG_H
 
 #include "base/arena.h"
-#include "base/output.h"
+#include "format/json.h"
 
 typedef struct nbl__names {
     const char *const *items;
