@@ -61,7 +61,9 @@ typedef struct nbl__conversion {
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);
 /* After all tensors were declared: fixes the layout and begins the output. */
 nbl_status nbl__conversion_begin(nbl__conversion *conversion, const char *out, uint64_t shard_size);
-/* After all tensors were written: companion files, config.json with edits, commit. */
+/* After all tensors were written: companion files, config.json with edits; then everything is read back. */
+nbl_status nbl__conversion_finish(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
+/* The same, and the folder appears. */
 nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
 /* Frees everything; an output that was not committed is removed. */
 void nbl__conversion_close(nbl__conversion *conversion);

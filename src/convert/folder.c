@@ -122,7 +122,7 @@ static nbl_status verify(nbl__conversion *v)
     return status;
 }
 
-nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count)
+nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
@@ -135,7 +135,12 @@ nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *ed
     if (status == NBL_OK) status = nbl__output_put(v->output, "config.json", text.text, text.size);
     nbl__text_free(&text);
     NBL_TRY(status);
-    NBL_TRY(verify(v));
+    return verify(v);
+}
+
+nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count)
+{
+    NBL_TRY(nbl__conversion_finish(v, edits, count));
     NBL_TRY(nbl__progress_poll(v->ctx, "")); /* the last moment to stop */
     nbl__output *output = v->output;
     v->output = NULL;

@@ -136,6 +136,11 @@ typedef struct nbl__peft_place {
  * one of the model's. The first that does not fit, in the order of `places`, is named. */
 nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count);
 
+/* An adapter to be trained: the modules that the settings, which must live as long, choose of `places`. It has
+ * no tensors yet. `where` opens the messages. */
+nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
+                         const nbl__peft_place *places, int64_t count, nbl__peft **out);
+
 /* ---- writing ---- */
 
 typedef struct nbl__peft_new_module {

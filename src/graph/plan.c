@@ -1,6 +1,8 @@
 /* plan.c - schedule, lifetimes, addresses, and running. See plan.h. */
 #include "graph/plan.h"
 
+#include <math.h>
+
 /* ---- the schedule ---- */
 
 static nbl_status schedule(nbl__plan *plan)
@@ -263,13 +265,63 @@ nbl_status nbl__plan_resize(nbl__plan *plan)
     return infer_all(plan, address);
 }
 
+static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
+{
+    nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
+                                    plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+}
+
 nbl_status nbl__plan_run(nbl__plan *plan)
 {
-    for (int i = 0; i < plan->step_count; i++) {
+    for (int i = 0; i < plan->step_count; i++) NBL_TRY(run_step(plan, &plan->steps[i]));
+    return NBL_OK;
+}
+
+nbl_status nbl__plan_run_forward(nbl__plan *plan)
+{
+    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++)
+        NBL_TRY(run_step(plan, &plan->steps[i]));
+    return NBL_OK;
+}
+
+/* ---- looking for what went wrong ---- */
+
+static bool all_finite(nbl_isa isa, const nbl_tensor *t)
+{
+    float values[256];
+    int64_t n = nbl__tensor_elements(t);
+    if (!nbl__is_compute(t->dtype)) return true;
+    for (int64_t at = 0; at < n; at += 256) {
+        int64_t count = nbl__min_i64(256, n - at);
+        nbl__to_f32(isa, t->dtype, (const uint8_t *)t->data + (size_t)at * nbl__size_of(t->dtype), values,
+                    count);
+        for (int64_t i = 0; i < count; i++)
+            if (!isfinite(values[i])) return false;
+    }
+    return true;
+}
+
+nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
+{
+    *node = NULL;
+    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
         const nbl__planned_step *step = &plan->steps[i];
-        nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
-                                        plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
-        if (status != NBL_OK) return nbl__hint(plan->ctx, status, "in %s", step->node->name);
+        const nbl__slot *slots = step->node->family->slots;
+        NBL_TRY(run_step(plan, step));
+        for (const nbl__slot *slot = slots; slot->name; slot++) {
+            if (step->bound[slot - slots] == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
+            if (all_finite(nbl__isa(plan->ctx), nbl__slot_tensor(slot, step->arguments))) continue;
+            *node = step->node;
+            return NBL_OK;
+        }
     }
     return NBL_OK;
+}
+
+void *nbl__step_attr(const nbl__planned_step *step, const char *name)
+{
+    for (const nbl__attr *attr = step->node->family->attrs; attr->name; attr++)
+        if (strcmp(attr->name, name) == 0) return (char *)step->arguments + attr->offset;
+    return NULL;
 }

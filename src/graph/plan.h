@@ -78,6 +78,12 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 /* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
+/* The forward steps only: results, no gradients. */
+nbl_status nbl__plan_run_forward(nbl__plan *plan);
+/* Runs the forward steps again, one by one, and tells the first whose output is not finite; NULL: none. */
+nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node);
+/* An attribute in the arguments of a step, by its name; NULL: its family has none such. */
+void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 
 /* ---- place.c ---- */
 

@@ -120,12 +120,13 @@ static nbl_status check_first_layer(nbl_model *m)
     return NBL_OK;
 }
 
-static nbl_status check_adapter(nbl_model *m)
+/* The modules that have weights, as PEFT sees them. */
+static nbl_status list_places(nbl_model *m, nbl__peft_place **list, int64_t *count)
 {
-    NBL_TRY(check_first_layer(m));
     nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *places);
     if (places == NULL) return NBL_ERROR_MEMORY;
-    int64_t count = 0;
+    *list = places;
+    *count = 0;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const struct nbl__held *held = &m->weights[i];
         if (!nbl__ends_with(held->name, ".weight")) continue;
@@ -138,9 +139,26 @@ static nbl_status check_adapter(nbl_model *m)
                               : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
                                                              : NBL_PEFT_LINEAR;
         int64_t rows = held->weight.shape[0], columns = matrix ? held->weight.shape[1] : 0;
-        places[count++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
-                                            embedding ? rows : columns};
+        places[(*count)++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
+                                               embedding ? rows : columns};
     }
+    return NBL_OK;
+}
+
+nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__peft_settings *settings)
+{
+    nbl__peft_place *places;
+    int64_t count;
+    NBL_TRY(list_places(m, &places, &count));
+    return nbl__peft_new(m->ctx, where, settings, places, count, &m->peft);
+}
+
+static nbl_status check_adapter(nbl_model *m)
+{
+    nbl__peft_place *places;
+    int64_t count;
+    NBL_TRY(check_first_layer(m));
+    NBL_TRY(list_places(m, &places, &count));
     NBL_TRY(nbl__peft_check(m->peft, places, count));
     NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
               m->peft->folder);

@@ -37,6 +37,10 @@ struct nbl_model {
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
 
+/* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
+ * fills them in. */
+nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);
+
 /* A graph of the model and its plan. */
 typedef struct nbl__session {
     nbl_model *model;

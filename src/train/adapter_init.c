@@ -1,0 +1,81 @@
+/* adapter_init.c - see adapter_init.h. */
+#include "train/adapter_init.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "base/philox.h"
+
+nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
+{
+    static const char *const by_default[] = {"q_proj", "v_proj"}; /* PEFT's, for these architectures */
+    nbl__peft_settings settings = {.base_model = c->base_model,
+                                   .task_type = "CAUSAL_LM",
+                                   .r = c->lora_r,
+                                   .alpha = c->lora_alpha,
+                                   .dropout = c->lora_dropout,
+                                   .rslora = c->rslora,
+                                   .dora = c->dora,
+                                   .all_linear = c->target_linear,
+                                   .modules_to_save = {c->modules_to_save.items, c->modules_to_save.count}};
+    if (!c->target_linear) {
+        settings.target.regex = c->target_regex;
+        settings.target.list = (nbl__peft_list){c->target_modules.items, c->target_modules.count};
+        if (c->target_regex == NULL && c->target_modules.count == 0)
+            settings.target.list = (nbl__peft_list){by_default, 2};
+    }
+    return nbl__model_new_adapter(model, c->file, &settings);
+}
+
+static void fill_uniform(float *to, int64_t n, double bound, uint64_t key)
+{
+    const uint32_t keys[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    for (int64_t at = 0; at < n; at += 4) {
+        uint32_t counter[4] = {(uint32_t)(at / 4), (uint32_t)((uint64_t)(at / 4) >> 32), 0, 0}, words[4];
+        nbl__philox(counter, keys, words);
+        for (int64_t i = 0; i < 4 && at + i < n; i++)
+            to[at + i] = (float)(bound * (2 * (double)nbl__uniform(words[i]) - 1));
+    }
+}
+
+static nbl_status fill_norms(nbl_model *model, const char *module, float *norms)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%s.weight", module);
+    const struct nbl__held *held = nbl__model_find(model, name);
+    NBL_CHECK(model->ctx, held && held->weight.rank == 2, NBL_ERROR_INTERNAL, "no weight \"%s\"", name);
+    int64_t columns = held->weight.shape[1];
+    float *row = nbl__alloc(model->ctx, (size_t)columns * sizeof *row);
+    if (row == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = NBL_OK;
+    for (int64_t i = 0; i < held->weight.shape[0] && status == NBL_OK; i++) {
+        double sum = 0;
+        status = nbl_dequantize(model->ctx, &held->weight, i, i + 1, NBL_DTYPE_F32, 0, row);
+        for (int64_t k = 0; k < columns; k++) sum += (double)row[k] * (double)row[k];
+        norms[i] = (float)sqrt(sum);
+    }
+    nbl__free(model->ctx, row, (size_t)columns * sizeof *row);
+    return status;
+}
+
+nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
+{
+    static const char a_end[] = ".lora_A.weight", magnitude_end[] = ".lora_magnitude_vector";
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
+        const nbl__value_info *info = &s->graph.values[v];
+        if (info->kind != NBL_KIND_PARAMETER || !info->trained) continue;
+        float *to = nbl__plan_data(&s->plan, v);
+        if (nbl__ends_with(info->name, a_end)) {
+            uint64_t key = nbl__hash(seed, info->name, strlen(info->name));
+            fill_uniform(to, nbl__tensor_elements(&info->tensor), 1 / sqrt((double)info->tensor.shape[1]),
+                         key);
+        } else if (nbl__ends_with(info->name, magnitude_end)) {
+            char module[256];
+            snprintf(module, sizeof module, "%.*s", (int)(strlen(info->name) - strlen(magnitude_end)),
+                     info->name);
+            NBL_TRY(fill_norms(s->model, module, to));
+        }
+    }
+    return NBL_OK;
+}

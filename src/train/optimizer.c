@@ -1,0 +1,245 @@
+/* optimizer.c - see optimizer.h. */
+#include "train/optimizer.h"
+
+enum { SCALE_BLOCK = 256, LEAST_FOR_8_BITS = 4096 }; /* bitsandbytes' */
+
+/* Does a name have `part` as one of its members, or a member that ends in it? */
+static bool has_part(const char *name, const char *part)
+{
+    size_t n = strlen(part);
+    for (const char *at = name; (at = strstr(at, part)); at++)
+        if (at[n] == '\0' || at[n] == '.') return true;
+    return false;
+}
+
+/* Trainer's rule: everything decays but biases and what is called a norm. */
+static bool decays(const char *name)
+{
+    return strstr(name, "bias") == NULL && strstr(name, "layernorm") == NULL &&
+           strstr(name, "rmsnorm") == NULL && strncmp(name, "norm.", 5) != 0 && !has_part(name, ".norm") &&
+           !has_part(name, "_norm");
+}
+
+static int bits_of(const char *name, int64_t elements, bool adam8bit)
+{
+    return adam8bit && elements >= LEAST_FOR_8_BITS && strstr(name, "embed_tokens.weight") == NULL ? 8 : 32;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* Cuts the moments of one tensor off `cut`: both moments, then their scales. */
+static void cut_moments(nbl__cut *cut, nbl__trained *t)
+{
+    int64_t n = nbl__tensor_elements(&t->adam.p), blocks = nbl__ceil_div(n, SCALE_BLOCK);
+    nbl_dtype dtype = t->bits == 8 ? NBL_DTYPE_U8 : NBL_DTYPE_F32;
+    t->adam.m = t->adam.v = t->adam.p;
+    t->adam.m.dtype = t->adam.v.dtype = dtype;
+    t->adam.m.data = nbl__cut_bytes(cut, round_up((size_t)n * nbl__size_of(dtype)));
+    t->adam.v.data = nbl__cut_bytes(cut, round_up((size_t)n * nbl__size_of(dtype)));
+    if (t->bits != 8) return;
+    t->adam.m_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
+    t->adam.v_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
+}
+
+static bool is_trained(const nbl__value_info *info)
+{
+    return info->trained && info->gradient;
+}
+
+static nbl__trained describe(const nbl__value_info *info, bool adam8bit)
+{
+    nbl__trained t = {.name = info->name, .decays = decays(info->name), .adam.p = info->tensor};
+    t.bits = bits_of(info->name, nbl__tensor_elements(&info->tensor), adam8bit);
+    return t;
+}
+
+size_t nbl__optimizer_bytes(const nbl__session *s, bool adam8bit)
+{
+    nbl__cut cut = {NULL, 0};
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
+        if (!is_trained(&s->graph.values[v])) continue;
+        nbl__trained t = describe(&s->graph.values[v], adam8bit);
+        cut_moments(&cut, &t);
+    }
+    return cut.used;
+}
+
+static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o)
+{
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) o->count += is_trained(&s->graph.values[v]);
+    NBL_CHECK(o->ctx, o->count > 0, NBL_ERROR_ARGUMENT, "nothing is trained");
+    o->tensors = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->tensors);
+    o->gradients = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->gradients);
+    o->group = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->group);
+    if (o->tensors == NULL || o->gradients == NULL || o->group == NULL) return NBL_ERROR_MEMORY;
+    o->moment_bytes = nbl__optimizer_bytes(s, adam8bit);
+    o->moments = nbl__alloc(o->ctx, o->moment_bytes);
+    if (o->moments == NULL) return NBL_ERROR_MEMORY;
+    nbl__cut cut = {o->moments, 0};
+    int64_t i = 0;
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
+        const nbl__value_info *info = &s->graph.values[v];
+        if (!is_trained(info)) continue;
+        nbl__trained *t = &o->tensors[i];
+        *t = describe(info, adam8bit);
+        cut_moments(&cut, t);
+        t->adam.p.data = nbl__plan_data(&s->plan, v);
+        t->adam.g = s->graph.values[info->gradient].tensor;
+        t->adam.g.data = nbl__plan_data(&s->plan, info->gradient);
+        o->gradients[i++] = t->adam.g;
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__optimizer_open(nbl__session *s, bool adam8bit, nbl__optimizer *o)
+{
+    *o = (nbl__optimizer){.ctx = s->model->ctx, .arena = nbl__arena_make(s->model->ctx)};
+    nbl_status status = open_tensors(s, adam8bit, o);
+    if (status != NBL_OK) nbl__optimizer_close(o);
+    return status;
+}
+
+void nbl__optimizer_close(nbl__optimizer *o)
+{
+    if (o->ctx == NULL) return;
+    nbl__free(o->ctx, o->moments, o->moment_bytes);
+    nbl__arena_free(&o->arena);
+    *o = (nbl__optimizer){0};
+}
+
+void nbl__optimizer_clear(nbl__optimizer *o)
+{
+    for (int64_t i = 0; i < o->count; i++)
+        memset(o->gradients[i].data, 0, (size_t)nbl__tensor_elements(&o->gradients[i]) * sizeof(float));
+}
+
+nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, float *norm, const char **bad)
+{
+    int64_t place = -1;
+    NBL_TRY(nbl_grad_norm(o->ctx, o->gradients, o->count, max_norm, norm, &place));
+    *bad = place >= 0 ? o->tensors[place].name : NULL;
+    return NBL_OK;
+}
+
+nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config, double lr, double grad_scale,
+                               int64_t step)
+{
+    for (int kind = 0; kind < 4; kind++) { /* with and without decay, 32 and 8 bits */
+        nbl_adamw call = {.tensors = o->group,
+                          .lr = lr,
+                          .beta1 = config->beta1,
+                          .beta2 = config->beta2,
+                          .eps = config->epsilon,
+                          .weight_decay = kind & 1 ? config->weight_decay : 0,
+                          .grad_scale = grad_scale,
+                          .step = step,
+                          .bits = kind & 2 ? 8 : 32};
+        for (int64_t i = 0; i < o->count; i++) {
+            const nbl__trained *t = &o->tensors[i];
+            if (t->decays == (kind & 1) && t->bits == call.bits) o->group[call.count++] = t->adam;
+        }
+        if (call.count) NBL_TRY(nbl_adamw_step(o->ctx, &call));
+    }
+    return NBL_OK;
+}
+
+/* ---- files ---- */
+
+/* The tensors of one trained tensor's memory, in a fixed order; those without data are absent. */
+static int parts_of(nbl__trained *t, nbl_tensor *parts[4])
+{
+    parts[0] = &t->adam.m;
+    parts[1] = &t->adam.v;
+    parts[2] = &t->adam.m_absmax;
+    parts[3] = &t->adam.v_absmax;
+    return t->bits == 8 ? 4 : 2;
+}
+static const char *const part_names[] = {"m", "v", "m.absmax", "v.absmax"};
+
+static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena *arena, nbl__output *output)
+{
+    nbl_tensor *parts[4];
+    int64_t number = 0;
+    uint64_t bytes;
+    int files;
+    for (int64_t i = 0; i < o->count; i++)
+        for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++) {
+            const char *name = nbl__arena_printf(arena, "%s.%s", o->tensors[i].name, part_names[k]);
+            if (name == NULL) return NBL_ERROR_MEMORY;
+            NBL_TRY(nbl__writer_declare(writer, 0, name, parts[k]->dtype, parts[k]->rank, parts[k]->shape,
+                                        &number));
+        }
+    NBL_TRY(nbl__writer_layout(writer, UINT64_MAX, &bytes, &files));
+    NBL_TRY(nbl__writer_begin_group(writer, output, 0));
+    number = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++)
+            NBL_TRY(nbl__writer_write(writer, number, parts[k]->data,
+                                      (size_t)nbl__tensor_elements(parts[k]) * nbl__size_of(parts[k]->dtype),
+                                      0));
+    return nbl__writer_finish(writer, output, &bytes);
+}
+
+nbl_status nbl__optimizer_put(nbl__optimizer *o, nbl__output *output)
+{
+    nbl__arena arena = nbl__arena_make(o->ctx);
+    nbl__writer *writer;
+    nbl_status status = nbl__writer_create(o->ctx, &writer);
+    if (status == NBL_OK) {
+        nbl__writer_name(writer, "optimizer");
+        status = put_moments(o, writer, &arena, output);
+        nbl__writer_free(writer);
+    }
+    nbl__arena_free(&arena);
+    return status;
+}
+
+static const nbl__stored *find(const nbl__stored *stored, int64_t count, const char *name, const char *part)
+{
+    size_t n = strlen(name);
+    for (int64_t i = 0; i < count; i++)
+        if (strncmp(stored[i].name, name, n) == 0 && stored[i].name[n] == '.' &&
+            strcmp(stored[i].name + n + 1, part) == 0)
+            return &stored[i];
+    return NULL;
+}
+
+static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__stored *stored, int64_t count)
+{
+    nbl_tensor *parts[4];
+    int64_t used = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, used++) {
+            const nbl__stored *t = find(stored, count, o->tensors[i].name, part_names[k]);
+            NBL_CHECK(o->ctx, t, NBL_ERROR_FORMAT, "%s: no \"%s.%s\" (another optimizer or other modules?)",
+                      path, o->tensors[i].name, part_names[k]);
+            NBL_CHECK(o->ctx, t->dtype == parts[k]->dtype && t->elements == nbl__tensor_elements(parts[k]),
+                      NBL_ERROR_SHAPE, "%s: \"%s\" is %s %s, the run has %s %s", path, t->name,
+                      nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
+                      nbl_dtype_name(parts[k]->dtype), nbl__show_shape(parts[k]->rank, parts[k]->shape).text);
+            memcpy(parts[k]->data, t->data, t->bytes);
+        }
+    NBL_CHECK(o->ctx, used == count, NBL_ERROR_FORMAT,
+              "%s: moments of %" PRId64 " tensors that the run does not train", path, count - used);
+    return NBL_OK;
+}
+
+nbl_status nbl__optimizer_load(nbl__optimizer *o, const char *folder)
+{
+    nbl__arena arena = nbl__arena_make(o->ctx);
+    nbl__file file = {0};
+    nbl__stored *stored;
+    int64_t count;
+    const char *path = nbl__arena_printf(&arena, "%s/optimizer.safetensors", folder);
+    nbl_status status = path ? nbl__file_map(o->ctx, path, &file) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) {
+        status = nbl__safetensors_parse(&arena, path, file.data, file.size, &stored, &count);
+        if (status == NBL_OK) status = load_moments(o, path, stored, count);
+        nbl__file_unmap(&file);
+    }
+    nbl__arena_free(&arena);
+    return status;
+}

@@ -1,0 +1,48 @@
+/* optimizer.h - the tensors that a run trains, their gradients, and AdamW's memory of them.
+ *
+ * Masters and gradients lie in the session's plan; the moments are the optimiser's own, one piece of memory
+ * whose size is known before anything is allocated. Grouping follows transformers' Trainer and bitsandbytes:
+ * no decay on norms and biases; 8-bit moments only for tensors of 4,096 elements or more, and never for an
+ * embedding. */
+#ifndef NBL_OPTIMIZER_H
+#define NBL_OPTIMIZER_H
+
+#include "infer/language_model.h"
+#include "train/run_config.h"
+
+typedef struct nbl__trained {
+    const char *name; /* as in PEFT's file without "base_model.model.", or as in the checkpoint */
+    bool decays;
+    int bits;              /* of its moments: 32 or 8 */
+    nbl_adamw_tensor adam; /* p and g of the plan; m, v (and their scales) of the optimiser */
+} nbl__trained;
+
+typedef struct nbl__optimizer {
+    nbl_context *ctx;
+    nbl__arena arena;
+    nbl__trained *tensors; /* in the graph's order */
+    int64_t count;
+    nbl_tensor *gradients;   /* [count], for the norm */
+    nbl_adamw_tensor *group; /* [count], of one call */
+    void *moments;
+    size_t moment_bytes;
+} nbl__optimizer;
+
+/* Bytes of all moments of a session's trained tensors. */
+size_t nbl__optimizer_bytes(const nbl__session *session, bool adam8bit);
+nbl_status nbl__optimizer_open(nbl__session *session, bool adam8bit, nbl__optimizer *optimizer);
+void nbl__optimizer_close(nbl__optimizer *optimizer);
+/* Sets all gradients to zero. */
+void nbl__optimizer_clear(nbl__optimizer *optimizer);
+/* The norm of all gradients; clips them to max_norm > 0. *bad gets the name of the first tensor whose gradient
+ * is not finite, or NULL. */
+nbl_status nbl__optimizer_norm(nbl__optimizer *optimizer, double max_norm, float *norm, const char **bad);
+/* One step, from 1. Gradients are multiplied with grad_scale first. */
+nbl_status nbl__optimizer_step(nbl__optimizer *optimizer, const nbl__run_config *config, double lr,
+                               double grad_scale, int64_t step);
+
+/* optimizer.safetensors of a training checkpoint: the moments as NAME.m, NAME.v and, with 8 bits, their scales. */
+nbl_status nbl__optimizer_put(nbl__optimizer *optimizer, nbl__output *output);
+nbl_status nbl__optimizer_load(nbl__optimizer *optimizer, const char *folder);
+
+#endif

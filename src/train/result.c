@@ -1,0 +1,256 @@
+/* result.c - see result.h. */
+#include "train/result.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "convert/convert.h"
+
+static const char *const staging = "result.partial-final"; /* the folder that nbl__result_publish empties */
+
+static const nbl_tensor *find(const nbl__optimizer *o, const char *name)
+{
+    for (int64_t i = 0; i < o->count; i++)
+        if (strcmp(o->tensors[i].name, name) == 0) return &o->tensors[i].adam.p;
+    return NULL;
+}
+
+/* ---- an adapter ---- */
+
+static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const char *path, const char *part,
+                            nbl_tensor *tensor)
+{
+    const char *name = nbl__arena_printf(arena, "%s.%s", path, part);
+    if (name == NULL) return NBL_ERROR_MEMORY;
+    const nbl_tensor *found = find(o, name);
+    NBL_CHECK(o->ctx, found, NBL_ERROR_INTERNAL, "\"%s\" is not trained", name);
+    *tensor = *found;
+    return NBL_OK;
+}
+
+static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__optimizer *o,
+                           const nbl__run_config *config, nbl__peft_description *d)
+{
+    nbl__peft_new_module *modules = nbl__arena_alloc(arena, (size_t)peft->module_count * sizeof *modules);
+    nbl__peft_new_tensor *others = nbl__arena_alloc(arena, (size_t)o->count * sizeof *others);
+    if (modules == NULL || others == NULL) return NBL_ERROR_MEMORY;
+    *d = (nbl__peft_description){.settings = peft->settings,
+                                 .modules = modules,
+                                 .module_count = peft->module_count,
+                                 .replacements = others};
+    d->settings.base_model = config->base_model;
+    if (d->settings.task_type == NULL) d->settings.task_type = "CAUSAL_LM";
+    for (int64_t i = 0; i < peft->module_count; i++) {
+        modules[i].path = peft->modules[i].path;
+        NBL_TRY(find_part(arena, o, modules[i].path, "lora_A.weight", &modules[i].a));
+        NBL_TRY(find_part(arena, o, modules[i].path, "lora_B.weight", &modules[i].b));
+        if (peft->settings.dora)
+            NBL_TRY(find_part(arena, o, modules[i].path, "lora_magnitude_vector", &modules[i].magnitude));
+    }
+    for (int64_t i = 0; i < o->count; i++)
+        if (strstr(o->tensors[i].name, ".lora_") == NULL)
+            others[d->replacement_count++] = (nbl__peft_new_tensor){o->tensors[i].name, o->tensors[i].adam.p};
+    return NBL_OK;
+}
+
+static nbl_status write_adapter(const nbl__peft *peft, const nbl__optimizer *o, const nbl__run_config *config,
+                                const char *target, nbl__more_fn more, void *user)
+{
+    nbl__arena arena = nbl__arena_make(o->ctx);
+    nbl__output *output = NULL;
+    nbl__peft_description d;
+    nbl_status status;
+    NBL_GO(describe(&arena, peft, o, config, &d));
+    NBL_GO(nbl__output_begin(o->ctx, target, 0, &output));
+    NBL_GO(nbl__peft_put(output, &d));
+    if (more) NBL_GO(more(user, output));
+    nbl__output *finished = output;
+    output = NULL;
+    status = nbl__output_commit(finished);
+done:
+    nbl__output_abort(output);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- a whole model ---- */
+
+static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl_dtype dtype, int64_t number)
+{
+    enum { PIECE = 1 << 20 };
+    int64_t elements = nbl__tensor_elements(master);
+    uint8_t *buffer = nbl__alloc(v->ctx, PIECE * sizeof(float));
+    if (buffer == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = NBL_OK;
+    for (int64_t at = 0; at < elements && status == NBL_OK; at += PIECE) {
+        int64_t n = nbl__min_i64(PIECE, elements - at);
+        status = nbl_convert(v->ctx, NBL_DTYPE_F32, (const float *)master->data + at, dtype, buffer, n);
+        if (status == NBL_OK)
+            status = nbl__writer_write(v->writer, number, buffer, (size_t)n * nbl__size_of(dtype),
+                                       (uint64_t)at * nbl__size_of(dtype));
+    }
+    nbl__free(v->ctx, buffer, PIECE * sizeof(float));
+    return status;
+}
+
+static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, nbl_dtype dtype,
+                                   const char *target, nbl__more_fn more, void *user)
+{
+    const nbl_checkpoint *c = v->checkpoint;
+    for (int64_t i = 0, number; i < c->tensor_count; i++) {
+        const nbl_tensor_info *t = &c->tensors[i];
+        if (find(o, t->name) == NULL) NBL_TRY(nbl__declare_copy(v, i, t, &number));
+        else NBL_TRY(nbl__writer_declare(v->writer, i, t->name, dtype, t->rank, t->shape, &number));
+    }
+    NBL_TRY(nbl__conversion_begin(v, target, 0));
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const nbl_tensor *master = find(o, c->tensors[i].name);
+        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        if (master == NULL) NBL_TRY(nbl__write_copy(v, &c->tensors[i], i));
+        else NBL_TRY(write_master(v, master, dtype, i));
+    }
+    char name[32];
+    snprintf(name, sizeof name, "\"%s\"", nbl__dtype_torch_name(dtype));
+    nbl__config_edit edits[] = {{nbl__json_get(c->config.root, "dtype") ? "dtype" : "torch_dtype", name}};
+    NBL_TRY(nbl__conversion_finish(v, edits, 1));
+    if (more) NBL_TRY(more(user, v->output));
+    nbl__output *output = v->output;
+    v->output = NULL;
+    return nbl__output_commit(output);
+}
+
+static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *config, nbl_dtype dtype,
+                              const char *target, nbl__more_fn more, void *user)
+{
+    nbl__conversion v;
+    nbl_status status = nbl__conversion_open(o->ctx, config->base_model, &v);
+    if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, more, user);
+    nbl__conversion_close(&v);
+    return status;
+}
+
+nbl_status nbl__result_write(nbl__session *s, const nbl__optimizer *o, const nbl__run_config *config,
+                             nbl_dtype dtype, const char *target, nbl__more_fn more, void *user)
+{
+    return s->model->peft ? write_adapter(s->model->peft, o, config, target, more, user)
+                          : write_model(o, config, dtype, target, more, user);
+}
+
+nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
+{
+    nbl_checkpoint *c;
+    NBL_TRY(nbl_checkpoint_open(o->ctx, folder, NBL_OPEN_STRICT, &c));
+    nbl_status status = NBL_OK;
+    for (int64_t i = 0; i < o->count && status == NBL_OK; i++) {
+        const nbl_tensor *master = &o->tensors[i].adam.p;
+        int64_t k = 0;
+        while (k < c->tensor_count && strcmp(c->tensors[k].name, o->tensors[i].name) != 0) k++;
+        const nbl_weight *w = k < c->tensor_count ? &c->tensors[k].weight : NULL;
+        if (w == NULL || w->format != NBL_FORMAT_DENSE || w->dtype != NBL_DTYPE_F32 ||
+            c->tensors[k].bytes != (uint64_t)nbl__tensor_elements(master) * sizeof(float))
+            status = nbl__fail(o->ctx, NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s\" of this model", folder,
+                               o->tensors[i].name);
+        else memcpy(master->data, w->data, c->tensors[k].bytes);
+    }
+    nbl_checkpoint_close(c);
+    return status;
+}
+
+/* ---- folders ---- */
+
+static nbl_status remove_inside(nbl_context *ctx, nbl__arena *arena, const char *path, int depth)
+{
+    DIR *list = opendir(path);
+    if (list == NULL) return errno == ENOENT ? NBL_OK : nbl__fail_errno(ctx, errno, "%s", path);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        const char *inner = nbl__arena_printf(arena, "%s/%s", path, entry->d_name);
+        if (inner == NULL) status = NBL_ERROR_MEMORY;
+        else if (unlink(inner) == 0 || errno == ENOENT) continue;
+        else if (depth > 0 && nbl__is_folder(inner)) status = remove_inside(ctx, arena, inner, depth - 1);
+        else status = nbl__fail_errno(ctx, errno, "%s: cannot be removed", inner);
+    }
+    closedir(list);
+    if (status == NBL_OK && rmdir(path) != 0)
+        status = nbl__fail_errno(ctx, errno, "%s: cannot be removed", path);
+    return status;
+}
+
+nbl_status nbl__remove_folder(nbl_context *ctx, const char *path)
+{
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl_status status = NBL_OK;
+    if (nbl__exists(path)) {
+        /* Under a name that says what it is, so that a kill in the middle leaves nothing that looks whole. */
+        const char *going = nbl__arena_printf(&arena, "%s.partial-old", path);
+        if (going == NULL) status = NBL_ERROR_MEMORY;
+        else if (nbl__ends_with(path, ".partial-old") || rename(path, going) != 0) going = path;
+        if (status == NBL_OK) status = remove_inside(ctx, &arena, going, 1);
+    }
+    nbl__arena_free(&arena);
+    return status;
+}
+
+nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir)
+{
+    nbl__arena arena = nbl__arena_make(ctx);
+    DIR *list = opendir(output_dir);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; list && status == NBL_OK && (entry = readdir(list));) {
+        if (strstr(entry->d_name, ".partial-") == NULL) continue;
+        const char *path = nbl__arena_printf(&arena, "%s/%s", output_dir, entry->d_name);
+        if (path == NULL) status = NBL_ERROR_MEMORY;
+        else if (unlink(path) != 0) status = remove_inside(ctx, &arena, path, 1);
+    }
+    if (list) closedir(list);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- publishing ---- */
+
+static nbl_status move_file(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to,
+                            const char *name)
+{
+    const char *source = nbl__arena_printf(arena, "%s/%s", from, name),
+               *target = nbl__arena_printf(arena, "%s/%s", to, name);
+    if (source == NULL || target == NULL) return NBL_ERROR_MEMORY;
+    if (nbl__is_folder(source)) NBL_TRY(nbl__remove_folder(ctx, target)); /* a rename replaces files only */
+    if (!nbl__write_allowed(ctx) || rename(source, target) != 0)
+        return nbl__fail_errno(ctx, errno, "%s: cannot be moved here", target);
+    return NBL_OK;
+}
+
+/* Weights come last: who finds them finds everything else. */
+static nbl_status move_all(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to)
+{
+    for (int weights = 0; weights < 2; weights++) {
+        DIR *list = opendir(from);
+        if (list == NULL) return nbl__fail_errno(ctx, errno, "%s", from);
+        nbl_status status = NBL_OK;
+        for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
+            const char *name = entry->d_name;
+            if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+            if (nbl__ends_with(name, ".safetensors") == weights)
+                status = move_file(ctx, arena, from, to, name);
+        }
+        closedir(list);
+        NBL_TRY(status);
+    }
+    return rmdir(from) == 0 ? NBL_OK : nbl__fail_errno(ctx, errno, "%s: cannot be removed", from);
+}
+
+nbl_status nbl__result_publish(nbl__session *s, const nbl__optimizer *o, const nbl__run_config *config,
+                               nbl_dtype dtype)
+{
+    nbl__arena arena = nbl__arena_make(o->ctx);
+    const char *folder = nbl__arena_printf(&arena, "%s/%s", config->output_dir, staging);
+    nbl_status status = folder ? nbl__remove_folder(o->ctx, folder) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) status = nbl__result_write(s, o, config, dtype, folder, NULL, NULL);
+    if (status == NBL_OK) status = move_all(o->ctx, &arena, folder, config->output_dir);
+    nbl__arena_free(&arena);
+    return status;
+}

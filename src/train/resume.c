@@ -1,0 +1,265 @@
+/* resume.c - see resume.h. */
+#include "train/resume.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "train/resume_state.h"
+
+static const char *const state_name = "nibble_state.json";
+enum { STATE_LIMIT = 1 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
+
+/* ---- saving ---- */
+
+static nbl_status hash_file(nbl_context *ctx, const char *path, uint64_t *size, uint64_t *hash)
+{
+    nbl__file file;
+    NBL_TRY(nbl__file_map(ctx, path, &file));
+    *size = file.size;
+    *hash = nbl__hash(0, file.data, file.size);
+    nbl__file_unmap(&file);
+    return NBL_OK;
+}
+
+static nbl_status print_files(nbl__text *out, nbl__arena *arena, const char *folder)
+{
+    DIR *list = opendir(folder);
+    if (list == NULL) return nbl__fail_errno(out->ctx, errno, "%s", folder);
+    nbl_status status = NBL_OK;
+    nbl__text_printf(out, ",\n  \"files\": {");
+    int count = 0;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
+        const char *path = nbl__arena_printf(arena, "%s/%s", folder, entry->d_name);
+        uint64_t size = 0, hash = 0;
+        if (path == NULL) status = NBL_ERROR_MEMORY;
+        else if (nbl__is_folder(path)) continue;
+        else status = hash_file(out->ctx, path, &size, &hash);
+        nbl__text_printf(out, "%s\n    ", count++ ? "," : "");
+        nbl__text_json(out, entry->d_name);
+        nbl__text_printf(out, ": [%" PRIu64 ", \"%016" PRIx64 "\"]", size, hash);
+    }
+    closedir(list);
+    nbl__text_printf(out, "\n  }\n");
+    return status;
+}
+
+static nbl_status put_states(const nbl__run_parts *p, nbl__output *output, nbl__arena *arena, nbl__text *text)
+{
+    nbl__trainer_state_print(text, p);
+    NBL_TRY(text->status);
+    NBL_TRY(nbl__output_put(output, "trainer_state.json", text->text, text->size));
+    text->size = 0;
+    nbl__text_printf(text, "{\n  \"version\": 1,\n");
+    nbl__run_state_print(text, p->state);
+    NBL_TRY(print_files(text, arena, output->partial));
+    nbl__text_printf(text, "}\n");
+    NBL_TRY(text->status);
+    return nbl__output_put(output, state_name, text->text, text->size);
+}
+
+static nbl_status put_more(void *user, nbl__output *output)
+{
+    const nbl__run_parts *p = user;
+    nbl__arena arena = nbl__arena_make(output->ctx);
+    nbl__text text = {.ctx = output->ctx};
+    nbl_status status = nbl__optimizer_put(p->optimizer, output);
+    if (status == NBL_OK) status = put_states(p, output, &arena, &text);
+    nbl__text_free(&text);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- the checkpoints of a folder ---- */
+
+static int by_number(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The steps of all checkpoint-N, ascending. */
+static nbl_status list_steps(nbl__arena *arena, const char *output_dir, int64_t **steps, int64_t *count)
+{
+    *steps = NULL;
+    *count = 0;
+    DIR *list = opendir(output_dir);
+    if (list == NULL) return errno == ENOENT ? NBL_OK : nbl__fail_errno(arena->ctx, errno, "%s", output_dir);
+    int64_t room = 0;
+    for (struct dirent *entry; (entry = readdir(list));) {
+        const char *digits = entry->d_name + strlen("checkpoint-");
+        if (strncmp(entry->d_name, "checkpoint-", strlen("checkpoint-")) != 0) continue;
+        size_t n = strspn(digits, "0123456789");
+        if (n == 0 || n > 18 || digits[n] != '\0') continue;
+        if (*count == room) {
+            int64_t *more = nbl__arena_alloc(arena, (size_t)(room = 2 * room + 64) * sizeof *more);
+            if (more && *count) memcpy(more, *steps, (size_t)*count * sizeof *more);
+            *steps = more;
+        }
+        if (*steps == NULL) break;
+        (*steps)[(*count)++] = strtoll(digits, NULL, 10);
+    }
+    closedir(list);
+    if (room && *steps == NULL) return NBL_ERROR_MEMORY;
+    if (*count) qsort(*steps, (size_t)*count, sizeof **steps, by_number);
+    return NBL_OK;
+}
+
+static const char *folder_of(nbl__arena *arena, const char *output_dir, int64_t step)
+{
+    return nbl__arena_printf(arena, "%s/checkpoint-%" PRId64, output_dir, step);
+}
+
+static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_config *config)
+{
+    int64_t *steps, count;
+    if (config->save_total_limit <= 0) return NBL_OK;
+    NBL_TRY(list_steps(arena, config->output_dir, &steps, &count));
+    for (int64_t i = 0; i + config->save_total_limit < count; i++) {
+        const char *folder = folder_of(arena, config->output_dir, steps[i]);
+        if (folder == NULL) return NBL_ERROR_MEMORY;
+        NBL_TRY(nbl__remove_folder(arena->ctx, folder));
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__checkpoint_save(const nbl__run_parts *p)
+{
+    nbl__arena arena = nbl__arena_make(p->session->model->ctx);
+    const char *folder = folder_of(&arena, p->config->output_dir, p->state->step);
+    nbl_status status = folder ? nbl__remove_folder(arena.ctx, folder) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK)
+        status = nbl__result_write(p->session, p->optimizer, p->config, NBL_DTYPE_F32, folder, put_more,
+                                   (void *)(uintptr_t)p);
+    if (status == NBL_OK) status = remove_oldest(&arena, p->config);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- finding and checking ---- */
+
+static nbl_status read_json(nbl__arena *arena, const char *path, size_t limit, const nbl__json **root)
+{
+    char *text;
+    size_t size = 0;
+    NBL_TRY(nbl__file_read(arena->ctx, path, limit, &text, &size));
+    nbl_status status = nbl__json_parse(arena, path, text, size, NBL_JSON_STRICT, root);
+    nbl__free(arena->ctx, text, size + 1);
+    return status;
+}
+
+static nbl_status read_state(nbl__arena *arena, const char *folder, const char **path, const nbl__json **root)
+{
+    int64_t version = 0;
+    *path = nbl__arena_printf(arena, "%s/%s", folder, state_name);
+    if (*path == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(read_json(arena, *path, STATE_LIMIT, root));
+    NBL_CHECK(arena->ctx, nbl__json_natural(nbl__json_get(*root, "version"), &version) && version == 1,
+              NBL_ERROR_UNSUPPORTED, "%s: version %" PRId64 " instead of 1", *path, version);
+    return NBL_OK;
+}
+
+static nbl_status verify(nbl__arena *arena, const char *folder)
+{
+    const nbl__json *root, *files;
+    const char *path;
+    nbl__run_state state;
+    NBL_TRY(read_state(arena, folder, &path, &root));
+    NBL_TRY(nbl__run_state_read(arena->ctx, path, root, &state));
+    files = nbl__json_get(root, "files");
+    NBL_CHECK(arena->ctx, nbl__json_is(files, NBL_JSON_OBJECT) && files->count > 0, NBL_ERROR_FORMAT,
+              "%s: no files", path);
+    for (int64_t i = 0; i < files->count; i++) {
+        const nbl__json *it = &files->items[i];
+        uint64_t hash = 0, found_size, found_hash;
+        int64_t size = 0;
+        bool good = nbl__json_is(it, NBL_JSON_ARRAY) && it->count == 2 && strchr(it->key, '/') == NULL &&
+                    nbl__json_natural(&it->items[0], &size) && nbl__json_is(&it->items[1], NBL_JSON_STRING) &&
+                    nbl__hash_parse(it->items[1].string, &hash);
+        NBL_CHECK(arena->ctx, good, NBL_ERROR_FORMAT, "%s: files: no size and checksum of \"%s\"", path,
+                  it->key);
+        const char *file = nbl__arena_printf(arena, "%s/%s", folder, it->key);
+        if (file == NULL) return NBL_ERROR_MEMORY;
+        NBL_TRY(hash_file(arena->ctx, file, &found_size, &found_hash));
+        NBL_CHECK(arena->ctx, found_size == (uint64_t)size && found_hash == hash, NBL_ERROR_FORMAT,
+                  "%s: damaged: %" PRIu64 " bytes, checksum %016" PRIx64 "; %" PRId64 " and %016" PRIx64
+                  " were written",
+                  file, found_size, found_hash, size, hash);
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder)
+{
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl_status status = verify(&arena, folder);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder)
+{
+    int64_t *steps, count;
+    *folder = NULL;
+    NBL_TRY(list_steps(arena, output_dir, &steps, &count));
+    for (int64_t i = count - 1; i >= 0; i--) {
+        const char *candidate = folder_of(arena, output_dir, steps[i]);
+        if (candidate == NULL) return NBL_ERROR_MEMORY;
+        nbl_status status = nbl__checkpoint_verify(arena->ctx, candidate);
+        if (status == NBL_OK) {
+            *folder = candidate;
+            return NBL_OK;
+        }
+        if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
+        nbl__log(arena->ctx, NBL_LOG_WARNING, "%s is passed over: %s", candidate,
+                 nbl_error_message(arena->ctx));
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__checkpoint_any(nbl_context *ctx, const char *output_dir, bool *any)
+{
+    static const char *const results[] = {"adapter_model.safetensors", "model.safetensors",
+                                          "model.safetensors.index.json"};
+    nbl__arena arena = nbl__arena_make(ctx);
+    int64_t *steps, count;
+    nbl_status status = list_steps(&arena, output_dir, &steps, &count);
+    *any = count > 0;
+    for (size_t i = 0; status == NBL_OK && i < sizeof results / sizeof *results; i++) {
+        const char *path = nbl__arena_printf(&arena, "%s/%s", output_dir, results[i]);
+        if (path == NULL) status = NBL_ERROR_MEMORY;
+        else *any = *any || nbl__exists(path);
+    }
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- loading ---- */
+
+static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *folder)
+{
+    const nbl__json *root, *history;
+    const char *path;
+    uint64_t data = p->state->data;
+    NBL_TRY(read_state(arena, folder, &path, &root));
+    NBL_TRY(nbl__run_state_read(arena->ctx, path, root, p->state));
+    if (p->state->data != data)
+        return nbl__hint(arena->ctx,
+                         nbl__fail(arena->ctx, NBL_ERROR_FORMAT, "%s: the run trained on other data", folder),
+                         "files, tokenizer, template and the keys that choose rows must be as they were");
+    path = nbl__arena_printf(arena, "%s/trainer_state.json", folder);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(read_json(arena, path, TRAINER_STATE_LIMIT, &history));
+    NBL_TRY(nbl__records_restore(p->records, path, nbl__json_get(history, "log_history")));
+    if (p->session->model->peft == NULL) NBL_TRY(nbl__result_load(p->optimizer, folder));
+    return nbl__optimizer_load(p->optimizer, folder);
+}
+
+nbl_status nbl__checkpoint_load(const nbl__run_parts *p, const char *folder)
+{
+    nbl__arena arena = nbl__arena_make(p->session->model->ctx);
+    nbl_status status = load(p, &arena, folder);
+    nbl__arena_free(&arena);
+    return status;
+}

@@ -1,0 +1,60 @@
+/* resume.h - checkpoint-N folders: everything a run needs to go on as if it had not stopped.
+ *
+ *     adapter_config.json, adapter_model.safetensors    or the whole model, its masters in f32
+ *     optimizer.safetensors                             the moments
+ *     trainer_state.json                                transformers' TrainerState with the history
+ *     nibble_state.json                                 where the run stands; size and checksum of every file
+ *
+ * A folder appears whole or not at all, and what was damaged later shows: a checkpoint counts only if every file
+ * has the size and checksum that nibble_state.json tells. There is no state of a random generator: dropout and
+ * order are functions of the seed and the place in the run. */
+#ifndef NBL_RESUME_H
+#define NBL_RESUME_H
+
+#include "train/records.h"
+#include "train/result.h"
+
+/* Where a run stands after a step. */
+typedef struct nbl__run_state {
+    int64_t step;         /* optimiser steps done */
+    int64_t epoch, batch; /* the next micro-batch: its epoch, and its place in there */
+    int64_t batches;      /* micro-batches of that epoch */
+    double loss_sum;      /* since the last record, and of how many steps */
+    int64_t loss_steps;
+    double loss_scale;  /* f16 */
+    int64_t good_steps; /* since the scale last changed */
+    double best_eval;   /* infinite: none yet */
+    int64_t evals_without_gain;
+    int64_t high_losses; /* in a row */
+    uint64_t data;       /* nbl__data_identity */
+} nbl__run_state;
+
+/* Epochs done, as transformers counts them. */
+static inline double nbl__run_epoch(const nbl__run_state *state)
+{
+    return (double)state->epoch + (state->batches ? (double)state->batch / (double)state->batches : 0);
+}
+
+typedef struct nbl__run_parts {
+    const nbl__run_config *config;
+    nbl__session *session;
+    nbl__optimizer *optimizer;
+    nbl__records *records;
+    nbl__run_state *state;
+    int64_t max_steps;
+} nbl__run_parts;
+
+/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit. */
+nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
+
+/* The newest whole checkpoint of output_dir into the arena; NULL: there is none. Damaged ones are passed over with
+ * a warning that names them. */
+nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder);
+/* Fails with the reason when the folder is no whole checkpoint. */
+nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
+/* Does output_dir hold a checkpoint or a result of an earlier run? */
+nbl_status nbl__checkpoint_any(nbl_context *ctx, const char *output_dir, bool *any);
+/* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
+nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
+
+#endif

@@ -1,0 +1,110 @@
+/* resume_state.c - trainer_state.json and nibble_state.json, written and read. See resume.h. */
+#include <math.h>
+
+#include "base/hash.h"
+#include "train/resume_state.h"
+
+static void print_flag(nbl__text *out, const char *key, const char *value)
+{
+    nbl__text_printf(out, ",\n  \"%s\": %s", key, value);
+}
+
+/* With the keys of transformers' TrainerState and no other: it refuses what it does not know. */
+void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
+{
+    const nbl__run_config *c = p->config;
+    nbl__text_printf(
+        out, "{\n  \"best_global_step\": null,\n  \"best_metric\": null,\n  \"best_model_checkpoint\": null");
+    nbl__text_printf(out, ",\n  \"epoch\": ");
+    nbl__text_real(out, nbl__run_epoch(p->state));
+    nbl__text_printf(out, ",\n  \"eval_steps\": %" PRId64 ",\n  \"global_step\": %" PRId64, c->eval_steps,
+                     p->state->step);
+    print_flag(out, "is_hyper_param_search", "false");
+    print_flag(out, "is_local_process_zero", "true");
+    print_flag(out, "is_world_process_zero", "true");
+    nbl__text_printf(out, ",\n  \"log_history\": [");
+    for (int64_t i = 0; i < p->records->count; i++) {
+        nbl__text_printf(out, "%s\n    ", i ? "," : "");
+        nbl__record_print(out, &p->records->items[i]);
+    }
+    nbl__text_printf(out, "%s],\n  \"logging_steps\": %" PRId64 ",\n  \"max_steps\": %" PRId64,
+                     p->records->count ? "\n  " : "", c->logging_steps, p->max_steps);
+    nbl__text_printf(out,
+                     ",\n  \"num_input_tokens_seen\": 0,\n  \"num_train_epochs\": %" PRId64
+                     ",\n  \"save_steps\": %" PRId64 ",\n  \"stateful_callbacks\": {},\n  \"total_flos\": 0",
+                     (int64_t)ceil(c->num_epochs), c->save_steps);
+    nbl__text_printf(out,
+                     ",\n  \"train_batch_size\": %" PRId64
+                     ",\n  \"trial_name\": null,\n  \"trial_params\": null\n}\n",
+                     c->micro_batch_size);
+}
+
+/* One row per number of the state. */
+enum kind { INTEGER, REAL, BITS };
+static const struct field {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+} fields[] = {
+    {"step", INTEGER, offsetof(nbl__run_state, step)},
+    {"epoch", INTEGER, offsetof(nbl__run_state, epoch)},
+    {"batch", INTEGER, offsetof(nbl__run_state, batch)},
+    {"batches", INTEGER, offsetof(nbl__run_state, batches)},
+    {"loss_sum", REAL, offsetof(nbl__run_state, loss_sum)},
+    {"loss_steps", INTEGER, offsetof(nbl__run_state, loss_steps)},
+    {"loss_scale", REAL, offsetof(nbl__run_state, loss_scale)},
+    {"good_steps", INTEGER, offsetof(nbl__run_state, good_steps)},
+    {"best_eval", REAL, offsetof(nbl__run_state, best_eval)}, /* null: infinite */
+    {"evals_without_gain", INTEGER, offsetof(nbl__run_state, evals_without_gain)},
+    {"high_losses", INTEGER, offsetof(nbl__run_state, high_losses)},
+    {"data", BITS, offsetof(nbl__run_state, data)},
+};
+enum { FIELDS = sizeof fields / sizeof *fields };
+
+static const void *place(const nbl__run_state *state, const struct field *f)
+{
+    return (const char *)state + f->offset;
+}
+
+void nbl__run_state_print(nbl__text *out, const nbl__run_state *state)
+{
+    for (int i = 0; i < FIELDS; i++) {
+        const void *at = place(state, &fields[i]);
+        nbl__text_printf(out, "%s  \"%s\": ", i ? ",\n" : "", fields[i].name);
+        if (fields[i].kind == INTEGER) nbl__text_printf(out, "%" PRId64, *(const int64_t *)at);
+        else if (fields[i].kind == BITS) nbl__text_printf(out, "\"%016" PRIx64 "\"", *(const uint64_t *)at);
+        else if (isfinite(*(const double *)at)) nbl__text_real(out, *(const double *)at);
+        else nbl__text_printf(out, "null");
+    }
+}
+
+nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__json *root,
+                               nbl__run_state *state)
+{
+    for (int i = 0; i < FIELDS; i++) {
+        const nbl__json *value = nbl__json_get(root, fields[i].name);
+        void *at = (void *)(uintptr_t)place(state, &fields[i]);
+        bool good;
+        if (fields[i].kind == INTEGER) good = nbl__json_natural(value, at);
+        else if (fields[i].kind == REAL && nbl__json_is(value, NBL_JSON_NULL))
+            good = (*(double *)at = INFINITY, true);
+        else if (fields[i].kind == REAL) good = nbl__json_number(value, at);
+        else good = nbl__json_is(value, NBL_JSON_STRING) && nbl__hash_parse(value->string, at);
+        NBL_CHECK(ctx, good, NBL_ERROR_FORMAT, "%s: no right value for \"%s\"", where, fields[i].name);
+    }
+    NBL_CHECK(ctx, state->batch <= state->batches, NBL_ERROR_FORMAT,
+              "%s: micro-batch %" PRId64 " of %" PRId64, where, state->batch, state->batches);
+    return NBL_OK;
+}
+
+bool nbl__hash_parse(const char *text, uint64_t *hash)
+{
+    *hash = 0;
+    for (int i = 0; i < 16; i++) {
+        char c = text[i];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (digit < 0) return false;
+        *hash = *hash << 4 | (uint64_t)digit;
+    }
+    return text[16] == '\0';
+}

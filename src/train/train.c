@@ -1,0 +1,216 @@
+/* train.c - a run from its first step to its result. See trainer.h. */
+#include <math.h>
+#include <time.h>
+
+#include "train/run.h"
+#include "train/trainer.h"
+
+typedef struct loop {
+    nbl__trainer t;
+    const nbl_train_options *options;
+    nbl_train_summary *summary;
+    double begun, step_begun, logged_at; /* seconds */
+    int64_t first_step;
+    int64_t tokens_since_log, eval_every, save_every;
+    int64_t saved_step; /* the last checkpoint's */
+    bool stop;          /* early, and why: */
+    const char *why;
+} loop;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- telling ---- */
+
+static nbl_train_event event_of(const loop *l, nbl_train_event_kind kind)
+{
+    double elapsed = now() - l->begun;
+    int64_t done = l->t.state.step - l->first_step, left = l->t.max_steps - l->t.state.step;
+    return (nbl_train_event){.kind = kind,
+                             .step = l->t.state.step,
+                             .steps = l->t.max_steps,
+                             .epoch = nbl__run_epoch(&l->t.state),
+                             .memory_bytes = l->t.memory_bytes,
+                             .seconds = elapsed,
+                             .seconds_left = done > 0 ? elapsed / (double)done * (double)left : 0};
+}
+
+/* The caller may ask to stop: after this step, with everything saved. */
+static void tell(loop *l, const nbl_train_event *event)
+{
+    if (l->options->event && l->options->event(l->options->user, event) != 0) l->stop = true;
+}
+
+static void tell_text(loop *l, nbl_train_event_kind kind, const char *text)
+{
+    nbl_train_event event = event_of(l, kind);
+    event.text = text;
+    tell(l, &event);
+}
+
+/* ---- records ---- */
+
+static nbl_status log_step(loop *l, const nbl__step_result *r)
+{
+    nbl__run_state *state = &l->t.state;
+    state->loss_sum += r->loss;
+    state->loss_steps++;
+    l->tokens_since_log += r->tokens;
+    double at = now();
+    nbl_train_event event = event_of(l, NBL_TRAIN_STEP);
+    event.loss = r->loss;
+    event.grad_norm = r->grad_norm;
+    event.learning_rate = r->learning_rate;
+    event.trained_tokens = r->trained;
+    event.tokens_per_second = (double)r->tokens / fmax(at - l->step_begun, 1e-9);
+    tell(l, &event);
+    if (state->step % l->t.config->logging_steps != 0 && state->step != l->t.max_steps) return NBL_OK;
+    nbl__record record = {.step = state->step,
+                          .epoch = event.epoch,
+                          .loss = state->loss_sum / (double)state->loss_steps,
+                          .grad_norm = r->grad_norm,
+                          .learning_rate = r->learning_rate,
+                          .tokens_per_second = (double)l->tokens_since_log / fmax(at - l->logged_at, 1e-9),
+                          .trained_tokens = r->trained,
+                          .memory_bytes = l->t.memory_bytes};
+    NBL_TRY(nbl__records_add(&l->t.records, &record));
+    l->summary->loss = record.loss;
+    state->loss_sum = 0;
+    state->loss_steps = l->tokens_since_log = 0;
+    l->logged_at = now();
+    return NBL_OK;
+}
+
+/* ---- evaluation, early ends ---- */
+
+static nbl_status evaluate(loop *l)
+{
+    nbl__trainer *t = &l->t;
+    nbl__record record = {.step = t->state.step, .epoch = nbl__run_epoch(&t->state), .evaluation = true};
+    double before = now();
+    NBL_TRY(nbl__trainer_evaluate(t, &record.loss));
+    NBL_TRY(nbl__records_add(&t->records, &record));
+    l->summary->eval_loss = record.loss;
+    nbl_train_event event = event_of(l, NBL_TRAIN_EVALUATION);
+    event.loss = record.loss;
+    tell(l, &event);
+    l->logged_at += now() - before; /* the throughput is that of training */
+    if (record.loss < t->state.best_eval) {
+        t->state.best_eval = record.loss;
+        t->state.evals_without_gain = 0;
+    } else t->state.evals_without_gain++;
+    int64_t patience = t->config->early_stopping_patience;
+    if (patience > 0 && t->state.evals_without_gain >= patience) {
+        l->stop = true;
+        l->why = "the evaluation loss no longer falls (early_stopping_patience)";
+    }
+    return NBL_OK;
+}
+
+static void watch_loss(loop *l, double loss)
+{
+    const nbl__run_config *c = l->t.config;
+    if (c->loss_watchdog_threshold <= 0) return;
+    l->t.state.high_losses = loss > c->loss_watchdog_threshold ? l->t.state.high_losses + 1 : 0;
+    if (l->t.state.high_losses < nbl__max_i64(1, c->loss_watchdog_patience)) return;
+    l->stop = true;
+    l->why = "the loss stays above loss_watchdog_threshold";
+}
+
+/* ---- checkpoints ---- */
+
+static nbl_status save(loop *l)
+{
+    nbl__trainer *t = &l->t;
+    nbl__run_parts parts = {t->config, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
+    double before = now();
+    if (l->saved_step == t->state.step) return NBL_OK;
+    NBL_TRY(nbl__checkpoint_save(&parts));
+    l->saved_step = t->state.step;
+    l->logged_at += now() - before;
+    tell_text(l, NBL_TRAIN_SAVED, t->config->output_dir);
+    return NBL_OK;
+}
+
+/* An interval in steps: given, so many per epoch, or at the end of every epoch. */
+static int64_t interval(const loop *l, int64_t steps, int64_t per_epoch)
+{
+    if (steps > 0) return steps;
+    return per_epoch > 0 ? nbl__ceil_div(l->t.steps_per_epoch, per_epoch) : l->t.steps_per_epoch;
+}
+
+static nbl_status run_steps(loop *l)
+{
+    nbl__trainer *t = &l->t;
+    while (t->state.step < t->max_steps && !l->stop) {
+        nbl__step_result result = {0};
+        l->step_begun = now();
+        NBL_TRY(nbl__trainer_step(t, &result));
+        NBL_TRY(log_step(l, &result));
+        watch_loss(l, result.loss);
+        bool last = t->state.step == t->max_steps;
+        if (t->validation.batch_count && (t->state.step % l->eval_every == 0 || last)) NBL_TRY(evaluate(l));
+        if (t->state.step % l->save_every == 0) NBL_TRY(save(l));
+    }
+    return save(l);
+}
+
+/* ---- the whole ---- */
+
+static nbl_status write_config(const nbl__trainer *t)
+{
+    nbl__arena arena = nbl__arena_make(t->ctx);
+    nbl__text text = {.ctx = t->ctx};
+    const char *path = nbl__arena_printf(&arena, "%s/run.yml", t->config->output_dir);
+    nbl_status status = path ? nbl__run_config_write(&text, t->config) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) status = text.status;
+    if (status == NBL_OK) status = nbl__file_put(t->ctx, path, text.text, text.size);
+    nbl__text_free(&text);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+static nbl_status run(loop *l)
+{
+    nbl__trainer *t = &l->t;
+    l->eval_every = interval(l, t->config->eval_steps, t->config->evals_per_epoch);
+    l->save_every = interval(l, t->config->save_steps, t->config->saves_per_epoch);
+    l->first_step = t->state.step;
+    l->saved_step = t->resumed ? t->state.step : -1;
+    l->begun = l->logged_at = now();
+    NBL_TRY(write_config(t));
+    NBL_TRY(nbl__records_begin(&t->records));
+    tell_text(l, NBL_TRAIN_BEGIN, t->resumed);
+    NBL_TRY(run_steps(l));
+    *l->summary = (nbl_train_summary){.step = t->state.step,
+                                      .steps = t->max_steps,
+                                      .loss = l->summary->loss,
+                                      .eval_loss = l->summary->eval_loss,
+                                      .seconds = now() - l->begun,
+                                      .memory_bytes = t->memory_bytes};
+    if (t->state.step < t->max_steps && l->why == NULL)
+        return nbl__hint(t->ctx,
+                         nbl__fail(t->ctx, NBL_ERROR_CANCELLED,
+                                   "interrupted after step %" PRId64 "; saved in %s/checkpoint-%" PRId64,
+                                   t->state.step, t->config->output_dir, t->state.step),
+                         "nibble train %s --resume goes on", t->config->file);
+    if (l->why)
+        nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
+    return nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored);
+}
+
+nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train_summary *summary)
+{
+    static const nbl_train_options none;
+    nbl_train_summary unread;
+    loop l = {.options = options ? options : &none, .summary = summary ? summary : &unread};
+    *l.summary = (nbl_train_summary){0};
+    NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options->resume, &l.t));
+    nbl_status status = run(&l);
+    nbl__trainer_close(&l.t);
+    return status;
+}

@@ -1,0 +1,187 @@
+/* train_step.c - one optimiser step. See trainer.h.
+ *
+ * The loss is the sum over all trained tokens of the window divided by their number, so that it does not depend
+ * on how the window is cut into micro-batches. Gradients add up in f32 in the order of the micro-batches. In f16
+ * the gradient of the loss is scaled by a power of two; a window whose gradients overflow is run again with half
+ * of it. */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "ops/cross_entropy.h"
+#include "train/schedule.h"
+#include "train/trainer.h"
+
+enum { STEPS_TO_GROW = 2000 };
+static const double least_scale = 0x1p-14, most_scale = 0x1p24;
+
+/* ---- the window ---- */
+
+static nbl_status add_example(nbl__trainer *t, int64_t index, int64_t *at, int64_t *sequence)
+{
+    nbl__window *w = &t->window;
+    nbl__example example;
+    NBL_TRY(nbl__data_example(t->data, index, &example));
+    NBL_CHECK(t->ctx, *at + example.count <= w->room && *sequence < w->most_sequences, NBL_ERROR_INTERNAL,
+              "example %" PRId64 " with %" PRId64 " tokens was not planned for", index, example.count);
+    memcpy(w->ids + *at, example.ids, (size_t)example.count * sizeof *w->ids);
+    memcpy(w->labels + *at, example.labels, (size_t)example.count * sizeof *w->labels);
+    w->sequences[*sequence] = (nbl_ids){w->ids + *at, example.count};
+    w->targets[*sequence] = (nbl_ids){w->labels + *at, example.count};
+    for (int64_t i = 1; i < example.count; i++) w->trained += example.labels[i] != NBL_LABEL_IGNORED;
+    w->tokens += example.count;
+    *at += example.count;
+    ++*sequence;
+    return NBL_OK;
+}
+
+/* The next micro-batches of an epoch, at most `most`, from `batch` on. */
+static nbl_status fill_window(nbl__trainer *t, const nbl__epoch *epoch, int64_t batch, int64_t most)
+{
+    nbl__window *w = &t->window;
+    int64_t at = 0, sequence = 0;
+    w->tokens = w->trained = 0;
+    w->batches = nbl__min_i64(most, epoch->batch_count - batch);
+    for (int64_t b = 0; b < w->batches; b++) {
+        w->starts[b] = sequence;
+        for (int64_t i = epoch->starts[batch + b]; i < epoch->starts[batch + b + 1]; i++)
+            NBL_TRY(add_example(t, epoch->order[i], &at, &sequence));
+    }
+    w->starts[w->batches] = sequence;
+    return NBL_OK;
+}
+
+/* ---- running ---- */
+
+static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool training)
+{
+    for (int64_t i = 0; i < t->site_count; i++) {
+        nbl__dropout_site *site = &t->sites[i];
+        uint64_t key[] = {t->config->seed, (uint64_t)epoch, (uint64_t)batch, site->number};
+        *site->rate = training ? site->trained_rate : 0;
+        *site->seed = nbl__hash(0, key, sizeof key);
+    }
+}
+
+static void set_denominator(nbl__trainer *t, int64_t trained)
+{
+    for (int i = 0; i < t->session.plan.step_count; i++) {
+        nbl__planned_step *step = &t->session.plan.steps[i];
+        if (strcmp(step->node->family->name, "cross_entropy") == 0)
+            ((nbl__cross_entropy *)step->arguments)->denominator = (float)nbl__max_i64(trained, 1);
+    }
+}
+
+static nbl_status load_batch(nbl__trainer *t, int64_t b)
+{
+    nbl__window *w = &t->window;
+    int64_t first = w->starts[b];
+    return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
+}
+
+/* Says where the first value that is not finite comes from. */
+static nbl_status blame(nbl__trainer *t)
+{
+    const nbl__node *node;
+    NBL_TRY(nbl__plan_find_non_finite(&t->session.plan, &node));
+    char layer[64] = "";
+    if (node && node->layer >= 0) snprintf(layer, sizeof layer, "model.layers.%d: ", node->layer);
+    nbl_status status = nbl__fail(t->ctx, NBL_ERROR_FORMAT,
+                                  "step %" PRId64 ": the loss is not finite; first in %s%s",
+                                  t->state.step + 1, layer, node ? node->name : "the loss itself");
+    return nbl__hint(t->ctx, status,
+                     "a weight of that layer may be infinite or NaN, or the learning rate too high");
+}
+
+/* Forward and backward over the window; gradients are cleared first. */
+static nbl_status run_window(nbl__trainer *t, double *loss)
+{
+    nbl__optimizer_clear(&t->optimizer);
+    *loss = 0;
+    *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
+    for (int64_t b = 0; b < t->window.batches; b++) {
+        set_dropout(t, t->state.epoch, t->state.batch + b, true);
+        set_denominator(t, t->window.trained);
+        NBL_TRY(load_batch(t, b));
+        NBL_TRY(nbl__plan_run(&t->session.plan));
+        float part = *(float *)nbl__plan_data(&t->session.plan, t->session.build.loss);
+        if (!isfinite(part)) return blame(t);
+        *loss += (double)part;
+    }
+    return NBL_OK;
+}
+
+/* Runs the window until its gradients are finite. */
+static nbl_status make_gradients(nbl__trainer *t, double *loss, float *norm)
+{
+    const char *bad;
+    for (;;) {
+        NBL_TRY(run_window(t, loss));
+        NBL_TRY(
+            nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * t->state.loss_scale, norm, &bad));
+        if (bad == NULL) break;
+        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > least_scale,
+                  NBL_ERROR_FORMAT, "step %" PRId64 ": the gradient of \"%s\" is not finite",
+                  t->state.step + 1, bad);
+        t->state.loss_scale *= 0.5;
+        t->state.good_steps = 0;
+    }
+    *norm = (float)((double)*norm / t->state.loss_scale);
+    return NBL_OK;
+}
+
+static void grow_scale(nbl__trainer *t)
+{
+    if (t->model->dtype != NBL_DTYPE_F16 || ++t->state.good_steps < STEPS_TO_GROW) return;
+    t->state.good_steps = 0;
+    if (t->state.loss_scale < most_scale) t->state.loss_scale *= 2;
+}
+
+/* At the end of an epoch the next one is made. */
+static nbl_status next_epoch(nbl__trainer *t)
+{
+    if (t->state.batch < t->epoch.batch_count) return NBL_OK;
+    nbl__epoch_free(t->ctx, &t->epoch);
+    t->state.epoch++;
+    t->state.batch = 0;
+    NBL_TRY(nbl__epoch_make(t->data, t->state.epoch, false, &t->epoch));
+    t->state.batches = t->epoch.batch_count;
+    return NBL_OK;
+}
+
+nbl_status nbl__trainer_step(nbl__trainer *t, nbl__step_result *result)
+{
+    float norm = 0;
+    NBL_TRY(next_epoch(t));
+    NBL_TRY(fill_window(t, &t->epoch, t->state.batch, t->config->gradient_accumulation_steps));
+    NBL_TRY(make_gradients(t, &result->loss, &norm));
+    result->grad_norm = (double)norm;
+    result->learning_rate = t->config->learning_rate *
+                            nbl__schedule_factor(t->config->schedule, t->state.step, t->warmup, t->max_steps);
+    double grad_scale = 1 / t->state.loss_scale;
+    NBL_TRY(
+        nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, grad_scale, t->state.step + 1));
+    grow_scale(t);
+    result->tokens = t->window.tokens;
+    result->trained = t->window.trained;
+    t->state.step++;
+    t->state.batch += t->window.batches;
+    return NBL_OK;
+}
+
+nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
+{
+    double sum = 0;
+    int64_t trained = 0;
+    set_dropout(t, 0, 0, false);
+    set_denominator(t, 1); /* sums */
+    for (int64_t b = 0; b < t->validation.batch_count; b++) {
+        NBL_TRY(fill_window(t, &t->validation, b, 1));
+        NBL_TRY(load_batch(t, 0));
+        NBL_TRY(nbl__plan_run_forward(&t->session.plan));
+        sum += (double)*(float *)nbl__plan_data(&t->session.plan, t->session.build.loss);
+        trained += t->window.trained;
+    }
+    *loss = trained ? sum / (double)trained : 0;
+    return NBL_OK;
+}

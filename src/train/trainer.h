@@ -1,0 +1,70 @@
+/* trainer.h - a run while it trains.
+ *
+ *   train_open.c   data, model, adapter, plan, optimiser; going on from a checkpoint
+ *   train_step.c   one optimiser step: a window of micro-batches, forward and backward, clipping, AdamW
+ *   train.c        the loop: steps, records, evaluations, checkpoints, the result
+ *
+ * Everything is planned before the first step; a step allocates nothing but what reading the next rows needs. */
+#ifndef NBL_TRAINER_H
+#define NBL_TRAINER_H
+
+#include "train/data.h"
+#include "train/resume.h"
+
+/* A place where dropout is drawn: its attributes in the arguments of a planned step. */
+typedef struct nbl__dropout_site {
+    float *rate, trained_rate;
+    uint64_t *seed;
+    uint64_t number; /* of its node: a recomputation draws the same mask */
+} nbl__dropout_site;
+
+/* The examples of one optimiser step. */
+typedef struct nbl__window {
+    int32_t *ids, *labels;        /* [room] */
+    nbl_ids *sequences, *targets; /* [most sequences], into ids and labels */
+    int64_t room, most_sequences;
+    int64_t *starts; /* [accumulation + 1] sequences of each micro-batch */
+    int64_t batches, tokens, trained;
+} nbl__window;
+
+typedef struct nbl__trainer {
+    nbl_context *ctx;
+    nbl__arena arena;
+    const nbl__run_config *config;
+    nbl__data *data;
+    nbl_model *model;
+    nbl_dtype stored; /* of the base model's weights */
+    nbl__session session;
+    nbl__optimizer optimizer;
+    nbl__records records;
+    nbl__epoch epoch, validation;
+    nbl__run_state state;
+    nbl__window window;
+    nbl__dropout_site *sites;
+    int64_t site_count;
+    int64_t max_steps, steps_per_epoch, warmup;
+    uint64_t memory_bytes; /* planned: weights, arenas, moments */
+    const char *resumed;   /* the checkpoint gone on from; or NULL */
+} nbl__trainer;
+
+typedef struct nbl__step_result {
+    double loss, grad_norm, learning_rate;
+    int64_t tokens, trained;
+} nbl__step_result;
+
+/* ---- train_open.c ---- */
+
+/* Without allocating what is planned: data, model and plan. `tokens`, `sequences`: 0: those of the data. */
+nbl_status nbl__trainer_plan(nbl_context *ctx, const nbl__run_config *config, const char *adapter,
+                             int64_t tokens, int64_t sequences, nbl__trainer *trainer);
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume,
+                             nbl__trainer *trainer);
+void nbl__trainer_close(nbl__trainer *trainer);
+
+/* ---- train_step.c ---- */
+
+nbl_status nbl__trainer_step(nbl__trainer *trainer, nbl__step_result *result);
+/* The loss of the examples held back. */
+nbl_status nbl__trainer_evaluate(nbl__trainer *trainer, double *loss);
+
+#endif
