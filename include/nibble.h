@@ -446,7 +446,7 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
  *     y = ... + bias
  *
  * x [.., in], w [out, in] in any format, A [r, in], B [out, r], magnitude
- * [out]; A, B and magnitude in f32, f16 or bf16. One to eight tokens read the
+ * [out]; A, B and magnitude in f32, f16 or bf16; bias in f32 or the dtype. One to eight tokens read the
  * packed weight as it lies (GEMV). A weight in int8 multiplies as LLM.int8:
  * columns of x with a value of `threshold` or more stay as they are, the
  * others are quantised to 8 bits by rows; backward uses the decoded weight.
@@ -466,6 +466,9 @@ typedef struct nbl_linear {
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;
+    nbl_tensor dw;   /* f32 [out, in]; only with train_w */
+    bool train_w;    /* the weight is trained, too: backward makes dw, the
+                        gradient of the values that the weight decodes to */
     bool accumulate; /* add to the gradients of parameters */
 } nbl_linear;
 
