@@ -5,11 +5,36 @@
 
 /* ---- weights ---- */
 
+static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
+
+/* Did the adapter bring this tensor as one of modules_to_save? It may also bring an embedding with new rows, which is
+ * as frozen as the one that it replaces. */
+static bool is_saved(const nbl__peft *p, const char *name)
+{
+    for (int64_t i = 0; i < p->replacement_count; i++) {
+        char module[512];
+        const char *full = p->replacements[i].name, *dot = strrchr(full, '.');
+        if (strcmp(full, name) != 0 || dot == NULL || (size_t)(dot - full) >= sizeof module) continue;
+        memcpy(module, full, (size_t)(dot - full));
+        module[dot - full] = '\0';
+        return nbl__peft_saves(p->rules, module);
+    }
+    return false;
+}
+
 struct nbl__held *nbl__model_find(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
     return NULL;
+}
+
+bool nbl__model_trains(const nbl_model *m, const char *name)
+{
+    if (m->train_all) return true;
+    for (int64_t i = 0; i < m->trained_count; i++)
+        if (strcmp(m->trained[i], name) == 0) return true;
+    return m->peft && is_saved(m->peft, name);
 }
 
 /* The linear layers of the blocks: what transformers quantises of these architectures. */
@@ -79,6 +104,29 @@ static nbl_status hold_gguf(nbl_model *m)
     return NBL_OK;
 }
 
+/* One of modules_to_save is a copy of its own: with the embedding or the head among them, the two are no longer one,
+ * and what is not replaced stays what both were. */
+static nbl_status untie(nbl_model *m)
+{
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    struct nbl__held *head = nbl__model_find(m, head_name);
+    if (!m->decoder.tied || embedding == NULL ||
+        (!is_saved(m->peft, head_name) && !is_saved(m->peft, embedding_name)))
+        return NBL_OK;
+    if (head == NULL) {
+        struct nbl__held *more = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *more);
+        if (more == NULL) return NBL_ERROR_MEMORY;
+        memcpy(more, m->weights, (size_t)m->weight_count * sizeof *more);
+        m->weights = more;
+        embedding = nbl__model_find(m, embedding_name);
+        head = &more[m->weight_count++];
+        *head = (struct nbl__held){.name = head_name};
+    }
+    head->weight = embedding->weight;
+    m->decoder.tied = false;
+    return NBL_OK;
+}
+
 /* modules_to_save: weights that the adapter brings with it. */
 static nbl_status apply_replacements(nbl_model *m)
 {
@@ -123,6 +171,7 @@ static nbl_status check_first_layer(nbl_model *m)
 static nbl_status check_adapter(nbl_model *m)
 {
     NBL_TRY(check_first_layer(m));
+    NBL_TRY(untie(m));
     nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *places);
     if (places == NULL) return NBL_ERROR_MEMORY;
     int64_t count = 0;
