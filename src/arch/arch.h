@@ -25,6 +25,7 @@ typedef struct nbl__decoder {
     float norm_eps;
     int act;                         /* nbl__act */
     bool tied;                       /* the head is the embedding */
+    int64_t padding;                 /* an id whose row of the embedding no lookup trains; -1: none */
     bool qkv_bias, o_bias, mlp_bias; /* which linear layers have one */
     bool qk_norm;                    /* q and k are normalised by heads */
     bool gemma;            /* 1 + w norms, one rounding; norms after the blocks, too; scaled embedding */

@@ -329,6 +329,7 @@ static nbl__value embed(nbl__build *b)
     if (a == NULL) return 0;
     a->dtype = b->dtype;
     if (d->gemma) a->scale = (float)sqrt((double)d->hidden);
+    a->padding = d->padding;
     nbl__graph_bind(b->g, "ids", b->ids);
     nbl__graph_bind(b->g, "w", weight(b, EMBEDDING, d->vocabulary, d->hidden));
     return nbl__graph_end(b->g);
