@@ -446,7 +446,7 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
  *     y = ... + bias
  *
  * x [.., in], w [out, in] in any format, A [r, in], B [out, r], magnitude
- * [out]; A, B and magnitude in f32, f16 or bf16. One to eight tokens read the
+ * [out]; A, B and magnitude in f32, f16 or bf16; bias in f32 or the dtype. One to eight tokens read the
  * packed weight as it lies (GEMV). A weight in int8 multiplies as LLM.int8:
  * columns of x with a value of `threshold` or more stay as they are, the
  * others are quantised to 8 bits by rows; backward uses the decoded weight.
@@ -466,6 +466,9 @@ typedef struct nbl_linear {
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;
+    nbl_tensor dw;   /* f32 [out, in]; only with train_w */
+    bool train_w;    /* the weight is trained, too: backward makes dw, the
+                        gradient of the values that the weight decodes to */
     bool accumulate; /* add to the gradients of parameters */
 } nbl_linear;
 
@@ -731,6 +734,7 @@ typedef struct nbl_model_options {
                             checkpoint's own */
     const char *load;  /* convert the linear layers on arrival: "nf4", "fp4",
                             "int8", "mxfp4"; NULL: as they are */
+    int load_nested;   /* nf4, fp4: the scales are quantised as well */
     const char
         *adapter; /* a folder as PEFT saves it, applied live; NULL: none */
 } nbl_model_options;
@@ -845,6 +849,58 @@ typedef struct nbl_model_plan {
 NBL_API nbl_status nbl_model_make_plan(nbl_model *model, int64_t tokens,
                                        int64_t batch, uint64_t memory,
                                        nbl_model_plan *plan);
+
+/* ---- 11. Training -----------------------------------------------------------
+ *
+ * A run is described by a YAML file with axolotl's key names (docs/CONFIG.md).
+ *
+ *     nbl_run *run;
+ *     nbl_run_open(ctx, "run.yml", NULL, 0, &run);
+ *     nbl_run_train(run, NULL, NULL);
+ *     nbl_run_close(run);
+ *
+ * A run belongs to its context and is used by one thread at a time.
+ */
+
+typedef enum nbl_train_event_kind {
+    NBL_TRAIN_BEGIN,      /* everything is planned; text: the checkpoint that
+                             the run goes on from, or NULL */
+    NBL_TRAIN_STEP,       /* after every step */
+    NBL_TRAIN_EVALUATION, /* loss is that of the examples held back */
+    NBL_TRAIN_SAVED       /* checkpoint-STEP is complete; text: output_dir */
+} nbl_train_event_kind;
+
+typedef struct nbl_train_event {
+    nbl_train_event_kind kind;
+    int64_t step, steps; /* done, in all */
+    double epoch;
+    double loss, grad_norm, learning_rate, tokens_per_second; /* of the step */
+    int64_t trained_tokens;
+    uint64_t memory_bytes; /* as planned */
+    double seconds, seconds_left;
+    const char *text; /* valid during the call; or NULL */
+} nbl_train_event;
+
+typedef struct nbl_train_options {
+    int resume; /* go on from the newest whole checkpoint of output_dir, if any */
+    /* Called from the calling thread; a value other than 0 ends the run after
+     * the step, saved: nbl_run_train then returns NBL_ERROR_CANCELLED. */
+    int (*event)(void *user, const nbl_train_event *event);
+    void *user;
+} nbl_train_options;
+
+typedef struct nbl_train_summary {
+    int64_t step, steps;
+    double loss, eval_loss; /* the last ones; 0: none */
+    double seconds;
+    uint64_t memory_bytes;
+} nbl_train_summary;
+
+/* Trains, and leaves in output_dir: the adapter (or the model), checkpoint-N,
+ * metrics.jsonl and run.yml. `options` and `summary` may be NULL. An output_dir
+ * with an earlier run's output is refused unless that is resumed. */
+NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
+                                 nbl_train_summary *summary);
 
 #ifdef __cplusplus
 }

@@ -63,6 +63,7 @@ static void every_storage_format_agrees_with_the_reference(void **state)
                 packed p = pack(ctx, formats[f], compute_dtypes[(f + d) % 3], columns);
                 nbl__embedding a = {.dtype = compute_dtypes[d],
                                     .scale = d == 1 ? 1 : 9.797959f,
+                                    .padding = -1,
                                     .ids = ids_of(tokens),
                                     .w = p.weight},
                                b;
@@ -82,8 +83,11 @@ static void only_rows_that_occur_get_a_gradient(void **state)
     (void)state;
     nbl_context *ctx = new_context();
     packed p = pack(ctx, NBL_FORMAT_DENSE, NBL_DTYPE_F32, 3);
-    nbl__embedding a = {
-        .dtype = NBL_DTYPE_F32, .scale = 2, .ids = tensor_of(NBL_DTYPE_I32, SHAPE(3)), .w = p.weight};
+    nbl__embedding a = {.dtype = NBL_DTYPE_F32,
+                        .scale = 2,
+                        .padding = -1,
+                        .ids = tensor_of(NBL_DTYPE_I32, SHAPE(3)),
+                        .w = p.weight};
     int32_t *ids = a.ids.data;
     ids[0] = ids[2] = 7;
     ids[1] = 36;

@@ -25,6 +25,7 @@ typedef struct nbl__decoder {
     float norm_eps;
     int act;                         /* nbl__act */
     bool tied;                       /* the head is the embedding */
+    int64_t padding;                 /* an id whose row of the embedding no lookup trains; -1: none */
     bool qkv_bias, o_bias, mlp_bias; /* which linear layers have one */
     bool qk_norm;                    /* q and k are normalised by heads */
     bool gemma;            /* 1 + w norms, one rounding; norms after the blocks, too; scaled embedding */
@@ -97,6 +98,9 @@ typedef struct nbl__model_source {
     const nbl_weight *(*weight)(void *user, const char *name);
     /* The adapter of a module; false: none. */
     bool (*adapter)(void *user, const char *module, nbl__adapter *adapter);
+    /* Is this tensor of the checkpoint trained as a whole? Then it is a parameter of the graph, in f32; also in graphs
+     * that do not train, so that they may share its memory. NULL: none is. */
+    bool (*trained)(void *user, const char *name);
 } nbl__model_source;
 
 typedef struct nbl__build {
@@ -105,7 +109,7 @@ typedef struct nbl__build {
     const nbl__model_source *source;
     nbl__mode mode;
     nbl_dtype dtype, kv_dtype;
-    bool train;                            /* adapters are trained */
+    bool train;                            /* adapters and what the source calls trained have gradients */
     int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
 
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the
@@ -114,6 +118,7 @@ typedef struct nbl__build {
     nbl__value *keys, *values; /* the caches, per layer; states */
     nbl__value loss, logits;   /* results */
     nbl__value cos, sin, local_cos, local_sin;
+    nbl__value embedding; /* the weight: of the head as well where they are tied */
     char at[64];        /* what names start with: "model.layers.3." */
     nbl__text problems; /* tensors that are missing or have another shape, all of them */
 } nbl__build;

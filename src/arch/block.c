@@ -43,10 +43,33 @@ static const nbl_weight *tensor(nbl__build *b, const char *name, int rank, int64
     return stand_in;
 }
 
+static const char EMBEDDING[] = "model.embed_tokens.weight";
+
+static bool is_trained(const nbl__build *b, const char *name)
+{
+    return b->source->trained && b->source->trained(b->source->user, name);
+}
+
+/* A parameter that training changes: f32 beside any compute dtype, so that small steps count. */
+static nbl__value master(nbl__build *b, const char *name, int rank, int64_t first, int64_t second)
+{
+    nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
+                                    (int64_t[]){first, second});
+    if (v) nbl__info(b->g, v)->trained = b->train;
+    return v;
+}
+
+/* The embedding is one value for all that use it: its gradients add up. */
 static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t columns)
 {
+    bool embedding = strcmp(name, EMBEDDING) == 0;
+    if (embedding && b->embedding) return b->embedding;
     const nbl_weight *w = tensor(b, name, 2, rows, columns);
-    return w ? nbl__graph_weight(b->g, name, w) : 0;
+    if (w == NULL) return 0;
+    nbl__value v = is_trained(b, name) ? master(b, name, 2, rows, columns)
+                                       : nbl__graph_weight(b->g, name, w);
+    if (embedding) b->embedding = v;
+    return v;
 }
 
 /* A vector in its own dtype, or in the one that the operator asks for. */
@@ -54,6 +77,7 @@ static nbl__value vector(nbl__build *b, const char *name, int64_t n, bool as_com
 {
     const nbl_weight *w = tensor(b, name, 1, n, 0);
     if (w == NULL) return 0;
+    if (is_trained(b, name)) return master(b, name, 1, n, 0);
     return nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, as_computed ? b->dtype : w->dtype, 1, &n);
 }
 
@@ -76,10 +100,7 @@ static nbl__value parameter(nbl__build *b, const names *n, const char *part, int
 {
     char name[256];
     snprintf(name, sizeof name, "%s.%s", n->module, part);
-    nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
-                                    (int64_t[]){first, second});
-    if (v) nbl__info(b->g, v)->trained = b->train;
-    return v;
+    return master(b, name, rank, first, second);
 }
 
 /* Binds weight, bias and adapter of a module; `w` is the weight's slot. Sets the layer's scale and dropout. */
@@ -308,8 +329,9 @@ static nbl__value embed(nbl__build *b)
     if (a == NULL) return 0;
     a->dtype = b->dtype;
     if (d->gemma) a->scale = (float)sqrt((double)d->hidden);
+    a->padding = d->padding;
     nbl__graph_bind(b->g, "ids", b->ids);
-    nbl__graph_bind(b->g, "w", weight(b, "model.embed_tokens.weight", d->vocabulary, d->hidden));
+    nbl__graph_bind(b->g, "w", weight(b, EMBEDDING, d->vocabulary, d->hidden));
     return nbl__graph_end(b->g);
 }
 

@@ -20,7 +20,6 @@ static const char *const passed_over[] = {
     "use_cache",
     "bos_token_id",
     "eos_token_id",
-    "pad_token_id",
     "sep_token_id",
     "decoder_start_token_id",
     "initializer_range",
@@ -177,6 +176,16 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
     return check_rope(k, &d->rope);
 }
 
+/* The embedding's padding_idx, which torch does not train; a negative one counts from the end. */
+static void read_padding(nbl__keys *k, nbl__decoder *d)
+{
+    double id = d->gemma && nbl__json_get(k->config, "pad_token_id") == NULL ? 0 : NAN;
+    const nbl__json *value = nbl__key(k, "pad_token_id");
+    if (value) nbl__json_number(value, &id);
+    if (id < 0) id += (double)d->vocabulary;
+    d->padding = id >= 0 && id < (double)d->vocabulary ? (int64_t)id : -1;
+}
+
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default)
 {
     NBL_TRY(nbl__key_size(k, "vocab_size", &d->vocabulary));
@@ -197,6 +206,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_CHECK(k->ctx, d->head_dim % 2 == 0, NBL_ERROR_UNSUPPORTED, "%s: head_dim %" PRId64 " is odd",
               k->where, d->head_dim);
     NBL_TRY(read_act(k, act_key, d));
+    read_padding(k, d);
     return read_rope(k, d);
 }
 

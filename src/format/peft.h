@@ -141,6 +141,11 @@ nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places,
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
                          const nbl__peft_place *places, int64_t count, nbl__peft **out);
 
+static inline bool nbl__peft_is_new(const nbl__peft *peft)
+{
+    return peft->file.data == NULL;
+}
+
 /* ---- writing ---- */
 
 typedef struct nbl__peft_new_module {

@@ -2,7 +2,8 @@
  *
  * Nodes are visited from last to first. A node whose output has a gradient and which has a differentiable
  * input gets a backward step: its COTANGENT slots are bound to the gradients of its outputs, its GRADIENT
- * slots to new values. Gradients of parameters are f32, live outside the run and are added to; those of
+ * slots to new values. Gradients of parameters are f32, live outside the run and are added to, by each user of a
+ * parameter in turn (a head that is the embedding, too); those of
  * activations are written once, and a value with several users gets their sum through `add` nodes, in the
  * order in which the backward pass meets them. */
 #include "graph/graph.h"
@@ -79,11 +80,24 @@ static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
     else contribute(g, input, gradient);
 }
 
+/* Operators make the gradient of a weight only when they are told to: most weights are frozen. */
+static void tell_trained_weights(const nbl__graph *g, const nbl__node *node)
+{
+    const nbl__slot *slots = node->family->slots;
+    bool *train_w = nbl__node_attr(node, "train_w");
+    if (train_w == NULL) return;
+    *train_w = false;
+    for (const nbl__slot *slot = slots; slot->name; slot++)
+        if (nbl__slot_is_weight(slot) && node->bound[slot - slots])
+            *train_w |= g->values[node->bound[slot - slots]].trained;
+}
+
 static void differentiate_node(nbl__graph *g, int index)
 {
     nbl__node node = g->nodes[index];
     const nbl__slot *slots = node.family->slots;
     if (node.family->backward.name == NULL || !bind_cotangents(g, &node)) return;
+    tell_trained_weights(g, &node);
     nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
     if (nbl__graph_failed(g, node.family->backward.infer(g->ctx, node.arguments))) {
         nbl__hint(g->ctx, g->status, "in the backward pass of %s", node.name);

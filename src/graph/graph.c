@@ -215,6 +215,13 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
     node->bound[found - node->family->slots] = value;
 }
 
+static nbl_weight dense_weight(const nbl_tensor *t, const void *data)
+{
+    nbl_weight weight = {.format = NBL_FORMAT_DENSE, .dtype = t->dtype, .rank = t->rank, .data = data};
+    memcpy(weight.shape, t->shape, sizeof weight.shape);
+    return weight;
+}
+
 void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
                     nbl__address_fn address, void *user)
 {
@@ -225,6 +232,8 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
         if (nbl__slot_is_weight(slot)) {
             nbl_weight *weight = field;
             *weight = value ? g->values[value].weight : (nbl_weight){0};
+            if (value && g->values[value].kind != NBL_KIND_WEIGHT)
+                *weight = dense_weight(&g->values[value].tensor, address ? address(user, value) : &present);
             continue;
         }
         nbl_tensor *tensor = field;

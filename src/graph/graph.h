@@ -19,7 +19,7 @@ typedef int32_t nbl__value; /* 0: none */
 typedef enum nbl__kind {
     NBL_KIND_INPUT,      /* the caller writes it before a run: ids, positions, labels */
     NBL_KIND_WEIGHT,     /* frozen, as an nbl_weight: any storage format */
-    NBL_KIND_PARAMETER,  /* dense: norm weights, biases (frozen) and adapters (trained) */
+    NBL_KIND_PARAMETER,  /* dense: norm weights and biases, adapters, and whole weights that are trained */
     NBL_KIND_ACTIVATION, /* made and used within a run */
     NBL_KIND_GRADIENT,   /* of a parameter: f32, added to until the optimiser clears it */
     NBL_KIND_STATE,      /* kept from run to run: a KV cache */
@@ -103,7 +103,8 @@ void *nbl__node_attr(const nbl__node *node, const char *name);
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot);
 
 /* Fills the tensors of a node's arguments from the values bound: dtype, shape, and data where `placed`
- * tells an address; without it a mark that says "present". */
+ * tells an address; without it a mark that says "present". A dense parameter bound to the slot of a weight is a
+ * dense weight there. */
 typedef void *(*nbl__address_fn)(void *user, nbl__value value);
 void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *bound, void *arguments,
                     nbl__address_fn address, void *user);

@@ -85,7 +85,8 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
                                int pack, nbl_gradient_fn fn, void *user, double *loss, int64_t *trained)
 {
     NBL_TRY(check_sequences(m, sequences, count));
-    NBL_CHECK(m->ctx, m->peft, NBL_ERROR_ARGUMENT, "gradients need an adapter");
+    NBL_CHECK(m->ctx, m->peft || m->train_all || m->trained_count > 0, NBL_ERROR_ARGUMENT,
+              "gradients need an adapter");
     int64_t tokens = 0;
     for (int64_t i = 0; i < count; i++) {
         NBL_CHECK(m->ctx, labels[i].count == sequences[i].count, NBL_ERROR_SHAPE,

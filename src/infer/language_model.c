@@ -5,11 +5,34 @@
 
 /* ---- weights ---- */
 
+static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
+
+/* Is this tensor of one of modules_to_save? An adapter that was read may also bring an embedding with new rows, which
+ * is as frozen as the one that it replaces; a new adapter brings nothing yet. */
+static bool is_saved(const nbl__peft *p, const char *name)
+{
+    char module[512];
+    const char *dot = strrchr(name, '.');
+    if (dot == NULL || (size_t)(dot - name) >= sizeof module) return false;
+    memcpy(module, name, (size_t)(dot - name));
+    module[dot - name] = '\0';
+    return nbl__peft_saves(p->rules, module) &&
+           (nbl__peft_is_new(p) || nbl__peft_replacement_find(p, name) != NULL);
+}
+
 struct nbl__held *nbl__model_find(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
     return NULL;
+}
+
+bool nbl__model_trains(const nbl_model *m, const char *name)
+{
+    if (m->train_all) return true;
+    for (int64_t i = 0; i < m->trained_count; i++)
+        if (strcmp(m->trained[i], name) == 0) return true;
+    return m->peft && is_saved(m->peft, name);
 }
 
 /* The linear layers of the blocks: what transformers quantises of these architectures. */
@@ -18,9 +41,10 @@ static bool is_linear(const char *name)
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
 }
 
-static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format format)
+static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format format, bool nested)
 {
-    nbl_quantize_options how = {.format = format, .block = format == NBL_FORMAT_MXFP4 ? 32 : 64};
+    nbl_quantize_options how = {
+        .format = format, .block = format == NBL_FORMAT_MXFP4 ? 32 : 64, .nested = nested};
     nbl_quantized_sizes sizes;
     nbl_weight w = held->weight;
     NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
@@ -79,6 +103,29 @@ static nbl_status hold_gguf(nbl_model *m)
     return NBL_OK;
 }
 
+/* One of modules_to_save is a copy of its own: with the embedding or the head among them, the two are no longer one,
+ * and what is not replaced stays what both were. */
+static nbl_status untie(nbl_model *m)
+{
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    struct nbl__held *head = nbl__model_find(m, head_name);
+    if (!m->decoder.tied || embedding == NULL ||
+        (!is_saved(m->peft, head_name) && !is_saved(m->peft, embedding_name)))
+        return NBL_OK;
+    if (head == NULL) {
+        struct nbl__held *more = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *more);
+        if (more == NULL) return NBL_ERROR_MEMORY;
+        memcpy(more, m->weights, (size_t)m->weight_count * sizeof *more);
+        m->weights = more;
+        embedding = nbl__model_find(m, embedding_name);
+        head = &more[m->weight_count++];
+        *head = (struct nbl__held){.name = head_name};
+    }
+    head->weight = embedding->weight;
+    m->decoder.tied = false;
+    return NBL_OK;
+}
+
 /* modules_to_save: weights that the adapter brings with it. */
 static nbl_status apply_replacements(nbl_model *m)
 {
@@ -123,7 +170,7 @@ static nbl_status check_first_layer(nbl_model *m)
 /* The modules that have weights, as PEFT sees them. */
 static nbl_status list_places(nbl_model *m, nbl__peft_place **list, int64_t *count)
 {
-    nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *places);
+    nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *places);
     if (places == NULL) return NBL_ERROR_MEMORY;
     *list = places;
     *count = 0;
@@ -142,6 +189,9 @@ static nbl_status list_places(nbl_model *m, nbl__peft_place **list, int64_t *cou
         places[(*count)++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
                                                embedding ? rows : columns};
     }
+    if (m->decoder.tied && nbl__model_find(m, head_name) == NULL) /* a module, though it stores nothing */
+        places[(*count)++] =
+            (nbl__peft_place){"lm_head", NBL_PEFT_HEAD, m->decoder.vocabulary, m->decoder.hidden};
     return NBL_OK;
 }
 
@@ -150,7 +200,8 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     nbl__peft_place *places;
     int64_t count;
     NBL_TRY(list_places(m, &places, &count));
-    return nbl__peft_new(m->ctx, where, settings, places, count, &m->peft);
+    NBL_TRY(nbl__peft_new(m->ctx, where, settings, places, count, &m->peft));
+    return untie(m);
 }
 
 static nbl_status check_adapter(nbl_model *m)
@@ -158,6 +209,7 @@ static nbl_status check_adapter(nbl_model *m)
     nbl__peft_place *places;
     int64_t count;
     NBL_TRY(check_first_layer(m));
+    NBL_TRY(untie(m));
     NBL_TRY(list_places(m, &places, &count));
     NBL_TRY(nbl__peft_check(m->peft, places, count));
     NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
@@ -210,7 +262,7 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
     for (int64_t i = 0; options->load && i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name)) NBL_TRY(quantize_held(m, &m->weights[i], format));
+        if (is_linear(m->weights[i].name)) NBL_TRY(quantize_held(m, &m->weights[i], format, options->load_nested != 0));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
     return check_adapter(m);

@@ -1,8 +1,8 @@
 /* language_model.h - a model in memory: config, weights as they are kept, an adapter; and plans over it.
  *
  * Weights stay where they lie: mapped files, or memory of the model's own for what was converted on arrival
- * (--load, GGUF). A plan is made for the largest batch; parameters (norms, biases, adapters) are copied into
- * its memory once, in the dtype that the graph declares. */
+ * (--load, GGUF). A plan is made for the largest batch; parameters (norms, biases, adapters, whatever is trained)
+ * are copied into its memory once, in the dtype that the graph declares: what is trained in f32. */
 #ifndef NBL_LANGUAGE_MODEL_H
 #define NBL_LANGUAGE_MODEL_H
 
@@ -32,10 +32,20 @@ struct nbl_model {
         bool used; /* a builder asked for it */
     } * weights;
     int64_t weight_count;
+
+    /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
+     * adapter's modules_to_save brought is trained in any case. The trainer sets them, before sessions are made. */
+    bool train_all;
+    const char *const *trained;
+    int64_t trained_count;
 };
 
+/* Bytes of all weights as they are kept. */
+uint64_t nbl__model_bytes(const nbl_model *model);
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
+/* Would training change this tensor? */
+bool nbl__model_trains(const nbl_model *model, const char *name);
 
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */
@@ -47,6 +57,7 @@ typedef struct nbl__session {
     nbl__graph graph;
     nbl__build build;
     nbl__plan plan;
+    bool masters; /* what training changes is this session's own, or that of the one it shares with */
 } nbl__session;
 
 typedef struct nbl__session_options {
@@ -61,6 +72,8 @@ typedef struct nbl__session_options {
 /* Built and planned, but without memory: what would it take? */
 nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session);
+/* Gives a session that was planned its memory, and fills in the parameters (but for a new adapter's). */
+nbl_status nbl__session_bind(nbl__session *session);
 void nbl__session_close(nbl__session *session);
 /* The memory of an input that holds n numbers in the next run; nbl__plan_resize makes it so. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);

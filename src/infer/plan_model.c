@@ -24,6 +24,13 @@ static uint64_t weight_bytes(const nbl_weight *w)
     return bytes;
 }
 
+uint64_t nbl__model_bytes(const nbl_model *m)
+{
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < m->weight_count; i++) bytes += weight_bytes(&m->weights[i].weight);
+    return bytes;
+}
+
 static double product_flops(const nbl_tensor *x, const nbl_weight *w, const nbl_tensor *lora_a)
 {
     double tokens = (double)nbl__tensor_rows(x), in = (double)w->shape[1], out = (double)w->shape[0];
@@ -104,7 +111,7 @@ static nbl_status plan_for(nbl_model *m, int64_t tokens, int64_t batch, nbl_mode
                               &s));
     const size_t *bytes = s.plan.bytes;
     nbl_plan_arenas arenas = {.kv = bytes[NBL_MEMORY_STATES]};
-    for (int64_t i = 0; i < m->weight_count; i++) arenas.weights += weight_bytes(&m->weights[i].weight);
+    arenas.weights = nbl__model_bytes(m);
     arenas.adapters = bytes[NBL_MEMORY_PARAMETERS] + bytes[NBL_MEMORY_GRADIENTS];
     arenas.optimizer = train ? 2 * (uint64_t)bytes[NBL_MEMORY_GRADIENTS] : 0;
     arenas.saved = s.plan.saved_bytes;

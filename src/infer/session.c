@@ -3,21 +3,30 @@
 
 static const nbl_weight *weight_of(void *user, const char *name)
 {
-    struct nbl__held *held = nbl__model_find(user, name);
+    const nbl__session *s = user;
+    struct nbl__held *held = nbl__model_find(s->model, name);
     if (held) held->used = true;
     return held ? &held->weight : NULL;
 }
 
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
 {
-    const nbl_model *m = user;
+    const nbl_model *m = ((const nbl__session *)user)->model;
     const nbl__peft_module *found = m->peft ? nbl__peft_find(m->peft, module) : NULL;
     if (found == NULL) return false;
     *adapter = (nbl__adapter){.rank = found->r,
                               .scale = (float)found->scale,
                               .dropout = (float)m->peft->settings.dropout,
-                              .dora = found->magnitude != NULL};
+                              .dora = nbl__peft_is_new(m->peft) ? m->peft->settings.dora
+                                                       : found->magnitude != NULL};
     return true;
+}
+
+/* Sessions that neither train nor share with one that does read weights where they lie. */
+static bool is_trained(void *user, const char *name)
+{
+    const nbl__session *s = user;
+    return s->masters && nbl__model_trains(s->model, name);
 }
 
 /* Tensors that are missing, of another shape, or asked for by no graph: one error that lists them all, for a model
@@ -51,12 +60,25 @@ static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
     return NULL;
 }
 
+/* What the model holds under the name, as the dense tensor that the graph wants. */
+static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *info, void *to)
+{
+    const struct nbl__held *held = nbl__model_find(m, info->name);
+    NBL_CHECK(m->ctx, held, NBL_ERROR_INTERNAL, "no values for \"%s\"", info->name);
+    const nbl_weight *w = &held->weight;
+    if (w->format != NBL_FORMAT_DENSE)
+        return nbl_dequantize(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
+    return nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to,
+                       nbl__tensor_elements(&info->tensor));
+}
+
 static nbl_status fill_parameters(nbl__session *s)
 {
     nbl__graph *g = &s->graph;
     for (nbl__value v = 1; v <= g->value_count; v++) {
         const nbl__value_info *info = nbl__info(g, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
+        if (s->model->peft && nbl__peft_is_new(s->model->peft) && strstr(info->name, ".lora_")) continue;
         void *to = nbl__plan_data(&s->plan, v);
         int64_t n = nbl__tensor_elements(&info->tensor);
         const nbl__stored *stored = adapter_tensor(s->model, info->name);
@@ -64,10 +86,7 @@ static nbl_status fill_parameters(nbl__session *s)
             NBL_TRY(nbl_convert(g->ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
             continue;
         }
-        const struct nbl__held *held = nbl__model_find(s->model, info->name);
-        NBL_CHECK(g->ctx, held && held->weight.format == NBL_FORMAT_DENSE, NBL_ERROR_INTERNAL,
-                  "no values for \"%s\"", info->name);
-        NBL_TRY(nbl_convert(g->ctx, held->weight.dtype, held->weight.data, info->tensor.dtype, to, n));
+        NBL_TRY(fill_from_model(s->model, info, to));
     }
     return NBL_OK;
 }
@@ -77,7 +96,8 @@ static nbl_status fill_parameters(nbl__session *s)
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
-    nbl__model_source source = {m, weight_of, adapter_of};
+    nbl__model_source source = {s, weight_of, adapter_of, is_trained};
+    s->masters = o->train || (o->shared && o->shared->masters);
     s->build = (nbl__build){.g = &s->graph,
                             .d = &m->decoder,
                             .source = &source,
@@ -111,6 +131,11 @@ nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *optio
     nbl_status status = plan_session(session, options);
     if (status != NBL_OK) nbl__session_close(session);
     return status;
+}
+
+nbl_status nbl__session_bind(nbl__session *session)
+{
+    return bind_session(session, NULL);
 }
 
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)

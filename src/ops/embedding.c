@@ -63,6 +63,7 @@ static const nbl__slot slots[] = {
 static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__embedding, dtype, "dtype", DTYPE, 0),
     NBL_ATTR(nbl__embedding, scale, "scale", FLOAT, 1),
+    NBL_ATTR(nbl__embedding, padding, "padding", INT, -1),
     NBL_ATTR(nbl__embedding, accumulate, "accumulate", FLAG, 0),
     {0},
 };

@@ -3,7 +3,8 @@
  * w [vocabulary, columns] in any storage format is decoded to the compute dtype, one rounding; with a scale
  * other than 1 the product with the scale, itself rounded to the dtype, is rounded once more, as Gemma's
  * embedding does in transformers. dw is f32 [vocabulary, columns]: rows whose id occurs get the sum of their
- * dy·scale, in the order of the ids; the others are zero, or untouched when accumulating.
+ * dy·scale, in the order of the ids; the others are zero, or untouched when accumulating, and so is that of the
+ * id `padding`, as torch.nn.Embedding's padding_idx.
  *
  * An id outside the vocabulary is an error of the run, which names it. */
 #ifndef NBL_EMBEDDING_H
@@ -14,6 +15,7 @@
 typedef struct nbl__embedding {
     nbl_dtype dtype;
     float scale;
+    int64_t padding; /* an id that is looked up but not trained; negative: none */
     nbl_tensor ids; /* int32, any rank >= 1 */
     nbl_weight w;
     nbl_tensor y; /* [… of ids, columns] */

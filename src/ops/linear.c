@@ -81,7 +81,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *par
               nbl__show_shape(a->x.rank, a->x.shape).text, in, name_w.text,
               nbl__show_shape(2, a->w.shape).text);
     if (nbl__given(&a->bias)) {
-        NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
+        if (a->bias.dtype != NBL_DTYPE_F32) /* a trained one is f32 beside any compute dtype */
+            NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->bias, 1, &out));
     }
     return check_adapter(ctx, op, part, a, out, in);
@@ -105,6 +106,8 @@ nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const ch
     nbl__output_none(&a->dlora_a);
     nbl__output_none(&a->dlora_b);
     nbl__output_none(&a->dmagnitude);
+    nbl__output_none(&a->dw);
+    if (a->train_w) nbl__output_vector(&a->dw, NBL_DTYPE_F32, 2, out, in);
     if (nbl__given(&a->bias)) nbl__output_vector(&a->dbias, NBL_DTYPE_F32, 1, out, 0);
     if (nbl__given(&a->lora_a)) {
         nbl__output_vector(&a->dlora_a, NBL_DTYPE_F32, 2, a->lora_a.shape[0], in);
@@ -139,6 +142,7 @@ static const nbl__slot slots[] = {
     NBL_SLOT(nbl__linear, dlora_a, "dlora_a", GRADIENT, "lora_a"),
     NBL_SLOT(nbl__linear, dlora_b, "dlora_b", GRADIENT, "lora_b"),
     NBL_SLOT(nbl__linear, dmagnitude, "dmagnitude", GRADIENT, "magnitude"),
+    NBL_SLOT(nbl__linear, dw, "dw", GRADIENT, "w"),
     {0},
 };
 static const nbl__attr attrs[] = {
@@ -147,6 +151,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear, accumulate, "accumulate", FLAG, 0),
     {0},
 };

@@ -6,8 +6,11 @@
  *     y = … + bias
  *
  * x [tokens, in], W [out, in] in any storage format, A [r, in], B [out, r]; tokens is every dimension of
- * x but the last. W is decoded straight into the compute dtype, one rounding. x, dy, bias, y and dx have
- * the compute dtype; A, B and the magnitude may be f32, f16 or bf16; gradients of parameters are f32.
+ * x but the last. W is decoded straight into the compute dtype, one rounding. x, dy, y and dx have the compute
+ * dtype, a bias that or f32; A, B and the magnitude may be f32, f16 or bf16; gradients of parameters are f32.
+ *
+ * With train_w backward also makes dW = (factor∘dy)ᵀ·x, where factor is DoRA's or 1: the gradient of the
+ * values that W decodes to, rounding taken as the identity.
  *
  * A weight in int8 multiplies as LLM.int8 does (forward; backward uses the decoded weight): columns of x
  * with a value at or above the threshold, or one that is not finite, stay as they are; the others are

@@ -15,6 +15,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         members[i].dropout = first->dropout;
         members[i].seed = nbl__dropout_seed(first->seed, i);
         members[i].threshold = first->threshold;
+        members[i].train_w = first->train_w;
         members[i].accumulate = first->accumulate;
     }
 }
@@ -74,12 +75,14 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
         nbl__output_none(&a->dlora_a);
         nbl__output_none(&a->dlora_b);
         nbl__output_none(&a->dmagnitude);
+        nbl__output_none(&a->dw);
         if (i >= group->count) continue;
         NBL_TRY(nbl__linear_infer_backward(ctx, op, parts[i], &members[i]));
         a->dbias = members[i].dbias;
         a->dlora_a = members[i].dlora_a;
         a->dlora_b = members[i].dlora_b;
         a->dmagnitude = members[i].dmagnitude;
+        a->dw = members[i].dw;
     }
     group->members[0].dx = members[0].dx;
     return NBL_OK;
@@ -94,7 +97,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
         SLOT(i, dy, "dy", COTANGENT, "y" #i), SLOT(i, dbias, "db", GRADIENT, "b" #i),                        \
         SLOT(i, dlora_a, "dlora_a", GRADIENT, "lora_a" #i),                                                  \
         SLOT(i, dlora_b, "dlora_b", GRADIENT, "lora_b" #i),                                                  \
-        SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i)
+        SLOT(i, dmagnitude, "dmagnitude", GRADIENT, "magnitude" #i), SLOT(i, dw, "dw", GRADIENT, "w" #i)
 
 static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear_group, members[0].x, "x", INPUT),
@@ -114,6 +117,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[0].dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear_group, members[0].train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].accumulate, "accumulate", FLAG, 0),
     {0},
 };

@@ -20,6 +20,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
         if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
         parts[p].threshold = a->gate.threshold;
+        parts[p].train_w = a->gate.train_w;
         parts[p].accumulate = a->gate.accumulate;
     }
 }
@@ -94,6 +95,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
         own[p]->dlora_a = parts[p].dlora_a;
         own[p]->dlora_b = parts[p].dlora_b;
         own[p]->dmagnitude = parts[p].dmagnitude;
+        own[p]->dw = parts[p].dw;
     }
     a->gate.dx = parts[NBL_MLP_GATE].dx;
     return NBL_OK;
@@ -108,7 +110,8 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
         SLOT(part, dbias, "d" #part ".b", GRADIENT, #part ".b"),                                             \
         SLOT(part, dlora_a, "d" #part ".lora_a", GRADIENT, #part ".lora_a"),                                 \
         SLOT(part, dlora_b, "d" #part ".lora_b", GRADIENT, #part ".lora_b"),                                 \
-        SLOT(part, dmagnitude, "d" #part ".magnitude", GRADIENT, #part ".magnitude")
+        SLOT(part, dmagnitude, "d" #part ".magnitude", GRADIENT, #part ".magnitude"),                        \
+        SLOT(part, dw, "d" #part, GRADIENT, #part)
 
 static const nbl__slot slots[] = {
     KEPT(gate, x, "x", INPUT),
@@ -130,6 +133,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__mlp, gate.train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
     {0},
 };

@@ -6,7 +6,7 @@
  * act(gate)·up above 65504 does no harm in f16. Nothing is saved for backward: it computes gate and up again.
  * Gradients of parameters add up over the chunks.
  *
- * The shared arguments are those of gate: x, dx, dtype, dropout, seed, threshold, accumulate, and scale for
+ * The shared arguments are those of gate: x, dx, dtype, dropout, seed, threshold, train_w, accumulate, and scale for
  * parts whose own is 0; y and dy are down's. The mask of part p (gate 0, up 1, down 2) in chunk c is that of a layer over the chunk alone with
  * the seed nbl__dropout_seed(seed, 3c + p); int8 finds its outlier columns chunk by chunk, too. */
 #ifndef NBL_MLP_H

@@ -10,7 +10,7 @@
 #include "base/arena.h"
 #include "format/json.h"
 
-typedef struct nbl__names {
+typedef struct nbl__name_list {
     const char *const *items;
     int64_t count;
 } nbl__names;

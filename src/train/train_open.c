@@ -181,7 +181,7 @@ static nbl_status begin_run(nbl__trainer *t)
     const nbl__run_config *c = t->config;
     NBL_TRY(count_steps(t));
     NBL_TRY(nbl__session_bind(&t->session));
-    if (t->model->peft && t->model->peft->file.data == NULL) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
+    if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
     NBL_TRY(open_window(t));
     NBL_TRY(find_sites(t));

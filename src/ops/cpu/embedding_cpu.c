@@ -71,8 +71,9 @@ static void add_columns(const void *job, int64_t begin, int64_t end, int64_t ite
     size_t size = nbl__size_of(j->a->dtype);
     (void)item;
     for (int64_t t = 0; t < tokens; t++)
-        nbl__add_scaled(j->isa, j->a->dtype, dy + (size_t)(t * columns + begin) * size, j->scale,
-                        (float *)j->a->dw.data + ids[t] * columns + begin, n);
+        if (ids[t] != j->a->padding)
+            nbl__add_scaled(j->isa, j->a->dtype, dy + (size_t)(t * columns + begin) * size, j->scale,
+                            (float *)j->a->dw.data + ids[t] * columns + begin, n);
 }
 
 static void clear_rows(const void *job, int64_t begin, int64_t end, int64_t item)

@@ -1,13 +1,13 @@
 /* layers_backward.c - layers backward. See layers.h.
  *
- * Sums over tokens are taken by the product (dA, dB), or column by column (bias, magnitude): an element of a
+ * Sums over tokens are taken by the product (dA, dB, dW), or column by column (bias, magnitude): an element of a
  * result belongs to one worker, which goes through the tokens in order. */
 #include "base/team.h"
 #include "ops/cpu/drop.h"
 #include "ops/cpu/layers.h"
 
 typedef struct wishes {
-    bool a, b, bias, magnitude;
+    bool a, b, bias, magnitude, w;
 } wishes;
 
 /* A gradient that these arguments have and the caller gave memory; when measuring, the former. */
@@ -20,7 +20,7 @@ static wishes wishes_of(const nbl__layers *j, const nbl__layer *l)
 {
     const nbl__linear *a = l->a;
     return (wishes){l->rank > 0 && wanted(j, &a->dlora_a), l->rank > 0 && wanted(j, &a->dlora_b),
-                    wanted(j, &a->dbias), l->factor && wanted(j, &a->dmagnitude)};
+                    wanted(j, &a->dbias), l->factor && wanted(j, &a->dmagnitude), wanted(j, &a->dw)};
 }
 
 /* Pieces that are as large as a chunk of tokens; those of dx and of the magnitudes take turns. */
@@ -206,11 +206,33 @@ static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t
                        .compute = l->adapter};
 }
 
-/* Without DoRA: dx, dA and dB are one call; with it, dA and dB. */
+/* dy'ᵀ·x over the rows [row, row + rows): adds to dW, or is its first part. dY and x are what forward's products
+ * made and read, so bf16 takes nothing off them that they still have. */
+static nbl__product dw_product(const nbl__layers *j, const nbl__layer *l, int64_t row, int64_t rows,
+                               const float *scaled, nbl__term *term)
+{
+    nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
+                         : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out);
+    *term = (nbl__term){.a = nbl__flipped(dy),
+                        .b = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in),
+                        .k = rows,
+                        .alpha = 1,
+                        .compute = l->adapter};
+    return (nbl__product){.m = l->out,
+                          .n = j->in,
+                          .terms = term,
+                          .term_count = 1,
+                          .dtype = NBL_DTYPE_F32,
+                          .c = l->a->dw.data,
+                          .stride = j->in,
+                          .accumulate = l->a->accumulate || row > 0};
+}
+
+/* Without DoRA: dx, dA, dB and dW are one call; with it, all but dx and the dW of layers that have it. */
 static nbl_status outer_products(nbl__layers *j)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST], small[2 * NBL_LAYERS_MOST];
-    nbl__product products[1 + 2 * NBL_LAYERS_MOST];
+    nbl__term terms[2 * NBL_LAYERS_MOST], small[3 * NBL_LAYERS_MOST];
+    nbl__product products[1 + 3 * NBL_LAYERS_MOST];
     int term_count = 0, small_count = 0, count = 0;
     bool with_dx = wanted(j, &j->dx) && !has_dora(j);
     for (const nbl__layer *l = j->layers; with_dx && l < j->layers + j->count; l++) {
@@ -245,6 +267,10 @@ static nbl_status outer_products(nbl__layers *j)
             product.accumulate = l->factor ? false : l->a->accumulate;
             product.terms = &small[small_count++];
             products[count++] = product;
+        }
+        if (want.w && l->factor == NULL) {
+            products[count++] = dw_product(j, l, 0, j->tokens, NULL, &small[small_count]);
+            small_count++;
         }
     }
     return nbl__layers_multiply(j, products, count);
@@ -309,8 +335,24 @@ static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_jo
     return nbl__team_run(j->ctx, rows, fn, &job, NULL);
 }
 
-/* dx of a chunk. A product's mask counts rows from the product's first, so in a chunk the masked parts are
- * summed apart, in f32, and the rest joins them. */
+/* factor∘dy of a chunk, and the part of dW that it makes. */
+static nbl_status scale_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
+{
+    for (int i = 0; i < j->count; i++) {
+        const nbl__layer *l = &j->layers[i];
+        bool train_w = wishes_of(j, l).w;
+        if (l->factor == NULL || (!wanted(j, &j->dx) && !train_w)) continue;
+        NBL_TRY(each_row(j, rows, scale_row, (row_job){.j = j, .l = l, .row = row, .to = w->scaled[i]}));
+        if (!train_w) continue;
+        nbl__term term;
+        nbl__product product = dw_product(j, l, row, rows, w->scaled[i], &term);
+        NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    }
+    return NBL_OK;
+}
+
+/* dx of a chunk whose dy are scaled. A product's mask counts rows from the product's first, so in a chunk the
+ * masked parts are summed apart, in f32, and the rest joins them. */
 static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
 {
     nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
@@ -318,8 +360,6 @@ static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t r
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
         const nbl__layer *l = &j->layers[i];
-        if (l->factor)
-            NBL_TRY(each_row(j, rows, scale_row, (row_job){.j = j, .l = l, .row = row, .to = w->scaled[i]}));
         terms[count++] = base_term(j, l, row, l->factor ? w->scaled[i] : NULL);
         if (l->rank == 0) continue;
         nbl__term term = adapter_term(j, l, row);
@@ -364,8 +404,11 @@ static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wid
 
 static nbl_status dora_chunks(nbl__layers *j, const wide *w)
 {
-    for (int64_t row = 0; wanted(j, &j->dx) && row < j->tokens; row += w->rows)
-        NBL_TRY(dx_chunk(j, w, row, nbl__min_i64(w->rows, j->tokens - row)));
+    for (int64_t row = 0; row < j->tokens; row += w->rows) {
+        int64_t rows = nbl__min_i64(w->rows, j->tokens - row);
+        NBL_TRY(scale_chunk(j, w, row, rows));
+        if (wanted(j, &j->dx)) NBL_TRY(dx_chunk(j, w, row, rows));
+    }
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         if (l->factor == NULL) continue;
         wishes want = wishes_of(j, l);
@@ -383,8 +426,8 @@ static nbl_status dora_chunks(nbl__layers *j, const wide *w)
 /* No token: the gradients of parameters are zero. */
 static void clear(const nbl__layers *j, const nbl__linear *a)
 {
-    const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude};
-    for (int i = 0; i < 4; i++)
+    const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
         if (wanted(j, gradients[i]) && !a->accumulate)
             memset(gradients[i]->data, 0, (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float));
 }

@@ -150,7 +150,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 /* A layer of which only dx is wanted. */
 static nbl__linear only_dx(nbl__linear a)
 {
-    a.dbias.data = a.dlora_a.data = a.dlora_b.data = a.dmagnitude.data = NULL;
+    a.dbias.data = a.dlora_a.data = a.dlora_b.data = a.dmagnitude.data = a.dw.data = NULL;
     return a;
 }
 

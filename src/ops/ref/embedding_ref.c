@@ -32,7 +32,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int64_t v = 0; v < a->w.shape[0] && nbl__given(&a->dw); v++) {
         for (int64_t k = 0; k < columns; k++) row[k] = 0;
         for (int64_t t = 0; t < nbl__tensor_elements(&a->ids); t++)
-            for (int64_t k = 0; ids[t] == v && k < columns; k++)
+            for (int64_t k = 0; ids[t] == v && v != a->padding && k < columns; k++)
                 row[k] += nbl__ref_get(&a->dy, t * columns + k) * scale;
         for (int64_t k = 0; k < columns; k++) nbl__ref_put(&a->dw, v * columns + k, row[k], a->accumulate);
     }

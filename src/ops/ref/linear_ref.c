@@ -200,6 +200,19 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
     }
 }
 
+/* (dy · factor)ᵀ·x. */
+static void backward_weight(const nbl__linear *a, const scratch *s)
+{
+    sizes z = sizes_of(a);
+    for (int64_t n = 0; nbl__given(&a->dw) && n < z.out; n++)
+        for (int64_t k = 0; k < z.in; k++) {
+            double sum = 0;
+            for (int64_t t = 0; t < z.tokens; t++)
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * nbl__ref_get(&a->x, t * z.in + k);
+            nbl__ref_put(&a->dw, n * z.in + k, s->factor[n] * sum, a->accumulate);
+        }
+}
+
 static void backward_adapter(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);
@@ -244,6 +257,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     adapter_inner(a, s.xa);
     memset(s.dx, 0, (size_t)(z.tokens * z.in) * sizeof *s.dx);
     backward_rows(a, &s);
+    backward_weight(a, &s);
     if (z.rank > 0) backward_adapter(a, &s);
     for (int64_t i = 0; nbl__given(&a->dx) && i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
     return NBL_OK;
