@@ -91,6 +91,13 @@ void cli_work_end(nbl_status code)
     cli_progress_clear(&progress);
 }
 
+int cli_interrupt_taken(void)
+{
+    int taken = interrupted;
+    interrupted = 0;
+    return taken;
+}
+
 /* ---- the context ---- */
 
 static int on_progress(void *user, const nbl_progress *at)
@@ -108,9 +115,10 @@ static void on_log(void *user, nbl_log_level level, const char *line)
         fprintf(stderr, "nibble: %s: %s\n", shown->command, cli_clean(line));
         return;
     }
-    if (shown->quiet || level != NBL_LOG_WARNING) return;
+    if (shown->quiet || level == NBL_LOG_DEBUG) return;
     cli_progress_clear(shown);
-    fprintf(stderr, "nibble: %s: warning: %s\n", shown->command, cli_clean(line));
+    fprintf(stderr, "nibble: %s: %s%s\n", shown->command, level == NBL_LOG_WARNING ? "warning: " : "",
+            cli_clean(line));
 }
 
 nbl_context *cli_context(const cli_call *call, int *status)

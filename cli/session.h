@@ -20,6 +20,9 @@ void cli_work_begin(const char *effect);
 /* Work that is done and has an effect is told of in any case: an interrupt then comes too late. */
 void cli_work_end(nbl_status code);
 
+/* Was there an interrupt? It is taken then: only another one stops what follows. */
+int cli_interrupt_taken(void);
+
 /* Prints why the library failed and returns the exit status. */
 int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
 

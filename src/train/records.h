@@ -18,6 +18,7 @@ typedef struct nbl__record {
     double tokens_per_second; /* since the last record, padding none */
     int64_t trained_tokens;   /* of the step */
     uint64_t memory_bytes;    /* as planned */
+    double time;              /* seconds since 1970, when it was written */
 } nbl__record;
 
 typedef struct nbl__records {
@@ -25,6 +26,8 @@ typedef struct nbl__records {
     const char *folder; /* output_dir */
     nbl__record *items;
     int64_t count, room;
+    nbl__arena arena;
+    const char *metrics, *events; /* paths; after nbl__records_begin */
 } nbl__records;
 
 void nbl__records_close(nbl__records *records);
@@ -32,8 +35,8 @@ void nbl__records_close(nbl__records *records);
 nbl_status nbl__records_restore(nbl__records *records, const char *where, const nbl__json *log_history);
 /* Writes metrics.jsonl and the events with the history so far. */
 nbl_status nbl__records_begin(nbl__records *records);
-/* Adds a record to the history and to the files. */
-nbl_status nbl__records_add(nbl__records *records, const nbl__record *record);
+/* Adds a record to the history and to the files; sets its time. */
+nbl_status nbl__records_add(nbl__records *records, nbl__record *record);
 /* The record as one JSON object. */
 void nbl__record_print(nbl__text *out, const nbl__record *record);
 

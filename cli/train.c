@@ -1,0 +1,148 @@
+/* train.c - nibble train: fine-tuning as a run's YAML file describes it.
+ *
+ * What one sees on standard error: on a terminal one line that is redrawn, else a line per step at most every
+ * few seconds; evaluations and checkpoints as they come; in the end what was made and what to type next. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "output.h"
+#include "session.h"
+
+static const double redraw_seconds = 0.1, plain_seconds = 2;
+
+typedef struct watcher {
+    const cli_call *call;
+    bool quiet, terminal, drawn;
+    double last;
+} watcher;
+
+static void clear_line(watcher *w)
+{
+    if (w->drawn) fputs("\r\033[K", stderr);
+    w->drawn = false;
+}
+
+static void show_step(watcher *w, const nbl_train_event *e)
+{
+    double at = cli_now();
+    bool last = e->step == e->steps;
+    if (!last && e->step > 1 && at - w->last < (w->terminal ? redraw_seconds : plain_seconds)) return;
+    w->last = at;
+    clear_line(w);
+    char left[48] = "";
+    if (!last) snprintf(left, sizeof left, "  %s left", cli_duration(e->seconds_left));
+    fprintf(stderr, "step %lld/%lld  epoch %.2f  loss %.4f  grad %.3g  lr %.3g  %.0f tokens/s  memory %s%s",
+            (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->grad_norm, e->learning_rate,
+            e->tokens_per_second, cli_bytes((double)e->memory_bytes), left);
+    w->drawn = w->terminal && !last;
+    if (!w->drawn) fputc('\n', stderr);
+}
+
+static int on_event(void *user, const nbl_train_event *e)
+{
+    watcher *w = user;
+    if (!w->quiet) {
+        if (e->kind == NBL_TRAIN_STEP) show_step(w, e);
+        else clear_line(w);
+        if (e->kind == NBL_TRAIN_BEGIN && e->text)
+            fprintf(stderr, "going on from %s, step %lld of %lld\n", cli_clean(e->text), (long long)e->step,
+                    (long long)e->steps);
+        else if (e->kind == NBL_TRAIN_BEGIN)
+            fprintf(stderr, "%lld steps, %s planned\n", (long long)e->steps,
+                    cli_bytes((double)e->memory_bytes));
+        else if (e->kind == NBL_TRAIN_EVALUATION)
+            fprintf(stderr, "step %lld  evaluation loss %.4f\n", (long long)e->step, e->loss);
+        else if (e->kind == NBL_TRAIN_SAVED)
+            fprintf(stderr, "saved %s/checkpoint-%lld\n", cli_clean(e->text), (long long)e->step);
+    }
+    return cli_interrupt_taken();
+}
+
+static void print_summary(const cli_call *call, const nbl_run_info *info, const nbl_train_summary *s)
+{
+    if (call->json) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "output_dir", cli_json_text(info->output_dir));
+        cli_json_set(document, "step", cli_json_unsigned((uint64_t)s->step));
+        cli_json_set(document, "steps", cli_json_unsigned((uint64_t)s->steps));
+        cli_json_set(document, "loss", cli_json_number(s->loss));
+        cli_json_set(document, "eval_loss", s->eval_loss > 0 ? cli_json_number(s->eval_loss) : json_null());
+        cli_json_set(document, "seconds", cli_json_number(s->seconds));
+        cli_json_set(document, "memory_bytes", cli_json_unsigned(s->memory_bytes));
+        cli_json_print(document);
+        return;
+    }
+    if (call->quiet) return;
+    const char *base = cli_shell_word(info->base_model), *out = cli_shell_word(info->output_dir);
+    fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info->output_dir), (long long)s->step,
+            cli_duration(s->seconds), s->loss);
+    if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
+    if (info->adapter)
+        fprintf(cli_out(), "next: nibble chat %s --adapter %s\n  or: nibble merge %s %s MERGED --verify\n",
+                base, out, base, out);
+    else fprintf(cli_out(), "next: nibble chat %s\n", out);
+}
+
+static int run(cli_call *call)
+{
+    int status;
+    nbl_context *ctx = cli_context(call, &status);
+    if (ctx == NULL) return status;
+    watcher w = {.call = call, .quiet = call->quiet, .terminal = isatty(STDERR_FILENO) && !call->quiet};
+    const cli_value *sets = cli_get(call, "set");
+    nbl_run *r = NULL;
+    nbl_train_summary summary;
+    nbl_train_options options = {.resume = cli_get(call, "resume")->given, .event = on_event, .user = &w};
+    cli_work_begin("");
+    nbl_status code = nbl_run_open(ctx, call->arguments[0], sets->all, sets->count, &r);
+    if (code == NBL_OK) code = nbl_run_train(r, &options, &summary);
+    clear_line(&w);
+    cli_work_end(code);
+    if (code == NBL_OK) print_summary(call, nbl_run_get_info(r), &summary);
+    else if (code == NBL_ERROR_CANCELLED && *nbl_error_message(ctx))
+        status = cli_error(call, code, nbl_error_hint(ctx), "%s", nbl_error_message(ctx));
+    else status = cli_failure(call, ctx, code);
+    nbl_run_close(r);
+    cli_context_end(ctx);
+    return status;
+}
+
+const cli_command cli_train = {
+    .name = "train",
+    .group = "Training",
+    .summary = "fine-tune a model",
+    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
+                   "a whole small model. "
+                   "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
+                   "it, checkpoint-N "
+                   "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
+                   "configuration as resolved.\n\n"
+                   "Ctrl-C finishes the step, saves and says how to go on; a run that was killed goes on "
+                   "with --resume and ends "
+                   "with the same bytes.",
+    .arguments =
+        (const cli_argument[]){
+            {"RUN.yml", "the run, with axolotl's key names", CLI_PATH, NULL, false},
+            {.name = NULL},
+        },
+    .options =
+        (const cli_option[]){
+            {.name = "set",
+             .argument = "KEY=VALUE",
+             .kind = CLI_TEXT,
+             .repeated = true,
+             .help = "a key of the file, overridden; the value is YAML, null means not given"},
+            {.name = "resume", .help = "go on from the newest whole checkpoint, if there is one"},
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"a run", "train run.yml"},
+            {"the same, shorter", "train run.yml --set max_steps=10 --set output_dir=try"},
+            {"after an interruption", "train run.yml --resume"},
+            {NULL, NULL},
+        },
+    .run = run,
+};
