@@ -57,17 +57,21 @@ typedef struct nbl__run_config {
 
     /* the model */
     const char *base_model;
-    bool load_in_4bit, load_in_8bit;
+    bool load_in_4bit,
+        load_in_8bit;  /* quantise on arrival; a base that is quantised already stays as it is */
     bool fp4;          /* bnb_4bit_quant_type: fp4 instead of nf4 */
     bool double_quant; /* bnb_4bit_use_double_quant; default true, as axolotl's */
     int compute;       /* nbl_dtype: bf16: true -> bf16, fp16: true -> f16, else f32 */
+    bool tf32;         /* products of f32 may be rounded to tf32, where the device knows it */
 
     /* what is trained */
-    bool full; /* no adapter: every weight */
+    bool full;  /* no adapter: every weight; nothing of the rest is set then */
+    bool qlora; /* adapter: qlora; the base is in 4 bits, here or on disk already */
     bool dora, rslora;
-    int64_t lora_r;
-    double lora_alpha, lora_dropout;
-    bool target_linear;        /* lora_target_linear */
+    int64_t lora_r;    /* 8; 0: not given, as lora_model_dir has it */
+    double lora_alpha; /* 8; 0: not given, as lora_model_dir has it */
+    double lora_dropout;
+    bool target_linear;        /* lora_target_linear, or lora_target_modules: all-linear */
     const char *target_regex;  /* lora_target_modules as one text; or NULL */
     nbl__names target_modules; /* as a list */
     nbl__names modules_to_save;

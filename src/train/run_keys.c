@@ -1,0 +1,350 @@
+/* run_keys.c - see run_keys.h. Names and meanings are axolotl's, except the rows marked "ours" in
+ * docs/CONFIG.md; defaults are axolotl's where it has its own, else those of transformers' Trainer. */
+#include "train/run_keys.h"
+
+#include <stdio.h>
+
+#define AT(field) .offset = offsetof(nbl__run_draft, field), .size = sizeof(((nbl__run_draft *)0)->field)
+#define IN(field)                                                                                            \
+    .offset = offsetof(nbl__dataset_config, field), .size = sizeof(((nbl__dataset_config *)0)->field)
+#define ROWS(table) .inner = table, .inner_count = sizeof table / sizeof *table
+
+/* Numbers just inside an open end of a range. */
+#define ABOVE_0 0x1p-1074
+#define BELOW_1 0x1.fffffffffffffp-1
+#define MANY 0x1p40
+#define POSITIVE .least = 1, .most = MANY, .range = "1 or more"
+#define NATURAL .least = 0, .most = MANY, .range = "0 or more"
+
+static const nbl__run_choice quant_types[] = {{"nf4", 0}, {"fp4", 1}, {NULL, 0}};
+static const nbl__run_choice adapters[] = {
+    {"lora", NBL_ADAPTER_LORA}, {"qlora", NBL_ADAPTER_QLORA}, {NULL, 0}};
+static const nbl__run_choice data_types[] = {
+    {"chat_template", NBL_DATA_CHAT},    {"alpaca", NBL_DATA_ALPACA},
+    {"completion", NBL_DATA_COMPLETION}, {"input_output", NBL_DATA_SEGMENTS},
+    {"pretokenized", NBL_DATA_TOKENS},   {NULL, 0}};
+static const nbl__run_choice data_files[] = {
+    {"json", NBL_FILE_JSON}, {"csv", NBL_FILE_CSV}, {"text", NBL_FILE_TEXT}, {NULL, 0}};
+static const nbl__run_choice ends_trained[] = {
+    {"turn", NBL_EOS_TURN}, {"all", NBL_EOS_ALL}, {"last", NBL_EOS_LAST}, {"none", NBL_EOS_NONE}, {NULL, 0}};
+static const nbl__run_choice excesses[] = {
+    {"drop", NBL_EXCESS_DROP}, {"truncate", NBL_EXCESS_TRUNCATE}, {"raise", NBL_EXCESS_RAISE}, {NULL, 0}};
+static const nbl__run_choice optimizers[] = {
+    {"adamw_torch", 0}, {"adamw_torch_fused", 0}, {"adamw_bnb_8bit", 1}, {"adamw_8bit", 1}, {NULL, 0}};
+static const nbl__run_choice schedules[] = {{"linear", NBL_SCHEDULE_LINEAR},
+                                            {"cosine", NBL_SCHEDULE_COSINE},
+                                            {"constant", NBL_SCHEDULE_CONSTANT},
+                                            {"constant_with_warmup", NBL_SCHEDULE_CONSTANT_WITH_WARMUP},
+                                            {NULL, 0}};
+static const nbl__run_choice devices[] = {{"cpu", 0}, {"cuda", 0}, {"auto", 0}, {NULL, 0}};
+
+static const nbl__run_key mapping_keys[] = {
+    {"role", NBL_KEY_TEXT, IN(property_role), .fallback = "role", .help = "what a message calls its role"},
+    {"content", NBL_KEY_TEXT, IN(property_content), .fallback = "content",
+     .help = "what a message calls its text"},
+};
+
+static const nbl__run_key dataset_keys[] = {
+    {"path", NBL_KEY_TEXT, IN(path), .help = "the file; needed"},
+    {"type", NBL_KEY_CHOICE, IN(type), .choices = data_types, .fallback = "pretokenized",
+     .help = "what a row is"},
+    {"ds_type", NBL_KEY_CHOICE, IN(file), .choices = data_files,
+     .help = "the file's format; else its name tells"},
+    {"field", NBL_KEY_TEXT, IN(field_text), .fallback = "text",
+     .help = "of `completion`: where a row has its text"},
+    {"field_messages", NBL_KEY_TEXT, IN(field_messages), .fallback = "messages",
+     .help = "where a row has its conversation"},
+    {"message_property_mappings", NBL_KEY_MAP, ROWS(mapping_keys),
+     .help = "the names in a message: `role`, `content`"},
+    {"roles_to_train", NBL_KEY_NAMES, IN(roles_to_train), .fallback = "[assistant]",
+     .help = "whose words are trained"},
+    {"train_on_eos", NBL_KEY_CHOICE, IN(train_on_eos), .choices = ends_trained, .fallback = "turn",
+     .help = "which ends of turns are trained"},
+    {"split", NBL_KEY_TEXT, IN(split), .help = "a part of the file, e.g. `train[:10%]`"},
+};
+
+static const nbl__run_key token_keys[] = {
+    {"pad_token", NBL_KEY_TEXT, AT(config.pad_token), .help = "padding"},
+    {"eos_token", NBL_KEY_TEXT, AT(config.eos_token), .help = "the end of a text"},
+    {"bos_token", NBL_KEY_TEXT, AT(config.bos_token), .help = "the beginning of a text"},
+    {"unk_token", NBL_KEY_TEXT, AT(config.unk_token), .help = "what is in no vocabulary"},
+};
+
+const nbl__run_key nbl__run_keys[] = {
+    /* the model */
+    {"base_model", NBL_KEY_TEXT, AT(config.base_model), .help = "the model's folder; needed"},
+    {"load_in_4bit", NBL_KEY_BOOLEAN, AT(config.load_in_4bit), .fallback = "false",
+     .help = "keep the frozen weights in 4 bits; needs `adapter`"},
+    {"load_in_8bit", NBL_KEY_BOOLEAN, AT(config.load_in_8bit), .fallback = "false",
+     .help = "keep the frozen weights in 8 bits; needs `adapter`"},
+    {"bnb_4bit_quant_type", NBL_KEY_CHOICE, AT(config.fp4), .choices = quant_types, .fallback = "nf4",
+     .help = "the format of `load_in_4bit`"},
+    {"bnb_4bit_use_double_quant", NBL_KEY_BOOLEAN, AT(config.double_quant), .fallback = "true",
+     .help = "quantise the scales of `load_in_4bit`, too"},
+    {"bf16", NBL_KEY_AUTO, AT(bf16), .fallback = "false",
+     .help =
+         "compute in bf16; auto: if the processor has instructions for it and `fp16` is not set, or on cuda"},
+    {"fp16", NBL_KEY_BOOLEAN, AT(fp16), .fallback = "false", .help = "compute in f16; neither: in f32"},
+    {"tf32", NBL_KEY_AUTO, AT(tf32), .fallback = "false",
+     .help = "allow tf32 in products of f32 on cuda; auto: false"},
+    /* what is trained */
+    {"adapter", NBL_KEY_CHOICE, AT(adapter), .choices = adapters,
+     .help = "what is trained; empty: every weight"},
+    {"lora_r", NBL_KEY_INTEGER, AT(config.lora_r), .least = 1, .most = 65536, .range = "1 to 65536",
+     .help = "the rank; 8, or as `lora_model_dir` has it"},
+    {"lora_alpha", NBL_KEY_REAL, AT(config.lora_alpha), .least = ABOVE_0, .most = 1e9, .range = "above 0",
+     .help = "the scale is alpha / r, with rslora alpha / sqrt(r); 8, or as `lora_model_dir` has it"},
+    {"lora_dropout", NBL_KEY_REAL, AT(config.lora_dropout), .least = 0, .most = BELOW_1,
+     .range = "0 or more, below 1", .fallback = "0.0", .help = "the share of inputs that is dropped"},
+    {"lora_target_modules", NBL_KEY_TARGETS, AT(config.target_modules),
+     .other = offsetof(nbl__run_draft, config.target_regex),
+     .help = "names of layers, or one regular expression over their full names, or all-linear"},
+    {"lora_target_linear", NBL_KEY_BOOLEAN, AT(config.target_linear), .fallback = "false",
+     .help = "every linear layer but the output head"},
+    {"lora_modules_to_save", NBL_KEY_NAMES, AT(config.modules_to_save), .help = "layers trained in full"},
+    {"peft_use_dora", NBL_KEY_BOOLEAN, AT(config.dora), .fallback = "false", .help = "DoRA: with magnitudes"},
+    {"peft_use_rslora", NBL_KEY_BOOLEAN, AT(config.rslora), .fallback = "false",
+     .help = "rank-stabilised scale"},
+    {"lora_model_dir", NBL_KEY_TEXT, AT(config.lora_model_dir), .help = "start from this adapter"},
+    /* data */
+    {"datasets", NBL_KEY_DATASETS, AT(config.datasets), ROWS(dataset_keys), .help = "the files; needed"},
+    {"train_on_inputs", NBL_KEY_BOOLEAN, AT(config.train_on_inputs), .fallback = "false",
+     .help = "train prompts, too"},
+    {"chat_template", NBL_KEY_TEXT, AT(config.chat_template),
+     .help =
+         "tokenizer_default (the model's), chatml, jinja (see `chat_template_jinja`), or a template's text"},
+    {"chat_template_jinja", NBL_KEY_TEXT, AT(template_text), .help = "a template's text, or its file"},
+    {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .least = 2, .most = 1 << 24,
+     .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
+    {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
+     .help = "what happens to longer examples"},
+    {"sample_packing", NBL_KEY_BOOLEAN, AT(config.sample_packing), .fallback = "false",
+     .help = "several examples in one sequence"},
+    {"eval_sample_packing", NBL_KEY_BOOLEAN, AT(config.eval_sample_packing),
+     .help = "the same in evaluations; as `sample_packing`"},
+    {"pad_to_sequence_len", NBL_KEY_BOOLEAN, AT(config.pad_to_sequence_len), .fallback = "false",
+     .help = "plan for full sequences; nothing is padded, so no result changes"},
+    {"shuffle_merged_datasets", NBL_KEY_BOOLEAN, AT(config.shuffle), .fallback = "true",
+     .help = "mix the examples of all files"},
+    {"curriculum_sampling", NBL_KEY_BOOLEAN, AT(config.curriculum), .fallback = "false",
+     .help = "every epoch in the files' order"},
+    {"val_set_size", NBL_KEY_REAL, AT(config.val_set_size), NATURAL, .fallback = "0.0",
+     .help = "examples held back for evaluation: a share below 1, or a count"},
+    {"skip_bad_rows", NBL_KEY_BOOLEAN, AT(config.skip_bad_rows), .fallback = "false",
+     .help = "ours: drop rows that cannot be read, and count them"},
+    {"special_tokens", NBL_KEY_MAP, ROWS(token_keys),
+     .help = "other tokens than the tokenizer's: `pad_token`, `eos_token`, `bos_token`, `unk_token`"},
+    /* the loop */
+    {"micro_batch_size", NBL_KEY_INTEGER, AT(config.micro_batch_size), POSITIVE, .fallback = "1",
+     .help = "sequences in one pass"},
+    {"gradient_accumulation_steps", NBL_KEY_INTEGER, AT(config.gradient_accumulation_steps), POSITIVE,
+     .fallback = "1", .help = "passes in one step"},
+    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), .least = ABOVE_0, .most = 1e9, .range = "above 0",
+     .fallback = "1.0", .help = "how often everything is trained"},
+    {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), POSITIVE,
+     .help = "stop after this many steps, whatever `num_epochs` says"},
+    {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .fallback = "adamw_torch",
+     .help = "AdamW with moments in f32 or in 8 bits"},
+    {"learning_rate", NBL_KEY_REAL, AT(config.learning_rate), .least = ABOVE_0, .most = 1e9,
+     .range = "above 0", .help = "the largest of the schedule; needed"},
+    {"lr_scheduler", NBL_KEY_CHOICE, AT(config.schedule), .choices = schedules, .fallback = "cosine",
+     .help = "how the learning rate goes on"},
+    {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), NATURAL, .fallback = "0",
+     .help = "steps in which the learning rate rises from 0"},
+    {"warmup_ratio", NBL_KEY_REAL, AT(config.warmup_ratio), .least = 0, .most = 1, .range = "0 to 1",
+     .fallback = "0.0", .help = "the same as a share of all steps"},
+    {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), .least = 0, .most = 1e9, .range = "0 or more",
+     .fallback = "0.0", .help = "of AdamW"},
+    {"adam_beta1", NBL_KEY_REAL, AT(config.beta1), .least = 0, .most = BELOW_1, .range = "0 or more, below 1",
+     .fallback = "0.9", .help = "of AdamW"},
+    {"adam_beta2", NBL_KEY_REAL, AT(config.beta2), .least = 0, .most = BELOW_1, .range = "0 or more, below 1",
+     .fallback = "0.999", .help = "of AdamW"},
+    {"adam_epsilon", NBL_KEY_REAL, AT(config.epsilon), .least = ABOVE_0, .most = 1,
+     .range = "above 0, at most 1", .fallback = "1e-8", .help = "of AdamW"},
+    {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), .least = 0, .most = 1e30, .range = "0 or more",
+     .fallback = "1.0", .help = "longer gradients are scaled to this; 0: never"},
+    {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), .fallback = "false",
+     .help = "compute activations again instead of keeping them"},
+    {"logging_steps", NBL_KEY_INTEGER, AT(config.logging_steps), POSITIVE, .fallback = "1",
+     .help = "a line of metrics every so many steps"},
+    {"eval_steps", NBL_KEY_INTEGER, AT(config.eval_steps), NATURAL, .fallback = "0",
+     .help = "evaluate every so many steps; 0: after every epoch"},
+    {"evals_per_epoch", NBL_KEY_INTEGER, AT(config.evals_per_epoch), NATURAL, .fallback = "0",
+     .help = "the same by epochs; 0: not given"},
+    {"save_steps", NBL_KEY_INTEGER, AT(config.save_steps), NATURAL, .fallback = "0",
+     .help = "a checkpoint every so many steps; 0: after every epoch"},
+    {"saves_per_epoch", NBL_KEY_INTEGER, AT(config.saves_per_epoch), NATURAL, .fallback = "0",
+     .help = "the same by epochs; 0: not given"},
+    {"save_total_limit", NBL_KEY_INTEGER, AT(config.save_total_limit), NATURAL, .fallback = "0",
+     .help = "checkpoints that are kept; 0: all"},
+    {"early_stopping_patience", NBL_KEY_INTEGER, AT(config.early_stopping_patience), NATURAL, .fallback = "0",
+     .help = "stop after so many evaluations without a better one; 0: never"},
+    {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), .least = 0, .most = 1e9,
+     .range = "0 or more", .fallback = "0.0", .help = "stop when the loss stays above this; 0: never"},
+    {"loss_watchdog_patience", NBL_KEY_INTEGER, AT(config.loss_watchdog_patience), POSITIVE, .fallback = "3",
+     .help = "for so many steps"},
+    {"output_dir", NBL_KEY_TEXT, AT(config.output_dir), .fallback = "./model-out",
+     .help = "where everything goes"},
+    {"seed", NBL_KEY_INTEGER, AT(config.seed), .least = 0, .most = 0x1p63, .range = "0 or more",
+     .fallback = "42", .help = "everything random comes from it"},
+    {"resume_from_checkpoint", NBL_KEY_TEXT, AT(config.resume_from_checkpoint),
+     .help = "go on from this folder"},
+    {"auto_resume_from_checkpoints", NBL_KEY_BOOLEAN, AT(config.auto_resume), .fallback = "false",
+     .help = "go on from the newest checkpoint in `output_dir`, if there is one"},
+    {"device", NBL_KEY_TEXT, AT(config.device), .choices = devices, .help = "ours: where it runs"},
+    {"threads", NBL_KEY_INTEGER, AT(config.threads), .least = 0, .most = 1024, .range = "0 to 1024",
+     .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
+    {"memory", NBL_KEY_BYTES, AT(config.memory), .range = "bytes, or 4G, 512MiB",
+     .help = "ours: refuse to start when more is needed"},
+    {"report", NBL_KEY_BOOLEAN, AT(config.report), .fallback = "true", .help = "ours: write report.html"},
+    /* what steers other engines */
+    {"model_type", NBL_KEY_NOTICE, .help = "config.json tells"},
+    {"tokenizer_type", NBL_KEY_NOTICE, .help = "the tokenizer's files tell"},
+    {"trust_remote_code", NBL_KEY_NEVER, .help = "no code of a model is ever run"},
+    {"strict", NBL_KEY_NOTICE, .help = "reading is always strict"},
+    {"dataset_prepared_path", NBL_KEY_NOTICE, .help = "no prepared copy of the data is kept"},
+    {"wandb_*", NBL_KEY_NOTICE, .help = "metrics go to files in `output_dir`"},
+    {"flash_attention", NBL_KEY_NOTICE, .help = "there is one attention"},
+    {"attn_implementation", NBL_KEY_NOTICE, .help = "there is one attention"},
+    {"gradient_checkpointing_kwargs", NBL_KEY_NOTICE, .help = "recomputation has no variants"},
+    {"deepspeed", NBL_KEY_NOTICE, .help = "one process, one machine"},
+    {"fsdp*", NBL_KEY_NOTICE, .help = "one process, one machine"},
+    {"group_by_length", NBL_KEY_NEVER, .help = "the order is the seed's or the files'"},
+    {"debug", NBL_KEY_NOTICE, .help = "`nibble data` shows what is trained"},
+};
+
+/* ---- names ---- */
+
+static bool matches(const char *pattern, const char *name)
+{
+    size_t size = strlen(pattern);
+    if (size > 0 && pattern[size - 1] == '*') return strncmp(pattern, name, size - 1) == 0;
+    return strcmp(pattern, name) == 0;
+}
+
+const nbl__run_key *nbl__run_key_find(const nbl__run_key *keys, int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (matches(keys[i].name, name)) return &keys[i];
+    return NULL;
+}
+
+/* Names that other programs use, and that no count of edits would lead home. */
+static const char *const synonyms[][2] = {
+    {"lora_rank", "lora_r"},
+    {"rank", "lora_r"},
+    {"r", "lora_r"},
+    {"alpha", "lora_alpha"},
+    {"dropout", "lora_dropout"},
+    {"target_modules", "lora_target_modules"},
+    {"lora_targets", "lora_target_modules"},
+    {"modules_to_save", "lora_modules_to_save"},
+    {"use_dora", "peft_use_dora"},
+    {"use_rslora", "peft_use_rslora"},
+    {"model", "base_model"},
+    {"model_name", "base_model"},
+    {"model_name_or_path", "base_model"},
+    {"base_model_name_or_path", "base_model"},
+    {"peft_type", "adapter"},
+    {"quantization", "load_in_4bit"},
+    {"lr", "learning_rate"},
+    {"lr_scheduler_type", "lr_scheduler"},
+    {"scheduler", "lr_scheduler"},
+    {"optim", "optimizer"},
+    {"epochs", "num_epochs"},
+    {"num_train_epochs", "num_epochs"},
+    {"steps", "max_steps"},
+    {"batch_size", "micro_batch_size"},
+    {"per_device_train_batch_size", "micro_batch_size"},
+    {"max_seq_length", "sequence_len"},
+    {"max_seq_len", "sequence_len"},
+    {"max_length", "sequence_len"},
+    {"context_length", "sequence_len"},
+    {"packing", "sample_packing"},
+    {"dataset", "datasets"},
+    {"data", "datasets"},
+    {"train_file", "datasets"},
+    {"shuffle", "shuffle_merged_datasets"},
+    {"validation_split", "val_set_size"},
+    {"random_seed", "seed"},
+    {"clip_grad_norm", "max_grad_norm"},
+    {"gradient_clipping", "max_grad_norm"},
+    {"float16", "fp16"},
+    {"half", "fp16"},
+    {"bfloat16", "bf16"},
+    {"resume", "auto_resume_from_checkpoints"},
+    {"save_strategy", "save_steps"},
+    {"eval_strategy", "eval_steps"},
+    {"evaluation_strategy", "eval_steps"},
+    {"field_text", "field"},
+    {"text_field", "field"},
+    {"file", "path"},
+    {"conversation", "field_messages"},
+    {"message_field_role", "message_property_mappings"},
+    {"message_field_content", "message_property_mappings"},
+    {"from", "role"},
+    {"value", "content"},
+};
+
+static int lesser(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word; the word counts up to
+ * 63 bytes. */
+static int edits(const char *name, const char *word)
+{
+    enum { MOST = 64 };
+    int rows[3][MOST], n = (int)strlen(name), m = lesser((int)strlen(word), MOST - 1);
+    for (int j = 0; j <= m; j++) rows[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *before = rows[(i + 1) % 3], *last = rows[(i + 2) % 3], *row = rows[i % 3];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            row[j] = lesser(lesser(last[j], row[j - 1]) + 1, last[j - 1] + (name[i - 1] != word[j - 1]));
+            if (i > 1 && j > 1 && name[i - 1] == word[j - 2] && name[i - 2] == word[j - 1])
+                row[j] = lesser(row[j], before[j - 2] + 1);
+        }
+    }
+    return rows[n % 3][m];
+}
+
+const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char *name)
+{
+    for (size_t i = 0; i < sizeof synonyms / sizeof *synonyms; i++)
+        if (strcmp(synonyms[i][0], name) == 0 && nbl__run_key_find(keys, count, synonyms[i][1]))
+            return synonyms[i][1];
+    const char *nearest = NULL;
+    int least = 0;
+    for (int i = 0; i < count; i++) {
+        int distance = edits(keys[i].name, name);
+        if (nearest == NULL || distance < least) nearest = keys[i].name, least = distance;
+    }
+    return nearest;
+}
+
+/* ---- what is allowed ---- */
+
+void nbl__run_key_allowed(const nbl__run_key *key, nbl__text *out)
+{
+    switch (key->type) {
+    case NBL_KEY_BOOLEAN: nbl__text_printf(out, "true or false"); break;
+    case NBL_KEY_AUTO: nbl__text_printf(out, "true, false or auto"); break;
+    case NBL_KEY_INTEGER: nbl__text_printf(out, "a whole number, %s", key->range); break;
+    case NBL_KEY_REAL: nbl__text_printf(out, "a number, %s", key->range); break;
+    case NBL_KEY_BYTES: nbl__text_printf(out, "%s", key->range); break;
+    case NBL_KEY_NAMES: nbl__text_printf(out, "a list of texts"); break;
+    case NBL_KEY_TARGETS: nbl__text_printf(out, "a list of texts, or a text"); break;
+    case NBL_KEY_MAP: nbl__text_printf(out, "a map of keys"); break;
+    case NBL_KEY_DATASETS: nbl__text_printf(out, "a list of maps"); break;
+    case NBL_KEY_NOTICE: nbl__text_printf(out, "anything"); break;
+    case NBL_KEY_NEVER: nbl__text_printf(out, "false"); break;
+    case NBL_KEY_TEXT:
+    case NBL_KEY_CHOICE:
+        if (key->choices == NULL) nbl__text_printf(out, "a text");
+        for (const nbl__run_choice *c = key->choices; c && c->name; c++)
+            nbl__text_printf(out, "%s%s", c == key->choices ? "" : ", ", c->name);
+        break;
+    }
+}
