@@ -60,11 +60,11 @@ static int on_event(void *user, const nbl_train_event *e)
     return cli_interrupt_taken();
 }
 
-static void print_summary(const cli_call *call, const nbl_run_info *info, const nbl_train_summary *s)
+static void print_summary(const cli_call *call, nbl_run_info info, const nbl_train_summary *s)
 {
     if (call->json) {
         json_t *document = cli_json_object();
-        cli_json_set(document, "output_dir", cli_json_text(info->output_dir));
+        cli_json_set(document, "output_dir", cli_json_text(info.output_dir));
         cli_json_set(document, "step", cli_json_unsigned((uint64_t)s->step));
         cli_json_set(document, "steps", cli_json_unsigned((uint64_t)s->steps));
         cli_json_set(document, "loss", cli_json_number(s->loss));
@@ -75,11 +75,11 @@ static void print_summary(const cli_call *call, const nbl_run_info *info, const 
         return;
     }
     if (call->quiet) return;
-    const char *base = cli_shell_word(info->base_model), *out = cli_shell_word(info->output_dir);
-    fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info->output_dir), (long long)s->step,
+    const char *base = cli_shell_word(info.base_model), *out = cli_shell_word(info.output_dir);
+    fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info.output_dir), (long long)s->step,
             cli_duration(s->seconds), s->loss);
     if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
-    if (info->adapter)
+    if (info.adapter)
         fprintf(cli_out(), "next: nibble chat %s --adapter %s\n  or: nibble merge %s %s MERGED --verify\n",
                 base, out, base, out);
     else fprintf(cli_out(), "next: nibble chat %s\n", out);

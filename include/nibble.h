@@ -1,7 +1,7 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
  * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
- * 8 text and tokens, 9 chat templates.
+ * 8 text and tokens, 9 chat templates, 10 models, 11 training runs.
  *
  * Thirty seconds:
  *
@@ -850,17 +850,33 @@ NBL_API nbl_status nbl_model_make_plan(nbl_model *model, int64_t tokens,
                                        int64_t batch, uint64_t memory,
                                        nbl_model_plan *plan);
 
-/* ---- 11. Training -----------------------------------------------------------
+/* ---- 11. Training runs -----------------------------------------------------
  *
- * A run is described by a YAML file with axolotl's key names (docs/CONFIG.md).
- *
- *     nbl_run *run;
- *     nbl_run_open(ctx, "run.yml", NULL, 0, &run);
- *     nbl_run_train(run, NULL, NULL);
- *     nbl_run_close(run);
- *
- * A run belongs to its context and is used by one thread at a time.
+ * A run is a YAML file with axolotl's key names; docs/CONFIG.md lists them all.
+ * Reading is strict: an unknown key, a key given twice, two keys that
+ * contradict each other and a value of the wrong type are refused with file
+ * and line. Keys that only steer other engines are accepted; each gets one
+ * line of log (NBL_LOG_INFO), empty ones none.
  */
+typedef struct nbl_run nbl_run;
+
+/* Reads and checks a configuration; nothing else is opened. `overrides`:
+ * `count` texts "key=value" that replace what the file says, in order; a value
+ * is YAML ("null" or nothing: as if the key were not given), a key may be a
+ * path such as "datasets.0.path". May be NULL when count is 0. Relative paths
+ * in the file are relative to the working directory. The run belongs to the
+ * caller and borrows the context; on failure *run is NULL. */
+NBL_API nbl_status nbl_run_open(nbl_context *ctx, const char *path,
+                                const char *const *overrides, int64_t count,
+                                nbl_run **run);
+NBL_API void nbl_run_close(nbl_run *run); /* NULL is allowed */
+
+/* What a run is about; the texts live as long as the run. */
+typedef struct nbl_run_info {
+    const char *base_model, *output_dir;
+    int adapter; /* 0: the whole model is trained */
+} nbl_run_info;
+NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 
 typedef enum nbl_train_event_kind {
     NBL_TRAIN_BEGIN,      /* everything is planned; text: the checkpoint that

@@ -19,6 +19,7 @@ typedef struct parser {
     const char *where;
     const char *begin, *at, *end;
     nbl__json_dialect dialect;
+    int64_t first_line; /* of a row of a larger file: the line it begins in; else 0 */
     int depth;
     nbl__json *stack; /* items of the arrays and objects that are open */
     int64_t used, room, values;
@@ -32,6 +33,10 @@ static nbl_status wrong(parser *p, const char *what)
         column = *s == '\n' ? 1 : column + 1;
         line += *s == '\n';
     }
+    if (p->first_line)
+        return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
+                         "%s: line %" PRId64 ", column %" PRId64 ": not valid JSON: %s", p->where,
+                         p->first_line + line - 1, column, what);
     return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")",
                      p->where, what, line, column);
 }
@@ -322,10 +327,12 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
         sift(object->items, order, 0, i);
     }
     for (int64_t i = 1; i < object->count; i++)
-        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) == 0)
+        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) == 0) {
+            if (p->first_line) return wrong(p, "a key is there twice in the object that ends here");
             return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
                              "%s: not valid JSON: the key \"%s\" is there twice", p->where,
                              object->items[order[i]].key);
+        }
     return NBL_OK;
 }
 
@@ -370,21 +377,44 @@ static nbl_status read_value(parser *p, nbl__json *value)
     return read_number(p, value);
 }
 
+static nbl_status parse(parser *p, const nbl__json **root)
+{
+    nbl__arena *arena = p->arena;
+    nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
+    if (value == NULL) return NBL_ERROR_MEMORY;
+    skip_space(p);
+    nbl_status status = read_value(p, value);
+    nbl__free(arena->ctx, p->stack, (size_t)p->room * sizeof *p->stack);
+    NBL_TRY(status);
+    skip_space(p);
+    if (p->at != p->end) return wrong(p, "something follows the end");
+    *root = value;
+    return NBL_OK;
+}
+
 nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
                            nbl__json_dialect dialect, const nbl__json **root)
 {
     parser p = {
         .arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
-    nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
-    if (value == NULL) return NBL_ERROR_MEMORY;
-    skip_space(&p);
-    nbl_status status = read_value(&p, value);
-    nbl__free(arena->ctx, p.stack, (size_t)p.room * sizeof *p.stack);
-    NBL_TRY(status);
-    skip_space(&p);
-    if (p.at != p.end) return wrong(&p, "something follows the end");
-    NBL_CHECK(arena->ctx, value->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object",
+    NBL_TRY(parse(&p, root));
+    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object",
               where);
-    *root = value;
+    return NBL_OK;
+}
+
+nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
+                               size_t size, nbl__json_dialect dialect, const nbl__json **root)
+{
+    parser p = {.arena = arena,
+                .where = where,
+                .begin = text,
+                .at = text,
+                .end = text + size,
+                .dialect = dialect,
+                .first_line = line};
+    NBL_TRY(parse(&p, root));
+    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT,
+              "%s: line %" PRId64 ": JSON, but not an object", where, line);
     return NBL_OK;
 }

@@ -46,6 +46,10 @@ typedef enum nbl__json_dialect {
 nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
                            nbl__json_dialect dialect, const nbl__json **root);
 
+/* The same for a row of a larger file that begins in its line `line`: errors name that file's lines. */
+nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
+                               size_t size, nbl__json_dialect dialect, const nbl__json **root);
+
 /* ---- access; all of them accept NULL and values of another type ---- */
 
 const nbl__json *nbl__json_get(const nbl__json *object, const char *key); /* NULL: no such member */

@@ -24,7 +24,7 @@ typedef struct nbl__data_counts {
     int64_t truncated, dropped; /* dropped: too long, bad rows that were skipped, nothing trained */
 } nbl__data_counts;
 
-/* `vocabulary`: ids of pre-tokenised rows lie below it. */
+/* `vocabulary`: all ids lie below it. `config` and its texts must live as long as the data. */
 nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
                           nbl__data **data);
 void nbl__data_close(nbl__data *data); /* NULL is allowed */
@@ -39,6 +39,7 @@ typedef struct nbl__epoch {
     int64_t *starts; /* [batch_count + 1] places in order */
     int64_t batch_count;
     int64_t most_tokens, most_sequences; /* of one micro-batch */
+    int64_t room;                        /* of order */
 } nbl__epoch;
 
 /* The micro-batches of epoch `number` (from 0), or of the examples held back when `validation`. Any epoch is

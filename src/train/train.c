@@ -203,6 +203,11 @@ static nbl_status run(loop *l)
     return nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored);
 }
 
+nbl_run_info nbl_run_get_info(const nbl_run *r)
+{
+    return (nbl_run_info){r->config.base_model, r->config.output_dir, !r->config.full};
+}
+
 nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train_summary *summary)
 {
     static const nbl_train_options none;

@@ -48,6 +48,26 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter)
     return nbl__new_adapter(t->model, c);
 }
 
+/* The model's, without opening its weights: mistakes in the data show before anything large is read. */
+static nbl_status read_vocabulary(nbl_context *ctx, const char *model, int64_t *vocabulary)
+{
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl__gguf_model *gguf = NULL;
+    nbl__config config = {0};
+    nbl__decoder decoder;
+    nbl_status status = NBL_OK;
+    const char *path = nbl__arena_printf(&arena, "%s/config.json", model);
+    if (path == NULL) status = NBL_ERROR_MEMORY;
+    else if (nbl__ends_with(model, ".gguf")) status = nbl__gguf_model_open(ctx, model, &gguf);
+    else status = nbl__config_read(&arena, path, &config);
+    if (status == NBL_OK)
+        status = nbl__decoder_read(ctx, model, gguf ? gguf->config.root : config.root, &decoder);
+    if (status == NBL_OK) *vocabulary = decoder.vocabulary;
+    nbl__gguf_model_close(gguf);
+    nbl__arena_free(&arena);
+    return status;
+}
+
 /* ---- the plan ---- */
 
 static nbl_status plan_session(nbl__trainer *t, int64_t tokens, int64_t sequences)
@@ -79,7 +99,7 @@ nbl_status nbl__trainer_plan(nbl_context *ctx, const nbl__run_config *config, co
     NBL_CHECK(ctx, config->device == NULL || strcmp(config->device, "cuda") != 0, NBL_ERROR_UNSUPPORTED,
               "%s: device: cuda is not there in this build", config->file);
     if (tokens == 0) {
-        NBL_GO(nbl__run_vocabulary(ctx, config, &vocabulary));
+        NBL_GO(read_vocabulary(ctx, config->base_model, &vocabulary));
         NBL_GO(nbl__data_open(ctx, config, vocabulary, &t->data));
         nbl__data_largest(t->data, &tokens, &sequences);
     }

@@ -1,0 +1,118 @@
+/* align.c - which bytes of a text each of its tokens stands for.
+ *
+ * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level and byte-fallback
+ * tokens spell their bytes, "▁" a space, added tokens themselves. As long as that is what the text says, a token's
+ * place is exact. Where it is not (Unicode forms, a space put in front, spaces stripped beside an added token), the
+ * nearest place is looked for from which several tokens on agree with the text again; the tokens in between share
+ * the bytes in between. Cost: one pass over the text and a window of constant size per disagreement. */
+#include "text/chars.h"
+#include "train/draft.h"
+
+enum { WINDOW = 256 /* bytes */, AHEAD = 16 /* tokens */, AGREEMENT = 12 /* bytes that must agree */ };
+
+typedef struct speller {
+    const nbl_tokenizer *tokenizer;
+    bool byte_level;
+    const int32_t *ids;
+    int64_t count;
+} speller;
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched how many of them
+ * the text begins with. */
+static size_t spell(const speller *s, int64_t i, const char *text, size_t size, size_t *matched)
+{
+    const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
+    nbl_string token = nbl_tokenizer_token(s->tokenizer, s->ids[i]);
+    size_t length = 0;
+    bool equal = true;
+    *matched = 0;
+    for (size_t at = 0; at < token.size; length++) {
+        char byte = token.text[at];
+        uint32_t c;
+        int n = nbl__utf8_length(token.text + at, token.text + token.size), value;
+        if (added == NULL && n) {
+            nbl__char_get(token.text + at, &c);
+            if (s->byte_level && (value = nbl__char_byte(c)) >= 0) byte = (char)value;
+            else if (!s->byte_level && c == 0x2581) byte = ' ';
+            else if (!s->byte_level && at == 0 && token.size == 6 && memcmp(token.text, "<0x", 3) == 0 &&
+                     hex(token.text[3]) >= 0 && hex(token.text[4]) >= 0 && token.text[5] == '>') {
+                byte = (char)(hex(token.text[3]) * 16 + hex(token.text[4]));
+                n = 6;
+            } else n = 1;
+        } else n = 1;
+        at += (size_t)n;
+        equal = equal && length < size && text[length] == byte;
+        *matched += equal;
+    }
+    return length;
+}
+
+/* Whether the text at `at` goes on as the tokens from i on do, for long enough to be sure. */
+static bool agrees(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+{
+    size_t begin = at;
+    for (; i < s->count; i++) {
+        size_t matched, length = spell(s, i, text + at, size - at, &matched);
+        if (matched < length) return false;
+        at += length;
+        if (at - begin >= AGREEMENT || (length && nbl__added_get(&s->tokenizer->added, s->ids[i])))
+            return true;
+    }
+    return at == size;
+}
+
+/* The nearest token from i on and place from `at` on that agree; the token is s->count at the end. */
+static bool find_agreement(const speller *s, int64_t i, const char *text, size_t size, size_t at,
+                           int64_t *token, size_t *place)
+{
+    for (int64_t reach = 0; reach < WINDOW; reach++)
+        for (int64_t skip = 0; skip <= reach && skip <= AHEAD && i + skip < s->count; skip++) {
+            size_t there = at + (size_t)(reach - skip);
+            if (there > size || !agrees(s, i + skip, text, size, there)) continue;
+            *token = i + skip;
+            *place = there;
+            return true;
+        }
+    *token = s->count;
+    *place = size;
+    return s->count - i <= AHEAD && size - at <= WINDOW;
+}
+
+nbl_status nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size,
+                             const int32_t *ids, int64_t count, size_t *begins, size_t *ends)
+{
+    speller s = {tokenizer, false, ids, count};
+    for (int i = 0; i < tokenizer->decoder_count; i++)
+        s.byte_level |= tokenizer->decoders[i].kind == NBL_DECODE_BYTE_LEVEL;
+    for (int i = 0; i < tokenizer->pre_tokenizer_count; i++)
+        s.byte_level |= tokenizer->pre_tokenizers[i].kind == NBL_PRE_BYTE_LEVEL;
+    size_t at = 0, matched, length;
+    for (int64_t i = 0; i < count;) {
+        length = spell(&s, i, text + at, size - at, &matched);
+        if (matched == length) {
+            begins[i] = at;
+            ends[i++] = at += length;
+            continue;
+        }
+        int64_t next;
+        size_t place;
+        NBL_CHECK(tokenizer->ctx, find_agreement(&s, i, text, size, at, &next, &place), NBL_ERROR_UNSUPPORTED,
+                  "the tokenizer changes the text so much that tokens cannot be told apart by their place "
+                  "(near byte %zu of the rendered text)",
+                  at);
+        if (next == i) { /* the text has something that no token spells: it goes with this token */
+            begins[i] = at;
+            at = place + spell(&s, i, text + place, size - place, &matched);
+            ends[i++] = at;
+            continue;
+        }
+        for (; i < next; i++) begins[i] = at, ends[i] = place;
+        at = place;
+    }
+    return NBL_OK;
+}

@@ -1,0 +1,12 @@
+/* scribe.h - opening what rows are written with: tokenizer, chat template, special tokens. */
+#ifndef NBL_SCRIBE_H
+#define NBL_SCRIBE_H
+
+#include "train/draft.h"
+
+/* `config` is borrowed. Close also after a failure. */
+nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
+                            nbl__scribe *scribe);
+void nbl__scribe_close(nbl__scribe *scribe);
+
+#endif
