@@ -463,6 +463,8 @@ typedef struct nbl_linear {
     uint64_t seed;   /* with the place in x it decides the mask: backward makes
                         the same one again */
     float threshold; /* int8: usually 6; <= 0: no column is an outlier */
+    bool decoded;    /* int8: multiply with the decoded weight instead, as
+                        bitsandbytes trains on a CPU */
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;

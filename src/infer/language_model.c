@@ -41,6 +41,7 @@ static bool is_linear(const char *name)
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
 }
 
+/* With nested scales, those that are quantised in their turn are needed for a moment only. */
 static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format format, bool nested)
 {
     nbl_quantize_options how = {
@@ -50,19 +51,31 @@ static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format
     NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
               m->path, held->name, nbl_format_name(w.format));
     NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w.rank, w.shape, &sizes));
-    nbl__cut cut = {NULL, 0};
+    size_t passing = nested ? sizes.scales : 0, bytes = 0;
+    void *scales = nbl__alloc(m->ctx, passing), *memory = NULL;
     nbl_quantized_parts parts = {0};
+    nbl__cut cut = {NULL, 0};
     for (int pass = 0; pass < 2; pass++) {
         parts.data = nbl__cut_bytes(&cut, sizes.data);
-        parts.scales = nbl__cut_bytes(&cut, sizes.scales);
+        parts.scales = nested ? scales : nbl__cut_bytes(&cut, sizes.scales);
         parts.scale_codes = nbl__cut_bytes(&cut, sizes.scale_codes);
+        parts.nested_scales = nbl__cut_bytes(&cut, sizes.nested_scales);
         if (pass) break;
-        held->bytes = cut.used;
-        held->memory = nbl__alloc(m->ctx, cut.used);
-        if (held->memory == NULL) return NBL_ERROR_MEMORY;
-        cut = (nbl__cut){held->memory, 0};
+        bytes = cut.used;
+        memory = nbl__alloc(m->ctx, bytes);
+        cut = (nbl__cut){memory, 0};
     }
-    NBL_TRY(nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight));
+    nbl_status status = scales && memory ? NBL_OK : NBL_ERROR_MEMORY;
+    if (status == NBL_OK)
+        status = nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight);
+    nbl__free(m->ctx, scales, passing);
+    if (status != NBL_OK) {
+        nbl__free(m->ctx, memory, bytes);
+        return status;
+    }
+    nbl__free(m->ctx, held->memory, held->bytes); /* of a decoded GGUF */
+    held->memory = memory;
+    held->bytes = bytes;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return NBL_OK;
 }
@@ -190,8 +203,8 @@ static nbl_status list_places(nbl_model *m, nbl__peft_place **list, int64_t *cou
                                                embedding ? rows : columns};
     }
     if (m->decoder.tied && nbl__model_find(m, head_name) == NULL) /* a module, though it stores nothing */
-        places[(*count)++] =
-            (nbl__peft_place){"lm_head", NBL_PEFT_HEAD, m->decoder.vocabulary, m->decoder.hidden};
+        places[(*count)++] = (nbl__peft_place){"lm_head", NBL_PEFT_HEAD, m->decoder.vocabulary,
+                                               m->decoder.hidden};
     return NBL_OK;
 }
 
@@ -262,7 +275,8 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
     for (int64_t i = 0; options->load && i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name)) NBL_TRY(quantize_held(m, &m->weights[i], format, options->load_nested != 0));
+        if (is_linear(m->weights[i].name))
+            NBL_TRY(quantize_held(m, &m->weights[i], format, options->load_nested != 0));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
     return check_adapter(m);

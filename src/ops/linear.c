@@ -151,6 +151,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear, decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear, accumulate, "accumulate", FLAG, 0),
     {0},

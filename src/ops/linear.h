@@ -14,7 +14,7 @@
  *
  * A weight in int8 multiplies as LLM.int8 does (forward; backward uses the decoded weight): columns of x
  * with a value at or above the threshold, or one that is not finite, stay as they are; the others are
- * quantised to 8 bits, row by row, by their largest magnitude. */
+ * quantised to 8 bits, row by row, by their largest magnitude. With `decoded` it is a weight like any other. */
 #ifndef NBL_LINEAR_H
 #define NBL_LINEAR_H
 
@@ -35,6 +35,12 @@ nbl_status nbl__linear_infer_backward(nbl_context *ctx, const char *op, const ch
 static inline int64_t nbl__linear_rank(const nbl__linear *a)
 {
     return nbl__given(&a->lora_a) ? a->lora_a.shape[0] : 0;
+}
+
+/* Does forward multiply as LLM.int8? */
+static inline bool nbl__linear_by_codes(const nbl__linear *a)
+{
+    return a->w.format == NBL_FORMAT_INT8 && !a->decoded;
 }
 
 /* The seed of mask number `index` where one attribute `seed` serves several; number 0 keeps it. */

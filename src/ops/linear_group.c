@@ -15,6 +15,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         members[i].dropout = first->dropout;
         members[i].seed = nbl__dropout_seed(first->seed, i);
         members[i].threshold = first->threshold;
+        members[i].decoded = first->decoded;
         members[i].train_w = first->train_w;
         members[i].accumulate = first->accumulate;
     }
@@ -117,6 +118,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[0].dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__linear_group, members[0].decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].accumulate, "accumulate", FLAG, 0),
     {0},

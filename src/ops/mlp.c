@@ -20,6 +20,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
         if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
         parts[p].threshold = a->gate.threshold;
+        parts[p].decoded = a->gate.decoded;
         parts[p].train_w = a->gate.train_w;
         parts[p].accumulate = a->gate.accumulate;
     }
@@ -133,6 +134,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
+    NBL_ATTR(nbl__mlp, gate.decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
     {0},

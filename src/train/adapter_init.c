@@ -39,10 +39,11 @@ static void fill_uniform(float *to, int64_t n, double bound, uint64_t key)
     }
 }
 
-static nbl_status fill_norms(nbl_model *model, const char *module, float *norms)
+/* `module` is the beginning of a name, `length` bytes long. */
+static nbl_status fill_norms(nbl_model *model, const char *module, size_t length, float *norms)
 {
     char name[256];
-    snprintf(name, sizeof name, "%s.weight", module);
+    snprintf(name, sizeof name, "%.*s.weight", (int)length, module);
     const struct nbl__held *held = nbl__model_find(model, name);
     NBL_CHECK(model->ctx, held && held->weight.rank == 2, NBL_ERROR_INTERNAL, "no weight \"%s\"", name);
     int64_t columns = held->weight.shape[1];
@@ -71,10 +72,7 @@ nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
             fill_uniform(to, nbl__tensor_elements(&info->tensor), 1 / sqrt((double)info->tensor.shape[1]),
                          key);
         } else if (nbl__ends_with(info->name, magnitude_end)) {
-            char module[256];
-            snprintf(module, sizeof module, "%.*s", (int)(strlen(info->name) - strlen(magnitude_end)),
-                     info->name);
-            NBL_TRY(fill_norms(s->model, module, to));
+            NBL_TRY(fill_norms(s->model, info->name, strlen(info->name) - strlen(magnitude_end), to));
         }
     }
     return NBL_OK;

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/convert.h"
@@ -210,8 +211,6 @@ nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir)
     return status;
 }
 
-/* ---- publishing ---- */
-
 static nbl_status move_file(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to,
                             const char *name)
 {
@@ -223,6 +222,61 @@ static nbl_status move_file(nbl_context *ctx, nbl__arena *arena, const char *fro
         return nbl__fail_errno(ctx, errno, "%s: cannot be moved here", target);
     return NBL_OK;
 }
+
+/* What a run writes. A report alone is no loss; weights and checkpoints are. */
+static bool is_output(const char *name, bool *precious)
+{
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
+    static const char *const others[] = {"adapter_config.json", "metrics.jsonl", "report.html", "run.yml",
+                                         "runs"};
+    size_t digits = strncmp(name, "checkpoint-", 11) == 0 ? strspn(name + 11, "0123456789") : 0;
+    if (digits && name[11 + digits] == '\0') return *precious = true;
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        if (nbl__ends_with(name, weights[i])) return *precious = true;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(name, others[i]) == 0) return true;
+    return false;
+}
+
+static nbl_status move_outputs(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to)
+{
+    DIR *list = opendir(from);
+    if (list == NULL) return nbl__fail_errno(ctx, errno, "%s", from);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
+        bool precious;
+        if (is_output(entry->d_name, &precious)) status = move_file(ctx, arena, from, to, entry->d_name);
+    }
+    closedir(list);
+    return status;
+}
+
+nbl_status nbl__set_aside(nbl_context *ctx, const char *output_dir)
+{
+    bool any = false;
+    DIR *list = opendir(output_dir);
+    for (struct dirent *entry; list && (entry = readdir(list));) is_output(entry->d_name, &any);
+    if (list) closedir(list);
+    if (!any) return NBL_OK;
+    nbl__arena arena = nbl__arena_make(ctx);
+    const char *folder = NULL;
+    nbl_status status = NBL_OK;
+    int made = -1;
+    for (int i = 1; i < 100000 && made != 0 && status == NBL_OK; i++) {
+        folder = nbl__arena_printf(&arena, "%s/earlier-%d", output_dir, i);
+        if (folder == NULL) status = NBL_ERROR_MEMORY;
+        else if ((made = mkdir(folder, 0777)) != 0 && errno != EEXIST)
+            status = nbl__fail_errno(ctx, errno, "%s: cannot be made", folder);
+    }
+    if (status == NBL_OK) status = move_outputs(ctx, &arena, output_dir, folder);
+    if (status == NBL_OK)
+        nbl__log(ctx, NBL_LOG_WARNING, "%s has the output of an earlier run; it is in %s now", output_dir,
+                 folder);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+/* ---- publishing ---- */
 
 /* Weights come last: who finds them finds everything else. */
 static nbl_status move_all(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to)

@@ -218,23 +218,6 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
     return NBL_OK;
 }
 
-nbl_status nbl__checkpoint_any(nbl_context *ctx, const char *output_dir, bool *any)
-{
-    static const char *const results[] = {"adapter_model.safetensors", "model.safetensors",
-                                          "model.safetensors.index.json"};
-    nbl__arena arena = nbl__arena_make(ctx);
-    int64_t *steps, count;
-    nbl_status status = list_steps(&arena, output_dir, &steps, &count);
-    *any = count > 0;
-    for (size_t i = 0; status == NBL_OK && i < sizeof results / sizeof *results; i++) {
-        const char *path = nbl__arena_printf(&arena, "%s/%s", output_dir, results[i]);
-        if (path == NULL) status = NBL_ERROR_MEMORY;
-        else *any = *any || nbl__exists(path);
-    }
-    nbl__arena_free(&arena);
-    return status;
-}
-
 /* ---- loading ---- */
 
 static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *folder)

@@ -52,8 +52,6 @@ nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
 nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder);
 /* Fails with the reason when the folder is no whole checkpoint. */
 nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
-/* Does output_dir hold a checkpoint or a result of an earlier run? */
-nbl_status nbl__checkpoint_any(nbl_context *ctx, const char *output_dir, bool *any);
 /* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
 nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
 

@@ -175,25 +175,13 @@ static nbl_status make_folder(nbl_context *ctx, nbl__arena *arena, const char *p
     }
 }
 
-/* The checkpoint to go on from, or NULL; an earlier run's output is never overwritten by chance. */
-static nbl_status choose_checkpoint(nbl__trainer *t, nbl__arena *arena, const nbl__run_config *c, bool resume,
+/* The checkpoint to go on from, or NULL: the run begins anew. */
+static nbl_status choose_checkpoint(nbl__arena *arena, const nbl__run_config *c, bool resume,
                                     const char **folder)
 {
-    *folder = NULL;
-    nbl_context *ctx = arena->ctx;
-    (void)t;
-    if (c->resume_from_checkpoint) {
-        *folder = c->resume_from_checkpoint;
-        return nbl__checkpoint_verify(ctx, *folder);
-    }
-    if (resume || c->auto_resume) return nbl__checkpoint_latest(arena, c->output_dir, folder);
-    bool any;
-    NBL_TRY(nbl__checkpoint_any(ctx, c->output_dir, &any));
-    if (!any) return NBL_OK;
-    return nbl__hint(ctx,
-                     nbl__fail(ctx, NBL_ERROR_EXISTS,
-                               "%s: has the output of an earlier run; it was left untouched", c->output_dir),
-                     "--resume goes on with it; or set another output_dir");
+    *folder = c->resume_from_checkpoint;
+    if (*folder) return nbl__checkpoint_verify(arena->ctx, *folder);
+    return resume || c->auto_resume ? nbl__checkpoint_latest(arena, c->output_dir, folder) : NBL_OK;
 }
 
 static nbl_status begin_run(nbl__trainer *t)
@@ -227,13 +215,14 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bo
     nbl__arena arena = nbl__arena_make(ctx);
     const char *folder = NULL;
     *t = (nbl__trainer){0};
-    nbl_status status = choose_checkpoint(t, &arena, config, resume, &folder);
+    nbl_status status = choose_checkpoint(&arena, config, resume, &folder);
     if (status == NBL_OK) status = nbl__trainer_plan(ctx, config, config->full ? NULL : folder, 0, 0, t);
     if (status == NBL_OK) {
         t->resumed = folder ? nbl__arena_strdup(&t->arena, folder) : NULL;
         status = folder && t->resumed == NULL ? NBL_ERROR_MEMORY
                                               : make_folder(ctx, &arena, config->output_dir);
         if (status == NBL_OK) status = nbl__remove_leftovers(ctx, config->output_dir);
+        if (status == NBL_OK && folder == NULL) status = nbl__set_aside(ctx, config->output_dir);
         if (status == NBL_OK) status = begin_run(t);
         if (status != NBL_OK) nbl__trainer_close(t);
     }

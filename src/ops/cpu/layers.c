@@ -51,7 +51,7 @@ void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *
             NBL_CUT(&j->cut, l->factor, l->out);
             NBL_CUT(&j->cut, l->inverse, l->out);
         }
-        int8 |= a->w.format == NBL_FORMAT_INT8 && (!backward || nbl__given(&a->magnitude));
+        int8 |= nbl__linear_by_codes(a) && (!backward || nbl__given(&a->magnitude));
     }
     if (!int8) return;
     NBL_CUT(&j->cut, j->codes, j->tokens * j->in);
@@ -193,7 +193,7 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
     int count = 0;
     nbl__mat x = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in);
     nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
-    if (a->w.format == NBL_FORMAT_INT8) {
+    if (nbl__linear_by_codes(a)) {
         nbl__mat codes = {.dtype = NBL_DTYPE_I8,
                           .data = j->codes + row * j->in,
                           .stride = j->in,

@@ -117,7 +117,7 @@ static void find_outliers(const nbl__linear *a, uint8_t *outlier)
 {
     sizes z = sizes_of(a);
     memset(outlier, 0, (size_t)z.in);
-    if (a->w.format != NBL_FORMAT_INT8) return;
+    if (!nbl__linear_by_codes(a)) return;
     for (int64_t i = 0; i < z.tokens * z.in; i++)
         if (!(fabs(nbl__ref_get(&a->x, i)) < limit_of(a))) outlier[i % z.in] = 1;
 }
@@ -144,7 +144,7 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
 static double base_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
                            const uint8_t *outlier)
 {
-    if (a->w.format == NBL_FORMAT_INT8) return int8_product(a, t, n, row, outlier);
+    if (nbl__linear_by_codes(a)) return int8_product(a, t, n, row, outlier);
     sizes z = sizes_of(a);
     double sum = 0;
     for (int64_t k = 0; k < z.in; k++) sum += nbl__ref_get(&a->x, t * z.in + k) * (double)row[k];
