@@ -26,24 +26,40 @@ static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format
     NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
               m->path, held->name, nbl_format_name(w.format));
     NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w.rank, w.shape, &sizes));
+    if (m->plan_only) {
+        held->weight = (nbl_weight){.format = format, .dtype = w.dtype, .rank = w.rank, .block = how.block};
+        memcpy(held->weight.shape, w.shape, sizeof w.shape);
+        return NBL_OK;
+    }
     nbl__cut cut = {NULL, 0};
     nbl_quantized_parts parts = {0};
+    uint8_t *memory = NULL;
+    size_t bytes = 0;
     for (int pass = 0; pass < 2; pass++) {
         parts.data = nbl__cut_bytes(&cut, sizes.data);
         parts.scales = nbl__cut_bytes(&cut, sizes.scales);
         parts.scale_codes = nbl__cut_bytes(&cut, sizes.scale_codes);
         if (pass) break;
-        held->bytes = cut.used;
-        held->memory = nbl__alloc(m->ctx, cut.used);
-        if (held->memory == NULL) return NBL_ERROR_MEMORY;
-        cut = (nbl__cut){held->memory, 0};
+        bytes = cut.used;
+        memory = nbl__alloc(m->ctx, bytes);
+        if (memory == NULL) return NBL_ERROR_MEMORY;
+        cut = (nbl__cut){memory, 0};
     }
-    NBL_TRY(nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight));
+    nbl_status status = nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight);
+    /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
+    nbl__free(m->ctx, held->memory, held->bytes);
+    held->memory = memory;
+    held->bytes = bytes;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
-    return NBL_OK;
+    return status;
 }
 
-static nbl_status hold_checkpoint(nbl_model *m)
+static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const nbl_format *load)
+{
+    return load && is_linear(held->name) ? quantize_held(m, held, *load) : NBL_OK;
+}
+
+static nbl_status hold_checkpoint(nbl_model *m, const nbl_format *load)
 {
     m->weight_count = m->checkpoint->tensor_count;
     m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
@@ -52,12 +68,14 @@ static nbl_status hold_checkpoint(nbl_model *m)
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
         m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
     }
+    for (int64_t i = 0; i < m->weight_count; i++) NBL_TRY(convert_arrived(m, &m->weights[i], load));
     return NBL_OK;
 }
 
 /* GGUF's blocks are decoded on arrival, to the dtype of the computation. */
-static nbl_status hold_gguf(nbl_model *m)
+static nbl_status hold_gguf(nbl_model *m, const nbl_format *load)
 {
+    const nbl__file *file = &m->gguf->gguf->file;
     m->weight_count = m->gguf->weight_count;
     m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
@@ -68,13 +86,15 @@ static nbl_status hold_gguf(nbl_model *m)
         nbl_dtype dtype = vector ? NBL_DTYPE_F32 : m->dtype;
         held->name = from->name;
         held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(dtype);
-        held->memory = nbl__alloc(m->ctx, held->bytes);
-        if (held->memory == NULL) return NBL_ERROR_MEMORY;
-        NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, dtype, held->memory));
+        held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
+        if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
+        if (held->memory) NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, dtype, held->memory));
+        if (file->data) nbl__file_drop(file, file->data, file->size); /* its blocks are not needed again */
         held->weight = (nbl_weight){
             .format = NBL_FORMAT_DENSE, .dtype = dtype, .rank = vector ? 1 : 2, .data = held->memory};
         held->weight.shape[0] = vector ? from->columns : from->rows;
         held->weight.shape[1] = vector ? 0 : from->columns;
+        NBL_TRY(convert_arrived(m, held, load));
     }
     return NBL_OK;
 }
@@ -187,12 +207,12 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
         NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
                   NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
     }
-    NBL_TRY(m->gguf ? hold_gguf(m) : hold_checkpoint(m));
+    m->plan_only = options->plan_only;
     nbl_format format;
     NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
-    for (int64_t i = 0; options->load && i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name)) NBL_TRY(quantize_held(m, &m->weights[i], format));
+    const nbl_format *load = options->load ? &format : NULL;
+    NBL_TRY(m->gguf ? hold_gguf(m, load) : hold_checkpoint(m, load));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
     return check_adapter(m);
