@@ -56,6 +56,7 @@ static json_t *values_json(const nbl_model_plan *p)
         json_t *it = cli_json_object(), *shape = cli_json_array();
         for (int k = 0; k < v->rank; k++) cli_json_add(shape, json_integer(v->shape[k]));
         cli_json_set(it, "name", cli_json_text(v->name));
+        cli_json_set(it, "count", json_integer(v->count));
         cli_json_set(it, "arena", cli_json_text(v->arena));
         cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : json_null());
         cli_json_set(it, "shape", shape);
@@ -100,14 +101,15 @@ static void print_arenas(const nbl_model_plan *p)
 
 static void print_values(const nbl_model_plan *p)
 {
-    fprintf(cli_out(), "\n  %-14s %-9s %-5s %-20s %s\n", "largest bytes", "arena", "dtype", "shape", "name");
+    fprintf(cli_out(), "\n  %-14s %6s %-9s %-5s %-20s %s\n", "largest bytes", "count", "arena", "dtype",
+            "shape", "name");
     for (int64_t i = 0; i < p->value_count; i++) {
         const nbl_planned_value *v = &p->values[i];
         char shape[256] = "", *end = shape;
         for (int k = 0; k < v->rank; k++)
             end += snprintf(end, (size_t)(shape + sizeof shape - end), "%s%" PRId64, k ? " " : "",
                             v->shape[k]);
-        fprintf(cli_out(), "  %-14" PRIu64 " %-9s %-5s %-20s %s\n", v->bytes, v->arena,
+        fprintf(cli_out(), "  %-14" PRIu64 " %6" PRId64 " %-9s %-5s %-20s %s\n", v->bytes, v->count, v->arena,
                 v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
     }
 }

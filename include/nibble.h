@@ -842,12 +842,13 @@ typedef struct nbl_planned_cast {
 } nbl_planned_cast;
 
 typedef struct nbl_planned_value {
-    char name[128]; /* of the tensor, or of the operator whose scratch it is */
+    char name[128];    /* of the first; of scratch: the operator's */
+    int64_t count;     /* so many are alike: of one arena, dtype and shape */
     const char *arena; /* as in nbl_plan_arenas */
     nbl_dtype dtype;
     int rank; /* 0: scratch, which has neither dtype nor shape */
     int64_t shape[NBL_MAX_RANK];
-    uint64_t bytes;
+    uint64_t bytes; /* of one */
 } nbl_planned_value;
 
 typedef struct nbl_model_plan {

@@ -37,10 +37,22 @@ void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *
 
 /* ---- values ---- */
 
+static bool alike(const nbl_planned_value *a, const nbl_planned_value *b)
+{
+    bool same = a->bytes == b->bytes && a->rank == b->rank && a->dtype == b->dtype &&
+                memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+    return same && strcmp(a->arena, b->arena) == 0 && (a->rank || strcmp(a->name, b->name) == 0);
+}
+
 /* Into the list, which is sorted by size; those of one size stay in the order of the graph. */
 static void add_value(nbl_model_plan *report, const nbl_planned_value *value)
 {
     int64_t at = report->value_count;
+    for (int64_t i = 0; i < at; i++)
+        if (alike(&report->values[i], value)) {
+            report->values[i].count++;
+            return;
+        }
     while (at > 0 && report->values[at - 1].bytes < value->bytes) at--;
     if (at == NBL_PLAN_MOST_VALUES) return;
     if (report->value_count < NBL_PLAN_MOST_VALUES) report->value_count++;
@@ -66,7 +78,7 @@ void nbl__list_values(nbl_model_plan *report, const nbl__plan *plan)
         bool unused = nbl__plan_class(info) == NBL_MEMORY_RUN && plan->lives[v].bytes == 0;
         if (info->kind == NBL_KIND_WEIGHT || info->alias || unused) continue;
         nbl_planned_value value = {
-            .arena = arena_of(plan, v), .dtype = info->tensor.dtype, .rank = info->tensor.rank};
+            .count = 1, .arena = arena_of(plan, v), .dtype = info->tensor.dtype, .rank = info->tensor.rank};
         size_t bytes;
         if (nbl__plan_value_bytes(plan, v, &bytes) != NBL_OK) continue; /* it was planned: it has a size */
         value.bytes = bytes;
@@ -75,9 +87,8 @@ void nbl__list_values(nbl_model_plan *report, const nbl__plan *plan)
         add_value(report, &value);
     }
     for (int i = 0; i < plan->step_count; i++) {
-        nbl_planned_value value = {.arena = "scratch", .bytes = plan->steps[i].scratch};
-        snprintf(value.name, sizeof value.name, "%s (%s)", plan->steps[i].node->name,
-                 plan->steps[i].op->name);
+        nbl_planned_value value = {.count = 1, .arena = "scratch", .bytes = plan->steps[i].scratch};
+        snprintf(value.name, sizeof value.name, "%s", plan->steps[i].op->name);
         if (value.bytes) add_value(report, &value);
     }
 }
