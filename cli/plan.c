@@ -1,29 +1,42 @@
 /* plan.c - `nibble plan`: what computing with a model takes, without running it. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "commands.h"
 #include "output.h"
 #include "session.h"
 
-static void print_json(const nbl_model_plan *p)
+static json_t *arenas_json(const nbl_plan_arenas *a)
 {
-    json_t *document = cli_json_object(), *arenas = cli_json_object(), *ops = cli_json_array(),
-           *casts = cli_json_array();
-    cli_json_set(arenas, "weights", cli_json_unsigned(p->arenas.weights));
-    cli_json_set(arenas, "adapters", cli_json_unsigned(p->arenas.adapters));
-    cli_json_set(arenas, "optimizer", cli_json_unsigned(p->arenas.optimizer));
-    cli_json_set(arenas, "saved", cli_json_unsigned(p->arenas.saved));
-    cli_json_set(arenas, "scratch", cli_json_unsigned(p->arenas.scratch));
-    cli_json_set(arenas, "kv", cli_json_unsigned(p->arenas.kv));
+    json_t *arenas = cli_json_object();
+    cli_json_set(arenas, "weights", cli_json_unsigned(a->weights));
+    cli_json_set(arenas, "adapters", cli_json_unsigned(a->adapters));
+    cli_json_set(arenas, "optimizer", cli_json_unsigned(a->optimizer));
+    cli_json_set(arenas, "saved", cli_json_unsigned(a->saved));
+    cli_json_set(arenas, "scratch", cli_json_unsigned(a->scratch));
+    cli_json_set(arenas, "kv", cli_json_unsigned(a->kv));
+    return arenas;
+}
+
+static json_t *ops_json(const nbl_model_plan *p)
+{
+    json_t *ops = cli_json_array();
     for (int64_t i = 0; i < p->op_count; i++) {
         json_t *it = cli_json_object();
         cli_json_set(it, "op", cli_json_text(p->ops[i].op));
         cli_json_set(it, "impl", cli_json_text(p->ops[i].impl));
+        cli_json_set(it, "pass", cli_json_text(p->ops[i].pass));
         cli_json_set(it, "count", json_integer(p->ops[i].count));
         cli_json_set(it, "flops", cli_json_number(p->ops[i].flops));
         cli_json_set(it, "bytes", cli_json_number(p->ops[i].bytes));
         cli_json_add(ops, it);
     }
+    return ops;
+}
+
+static json_t *casts_json(const nbl_model_plan *p)
+{
+    json_t *casts = cli_json_array();
     for (int64_t i = 0; i < p->cast_count; i++) {
         json_t *it = cli_json_object();
         cli_json_set(it, "at", cli_json_text(p->casts[i].at));
@@ -32,11 +45,41 @@ static void print_json(const nbl_model_plan *p)
         cli_json_set(it, "why", cli_json_text(p->casts[i].why));
         cli_json_add(casts, it);
     }
-    cli_json_set(document, "arenas", arenas);
+    return casts;
+}
+
+static json_t *values_json(const nbl_model_plan *p)
+{
+    json_t *values = cli_json_array();
+    for (int64_t i = 0; i < p->value_count; i++) {
+        const nbl_planned_value *v = &p->values[i];
+        json_t *it = cli_json_object(), *shape = cli_json_array();
+        for (int k = 0; k < v->rank; k++) cli_json_add(shape, json_integer(v->shape[k]));
+        cli_json_set(it, "name", cli_json_text(v->name));
+        cli_json_set(it, "count", json_integer(v->count));
+        cli_json_set(it, "arena", cli_json_text(v->arena));
+        cli_json_set(it, "dtype", v->rank ? cli_json_text(nbl_dtype_name(v->dtype)) : json_null());
+        cli_json_set(it, "shape", shape);
+        cli_json_set(it, "bytes", cli_json_unsigned(v->bytes));
+        cli_json_add(values, it);
+    }
+    return values;
+}
+
+static void print_json(const nbl_model_plan *p)
+{
+    json_t *document = cli_json_object(), *again = cli_json_object();
+    cli_json_set(again, "mode", cli_json_text(p->recompute));
+    cli_json_set(again, "layers", json_integer(p->recomputed_layers));
+    cli_json_set(again, "flops", cli_json_number(p->recompute_flops));
+    cli_json_set(document, "arenas", arenas_json(&p->arenas));
     cli_json_set(document, "total_bytes", cli_json_unsigned(p->total_bytes));
-    cli_json_set(document, "casts", casts);
-    cli_json_set(document, "ops", ops);
+    cli_json_set(document, "largest", values_json(p));
+    cli_json_set(document, "casts", casts_json(p));
+    cli_json_set(document, "ops", ops_json(p));
+    cli_json_set(document, "recompute", again);
     cli_json_set(document, "longest_sequence", json_integer(p->longest_sequence));
+    cli_json_set(document, "smallest_memory", cli_json_unsigned(p->smallest_memory));
     cli_json_print(document);
 }
 
@@ -45,7 +88,7 @@ static void print_line(const char *name, uint64_t bytes)
     fprintf(cli_out(), "  %-10s %14" PRIu64 " bytes\n", name, bytes);
 }
 
-static void print_text(const nbl_model_plan *p)
+static void print_arenas(const nbl_model_plan *p)
 {
     print_line("weights", p->arenas.weights);
     print_line("adapters", p->arenas.adapters);
@@ -54,16 +97,47 @@ static void print_text(const nbl_model_plan *p)
     print_line("scratch", p->arenas.scratch);
     print_line("kv", p->arenas.kv);
     print_line("total", p->total_bytes);
-    fprintf(cli_out(), "\n  %-26s %-28s %6s %10s %10s\n", "operator", "implementation", "count", "GFLOP",
-            "GB");
+}
+
+static void print_values(const nbl_model_plan *p)
+{
+    fprintf(cli_out(), "\n  %-14s %6s %-9s %-5s %-20s %s\n", "largest bytes", "count", "arena", "dtype",
+            "shape", "name");
+    for (int64_t i = 0; i < p->value_count; i++) {
+        const nbl_planned_value *v = &p->values[i];
+        char shape[256] = "", *end = shape;
+        for (int k = 0; k < v->rank; k++)
+            end += snprintf(end, (size_t)(shape + sizeof shape - end), "%s%" PRId64, k ? " " : "",
+                            v->shape[k]);
+        fprintf(cli_out(), "  %-14" PRIu64 " %6" PRId64 " %-9s %-5s %-20s %s\n", v->bytes, v->count, v->arena,
+                v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
+    }
+}
+
+static void print_ops(const nbl_model_plan *p)
+{
+    fprintf(cli_out(), "\n  %-24s %-28s %-8s %6s %12s %10s\n", "operator", "implementation", "pass", "count",
+            "GFLOP", "GB");
     for (int64_t i = 0; i < p->op_count; i++)
-        fprintf(cli_out(), "  %-26s %-28s %6" PRId64 " %10.3f %10.3f\n", p->ops[i].op, p->ops[i].impl,
-                p->ops[i].count, p->ops[i].flops * 1e-9, p->ops[i].bytes * 1e-9);
-    fprintf(cli_out(), "\n  %" PRId64 " casts\n", p->cast_count);
+        fprintf(cli_out(), "  %-24s %-28s %-8s %6" PRId64 " %12.3f %10.3f\n", p->ops[i].op, p->ops[i].impl,
+                p->ops[i].pass, p->ops[i].count, p->ops[i].flops * 1e-9, p->ops[i].bytes * 1e-9);
+}
+
+static void print_text(const nbl_model_plan *p)
+{
+    print_arenas(p);
+    print_values(p);
+    print_ops(p);
+    fprintf(cli_out(), "\n  casts: %" PRId64 "\n", p->cast_count);
     for (int64_t i = 0; i < p->cast_count; i++)
         fprintf(cli_out(), "  %s: %s to %s: %s\n", p->casts[i].at, nbl_dtype_name(p->casts[i].from),
                 nbl_dtype_name(p->casts[i].to), p->casts[i].why);
+    if (strcmp(p->recompute, "layers") == 0)
+        fprintf(cli_out(), "  recomputed: %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
+                p->recomputed_layers, p->layers, p->recompute_flops * 1e-9);
+    else fprintf(cli_out(), "  recomputed: %s, %.3f GFLOP\n", p->recompute, p->recompute_flops * 1e-9);
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
+    fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
 }
 
 static int run(cli_call *call)
@@ -72,7 +146,9 @@ static int run(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
-                                 .adapter = cli_get(call, "adapter")->text};
+                                 .load = cli_get(call, "load")->text,
+                                 .adapter = cli_get(call, "adapter")->text,
+                                 .plan_only = 1};
     nbl_model *model = NULL;
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
@@ -91,9 +167,11 @@ const cli_command cli_plan = {
     .name = "plan",
     .group = "Models",
     .summary = "what computing with a model takes, without running it",
-    .description = "Bytes per arena, every operator with its implementation, every cast and why, and the "
-                   "longest sequence for a "
-                   "memory budget. A training step when an adapter is given, else generation.",
+    .description =
+        "Bytes per arena, the largest values, every operator with its implementation and cost, every "
+        "cast and why; what is computed again to keep a memory budget, the longest sequence for it and "
+        "the smallest budget for the sequence asked about. A training step when an adapter is given, "
+        "else generation. Fails when the budget is too small, naming the smallest.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
@@ -118,11 +196,16 @@ const cli_command cli_plan = {
             {.name = "memory",
              .argument = "SIZE",
              .kind = CLI_SIZE,
-             .help = "what the longest sequence must keep within"},
+             .help = "what everything must keep within, weights included"},
             {.name = "adapter",
              .argument = "DIR",
              .kind = CLI_PATH,
              .help = "plan a training step of this adapter"},
+            {.name = "load",
+             .argument = "FORMAT",
+             .kind = CLI_CHOICE,
+             .choices = "nf4|fp4|int8|mxfp4",
+             .help = "plan with linear layers converted on arrival"},
             {.name = "dtype",
              .argument = "DTYPE",
              .kind = CLI_CHOICE,

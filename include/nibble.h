@@ -738,7 +738,9 @@ typedef struct nbl_model_options {
                             "int8", "mxfp4"; NULL: as they are */
     int load_nested;   /* nf4, fp4: the scales are quantised as well */
     const char
-        *adapter; /* a folder as PEFT saves it, applied live; NULL: none */
+        *adapter;  /* a folder as PEFT saves it, applied live; NULL: none */
+    int plan_only; /* 1: for nbl_model_make_plan alone. Nothing is converted
+                      or decoded; what would compute is refused */
 } nbl_model_options;
 
 /* `options` may be NULL. The model belongs to the context and is used by one
@@ -812,11 +814,17 @@ NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
                                int64_t room);
 
 /* What computing with a model takes, before anything is computed: a training
- * step when the model has an adapter, else generation (prompt and cache). */
-enum { NBL_PLAN_MOST_OPS = 64, NBL_PLAN_MOST_CASTS = 1024 };
+ * step when the model has an adapter, else generation (prompt and cache). The
+ * memory that is planned is the memory that is used: a step allocates nothing.
+ */
+enum {
+    NBL_PLAN_MOST_OPS = 96,
+    NBL_PLAN_MOST_CASTS = 8192,
+    NBL_PLAN_MOST_VALUES = 16
+};
 
 typedef struct nbl_plan_arenas { /* bytes */
-    uint64_t weights;            /* as they are stored */
+    uint64_t weights;            /* as they are kept; mapped files included */
     uint64_t adapters;  /* norms, biases, adapters and their gradients */
     uint64_t optimizer; /* moments of AdamW */
     uint64_t saved;     /* lives from the forward to the backward pass */
@@ -826,6 +834,9 @@ typedef struct nbl_plan_arenas { /* bytes */
 
 typedef struct nbl_planned_op {
     const char *op, *impl;
+    const char *pass; /* "prepare": when adapters have changed; "forward",
+                         "again": recomputed, "backward"; "decode": of a token
+                         after the prompt */
     int64_t count;
     double flops, bytes; /* of all of them */
 } nbl_planned_op;
@@ -836,18 +847,43 @@ typedef struct nbl_planned_cast {
     const char *why;
 } nbl_planned_cast;
 
+typedef struct nbl_planned_value {
+    char name[128];    /* of the first; of scratch: the operator's */
+    int64_t count;     /* so many are alike: of one arena, dtype and shape */
+    const char *arena; /* as in nbl_plan_arenas */
+    nbl_dtype dtype;
+    int rank; /* 0: scratch, which has neither dtype nor shape */
+    int64_t shape[NBL_MAX_RANK];
+    uint64_t bytes; /* of one */
+} nbl_planned_value;
+
 typedef struct nbl_model_plan {
     nbl_plan_arenas arenas;
-    uint64_t total_bytes;
+    uint64_t total_bytes; /* their sum */
     nbl_planned_op ops[NBL_PLAN_MOST_OPS];
     int64_t op_count;
     nbl_planned_cast casts[NBL_PLAN_MOST_CASTS]; /* every one there is */
     int64_t cast_count;
-    int64_t longest_sequence; /* that keeps within the memory asked about */
+    nbl_planned_value values[NBL_PLAN_MOST_VALUES]; /* the largest, but for
+                                                       weights */
+    int64_t value_count;
+    const char *recompute;     /* "none"; "cheap": norms, rotations and the like
+                                  are made twice; "layers": whole layers */
+    int64_t recomputed_layers; /* of `layers` */
+    int64_t layers;
+    double recompute_flops;   /* what is computed again */
+    int64_t longest_sequence; /* that keeps within the memory asked about, with
+                                  recomputation where it must be; without a
+                                  limit: the model's own */
+    uint64_t smallest_memory; /* the least for the sequence asked about, with
+                                  all the recomputation there is */
 } nbl_model_plan;
 
-/* For `batch` sequences of `tokens`; memory 0: no limit. Names belong to the
- * model. */
+/* For `batch` sequences of `tokens`. memory: bytes of everything, weights
+ * included, that the plan must keep within; as little as possible is recomputed
+ * for it. 0: no limit. Too little memory is NBL_ERROR_MEMORY, and the message
+ * names the least. Names belong to the model. From any thread, one call at a
+ * time per context. */
 NBL_API nbl_status nbl_model_make_plan(nbl_model *model, int64_t tokens,
                                        int64_t batch, uint64_t memory,
                                        nbl_model_plan *plan);

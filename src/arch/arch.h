@@ -119,7 +119,12 @@ typedef struct nbl__build {
     nbl__value loss, logits;   /* results */
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* the weight: of the head as well where they are tied */
-    char at[64];        /* what names start with: "model.layers.3." */
+    char at[64];          /* what names start with: "model.layers.3." */
+    struct nbl__dora_layer {
+        nbl__value w, lora_a, lora_b, norm;
+        float scale;
+    } dora[4]; /* layers of the node being built whose norms are to be prepared */
+    int dora_count;
     nbl__text problems; /* tensors that are missing or have another shape, all of them */
 } nbl__build;
 

@@ -10,6 +10,7 @@
 #include "ops/attention.h"
 #include "ops/cache.h"
 #include "ops/cross_entropy.h"
+#include "ops/dora_norm.h"
 #include "ops/embedding.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
@@ -103,6 +104,38 @@ static nbl__value parameter(nbl__build *b, const names *n, const char *part, int
     return master(b, name, rank, first, second);
 }
 
+/* The norm of DoRA depends on weights and the adapter alone: it is prepared, not computed in every run. The node that
+ * makes it comes after the one that is being built. */
+static nbl__value dora_norm(nbl__build *b, const names *n, struct nbl__dora_layer layer, int64_t out)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%s.norm", n->module);
+    layer.norm = nbl__graph_value(b->g, NBL_KIND_PREPARED, name, NBL_DTYPE_F32, 1, &out);
+    b->dora[b->dora_count++] = layer;
+    return layer.norm;
+}
+
+/* Ends the node being built, then adds those that prepare the norms of its layers. `more`: further outputs. */
+static nbl__value end_layers(nbl__build *b, const char *const *slots, nbl__value *more, int count)
+{
+    nbl__value first = nbl__graph_end(b->g);
+    for (int i = 0; i < count; i++) more[i] = nbl__graph_output(b->g, slots[i]);
+    for (int i = 0; i < b->dora_count && b->g->status == NBL_OK; i++) {
+        const struct nbl__dora_layer *layer = &b->dora[i];
+        nbl__dora_norm *a = nbl__graph_begin(b->g, "dora_norm", nbl__info(b->g, layer->norm)->name);
+        if (a == NULL) break;
+        a->dtype = b->dtype;
+        a->scale = layer->scale;
+        nbl__graph_bind(b->g, "w", layer->w);
+        nbl__graph_bind(b->g, "lora_a", layer->lora_a);
+        nbl__graph_bind(b->g, "lora_b", layer->lora_b);
+        nbl__graph_bind(b->g, "norm", layer->norm);
+        nbl__graph_end_prepare(b->g);
+    }
+    b->dora_count = 0;
+    return first;
+}
+
 /* Binds weight, bias and adapter of a module; `w` is the weight's slot. Sets the layer's scale and dropout. */
 static void bind_layer(nbl__build *b, const names *n, const char *w, int64_t out, int64_t in, bool bias,
                        float *scale, float *dropout)
@@ -110,13 +143,18 @@ static void bind_layer(nbl__build *b, const names *n, const char *w, int64_t out
     char name[256];
     nbl__adapter adapter;
     snprintf(name, sizeof name, "%s.weight", n->module);
-    nbl__graph_bind(b->g, w, weight(b, name, out, in));
+    struct nbl__dora_layer layer = {.w = weight(b, name, out, in)};
+    nbl__graph_bind(b->g, w, layer.w);
     snprintf(name, sizeof name, "%s.bias", n->module);
     if (bias) bind(b, n, "b", vector(b, name, out, true));
     if (!b->source->adapter(b->source->user, n->module, &adapter)) return;
-    bind(b, n, "lora_a", parameter(b, n, "lora_A.weight", 2, adapter.rank, in));
-    bind(b, n, "lora_b", parameter(b, n, "lora_B.weight", 2, out, adapter.rank));
-    if (adapter.dora) bind(b, n, "magnitude", parameter(b, n, "lora_magnitude_vector", 1, out, 0));
+    layer.scale = adapter.scale;
+    bind(b, n, "lora_a", layer.lora_a = parameter(b, n, "lora_A.weight", 2, adapter.rank, in));
+    bind(b, n, "lora_b", layer.lora_b = parameter(b, n, "lora_B.weight", 2, out, adapter.rank));
+    if (adapter.dora) {
+        bind(b, n, "magnitude", parameter(b, n, "lora_magnitude_vector", 1, out, 0));
+        bind(b, n, "norm", dora_norm(b, n, layer, out));
+    }
     *scale = adapter.scale;
     *dropout = b->train ? adapter.dropout : 0;
 }
@@ -137,7 +175,7 @@ static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t ou
     a->decoded = b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     bind_layer(b, n, "w", out, in, bias, &a->scale, &a->dropout);
-    return nbl__graph_end(b->g);
+    return end_layers(b, NULL, NULL, 0);
 }
 
 /* ---- norm, attention, feed-forward ---- */
@@ -238,7 +276,8 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
                    &group->members[i].scale, &dropout);
     }
     group->members[0].dropout = dropout;
-    nbl__value qkv[3] = {nbl__graph_end(b->g), nbl__graph_output(b->g, "y1"), nbl__graph_output(b->g, "y2")};
+    nbl__value qkv[3];
+    qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;
@@ -267,7 +306,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     bind_layer(b, &gate, "gate", d->inner, d->hidden, d->mlp_bias, &a->gate.scale, &a->gate.dropout);
     bind_layer(b, &up, "up", d->inner, d->hidden, d->mlp_bias, &a->up.scale, &a->gate.dropout);
     bind_layer(b, &down, "down", d->hidden, d->inner, d->mlp_bias, &a->down.scale, &a->gate.dropout);
-    return nbl__graph_end(b->g);
+    return end_layers(b, NULL, NULL, 0);
 }
 
 static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int64_t layer)

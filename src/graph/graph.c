@@ -254,27 +254,44 @@ static bool is_read(const nbl__slot *slot)
     return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);
 }
 
+/* Checks that what must be bound is, and infers. */
+static bool settle(nbl__graph *g, const nbl__node *node)
+{
+    if (g->status != NBL_OK) return false;
+    const nbl__slot *slots = node->family->slots;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        bool needed = slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_WEIGHT;
+        if (!needed || node->bound[slot - slots]) continue;
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound", node->name, slot->name));
+        return false;
+    }
+    nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
+    if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
+    nbl__hint(g->ctx, g->status, "in %s", node->name);
+    return false;
+}
+
+/* Is something that is trained behind what this node reads? */
+static bool depends_on_trained(const nbl__graph *g, const nbl__node *node)
+{
+    const nbl__slot *slots = node->family->slots;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value value = node->bound[slot - slots];
+        if (value && is_read(slot) && (g->values[value].differentiable || g->values[value].trained))
+            return true;
+    }
+    return false;
+}
+
 nbl__value nbl__graph_end(nbl__graph *g)
 {
-    if (g->status != NBL_OK) return 0;
     int index = g->node_count - 1;
+    if (g->status != NBL_OK) return 0;
     nbl__node node = g->nodes[index]; /* values may move, nodes do not while this runs */
+    if (!settle(g, &node)) return 0;
     const nbl__slot *slots = node.family->slots;
-    bool differentiable = false;
-    for (const nbl__slot *slot = slots; slot->name; slot++) {
-        nbl__value value = node.bound[slot - slots];
-        bool missing = value == 0 && (slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_WEIGHT);
-        if (missing && nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound",
-                                                      node.name, slot->name)))
-            return 0;
-        if (value && is_read(slot))
-            differentiable |= g->values[value].differentiable || g->values[value].trained;
-    }
-    nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
-    if (nbl__graph_failed(g, node.family->forward.infer(g->ctx, node.arguments))) {
-        nbl__hint(g->ctx, g->status, "in %s", node.name);
-        return 0;
-    }
+    bool differentiable = depends_on_trained(g, &node);
     nbl__value first = 0;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_OUTPUT && slot->role != NBL_ROLE_SAVED) continue;
@@ -293,6 +310,24 @@ nbl__value nbl__graph_end(nbl__graph *g)
     }
     nbl__graph_add_step(g, index, false);
     return first;
+}
+
+void nbl__graph_end_prepare(nbl__graph *g)
+{
+    if (g->status != NBL_OK) return;
+    nbl__node *node = &g->nodes[g->node_count - 1];
+    node->prepares = true;
+    if (!settle(g, node)) return;
+    for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
+        nbl__value value = node->bound[slot - node->family->slots];
+        if (value == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
+        const nbl_tensor *made = nbl__slot_tensor(slot, node->arguments), *kept = &g->values[value].tensor;
+        bool same = g->values[value].kind == NBL_KIND_PREPARED && made->dtype == kept->dtype &&
+                    nbl__tensor_elements(made) == nbl__tensor_elements(kept);
+        if (!same)
+            nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s is not what it prepares",
+                                           node->name, g->values[value].name));
+    }
 }
 
 nbl__value nbl__graph_output(nbl__graph *g, const char *slot)

@@ -23,6 +23,7 @@ typedef enum nbl__kind {
     NBL_KIND_ACTIVATION, /* made and used within a run */
     NBL_KIND_GRADIENT,   /* of a parameter: f32, added to until the optimiser clears it */
     NBL_KIND_STATE,      /* kept from run to run: a KV cache */
+    NBL_KIND_PREPARED,   /* made of weights and parameters when these have changed: norms of DoRA */
     NBL_KIND_RESULT      /* an activation that the caller reads after a run */
 } nbl__kind;
 
@@ -45,6 +46,7 @@ typedef struct nbl__node {
     void *arguments;
     nbl__value *bound; /* per slot of the family */
     int layer;         /* the unit of recomputation; -1: none */
+    bool prepares;     /* runs when parameters have changed (nbl__plan_prepare), not in every run */
 } nbl__node;
 
 /* What runs, in order: the forward or the backward operator of a node. */
@@ -97,6 +99,9 @@ void *nbl__graph_begin(nbl__graph *g, const char *family, const char *name);
 void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value); /* value 0: leaves it absent */
 /* Infers and makes the outputs. Returns the first output. */
 nbl__value nbl__graph_end(nbl__graph *g);
+/* Ends a node that runs only when parameters have changed. It writes those outputs that were bound, which
+ * are values of NBL_KIND_PREPARED, and no others; what it reads are weights and parameters. */
+void nbl__graph_end_prepare(nbl__graph *g);
 /* An attribute of a node by its name, for families that are not known by their struct; NULL: none such. */
 void *nbl__node_attr(const nbl__node *node, const char *name);
 /* Another output of the last node, by slot name. */

@@ -1,6 +1,8 @@
-/* place.c - memory by lifetime: largest piece first, each at the lowest offset that is free throughout its
- * life. Within a few percent of the peak of what lives at once; the order, and so the layout, depends on
- * the plan alone. */
+/* place.c - when each value is needed, and where it lies.
+ *
+ * Memory of a run is placed by lifetime: largest piece first, each at the lowest offset that is free throughout
+ * its life. Within a few percent of the peak of what lives at once; the order, and so the layout, depends on
+ * the plan alone. What outlives a run lies end to end in the arena of its class. */
 #include <stdlib.h>
 
 #include "graph/plan.h"
@@ -39,4 +41,131 @@ size_t nbl__place(nbl__piece **pieces, int count)
         pieces[k] = it;
     }
     return end;
+}
+
+/* ---- lifetimes and addresses ---- */
+
+nbl__memory_class nbl__plan_class(const nbl__value_info *info)
+{
+    switch (info->kind) {
+    case NBL_KIND_PREPARED:
+    case NBL_KIND_PARAMETER: return NBL_MEMORY_PARAMETERS;
+    case NBL_KIND_GRADIENT: return NBL_MEMORY_GRADIENTS;
+    case NBL_KIND_STATE: return NBL_MEMORY_STATES;
+    case NBL_KIND_INPUT:
+    case NBL_KIND_RESULT: return NBL_MEMORY_INPUTS;
+    default: return NBL_MEMORY_RUN;
+    }
+}
+
+bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot)
+{
+    if (slot->role == NBL_ROLE_COTANGENT || slot->role == NBL_ROLE_GRADIENT) return step->backward;
+    return !step->backward || nbl__slot_kept(step->node->family, slot, step->bound);
+}
+
+/* From the first to the last step that touches each value's memory. */
+static void measure_lives(const nbl__plan *plan, nbl__piece *lives)
+{
+    const nbl__graph *g = plan->graph;
+    for (int v = 0; v <= g->value_count; v++) lives[v] = (nbl__piece){.first = plan->step_count, .last = -1};
+    for (int i = 0; i < plan->step_count; i++) {
+        const nbl__planned_step *step = &plan->steps[i];
+        const nbl__slot *slots = step->node->family->slots;
+        for (const nbl__slot *slot = slots; slot->name; slot++) {
+            nbl__value value = step->bound[slot - slots];
+            if (value == 0 || !nbl__step_touches(step, slot)) continue;
+            nbl__piece *life = &lives[nbl__graph_storage(g, value)];
+            if (i < life->first) life->first = i;
+            if (i > life->last) life->last = i;
+        }
+    }
+}
+
+nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t *bytes)
+{
+    const nbl__value_info *info = &plan->graph->values[value];
+    uint64_t exact;
+    NBL_CHECK(plan->ctx,
+              nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &exact) &&
+                  exact <= PTRDIFF_MAX / 2,
+              NBL_ERROR_SHAPE, "%s %s is too large", info->name,
+              nbl__show_shape(info->tensor.rank, info->tensor.shape).text);
+    *bytes = (exact + 63) / 64 * 64;
+    return NBL_OK;
+}
+
+/* The first backward step. */
+static int turn_of(const nbl__plan *plan)
+{
+    int turn = 0;
+    while (turn < plan->step_count && !plan->steps[turn].backward) turn++;
+    return turn;
+}
+
+bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value)
+{
+    const nbl__piece *life = &plan->lives[value];
+    int turn = turn_of(plan);
+    return life->bytes && life->first < turn && life->last >= turn && turn < plan->step_count;
+}
+
+static size_t saved_bytes(const nbl__plan *plan)
+{
+    size_t sum = 0;
+    int turn = turn_of(plan);
+    for (int v = 1; v <= plan->graph->value_count; v++)
+        if (plan->lives[v].bytes && plan->lives[v].first < turn && plan->lives[v].last >= turn)
+            sum += plan->lives[v].bytes;
+    return sum;
+}
+
+/* Pieces of the run that have a value: returns how many there are. The others are placed at once. */
+static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count)
+{
+    const nbl__graph *g = plan->graph;
+    for (int v = 1; v <= g->value_count; v++) {
+        const nbl__value_info *info = &g->values[v];
+        if (info->kind == NBL_KIND_WEIGHT || info->alias) continue;
+        nbl__memory_class class = nbl__plan_class(info);
+        size_t bytes;
+        NBL_TRY(nbl__plan_value_bytes(plan, v, &bytes));
+        if (class != NBL_MEMORY_RUN) {
+            plan->offset[v] = plan->bytes[class];
+            plan->bytes[class] += bytes;
+        } else if (plan->lives[v].last >= 0) {
+            plan->lives[v].bytes = bytes;
+            order[(*count)++] = &plan->lives[v];
+        }
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__plan_place(nbl__plan *plan)
+{
+    const nbl__graph *g = plan->graph;
+    size_t room = (size_t)(g->value_count + 1 + plan->step_count);
+    nbl__piece **order = nbl__arena_alloc(&plan->arena, room * sizeof(nbl__piece *));
+    plan->lives = nbl__arena_alloc(&plan->arena, room * sizeof *plan->lives);
+    plan->offset = nbl__arena_alloc(&plan->arena, (size_t)(g->value_count + 1) * sizeof *plan->offset);
+    if (plan->lives == NULL || order == NULL || plan->offset == NULL) return NBL_ERROR_MEMORY;
+    memset(plan->bytes, 0, sizeof plan->bytes);
+    measure_lives(plan, plan->lives);
+    int count = 0;
+    NBL_TRY(measure_values(plan, order, &count));
+    nbl__piece *scratch = plan->lives + g->value_count + 1;
+    for (int i = 0; i < plan->step_count; i++) {
+        scratch[i] = (nbl__piece){.bytes = (plan->steps[i].scratch + 63) / 64 * 64, .first = i, .last = i};
+        if (scratch[i].bytes) order[count++] = &scratch[i];
+    }
+    plan->bytes[NBL_MEMORY_RUN] = nbl__place(order, count);
+    for (int v = 1; v <= g->value_count; v++)
+        if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;
+    for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
+    /* Preparing happens between runs: its scratch may lie anywhere. */
+    for (int i = 0; i < plan->prepare_count; i++)
+        if (plan->prepare[i].scratch > plan->bytes[NBL_MEMORY_RUN])
+            plan->bytes[NBL_MEMORY_RUN] = (plan->prepare[i].scratch + 63) / 64 * 64;
+    plan->saved_bytes = saved_bytes(plan);
+    return NBL_OK;
 }

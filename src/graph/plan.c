@@ -1,161 +1,80 @@
-/* plan.c - schedule, lifetimes, addresses, and running. See plan.h. */
+/* plan.c - the schedule, what fits a budget, and running. See plan.h. */
 #include "graph/plan.h"
 
 #include <math.h>
 
 /* ---- the schedule ---- */
 
+static nbl__planned_step step_of(const nbl__node *node, bool backward)
+{
+    return (nbl__planned_step){.node = node,
+                               .op = backward ? &node->family->backward : &node->family->forward,
+                               .backward = backward,
+                               .bound = node->bound,
+                               .arguments = node->arguments};
+}
+
 static nbl_status schedule(nbl__plan *plan)
 {
-    nbl__graph *g = plan->graph;
+    const nbl__graph *g = plan->graph;
     plan->step_count = g->step_count;
-    plan->steps = nbl__arena_alloc(&plan->arena, (size_t)g->step_count * sizeof *plan->steps);
-    if (plan->steps == NULL) return NBL_ERROR_MEMORY;
-    for (int i = 0; i < g->step_count; i++) {
-        const nbl__node *node = &g->nodes[g->steps[i].node];
-        bool backward = g->steps[i].backward;
-        plan->steps[i] = (nbl__planned_step){.node = node,
-                                             .op = backward ? &node->family->backward
-                                                            : &node->family->forward,
-                                             .backward = backward,
-                                             .bound = node->bound,
-                                             .arguments = node->arguments};
-    }
+    plan->prepare_count = 0;
+    for (int i = 0; i < g->node_count; i++) plan->prepare_count += g->nodes[i].prepares;
+    plan->steps = nbl__arena_alloc(&plan->arena, (size_t)plan->step_count * sizeof *plan->steps);
+    plan->prepare = nbl__arena_alloc(&plan->arena, (size_t)plan->prepare_count * sizeof *plan->prepare);
+    if (plan->steps == NULL || plan->prepare == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < g->step_count; i++)
+        plan->steps[i] = step_of(&g->nodes[g->steps[i].node], g->steps[i].backward);
+    for (int i = 0, next = 0; i < g->node_count; i++)
+        if (g->nodes[i].prepares) plan->prepare[next++] = step_of(&g->nodes[i], false);
     return NBL_OK;
 }
 
-/* Infers every step with the shapes that the inputs have now, and passes on those of the outputs. */
-static nbl_status infer_all(nbl__plan *plan, nbl__address_fn address)
+/* Hands the shapes of what a step writes on to its values. */
+static void pass_shapes_on(nbl__graph *g, const nbl__planned_step *step)
+{
+    const nbl__slot *slots = step->node->family->slots;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value value = step->bound[slot - slots];
+        bool written = step->backward ? slot->role == NBL_ROLE_GRADIENT
+                                      : slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
+        if (value == 0 || !written) continue;
+        nbl_tensor *tensor = &g->values[value].tensor;
+        *tensor = *nbl__slot_tensor(slot, step->arguments);
+        tensor->data = NULL;
+    }
+}
+
+/* Infers steps with the shapes that their inputs have now. */
+static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count, nbl__address_fn address)
 {
     nbl__graph *g = plan->graph;
-    for (int i = 0; i < plan->step_count; i++) {
-        nbl__planned_step *step = &plan->steps[i];
-        const nbl__slot *slots = step->node->family->slots;
+    for (int i = 0; i < count; i++) {
+        nbl__planned_step *step = &steps[i];
         nbl__node_fill(g, step->node, step->bound, step->arguments, address, plan);
         nbl_status status = step->op->infer(g->ctx, step->arguments);
         if (status != NBL_OK) return nbl__hint(g->ctx, status, "in %s", step->node->name);
-        for (const nbl__slot *slot = slots; slot->name; slot++) {
-            nbl__value value = step->bound[slot - slots];
-            bool written = step->backward ? slot->role == NBL_ROLE_GRADIENT
-                                          : slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
-            if (value == 0 || !written) continue;
-            nbl_tensor *tensor = &g->values[value].tensor;
-            *tensor = *nbl__slot_tensor(slot, step->arguments);
-            tensor->data = NULL;
-        }
+        pass_shapes_on(g, step);
     }
     return NBL_OK;
 }
 
-static nbl_status choose_all(nbl__plan *plan)
+static nbl_status infer_both(nbl__plan *plan, nbl__address_fn address)
 {
-    for (int i = 0; i < plan->step_count; i++) {
-        nbl__planned_step *step = &plan->steps[i];
-        NBL_TRY(nbl__op_choose(plan->ctx, step->op, step->arguments, NULL, &step->impl));
-        step->scratch = nbl__op_scratch(plan->ctx, step->impl, step->arguments);
+    NBL_TRY(infer_all(plan, plan->prepare, plan->prepare_count, address));
+    return infer_all(plan, plan->steps, plan->step_count, address);
+}
+
+static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int count)
+{
+    for (int i = 0; i < count; i++) {
+        NBL_TRY(nbl__op_choose(plan->ctx, steps[i].op, steps[i].arguments, NULL, &steps[i].impl));
+        steps[i].scratch = nbl__op_scratch(plan->ctx, steps[i].impl, steps[i].arguments);
     }
     return NBL_OK;
 }
 
-/* ---- lifetimes and addresses ---- */
-
-nbl__memory_class nbl__plan_class(const nbl__value_info *info)
-{
-    switch (info->kind) {
-    case NBL_KIND_PARAMETER: return NBL_MEMORY_PARAMETERS;
-    case NBL_KIND_GRADIENT: return NBL_MEMORY_GRADIENTS;
-    case NBL_KIND_STATE: return NBL_MEMORY_STATES;
-    case NBL_KIND_INPUT:
-    case NBL_KIND_RESULT: return NBL_MEMORY_INPUTS;
-    default: return NBL_MEMORY_RUN;
-    }
-}
-
-static bool touches(const nbl__planned_step *step, const nbl__slot *slot)
-{
-    if (slot->role == NBL_ROLE_COTANGENT || slot->role == NBL_ROLE_GRADIENT) return step->backward;
-    return !step->backward || nbl__slot_kept(step->node->family, slot, step->bound);
-}
-
-/* From the first to the last step that touches each value's memory. */
-static void measure_lives(const nbl__plan *plan, nbl__piece *lives)
-{
-    const nbl__graph *g = plan->graph;
-    for (int v = 0; v <= g->value_count; v++) lives[v] = (nbl__piece){.first = plan->step_count, .last = -1};
-    for (int i = 0; i < plan->step_count; i++) {
-        const nbl__planned_step *step = &plan->steps[i];
-        const nbl__slot *slots = step->node->family->slots;
-        for (const nbl__slot *slot = slots; slot->name; slot++) {
-            nbl__value value = step->bound[slot - slots];
-            if (value == 0 || !touches(step, slot)) continue;
-            nbl__piece *life = &lives[nbl__graph_storage(g, value)];
-            if (i < life->first) life->first = i;
-            if (i > life->last) life->last = i;
-        }
-    }
-}
-
-static nbl_status bytes_of(nbl__plan *plan, nbl__value value, size_t *bytes)
-{
-    const nbl__value_info *info = &plan->graph->values[value];
-    uint64_t exact;
-    NBL_CHECK(plan->ctx,
-              nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &exact) &&
-                  exact <= PTRDIFF_MAX / 2,
-              NBL_ERROR_SHAPE, "%s %s is too large", info->name,
-              nbl__show_shape(info->tensor.rank, info->tensor.shape).text);
-    *bytes = (exact + 63) / 64 * 64;
-    return NBL_OK;
-}
-
-/* The most that lives across the first backward step. */
-static size_t saved_bytes(const nbl__plan *plan, const nbl__piece *lives)
-{
-    int turn = 0;
-    while (turn < plan->step_count && !plan->steps[turn].backward) turn++;
-    size_t sum = 0;
-    for (int v = 1; v <= plan->graph->value_count; v++)
-        if (lives[v].bytes && lives[v].first < turn && lives[v].last >= turn) sum += lives[v].bytes;
-    return sum;
-}
-
-static nbl_status place_all(nbl__plan *plan)
-{
-    nbl__graph *g = plan->graph;
-    size_t room = (size_t)(g->value_count + 1 + plan->step_count);
-    nbl__piece *lives = nbl__arena_alloc(&plan->arena, room * sizeof *lives);
-    nbl__piece **order = nbl__arena_alloc(&plan->arena, room * sizeof *order);
-    plan->offset = nbl__arena_alloc(&plan->arena, (size_t)(g->value_count + 1) * sizeof *plan->offset);
-    if (lives == NULL || order == NULL || plan->offset == NULL) return NBL_ERROR_MEMORY;
-    memset(plan->bytes, 0, sizeof plan->bytes);
-    measure_lives(plan, lives);
-    int count = 0;
-    for (int v = 1; v <= g->value_count; v++) {
-        const nbl__value_info *info = &g->values[v];
-        if (info->kind == NBL_KIND_WEIGHT || info->alias) continue;
-        nbl__memory_class class = nbl__plan_class(info);
-        size_t bytes;
-        NBL_TRY(bytes_of(plan, v, &bytes));
-        if (class != NBL_MEMORY_RUN) {
-            plan->offset[v] = plan->bytes[class];
-            plan->bytes[class] += bytes;
-        } else if (lives[v].last >= 0) {
-            lives[v].bytes = bytes;
-            order[count++] = &lives[v];
-        }
-    }
-    nbl__piece *scratch = lives + g->value_count + 1;
-    for (int i = 0; i < plan->step_count; i++) {
-        scratch[i] = (nbl__piece){.bytes = (plan->steps[i].scratch + 63) / 64 * 64, .first = i, .last = i};
-        if (scratch[i].bytes) order[count++] = &scratch[i];
-    }
-    plan->bytes[NBL_MEMORY_RUN] = nbl__place(order, count);
-    for (int v = 1; v <= g->value_count; v++)
-        if (lives[v].bytes) plan->offset[v] = lives[v].offset;
-    for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
-    plan->saved_bytes = saved_bytes(plan, lives);
-    return NBL_OK;
-}
+/* ---- making ---- */
 
 size_t nbl__plan_total(const nbl__plan *plan)
 {
@@ -164,9 +83,7 @@ size_t nbl__plan_total(const nbl__plan *plan)
     return sum;
 }
 
-/* ---- making ---- */
-
-static nbl_status try_plan(nbl__plan *plan, nbl__recompute mode, int layers)
+static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute mode, int layers)
 {
     nbl__arena_free(&plan->arena);
     plan->arena = nbl__arena_make(plan->ctx);
@@ -175,9 +92,15 @@ static nbl_status try_plan(nbl__plan *plan, nbl__recompute mode, int layers)
     plan->recomputed_layers = layers;
     NBL_TRY(schedule(plan));
     if (mode != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan, mode, layers));
-    NBL_TRY(infer_all(plan, NULL));
-    NBL_TRY(choose_all(plan));
-    return place_all(plan);
+    NBL_TRY(infer_both(plan, NULL));
+    NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
+    NBL_TRY(choose_all(plan, plan->steps, plan->step_count));
+    NBL_TRY(nbl__plan_place(plan));
+    static const nbl__memory_class in_turns[] = {NBL_MEMORY_INPUTS, NBL_MEMORY_RUN};
+    for (int i = 0; options->with && i < 2; i++)
+        if (plan->bytes[in_turns[i]] < options->with->bytes[in_turns[i]])
+            plan->bytes[in_turns[i]] = options->with->bytes[in_turns[i]];
+    return NBL_OK;
 }
 
 static int layer_count(const nbl__graph *g)
@@ -189,30 +112,37 @@ static int layer_count(const nbl__graph *g)
 }
 
 /* The least recomputation that keeps the budget: none, then what is cheap, then as few layers as needed. */
-static nbl_status fit(nbl__plan *plan, const nbl__plan_options *options)
+static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
 {
-    int layers = layer_count(plan->graph);
+    struct {
+        nbl__recompute mode;
+        int layers;
+    } tries[] = {
+        {NBL_RECOMPUTE_NONE, 0}, {NBL_RECOMPUTE_CHEAP, 0}, {NBL_RECOMPUTE_LAYERS, layer_count(plan->graph)}};
+    bool backward = false; /* else there is nothing to make again */
+    for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
+    int best = (int)o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
     size_t smallest = SIZE_MAX;
-    for (int mode = (int)options->least; mode <= NBL_RECOMPUTE_CHEAP; mode++) {
-        NBL_TRY(try_plan(plan, (nbl__recompute)mode, 0));
-        if (options->budget == 0 || nbl__plan_total(plan) <= options->budget) return NBL_OK;
-        if (nbl__plan_total(plan) < smallest) smallest = nbl__plan_total(plan);
+    for (int i = best; i <= last; i++) {
+        NBL_TRY(try_plan(plan, o, tries[i].mode, tries[i].layers));
+        size_t total = nbl__plan_total(plan);
+        bool fits = o->budget == 0 || total <= o->budget;
+        if (fits && i != NBL_RECOMPUTE_LAYERS) return NBL_OK;
+        if (total < smallest) smallest = total, best = i;
     }
-    int few = 0, many = layers; /* `many` may fit, `few` does not */
-    NBL_TRY(try_plan(plan, NBL_RECOMPUTE_LAYERS, many));
-    size_t total = nbl__plan_total(plan);
-    if (total < smallest) smallest = total;
-    if (options->budget == 0) return NBL_OK;
-    NBL_CHECK(plan->ctx, total <= options->budget, NBL_ERROR_MEMORY,
-              "the plan needs %zu bytes, %zu with everything recomputed; the budget is %zu", total, smallest,
-              options->budget);
+    if (o->budget == 0 || smallest > o->budget) {
+        NBL_CHECK(plan->ctx, o->budget == 0 || o->or_smallest, NBL_ERROR_MEMORY,
+                  "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
+        return best == last ? NBL_OK : try_plan(plan, o, tries[best].mode, tries[best].layers);
+    }
+    int few = 0, many = tries[NBL_RECOMPUTE_LAYERS].layers; /* `many` fits, `few` does not */
     while (many - few > 1) {
         int middle = few + (many - few) / 2;
-        NBL_TRY(try_plan(plan, NBL_RECOMPUTE_LAYERS, middle));
-        if (nbl__plan_total(plan) <= options->budget) many = middle;
+        NBL_TRY(try_plan(plan, o, NBL_RECOMPUTE_LAYERS, middle));
+        if (nbl__plan_total(plan) <= o->budget) many = middle;
         else few = middle;
     }
-    return try_plan(plan, NBL_RECOMPUTE_LAYERS, many);
+    return try_plan(plan, o, NBL_RECOMPUTE_LAYERS, many);
 }
 
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan)
@@ -248,21 +178,38 @@ static void *address(void *user, nbl__value value)
     return nbl__plan_data(user, value);
 }
 
-nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared)
+/* Memory of its own for every class but those that are the host's. */
+static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
 {
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
-        plan->borrowed[i] = shared && (i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES);
-        NBL_CHECK(plan->ctx, !plan->borrowed[i] || plan->bytes[i] == shared->bytes[i], NBL_ERROR_INTERNAL,
-                  "two plans of one model differ in their parameters or states");
-        plan->memory[i] = plan->borrowed[i] ? shared->memory[i] : nbl__alloc(plan->ctx, plan->bytes[i]);
-        if (plan->memory[i] == NULL) return NBL_ERROR_MEMORY;
+        bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
+        bool turns = i == NBL_MEMORY_INPUTS || i == NBL_MEMORY_RUN;
+        plan->borrowed[i] = host && (kept || (all && turns));
+        if (!plan->borrowed[i]) {
+            plan->memory[i] = nbl__alloc(plan->ctx, plan->bytes[i]);
+            if (plan->memory[i] == NULL) return NBL_ERROR_MEMORY;
+            continue;
+        }
+        NBL_CHECK(plan->ctx, kept ? plan->bytes[i] == host->bytes[i] : plan->bytes[i] <= host->bytes[i],
+                  NBL_ERROR_INTERNAL, "two plans of one model differ in what they share");
+        plan->memory[i] = host->memory[i];
     }
-    return infer_all(plan, address);
+    return infer_both(plan, address);
+}
+
+nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared)
+{
+    return bind_to(plan, shared, false);
+}
+
+nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
+{
+    return bind_to(plan, host, true);
 }
 
 nbl_status nbl__plan_resize(nbl__plan *plan)
 {
-    return infer_all(plan, address);
+    return infer_all(plan, plan->steps, plan->step_count, address);
 }
 
 static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
@@ -270,6 +217,12 @@ static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
     nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
                                     plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+}
+
+nbl_status nbl__plan_prepare(nbl__plan *plan)
+{
+    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(run_step(plan, &plan->prepare[i]));
+    return NBL_OK;
 }
 
 nbl_status nbl__plan_run(nbl__plan *plan)

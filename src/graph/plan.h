@@ -3,11 +3,14 @@
  * A plan states the bytes of every arena before anything is allocated:
  *
  *     weights      frozen weights as stored; brought by the loader, not part of the plan's memory
- *     parameters   dense parameters and adapters
+ *     parameters   dense parameters and adapters, and what is prepared from them
  *     gradients    of trained parameters, f32
  *     states       KV caches
  *     inputs       what the caller writes and reads
  *     run          activations, saved values and scratch, each at an address that is free while it lives
+ *
+ * Two schedules: `steps` are every run; `prepare` is what depends on weights and parameters alone (the norms of
+ * DoRA) and runs when these have changed: after loading, and after each step of an optimiser.
  *
  * Running allocates nothing. The plan is made for the largest sizes; nbl__plan_resize runs it with fewer
  * tokens at the same addresses. */
@@ -48,9 +51,12 @@ typedef struct nbl__plan {
     int value_count; /* of the graph as it was built */
     nbl__planned_step *steps;
     int step_count;
+    nbl__planned_step *prepare;
+    int prepare_count;
     nbl__recompute recompute;
     int recomputed_layers;
-    size_t *offset; /* per value, in the memory of its class */
+    size_t *offset;           /* per value, in the memory of its class */
+    struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind */
@@ -60,6 +66,9 @@ typedef struct nbl__plan {
 typedef struct nbl__plan_options {
     size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
     nbl__recompute least; /* at least this much recomputation */
+    bool or_smallest;     /* when the budget cannot be kept: the smallest plan instead of an error */
+    const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
+                                     are made large enough for both */
 } nbl__plan_options;
 
 /* Plans without allocating what is planned. Fails with NBL_ERROR_MEMORY, naming the smallest figure it
@@ -73,10 +82,15 @@ nbl__memory_class nbl__plan_class(const nbl__value_info *info);
 /* Allocates the arenas and binds addresses. Weights must have their data by now. Parameters and states are those
  * of `shared` when it is given: a plan of the same model, which must outlive this one. */
 nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
+/* Binds to the memory of another plan, all of it: `host` was made `with` this one, holds the same parameters and
+ * states, and must outlive it. What one run leaves in inputs and results, a run of the other may overwrite. */
+nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host);
 /* The memory of a value; after nbl__plan_bind. */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 /* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
+/* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
+nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
 /* The forward steps only: results, no gradients. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
@@ -94,6 +108,25 @@ typedef struct nbl__piece {
 } nbl__piece;
 /* Gives pieces offsets (multiples of 64) so that no two that live at once overlap; returns the end. */
 size_t nbl__place(nbl__piece **pieces, int count);
+
+/* Lifetimes, the bytes of every arena, and offsets. */
+nbl_status nbl__plan_place(nbl__plan *plan);
+/* Does this step read or write what the slot is bound to? */
+bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot);
+/* Bytes of a value, rounded up to 64. */
+nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t *bytes);
+/* Is this value kept from the forward to the backward pass? */
+bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value);
+
+/* ---- cost.c: what a step takes, at the sizes it has now ---- */
+
+/* Floating-point operations: a multiplication and an addition are two; divisions, roots and exponentials are one each.
+ * Sequences of one length are taken for those of a pack, and full caches. */
+double nbl__step_flops(const nbl__planned_step *step);
+/* Bytes of all tensors and weights that it reads or writes, each once. */
+double nbl__step_bytes(const nbl__planned_step *step);
+/* Bytes of a weight as it is kept. */
+uint64_t nbl__weight_bytes(const nbl_weight *weight);
 
 /* ---- recompute.c ---- */
 

@@ -1,12 +1,11 @@
 /* generate.c - text from a model: prefill, then one token per sequence and step, all sequences in one batch.
  *
- * Two sessions over one set of parameters and caches: prefill takes the prompts packed, decode one token each.
+ * Two sessions in one memory, in turns: prefill takes the prompts packed, decode one token each.
  * Sequences that have ended drop out of the batch; their rows of the cache stay. Nothing allocates between steps.
  *
  * Sampling, in this order, as Hugging Face does it: repetition penalty, temperature, top-k, top-p, min-p. Random
  * numbers are a function of seed, sequence and step, so a result does not depend on the batch it was in. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/philox.h"
 #include "infer/language_model.h"
@@ -29,11 +28,33 @@ typedef struct writer {
     candidate *sorted; /* [vocabulary] */
 } writer;
 
-static int higher_first(const void *a, const void *b)
+static bool comes_after(const candidate *x, const candidate *y)
 {
-    const candidate *x = a, *y = b;
-    if (x->logit != y->logit) return x->logit < y->logit ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    return x->logit != y->logit ? x->logit < y->logit : x->id > y->id;
+}
+
+/* Restores the heap below `at`, whose top is the candidate that comes last. */
+static void sift(candidate *heap, int64_t at, int64_t n)
+{
+    candidate moved = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && comes_after(&heap[child + 1], &heap[child])) child++;
+        if (!comes_after(&heap[child], &moved)) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = moved;
+}
+
+/* Highest first, equal ones by id. In place: qsort would allocate, and a step must not. */
+static void sort_candidates(candidate *list, int64_t n)
+{
+    for (int64_t i = n / 2; i-- > 0;) sift(list, i, n);
+    for (int64_t end = n - 1; end > 0; end--) {
+        candidate last = list[0];
+        list[0] = list[end];
+        list[end] = last;
+        sift(list, 0, end);
+    }
 }
 
 static void penalise(const writer *w, int64_t s, float *logits)
@@ -82,7 +103,7 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
     penalise(w, s, logits);
     if (!(w->how->temperature > 0)) return best(logits, n);
     for (int64_t v = 0; v < n; v++) w->sorted[v] = (candidate){logits[v] / w->how->temperature, (int32_t)v};
-    qsort(w->sorted, (size_t)n, sizeof *w->sorted, higher_first);
+    sort_candidates(w->sorted, n);
     n = keep(w, n);
     double total = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
@@ -200,15 +221,29 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
                               .sequences = w->count,
                               .cache_size = longest + w->how->max_tokens,
                               .kv_dtype = w->model->dtype};
+    NBL_TRY(nbl__generation_plan(w->model, &o, next));
+    o.plan.with = &next->plan;
     NBL_TRY(nbl__session_open(w->model, &o, first));
     NBL_TRY(prefill(w, first));
     if (w->active_count == 0) return NBL_OK;
-    o.mode = NBL_MODE_DECODE;
-    o.tokens = w->count;
-    o.shared = first;
-    NBL_TRY(nbl__session_open(w->model, &o, next));
+    NBL_TRY(nbl__session_join(next, first));
     while (w->active_count > 0) NBL_TRY(decode(w, next));
     return NBL_OK;
+}
+
+nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill_options,
+                                nbl__session *decode_session)
+{
+    nbl__session_options o = *prefill_options;
+    o.mode = NBL_MODE_DECODE;
+    o.tokens = o.sequences;
+    return nbl__session_plan(m, &o, decode_session);
+}
+
+uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count)
+{
+    uint64_t vocabulary = (uint64_t)m->decoder.vocabulary, sequences = (uint64_t)count;
+    return sequences * (vocabulary * sizeof(float) + 2 * sizeof(int64_t)) + vocabulary * sizeof(candidate);
 }
 
 nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t count,

@@ -41,16 +41,44 @@ static bool is_linear(const char *name)
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
 }
 
-/* With nested scales, those that are quantised in their turn are needed for a moment only. */
-static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format format, bool nested)
+/* How the linear layers are kept. */
+typedef struct arrival {
+    bool converts; /* false: as they are stored */
+    nbl_format format;
+    bool nested;
+} arrival;
+
+static nbl_status check_arrival(nbl_model *m, const nbl_model_options *options, arrival *load)
 {
+    *load = (arrival){.converts = options->load != NULL, .nested = options->load_nested != 0};
+    NBL_CHECK(m->ctx, !load->converts || nbl_format_parse(options->load, &load->format), NBL_ERROR_ARGUMENT,
+              "there is no storage format \"%s\"", options->load);
+    return NBL_OK;
+}
+
+/* What a plan needs to know of a weight that is not there. */
+static void describe_held(struct nbl__held *held, const nbl_quantize_options *how)
+{
+    static const float stand_in;
+    nbl_weight w = {
+        .format = how->format, .dtype = held->weight.dtype, .rank = held->weight.rank, .block = how->block};
+    memcpy(w.shape, held->weight.shape, sizeof w.shape);
+    if (how->nested) w.nested_scales = &stand_in;
+    held->weight = w;
+}
+
+/* With nested scales, those that are quantised in their turn are needed for a moment only. */
+static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arrival *load)
+{
+    bool nested = load->nested && (load->format == NBL_FORMAT_NF4 || load->format == NBL_FORMAT_FP4);
     nbl_quantize_options how = {
-        .format = format, .block = format == NBL_FORMAT_MXFP4 ? 32 : 64, .nested = nested};
+        .format = load->format, .block = load->format == NBL_FORMAT_MXFP4 ? 32 : 64, .nested = nested};
     nbl_quantized_sizes sizes;
     nbl_weight w = held->weight;
     NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
               m->path, held->name, nbl_format_name(w.format));
     NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w.rank, w.shape, &sizes));
+    if (m->plan_only) return describe_held(held, &how), NBL_OK;
     size_t passing = nested ? sizes.scales : 0, bytes = 0;
     void *scales = nbl__alloc(m->ctx, passing), *memory = NULL;
     nbl_quantized_parts parts = {0};
@@ -73,14 +101,20 @@ static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format
         nbl__free(m->ctx, memory, bytes);
         return status;
     }
-    nbl__free(m->ctx, held->memory, held->bytes); /* of a decoded GGUF */
+    /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
+    nbl__free(m->ctx, held->memory, held->bytes);
     held->memory = memory;
     held->bytes = bytes;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return NBL_OK;
 }
 
-static nbl_status hold_checkpoint(nbl_model *m)
+static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const arrival *load)
+{
+    return load->converts && is_linear(held->name) ? quantize_held(m, held, load) : NBL_OK;
+}
+
+static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
 {
     m->weight_count = m->checkpoint->tensor_count;
     m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
@@ -89,12 +123,14 @@ static nbl_status hold_checkpoint(nbl_model *m)
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
         m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
     }
+    for (int64_t i = 0; i < m->weight_count; i++) NBL_TRY(convert_arrived(m, &m->weights[i], load));
     return NBL_OK;
 }
 
 /* GGUF's blocks are decoded on arrival, to the dtype of the computation. */
-static nbl_status hold_gguf(nbl_model *m)
+static nbl_status hold_gguf(nbl_model *m, const arrival *load)
 {
+    const nbl__file *file = &m->gguf->gguf->file;
     m->weight_count = m->gguf->weight_count;
     m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
@@ -105,13 +141,15 @@ static nbl_status hold_gguf(nbl_model *m)
         nbl_dtype dtype = vector ? NBL_DTYPE_F32 : m->dtype;
         held->name = from->name;
         held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(dtype);
-        held->memory = nbl__alloc(m->ctx, held->bytes);
-        if (held->memory == NULL) return NBL_ERROR_MEMORY;
-        NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, dtype, held->memory));
+        held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
+        if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
+        if (held->memory) NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, dtype, held->memory));
+        if (file->data) nbl__file_drop(file, file->data, file->size); /* its blocks are not needed again */
         held->weight = (nbl_weight){
             .format = NBL_FORMAT_DENSE, .dtype = dtype, .rank = vector ? 1 : 2, .data = held->memory};
         held->weight.shape[0] = vector ? from->columns : from->rows;
         held->weight.shape[1] = vector ? 0 : from->columns;
+        NBL_TRY(convert_arrived(m, held, load));
     }
     return NBL_OK;
 }
@@ -270,13 +308,10 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
         NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
                   NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
     }
-    NBL_TRY(m->gguf ? hold_gguf(m) : hold_checkpoint(m));
-    nbl_format format;
-    NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
-              "there is no storage format \"%s\"", options->load);
-    for (int64_t i = 0; options->load && i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name))
-            NBL_TRY(quantize_held(m, &m->weights[i], format, options->load_nested != 0));
+    m->plan_only = options->plan_only;
+    arrival load;
+    NBL_TRY(check_arrival(m, options, &load));
+    NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
     return check_adapter(m);

@@ -23,6 +23,7 @@ struct nbl_model {
     nbl__peft *peft;
     const nbl__json *config;
     const nbl__json *generation; /* generation_config.json; NULL: there is none */
+    bool plan_only;              /* weights have formats and shapes, but not all have data */
 
     struct nbl__held {
         const char *name;
@@ -75,9 +76,36 @@ nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *optio
 /* Gives a session that was planned its memory, and fills in the parameters (but for a new adapter's). */
 nbl_status nbl__session_bind(nbl__session *session);
 void nbl__session_close(nbl__session *session);
+/* Gives a planned session the memory of an open one, all of it, for runs in turns: the host was opened with
+ * options.plan.with = &session->plan, and outlives it. */
+nbl_status nbl__session_join(nbl__session *session, const nbl__session *host);
 /* The memory of an input that holds n numbers in the next run; nbl__plan_resize makes it so. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
 /* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
+
+/* ---- generate.c ---- */
+
+/* Plans the decode steps that go with a prefill. */
+nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *decode);
+/* What choosing tokens takes beside the plans. */
+uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
+
+/* ---- plan_model.c ---- */
+
+typedef struct nbl__plan_request {
+    bool train;                /* a training step over a pack; else generation */
+    int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
+    int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
+    uint64_t memory;           /* the budget of everything, weights included; 0: no limit */
+} nbl__plan_request;
+
+/* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names
+ * the smallest budget when there is none. longest_sequence is that of `sequences` equal ones. */
+nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
+/* Bytes of AdamW's moments for the trained parameters of a graph: f32, or codes of 8 bits with a scale per 256 (what
+ * has fewer than NBL_MOMENTS_LEAST elements stays f32). */
+enum { NBL_MOMENTS_LEAST = 4096 };
+uint64_t nbl__moment_bytes(const nbl__graph *g, int bits);
 
 #endif

@@ -1,167 +1,177 @@
-/* plan_model.c - what a model's plan says, without running it: bytes per arena, operators, casts, what fits.
+/* plan_model.c - what a model's plan says, without running it: bytes per arena, what fits, recomputation.
  *
- * Planned is a training step over packed tokens when there is an adapter, else generation's prefill with a cache for
- * the same tokens. The only casts of a graph are of parameters on arrival: a bias to the compute dtype. */
-#include <stdlib.h>
+ * Planned is a training step over packed tokens, or generation: a prefill, and decode steps in the same memory, with
+ * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
+#include "infer/plan_list.h"
 
-#include "infer/language_model.h"
-#include "ops/linear_group.h"
-#include "ops/mlp.h"
-
-static uint64_t weight_bytes(const nbl_weight *w)
+uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)
 {
-    uint64_t n = 1, bytes = 0;
-    for (int i = 0; i < w->rank; i++) n *= (uint64_t)w->shape[i];
-    switch (w->format) {
-    case NBL_FORMAT_DENSE: nbl__dtype_bytes(w->dtype, n, &bytes); break;
-    case NBL_FORMAT_INT8: bytes = n + 4 * (uint64_t)w->shape[0]; break;
-    case NBL_FORMAT_MXFP4: bytes = n / 2 + n / 32; break;
-    default: {
-        uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
-        bytes = (n + 1) / 2 + (w->nested_scales ? blocks + blocks / 64 + 4 : 4 * blocks);
+    uint64_t sum = 0;
+    for (nbl__value v = 1; v <= g->value_count && bits; v++) {
+        if (!g->values[v].trained) continue;
+        uint64_t n = (uint64_t)nbl__tensor_elements(&g->values[v].tensor);
+        bool coded = bits == 8 && n >= NBL_MOMENTS_LEAST;
+        uint64_t codes = coded ? n : 4 * n, scales = coded ? (n + 255) / 256 * 4 : 0;
+        sum += 2 * ((codes + 63) / 64 * 64 + (scales + 63) / 64 * 64);
     }
-    }
-    return bytes;
+    return sum;
 }
 
 uint64_t nbl__model_bytes(const nbl_model *m)
 {
     uint64_t bytes = 0;
-    for (int64_t i = 0; i < m->weight_count; i++) bytes += weight_bytes(&m->weights[i].weight);
+    for (int64_t i = 0; i < m->weight_count; i++) bytes += nbl__weight_bytes(&m->weights[i].weight);
     return bytes;
 }
 
-static double product_flops(const nbl_tensor *x, const nbl_weight *w, const nbl_tensor *lora_a)
+/* A step's sessions, planned, and what does not lie in their arenas. */
+typedef struct planned {
+    nbl__session step, decode; /* decode: of generation; else without a model */
+    uint64_t weights, optimizer, beside;
+} planned;
+
+static void free_planned(planned *p)
 {
-    double tokens = (double)nbl__tensor_rows(x), in = (double)w->shape[1], out = (double)w->shape[0];
-    double rank = lora_a->data ? (double)lora_a->shape[0] : 0;
-    return w->rank == 2 ? 2 * tokens * (in * out + rank * (in + out)) : 0;
+    if (p->step.model) nbl__session_close(&p->step);
+    if (p->decode.model) nbl__session_close(&p->decode);
 }
 
-/* Of one run of a step's forward; backward of products costs the same again, and once more where adapters train. */
-static double step_flops(const nbl__planned_step *step)
+static uint64_t total_of(const planned *p)
 {
-    const void *a = step->arguments;
-    double flops = 0;
-    if (strcmp(step->node->family->name, "linear") == 0) {
-        const nbl__linear *l = a;
-        flops = product_flops(&l->x, &l->w, &l->lora_a);
-    } else if (strcmp(step->node->family->name, "linear_group") == 0) {
-        const nbl__linear_group *g = a;
-        for (int i = 0; i < g->count; i++)
-            flops += product_flops(&g->members[0].x, &g->members[i].w, &g->members[i].lora_a);
-    } else if (strcmp(step->node->family->name, "mlp") == 0) {
-        const nbl__mlp *m = a;
-        nbl_tensor inner = m->gate.x;
-        inner.shape[inner.rank - 1] = m->down.w.shape[1];
-        flops = product_flops(&m->gate.x, &m->gate.w, &m->gate.lora_a) +
-                product_flops(&m->gate.x, &m->up.w, &m->up.lora_a) +
-                product_flops(&inner, &m->down.w, &m->down.lora_a);
-    } else {
-        for (const nbl__slot *slot = step->node->family->slots; slot->name; slot++)
-            if (!nbl__slot_is_weight(slot) && step->bound[slot - step->node->family->slots])
-                flops += (double)nbl__tensor_elements(nbl__slot_tensor(slot, (void *)(uintptr_t)a));
+    return p->weights + p->optimizer + p->beside + nbl__plan_total(&p->step.plan);
+}
+
+static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
+{
+    nbl__session_options o = {.mode = r->train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
+                              .tokens = r->tokens,
+                              .sequences = r->sequences,
+                              .cache_size = r->train ? 0 : nbl__ceil_div(r->tokens, r->sequences),
+                              .kv_dtype = m->dtype,
+                              .train = r->train,
+                              .plan = how};
+    if (!r->train) {
+        NBL_TRY(nbl__generation_plan(m, &o, &p->decode));
+        o.plan.with = &p->decode.plan;
+        p->beside = nbl__generation_bytes(m, r->sequences);
     }
-    return flops;
-}
-
-static double step_bytes(const nbl__planned_step *step)
-{
-    double bytes = 0;
-    for (const nbl__slot *slot = step->node->family->slots; slot->name; slot++) {
-        if (step->bound[slot - step->node->family->slots] == 0) continue;
-        const void *field = (const char *)step->arguments + slot->offset;
-        uint64_t size = 0;
-        if (nbl__slot_is_weight(slot)) size = weight_bytes(field);
-        else {
-            const nbl_tensor *t = field;
-            nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &size);
-        }
-        bytes += (double)size;
-    }
-    return bytes;
-}
-
-static void count_step(nbl_model_plan *plan, const nbl__planned_step *step)
-{
-    int64_t i = 0;
-    while (i < plan->op_count &&
-           (strcmp(plan->ops[i].op, step->op->name) != 0 || strcmp(plan->ops[i].impl, step->impl->name) != 0))
-        i++;
-    if (i == NBL_PLAN_MOST_OPS) return;
-    if (i == plan->op_count)
-        plan->ops[plan->op_count++] = (nbl_planned_op){step->op->name, step->impl->name, 0, 0, 0};
-    plan->ops[i].count++;
-    plan->ops[i].flops += step_flops(step);
-    plan->ops[i].bytes += step_bytes(step);
-}
-
-/* Plans the largest batch; `plan` may be NULL when only the total is asked for. */
-static nbl_status plan_for(nbl_model *m, int64_t tokens, int64_t batch, nbl_model_plan *plan, uint64_t *total)
-{
-    bool train = m->peft != NULL;
-    nbl__session s;
-    NBL_TRY(nbl__session_plan(m,
-                              &(nbl__session_options){.mode = train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
-                                                      .tokens = tokens * batch,
-                                                      .sequences = batch,
-                                                      .cache_size = train ? 0 : tokens,
-                                                      .kv_dtype = m->dtype,
-                                                      .train = train},
-                              &s));
-    const size_t *bytes = s.plan.bytes;
-    nbl_plan_arenas arenas = {.kv = bytes[NBL_MEMORY_STATES]};
-    arenas.weights = nbl__model_bytes(m);
-    arenas.adapters = bytes[NBL_MEMORY_PARAMETERS] + bytes[NBL_MEMORY_GRADIENTS];
-    arenas.optimizer = train ? 2 * (uint64_t)bytes[NBL_MEMORY_GRADIENTS] : 0;
-    arenas.saved = s.plan.saved_bytes;
-    arenas.scratch = bytes[NBL_MEMORY_RUN] - s.plan.saved_bytes + bytes[NBL_MEMORY_INPUTS];
-    *total = arenas.weights + arenas.adapters + arenas.optimizer + arenas.saved + arenas.scratch + arenas.kv;
-    if (plan) {
-        plan->arenas = arenas;
-        plan->total_bytes = *total;
-        for (int i = 0; i < s.plan.step_count; i++) count_step(plan, &s.plan.steps[i]);
-    }
-    nbl__session_close(&s);
+    NBL_TRY(nbl__session_plan(m, &o, &p->step));
+    p->optimizer = r->train ? nbl__moment_bytes(&p->step.graph, r->optimizer_bits) : 0;
     return NBL_OK;
 }
 
-/* Biases come in the compute dtype; whatever else is stored in another dtype is used as it is. */
-static void list_casts(const nbl_model *m, nbl_model_plan *plan)
+/* Plans a step; `p` is to be freed, whatever comes back. */
+static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
-    for (int64_t i = 0; i < m->weight_count && plan->cast_count < NBL_PLAN_MOST_CASTS; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (held->weight.rank != 1 || !nbl__ends_with(held->name, ".bias") || held->weight.dtype == m->dtype)
-            continue;
-        plan->casts[plan->cast_count++] = (nbl_planned_cast){held->name, held->weight.dtype, m->dtype,
-                                                             "a bias is added in the compute dtype"};
-    }
+    memset(p, 0, sizeof *p);
+    p->weights = nbl__model_bytes(m);
+    return plan_sessions(m, r, how, p);
 }
 
-/* The longest sequence whose plan keeps within the memory; 0: not even one token does. */
-static nbl_status longest_within(nbl_model *m, int64_t batch, uint64_t memory, int64_t *longest)
+/* The least that the step takes, whatever has to be recomputed for it. */
+static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint64_t *total)
 {
-    int64_t fits = 0, most = m->decoder.positions, fails = most + 1;
-    while (fails - fits > 1) {
-        int64_t middle = fits == 0 && fails > 64 ? 64 : fits + (fails - fits) / 2;
-        uint64_t total;
-        NBL_TRY(plan_for(m, middle, batch, NULL, &total));
-        if (total <= memory) fits = middle;
+    planned p;
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.budget = 1, .or_smallest = true}, &p);
+    if (status == NBL_OK) *total = total_of(&p);
+    free_planned(&p);
+    return status;
+}
+
+/* Does it keep within the memory? Nearly always the plan that recomputes every layer decides; where it does not, the
+ * smallest of all plans does. */
+static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
+{
+    planned p;
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS}, &p);
+    uint64_t total = status == NBL_OK ? total_of(&p) : 0;
+    free_planned(&p);
+    if (status == NBL_OK && total > r->memory && r->train) status = smallest_total(m, r, &total);
+    *yes = total <= r->memory;
+    return status;
+}
+
+/* The longest of equal sequences whose plan keeps within the memory; 0: not even one token does. */
+static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *longest)
+{
+    int64_t most = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = most + 1;
+    *longest = 0;
+    while (fails - *longest > 1) {
+        int64_t middle = *longest == 0 && fails > 64 ? 64 : *longest + (fails - *longest) / 2;
+        bool yes;
+        r.tokens = middle * r.sequences;
+        NBL_TRY(fits(m, &r, &yes));
+        if (yes) *longest = middle;
         else fails = middle;
     }
-    *longest = fits;
     return NBL_OK;
+}
+
+static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
+{
+    static const char *const names[] = {"none", "cheap", "layers"};
+    const nbl__plan *step = &p->step.plan;
+    const size_t *bytes = step->bytes;
+    plan->arenas = (nbl_plan_arenas){
+        .weights = p->weights,
+        .adapters = bytes[NBL_MEMORY_PARAMETERS] + bytes[NBL_MEMORY_GRADIENTS],
+        .optimizer = p->optimizer,
+        .saved = step->saved_bytes,
+        .scratch = bytes[NBL_MEMORY_RUN] - step->saved_bytes + bytes[NBL_MEMORY_INPUTS] + p->beside,
+        .kv = bytes[NBL_MEMORY_STATES],
+    };
+    plan->total_bytes = total_of(p);
+    plan->recompute = names[step->recompute];
+    plan->recomputed_layers = step->recomputed_layers;
+    plan->layers = m->decoder.layers;
+    nbl__list_steps(plan, step, NULL);
+    if (p->decode.model) nbl__list_steps(plan, &p->decode.plan, "decode");
+    nbl__list_values(plan, step);
+    nbl__list_casts(plan, m, step);
+}
+
+/* The plan that keeps the budget, or the error that names the least that one can be. */
+static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
+{
+    NBL_TRY(smallest_total(m, r, &plan->smallest_memory));
+    NBL_CHECK(m->ctx, r->memory == 0 || r->memory >= plan->smallest_memory, NBL_ERROR_MEMORY,
+              "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
+              " sequences: the smallest budget is %" PRIu64 " bytes",
+              m->path, r->memory, r->tokens, r->sequences, plan->smallest_memory);
+    planned p;
+    nbl_status status = plan_step(m, r, (nbl__plan_options){0}, &p);
+    if (status == NBL_OK && r->memory && total_of(&p) > r->memory) {
+        size_t arenas = (size_t)(r->memory - p.weights - p.optimizer - p.beside);
+        free_planned(&p);
+        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = NBL_RECOMPUTE_CHEAP}, &p);
+    }
+    if (status == NBL_OK) report(m, &p, plan);
+    free_planned(&p);
+    return status;
+}
+
+nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
+{
+    NBL_CHECK(m->ctx, plan && r->sequences >= 1 && r->tokens >= r->sequences && r->tokens <= INT32_MAX / 2,
+              NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", r->tokens,
+              r->sequences);
+    memset(plan, 0, sizeof *plan);
+    NBL_TRY(plan_within(m, r, plan));
+    plan->longest_sequence = m->decoder.positions;
+    return r->memory ? longest_within(m, *r, &plan->longest_sequence) : NBL_OK;
 }
 
 nbl_status nbl_model_make_plan(nbl_model *m, int64_t tokens, int64_t batch, uint64_t memory,
                                nbl_model_plan *plan)
 {
-    NBL_CHECK(m->ctx, plan && tokens >= 1 && batch >= 1 && tokens <= INT32_MAX / batch, NBL_ERROR_ARGUMENT,
+    NBL_CHECK(m->ctx, tokens >= 1 && batch >= 1 && tokens <= INT32_MAX / 2 / batch, NBL_ERROR_ARGUMENT,
               "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
-    memset(plan, 0, sizeof *plan);
-    uint64_t total;
-    NBL_TRY(plan_for(m, tokens, batch, plan, &total));
-    list_casts(m, plan);
-    plan->longest_sequence = m->decoder.positions;
-    return memory ? longest_within(m, batch, memory, &plan->longest_sequence) : NBL_OK;
+    bool train = m->peft != NULL;
+    return nbl__model_plan(m,
+                           &(nbl__plan_request){.train = train,
+                                                .tokens = tokens * batch,
+                                                .sequences = batch,
+                                                .optimizer_bits = train ? 32 : 0,
+                                                .memory = memory},
+                           plan);
 }

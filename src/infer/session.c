@@ -18,7 +18,7 @@ static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
                               .scale = (float)found->scale,
                               .dropout = (float)m->peft->settings.dropout,
                               .dora = nbl__peft_is_new(m->peft) ? m->peft->settings.dora
-                                                       : found->magnitude != NULL};
+                                                                : found->magnitude != NULL};
     return true;
 }
 
@@ -119,8 +119,15 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
 {
+    NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
+              s->model->path);
     NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
-    return shared ? NBL_OK : fill_parameters(s);
+    if (shared) return NBL_OK;
+    NBL_TRY(fill_parameters(s));
+    /* The plan has its own copy now: the pages of the adapter's file would be a second one. */
+    if (s->model->peft)
+        nbl__file_drop(&s->model->peft->file, s->model->peft->file.data, s->model->peft->file.size);
+    return nbl__plan_prepare(&s->plan);
 }
 
 nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session)
@@ -136,6 +143,11 @@ nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *optio
 nbl_status nbl__session_bind(nbl__session *session)
 {
     return bind_session(session, NULL);
+}
+
+nbl_status nbl__session_join(nbl__session *session, const nbl__session *host)
+{
+    return nbl__plan_join(&session->plan, &host->plan);
 }
 
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)

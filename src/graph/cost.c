@@ -1,0 +1,214 @@
+/* cost.c - floating-point operations and bytes of a step, from its arguments' shapes.
+ *
+ * Counted is what the operators do, not what a formula of the model says: a backward pass that makes logits, scores
+ * or gate and up again pays for them, and a gradient that nobody wants costs nothing. */
+#include "graph/plan.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/dora_norm.h"
+#include "ops/embedding.h"
+#include "ops/linear_group.h"
+#include "ops/mlp.h"
+
+uint64_t nbl__weight_bytes(const nbl_weight *w)
+{
+    uint64_t n = 1, bytes = 0;
+    for (int i = 0; i < w->rank; i++) n *= (uint64_t)w->shape[i];
+    switch (w->format) {
+    case NBL_FORMAT_DENSE: nbl__dtype_bytes(w->dtype, n, &bytes); break;
+    case NBL_FORMAT_INT8: bytes = n + 4 * (uint64_t)w->shape[0]; break;
+    case NBL_FORMAT_MXFP4: bytes = n / 2 + n / 32; break;
+    default: {
+        uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
+        bytes = (n + 1) / 2 + (w->nested_scales ? blocks + blocks / 64 + 4 : 4 * blocks);
+    }
+    }
+    return bytes;
+}
+
+static double elements(const nbl_tensor *t)
+{
+    return t->rank > 0 ? (double)nbl__tensor_elements(t) : 0;
+}
+
+/* ---- linear layers ---- */
+
+typedef struct layer_size {
+    double tokens, in, out, rank;
+    bool dora, trains_adapter, trains_magnitude;
+} layer_size;
+
+static layer_size size_of(const nbl__linear *a, double tokens)
+{
+    return (layer_size){.tokens = tokens,
+                        .in = (double)a->w.shape[1],
+                        .out = (double)a->w.shape[0],
+                        .rank = (double)nbl__linear_rank(a),
+                        .dora = nbl__given(&a->magnitude),
+                        .trains_adapter = a->dlora_a.data != NULL,
+                        .trains_magnitude = a->dmagnitude.data != NULL};
+}
+
+static double layer_forward(layer_size s)
+{
+    return 2 * s.tokens * (s.in * s.out + s.rank * (s.in + s.out)) + (s.dora ? s.tokens * s.out : 0);
+}
+
+/* dx is two products as large as the forward pass; A and B need x·A' again, dy·B, and one product each. */
+static double layer_backward(layer_size s, bool dx)
+{
+    double flops = dx ? 2 * s.tokens * (s.in * s.out + s.rank * s.in) : 0;
+    if (s.rank > 0 && (dx || s.trains_adapter)) flops += 2 * s.tokens * s.out * s.rank;
+    if (s.trains_adapter) flops += 2 * s.tokens * s.rank * (2 * s.in + s.out);
+    if (s.dora) flops += s.tokens * s.out;
+    if (s.trains_magnitude) flops += 2 * s.tokens * s.out * (s.in + s.rank + 1);
+    return flops;
+}
+
+static double linear_flops(const void *arguments, bool backward)
+{
+    const nbl__linear *a = arguments;
+    layer_size size = size_of(a, (double)nbl__tensor_rows(&a->x));
+    return backward ? layer_backward(size, a->dx.data != NULL) : layer_forward(size);
+}
+
+static double group_flops(const void *arguments, bool backward)
+{
+    const nbl__linear_group *g = arguments;
+    double flops = 0, tokens = (double)nbl__tensor_rows(&g->members[0].x);
+    for (int i = 0; i < g->count; i++) {
+        layer_size size = size_of(&g->members[i], tokens);
+        flops += backward ? layer_backward(size, g->members[0].dx.data != NULL) : layer_forward(size);
+    }
+    return flops;
+}
+
+/* Nothing lies between the layers from forward to backward: gate and up are made again. */
+static double mlp_flops(const void *arguments, bool backward)
+{
+    const nbl__mlp *m = arguments;
+    double tokens = (double)nbl__tensor_rows(&m->gate.x);
+    layer_size gate = size_of(&m->gate, tokens), up = size_of(&m->up, tokens),
+               down = size_of(&m->down, tokens);
+    double open = layer_forward(gate) + layer_forward(up), between = 5 * tokens * gate.out;
+    if (!backward) return open + between + layer_forward(down);
+    bool dx = m->gate.dx.data != NULL;
+    return open + 3 * between + layer_backward(gate, dx) + layer_backward(up, dx) +
+           layer_backward(down, true);
+}
+
+static double dora_norm_flops(const void *arguments, bool backward)
+{
+    const nbl__dora_norm *a = arguments;
+    double out = (double)a->w.shape[0], in = (double)a->w.shape[1], rank = (double)a->lora_a.shape[0];
+    (void)backward;
+    return 2 * in * out * (rank + 1) + 2 * rank * rank * (in + out) + 4 * rank * out;
+}
+
+/* ---- attention ---- */
+
+/* Pairs of a query and a key that it sees, over all sequences of a pack. */
+static double pairs(const nbl__attention *a)
+{
+    int64_t tokens = a->q.shape[0], sequences = nbl__max_i64(1, a->cu_seqlens.shape[0] - 1);
+    int64_t length = nbl__ceil_div(tokens, sequences);
+    double sum = 0;
+    for (int64_t i = 0; i < length; i++) {
+        nbl__span span = nbl__attention_span(a->causal, a->window, i, length);
+        sum += (double)(span.end - span.first);
+    }
+    return sum * (double)tokens / (double)nbl__max_i64(1, length);
+}
+
+/* Two products forward; backward makes the scores again and needs four more. */
+static double attention_flops(const void *arguments, bool backward)
+{
+    const nbl__attention *a = arguments;
+    double seen = pairs(a) * (double)a->q.shape[1], dim = (double)a->q.shape[2];
+    return backward ? seen * (10 * dim + 6) : seen * (4 * dim + 4);
+}
+
+static double decode_flops(const void *arguments, bool backward)
+{
+    const nbl__attention_decode *a = arguments;
+    int64_t length = a->k.shape[1];
+    (void)backward;
+    if (a->window > 0) length = nbl__min_i64(length, a->window);
+    return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
+}
+
+/* ---- the rest ---- */
+
+/* The head's product; backward makes it again. */
+static double loss_flops(const void *arguments, bool backward)
+{
+    const nbl__cross_entropy *a = arguments;
+    double logits = (double)nbl__tensor_rows(&a->x) * (double)a->w.shape[0], hidden = (double)a->w.shape[1];
+    double products = !backward ? 1 : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
+    return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
+}
+
+static const struct family_cost {
+    const char *family;
+    double (*flops)(const void *arguments, bool backward);
+    double forward, backward; /* without a function: per element of the largest tensor */
+} costs[] = {
+    {"linear", linear_flops, 0, 0},
+    {"linear_group", group_flops, 0, 0},
+    {"mlp", mlp_flops, 0, 0},
+    {"dora_norm", dora_norm_flops, 0, 0},
+    {"attention", attention_flops, 0, 0},
+    {"attention_decode", decode_flops, 0, 0},
+    {"cross_entropy", loss_flops, 0, 0},
+    {"rmsnorm", NULL, 5, 9},
+    {"layernorm", NULL, 8, 14},
+    {"rope_table", NULL, 2, 0},
+    {"rope", NULL, 3, 3},
+    {"gated", NULL, 5, 10},
+    {"add", NULL, 1, 0},
+    {"scale", NULL, 1, 0},
+    {"embedding", NULL, 1, 1},
+};
+
+double nbl__step_flops(const nbl__planned_step *step)
+{
+    const nbl__family *family = step->node->family;
+    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++) {
+        if (strcmp(costs[i].family, family->name) != 0) continue;
+        if (costs[i].flops) return costs[i].flops(step->arguments, step->backward);
+        double most = 0;
+        for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+            if (nbl__slot_is_weight(slot) || step->bound[slot - family->slots] == 0) continue;
+            double n = elements(nbl__slot_tensor(slot, step->arguments));
+            if (nbl__step_touches(step, slot) && n > most) most = n;
+        }
+        return most * (step->backward ? costs[i].backward : costs[i].forward);
+    }
+    return 0; /* rows are moved, not computed */
+}
+
+double nbl__step_bytes(const nbl__planned_step *step)
+{
+    const nbl__family *family = step->node->family;
+    double bytes = 0;
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (step->bound[slot - family->slots] == 0 || !nbl__step_touches(step, slot)) continue;
+        const void *field = (const char *)step->arguments + slot->offset;
+        uint64_t size = 0;
+        if (nbl__slot_is_weight(slot)) size = nbl__weight_bytes(field);
+        else {
+            const nbl_tensor *t = field;
+            if (t->rank > 0) nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &size);
+        }
+        if (strcmp(family->name, "embedding") == 0 && nbl__slot_is_weight(slot)) { /* one row per token */
+            const nbl__embedding *e = step->arguments;
+            double rows = elements(&e->ids);
+            size = (uint64_t)((double)size *
+                              (rows < (double)e->w.shape[0] ? rows / (double)e->w.shape[0] : 1));
+        }
+        if (strcmp(family->name, "kv_write") == 0 && strcmp(slot->name, "cache") == 0) continue;
+        bytes += (double)size;
+    }
+    if (strcmp(family->name, "kv_write") == 0) bytes *= 2; /* what is read is written */
+    return bytes;
+}

@@ -1,0 +1,147 @@
+/* tiny_model.h - models of every architecture as folders, a few kilobytes each, with adapters: for tests. */
+#ifndef NBL_TEST_TINY_MODEL_H
+#define NBL_TEST_TINY_MODEL_H
+
+#include "support.h"
+
+#include <sys/stat.h>
+
+#include "arch/arch.h"
+#include "base/philox.h"
+#include "format/peft.h"
+
+enum {
+    TINY_VOCAB = 96,
+    TINY_HIDDEN = 32,
+    TINY_INNER = 48,
+    TINY_HEADS = 4,
+    TINY_KV = 2,
+    TINY_DIM = 8,
+    TINY_RANK = 4
+};
+
+static const struct tiny_architecture {
+    const char *type, *keys; /* keys: what it has beside the common ones */
+} tiny_architectures[] = {
+    {"llama", "\"hidden_act\": \"silu\""},
+    {"mistral", "\"hidden_act\": \"silu\", \"sliding_window\": 8"},
+    {"qwen2", "\"hidden_act\": \"silu\""},
+    {"qwen3", "\"hidden_act\": \"silu\""},
+    {"gemma2", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8"},
+    {"gemma3_text", "\"sliding_window\": 8, \"query_pre_attn_scalar\": 8, \"rope_local_base_freq\": 10000.0"},
+};
+enum { TINY_ARCHITECTURES = sizeof tiny_architectures / sizeof *tiny_architectures };
+
+typedef struct tiny_model {
+    char folder[64], model[80], adapter[80];
+} tiny_model;
+
+typedef struct tiny_list {
+    nbl__arena arena;
+    nbl__stored items[64];
+    nbl__peft_new_module modules[32];
+    int64_t count, module_count;
+    bool dora;
+} tiny_list;
+
+static inline float *tiny_values(tiny_list *l, uint32_t stream, int64_t n, float middle, float width)
+{
+    float *values = nbl__arena_alloc(&l->arena, (size_t)n * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t counter[4] = {(uint32_t)i, stream, 0, 0}, key[2] = {3, 9}, words[4];
+        nbl__philox(counter, key, words);
+        values[i] = middle + width * (nbl__uniform(words[0]) + nbl__uniform(words[1]) - 1);
+    }
+    return values;
+}
+
+/* A tensor of the checkpoint; a linear layer of a block also gets an adapter. */
+static inline void tiny_add(tiny_list *l, const char *at, const char *name, int64_t rows, int64_t columns)
+{
+    int64_t n = rows * (columns ? columns : 1);
+    nbl__stored *it = &l->items[l->count];
+    uint32_t stream = 8 * (uint32_t)l->count++;
+    *it = (nbl__stored){.name = nbl__arena_printf(&l->arena, "%s%s", at, name),
+                        .dtype = NBL_DTYPE_F32,
+                        .rank = columns ? 2 : 1,
+                        .shape = {rows, columns},
+                        .elements = n,
+                        .bytes = (uint64_t)n * 4};
+    it->data = (const uint8_t *)tiny_values(l, stream, n, columns ? 0 : 1, 0.2f);
+    if (columns == 0 || strstr(name, "_proj") == NULL) return;
+    char *path = nbl__arena_strdup(&l->arena, it->name);
+    path[strlen(path) - strlen(".weight")] = '\0';
+    nbl__peft_new_module *m = &l->modules[l->module_count++];
+    *m = (nbl__peft_new_module){.path = path,
+                                .a = {.dtype = NBL_DTYPE_F32, .rank = 2, .shape = {TINY_RANK, columns}},
+                                .b = {.dtype = NBL_DTYPE_F32, .rank = 2, .shape = {rows, TINY_RANK}}};
+    m->a.data = tiny_values(l, stream + 1, TINY_RANK * columns, 0, 0.1f);
+    m->b.data = tiny_values(l, stream + 2, rows * TINY_RANK, 0, 0.1f);
+    if (!l->dora) return;
+    m->magnitude = (nbl_tensor){.dtype = NBL_DTYPE_F32, .rank = 1, .shape = {rows}};
+    m->magnitude.data = tiny_values(l, stream + 3, rows, 1, 0.1f);
+}
+
+static inline void tiny_layer(tiny_list *l, const nbl__decoder *d, int layer)
+{
+    static const char *const projections[] = {"q_proj", "k_proj", "v_proj"};
+    char at[64], name[64];
+    snprintf(at, sizeof at, "model.layers.%d.", layer);
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "self_attn.%s.weight", projections[i]);
+        tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, TINY_HIDDEN);
+        snprintf(name, sizeof name, "self_attn.%s.bias", projections[i]);
+        if (d->qkv_bias) tiny_add(l, at, name, (i ? TINY_KV : TINY_HEADS) * TINY_DIM, 0);
+    }
+    tiny_add(l, at, "self_attn.o_proj.weight", TINY_HIDDEN, TINY_HEADS * TINY_DIM);
+    if (d->qk_norm) tiny_add(l, at, "self_attn.q_norm.weight", TINY_DIM, 0);
+    if (d->qk_norm) tiny_add(l, at, "self_attn.k_norm.weight", TINY_DIM, 0);
+    tiny_add(l, at, "mlp.gate_proj.weight", TINY_INNER, TINY_HIDDEN);
+    tiny_add(l, at, "mlp.up_proj.weight", TINY_INNER, TINY_HIDDEN);
+    tiny_add(l, at, "mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER);
+    tiny_add(l, at, "input_layernorm.weight", TINY_HIDDEN, 0);
+    tiny_add(l, at, "post_attention_layernorm.weight", TINY_HIDDEN, 0);
+    if (d->gemma) tiny_add(l, at, "pre_feedforward_layernorm.weight", TINY_HIDDEN, 0);
+    if (d->gemma) tiny_add(l, at, "post_feedforward_layernorm.weight", TINY_HIDDEN, 0);
+}
+
+/* A folder with a model of two layers in f32, and an adapter of all its linear layers. */
+static inline void tiny_write(nbl_context *ctx, int architecture, bool dora, tiny_model *tiny)
+{
+    const struct tiny_architecture *it = &tiny_architectures[architecture];
+    char config[1024];
+    make_temp(tiny->folder);
+    snprintf(tiny->model, sizeof tiny->model, "%s/model", tiny->folder);
+    snprintf(tiny->adapter, sizeof tiny->adapter, "%s/adapter", tiny->folder);
+    assert_int_equal(mkdir(tiny->model, 0777), 0);
+    int size = snprintf(config, sizeof config,
+                        "{\"model_type\": \"%s\", \"vocab_size\": %d, \"hidden_size\": %d, "
+                        "\"intermediate_size\": %d, \"num_hidden_layers\": 2, \"num_attention_heads\": %d, "
+                        "\"num_key_value_heads\": %d, \"head_dim\": %d, \"max_position_embeddings\": 128, "
+                        "\"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"tie_word_embeddings\": true, "
+                        "\"torch_dtype\": \"float32\", %s}",
+                        it->type, TINY_VOCAB, TINY_HIDDEN, TINY_INNER, TINY_HEADS, TINY_KV, TINY_DIM,
+                        it->keys);
+    write_file(tiny->model, "config.json", config, (size_t)size);
+    tiny_list list = {.arena = nbl__arena_make(ctx), .dora = dora};
+    const nbl__json *root;
+    nbl__decoder d;
+    assert_ok(ctx, nbl__json_parse(&list.arena, "config.json", config, (size_t)size, NBL_JSON_PYTHON, &root));
+    assert_ok(ctx, nbl__decoder_read(ctx, "config.json", root, &d));
+    tiny_add(&list, "", "model.embed_tokens.weight", TINY_VOCAB, TINY_HIDDEN);
+    for (int i = 0; i < 2; i++) tiny_layer(&list, &d, i);
+    tiny_add(&list, "", "model.norm.weight", TINY_HIDDEN, 0);
+    nbl__text image = {.ctx = ctx};
+    assert_ok(ctx, nbl__safetensors_build(&list.arena, list.items, list.count, &image));
+    write_file(tiny->model, "model.safetensors", image.text, image.size);
+    nbl__text_free(&image);
+    nbl__peft_description description = {
+        .settings = {.task_type = "CAUSAL_LM", .r = TINY_RANK, .alpha = 8, .dora = dora, .all_linear = true},
+        .modules = list.modules,
+        .module_count = list.module_count};
+    assert_ok(ctx, nbl__peft_write(ctx, tiny->adapter, &description));
+    nbl__arena_free(&list.arena);
+}
+
+#endif
