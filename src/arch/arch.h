@@ -119,8 +119,8 @@ typedef struct nbl__build {
     nbl__value loss, logits;   /* results */
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* the weight: of the head as well where they are tied */
-    char at[64];        /* what names start with: "model.layers.3." */
-    nbl__text problems; /* tensors that are missing or have another shape, all of them */
+    char at[64];          /* what names start with: "model.layers.3." */
+    nbl__text problems;   /* tensors that are missing or have another shape, all of them */
 } nbl__build;
 
 /* Builds the forward graph; errors are in the graph. */
