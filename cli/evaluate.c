@@ -126,8 +126,8 @@ const cli_command cli_grads = {
     .name = "grads",
     .group = "Models",
     .summary = "one forward and backward pass: loss and the adapter's gradients",
-    .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter "
-                   "under its name in "
+    .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter, "
+                   "modules_to_save included, under its name in "
                    "PEFT's file, in f32. A label of -100 is not trained; the label of a token is what is "
                    "predicted before it.",
     .arguments = MODEL_ARGUMENT,

@@ -764,8 +764,9 @@ typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name,
 
 /* One forward and backward pass over sequences with labels (one per token,
  * -100: not trained; the label of a token is what is predicted before it): the
- * mean loss over all trained tokens and the gradients of the adapter. `pack`:
- * all sequences in one pass; else one after the other, with the same result. */
+ * mean loss over all trained tokens and the gradients of the adapter and of
+ * the modules_to_save that it brings. `pack`: all sequences in one pass; else
+ * one after the other, with the same result. */
 NBL_API nbl_status nbl_model_gradients(nbl_model *model,
                                        const nbl_ids *sequences,
                                        const nbl_ids *labels, int64_t count,

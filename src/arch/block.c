@@ -67,8 +67,7 @@ static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t 
     if (embedding && b->embedding) return b->embedding;
     const nbl_weight *w = tensor(b, name, 2, rows, columns);
     if (w == NULL) return 0;
-    nbl__value v = is_trained(b, name) ? master(b, name, 2, rows, columns)
-                                       : nbl__graph_weight(b->g, name, w);
+    nbl__value v = is_trained(b, name) ? master(b, name, 2, rows, columns) : nbl__graph_weight(b->g, name, w);
     if (embedding) b->embedding = v;
     return v;
 }

@@ -16,7 +16,7 @@ typedef struct nbl__embedding {
     nbl_dtype dtype;
     float scale;
     int64_t padding; /* an id that is looked up but not trained; negative: none */
-    nbl_tensor ids; /* int32, any rank >= 1 */
+    nbl_tensor ids;  /* int32, any rank >= 1 */
     nbl_weight w;
     nbl_tensor y; /* [… of ids, columns] */
     nbl_tensor dy, dw;

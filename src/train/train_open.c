@@ -201,6 +201,7 @@ static nbl_status begin_run(nbl__trainer *t)
         nbl__run_parts parts = {c, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
         NBL_TRY(nbl__checkpoint_load(&parts, t->resumed));
     }
+    NBL_TRY(nbl__plan_prepare(&t->session.plan)); /* of the adapter as it is now */
     NBL_TRY(nbl__epoch_make(t->data, t->state.epoch, false, &t->epoch));
     NBL_CHECK(t->ctx, !t->resumed || t->state.batches == t->epoch.batch_count, NBL_ERROR_FORMAT,
               "%s: its epoch has %" PRId64 " micro-batches, this run's %" PRId64

@@ -161,6 +161,7 @@ nbl_status nbl__trainer_step(nbl__trainer *t, nbl__step_result *result)
     double grad_scale = 1 / t->state.loss_scale;
     NBL_TRY(
         nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, grad_scale, t->state.step + 1));
+    NBL_TRY(nbl__plan_prepare(&t->session.plan));
     grow_scale(t);
     result->tokens = t->window.tokens;
     result->trained = t->window.trained;

@@ -135,6 +135,48 @@ for store, dtype, adapter, shape, more in PEFT:
            **more)(peft_linear)
 
 
+@golden("torch-linear-trained-f32", dtype="f32")
+@golden("torch-linear-trained-bf16", dtype="bf16")
+@golden("torch-linear-trained-f16", dtype="f16")
+def trained_linear(noise, dtype):
+    inn, out = 40, 24
+    layer = layer_of(noise, out, inn, dtype, dtype, bias=True).requires_grad_(True)
+    x, dy = leaf(noise.normal(3, 7, inn, dtype=dtype)), noise.normal(3, 7, out, dtype=dtype)
+    y = layer(x)
+    y.backward(dy)
+    made = Golden("linear", {"dtype": dtype, "train_w": True}, {"x": x, "dy": dy, "w": layer.weight, "b": layer.bias})
+    for name, value in (("y", y), ("dx", x.grad)):
+        made.expect(name, value, rel(dtype, 3))
+    made.expect("dw", layer.weight.grad, rel(dtype, 2), "f32")
+    made.expect("db", layer.bias.grad, rel(dtype, 3), "f32")
+    return made
+
+
+@golden("llama-mlp-trained-f32", dtype="f32")
+@golden("llama-mlp-trained-bf16", dtype="bf16")
+def trained_mlp(noise, dtype):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+    hidden, between = 32, 56
+    block = LlamaMLP(LlamaConfig(hidden_size=hidden, intermediate_size=between, mlp_bias=True)).to(FLOATS[dtype])
+    parts = {"gate": block.gate_proj, "up": block.up_proj, "down": block.down_proj}
+    for layer in parts.values():
+        layer.weight.data = noise.normal(*layer.weight.shape, dtype=dtype, scale=0.2)
+        layer.bias.data = noise.normal(*layer.bias.shape, dtype=dtype)
+    x, dy = leaf(noise.normal(2, 5, hidden, dtype=dtype)), noise.normal(2, 5, hidden, dtype=dtype)
+    y = block(x)
+    y.backward(dy)
+    made = Golden("mlp", {"dtype": dtype, "act": "silu", "train_w": True}, {"x": x, "dy": dy})
+    # Three layers, and the roundings of the activation and the product between them.
+    made.expect("y", y, rel(dtype, 8))
+    made.expect("dx", x.grad, rel(dtype, 10))
+    for name, layer in parts.items():
+        made.tensors |= {name: layer.weight, f"{name}.b": layer.bias}
+        made.expect(f"d{name}", layer.weight.grad, rel(dtype, 8), "f32")
+        made.expect(f"d{name}.b", layer.bias.grad, rel(dtype, 8), "f32")
+    return made
+
+
 @golden("bnb-matmul4bit-nf4-block64-f32", kind="nf4", nested=True, block=64, dtype="f32", state_dtype="f32")
 @golden("bnb-matmul4bit-nf4-block128-bf16", kind="nf4", nested=False, block=128, dtype="bf16", state_dtype="bf16")
 @golden("bnb-matmul4bit-fp4-block128-f32", kind="fp4", nested=True, block=128, dtype="f32", state_dtype="f32")

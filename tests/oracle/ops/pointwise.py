@@ -115,18 +115,22 @@ def rope(noise, scaling, theta, dtype, positions, rotary=None):
 @golden("torch-embedding-bf16", dtype="bf16", scaled=False)
 @golden("gemma2-embedding-f32", dtype="f32", scaled=True)
 @golden("gemma2-embedding-bf16", dtype="bf16", scaled=True)
-def embedding(noise, dtype, scaled):
+@golden("torch-embedding-padding-f32", dtype="f32", scaled=False, padded=True)
+def embedding(noise, dtype, scaled, padded=False):
     rows, features = 23, 24
     weight, ids = noise.normal(rows, features, dtype=dtype), noise.integers(0, rows, 2, 6)
     ids[1, :3] = ids[0, 0]  # rows that are read several times
-    layer = Gemma2TextScaledWordEmbedding(rows, features, None, embed_scale=features**0.5) if scaled else nn.Embedding(rows, features)
+    padding = ids[0, 0].item() if padded else None
+    layer = (Gemma2TextScaledWordEmbedding(rows, features, padding, embed_scale=features**0.5) if scaled
+             else nn.Embedding(rows, features, padding))
     layer.weight = nn.Parameter(weight)
     dy = noise.normal(2, 6, features, dtype=dtype)
     y = layer(ids)
     y.backward(dy)
     # The scale has the weight's dtype upstream: rounded before it multiplies.
     scale = torch.tensor(features**0.5).to(FLOATS[dtype]).item() if scaled else 1.0
-    made = Golden("embedding", {"dtype": dtype, "scale": scale}, {"ids": ids, "w": weight, "dy": dy})
+    attrs = {"dtype": dtype, "scale": scale} | ({"padding": padding} if padded else {})
+    made = Golden("embedding", attrs, {"ids": ids, "w": weight, "dy": dy})
     made.expect("y", y, {"abs": 0.0})  # copies, or one product and one rounding
     made.expect("dw", layer.weight.grad, rel(dtype, 4), "f32")  # upstream adds up in the weight's dtype
     return made
