@@ -4,13 +4,20 @@
  * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
 #include "infer/plan_list.h"
 
+int nbl__moment_bits(const nbl__value_info *info, int bits)
+{
+    enum { LEAST = 4096 };
+    bool large = nbl__tensor_elements(&info->tensor) >= LEAST;
+    return large && !nbl__ends_with(info->name, "embed_tokens.weight") ? bits : 32;
+}
+
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)
 {
     uint64_t sum = 0;
     for (nbl__value v = 1; v <= g->value_count && bits; v++) {
         if (!g->values[v].trained) continue;
         uint64_t n = (uint64_t)nbl__tensor_elements(&g->values[v].tensor);
-        bool coded = bits == 8 && n >= NBL_MOMENTS_LEAST;
+        bool coded = nbl__moment_bits(&g->values[v], bits) == 8;
         uint64_t codes = coded ? n : 4 * n, scales = coded ? (n + 255) / 256 * 4 : 0;
         sum += 2 * ((codes + 63) / 64 * 64 + (scales + 63) / 64 * 64);
     }

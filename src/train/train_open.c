@@ -77,7 +77,7 @@ static nbl_status plan_session(nbl__trainer *t, int64_t tokens, int64_t sequence
         .mode = NBL_MODE_TRAIN, .tokens = tokens, .sequences = sequences, .train = true};
     options.plan.least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
     NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    uint64_t fixed = nbl__model_bytes(t->model) + nbl__optimizer_bytes(&t->session, c->adam8bit);
+    uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, c->adam8bit ? 8 : 32);
     t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
     if (c->memory == 0 || t->memory_bytes <= c->memory) return NBL_OK;
     nbl__session_close(&t->session);
