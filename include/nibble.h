@@ -917,6 +917,14 @@ typedef struct nbl_run_info {
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 
+/* What the run's training step takes. `model`: instead of its base_model, or
+ * NULL. `tokens`: of each of `batch` sequences in a step; 0: the largest that
+ * the data hold. `memory`: instead of the run's; 0: that. Names in the plan
+ * live as long as the run. */
+NBL_API nbl_status nbl_run_make_plan(nbl_run *run, const char *model,
+                                     int64_t tokens, int64_t batch,
+                                     uint64_t memory, nbl_model_plan *plan);
+
 typedef enum nbl_train_event_kind {
     NBL_TRAIN_BEGIN,      /* everything is planned; text: the checkpoint that
                              the run goes on from, or NULL */

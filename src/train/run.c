@@ -25,6 +25,7 @@ void nbl_run_close(nbl_run *run)
 {
     if (run == NULL) return;
     nbl_context *ctx = run->ctx;
+    nbl_model_close(run->planned);
     nbl__arena_free(&run->arena);
     nbl__free(ctx, run, sizeof *run);
 }

@@ -8,6 +8,7 @@ struct nbl_run {
     nbl_context *ctx;
     nbl__arena arena;
     nbl__run_config config;
+    nbl_model *planned; /* of the last nbl_run_make_plan; or NULL */
 };
 
 #endif
