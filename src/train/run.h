@@ -8,6 +8,12 @@ struct nbl_run {
     nbl_context *ctx;
     nbl__arena arena;
     nbl__run_config config;
+    struct nbl__data *data; /* opened when first asked for */
+    nbl__arena preview;     /* of the example shown last */
+    nbl_tokenizer *speller; /* of rows that are tokens already; NULL: not opened, or none */
 };
+
+/* Opens the run's data if it is not open yet. The vocabulary is that of the base model's config.json. */
+nbl_status nbl__run_open_data(nbl_run *run);
 
 #endif
