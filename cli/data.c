@@ -130,7 +130,7 @@ static int run(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_run *opened = NULL;
-    cli_work_begin(NULL);
+    cli_work_begin("");
     nbl_status code = nbl_run_open(ctx, call->arguments[0], set->all, set->count, &opened);
     if (code == NBL_OK) code = show(call, opened);
     cli_work_end(code);
