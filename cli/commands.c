@@ -16,6 +16,7 @@ const cli_command *const cli_commands[] = {
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
     &cli_generate,   /* generate.c */
+    &cli_data,       /* data.c */
     &cli_train,      /* train.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */

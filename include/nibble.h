@@ -917,6 +917,46 @@ typedef struct nbl_run_info {
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 
+/* What a run trains on; docs/DATA.md says how rows become tokens. An example
+ * is a sequence of at most sequence_len tokens. */
+typedef struct nbl_data_summary {
+    int64_t examples;       /* those held back for validation included */
+    int64_t tokens;         /* of all examples */
+    int64_t trained_tokens; /* that enter the loss: labels that are set, except
+                               that of an example's first token */
+    int64_t truncated;      /* examples that were cut to sequence_len */
+    int64_t dropped;        /* rows too long, bad rows with skip_bad_rows, and
+                               examples in which nothing is trained */
+    int64_t validation;     /* examples held back by val_set_size */
+} nbl_data_summary;
+
+/* Reads every row of the data once, on all threads; nothing of the model but
+ * its tokenizer and config.json is opened. A second call only reports. A row
+ * that is not what the run says is an error with file and line. */
+NBL_API nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary);
+
+/* Text of consecutive tokens that are all trained, or all not. */
+typedef struct nbl_preview_part {
+    nbl_string text; /* decoded, special tokens included */
+    int64_t tokens;
+    int trained;
+} nbl_preview_part;
+
+/* An example. Memory belongs to the run: valid until the next preview or the
+ * close. */
+typedef struct nbl_preview {
+    const int32_t *ids, *labels; /* [count]; a label stands at its own token,
+                                    -100: not trained */
+    int64_t count, trained_tokens;
+    const nbl_preview_part *parts;
+    int64_t part_count;
+} nbl_preview;
+
+/* `example` from 0, in the order of the files; opens the data if nbl_run_data
+ * has not. Without a tokenizer (rows of tokens only) texts are the ids. */
+NBL_API nbl_status nbl_run_preview(nbl_run *run, int64_t example,
+                                   nbl_preview *preview);
+
 /* What the run's training step takes. `model`: instead of its base_model, or
  * NULL. `tokens`: of each of `batch` sequences in a step; 0: the largest that
  * the data hold. `memory`: instead of the run's; 0: that. Names in the plan
@@ -960,8 +1000,8 @@ typedef struct nbl_train_summary {
 } nbl_train_summary;
 
 /* Trains, and leaves in output_dir: the adapter (or the model), checkpoint-N,
- * metrics.jsonl and run.yml. `options` and `summary` may be NULL. An output_dir
- * with an earlier run's output is refused unless that is resumed. */
+ * metrics.jsonl and run.yml. `options` and `summary` may be NULL. What an
+ * earlier run left there is moved to earlier-N unless it is resumed. */
 NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
                                  nbl_train_summary *summary);
 

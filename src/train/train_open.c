@@ -50,26 +50,6 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
     return nbl__new_adapter(t->model, c);
 }
 
-/* The model's, without opening its weights: mistakes in the data show before anything large is read. */
-static nbl_status read_vocabulary(nbl_context *ctx, const char *model, int64_t *vocabulary)
-{
-    nbl__arena arena = nbl__arena_make(ctx);
-    nbl__gguf_model *gguf = NULL;
-    nbl__config config = {0};
-    nbl__decoder decoder;
-    nbl_status status = NBL_OK;
-    const char *path = nbl__arena_printf(&arena, "%s/config.json", model);
-    if (path == NULL) status = NBL_ERROR_MEMORY;
-    else if (nbl__ends_with(model, ".gguf")) status = nbl__gguf_model_open(ctx, model, &gguf);
-    else status = nbl__config_read(&arena, path, &config);
-    if (status == NBL_OK)
-        status = nbl__decoder_read(ctx, model, gguf ? gguf->config.root : config.root, &decoder);
-    if (status == NBL_OK) *vocabulary = decoder.vocabulary;
-    nbl__gguf_model_close(gguf);
-    nbl__arena_free(&arena);
-    return status;
-}
-
 /* ---- the plan ---- */
 
 static nbl__recompute least_recompute(const nbl__run_config *c)
@@ -106,7 +86,7 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
     NBL_CHECK(t->ctx, c->device == NULL || strcmp(c->device, "cuda") != 0, NBL_ERROR_UNSUPPORTED,
               "%s: device: cuda is not there in this build", c->file);
     if (*tokens == 0) {
-        NBL_TRY(read_vocabulary(t->ctx, c->base_model, &vocabulary));
+        NBL_TRY(nbl__run_vocabulary(t->ctx, c->base_model, &vocabulary));
         NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
         nbl__data_largest(t->data, tokens, sequences);
     }
