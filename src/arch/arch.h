@@ -106,6 +106,7 @@ typedef struct nbl__build {
     nbl__mode mode;
     nbl_dtype dtype, kv_dtype;
     bool train;                            /* adapters are trained */
+    float threshold;                       /* of products with int8; 0: the operators' own */
     int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
 
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the

@@ -61,8 +61,14 @@ typedef struct nbl__conversion {
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);
 /* After all tensors were declared: fixes the layout and begins the output. */
 nbl_status nbl__conversion_begin(nbl__conversion *conversion, const char *out, uint64_t shard_size);
-/* After all tensors were written: companion files, config.json with edits, commit. */
-nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
+/* Edits that make config.json name this dtype, at most two; `text` holds their value. Returns how many. */
+int nbl__conversion_dtype(const nbl__conversion *conversion, nbl_dtype dtype, char text[32],
+                          nbl__config_edit edits[2]);
+/* Looks at the finished folder before anybody else can; a failure removes it. */
+typedef nbl_status (*nbl__folder_check)(void *user, const char *folder);
+/* After all tensors were written: companion files, config.json with edits, `check` (or NULL), commit. */
+nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count,
+                                  nbl__folder_check check, void *user);
 /* Frees everything; an output that was not committed is removed. */
 void nbl__conversion_close(nbl__conversion *conversion);
 /* Declares a tensor that keeps its bytes, and copies it. */

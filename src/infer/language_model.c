@@ -46,7 +46,7 @@ static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format
 static nbl_status hold_checkpoint(nbl_model *m)
 {
     m->weight_count = m->checkpoint->tensor_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
@@ -59,7 +59,7 @@ static nbl_status hold_checkpoint(nbl_model *m)
 static nbl_status hold_gguf(nbl_model *m)
 {
     m->weight_count = m->gguf->weight_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
@@ -98,50 +98,27 @@ static nbl_status apply_replacements(nbl_model *m)
 
 /* ---- adapter ---- */
 
-/* An adapter of another model shows in its first layer: say so before anything else that does not fit. */
-static nbl_status check_first_layer(nbl_model *m)
+/* An adapter of the embedding or the head parts the two where they were one. */
+static nbl_status give_own_head(nbl_model *m)
 {
-    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-                                        "mlp.down_proj"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *path = nbl__arena_printf(&m->arena, "model.layers.0.%s", parts[i]);
-        const char *name = nbl__arena_printf(&m->arena, "%s.weight", path ? path : "");
-        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
-        const nbl__peft_module *it = nbl__peft_find(m->peft, path);
-        const struct nbl__held *held = nbl__model_find(m, name);
-        if (it == NULL || held == NULL || held->weight.rank != 2) continue;
-        NBL_CHECK(m->ctx, it->out == held->weight.shape[0] && it->in == held->weight.shape[1],
-                  NBL_ERROR_SHAPE,
-                  "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
-                  ", %" PRId64 "] (of another model?)",
-                  m->peft->folder, path, it->out, it->in, held->weight.shape[0], held->weight.shape[1]);
-    }
+    const struct nbl__held *embedding = nbl__model_find(m, "model.embed_tokens.weight");
+    struct nbl__held *head = nbl__model_find(m, "lm_head.weight");
+    if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
+    if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
+    *head = (struct nbl__held){.name = "lm_head.weight", .weight = embedding->weight};
+    m->decoder.tied = false;
     return NBL_OK;
 }
 
 static nbl_status check_adapter(nbl_model *m)
 {
-    NBL_TRY(check_first_layer(m));
-    nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *places);
-    if (places == NULL) return NBL_ERROR_MEMORY;
-    int64_t count = 0;
-    for (int64_t i = 0; i < m->weight_count; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (!nbl__ends_with(held->name, ".weight")) continue;
-        char *path = nbl__arena_strdup(&m->arena, held->name);
-        if (path == NULL) return NBL_ERROR_MEMORY;
-        path[strlen(path) - strlen(".weight")] = '\0';
-        bool matrix = held->weight.rank == 2, embedding = strcmp(path, "model.embed_tokens") == 0;
-        nbl__peft_kind kind = !matrix                        ? NBL_PEFT_OTHER
-                              : embedding                    ? NBL_PEFT_EMBEDDING
-                              : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
-                                                             : NBL_PEFT_LINEAR;
-        int64_t rows = held->weight.shape[0], columns = matrix ? held->weight.shape[1] : 0;
-        places[count++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
-                                            embedding ? rows : columns};
-    }
-    NBL_TRY(nbl__peft_check(m->peft, places, count));
+    NBL_TRY(give_own_head(m));
+    nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->weight_count; i++)
+        tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
+                                        m->weights[i].weight.shape};
+    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, m->weight_count));
     NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
               m->peft->folder);
     for (int64_t i = 0; i < m->peft->module_count; i++)

@@ -18,6 +18,7 @@ struct nbl_model {
     const char *path;
     nbl__decoder decoder;
     nbl_dtype dtype; /* of the computation */
+    float threshold; /* of products with int8; 0: the usual one */
     nbl_checkpoint *checkpoint;
     nbl__gguf_model *gguf;
     nbl__peft *peft;
