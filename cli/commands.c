@@ -11,6 +11,7 @@ const cli_command *const cli_commands[] = {
     &cli_quantize,   /* convert.c */
     &cli_dequantize, /* convert.c */
     &cli_merge,      /* merge.c */
+    &cli_export,     /* export.c */
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
     &cli_plan,       /* plan.c */
