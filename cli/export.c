@@ -38,7 +38,8 @@ static int run_export(cli_call *call)
                               .adapter = cli_get(call, "adapter")->text,
                               .ollama = cli_get(call, "ollama")->given};
     if (how.type == NULL && how.adapter == NULL)
-        return cli_usage(call, NULL, "--type is missing: f32, f16, bf16, q8_0 or q4_0 (or --adapter for a GGUF LoRA)");
+        return cli_usage(call, NULL,
+                         "--type is missing: f32, f16, bf16, q8_0 or q4_0 (or --adapter for a GGUF LoRA)");
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_export_report report;
@@ -57,11 +58,13 @@ const cli_command cli_export = {
     .name = "export",
     .group = "Convert",
     .summary = "write a GGUF file that llama.cpp and Ollama run",
-    .description =
-        "Writes file OUT from folder MODEL (llama, mistral, qwen2, qwen3, gemma2 or gemma3_text, 16-bit or quantised): "
-        "weights, metadata, tokenizer and chat template. Matrices get the type that is asked for, vectors are f32. "
-        "With --adapter the adapter is merged on the way; with --adapter and no --type OUT is a GGUF LoRA.\n\n"
-        "MODEL is not changed. OUT must not exist; it appears complete or not at all.",
+    .description = "Writes file OUT from folder MODEL (llama, mistral, qwen2, qwen3, gemma2 or gemma3_text, "
+                   "16-bit or quantised): "
+                   "weights, metadata, tokenizer and chat template. Matrices get the type that is asked for, "
+                   "vectors are f32. "
+                   "With --adapter the adapter is merged on the way; with --adapter and no --type OUT is a "
+                   "GGUF LoRA.\n\n"
+                   "MODEL is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
             {"MODEL", "the model to read, a folder in Hugging Face layout", CLI_PATH, NULL, false},
@@ -85,7 +88,8 @@ const cli_command cli_export = {
     .examples =
         (const cli_example[]){
             {"8 bits for llama.cpp", "export merged model.gguf --type q8_0"},
-            {"merged on the way, for Ollama", "export Llama-3.2-1B-nf4 model.gguf --adapter out --type q4_0 --ollama"},
+            {"merged on the way, for Ollama",
+             "export Llama-3.2-1B-nf4 model.gguf --adapter out --type q4_0 --ollama"},
             {"the adapter alone", "export Llama-3.2-1B adapter.gguf --adapter out"},
             {NULL, NULL},
         },

@@ -53,7 +53,8 @@ static int run_merge(cli_call *call)
     nbl_merge_report report;
     double began = cli_now();
     cli_work_begin("nothing was written");
-    nbl_status code = nbl_merge(ctx, call->arguments[0], call->arguments[1], call->arguments[2], &how, &report);
+    nbl_status code = nbl_merge(ctx, call->arguments[0], call->arguments[1], call->arguments[2], &how,
+                                &report);
     cli_work_end(code);
     if (code != NBL_OK) status = cli_failure(call, ctx, code);
     else if (call->json) print_document(call, &report, cli_now() - began);
@@ -66,11 +67,12 @@ const cli_command cli_merge = {
     .name = "merge",
     .group = "Convert",
     .summary = "make one model of a base and its adapter",
-    .description =
-        "Writes folder OUT with the weights of BASE and what ADAPTER (a folder as PEFT saves it: LoRA, rsLoRA, "
-        "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is summed once and "
-        "rounded once. The tokenizer and all other files are carried over.\n\n"
-        "BASE is not changed. OUT must not exist; it appears complete or not at all.",
+    .description = "Writes folder OUT with the weights of BASE and what ADAPTER (a folder as PEFT saves it: "
+                   "LoRA, rsLoRA, "
+                   "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is "
+                   "summed once and "
+                   "rounded once. The tokenizer and all other files are carried over.\n\n"
+                   "BASE is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
             {"BASE", "the model that was adapted: 16-bit or quantised", CLI_PATH, NULL, false},
@@ -86,7 +88,8 @@ const cli_command cli_merge = {
              .choices = "f32|f16|bf16",
              .help = "dtype of all weights (default: the one that BASE names in config.json, else bf16)"},
             {.name = "verify",
-             .help = "compute logits of the result and of BASE with the live adapter, and fail unless they agree as "
+             .help = "compute logits of the result and of BASE with the live adapter, and fail unless they "
+                     "agree as "
                      "far as the dtype allows"},
             {.name = "shard-size",
              .argument = "SIZE",

@@ -51,9 +51,10 @@ static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *ba
               nbl_dtype_name(base->weight.dtype));
     NBL_CHECK(m->ctx, !(t->with && base->transposed), NBL_ERROR_UNSUPPORTED,
               "%s: an adapter of the experts \"%s\" is not supported", m->peft->folder, name);
-    NBL_CHECK(m->ctx, !replaced || (replaced->stored->rank == base->rank &&
-                                    memcmp(replaced->stored->shape, base->shape,
-                                           (size_t)base->rank * sizeof *base->shape) == 0),
+    NBL_CHECK(m->ctx,
+              !replaced || (replaced->stored->rank == base->rank &&
+                            memcmp(replaced->stored->shape, base->shape,
+                                   (size_t)base->rank * sizeof *base->shape) == 0),
               NBL_ERROR_SHAPE, "%s: tensor \"%s\" has another shape than the model's", m->peft->folder, name);
     return NBL_OK;
 }
@@ -211,8 +212,8 @@ void nbl__merge_rows(const nbl__merge *m, const nbl__merged *t, int64_t begin, i
     nbl_isa isa = nbl__isa(m->ctx);
     int64_t first = begin * t->columns, last = end * t->columns;
     if (t->stored)
-        nbl__to_f32(isa, t->stored->dtype,
-                    t->stored->data + (size_t)first * nbl__size_of(t->stored->dtype), out, last - first);
+        nbl__to_f32(isa, t->stored->dtype, t->stored->data + (size_t)first * nbl__size_of(t->stored->dtype),
+                    out, last - first);
     else nbl__span_decode(isa, t->base, first, last, NBL_DTYPE_F32, out);
     if (t->with == NULL) return;
     for (int64_t row = begin; row < end && !t->is_bias; row++)

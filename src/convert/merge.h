@@ -16,9 +16,10 @@ typedef struct nbl__merged {
     const char *name;
     int rank;
     int64_t shape[NBL_MAX_RANK];
-    int64_t rows, columns;        /* a row is the last dimension */
-    const nbl_tensor_info *base;  /* where values come from, and what its bytes are counted by; NULL: `stored` */
-    const nbl__stored *stored;    /* counts instead of base: a weight that the adapter brings */
+    int64_t rows, columns; /* a row is the last dimension */
+    const nbl_tensor_info
+        *base;                 /* where values come from, and what its bytes are counted by; NULL: `stored` */
+    const nbl__stored *stored; /* counts instead of base: a weight that the adapter brings */
     const nbl__peft_module *with; /* the adapter that is added; NULL: none */
     bool is_bias;                 /* what is added is the bias of B */
 } nbl__merged;

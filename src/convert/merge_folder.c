@@ -51,7 +51,8 @@ static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__mer
     j.values = ((size_t)(rows * t->columns) * sizeof(float) + 63) / 64 * 64;
     j.sums = t->with ? ((size_t)t->columns * sizeof(double) + 63) / 64 * 64 : 0;
     size_t bytes = j.values + j.sums + (size_t)(rows * t->columns) * nbl__size_of(dtype);
-    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(t->rows, j.span), bytes, write_span, &j, &j.buffers, t->name));
+    NBL_TRY(
+        nbl__run_spans(v->ctx, nbl__ceil_div(t->rows, j.span), bytes, write_span, &j, &j.buffers, t->name));
     nbl__tensor_release(v->checkpoint, t->base);
     return NBL_OK;
 }

@@ -305,15 +305,15 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
 
 /* ---- the other way ---- */
 
-static bool place_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size, const char *name,
-                      nbl__gguf_place *place)
+static bool place_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size,
+                      const char *name, nbl__gguf_place *place)
 {
     if ((r->archs & 1 << arch) == 0 || strcmp(r->hf, name) != 0) return false;
     *place = (nbl__gguf_place){.plus_one = (1 << arch & GEMMAS) && nbl__ends_with(r->gguf, "norm.weight")};
     if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) place->rows = NBL_GGUF_ROTARY_Q;
     if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_k.", 7) == 0) place->rows = NBL_GGUF_ROTARY_K;
-    (void)snprintf(place->name, sizeof place->name, "%s%.*s%s%s", layer_size ? "blk." : "", (int)layer_size, layer,
-                   layer_size ? "." : "", r->gguf);
+    (void)snprintf(place->name, sizeof place->name, "%s%.*s%s%s", layer_size ? "blk." : "", (int)layer_size,
+                   layer, layer_size ? "." : "", r->gguf);
     return true;
 }
 

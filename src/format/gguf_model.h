@@ -68,7 +68,7 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *weigh
 
 /* A tensor of a Hugging Face folder in a GGUF file. */
 typedef struct nbl__gguf_place {
-    char name[64];                                 /* "blk.0.attn_q.weight" */
+    char name[64]; /* "blk.0.attn_q.weight" */
     enum { NBL_GGUF_ROWS_AS_THEY_ARE, NBL_GGUF_ROTARY_Q, NBL_GGUF_ROTARY_K } rows;
     bool plus_one; /* 1 is added */
 } nbl__gguf_place;

@@ -10,7 +10,8 @@ static uint64_t aligned(uint64_t size)
 
 void nbl__gguf_writer_open(nbl_context *ctx, nbl__gguf_writer *w)
 {
-    *w = (nbl__gguf_writer){.ctx = ctx, .arena = nbl__arena_make(ctx), .entries = {.ctx = ctx}, .file = {.fd = -1}};
+    *w = (nbl__gguf_writer){
+        .ctx = ctx, .arena = nbl__arena_make(ctx), .entries = {.ctx = ctx}, .file = {.fd = -1}};
 }
 
 void nbl__gguf_writer_close(nbl__gguf_writer *w)
@@ -109,7 +110,8 @@ nbl_status nbl__gguf_declare(nbl__gguf_writer *w, const char *name, nbl__ggml_ty
         fits = shape[i] >= 0 && nbl__mul_u64(elements, (uint64_t)shape[i], &elements);
     struct nbl__gguf_new *t = &w->tensors[w->count];
     *t = (struct nbl__gguf_new){.name = nbl__arena_strdup(&w->arena, name), .type = type, .rank = rank};
-    NBL_CHECK(w->ctx, fits && nbl__mul_u64(elements / (uint64_t)layout.values, (uint64_t)layout.bytes, &t->bytes),
+    NBL_CHECK(w->ctx,
+              fits && nbl__mul_u64(elements / (uint64_t)layout.values, (uint64_t)layout.bytes, &t->bytes),
               NBL_ERROR_SHAPE, "tensor \"%s\": its shape does not fit %s", name, layout.name);
     if (t->name == NULL) return NBL_ERROR_MEMORY;
     memcpy(t->shape, shape, (size_t)rank * sizeof *shape);
@@ -140,8 +142,8 @@ static nbl_status begin(nbl__gguf_writer *w, const char *path, nbl__text *head)
     uint64_t end = 0;
     for (int64_t i = 0; i < w->count; i++) {
         w->tensors[i].offset = end;
-        NBL_CHECK(w->ctx, nbl__add_u64(end, w->tensors[i].bytes, &end) && end < UINT64_MAX / 2, NBL_ERROR_SHAPE,
-                  "%s: the output overflows", path);
+        NBL_CHECK(w->ctx, nbl__add_u64(end, w->tensors[i].bytes, &end) && end < UINT64_MAX / 2,
+                  NBL_ERROR_SHAPE, "%s: the output overflows", path);
         end = aligned(end);
     }
     NBL_TRY(w->entries.status);
@@ -161,7 +163,8 @@ nbl_status nbl__gguf_begin(nbl__gguf_writer *w, const char *path)
     return status;
 }
 
-nbl_status nbl__gguf_write(nbl__gguf_writer *w, int64_t number, const void *data, size_t size, uint64_t offset)
+nbl_status nbl__gguf_write(nbl__gguf_writer *w, int64_t number, const void *data, size_t size,
+                           uint64_t offset)
 {
     const struct nbl__gguf_new *t = &w->tensors[number];
     assert(offset + size <= t->bytes);

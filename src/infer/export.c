@@ -59,8 +59,8 @@ static nbl_status check_finite(const job *j, const float *values, int64_t n)
     float most = j->it->type == NBL_GGML_F16 ? 65519.0f : INFINITY;
     for (int64_t i = 0; i < n; i++)
         NBL_CHECK(j->e->ctx, fabsf(values[i]) <= most && isfinite(values[i]), NBL_ERROR_DTYPE,
-                  "tensor \"%s\" has the value %g, which %s cannot hold", j->it->from->name, (double)values[i],
-                  j->it->type == NBL_GGML_F16 ? "f16" : "a block");
+                  "tensor \"%s\" has the value %g, which %s cannot hold", j->it->from->name,
+                  (double)values[i], j->it->type == NBL_GGML_F16 ? "f16" : "a block");
     return NBL_OK;
 }
 
@@ -68,11 +68,13 @@ static nbl_status write_span(void *argument, int64_t number, int worker)
 {
     job *j = argument;
     const nbl__merged *t = j->it->from;
-    int64_t begin = number * j->span, end = nbl__min_i64(begin + j->span, t->rows), n = (end - begin) * t->columns;
+    int64_t begin = number * j->span, end = nbl__min_i64(begin + j->span, t->rows),
+            n = (end - begin) * t->columns;
     uint8_t *buffer = nbl__buffer_of(&j->buffers, worker), *out = buffer + j->values + j->sums;
     float *values = (float *)(void *)buffer;
     double *sums = (double *)(void *)(buffer + j->values);
-    if (j->it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE) nbl__merge_rows(&j->e->merge, t, begin, end, values, sums);
+    if (j->it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE)
+        nbl__merge_rows(&j->e->merge, t, begin, end, values, sums);
     else
         for (int64_t row = begin; row < end; row++) {
             int64_t from = nbl__export_row(j->e, &j->it->place, row, t->rows);
@@ -81,7 +83,8 @@ static nbl_status write_span(void *argument, int64_t number, int worker)
     finish_values(j->it, values, n);
     NBL_TRY(check_finite(j, values, n));
     nbl__ggml_encode(nbl__isa(j->e->ctx), j->it->type, values, n, out);
-    nbl__progress_add(j->e->ctx, (uint64_t)((double)(end - begin) / (double)t->rows * (double)t->base->bytes));
+    nbl__progress_add(j->e->ctx,
+                      (uint64_t)((double)(end - begin) / (double)t->rows * (double)t->base->bytes));
     return nbl__gguf_write(&j->e->writer, j->it->number, out, (size_t)(end - begin) * j->row_bytes,
                            (uint64_t)begin * j->row_bytes);
 }
@@ -97,8 +100,9 @@ static nbl_status write_matrix(nbl__export *e, const item *it)
     j.values = ((size_t)(rows * t->columns) * sizeof(float) + 63) / 64 * 64;
     j.sums = ((size_t)t->columns * sizeof(double) + 63) / 64 * 64;
     NBL_TRY(nbl__merge_load(&e->merge, t));
-    NBL_TRY(nbl__run_spans(e->ctx, nbl__ceil_div(t->rows, j.span), j.values + j.sums + (size_t)rows * j.row_bytes,
-                           write_span, &j, &j.buffers, t->name));
+    NBL_TRY(nbl__run_spans(e->ctx, nbl__ceil_div(t->rows, j.span),
+                           j.values + j.sums + (size_t)rows * j.row_bytes, write_span, &j, &j.buffers,
+                           t->name));
     nbl__tensor_release(e->checkpoint, t->base);
     return NBL_OK;
 }
@@ -139,20 +143,22 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
     *it = (item){.from = t, .type = t->rank < 2 ? NBL_GGML_F32 : e->type};
     NBL_CHECK(e->ctx, nbl__gguf_place_of(e->arch, t->name, &it->place), NBL_ERROR_UNSUPPORTED,
               "%s: tensor \"%s\" has no place in a GGUF model of type %s", e->folder, t->name, e->arch_name);
-    NBL_CHECK(e->ctx, nbl__merged_is_numeric(t) && t->rank >= 1 && t->rank <= 2 && t->columns > 0 && t->rows > 0,
+    NBL_CHECK(e->ctx,
+              nbl__merged_is_numeric(t) && t->rank >= 1 && t->rank <= 2 && t->columns > 0 && t->rows > 0,
               NBL_ERROR_DTYPE, "%s: tensor \"%s\" is no matrix or vector of numbers", e->folder, t->name);
     (void)nbl__ggml_layout_of(it->type, &layout);
     if (t->columns % layout.values) {
         nbl__log(e->ctx, NBL_LOG_WARNING,
-                 "tensor \"%s\": its rows of %" PRId64 " values are no whole blocks of %s; it is written in f16",
+                 "tensor \"%s\": its rows of %" PRId64
+                 " values are no whole blocks of %s; it is written in f16",
                  t->name, t->columns, layout.name);
         it->type = NBL_GGML_F16;
         e->report.fallen_back++;
     }
     int64_t heads = it->place.rows == NBL_GGUF_ROTARY_K ? e->decoder.kv_heads : e->decoder.heads;
     NBL_CHECK(e->ctx, it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE || t->shape[0] % (2 * heads) == 0,
-              NBL_ERROR_SHAPE, "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder, t->name,
-              t->shape[0], heads);
+              NBL_ERROR_SHAPE, "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder,
+              t->name, t->shape[0], heads);
     it->factor = nbl__export_factor(e, &it->place);
     e->report.parameters += t->rows * t->columns;
     return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);
@@ -253,8 +259,8 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
     if (type) {
         e->type = type->type;
         NBL_TRY(nbl__export_keys(e));
-        NBL_TRY(nbl__vocab_export(&e->arena, e->folder, e->checkpoint->config.root, e->decoder.vocabulary, &e->writer,
-                                  &e->vocab));
+        NBL_TRY(nbl__vocab_export(&e->arena, e->folder, e->checkpoint->config.root, e->decoder.vocabulary,
+                                  &e->writer, &e->vocab));
         NBL_TRY(write_model(e));
     } else {
         NBL_TRY(nbl__export_lora(e));
@@ -267,12 +273,14 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
 static nbl_status check_targets(nbl__export *e, const char **path)
 {
     *path = NULL;
-    NBL_CHECK(e->ctx, !nbl__exists(e->out), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched", e->out);
+    NBL_CHECK(e->ctx, !nbl__exists(e->out), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched",
+              e->out);
     if (!e->options->ollama) return NBL_OK;
     const char *slash = strrchr(e->out, '/');
     *path = nbl__arena_printf(&e->arena, "%.*sModelfile", slash ? (int)(slash - e->out) + 1 : 0, e->out);
     if (*path == NULL) return NBL_ERROR_MEMORY;
-    NBL_CHECK(e->ctx, !nbl__exists(*path), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched", *path);
+    NBL_CHECK(e->ctx, !nbl__exists(*path), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched",
+              *path);
     return NBL_OK;
 }
 
@@ -280,7 +288,8 @@ nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, cons
                       nbl_export_report *report)
 {
     NBL_CHECK(ctx, model && out && options, NBL_ERROR_ARGUMENT, "export: model, out or options is NULL");
-    NBL_CHECK(ctx, options->type || options->adapter, NBL_ERROR_ARGUMENT, "export: neither a type nor an adapter");
+    NBL_CHECK(ctx, options->type || options->adapter, NBL_ERROR_ARGUMENT,
+              "export: neither a type nor an adapter");
     const struct type_row *type = NULL;
     for (size_t i = 0; options->type && i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i].name, options->type) == 0) type = &types[i];

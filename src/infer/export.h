@@ -25,7 +25,8 @@ typedef struct nbl__export {
     nbl__gguf_arch arch;
     const char *arch_name; /* "gemma3" */
     nbl__ggml_type type;   /* of matrices */
-    double query_factor;   /* q is multiplied by this: llama.cpp scales scores by 1 / sqrt(head_dim), whatever the
+    double
+        query_factor; /* q is multiplied by this: llama.cpp scales scores by 1 / sqrt(head_dim), whatever the
                               config says */
     nbl__gguf_writer writer;
     nbl__exported_vocab vocab;

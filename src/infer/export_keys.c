@@ -34,8 +34,8 @@ static void put_text(nbl__export *e, const char *suffix, const char *value)
 
 static nbl_status refuse(const nbl__export *e, const char *what)
 {
-    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s, which GGUF models of type %s cannot say", e->folder, what,
-                     e->arch_name);
+    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s, which GGUF models of type %s cannot say",
+                     e->folder, what, e->arch_name);
 }
 
 static bool is_gemma3(const nbl__export *e)
@@ -77,7 +77,8 @@ static nbl_status put_rope(nbl__export *e)
     put_number(e, "rope.freq_base", theta_of(r));
     if (own || is_gemma3(e)) put_number(e, "rope.freq_base_swa", theta_of(own ? local : r));
     if (own && local->kind != NBL_ROPE_DEFAULT) return refuse(e, "rotary scaling of sliding layers");
-    if (own && e->arch != NBL_GGUF_GEMMA2 && !is_gemma3(e)) return refuse(e, "a rotary base of sliding layers");
+    if (own && e->arch != NBL_GGUF_GEMMA2 && !is_gemma3(e))
+        return refuse(e, "a rotary base of sliding layers");
     if (is_gemma3(e) && !own && r->kind != NBL_ROPE_DEFAULT) return refuse(e, "rotary scaling of all layers");
     switch (r->kind) {
     case NBL_ROPE_LINEAR:
@@ -158,7 +159,8 @@ static void warn_of_windows(const nbl__export *e)
     for (int64_t i = 0; i < e->decoder.layers; i++) {
         if (!e->decoder.sliding[i]) continue;
         nbl__log(e->ctx, NBL_LOG_WARNING,
-                 "%s: a sliding_window of %" PRId64 ", which GGUF models of type %s do not have: texts longer than that "
+                 "%s: a sliding_window of %" PRId64
+                 ", which GGUF models of type %s do not have: texts longer than that "
                  "will be read otherwise",
                  e->folder, e->decoder.window, e->arch_name);
         return;

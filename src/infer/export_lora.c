@@ -9,8 +9,9 @@
 
 static nbl_status refuse(const nbl__export *e, const char *what, const char *name)
 {
-    nbl_status status = nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s \"%s\" cannot be part of a GGUF LoRA",
-                                  e->merge.peft->folder, what, name);
+    nbl_status status = nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED,
+                                  "%s: %s \"%s\" cannot be part of a GGUF LoRA", e->merge.peft->folder, what,
+                                  name);
     return nbl__hint(e->ctx, status, "with --type the adapter is merged into the model");
 }
 
@@ -61,7 +62,8 @@ static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pa
     nbl__to_f32(isa, m->a->dtype, m->a->data, from, in);
     for (int64_t k = 0; m->is_embedding && k < m->r; k++)
         for (int64_t i = 0; i < m->in; i++) to[i * m->r + k] = from[k * m->in + i];
-    nbl_status status = nbl__gguf_write(&e->writer, p->a, m->is_embedding ? to : from, (size_t)in * sizeof(float), 0);
+    nbl_status status = nbl__gguf_write(&e->writer, p->a, m->is_embedding ? to : from,
+                                        (size_t)in * sizeof(float), 0);
     double factor = m->scale * (double)m->r / alpha * nbl__export_factor(e, &p->place);
     nbl__to_f32(isa, m->b->dtype, m->b->data, from, out);
     for (int64_t row = 0; row < m->out; row++) {

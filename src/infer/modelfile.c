@@ -13,10 +13,12 @@ static const struct family {
     const char *stops[MOST_STOPS];
 } families[] = {
     {"<|im_start|>",
-     "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n",
+     "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end "
+     "}}<|im_start|>assistant\n",
      {"<|im_start|>", "<|im_end|>"}},
     {"<|start_header_id|>",
-     "{{- range .Messages }}<|start_header_id|>{{ .Role }}<|end_header_id|>\n\n{{ .Content }}<|eot_id|>{{ end }}"
+     "{{- range .Messages }}<|start_header_id|>{{ .Role }}<|end_header_id|>\n\n{{ .Content }}<|eot_id|>{{ "
+     "end }}"
      "<|start_header_id|>assistant<|end_header_id|>\n\n",
      {"<|start_header_id|>", "<|eot_id|>"}},
     {"<start_of_turn>",

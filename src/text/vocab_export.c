@@ -29,7 +29,7 @@ typedef struct token {
 typedef struct exporter {
     nbl_context *ctx;
     nbl__arena *arena;
-    const char *folder, *where; /* of tokenizer.json */
+    const char *folder, *where;               /* of tokenizer.json */
     const nbl__json *root, *model, *settings; /* tokenizer.json, its model, tokenizer_config.json (or NULL) */
     const nbl__json *config;
     token *tokens;
@@ -53,7 +53,8 @@ static bool is_true(const nbl__json *value)
 
 static nbl_status unsupported(const exporter *e, const char *what, const char *name)
 {
-    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s \"%.80s\" has no form in GGUF", e->where, what, name);
+    return nbl__fail(e->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s \"%.80s\" has no form in GGUF", e->where, what,
+                     name);
 }
 
 /* A JSON file of the folder; *root NULL: there is none. */
@@ -76,11 +77,11 @@ static nbl_status read_json(exporter *e, const char *name, const nbl__json **roo
 static nbl_status set_token(exporter *e, const nbl__json *id, const char *text, size_t size, int32_t type)
 {
     int64_t at;
-    NBL_CHECK(e->ctx, nbl__json_natural(id, &at), NBL_ERROR_FORMAT, "%s: the id of token \"%.80s\" is none", e->where,
-              text);
+    NBL_CHECK(e->ctx, nbl__json_natural(id, &at), NBL_ERROR_FORMAT, "%s: the id of token \"%.80s\" is none",
+              e->where, text);
     NBL_CHECK(e->ctx, at < e->size, NBL_ERROR_UNSUPPORTED,
-              "%s: token \"%.80s\" has the id %" PRId64 ", the model has %" PRId64 " tokens only", e->where, text, at,
-              e->size);
+              "%s: token \"%.80s\" has the id %" PRId64 ", the model has %" PRId64 " tokens only", e->where,
+              text, at, e->size);
     float score = e->tokens[at].text ? e->tokens[at].score : -1e9f; /* made by no merge */
     e->tokens[at] = (token){text, size, type, score};
     return NBL_OK;
@@ -97,8 +98,8 @@ static bool is_byte(const char *text, size_t size)
 static nbl_status read_vocabulary(exporter *e)
 {
     const nbl__json *vocab = nbl__json_get(e->model, "vocab");
-    NBL_CHECK(e->ctx, nbl__json_is(vocab, NBL_JSON_OBJECT), NBL_ERROR_FORMAT, "%s: the model has no \"vocab\"",
-              e->where);
+    NBL_CHECK(e->ctx, nbl__json_is(vocab, NBL_JSON_OBJECT), NBL_ERROR_FORMAT,
+              "%s: the model has no \"vocab\"", e->where);
     for (int64_t i = 0; i < vocab->count; i++) {
         const nbl__json *it = &vocab->items[i];
         bool byte = e->is_spm && is_byte(it->key, it->key_size);
@@ -171,7 +172,8 @@ static nbl_status pad_tokens(exporter *e)
 static bool merge_parts(const nbl__json *merge, nbl_string parts[2])
 {
     if (nbl__json_is(merge, NBL_JSON_STRING)) {
-        const char *space = merge->count > 1 ? memchr(merge->string + 1, ' ', (size_t)merge->count - 1) : NULL;
+        const char *space = merge->count > 1 ? memchr(merge->string + 1, ' ', (size_t)merge->count - 1)
+                                             : NULL;
         if (space == NULL) return false;
         parts[0] = (nbl_string){merge->string, (size_t)(space - merge->string)};
         parts[1] = (nbl_string){space + 1, (size_t)merge->count - parts[0].size - 1};
@@ -227,7 +229,8 @@ static nbl_status each_merge(exporter *e, const nbl__json *merges)
     for (int64_t i = 0; i < merges->count && status == NBL_OK; i++) {
         nbl_string parts[2];
         if (!merge_parts(&merges->items[i], parts))
-            status = nbl__fail(e->ctx, NBL_ERROR_FORMAT, "%s: merge %" PRId64 " is not two texts", e->where, i);
+            status = nbl__fail(e->ctx, NBL_ERROR_FORMAT, "%s: merge %" PRId64 " is not two texts", e->where,
+                               i);
         else status = e->is_spm ? score_merge(e, &line, parts, i) : put_merge(e, &line, parts);
     }
     nbl__text_free(&line);
@@ -237,8 +240,8 @@ static nbl_status each_merge(exporter *e, const nbl__json *merges)
 static nbl_status read_merges(exporter *e)
 {
     const nbl__json *merges = nbl__json_get(e->model, "merges");
-    NBL_CHECK(e->ctx, nbl__json_is(merges, NBL_JSON_ARRAY), NBL_ERROR_FORMAT, "%s: the model has no \"merges\"",
-              e->where);
+    NBL_CHECK(e->ctx, nbl__json_is(merges, NBL_JSON_ARRAY), NBL_ERROR_FORMAT,
+              "%s: the model has no \"merges\"", e->where);
     if (!e->is_spm) nbl__gguf_put_array(e->w, KEY("merges"), NBL_GGUF_STRING, (uint64_t)merges->count);
     return each_merge(e, merges);
 }
@@ -257,7 +260,8 @@ static nbl_status read_step(exporter *e, const nbl__json *step, int depth)
 {
     const char *type = nbl__json_text(step, "type");
     if (step == NULL || step->type == NBL_JSON_NULL) return NBL_OK;
-    NBL_CHECK(e->ctx, type && depth < DEEPEST, NBL_ERROR_FORMAT, "%s: a pre-tokenizer without a type", e->where);
+    NBL_CHECK(e->ctx, type && depth < DEEPEST, NBL_ERROR_FORMAT, "%s: a pre-tokenizer without a type",
+              e->where);
     if (strcmp(type, "Sequence") == 0) {
         const nbl__json *steps = nbl__json_get(step, "pretokenizers");
         for (int64_t i = 0; nbl__json_is(steps, NBL_JSON_ARRAY) && i < steps->count; i++)
@@ -449,7 +453,8 @@ static nbl_status export_tokens(exporter *e, nbl__exported_vocab *exported)
 nbl_status nbl__vocab_export(nbl__arena *arena, const char *folder, const nbl__json *config, int64_t size,
                              nbl__gguf_writer *w, nbl__exported_vocab *exported)
 {
-    exporter e = {.ctx = arena->ctx, .arena = arena, .folder = folder, .config = config, .size = size, .w = w};
+    exporter e = {
+        .ctx = arena->ctx, .arena = arena, .folder = folder, .config = config, .size = size, .w = w};
     *exported = (nbl__exported_vocab){0};
     e.where = nbl__arena_printf(arena, "%s/tokenizer.json", folder);
     if (e.where == NULL) return NBL_ERROR_MEMORY;

@@ -6,8 +6,8 @@
 
 /* What else than the entries is needed of it: in the arena. */
 typedef struct nbl__exported_vocab {
-    nbl_string chat_template;       /* text NULL: none */
-    const char *bos, *eos;          /* NULL: none */
+    nbl_string chat_template; /* text NULL: none */
+    const char *bos, *eos;    /* NULL: none */
 } nbl__exported_vocab;
 
 /* Puts tokenizer.ggml.… and tokenizer.chat_template for a vocabulary of `size` tokens. Byte-level BPE becomes "gpt2",

@@ -264,7 +264,8 @@ bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PR
     for (size_t i = 0; i < sizeof pre_types / sizeof *pre_types; i++) {
         const pre_type *pre = &pre_types[i];
         int same = 0;
-        while (same < count && pre->patterns[same] && strcmp(pre->patterns[same], patterns[same]) == 0) same++;
+        while (same < count && pre->patterns[same] && strcmp(pre->patterns[same], patterns[same]) == 0)
+            same++;
         if (same != count || pre->patterns[same]) continue;
         size_t length = strcspn(pre->names + 1, " ");
         assert(length < NBL_PRE_NAME);
