@@ -179,10 +179,8 @@ static nbl_status put_sizes(nbl__export *e)
     put_size(e, "attention.key_length", d->head_dim);
     put_size(e, "attention.value_length", d->head_dim);
     put_number(e, "attention.layer_norm_rms_epsilon", (double)d->norm_eps);
-    if (e->arch == NBL_GGUF_LLAMA) {
-        put_size(e, "vocab_size", d->vocabulary);
-        put_size(e, "rope.dimension_count", d->head_dim);
-    }
+    put_size(e, "vocab_size", d->vocabulary); /* what a file without a vocabulary is read by */
+    if (e->arch == NBL_GGUF_LLAMA) put_size(e, "rope.dimension_count", d->head_dim);
     if (d->act != (d->gemma ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
     return NBL_OK;
 }
