@@ -450,6 +450,16 @@ static nbl_status export_tokens(exporter *e, nbl__exported_vocab *exported)
     return NBL_OK;
 }
 
+nbl_status nbl__vocab_export_text(nbl__arena *arena, const char *where, nbl_string text, int64_t size,
+                                  nbl__gguf_writer *w, nbl__exported_vocab *exported)
+{
+    exporter e = {.ctx = arena->ctx, .arena = arena, .where = where, .size = size, .w = w};
+    *exported = (nbl__exported_vocab){0};
+    NBL_TRY(nbl__json_parse(arena, where, text.text, text.size, NBL_JSON_SERDE, &e.root));
+    e.model = nbl__json_get(e.root, "model");
+    return export_tokens(&e, exported);
+}
+
 nbl_status nbl__vocab_export(nbl__arena *arena, const char *folder, const nbl__json *config, int64_t size,
                              nbl__gguf_writer *w, nbl__exported_vocab *exported)
 {

@@ -16,6 +16,10 @@ typedef struct nbl__exported_vocab {
 nbl_status nbl__vocab_export(nbl__arena *arena, const char *folder, const nbl__json *config, int64_t size,
                              nbl__gguf_writer *w, nbl__exported_vocab *exported);
 
+/* The same from the text of a tokenizer.json alone; `where` opens messages. */
+nbl_status nbl__vocab_export_text(nbl__arena *arena, const char *where, nbl_string text, int64_t size,
+                                  nbl__gguf_writer *w, nbl__exported_vocab *exported);
+
 /* Of vocab_gguf.c: the name of a pre-tokenizer that splits by these patterns in turn; false: there is none. */
 enum { NBL_PRE_NAME = 32 };
 bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PRE_NAME]);
