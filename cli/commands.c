@@ -10,6 +10,8 @@ const cli_command *const cli_commands[] = {
     &cli_doctor,     /* doctor.c */
     &cli_quantize,   /* convert.c */
     &cli_dequantize, /* convert.c */
+    &cli_merge,      /* merge.c */
+    &cli_export,     /* export.c */
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
     &cli_plan,       /* plan.c */

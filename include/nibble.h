@@ -1005,6 +1005,67 @@ typedef struct nbl_train_summary {
 NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
                                  nbl_train_summary *summary);
 
+/* ---- 12. Merging and exporting ----------------------------------------------
+ *
+ * What was trained leaves as one model: a folder that transformers loads, or a
+ * GGUF file that llama.cpp loads. Both are written beside their target and
+ * renamed: they appear complete or not at all.
+ */
+typedef struct nbl_merge_options {
+    const char *dtype;   /* of all weights: "f32", "f16" or "bf16"; NULL: the
+                            one that config.json names, else bf16 */
+    int verify;          /* compute logits of the result and of the base with
+                            the live adapter before the folder appears */
+    uint64_t shard_size; /* bytes per output file; 0: 5 GB */
+} nbl_merge_options;
+
+typedef struct nbl_merge_report {
+    nbl_convert_report convert; /* `converted`: weights that the adapter
+                                   changed or brought */
+    nbl_dtype dtype;            /* of the weights */
+    int verified;               /* 1: the logits agree as far as dtype allows */
+    double max_logit_deviation; /* largest |difference| of any logit */
+    double relative_deviation;  /* |difference| / |logits|, of the worst
+                                   sequence */
+    double allowed_deviation;   /* what dtype explains of it */
+} nbl_merge_report;
+
+/* Writes folder `out`, which must not exist, from folder `base` (16-bit, or
+ * quantised in any format that is known) and `adapter` (a folder as PEFT saves
+ * it): every weight is decoded to f32, summed once and rounded once. The head
+ * of a model that ties it becomes its own matrix when the adapter changes it.
+ * Files beside the weights are carried over. `options` and `report` may be
+ * NULL. A verification that fails is an NBL_ERROR_DTYPE and leaves nothing. */
+NBL_API nbl_status nbl_merge(nbl_context *ctx, const char *base,
+                             const char *adapter, const char *out,
+                             const nbl_merge_options *options,
+                             nbl_merge_report *report);
+
+typedef struct nbl_export_options {
+    const char *type;    /* of the matrices: "f32", "f16", "bf16", "q8_0" or
+                            "q4_0"; vectors are f32. NULL: see adapter */
+    const char *adapter; /* a folder as PEFT saves it, or NULL. With a type: it
+                            is merged on the way. Without: the file is a GGUF
+                            LoRA for the exported model */
+    int ollama;          /* write a Modelfile into the same folder */
+} nbl_export_options;
+
+typedef struct nbl_export_report {
+    int64_t tensors, parameters;
+    int64_t fallen_back; /* matrices that had to be f16: their rows are no
+                            multiple of 32 */
+    uint64_t bytes;      /* of the file */
+} nbl_export_report;
+
+/* Writes the GGUF file `out`, which must not exist (with `ollama` neither may
+ * a Modelfile), from folder `model` of a known architecture in any storage.
+ * What GGUF or llama.cpp cannot express is refused by name. `report` may be
+ * NULL. */
+NBL_API nbl_status nbl_export(nbl_context *ctx, const char *model,
+                              const char *out,
+                              const nbl_export_options *options,
+                              nbl_export_report *report);
+
 #ifdef __cplusplus
 }
 #endif

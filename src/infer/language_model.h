@@ -18,6 +18,7 @@ struct nbl_model {
     const char *path;
     nbl__decoder decoder;
     nbl_dtype dtype; /* of the computation */
+    bool decoded;    /* int8: multiply with decoded weights instead of rounding activations */
     nbl_checkpoint *checkpoint;
     nbl__gguf_model *gguf;
     nbl__peft *peft;
