@@ -16,6 +16,8 @@ const cli_command *const cli_commands[] = {
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
     &cli_generate,   /* generate.c */
+    &cli_chat,       /* chat.c */
+    &cli_eval,       /* eval.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */
     &cli_man,        /* man.c */

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "commands.h"
+#include "model.h"
 #include "output.h"
 #include "session.h"
 
@@ -71,11 +72,9 @@ static int run(cli_call *call)
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
-                                 .adapter = cli_get(call, "adapter")->text};
     nbl_model *model = NULL;
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
-    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
+    nbl_status code = cli_model_open(call, ctx, &model);
     if (code == NBL_OK)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,
                                    cli_get(call, "memory")->size, plan);
@@ -94,11 +93,7 @@ const cli_command cli_plan = {
     .description = "Bytes per arena, every operator with its implementation, every cast and why, and the "
                    "longest sequence for a "
                    "memory budget. A training step when an adapter is given, else generation.",
-    .arguments =
-        (const cli_argument[]){
-            {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
-            {.name = NULL},
-        },
+    .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             {.name = "tokens",
@@ -119,15 +114,8 @@ const cli_command cli_plan = {
              .argument = "SIZE",
              .kind = CLI_SIZE,
              .help = "what the longest sequence must keep within"},
-            {.name = "adapter",
-             .argument = "DIR",
-             .kind = CLI_PATH,
-             .help = "plan a training step of this adapter"},
-            {.name = "dtype",
-             .argument = "DTYPE",
-             .kind = CLI_CHOICE,
-             .choices = "f32|f16|bf16",
-             .help = "compute in this dtype (default: the checkpoint's)"},
+            CLI_ADAPTER_OPTION("plan a training step of this adapter", false),
+            CLI_COMPUTE_OPTIONS,
             {.name = NULL},
         },
     .examples =

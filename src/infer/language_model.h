@@ -37,6 +37,9 @@ struct nbl_model {
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
 
+/* At least one sequence, each of at least one token, every id in the vocabulary. */
+nbl_status nbl__check_sequences(nbl_model *model, const nbl_ids *sequences, int64_t count);
+
 /* A graph of the model and its plan. */
 typedef struct nbl__session {
     nbl_model *model;
