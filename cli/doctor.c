@@ -126,7 +126,7 @@ static void print_text(nbl_context *ctx, const char *cpu)
                 : level.found ? "found"
                               : "not found",
                 level.enables);
-    fact("libraries", "");
+    fprintf(cli_out(), "%slibraries%s\n", cli_styled(CLI_BOLD), cli_styled(CLI_PLAIN));
     for (int64_t i = 0; library(i, &lib); i++)
         fprintf(cli_out(), "  %-12s %-28s %s\n", lib.name, lib.version, lib.enables);
     fact("cuda", cli_format("not built in%s%s; everything runs on the processor",

@@ -1,7 +1,8 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
  * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
- * 8 text and tokens, 9 chat templates.
+ * 8 text and tokens, 9 chat templates, 10 models, 11 conversations and
+ * evaluation.
  *
  * Thirty seconds:
  *
