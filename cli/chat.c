@@ -90,6 +90,7 @@ static nbl_status write_answer(talk *t, const nbl_ids *prompt)
     nbl_generate_options how = cli_sampling(t->call, &t->ends);
     bool short_of_room = how.max_tokens > left;
     if (short_of_room) how.max_tokens = left;
+    how.seed += json_array_size(t->messages); /* every turn has its own random choices */
     how.token = on_token;
     how.user = t;
     t->answer_size = 0;

@@ -186,6 +186,7 @@ static int run(cli_call *call)
             c.most = nbl_model_positions(model);
             if (most->given && most->integer < c.most) c.most = most->integer;
             code = evaluate(&t, model, tokenizer, &c);
+            cli_work_end(code); /* the bar goes before anything is said */
         }
         if (code != NBL_OK) status = cli_failure(call, t.ctx, code);
         else if (c.found.tokens == 0)

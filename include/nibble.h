@@ -920,7 +920,7 @@ typedef struct nbl_isa_level {
     const char *name;    /* as NIBBLE_ISA takes it: "avx2" */
     const char *enables; /* what it is used for, a phrase */
     int found;           /* 1: this machine has it, */
-    int used;            /* 1: and this context uses it (NIBBLE_ISA may forbid) */
+    int used; /* 1: and this context uses it (NIBBLE_ISA may say less) */
 } nbl_isa_level;
 /* Index from 0; returns 0 past the end. Strings are constants. */
 NBL_API int nbl_isa_level_get(const nbl_context *ctx, int64_t index,
