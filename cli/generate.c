@@ -133,7 +133,7 @@ static nbl_status print_results(job *j)
 static nbl_status print_texts(job *j)
 {
     if (j->streaming) {
-        int stopped;
+        int stopped = 0;
         nbl_status code = cli_writing_finish(&j->writing[0], say, j, &stopped);
         say(j, (nbl_string){"\n", 1});
         return code;

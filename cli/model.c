@@ -92,9 +92,11 @@ nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string
                               int *stopped)
 {
     nbl_string piece, text;
+    int found = 0;
     nbl_status code = nbl_text_stream_finish(w->stream, &piece);
-    if (code == NBL_OK) code = nbl_stop_matcher_push(w->matcher, piece, &text, stopped);
+    if (code == NBL_OK) code = nbl_stop_matcher_push(w->matcher, piece, &text, &found);
     if (code != NBL_OK) return code;
+    *stopped |= found;
     say(user, text);
     say(user, nbl_stop_matcher_finish(w->matcher));
     return NBL_OK;

@@ -114,7 +114,7 @@ typedef struct cli_writing {
 nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w);
 /* *stopped: a stop string is complete; *text is valid until the next call. */
 nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped);
-/* What was held back, to `say` in at most two pieces; *stopped as above. */
+/* What was held back, to `say` in at most two pieces; *stopped becomes 1 when that completes a stop string. */
 nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
                               int *stopped);
 void cli_writing_close(cli_writing *w);
