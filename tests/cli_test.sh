@@ -613,9 +613,12 @@ cp -r speaker words2 && rm words2/chat_template.jinja
 check "chat without a template is refused with a hint" no_template
 chat_template_given() { printf 'w5\n' | "$nibble" chat words2 --template speaker/chat_template.jinja --max-tokens 3 --quiet >out && [[ $(wc -l <out) -eq 1 ]]; }
 check "chat takes a template from a file" chat_template_given
-soon() { for _ in {1..600}; do eval "$1" && return; sleep 0.05; done; } # waits for a condition, half a minute at most
+soon() { # CONDITION: waits for it, half a minute at most
+    for _ in {1..600}; do eval "$1" 2>/dev/null && return; sleep 0.05; done
+    return 1
+}
 chat_signals() { # stops an answer, then leaves at the prompt
-    rm -f lines && mkfifo lines
+    rm -f lines out && mkfifo lines
     "$nibble" chat slow --max-tokens 4000 --threads 1 <lines >out 2>err &
     local pid=$! status size
     exec 4>lines
@@ -630,6 +633,7 @@ chat_signals() { # stops an answer, then leaves at the prompt
     soon '[[ $(wc -l <out) -eq 2 ]]'
     sleep 0.3 # from the end of the answer to the prompt
     kill -INT "$pid"
+    soon "! kill -0 $pid" || kill -KILL "$pid"
     wait "$pid"
     status=$?
     exec 4>&-
