@@ -15,14 +15,10 @@ static const char *const passed_over[] = {
     "model_type",
     "transformers_version",
     "_name_or_path",
+    "_model_name_or_path",
     "dtype",
     "torch_dtype",
     "use_cache",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
-    "decoder_start_token_id",
     "initializer_range",
     "attention_dropout",
     "hidden_dropout",
@@ -55,7 +51,10 @@ static const char *const passed_over[] = {
     "finetuning_task",
     "tokenizer_class",
     "prefix",
+    "_attn_implementation",
+    "attn_implementation",
     "_attn_implementation_autoset",
+    "_commit_hash",
     "is_llama_config",
     "rope_interleaved",
     "transformers.js_config",
@@ -236,7 +235,7 @@ static nbl_status refuse_leftovers(const nbl__keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
         const nbl__json *it = &k->config->items[i];
-        bool known = k->used[i] || says_nothing(it);
+        bool known = k->used[i] || says_nothing(it) || nbl__ends_with(it->key, "_token_id");
         for (size_t p = 0; !known && p < sizeof passed_over / sizeof *passed_over; p++)
             known = strcmp(passed_over[p], it->key) == 0;
         NBL_CHECK(k->ctx, known, NBL_ERROR_UNSUPPORTED, "%s: the key %s is not understood for model_type %s",
