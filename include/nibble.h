@@ -670,8 +670,9 @@ typedef struct nbl_rendering nbl_rendering;
 
 /* The templates and special tokens of a model's folder: chat_template.jinja,
  * else chat_template of tokenizer_config.json (a text, or a list of named
- * ones), else chat_template.json. `file`: a template that is used instead, or
- * NULL. A folder without any template is no error before one is needed. */
+ * ones), else chat_template.json; or those in a .gguf file. `file`: a template
+ * that is used instead, or NULL. A model without any template is no error
+ * before one is needed. */
 NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
                                           const char *file,
                                           nbl_chat_template **t);
@@ -810,8 +811,9 @@ NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
                                       int64_t count,
                                       const nbl_generate_options *options,
                                       nbl_generated *results);
-/* The tokens that end a sequence by generation_config.json or config.json;
- * at most `room` into ends. Returns how many there are. */
+/* The tokens that end a sequence by generation_config.json or config.json, of
+ * a .gguf file its eos, eot and eom; at most `room` into ends. Returns how many
+ * there are. */
 NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
                                int64_t room);
 
