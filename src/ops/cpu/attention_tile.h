@@ -15,9 +15,10 @@
 #include "ops/attention.h"
 
 enum {
-    NBL_ATTENTION_BLOCK = 64, /* rows of a block */
-    NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
-    NBL_ATTENTION_CHUNK = 512 /* keys of a decode item */
+    NBL_ATTENTION_BLOCK = 64,  /* rows of a block */
+    NBL_ATTENTION_KEYS = 256,  /* keys that forward takes at a time: whole blocks */
+    NBL_ATTENTION_CHUNK = 128, /* keys of a decode item: few, so that a short cache is work for all threads */
+    NBL_ATTENTION_WIDEN = 32   /* keys that it widens at a time */
 };
 
 typedef struct nbl__attention_block {
@@ -66,7 +67,7 @@ typedef struct nbl__decode_part {
     nbl_dtype dtype;
     float cap_factor;
     const float *q;   /* [group, padded], multiplied by its factor */
-    float *row;       /* [padded] */
+    float *room;      /* [NBL_ATTENTION_WIDEN, padded] */
     float *scores;    /* [group, NBL_ATTENTION_CHUNK] */
     float *out;       /* [group, padded]: Σ 2^(s - top) · v */
     float *top, *sum; /* [group] */
