@@ -55,8 +55,8 @@ prompt = np.random.default_rng(2).integers(0, vocabulary, options.prompt).tolist
 
 def step(ids):
     """The likeliest token after these."""
-    batch = lib.llama_batch_get_one((lib.llama_token * len(ids))(*ids), len(ids))
-    if lib.llama_decode(context, batch) != 0:
+    tokens = (lib.llama_token * len(ids))(*ids)  # the batch does not hold it
+    if lib.llama_decode(context, lib.llama_batch_get_one(tokens, len(ids))) != 0:
         raise SystemExit("llama.cpp could not compute")
     return int(np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (vocabulary,)).argmax())
 
