@@ -18,28 +18,50 @@ static bool is_linear(const char *name)
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
 }
 
-static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, nbl_format format)
+static nbl_quantize_options load_options(nbl_format format)
 {
-    nbl_quantize_options how = {.format = format, .block = format == NBL_FORMAT_MXFP4 ? 32 : 64};
+    return (nbl_quantize_options){.format = format, .block = format == NBL_FORMAT_MXFP4 ? 32 : 64};
+}
+
+/* The parts of a weight, cut from memory; or what they take, from none. */
+static nbl_status cut_parts(nbl_model *m, const struct nbl__held *held, nbl_format format, nbl__cut *cut,
+                            nbl_quantized_parts *parts)
+{
+    nbl_quantize_options how = load_options(format);
     nbl_quantized_sizes sizes;
-    nbl_weight w = held->weight;
-    NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
-              m->path, held->name, nbl_format_name(w.format));
-    NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w.rank, w.shape, &sizes));
+    const nbl_weight *w = &held->weight;
+    NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
+              m->path, held->name, nbl_format_name(w->format));
+    NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w->rank, w->shape, &sizes));
+    *parts = (nbl_quantized_parts){0};
+    parts->data = nbl__cut_bytes(cut, sizes.data);
+    parts->scales = nbl__cut_bytes(cut, sizes.scales);
+    parts->scale_codes = nbl__cut_bytes(cut, sizes.scale_codes);
+    return NBL_OK;
+}
+
+/* All of them lie in one piece of memory: the layers of a small model are small, and apart they would lie in small
+ * pages. */
+static nbl_status quantize_linears(nbl_model *m, nbl_format format)
+{
+    nbl_quantize_options how = load_options(format);
     nbl__cut cut = {NULL, 0};
-    nbl_quantized_parts parts = {0};
-    for (int pass = 0; pass < 2; pass++) {
-        parts.data = nbl__cut_bytes(&cut, sizes.data);
-        parts.scales = nbl__cut_bytes(&cut, sizes.scales);
-        parts.scale_codes = nbl__cut_bytes(&cut, sizes.scale_codes);
-        if (pass) break;
-        held->bytes = cut.used;
-        held->memory = nbl__alloc(m->ctx, cut.used);
-        if (held->memory == NULL) return NBL_ERROR_MEMORY;
-        cut = (nbl__cut){held->memory, 0};
+    nbl_quantized_parts parts;
+    for (struct nbl__held *held = m->weights; held < m->weights + m->weight_count; held++)
+        if (is_linear(held->name)) NBL_TRY(cut_parts(m, held, format, &cut, &parts));
+    m->quantized = nbl__alloc(m->ctx, cut.used);
+    if (m->quantized == NULL) return NBL_ERROR_MEMORY;
+    m->quantized_bytes = cut.used;
+    cut = (nbl__cut){m->quantized, 0};
+    for (struct nbl__held *held = m->weights; held < m->weights + m->weight_count; held++) {
+        if (!is_linear(held->name)) continue;
+        nbl_weight w = held->weight;
+        NBL_TRY(cut_parts(m, held, format, &cut, &parts));
+        NBL_TRY(nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight));
+        if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
+        nbl__free(m->ctx, held->memory, held->bytes);
+        held->memory = NULL;
     }
-    NBL_TRY(nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight));
-    if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return NBL_OK;
 }
 
@@ -191,8 +213,7 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     nbl_format format;
     NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
-    for (int64_t i = 0; options->load && i < m->weight_count; i++)
-        if (is_linear(m->weights[i].name)) NBL_TRY(quantize_held(m, &m->weights[i], format));
+    if (options->load) NBL_TRY(quantize_linears(m, format));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
     return check_adapter(m);
@@ -223,6 +244,7 @@ void nbl_model_close(nbl_model *m)
     if (m == NULL) return;
     for (int64_t i = 0; m->weights && i < m->weight_count; i++)
         if (m->weights[i].memory) nbl__free(m->ctx, m->weights[i].memory, m->weights[i].bytes);
+    nbl__free(m->ctx, m->quantized, m->quantized_bytes);
     nbl__peft_close(m->peft);
     nbl__gguf_model_close(m->gguf);
     if (m->checkpoint) nbl_checkpoint_close(m->checkpoint);

@@ -32,6 +32,8 @@ struct nbl_model {
         bool used; /* a builder asked for it */
     } * weights;
     int64_t weight_count;
+    void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
+    size_t quantized_bytes;
 };
 
 /* A weight by its name; NULL: none. */
