@@ -334,7 +334,7 @@ static void every_storage_and_method_trains_and_resumes(void **state)
         "adapter: lora\nload_in_8bit: true\nlora_r: 4\nlora_target_modules: [q_proj, "
         "down_proj]\npeft_use_rslora: true\nfp16: true",
         "adapter: lora\nlora_r: 2\nlora_target_linear: true\nlora_modules_to_save: [lm_head, embed_tokens]",
-        "optimizer: adamw_8bit\nadapter: lora\nlora_r: 16\nlora_target_linear: true\nsample_packing: "
+        "optimizer: adamw_8bit\nadapter: lora\nlora_r: 128\nlora_target_linear: true\nsample_packing: "
         "true\nsequence_len: 64",
         "weight_decay: 0.1", /* the whole model */
         "bf16: true\noptimizer: adamw_8bit"};

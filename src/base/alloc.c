@@ -2,13 +2,23 @@
 #include "base/alloc.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+
+/* Large memory lies in large pages, where the system has them: reading weights and caches at the speed of memory, a core
+ * would otherwise wait for the address of every fourth kilobyte. A wish that is not granted changes nothing. */
+enum { LARGE_PAGE = 2 << 20 };
 
 static void *system_alloc(void *user, size_t size, size_t align)
 {
     (void)user;
     void *memory = NULL;
-    return posix_memalign(&memory, align < sizeof(void *) ? sizeof(void *) : align, size) == 0 ? memory
-                                                                                               : NULL;
+    bool large = size >= 2 * LARGE_PAGE;
+    if (large && align < LARGE_PAGE) align = LARGE_PAGE;
+    if (posix_memalign(&memory, align < sizeof(void *) ? sizeof(void *) : align, size) != 0) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (large) (void)madvise(memory, size / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return memory;
 }
 
 static void system_free(void *user, void *memory, size_t size)

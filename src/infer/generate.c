@@ -72,12 +72,32 @@ static void penalise(const writer *w, int64_t s, float *logits)
         }
 }
 
+/* The first of the highest. In two passes, which compilers turn into vectors. */
 static int32_t best(const float *logits, int64_t n)
 {
-    int32_t at = 0;
-    for (int64_t v = 1; v < n; v++)
-        if (logits[v] > logits[at]) at = (int32_t)v;
-    return at;
+    float highest[16];
+    int64_t v = 0;
+    for (int i = 0; i < 16; i++) highest[i] = -INFINITY;
+    for (; v + 16 <= n; v += 16)
+        for (int i = 0; i < 16; i++) highest[i] = logits[v + i] > highest[i] ? logits[v + i] : highest[i];
+    for (; v < n; v++) highest[0] = logits[v] > highest[0] ? logits[v] : highest[0];
+    for (int i = 1; i < 16; i++) highest[0] = highest[i] > highest[0] ? highest[i] : highest[0];
+    for (v = 0; v < n && logits[v] != highest[0];) v++;
+    return v < n ? (int32_t)v : 0;
+}
+
+/* The first logit that is NaN or infinite, or n: a sum of zeros when all are finite, in another order of adding, too. */
+static int64_t first_strange(const float *logits, int64_t n)
+{
+    float zeros[16] = {0};
+    int64_t v = 0;
+    for (; v + 16 <= n; v += 16)
+        for (int i = 0; i < 16; i++) zeros[i] += 0 * logits[v + i];
+    bool finite = true;
+    for (int i = 0; i < 16; i++) finite &= zeros[i] == 0;
+    for (v = finite ? v : 0; v < n; v++)
+        if (!isfinite(logits[v])) return v;
+    return n;
 }
 
 /* How many of the sorted candidates stay. */
@@ -138,15 +158,14 @@ static nbl_status advance(writer *w, nbl__session *s)
         int64_t sequence = w->active[i];
         nbl_generated *r = &w->results[sequence];
         float *logits = w->logits + i * vocabulary;
-        for (int64_t v = 0; v < vocabulary; v++) {
-            if (cap > 0) logits[v] = cap * tanhf(logits[v] / cap);
-            NBL_CHECK(w->model->ctx, isfinite(logits[v]), NBL_ERROR_FORMAT,
-                      "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
-                      " is %g; a weight is not finite, "
-                      "or %s is too narrow",
-                      w->model->path, sequence, r->ids.count, v, (double)logits[v],
-                      nbl_dtype_name(w->model->dtype));
-        }
+        int64_t strange = first_strange(logits, vocabulary);
+        NBL_CHECK(w->model->ctx, strange == vocabulary, NBL_ERROR_FORMAT,
+                  "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
+                  " is %g; a weight is not finite, "
+                  "or %s is too narrow",
+                  w->model->path, sequence, r->ids.count, strange, (double)logits[strange],
+                  nbl_dtype_name(w->model->dtype));
+        for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
         int32_t id = sample(w, sequence, logits);
         r->stopped = is_end(w, id);
         if (!r->stopped) {
@@ -198,7 +217,7 @@ static nbl_status decode(writer *w, nbl__session *s)
         rows[i] = (int32_t)(i * s->build.cache_size + position);
         lengths[i] = (int32_t)position + 1;
     }
-    NBL_TRY(nbl__plan_resize(&s->plan));
+    /* The sizes are those that were planned, in every step: nothing is inferred again. */
     NBL_TRY(nbl__plan_run(&s->plan));
     /* Rows of logits of those that go on, side by side, as advance reads them. */
     size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);

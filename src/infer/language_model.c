@@ -44,15 +44,19 @@ static bool is_linear(const char *name)
 /* How the linear layers are kept. */
 typedef struct arrival {
     bool converts; /* false: as they are stored */
-    nbl_format format;
-    bool nested;
+    nbl_quantize_options how;
 } arrival;
 
 static nbl_status check_arrival(nbl_model *m, const nbl_model_options *options, arrival *load)
 {
-    *load = (arrival){.converts = options->load != NULL, .nested = options->load_nested != 0};
-    NBL_CHECK(m->ctx, !load->converts || nbl_format_parse(options->load, &load->format), NBL_ERROR_ARGUMENT,
+    nbl_format format = NBL_FORMAT_DENSE;
+    NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
+    bool four_bits = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
+    *load = (arrival){.converts = options->load != NULL,
+                      .how = {.format = format,
+                              .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
+                              .nested = four_bits && options->load_nested}};
     return NBL_OK;
 }
 
@@ -67,46 +71,61 @@ static void describe_held(struct nbl__held *held, const nbl_quantize_options *ho
     held->weight = w;
 }
 
-/* With nested scales, those that are quantised in their turn are needed for a moment only. */
+/* The parts of a weight, cut from memory; or what they take, from none. With nested scales, those that are quantised
+ * in their turn are needed for a moment only: *passing is their size. */
+static nbl_status cut_parts(nbl_model *m, const struct nbl__held *held, const arrival *load, nbl__cut *cut,
+                            nbl_quantized_parts *parts, size_t *passing)
+{
+    nbl_quantized_sizes sizes;
+    const nbl_weight *w = &held->weight;
+    NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
+              m->path, held->name, nbl_format_name(w->format));
+    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
+    *parts = (nbl_quantized_parts){0};
+    *passing = load->how.nested ? sizes.scales : 0;
+    parts->data = nbl__cut_bytes(cut, sizes.data);
+    if (!load->how.nested) parts->scales = nbl__cut_bytes(cut, sizes.scales);
+    parts->scale_codes = nbl__cut_bytes(cut, sizes.scale_codes);
+    parts->nested_scales = nbl__cut_bytes(cut, sizes.nested_scales);
+    return NBL_OK;
+}
+
+/* All of them lie in one piece of memory: the layers of a small model are small, and apart they would lie in small
+ * pages. */
+static nbl_status reserve_quantized(nbl_model *m, const arrival *load)
+{
+    nbl__cut cut = {NULL, 0};
+    nbl_quantized_parts parts;
+    size_t passing;
+    if (!load->converts || m->plan_only) return NBL_OK;
+    for (int64_t i = 0; i < m->weight_count; i++)
+        if (is_linear(m->weights[i].name))
+            NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &passing));
+    m->quantized = nbl__alloc(m->ctx, cut.used);
+    m->quantized_bytes = cut.used;
+    return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
 static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arrival *load)
 {
-    bool nested = load->nested && (load->format == NBL_FORMAT_NF4 || load->format == NBL_FORMAT_FP4);
-    nbl_quantize_options how = {
-        .format = load->format, .block = load->format == NBL_FORMAT_MXFP4 ? 32 : 64, .nested = nested};
-    nbl_quantized_sizes sizes;
+    nbl_quantized_parts parts;
+    nbl__cut cut = {m->quantized, m->quantized_used};
+    size_t passing;
     nbl_weight w = held->weight;
-    NBL_CHECK(m->ctx, w.format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
-              m->path, held->name, nbl_format_name(w.format));
-    NBL_TRY(nbl_quantize_sizes(m->ctx, &how, w.rank, w.shape, &sizes));
-    if (m->plan_only) return describe_held(held, &how), NBL_OK;
-    size_t passing = nested ? sizes.scales : 0, bytes = 0;
-    void *scales = nbl__alloc(m->ctx, passing), *memory = NULL;
-    nbl_quantized_parts parts = {0};
-    nbl__cut cut = {NULL, 0};
-    for (int pass = 0; pass < 2; pass++) {
-        parts.data = nbl__cut_bytes(&cut, sizes.data);
-        parts.scales = nested ? scales : nbl__cut_bytes(&cut, sizes.scales);
-        parts.scale_codes = nbl__cut_bytes(&cut, sizes.scale_codes);
-        parts.nested_scales = nbl__cut_bytes(&cut, sizes.nested_scales);
-        if (pass) break;
-        bytes = cut.used;
-        memory = nbl__alloc(m->ctx, bytes);
-        cut = (nbl__cut){memory, 0};
-    }
-    nbl_status status = scales && memory ? NBL_OK : NBL_ERROR_MEMORY;
-    if (status == NBL_OK)
-        status = nbl_quantize(m->ctx, &how, w.dtype, w.rank, w.shape, w.data, &parts, &held->weight);
+    if (m->plan_only) return describe_held(held, &load->how), NBL_OK;
+    NBL_TRY(cut_parts(m, held, load, &cut, &parts, &passing));
+    m->quantized_used = cut.used;
+    void *scales = nbl__alloc(m->ctx, passing);
+    if (scales == NULL) return NBL_ERROR_MEMORY;
+    if (load->how.nested) parts.scales = scales;
+    nbl_status status = nbl_quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
+                                     &held->weight);
     nbl__free(m->ctx, scales, passing);
-    if (status != NBL_OK) {
-        nbl__free(m->ctx, memory, bytes);
-        return status;
-    }
     /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
     nbl__free(m->ctx, held->memory, held->bytes);
-    held->memory = memory;
-    held->bytes = bytes;
+    held->memory = NULL;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
-    return NBL_OK;
+    return status;
 }
 
 static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const arrival *load)
@@ -123,6 +142,7 @@ static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
         m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
     }
+    NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) NBL_TRY(convert_arrived(m, &m->weights[i], load));
     return NBL_OK;
 }
@@ -136,19 +156,25 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
-        struct nbl__held *held = &m->weights[i];
         bool vector = nbl__gguf_weight_rank(from) == 1;
-        nbl_dtype dtype = vector ? NBL_DTYPE_F32 : m->dtype;
-        held->name = from->name;
-        held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(dtype);
+        m->weights[i].name = from->name;
+        m->weights[i].weight = (nbl_weight){
+            .format = NBL_FORMAT_DENSE,
+            .dtype = vector ? NBL_DTYPE_F32 : m->dtype,
+            .rank = vector ? 1 : 2,
+            .shape = {vector ? from->columns : from->rows, vector ? 0 : from->columns}};
+    }
+    NBL_TRY(reserve_quantized(m, load));
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl__gguf_weight *from = &m->gguf->weights[i];
+        struct nbl__held *held = &m->weights[i];
+        held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(held->weight.dtype);
         held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
         if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
-        if (held->memory) NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, dtype, held->memory));
+        if (held->memory)
+            NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, held->weight.dtype, held->memory));
         if (file->data) nbl__file_drop(file, file->data, file->size); /* its blocks are not needed again */
-        held->weight = (nbl_weight){
-            .format = NBL_FORMAT_DENSE, .dtype = dtype, .rank = vector ? 1 : 2, .data = held->memory};
-        held->weight.shape[0] = vector ? from->columns : from->rows;
-        held->weight.shape[1] = vector ? 0 : from->columns;
+        held->weight.data = held->memory;
         NBL_TRY(convert_arrived(m, held, load));
     }
     return NBL_OK;
@@ -298,6 +324,7 @@ void nbl_model_close(nbl_model *m)
     if (m == NULL) return;
     for (int64_t i = 0; m->weights && i < m->weight_count; i++)
         if (m->weights[i].memory) nbl__free(m->ctx, m->weights[i].memory, m->weights[i].bytes);
+    nbl__free(m->ctx, m->quantized, m->quantized_bytes);
     nbl__peft_close(m->peft);
     nbl__gguf_model_close(m->gguf);
     if (m->checkpoint) nbl_checkpoint_close(m->checkpoint);

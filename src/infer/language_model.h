@@ -34,6 +34,8 @@ struct nbl_model {
         bool used; /* a builder asked for it */
     } * weights;
     int64_t weight_count;
+    void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
+    size_t quantized_bytes, quantized_used;
 
     /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
      * adapter's modules_to_save brought is trained in any case. The trainer sets them, before sessions are made. */

@@ -30,10 +30,11 @@ static void cut_moments(nbl__cut *cut, nbl__trained *t)
 {
     int64_t n = nbl__tensor_elements(&t->adam.p), blocks = nbl__ceil_div(n, SCALE_BLOCK);
     nbl_dtype dtype = t->bits == 8 ? NBL_DTYPE_U8 : NBL_DTYPE_F32;
+    size_t bytes = round_up((size_t)n * (size_t)t->bits / 8);
     t->adam.m = t->adam.v = t->adam.p;
     t->adam.m.dtype = t->adam.v.dtype = dtype;
-    t->adam.m.data = nbl__cut_bytes(cut, round_up((size_t)n * nbl__size_of(dtype)));
-    t->adam.v.data = nbl__cut_bytes(cut, round_up((size_t)n * nbl__size_of(dtype)));
+    t->adam.m.data = nbl__cut_bytes(cut, bytes);
+    t->adam.v.data = nbl__cut_bytes(cut, bytes);
     if (t->bits != 8) return;
     t->adam.m_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
     t->adam.v_absmax = nbl_vector(NBL_DTYPE_F32, blocks, nbl__cut_bytes(cut, round_up((size_t)blocks * 4)));
@@ -143,6 +144,11 @@ static int parts_of(nbl__trained *t, nbl_tensor *parts[4])
 }
 static const char *const part_names[] = {"m", "v", "m.absmax", "v.absmax"};
 
+static size_t bytes_of(const nbl_tensor *t)
+{
+    return (size_t)nbl__tensor_elements(t) * (t->dtype == NBL_DTYPE_U8 ? 1 : sizeof(float));
+}
+
 static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena *arena, nbl__output *output)
 {
     nbl_tensor *parts[4];
@@ -161,9 +167,7 @@ static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena
     number = 0;
     for (int64_t i = 0; i < o->count; i++)
         for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++)
-            NBL_TRY(nbl__writer_write(writer, number, parts[k]->data,
-                                      (size_t)nbl__tensor_elements(parts[k]) * nbl__size_of(parts[k]->dtype),
-                                      0));
+            NBL_TRY(nbl__writer_write(writer, number, parts[k]->data, bytes_of(parts[k]), 0));
     return nbl__writer_finish(writer, output, &bytes);
 }
 

@@ -39,6 +39,13 @@ static inline NBL_TARGET_AVX2 float max_of_avx2(__m256 v)
 #define FIRST_OF _mm256_cvtss_f32
 enum { W = 8, ROWS = 6 };
 
+static inline NBL_TARGET_AVX2 void store_sums(float *to, const __m256 *v)
+{
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
+#define STORE_SUMS store_sums
+
 #include "ops/cpu/attention_tile.inc"
 
 #endif

@@ -25,6 +25,16 @@
 #define FIRST_OF _mm512_cvtss_f32
 enum { W = 16, ROWS = 8 };
 
+NBL_TARGET_AVX512 static inline void store_sums(float *to, const __m512 *v)
+{
+    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+#define STORE_SUMS store_sums
+
 #include "ops/cpu/attention_tile.inc"
 
 #endif

@@ -6,7 +6,7 @@
  *     backward   1. q, dout to f32, delta = Σ dout · out: items of (block, head)
  *                2. items of (block of keys, key head), in the order of the keys; see attention_tile.inc
  *                3. dsinks: items of heads
- *     decode     1. items of (sequence, key head, chunk of 512 cached positions)
+ *     decode     1. items of (sequence, chunk of 64 cached positions)
  *                2. the chunks of a head joined, in order: items of (sequence, head)
  *
  * Nothing of T x T exists. Scratch: forward T·Hkv·2D floats, backward T·Hq·3D, and about a megabyte for
@@ -218,7 +218,7 @@ typedef struct decode_state {
     nbl_isa isa;
     int64_t heads, key_heads, group, size, padded, cached, chunks;
     float *out, *top, *sum; /* [B, chunks, Hq, padded], [B, chunks, Hq] twice */
-    float *worker;          /* [workers, floats]: queries, a row, scores */
+    float *worker;          /* [workers, floats]: queries, rows, scores */
     int64_t worker_floats;
 } decode_state;
 
@@ -236,7 +236,8 @@ static size_t decode_layout(const nbl_context *ctx, const nbl__attention_decode 
     s->padded = padded_size(s->tiles, s->size);
     int64_t seen = a->window > 0 ? nbl__min_i64(a->window, s->cached) : s->cached;
     s->chunks = nbl__ceil_div(seen, NBL_ATTENTION_CHUNK);
-    s->worker_floats = (s->group + 1) * s->padded + s->group * NBL_ATTENTION_CHUNK + 16;
+    s->worker_floats = (s->heads + NBL_ATTENTION_WIDEN * s->key_heads) * s->padded +
+                       s->heads * NBL_ATTENTION_CHUNK + 16;
     int64_t parts = a->q.shape[0] * s->chunks * s->heads;
     nbl__cut cut = {base, 0};
     NBL_CUT(&cut, s->out, parts * s->padded);
@@ -265,37 +266,36 @@ static nbl_status decode_item(void *argument, int64_t item, int worker)
 {
     const decode_state *s = argument;
     const nbl__attention_decode *a = s->a;
-    int64_t c = item % s->chunks, head = item / s->chunks % s->key_heads;
-    int64_t b = item / s->chunks / s->key_heads;
+    int64_t c = item % s->chunks, b = item / s->chunks;
     nbl__span seen = chunk_of(s, b, c);
     if (seen.first == seen.end) return NBL_OK;
-    float *q = s->worker + worker * s->worker_floats, *row = q + s->group * s->padded;
+    float *q = s->worker + worker * s->worker_floats, *room = q + s->heads * s->padded;
     float scale = (float)nbl__attention_scale(a->scale, s->size);
     float factor = a->softcap != 0 ? scale / a->softcap : scale * log2_e;
-    for (int64_t g = 0; g < s->group; g++) {
-        int64_t at = (b * s->heads + head * s->group + g) * s->size;
-        float *to = q + g * s->padded;
+    for (int64_t head = 0; head < s->heads; head++) {
+        int64_t at = (b * s->heads + head) * s->size;
+        float *to = q + head * s->padded;
         nbl__to_f32(s->isa, a->dtype, (const uint8_t *)a->q.data + (size_t)at * nbl__size_of(a->dtype), to,
                     s->size);
         for (int64_t d = 0; d < s->size; d++) to[d] *= factor;
         for (int64_t d = s->size; d < s->padded; d++) to[d] = 0;
     }
-    size_t at = (size_t)(((b * s->cached + seen.first) * s->key_heads + head) * s->size) *
-                nbl__size_of(a->k.dtype);
-    int64_t part = (b * s->chunks + c) * s->heads + head * s->group;
+    int64_t step = s->key_heads * s->size, part = item * s->heads;
+    size_t at = (size_t)((b * s->cached + seen.first) * step) * nbl__size_of(a->k.dtype);
     s->tiles->decode(&(nbl__decode_part){.isa = s->isa,
                                          .k = (const uint8_t *)a->k.data + at,
                                          .v = (const uint8_t *)a->v.data + at,
-                                         .step = s->key_heads * s->size,
+                                         .step = step,
                                          .keys = seen.end - seen.first,
                                          .size = s->size,
                                          .padded = s->padded,
+                                         .key_heads = s->key_heads,
                                          .group = s->group,
                                          .dtype = a->k.dtype,
                                          .cap_factor = a->softcap * log2_e,
                                          .q = q,
-                                         .row = row,
-                                         .scores = row + s->padded,
+                                         .room = room,
+                                         .scores = room + NBL_ATTENTION_WIDEN * s->key_heads * s->padded,
                                          .out = s->out + part * s->padded,
                                          .top = s->top + part,
                                          .sum = s->sum + part});
@@ -343,8 +343,12 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
     decode_state s;
     NBL_TRY(nbl__attention_check_lengths(call, a));
     decode_layout(call->ctx, a, call->scratch, &s);
-    NBL_TRY(nbl__team_run(call->ctx, a->q.shape[0] * s.key_heads * s.chunks, decode_item, &s, NULL));
-    return nbl__team_run(call->ctx, a->q.shape[0] * s.heads, join_item, &s, NULL);
+    NBL_TRY(nbl__team_run(call->ctx, a->q.shape[0] * s.chunks, decode_item, &s, NULL));
+    /* What is left takes less time than to share it out, when there are few sequences. */
+    int64_t joins = a->q.shape[0] * s.heads;
+    if (joins * s.chunks > 256) return nbl__team_run(call->ctx, joins, join_item, &s, NULL);
+    for (int64_t i = 0; i < joins; i++) join_item(&s, i, 0);
+    return NBL_OK;
 }
 
 const nbl__impl nbl__attention_cpu = {"attention_cpu", NBL_ISA_AVX2, NULL, forward_scratch, run_forward};

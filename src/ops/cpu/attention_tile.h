@@ -17,7 +17,8 @@
 enum {
     NBL_ATTENTION_BLOCK = 64, /* rows of a block */
     NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
-    NBL_ATTENTION_CHUNK = 512 /* keys of a decode item */
+    NBL_ATTENTION_CHUNK = 64, /* keys of a decode item: few, so that a short cache is work for all threads */
+    NBL_ATTENTION_WIDEN = 16  /* keys that it takes at a time */
 };
 
 typedef struct nbl__attention_block {
@@ -58,18 +59,19 @@ typedef struct nbl__attention_job {
     int64_t worker_floats;
 } nbl__attention_job;
 
-/* One item of decode: the query heads of a key head against a chunk of the cache. */
+/* One item of decode: all heads against a chunk of the cache. */
 typedef struct nbl__decode_part {
     nbl_isa isa;
-    const void *k, *v; /* the first key of the chunk, and the elements from a key to the next */
-    int64_t step, keys, size, padded, group;
+    const void *k, *v;  /* the first key and value of the chunk */
+    int64_t step, keys; /* elements from a key to the next: key_heads · size */
+    int64_t size, padded, key_heads, group;
     nbl_dtype dtype;
     float cap_factor;
-    const float *q;   /* [group, padded], multiplied by its factor */
-    float *row;       /* [padded] */
-    float *scores;    /* [group, NBL_ATTENTION_CHUNK] */
-    float *out;       /* [group, padded]: Σ 2^(s - top) · v */
-    float *top, *sum; /* [group] */
+    const float *q;   /* [heads, padded], multiplied by its factor */
+    float *room;      /* [NBL_ATTENTION_WIDEN, key_heads, padded] */
+    float *scores;    /* [heads, NBL_ATTENTION_CHUNK] */
+    float *out;       /* [heads, padded]: Σ 2^(s - top) · v */
+    float *top, *sum; /* [heads] */
 } nbl__decode_part;
 
 typedef struct nbl__attention_tiles {

@@ -17,8 +17,29 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Memory of the column after the next is on its way while this one is worked on. */
+/* Memory of a later column is on its way while this one is worked on: of the column after the next, or of one that lies
+ * far enough ahead to arrive in time. The hardware's own fetching stops at the end of a page, which is some ten columns
+ * of a small model. */
 #define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
+enum { FETCH_BYTES = 3072 };
+
+NBL_INLINE int64_t columns_ahead(int64_t column_bytes)
+{
+    return nbl__max_i64(2, FETCH_BYTES / nbl__max_i64(column_bytes, 1));
+}
+
+/* The scales of a column's units, where they lie in memory as they are used: most often. Fetches those of the column
+ * whose codes lie `ahead` bytes on. */
+NBL_INLINE const float *scales_of(const nbl_weight *w, int64_t flat, int64_t count, bool fine, int64_t ahead,
+                                  float *room)
+{
+    const int64_t unit = fine ? 32 : 64;
+    if (w->format != NBL_FORMAT_MXFP4 && w->nested_scales == NULL && w->block == unit) {
+        FETCH(w->scales + (flat + 2 * ahead) / unit);
+        return w->scales + flat / unit;
+    }
+    return nbl__gemv_scales(w, flat, count, room);
+}
 
 /* The sums of four registers, each in the first place of a quarter. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
@@ -125,7 +146,7 @@ NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, int columns, const uint8_t
 
 /* Columns [n, n + columns). */
 NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows, bool fine, int columns,
-                                              int64_t n)
+                                              int64_t n, int64_t ahead)
 {
     const nbl_weight *weight = job->term->b.weight;
     const int64_t in = nbl__gemv_columns(weight), count = job->count, flat = n * in + job->first;
@@ -140,13 +161,13 @@ NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows
     __m512 sums[2 * NBL_GEMV_MAX_ROWS], scale[2];
     NBL_UNROLL for (int c = 0; c < columns; c++)
     {
-        scales[c] = nbl__gemv_scales(weight, flat + c * in, count, room[c]);
+        scales[c] = scales_of(weight, flat + c * in, count, fine, ahead, room[c]);
     }
     NBL_UNROLL for (int i = 0; i < columns * rows; i++) sums[i] = _mm512_setzero_ps();
     for (int64_t g = 0; g < last; g++, codes += 64, a += rows * NBL_GEMV_GROUP) {
         NBL_UNROLL for (int c = 0; c < columns; c++)
         {
-            FETCH(codes + in + c * in / 2);
+            FETCH(codes + ahead + c * in / 2);
             scale[c] = spread(fine, scales[c] + per_group * g, all);
         }
         group_f32(rows, columns, codes, in / 2, true, 0, table, scale, a, sums);
@@ -159,10 +180,11 @@ NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows
 /* With many rows two columns share the reading of A. */
 NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
 {
+    const int64_t bytes = nbl__gemv_columns(job->term->b.weight) / 2, ahead = columns_ahead(bytes) * bytes;
     int64_t n = job->n_begin;
     if (rows >= 4)
-        for (; n + 2 <= job->n_end; n += 2) columns_f32(job, rows, fine, 2, n);
-    for (; n < job->n_end; n++) columns_f32(job, rows, fine, 1, n);
+        for (; n + 2 <= job->n_end; n += 2) columns_f32(job, rows, fine, 2, n, ahead);
+    for (; n < job->n_end; n++) columns_f32(job, rows, fine, 1, n, ahead);
 }
 
 /* ---- 4 bits, rounded to f16 or bf16 ---- */
@@ -191,6 +213,7 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
 {
     const nbl_weight *weight = job->term->b.weight;
     const int64_t columns = nbl__gemv_columns(weight), units = job->count / 32;
+    const int64_t ahead = columns_ahead(columns / 2) * (columns / 2);
     const int chains = CHAINS(rows);
     const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
     const float *a = job->a;
@@ -198,14 +221,14 @@ NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_d
     for (int64_t n = job->n_begin; n < job->n_end; n++) {
         int64_t flat = n * columns + job->first, u = 0;
         const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
-        const float *scales = nbl__gemv_scales(weight, flat, job->count, room);
+        const float *scales = scales_of(weight, flat, job->count, fine, ahead, room);
         __m512 sums[4][NBL_GEMV_MAX_ROWS], values = table;
         NBL_UNROLL for (int c = 0; c < chains; c++)
         {
             NBL_UNROLL for (int i = 0; i < rows; i++) sums[c][i] = _mm512_setzero_ps();
         }
         for (; u + 4 <= units; u += 4) {
-            FETCH(codes + columns + 16 * u);
+            FETCH(codes + ahead + 16 * u);
             NBL_UNROLL for (int j = 0; j < 4; j++)
             {
                 if (fine || j % 2 == 0)
@@ -296,12 +319,12 @@ NBL_TARGET_AVX512 NBL_INLINE void run_simple(const nbl__gemv_job *job, source fr
     const int64_t size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1;
     const int64_t stride = b->weight ? nbl__gemv_columns(b->weight) : b->stride;
     const uint8_t *data = b->weight ? b->weight->data : b->data;
+    const int64_t ahead = columns_ahead(stride * size) * stride * size;
     for (int64_t n = job->n_begin; n < job->n_end; n++) {
         float scale = from >= SOURCE_INT8 ? b->weight->scales[n] : 1;
         __m512 sums[NBL_GEMV_MAX_ROWS];
         NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
-        dot_from(from, rows, data + (n * stride + job->first) * size, 2 * stride * size, scale, job->a,
-                 job->count, sums);
+        dot_from(from, rows, data + (n * stride + job->first) * size, ahead, scale, job->a, job->count, sums);
         add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
     }
 }
