@@ -208,10 +208,12 @@ static nbl_status begin_run(nbl__trainer *t)
               " (micro_batch_size, sample_packing and sequence_len must be as they were)",
               t->resumed, t->state.batches, t->epoch.batch_count);
     t->state.batches = t->epoch.batch_count;
+    nbl__trainer_describe(t);
     return NBL_OK;
 }
 
-nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, nbl__trainer *t)
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
+                             nbl__trainer *t)
 {
     nbl__arena arena = nbl__arena_make(ctx);
     const char *folder = NULL;
@@ -224,11 +226,29 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bo
                                               : make_folder(ctx, &arena, config->output_dir);
         if (status == NBL_OK) status = nbl__remove_leftovers(ctx, config->output_dir);
         if (status == NBL_OK && folder == NULL) status = nbl__set_aside(ctx, config->output_dir);
+        if (status == NBL_OK) status = nbl__trainer_sample_before(t, samples);
         if (status == NBL_OK) status = begin_run(t);
         if (status != NBL_OK) nbl__trainer_close(t);
     }
     nbl__arena_free(&arena);
     return status;
+}
+
+static void release(nbl__trainer *t)
+{
+    nbl__optimizer_close(&t->optimizer);
+    if (t->session.model) nbl__session_close(&t->session);
+    nbl_model_close(t->model);
+    t->model = NULL;
+}
+
+nbl_status nbl__trainer_reopen(nbl__trainer *t)
+{
+    const nbl__run_config *c = t->config;
+    nbl_model_options options = {.dtype = nbl_dtype_name((nbl_dtype)c->compute)};
+    release(t);
+    return c->full ? nbl_model_open(t->ctx, c->output_dir, &options, &t->model)
+                   : open_model(t, c->output_dir);
 }
 
 void nbl__trainer_close(nbl__trainer *t)
@@ -237,9 +257,8 @@ void nbl__trainer_close(nbl__trainer *t)
     nbl__epoch_free(t->ctx, &t->epoch);
     nbl__epoch_free(t->ctx, &t->validation);
     nbl__records_close(&t->records);
-    nbl__optimizer_close(&t->optimizer);
-    if (t->session.model) nbl__session_close(&t->session);
-    nbl_model_close(t->model);
+    nbl__samples_close(&t->samples);
+    release(t);
     nbl__data_close(t->data);
     nbl__arena_free(&t->arena);
     *t = (nbl__trainer){0};
