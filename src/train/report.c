@@ -93,7 +93,7 @@ static void print_state(nbl__text *out, const nbl__report *r)
         add(out, ": ");
         nbl__html_text(out, r->stopped);
     }
-    add(out, "</span> · base ");
+    add(out, "</span> · model ");
     nbl__html_text(out, r->config->base_model);
     add(out, " · result in ");
     nbl__html_text(out, r->config->output_dir);
@@ -159,14 +159,6 @@ static void print_tiles(nbl__text *out, const nbl__report *r)
     if (r->config->memory) {
         add(out, "of ");
         nbl__html_bytes(out, r->config->memory);
-    }
-    close_tile(out);
-    open_tile(out, "trained parameters");
-    nbl__html_count(out, r->trained_parameters);
-    add(out, "</b><small>");
-    if (r->parameters > 0) {
-        add(out, "of ");
-        nbl__html_count(out, r->parameters);
     }
     close_tile(out);
 }
@@ -284,6 +276,8 @@ static void print_machine(nbl__text *out, const nbl__report *r)
     open_row(out, "method");
     print_method(out, r);
     add(out, "</td></tr>\n");
+    row_count(out, "trained parameters", r->trained_parameters);
+    row_count(out, "of the model's", r->parameters);
     row_text(out, "weights kept in", r->weights);
     row_text(out, "computed in", r->compute);
     row_text(out, "optimiser", r->config->adam8bit ? "AdamW, 8-bit moments" : "AdamW");

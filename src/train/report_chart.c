@@ -14,7 +14,7 @@ enum { FULL = 10000, MOST_POINTS = 1000, LEAST_TO_SMOOTH = 40 };
 
 typedef struct series {
     const char *key;
-    bool evaluation;
+    bool evaluation, noisy, from_zero; /* from_zero: the axis begins there */
     double (*value)(const nbl__record *);
 } series;
 
@@ -36,11 +36,11 @@ static double throughput(const nbl__record *r)
 }
 
 static const series all_series[] = {
-    {"loss", false, loss},
-    {"eval_loss", true, loss},
-    {"grad_norm", false, grad_norm},
-    {"learning_rate", false, learning_rate},
-    {"tokens_per_second", false, throughput},
+    {"loss", false, true, false, loss},
+    {"eval_loss", true, false, false, loss},
+    {"grad_norm", false, true, true, grad_norm},
+    {"learning_rate", false, false, true, learning_rate},
+    {"tokens_per_second", false, true, true, throughput},
 };
 enum { SERIES = sizeof all_series / sizeof *all_series };
 
@@ -112,7 +112,7 @@ static void collect(curve *c, const nbl__records *records, const series *s)
 
 static double nice_step(double range)
 {
-    double power = pow(10, floor(log10(range / 4))), part = range / 4 / power;
+    double power = pow(10, floor(log10(range / 5))), part = range / 5 / power;
     return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
 }
 
@@ -210,12 +210,11 @@ static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t la
 }
 
 /* One figure; `dots`: points beside the curve, or NULL. */
-static void draw(nbl__text *out, const char *title, const curve *c, const curve *dots, bool from_zero,
-                 int64_t last)
+static void draw(nbl__text *out, const char *title, const curve *c, const curve *dots, int64_t last)
 {
     const curve *both[] = {c, dots};
-    bool has_dots = dots && dots->count, smooth = dots && c->count >= LEAST_TO_SMOOTH;
-    axis y = make_axis(both, dots ? 2 : 1, from_zero);
+    bool has_dots = dots && dots->count, smooth = c->of->noisy && c->count >= LEAST_TO_SMOOTH;
+    axis y = make_axis(both, dots ? 2 : 1, c->of->from_zero);
     nbl__text_printf(out, "<figure class=\"chart\" data-series=\"%s%s\" data-last=\"%" PRId64 "\">\n",
                      c->of->key, has_dots ? " eval_loss" : "", last);
     nbl__text_printf(out, "<figcaption>%s", title);
@@ -271,10 +270,10 @@ void nbl__report_charts(nbl__text *out, const nbl__report *r)
     if (c == NULL) return;
     int64_t last = 1;
     for (int64_t i = 0; i < r->records->count; i++) last = nbl__max_i64(last, r->records->items[i].step);
-    draw(out, "Loss", &c[0], &c[1], false, last);
-    draw(out, "Norm of the gradient", &c[2], NULL, true, last);
-    draw(out, "Learning rate", &c[3], NULL, true, last);
-    draw(out, "Tokens per second", &c[4], NULL, true, last);
+    draw(out, "Loss", &c[0], &c[1], last);
+    draw(out, "Norm of the gradient", &c[2], NULL, last);
+    draw(out, "Learning rate", &c[3], NULL, last);
+    draw(out, "Tokens per second", &c[4], NULL, last);
     free_all(out, c);
 }
 

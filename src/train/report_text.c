@@ -87,7 +87,7 @@ void nbl__html_bytes(nbl__text *out, uint64_t bytes)
         unit++;
     }
     nbl__html_number(out, value, 3);
-    nbl__text_printf(out, " %s", units[unit]);
+    nbl__text_printf(out, "&nbsp;%s", units[unit]);
 }
 
 void nbl__html_duration(nbl__text *out, double seconds)

@@ -12,7 +12,7 @@ void nbl__html_number(nbl__text *out, double value, int digits);
 void nbl__html_fixed(nbl__text *out, double value, int decimals);
 /* "1,234,567" */
 void nbl__html_count(nbl__text *out, int64_t number);
-/* "2.47 GB", powers of 1000 */
+/* "2.47 GB" on one line, powers of 1000 */
 void nbl__html_bytes(nbl__text *out, uint64_t bytes);
 /* "8.2 s", "1:05", "2:03:04" */
 void nbl__html_duration(nbl__text *out, double seconds);
