@@ -116,3 +116,50 @@ for name, options in {"plain": dict(target_modules=["q_proj", "v_proj"]), "regex
     config = LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path="base/mödel", **options).to_dict()
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     put("peft", name + ".json", json.dumps(config, indent=2, sort_keys=True))
+
+# run_config: a file, and an override behind the mark of fuzz_run_config.c
+least = "base_model: b\ndatasets: [{path: d.jsonl}]\nlearning_rate: 2e-4\n"
+put("run_config", "least.yml", least)
+put("run_config", "override.yml", least + "\n%%set datasets.0.type=alpaca")
+put("run_config", "qlora.yml", """\
+base_model: "a b"
+load_in_4bit: true
+adapter: qlora
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: [q_proj, v_proj]
+datasets:
+  - path: chat.jsonl
+    type: chat_template
+    field_messages: conversations
+    message_property_mappings: {role: from, content: value}
+    roles_to_train: ["assistant"]
+    train_on_eos: turn
+chat_template: chatml
+val_set_size: 0.1
+sample_packing: yes
+optimizer: adamw_bnb_8bit
+learning_rate: 3.0e-4
+warmup_ratio: 0.1
+bf16: auto
+wandb_project:
+flash_attention: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+special_tokens:
+  pad_token: "<|endoftext|>"
+memory: 1.5GiB
+""")
+put("run_config", "full.yml", least + """\
+# every weight
+chat_template_jinja: "{{ x }}\\u2028\\n"
+output_dir: |
+  two
+  lines
+lora_target_modules: '.*(q|k)_proj'
+max_steps: 1_000
+eval_steps: 10
+val_set_size: 3
+fp16: on
+device: cpu
+""")

@@ -188,6 +188,35 @@ static void norms_of_dora_follow_the_adapter_when_they_are_prepared(void **state
     nbl_context_destroy(ctx);
 }
 
+static void recomputation_changes_no_bit_of_any_architecture(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < TINY_ARCHITECTURES; i++) {
+        tiny_model tiny;
+        tiny_write(ctx, i, true, &tiny);
+        nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? "f32" : "bf16", NULL, true);
+        nbl__session s[3];
+        nbl_ids ids = sequence(TOKENS);
+        for (int mode = NBL_RECOMPUTE_NONE; mode <= NBL_RECOMPUTE_LAYERS; mode++) {
+            nbl__session_options o = training;
+            o.plan.least = (nbl__recompute)mode;
+            assert_ok(ctx, nbl__session_open(model, &o, &s[mode]));
+            *(float *)nbl__plan_data(&s[mode].plan, s[mode].build.dloss) = 1;
+            assert_ok(ctx, nbl__session_load(&s[mode], &ids, 1, &ids));
+            assert_ok(ctx, nbl__plan_run(&s[mode].plan));
+            assert_true(mode == 0 || s[mode].plan.saved_bytes < s[mode - 1].plan.saved_bytes);
+            assert_memory_equal(s[mode].plan.memory[NBL_MEMORY_GRADIENTS],
+                                s[0].plan.memory[NBL_MEMORY_GRADIENTS],
+                                s[0].plan.bytes[NBL_MEMORY_GRADIENTS]);
+        }
+        for (int mode = 0; mode < 3; mode++) nbl__session_close(&s[mode]);
+        nbl_model_close(model);
+        remove_tree(tiny.folder);
+    }
+    nbl_context_destroy(ctx);
+}
+
 static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void **state)
 {
     (void)state;
@@ -284,6 +313,7 @@ int main(void)
         cmocka_unit_test(a_training_step_allocates_nothing),
         cmocka_unit_test(a_decode_step_allocates_nothing),
         cmocka_unit_test(norms_of_dora_follow_the_adapter_when_they_are_prepared),
+        cmocka_unit_test(recomputation_changes_no_bit_of_any_architecture),
         cmocka_unit_test(every_failed_allocation_of_a_session_is_an_error_without_a_leak),
         cmocka_unit_test(plans_of_two_dtypes_at_once_give_the_bits_they_give_alone),
     };

@@ -18,6 +18,7 @@ struct nbl_model {
     const char *path;
     nbl__decoder decoder;
     nbl_dtype dtype; /* of the computation */
+    bool decoded;    /* int8: multiply with decoded weights instead of rounding activations */
     nbl_checkpoint *checkpoint;
     nbl__gguf_model *gguf;
     nbl__peft *peft;
@@ -98,14 +99,16 @@ typedef struct nbl__plan_request {
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
     int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
     uint64_t memory;           /* the budget of everything, weights included; 0: no limit */
+    nbl__recompute least;      /* at least this much recomputation */
 } nbl__plan_request;
 
 /* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names
  * the smallest budget when there is none. longest_sequence is that of `sequences` equal ones. */
 nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
-/* Bytes of AdamW's moments for the trained parameters of a graph: f32, or codes of 8 bits with a scale per 256 (what
- * has fewer than NBL_MOMENTS_LEAST elements stays f32). */
-enum { NBL_MOMENTS_LEAST = 4096 };
+/* Bits of AdamW's moments of a trained parameter when 32 or 8 are asked for, as bitsandbytes and transformers decide: with
+ * fewer than 4,096 elements, and of an embedding, they stay f32. */
+int nbl__moment_bits(const nbl__value_info *info, int bits);
+/* Bytes of all moments of a graph: f32, or codes of 8 bits with a scale per 256. */
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits);
 
 #endif

@@ -140,6 +140,4 @@ void nbl__list_casts(nbl_model_plan *report, nbl_model *m, const nbl__plan *plan
                  nbl__slot_tensor(nbl__slot_find(family, "y"), step->arguments)->dtype,
                  "the graph asks for it");
     }
-    if (!plan->saved_bytes)
-        add_cast(report, "logits", m->dtype, NBL_DTYPE_F32, "tokens are chosen from logits in f32");
 }

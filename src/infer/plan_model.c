@@ -4,13 +4,20 @@
  * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
 #include "infer/plan_list.h"
 
+int nbl__moment_bits(const nbl__value_info *info, int bits)
+{
+    enum { LEAST = 4096 };
+    bool large = nbl__tensor_elements(&info->tensor) >= LEAST;
+    return large && !nbl__ends_with(info->name, "embed_tokens.weight") ? bits : 32;
+}
+
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)
 {
     uint64_t sum = 0;
     for (nbl__value v = 1; v <= g->value_count && bits; v++) {
         if (!g->values[v].trained) continue;
         uint64_t n = (uint64_t)nbl__tensor_elements(&g->values[v].tensor);
-        bool coded = bits == 8 && n >= NBL_MOMENTS_LEAST;
+        bool coded = nbl__moment_bits(&g->values[v], bits) == 8;
         uint64_t codes = coded ? n : 4 * n, scales = coded ? (n + 255) / 256 * 4 : 0;
         sum += 2 * ((codes + 63) / 64 * 64 + (scales + 63) / 64 * 64);
     }
@@ -139,11 +146,12 @@ static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_mode
               " sequences: the smallest budget is %" PRIu64 " bytes",
               m->path, r->memory, r->tokens, r->sequences, plan->smallest_memory);
     planned p;
-    nbl_status status = plan_step(m, r, (nbl__plan_options){0}, &p);
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = r->least}, &p);
     if (status == NBL_OK && r->memory && total_of(&p) > r->memory) {
         size_t arenas = (size_t)(r->memory - p.weights - p.optimizer - p.beside);
         free_planned(&p);
-        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = NBL_RECOMPUTE_CHEAP}, &p);
+        nbl__recompute least = r->least > NBL_RECOMPUTE_CHEAP ? r->least : NBL_RECOMPUTE_CHEAP;
+        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = least}, &p);
     }
     if (status == NBL_OK) report(m, &p, plan);
     free_planned(&p);

@@ -1,7 +1,7 @@
 /* optimizer.c - see optimizer.h. */
 #include "train/optimizer.h"
 
-enum { SCALE_BLOCK = 256, LEAST_FOR_8_BITS = 4096 }; /* bitsandbytes' */
+enum { SCALE_BLOCK = 256 }; /* bitsandbytes' */
 
 /* Does a name have `part` as one of its members, or a member that ends in it? */
 static bool has_part(const char *name, const char *part)
@@ -18,11 +18,6 @@ static bool decays(const char *name)
     return strstr(name, "bias") == NULL && strstr(name, "layernorm") == NULL &&
            strstr(name, "rmsnorm") == NULL && strncmp(name, "norm.", 5) != 0 && !has_part(name, ".norm") &&
            !has_part(name, "_norm");
-}
-
-static int bits_of(const char *name, int64_t elements, bool adam8bit)
-{
-    return adam8bit && elements >= LEAST_FOR_8_BITS && strstr(name, "embed_tokens.weight") == NULL ? 8 : 32;
 }
 
 static size_t round_up(size_t bytes)
@@ -52,19 +47,8 @@ static bool is_trained(const nbl__value_info *info)
 static nbl__trained describe(const nbl__value_info *info, bool adam8bit)
 {
     nbl__trained t = {.name = info->name, .decays = decays(info->name), .adam.p = info->tensor};
-    t.bits = bits_of(info->name, nbl__tensor_elements(&info->tensor), adam8bit);
+    t.bits = nbl__moment_bits(info, adam8bit ? 8 : 32);
     return t;
-}
-
-size_t nbl__optimizer_bytes(const nbl__session *s, bool adam8bit)
-{
-    nbl__cut cut = {NULL, 0};
-    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
-        if (!is_trained(&s->graph.values[v])) continue;
-        nbl__trained t = describe(&s->graph.values[v], adam8bit);
-        cut_moments(&cut, &t);
-    }
-    return cut.used;
 }
 
 static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o)
@@ -75,7 +59,7 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
     o->gradients = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->gradients);
     o->group = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->group);
     if (o->tensors == NULL || o->gradients == NULL || o->group == NULL) return NBL_ERROR_MEMORY;
-    o->moment_bytes = nbl__optimizer_bytes(s, adam8bit);
+    o->moment_bytes = (size_t)nbl__moment_bytes(&s->graph, adam8bit ? 8 : 32);
     o->moments = nbl__alloc(o->ctx, o->moment_bytes);
     if (o->moments == NULL) return NBL_ERROR_MEMORY;
     nbl__cut cut = {o->moments, 0};

@@ -28,8 +28,6 @@ typedef struct nbl__optimizer {
     size_t moment_bytes;
 } nbl__optimizer;
 
-/* Bytes of all moments of a session's trained tensors. */
-size_t nbl__optimizer_bytes(const nbl__session *session, bool adam8bit);
 nbl_status nbl__optimizer_open(nbl__session *session, bool adam8bit, nbl__optimizer *optimizer);
 void nbl__optimizer_close(nbl__optimizer *optimizer);
 /* Sets all gradients to zero. */

@@ -4,23 +4,11 @@
  * whoever made it. Defaults are read from the table by the same code as values from a file. */
 #include "train/run_config.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/utf8.h"
-#include "format/config.h"
-#include "train/run_keys.h"
-#include "train/yaml.h"
+#include "train/run_reader.h"
 
-typedef struct reader {
-    nbl__arena *arena;
-    nbl_context *ctx;
-    nbl__yaml *root;
-    nbl__run_draft draft;
-    const nbl__yaml *given[NBL_RUN_KEYS]; /* by row; NULL: not given */
-} reader;
+typedef nbl__run_reader reader;
 
 /* ---- messages ---- */
 
@@ -244,201 +232,7 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
     return NBL_OK;
 }
 
-/* ---- the whole ---- */
-
-static const nbl__yaml *given(const reader *r, const char *name)
-{
-    return r->given[nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, name) - nbl__run_keys];
-}
-
-/* Two keys that cannot both be meant; told at the one that stands later. */
-static nbl_status contradiction(reader *r, const char *first, const char *second, const char *why)
-{
-    const nbl__yaml *a = given(r, first), *b = given(r, second);
-    const nbl__yaml *later = b == NULL || (a && a->line > b->line && b->line > 0) || (a && a->line == 0) ? a
-                                                                                                         : b;
-    return nbl__yaml_fail(r->ctx, later, NBL_ERROR_ARGUMENT, "%s and %s contradict each other: %s", first,
-                          second, why);
-}
-
-static nbl_status needed(reader *r, const char *name)
-{
-    return nbl__fail(r->ctx, NBL_ERROR_ARGUMENT, "%s: %s is needed, and is not given", r->root->where, name);
-}
-
-/* Whether the base was quantised before, as its config.json says; one that is not there, or cannot be read, is
- * for whoever opens the model to complain about. */
-static nbl_status base_is_quantized(reader *r, bool *quantized)
-{
-    nbl__config config;
-    const char *path = nbl__arena_printf(r->arena, "%s/config.json", r->draft.config.base_model);
-    if (path == NULL) return NBL_ERROR_MEMORY;
-    *quantized = false;
-    if (!nbl__exists(path)) return NBL_OK;
-    nbl_status status = nbl__config_read(r->arena, path, &config);
-    if (status == NBL_OK) *quantized = nbl__config_method(&config) != NULL;
-    return status == NBL_ERROR_MEMORY ? status : NBL_OK;
-}
-
-static nbl_status resolve_precision(reader *r)
-{
-    nbl__run_draft *d = &r->draft;
-    nbl__run_config *c = &d->config;
-    if (d->bf16 == 1 && d->fp16) return contradiction(r, "bf16", "fp16", "one dtype computes");
-    if (c->device && strcmp(c->device, "auto") == 0) c->device = NULL;
-    if (d->bf16 == 2)
-        d->bf16 = !d->fp16 &&
-                  (nbl__isa(r->ctx) >= NBL_ISA_AVX512BF16 || (c->device && strcmp(c->device, "cuda") == 0));
-    c->compute = d->bf16 ? NBL_DTYPE_BF16 : d->fp16 ? NBL_DTYPE_F16 : NBL_DTYPE_F32;
-    c->tf32 = d->tf32 == 1;
-    if (c->load_in_4bit && c->load_in_8bit)
-        return contradiction(r, "load_in_4bit", "load_in_8bit", "weights are stored in one format");
-    for (int bits = 4; bits <= 8; bits += 4) {
-        const char *name = bits == 4 ? "load_in_4bit" : "load_in_8bit";
-        if ((bits == 4 ? c->load_in_4bit : c->load_in_8bit) && d->adapter == NBL_ADAPTER_NONE)
-            return nbl__yaml_fail(r->ctx, given(r, name), NBL_ERROR_ARGUMENT,
-                                  "%s needs adapter (lora or qlora): quantised weights are not trained "
-                                  "themselves",
-                                  name);
-    }
-    return NBL_OK;
-}
-
-static nbl_status resolve_adapter(reader *r)
-{
-    nbl__run_draft *d = &r->draft;
-    nbl__run_config *c = &d->config;
-    c->full = d->adapter == NBL_ADAPTER_NONE;
-    c->qlora = d->adapter == NBL_ADAPTER_QLORA;
-    if (c->qlora && c->load_in_8bit)
-        return contradiction(r, "adapter", "load_in_8bit",
-                             "adapter: qlora is load_in_4bit; adapter: lora does 8 bits");
-    bool quantized = c->load_in_4bit;
-    if (c->qlora && !quantized) NBL_TRY(base_is_quantized(r, &quantized));
-    if (c->qlora && !quantized)
-        return nbl__yaml_fail(r->ctx, given(r, "adapter"), NBL_ERROR_ARGUMENT,
-                              "adapter: qlora needs load_in_4bit: true");
-    if (c->target_regex && strcmp(c->target_regex, "all-linear") == 0)
-        c->target_linear = true, c->target_regex = NULL;
-    if (c->full) {
-        if (c->lora_model_dir)
-            return nbl__yaml_fail(r->ctx, given(r, "lora_model_dir"), NBL_ERROR_ARGUMENT,
-                                  "lora_model_dir needs adapter (lora or qlora)");
-        for (int i = 0; i < NBL_RUN_KEYS; i++) {
-            const char *name = nbl__run_keys[i].name;
-            if (r->given[i] && (strncmp(name, "lora_", 5) == 0 || strncmp(name, "peft_", 5) == 0))
-                nbl__log(r->ctx, NBL_LOG_WARNING,
-                         "%s: %s has no effect without adapter: every weight is trained", r->given[i]->where,
-                         name);
-        }
-        c->dora = c->rslora = c->target_linear = false;
-        c->lora_r = 0;
-        c->lora_alpha = c->lora_dropout = 0;
-        c->target_regex = NULL;
-        c->target_modules = c->modules_to_save = (nbl__names){0};
-        return NBL_OK;
-    }
-    if (c->lora_model_dir) return NBL_OK;
-    if (!given(r, "lora_r")) c->lora_r = 8;
-    if (!given(r, "lora_alpha")) c->lora_alpha = 8;
-    if (c->target_regex && c->target_linear)
-        return contradiction(r, "lora_target_modules", "lora_target_linear",
-                             "a regular expression names all layers that are meant");
-    if (!c->target_linear && c->target_regex == NULL && c->target_modules.count == 0)
-        return nbl__yaml_fail(r->ctx, given(r, "adapter"), NBL_ERROR_ARGUMENT,
-                              "adapter needs lora_target_linear: true, or lora_target_modules");
-    return NBL_OK;
-}
-
-static bool is_template(const char *text)
-{
-    return strstr(text, "{{") || strstr(text, "{%");
-}
-
-/* A template's text, from its file if it is no template itself. */
-static nbl_status load_template(reader *r, const nbl__yaml *at, const char **text)
-{
-    if (is_template(*text)) return NBL_OK;
-    char *bytes;
-    size_t size;
-    NBL_TRY(nbl__file_read(r->ctx, *text, NBL_YAML_MOST_BYTES, &bytes, &size));
-    bool good = memchr(bytes, 0, size) == NULL;
-    for (const char *s = bytes, *end = bytes + size; good && s < end;) {
-        int n = nbl__utf8_length(s, end);
-        good = n > 0;
-        s += n;
-    }
-    nbl_status status = NBL_OK;
-    if (!good)
-        status = nbl__yaml_fail(r->ctx, at, NBL_ERROR_FORMAT,
-                                "chat_template_jinja: %.400s is no text in UTF-8", *text);
-    else if ((*text = nbl__arena_strdup(r->arena, bytes)) == NULL) status = NBL_ERROR_MEMORY;
-    nbl__free(r->ctx, bytes, size + 1);
-    return status;
-}
-
-static nbl_status resolve_template(reader *r)
-{
-    nbl__run_config *c = &r->draft.config;
-    const nbl__yaml *kind = given(r, "chat_template"), *own = given(r, "chat_template_jinja");
-    bool jinja = kind && strcmp(c->chat_template, "jinja") == 0;
-    if (own) {
-        if (kind && !jinja)
-            return contradiction(r, "chat_template", "chat_template_jinja",
-                                 "a template of one's own goes with chat_template: jinja");
-        NBL_TRY(load_template(r, own, &r->draft.template_text));
-        c->chat_template = r->draft.template_text;
-        return NBL_OK;
-    }
-    if (jinja)
-        return nbl__yaml_fail(r->ctx, kind, NBL_ERROR_ARGUMENT,
-                              "chat_template: jinja needs chat_template_jinja");
-    if (kind && strcmp(c->chat_template, "chatml") != 0 &&
-        strcmp(c->chat_template, "tokenizer_default") != 0 && !is_template(c->chat_template))
-        return nbl__yaml_fail(
-            r->ctx, kind, NBL_ERROR_ARGUMENT,
-            "chat_template: \"%.60s\" is not allowed; allowed: tokenizer_default, chatml, jinja, "
-            "or a template's text",
-            c->chat_template);
-    return NBL_OK;
-}
-
-static nbl_status resolve_loop(reader *r)
-{
-    nbl__run_config *c = &r->draft.config;
-    if (!given(r, "eval_sample_packing")) c->eval_sample_packing = c->sample_packing;
-    if (c->val_set_size >= 1 && c->val_set_size != floor(c->val_set_size))
-        return nbl__yaml_fail(r->ctx, given(r, "val_set_size"), NBL_ERROR_ARGUMENT,
-                              "val_set_size: a share is below 1, a count is a whole number");
-    if (c->warmup_steps > 0 && c->warmup_ratio > 0)
-        return contradiction(r, "warmup_ratio", "warmup_steps", "give one");
-    if (c->warmup_ratio > 0) c->warmup_steps = -1;
-    if (c->eval_steps > 0 && c->evals_per_epoch > 0)
-        return contradiction(r, "eval_steps", "evals_per_epoch", "give one");
-    if (c->save_steps > 0 && c->saves_per_epoch > 0)
-        return contradiction(r, "save_steps", "saves_per_epoch", "give one");
-    if (c->val_set_size > 0) return NBL_OK;
-    if (c->early_stopping_patience > 0)
-        return nbl__yaml_fail(
-            r->ctx, given(r, "early_stopping_patience"), NBL_ERROR_ARGUMENT,
-            "early_stopping_patience needs val_set_size: without evaluations nothing stops");
-    if (c->eval_steps > 0 || c->evals_per_epoch > 0)
-        nbl__log(r->ctx, NBL_LOG_WARNING, "%s: %s has no effect: val_set_size is 0", r->root->where,
-                 c->eval_steps > 0 ? "eval_steps" : "evals_per_epoch");
-    return NBL_OK;
-}
-
-static nbl_status resolve(reader *r)
-{
-    const nbl__run_config *c = &r->draft.config;
-    if (c->base_model == NULL) return needed(r, "base_model");
-    if (c->dataset_count == 0) return needed(r, "datasets");
-    if (!given(r, "learning_rate")) return needed(r, "learning_rate");
-    NBL_TRY(resolve_precision(r));
-    NBL_TRY(resolve_adapter(r));
-    NBL_TRY(resolve_template(r));
-    return resolve_loop(r);
-}
+/* ---- the file ---- */
 
 /* "key=value", the value YAML. */
 static nbl_status apply_override(reader *r, const char *text)
@@ -468,7 +262,7 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));
     NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->draft));
     NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->draft));
-    NBL_TRY(resolve(r));
+    NBL_TRY(nbl__run_resolve(r));
     r->draft.config.file = r->root->where;
     *config = r->draft.config;
     return NBL_OK;

@@ -14,6 +14,8 @@
 #define BELOW_1 0x1.fffffffffffffp-1
 #define MANY 0x1p40
 #define POSITIVE .least = 1, .most = MANY, .range = "1 or more"
+/* What is multiplied with other sizes keeps within this. */
+#define BATCHES .least = 1, .most = 1 << 20, .range = "1 to 1048576"
 #define NATURAL .least = 0, .most = MANY, .range = "0 or more"
 
 static const nbl__run_choice quant_types[] = {{"nf4", 0}, {"fp4", 1}, {NULL, 0}};
@@ -135,9 +137,9 @@ const nbl__run_key nbl__run_keys[] = {
     {"special_tokens", NBL_KEY_MAP, ROWS(token_keys),
      .help = "other tokens than the tokenizer's: `pad_token`, `eos_token`, `bos_token`, `unk_token`"},
     /* the loop */
-    {"micro_batch_size", NBL_KEY_INTEGER, AT(config.micro_batch_size), POSITIVE, .fallback = "1",
+    {"micro_batch_size", NBL_KEY_INTEGER, AT(config.micro_batch_size), BATCHES, .fallback = "1",
      .help = "sequences in one pass"},
-    {"gradient_accumulation_steps", NBL_KEY_INTEGER, AT(config.gradient_accumulation_steps), POSITIVE,
+    {"gradient_accumulation_steps", NBL_KEY_INTEGER, AT(config.gradient_accumulation_steps), BATCHES,
      .fallback = "1", .help = "passes in one step"},
     {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), .least = ABOVE_0, .most = 1e9, .range = "above 0",
      .fallback = "1.0", .help = "how often everything is trained"},

@@ -90,7 +90,7 @@ void nbl__trainer_describe(nbl__trainer *t)
         .samples = &t->samples,
         .arenas = {.weights = nbl__model_bytes(t->model),
                    .adapters = plan->bytes[NBL_MEMORY_PARAMETERS] + plan->bytes[NBL_MEMORY_GRADIENTS],
-                   .optimizer = nbl__optimizer_bytes(&t->session, t->config->adam8bit),
+                   .optimizer = t->optimizer.moment_bytes,
                    .saved = plan->saved_bytes,
                    .scratch = plan->bytes[NBL_MEMORY_RUN] - plan->saved_bytes +
                               plan->bytes[NBL_MEMORY_INPUTS],

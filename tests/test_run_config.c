@@ -1,0 +1,823 @@
+/* test_run_config.c - the configuration of a training run: what each key means, every kind of mistake and how it is
+ * named, overrides, hostile YAML, and that what is written reads back. */
+#include "support.h"
+
+#include <math.h>
+
+#include "base/alloc.h"
+#include "train/run.h"
+#include "train/run_keys.h"
+#include "train/yaml.h"
+
+/* A configuration, one key a line. */
+static const char *const base_lines[] = {
+    "base_model: \"models/base\"",
+    "datasets: [{\"path\": \"rows.jsonl\", \"type\": \"pretokenized\"}]",
+    "output_dir: \"out\"",
+    "seed: 1",
+    "adapter: \"lora\"",
+    "lora_r: 4",
+    "lora_alpha: 8",
+    "lora_dropout: 0.0",
+    "lora_target_linear: true",
+    "sequence_len: 64",
+    "micro_batch_size: 2",
+    "max_steps: 1",
+    "learning_rate: 0.005",
+    "lr_scheduler: \"constant\"",
+    "warmup_steps: 0",
+    "optimizer: \"adamw_torch\"",
+    "adam_beta2: 0.999",
+    "max_grad_norm: 1.0",
+    "bf16: false",
+    "fp16: false",
+};
+enum { BASE_LINES = sizeof base_lines / sizeof *base_lines };
+
+typedef struct fixture {
+    char folder[64];
+    nbl_context *ctx;
+    nbl_run *run;
+    char log[4096];
+    int lines;
+} fixture;
+
+static void keep_log(void *user, nbl_log_level level, const char *line)
+{
+    fixture *f = user;
+    (void)level;
+    assert_true(strlen(f->log) + strlen(line) + 2 < sizeof f->log);
+    strcat(strcat(f->log, line), "\n");
+    f->lines++;
+}
+
+static void begin(fixture *f)
+{
+    *f = (fixture){0};
+    make_temp(f->folder);
+    nbl_context_options options = {.threads = 1, .log = keep_log, .log_user = f};
+    assert_int_equal(nbl_context_create(&options, &f->ctx), NBL_OK);
+}
+
+static void end(fixture *f)
+{
+    nbl_run_close(f->run);
+    nbl_context_destroy(f->ctx);
+    remove_tree(f->folder);
+}
+
+/* Reads a text as user.yml; `set` ends with NULL, or is NULL. */
+static nbl_status read_with(fixture *f, const char *text, size_t size, const char *const *set)
+{
+    int64_t count = 0;
+    while (set && set[count]) count++;
+    write_file(f->folder, "user.yml", text, size);
+    nbl_run_close(f->run);
+    f->run = NULL;
+    return nbl_run_open(f->ctx, in_folder(f->folder, "user.yml"), set, count, &f->run);
+}
+
+static const nbl__run_config *read_good(fixture *f, const char *text, const char *const *set)
+{
+    nbl_status status = read_with(f, text, strlen(text), set);
+    if (status != NBL_OK) fail_msg("%s\n%s", nbl_error_message(f->ctx), text);
+    return &f->run->config;
+}
+
+static void must_say(const fixture *f, const char *word)
+{
+    if (strstr(nbl_error_message(f->ctx), word) == NULL)
+        fail_msg("\"%s\" is not in: %s", word, nbl_error_message(f->ctx));
+}
+
+static bool has_key(const char *line, const char *key)
+{
+    size_t size = strcspn(line, ":");
+    return strlen(key) >= size && strncmp(line, key, size) == 0 && (key[size] == 0 || key[size] == ':');
+}
+
+/* The base configuration without the keys in `drop` (words), with `line` in place of its key's line, and with
+ * `extra` behind it. Returns the number of the replaced line. */
+static int edited(char *text, const char *drop, const char *line, const char *extra)
+{
+    int at = 0, number = 0;
+    *text = 0;
+    for (int i = 0; i < BASE_LINES; i++) {
+        char key[64];
+        snprintf(key, sizeof key, " %.*s ", (int)strcspn(base_lines[i], ":"), base_lines[i]);
+        if (drop && strstr(drop, key)) continue;
+        number++;
+        bool replaced = line && has_key(base_lines[i], line);
+        if (replaced) at = number;
+        strcat(strcat(text, replaced ? line : base_lines[i]), "\n");
+    }
+    if (extra) strcat(strcat(text, extra), "\n");
+    return at;
+}
+
+/* ---- values ---- */
+
+#define LEAST "base_model: b\ndatasets: [{path: d.jsonl}]\nlearning_rate: 1\n"
+
+static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    const nbl__run_config *c = read_good(&f, LEAST, NULL);
+    assert_true(c->full && !c->qlora && !c->load_in_4bit && !c->load_in_8bit && !c->fp4 && c->double_quant);
+    assert_int_equal(c->compute, NBL_DTYPE_F32);
+    assert_int_equal(c->sequence_len, 2048);
+    assert_true(c->shuffle && !c->curriculum && !c->sample_packing && !c->eval_sample_packing);
+    assert_int_equal(c->excess, NBL_EXCESS_DROP);
+    assert_int_equal(c->micro_batch_size, 1);
+    assert_int_equal(c->gradient_accumulation_steps, 1);
+    assert_true(c->num_epochs == 1 && c->max_steps == 0 && c->val_set_size == 0);
+    assert_true(c->weight_decay == 0 && c->beta1 == 0.9 && c->beta2 == 0.999 && c->epsilon == 1e-8);
+    assert_true(c->max_grad_norm == 1 && !c->adam8bit && c->warmup_steps == 0 && c->warmup_ratio == 0);
+    assert_int_equal(c->schedule, NBL_SCHEDULE_COSINE);
+    assert_true(c->logging_steps == 1 && c->eval_steps == 0 && c->save_steps == 0 &&
+                c->save_total_limit == 0);
+    assert_true(c->loss_watchdog_threshold == 0 && c->early_stopping_patience == 0);
+    assert_string_equal(c->output_dir, "./model-out");
+    assert_true(c->seed == 42 && c->threads == 0 && c->memory == 0 && c->report && c->device == NULL);
+    assert_null(c->chat_template);
+    const nbl__dataset_config *d = c->datasets;
+    assert_int_equal(c->dataset_count, 1);
+    assert_true(d->type == NBL_DATA_TOKENS && d->file == NBL_FILE_BY_NAME && d->train_on_eos == NBL_EOS_TURN);
+    assert_string_equal(d->field_messages, "messages");
+    assert_string_equal(d->field_text, "text");
+    assert_string_equal(d->property_role, "role");
+    assert_string_equal(d->property_content, "content");
+    assert_int_equal(d->roles_to_train.count, 1);
+    assert_string_equal(d->roles_to_train.items[0], "assistant");
+    assert_null(d->split);
+    assert_int_equal(f.lines, 0);
+    c = read_good(&f, LEAST "adapter: lora\nlora_target_linear: true\n", NULL);
+    assert_true(c->lora_r == 8 && c->lora_alpha == 8 && c->lora_dropout == 0 && !c->full);
+    c = read_good(&f, LEAST "adapter: lora\nlora_model_dir: a\n", NULL);
+    assert_true(c->lora_r == 0 && c->lora_alpha == 0);
+    end(&f);
+}
+
+/* Every key of the table, with a value that is not its default. */
+static const char everything[] =
+    "base_model: \"a: b # c \\u00e9\\n\\u2028 \\\\ \\\" \\U0001F642\"\n"
+    "load_in_4bit: yes\nload_in_8bit: Off\nbnb_4bit_quant_type: fp4\nbnb_4bit_use_double_quant: NO\n"
+    "bf16: True\nfp16: false\ntf32: on\nadapter: qlora\nlora_r: 1_6\nlora_alpha: 3.5e1\nlora_dropout: .25\n"
+    "lora_target_modules: [q_proj, 'yes', \"10\"]\nlora_target_linear: true\nlora_modules_to_save: "
+    "[lm_head]\n"
+    "peft_use_dora: true\npeft_use_rslora: true\nlora_model_dir: start here\n"
+    "datasets:\n"
+    "  - path: first.jsonl\n    type: chat_template\n    ds_type: json\n    field_messages: conversations\n"
+    "    field: body\n    message_property_mappings: {role: from, content: value}\n"
+    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    split: \"train[10%:]\"\n"
+    "  - {path: second.csv, type: alpaca, ds_type: csv, train_on_eos: none, roles_to_train: []}\n"
+    "  - {path: third, type: completion, ds_type: text, train_on_eos: all}\n"
+    "  - {path: fourth, type: input_output}\n"
+    "train_on_inputs: true\nchat_template: jinja\nchat_template_jinja: \"{% if x %}\\n  {{ x }}{% endif "
+    "%}\"\n"
+    "sequence_len: 512\nexcess_length_strategy: truncate\nsample_packing: true\neval_sample_packing: false\n"
+    "pad_to_sequence_len: true\nshuffle_merged_datasets: false\ncurriculum_sampling: true\nval_set_size: "
+    "0.1\n"
+    "skip_bad_rows: true\n"
+    "special_tokens:\n  pad_token: <pad>\n  eos_token: <eos>\n  bos_token: <bos>\n  unk_token: <unk>\n"
+    "micro_batch_size: 3\ngradient_accumulation_steps: 4\nnum_epochs: 2.5\nmax_steps: 7\n"
+    "optimizer: adamw_8bit\nlearning_rate: 2e-4\nlr_scheduler: linear\nwarmup_ratio: 0.03\nweight_decay: "
+    "1e-2\n"
+    "adam_beta1: 0.8\nadam_beta2: 0.95\nadam_epsilon: 1.5e-7\nmax_grad_norm: 0.3\n"
+    "gradient_checkpointing: true\nlogging_steps: 5\neval_steps: 6\nsaves_per_epoch: 2\nsave_total_limit: 8\n"
+    "early_stopping_patience: 9\nloss_watchdog_threshold: 5.0\nloss_watchdog_patience: 11\n"
+    "output_dir: ' out'\nseed: 9223372036854775807\nresume_from_checkpoint: out/checkpoint-3\n"
+    "auto_resume_from_checkpoints: true\ndevice: cpu\nthreads: 12\nmemory: 1.5GiB\nreport: false\n";
+
+static void every_key_reaches_its_field(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    const nbl__run_config *c = read_good(&f, everything, NULL);
+    assert_string_equal(c->base_model, "a: b # c é\n\xe2\x80\xa8 \\ \" 🙂");
+    assert_true(c->load_in_4bit && !c->load_in_8bit && c->fp4 && !c->double_quant && c->tf32);
+    assert_int_equal(c->compute, NBL_DTYPE_BF16);
+    assert_true(c->qlora && !c->full && c->lora_r == 16 && c->lora_alpha == 35 && c->lora_dropout == 0.25);
+    assert_int_equal(c->target_modules.count, 3);
+    assert_string_equal(c->target_modules.items[1], "yes");
+    assert_string_equal(c->target_modules.items[2], "10");
+    assert_true(c->target_linear && c->target_regex == NULL && c->dora && c->rslora);
+    assert_string_equal(c->modules_to_save.items[0], "lm_head");
+    assert_string_equal(c->lora_model_dir, "start here");
+    assert_int_equal(c->dataset_count, 4);
+    const nbl__dataset_config *d = c->datasets;
+    assert_true(d->type == NBL_DATA_CHAT && d->file == NBL_FILE_JSON && d->train_on_eos == NBL_EOS_LAST);
+    assert_string_equal(d->path, "first.jsonl");
+    assert_string_equal(d->field_messages, "conversations");
+    assert_string_equal(d->field_text, "body");
+    assert_string_equal(d->property_role, "from");
+    assert_string_equal(d->property_content, "value");
+    assert_string_equal(d->roles_to_train.items[1], "human");
+    assert_string_equal(d->split, "train[10%:]");
+    assert_true(d[1].type == NBL_DATA_ALPACA && d[1].file == NBL_FILE_CSV &&
+                d[1].train_on_eos == NBL_EOS_NONE);
+    assert_int_equal(d[1].roles_to_train.count, 0);
+    assert_true(d[2].type == NBL_DATA_COMPLETION && d[2].file == NBL_FILE_TEXT &&
+                d[2].train_on_eos == NBL_EOS_ALL);
+    assert_true(d[3].type == NBL_DATA_SEGMENTS && d[3].file == NBL_FILE_BY_NAME);
+    assert_true(c->train_on_inputs);
+    assert_string_equal(c->chat_template, "{% if x %}\n  {{ x }}{% endif %}");
+    assert_true(c->sequence_len == 512 && c->excess == NBL_EXCESS_TRUNCATE && c->sample_packing &&
+                !c->eval_sample_packing && c->pad_to_sequence_len && !c->shuffle && c->curriculum &&
+                c->val_set_size == 0.1 && c->skip_bad_rows);
+    assert_string_equal(c->pad_token, "<pad>");
+    assert_string_equal(c->eos_token, "<eos>");
+    assert_string_equal(c->bos_token, "<bos>");
+    assert_string_equal(c->unk_token, "<unk>");
+    assert_true(c->micro_batch_size == 3 && c->gradient_accumulation_steps == 4 && c->num_epochs == 2.5 &&
+                c->max_steps == 7 && c->adam8bit && c->learning_rate == 2e-4);
+    assert_int_equal(c->schedule, NBL_SCHEDULE_LINEAR);
+    assert_true(c->warmup_steps == -1 && c->warmup_ratio == 0.03 && c->weight_decay == 0.01);
+    assert_true(c->beta1 == 0.8 && c->beta2 == 0.95 && c->epsilon == 1.5e-7 && c->max_grad_norm == 0.3);
+    assert_true(c->gradient_checkpointing && c->logging_steps == 5 && c->eval_steps == 6);
+    assert_true(c->saves_per_epoch == 2 && c->save_steps == 0 && c->evals_per_epoch == 0);
+    assert_true(c->save_total_limit == 8 && c->early_stopping_patience == 9);
+    assert_true(c->loss_watchdog_threshold == 5 && c->loss_watchdog_patience == 11);
+    assert_string_equal(c->output_dir, " out");
+    assert_true(c->seed == INT64_MAX && c->auto_resume && c->threads == 12 && !c->report);
+    assert_string_equal(c->resume_from_checkpoint, "out/checkpoint-3");
+    assert_string_equal(c->device, "cpu");
+    assert_int_equal(c->memory, 3ull << 29);
+    assert_int_equal(f.lines, 0);
+    end(&f);
+}
+
+/* Reads a text, writes the result, reads that and writes it again: both the same. Returns the text; free it. */
+static char *round_trip(fixture *f, const char *text)
+{
+    nbl__text first = {.ctx = f->ctx}, second = {.ctx = f->ctx};
+    assert_ok(f->ctx, nbl__run_config_write(&first, read_good(f, text, NULL)));
+    f->lines = 0;
+    assert_ok(f->ctx, nbl__run_config_write(&second, read_good(f, first.text, NULL)));
+    assert_string_equal(first.text, second.text);
+    assert_int_equal(f->lines, 0);
+    char *copy = strdup(first.text);
+    nbl__text_free(&first);
+    nbl__text_free(&second);
+    return copy;
+}
+
+static void what_is_written_reads_back_to_the_same(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    char *text = round_trip(&f, everything);
+    const nbl__run_config *c = &f.run->config;
+    assert_string_equal(c->base_model, "a: b # c é\n\xe2\x80\xa8 \\ \" 🙂");
+    assert_string_equal(c->output_dir, " out");
+    assert_string_equal(c->chat_template, "{% if x %}\n  {{ x }}{% endif %}");
+    assert_true(c->learning_rate == 2e-4 && c->seed == INT64_MAX && c->warmup_steps == -1 && c->qlora);
+    assert_true(c->datasets[3].type == NBL_DATA_SEGMENTS && c->datasets[1].roles_to_train.count == 0);
+    assert_string_equal(c->datasets[0].property_role, "from");
+    assert_string_equal(c->unk_token, "<unk>");
+    assert_non_null(strstr(text, "\nlearning_rate: 0.0002\n"));
+    assert_non_null(strstr(text, "\nadam_epsilon: 1.5e-07\n"));
+    for (int i = 0; i < NBL_RUN_KEYS; i++) {
+        char line[80];
+        if (nbl__run_keys[i].type >= NBL_KEY_NOTICE) continue;
+        snprintf(line, sizeof line, "\n%s:", nbl__run_keys[i].name);
+        if (i > 0 && strstr(text, line) == NULL && strcmp(nbl__run_keys[i].name, "warmup_steps") != 0)
+            fail_msg("%s is not written", nbl__run_keys[i].name);
+    }
+    free(text);
+    static const char *const others[] = {
+        LEAST,
+        LEAST "lora_r: 4\nlora_target_linear: true\n",
+        LEAST "adapter: lora\nlora_target_modules: '.*\\.(q|k)_proj'\nload_in_8bit: true\nfp16: true\n",
+        LEAST "adapter: lora\nlora_target_modules: all-linear\nwarmup_steps: 3\nsave_steps: 4\n",
+        LEAST
+        "chat_template: chatml\nspecial_tokens: {pad_token: \"\\x7f\\x85\\uFEFF\\t\"}\nadam_epsilon: 1e-5\n",
+        LEAST "chat_template: tokenizer_default\n",
+        LEAST "bf16: auto\ntf32: auto\nval_set_size: 20\nevals_per_epoch: 2\nmemory: 123456789012345\n",
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) free(round_trip(&f, others[i]));
+    text = round_trip(&f, others[4]);
+    assert_string_equal(f.run->config.pad_token, "\x7f\xc2\x85\xef\xbb\xbf\t");
+    assert_non_null(strstr(text, "adam_epsilon: 1.0e-05\n")); /* PyYAML takes 1e-05 for a text */
+    free(text);
+    end(&f);
+}
+
+static void bf16_auto_is_decided_by_the_machine(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    bool has = nbl__isa(f.ctx) >= NBL_ISA_AVX512BF16;
+    assert_int_equal(read_good(&f, LEAST "bf16: auto\n", NULL)->compute,
+                     has ? NBL_DTYPE_BF16 : NBL_DTYPE_F32);
+    assert_int_equal(read_good(&f, LEAST "bf16: auto\nfp16: true\n", NULL)->compute, NBL_DTYPE_F16);
+    assert_int_equal(read_good(&f, LEAST "bf16: auto\ndevice: cuda\n", NULL)->compute, NBL_DTYPE_BF16);
+    assert_null(read_good(&f, LEAST "bf16: true\ndevice: auto\n", NULL)->device);
+    assert_int_equal(f.run->config.compute, NBL_DTYPE_BF16);
+    end(&f);
+}
+
+static void a_template_of_ones_own_may_be_a_file(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    char text[2048];
+    write_file(f.folder, "own.jinja", "{{ messages }}\n", 15);
+    snprintf(text, sizeof text, LEAST "chat_template_jinja: %s\n", in_folder(f.folder, "own.jinja"));
+    assert_string_equal(read_good(&f, text, NULL)->chat_template, "{{ messages }}\n");
+    assert_string_equal(read_good(&f, LEAST "chat_template: '{{ 1 }}'\n", NULL)->chat_template, "{{ 1 }}");
+    write_file(f.folder, "own.jinja", "\xff", 1);
+    assert_int_equal(read_with(&f, text, strlen(text), NULL), NBL_ERROR_FORMAT);
+    must_say(&f, "own.jinja");
+    end(&f);
+}
+
+static void qlora_takes_a_base_that_is_quantised_already(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    static const char config[] =
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", "
+        "\"quantization_config\": {\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true}}";
+    char text[2048];
+    write_file(f.folder, "config.json", config, sizeof config - 1);
+    snprintf(
+        text, sizeof text,
+        "base_model: %s\ndatasets: [{path: d}]\nlearning_rate: 1\nadapter: qlora\nlora_target_linear: true\n",
+        f.folder);
+    assert_true(read_good(&f, text, NULL)->qlora && !f.run->config.load_in_4bit);
+    free(round_trip(&f, text));
+    write_file(f.folder, "config.json", "{}", 2);
+    assert_int_not_equal(read_with(&f, text, strlen(text), NULL), NBL_OK);
+    must_say(&f, "load_in_4bit");
+    end(&f);
+}
+
+/* ---- keys of other engines ---- */
+
+static void keys_of_other_engines_are_noticed_once_and_empty_ones_never(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    read_good(&f,
+              LEAST
+              "model_type: AutoModelForCausalLM\ntokenizer_type: AutoTokenizer\ntrust_remote_code: false\n"
+              "strict: false\ndataset_prepared_path: last_run_prepared\nwandb_project: p\nwandb_entity:\n"
+              "wandb_watch: ~\nwandb_anything: {a: [1]}\nflash_attention: true\n"
+              "attn_implementation: flash_attention_2\ngradient_checkpointing_kwargs:\n"
+              "  use_reentrant: false\ndeepspeed:\nfsdp:\nfsdp_config: {x: 1}\ngroup_by_length: false\n"
+              "debug:\nlora_model_dir:\nfp16:\nearly_stopping_patience:\nresume_from_checkpoint: ''\n",
+              NULL);
+    assert_int_equal(f.lines, 12);
+    for (const char *const *name =
+             (const char *const[]){"model_type", "tokenizer_type", "trust_remote_code", "strict",
+                                   "dataset_prepared_path", "wandb_project", "wandb_anything",
+                                   "flash_attention", "attn_implementation", "gradient_checkpointing_kwargs",
+                                   "fsdp_config", "group_by_length", NULL};
+         *name; name++)
+        if (strstr(f.log, *name) == NULL) fail_msg("no notice of %s in\n%s", *name, f.log);
+    assert_non_null(strstr(f.log, "user.yml:4: model_type"));
+    end(&f);
+}
+
+static void what_has_no_effect_is_said(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    read_good(&f, LEAST "lora_r: 4\npeft_use_dora: true\n", NULL);
+    assert_int_equal(f.lines, 2);
+    assert_non_null(strstr(f.log, "lora_r has no effect without adapter"));
+    assert_true(f.run->config.lora_r == 0 && !f.run->config.dora);
+    read_good(&f, LEAST "eval_steps: 4\n", NULL);
+    assert_non_null(strstr(f.log, "eval_steps has no effect: val_set_size is 0"));
+    end(&f);
+}
+
+/* ---- mistakes ---- */
+
+typedef struct mistake {
+    const char *drop, *line, *extra;
+    const char *says[3];
+} mistake;
+
+#define LORA " adapter lora_r lora_alpha lora_dropout lora_target_linear "
+
+static const mistake mistakes[] = {
+    /* names */
+    {.extra = "lora_rank: 8", .says = {"lora_rank", "lora_r?"}},
+    {.extra = "learning_rte: 0.1", .says = {"learning_rte", "learning_rate?"}},
+    {.extra = "gradient_acumulation_steps: 2", .says = {"gradient_accumulation_steps?"}},
+    {.extra = "load_in_4bits: true", .says = {"load_in_4bit?"}},
+    {.extra = "sample_paking: true", .says = {"sample_packing?"}},
+    {.extra = "warm_up_steps: 3", .says = {"warm_up_steps", "warmup_steps?"}},
+    {.extra = "lr: 3", .says = {"learning_rate?"}},
+    {.extra = "epochs:", .says = {"num_epochs?"}},
+    {.extra = "per_device_train_batch_size: 3", .says = {"micro_batch_size?"}},
+    {.extra = "Adapter: lora", .says = {"adapter?"}},
+    {.extra = "optimiezr: a", .says = {"optimizer?"}},
+    {.extra = "zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz: 1",
+     .says = {"did you mean"}},
+    {.extra = "\"\": 1", .says = {"no such key"}},
+    {.extra = "roles_to_train: [a]", .says = {"roles_to_train", "datasets"}},
+    {.extra = "special_tokens: {pad: a}", .says = {"special_tokens.pad:", "pad_token?"}},
+    {.line = "datasets: [{path: a, typ: alpaca}]", .says = {"datasets.0.typ", "type?"}},
+    {.line = "datasets: [{path: a, lora_r: 2}]", .says = {"datasets.0.lora_r", "top level"}},
+    {.line = "datasets: [{path: a, message_property_mappings: {from: a}}]",
+     .says = {"message_property_mappings.from", "role?"}},
+    /* twice */
+    {.extra = "micro_batch_size: 2", .says = {"user.yml:21", "micro_batch_size", "line 11"}},
+    {.line = "datasets: [{path: a, path: b}]", .says = {"path", "twice"}},
+    /* contradictions */
+    {.extra = "load_in_4bit: true\nload_in_8bit: true",
+     .says = {"user.yml:22", "load_in_4bit", "load_in_8bit"}},
+    {.drop = " adapter ", .extra = "adapter: qlora", .says = {"qlora", "load_in_4bit"}},
+    {.drop = " adapter ", .extra = "adapter: qlora\nload_in_4bit: false", .says = {"qlora", "load_in_4bit"}},
+    {.drop = " adapter ", .extra = "adapter: qlora\nload_in_8bit: true", .says = {"qlora", "load_in_8bit"}},
+    {.drop = " bf16 fp16 ", .extra = "bf16: true\nfp16: true", .says = {"user.yml:20", "bf16", "fp16"}},
+    {.drop = " bf16 fp16 ", .extra = "fp16: true\nbf16: true", .says = {"user.yml:20", "bf16", "fp16"}},
+    {.drop = " warmup_steps ",
+     .extra = "warmup_ratio: 0.1\nwarmup_steps: 3",
+     .says = {"warmup_ratio", "warmup_steps"}},
+    {.drop = LORA, .extra = "load_in_4bit: true", .says = {"load_in_4bit", "adapter"}},
+    {.drop = LORA, .extra = "load_in_8bit: true", .says = {"load_in_8bit", "adapter"}},
+    {.drop = LORA, .extra = "lora_model_dir: a", .says = {"lora_model_dir", "adapter"}},
+    {.extra = "eval_steps: 3\nevals_per_epoch: 2", .says = {"eval_steps", "evals_per_epoch"}},
+    {.extra = "save_steps: 3\nsaves_per_epoch: 2", .says = {"save_steps", "saves_per_epoch"}},
+    {.extra = "early_stopping_patience: 2", .says = {"early_stopping_patience", "val_set_size"}},
+    {.extra = "lora_target_modules: .*proj", .says = {"lora_target_modules", "lora_target_linear"}},
+    {.line = "lora_target_linear: false", .extra = "", .says = {"lora_target_linear", "lora_target_modules"}},
+    {.extra = "chat_template: chatml\nchat_template_jinja: \"{{ x }}\"",
+     .says = {"chat_template and", "_jinja"}},
+    {.extra = "chat_template: jinja", .says = {"chat_template", "chat_template_jinja"}},
+    {.extra = "chat_template_jinja: nowhere.jinja", .says = {"nowhere.jinja"}},
+    /* missing */
+    {.drop = " base_model ", .says = {"user.yml", "base_model"}},
+    {.drop = " datasets ", .says = {"datasets"}},
+    {.drop = " learning_rate ", .says = {"learning_rate"}},
+    {.line = "base_model: null", .says = {"base_model"}, .extra = ""},
+    {.line = "datasets: []", .says = {"datasets"}, .extra = ""},
+    {.line = "datasets: [{type: alpaca}]", .says = {"datasets.0.path", "needed"}},
+    /* values */
+    {.line = "micro_batch_size: two", .says = {"micro_batch_size", "\"two\"", "whole number"}},
+    {.line = "learning_rate: fast", .says = {"learning_rate", "\"fast\"", "a number, above 0"}},
+    {.line = "learning_rate: 0", .says = {"learning_rate"}},
+    {.line = "learning_rate: .inf", .says = {"learning_rate"}},
+    {.line = "learning_rate: .nan", .says = {"learning_rate"}},
+    {.line = "learning_rate: nan", .says = {"learning_rate"}},
+    {.line = "learning_rate: 1e999", .says = {"learning_rate"}},
+    {.line = "learning_rate: 0x1p-3", .says = {"learning_rate"}},
+    {.line = "learning_rate: 1e", .says = {"learning_rate"}},
+    {.line = "learning_rate: true", .says = {"learning_rate"}},
+    {.line = "sequence_len: 1.5", .says = {"sequence_len", "\"1.5\""}},
+    {.line = "sequence_len: 0", .says = {"sequence_len", "2 to 16777216"}},
+    {.line = "seed: 010", .says = {"seed"}},
+    {.line = "seed: 9223372036854775808", .says = {"seed"}},
+    {.line = "seed: -1", .says = {"seed"}},
+    {.line = "seed: 1__0", .says = {"seed"}},
+    {.line = "lora_r: -4", .says = {"lora_r", "\"-4\"", "1 to 65536"}},
+    {.line = "lora_r: 0", .says = {"lora_r"}},
+    {.line = "lora_dropout: 1", .says = {"lora_dropout", "below 1"}},
+    {.line = "max_grad_norm: [1]", .says = {"max_grad_norm", "a list"}},
+    {.line = "bf16: maybe", .says = {"bf16", "\"maybe\"", "true, false or auto"}},
+    {.line = "fp16: auto", .says = {"fp16", "true or false"}},
+    {.line = "lr_scheduler: cosin", .says = {"lr_scheduler", "\"cosin\"", "linear, cosine, constant"}},
+    {.line = "optimizer: adamw_9bit", .says = {"optimizer", "adamw_9bit", "adamw_bnb_8bit"}},
+    {.line = "adam_beta2: 1.5", .says = {"adam_beta2", "1.5"}},
+    {.line = "max_steps: 12abc", .says = {"max_steps", "12abc"}},
+    {.line = "lora_alpha:\n  a: 1", .says = {"lora_alpha", "a map"}},
+    {.line = "adapter: loha", .says = {"adapter", "lora, qlora"}},
+    {.line = "output_dir: 12", .says = {"output_dir", "a text"}},
+    {.line = "output_dir: no", .says = {"output_dir", "a text"}},
+    {.line = "base_model: [a]", .says = {"base_model", "a list"}},
+    {.line = "datasets: rows.jsonl", .says = {"datasets", "a list of maps"}},
+    {.line = "datasets: [rows.jsonl]", .says = {"datasets", "a list of maps"}},
+    {.line = "datasets: [{path: a, type: wrong_type}]", .says = {"datasets.0.type", "wrong_type", "alpaca"}},
+    {.line = "datasets: [{path: a}, {path: b, roles_to_train: {a: 1}}]",
+     .says = {"datasets.1.roles_to_train"}},
+    {.line = "datasets: [{path: a, roles_to_train: [a, [b]]}]", .says = {"datasets.0.roles_to_train"}},
+    {.extra = "special_tokens: <pad>", .says = {"special_tokens", "a map"}},
+    {.extra = "trust_remote_code: true", .says = {"user.yml:21", "trust_remote_code", "false"}},
+    {.extra = "group_by_length: true", .says = {"group_by_length", "false"}},
+    {.extra = "chat_template: llama9", .says = {"chat_template", "llama9", "chatml"}},
+    {.extra = "val_set_size: 1.5", .says = {"val_set_size"}},
+    {.extra = "val_set_size: -1", .says = {"val_set_size"}},
+    {.extra = "device: tpu", .says = {"device", "tpu", "cuda"}},
+    {.extra = "memory: 4X", .says = {"memory", "4X"}},
+    {.extra = "memory: 1.2.3G", .says = {"memory"}},
+    {.extra = "memory: 0", .says = {"memory"}},
+    {.extra = "threads: 1025", .says = {"threads", "1024"}},
+    {.extra = "gradient_checkpointing: offload", .says = {"gradient_checkpointing", "offload"}},
+};
+
+static void every_mistake_is_refused_by_key_and_line(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    char text[4096], place[32];
+    edited(text, NULL, NULL, NULL);
+    read_good(&f, text, NULL);
+    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+        const mistake *m = &mistakes[i];
+        int at = edited(text, m->drop, m->line, m->extra);
+        if (read_with(&f, text, strlen(text), NULL) == NBL_OK) fail_msg("read without complaint:\n%s", text);
+        assert_null(f.run);
+        must_say(&f, "user.yml");
+        for (int k = 0; k < 3 && m->says[k]; k++) must_say(&f, m->says[k]);
+        if (m->line == NULL || m->extra != NULL) continue; /* a key that is missing has no line */
+        snprintf(place, sizeof place, "user.yml:%d:", at);
+        if (strncmp(m->line, "datasets: [{type", 16) != 0) must_say(&f, place);
+    }
+    assert_int_equal(nbl_run_open(f.ctx, "absent.yml", NULL, 0, &f.run), NBL_ERROR_NOT_FOUND);
+    must_say(&f, "absent.yml");
+    end(&f);
+}
+
+/* ---- overrides ---- */
+
+#define SET(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void overrides_replace_what_the_file_says(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    char text[4096];
+    edited(text, NULL, NULL, "special_tokens:\nwarmup_ratio:");
+    const nbl__run_config *c = read_good(
+        &f, text,
+        SET("max_steps=2", "max_steps=3", "learning_rate=2e-4", "lora_alpha=", "warmup_steps=null",
+            "warmup_ratio=0.5", "output_dir=a=b", "datasets.0.path=other.jsonl",
+            "datasets.1={path: new, type: alpaca}", "special_tokens.pad_token=<p>",
+            "lora_modules_to_save=[lm_head]", "datasets.0.message_property_mappings.role=from"));
+    assert_true(c->max_steps == 3 && c->learning_rate == 2e-4 && c->lora_alpha == 8);
+    assert_true(c->warmup_steps == -1 && c->warmup_ratio == 0.5);
+    assert_string_equal(c->output_dir, "a=b");
+    assert_int_equal(c->dataset_count, 2);
+    assert_string_equal(c->datasets[0].path, "other.jsonl");
+    assert_string_equal(c->datasets[0].property_role, "from");
+    assert_int_equal(c->datasets[1].type, NBL_DATA_ALPACA);
+    assert_string_equal(c->pad_token, "<p>");
+    assert_string_equal(c->modules_to_save.items[0], "lm_head");
+    c = read_good(&f, "", SET("base_model=b", "datasets.0.path=d", "learning_rate=1"));
+    assert_string_equal(c->datasets[0].path, "d");
+    end(&f);
+}
+
+static void a_wrong_override_is_named_as_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *says[2];
+    } wrong[] = {
+        {"lora_rank=3", {"--set lora_rank", "lora_r?"}},
+        {"micro_batch_size=two", {"--set micro_batch_size", "\"two\""}},
+        {"datasets.0.type=wrong_type", {"--set datasets.0.type", "wrong_type"}},
+        {"datasets.2.path=a", {"--set datasets.2.path", "list of 1"}},
+        {"datasets.x.path=a", {"--set datasets.x.path", "list of 1"}},
+        {"datasets.0.path.a=a", {"--set datasets.0.path.a", "no keys"}},
+        {"datasets=[{path: a, typ: b}]", {"--set datasets", "datasets.0.typ"}},
+        {"seed", {"--set seed", "key=value"}},
+        {"=3", {"--set =3", "key=value"}},
+        {"a..b=3", {"--set a..b", "not a key"}},
+        {".=3", {"--set .", "not a key"}},
+        {"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q.r=3", {"--set a.b.c", "not a key"}},
+        {"seed=[1", {"--set seed: not YAML", ""}},
+        {"seed=*a", {"--set seed: aliases", ""}},
+        {"load_in_8bit=true", {"load_in_4bit", "load_in_8bit"}},
+        {"learning_rate=null", {"learning_rate", "needed"}},
+        {"adapter=qlora", {"--set adapter", "load_in_4bit"}},
+    };
+    fixture f;
+    begin(&f);
+    char text[4096];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        bool four = strncmp(wrong[i].set, "load", 4) == 0;
+        edited(text, NULL, NULL, four ? "load_in_4bit: true" : NULL);
+        if (read_with(&f, text, strlen(text), SET(wrong[i].set)) == NBL_OK)
+            fail_msg("%s passed", wrong[i].set);
+        for (int k = 0; k < 2; k++) must_say(&f, wrong[i].says[k]);
+    }
+    assert_int_equal(nbl_run_open(f.ctx, NULL, NULL, 0, &f.run), NBL_ERROR_ARGUMENT);
+    assert_int_equal(nbl_run_open(f.ctx, "a", NULL, 1, &f.run), NBL_ERROR_ARGUMENT);
+    assert_int_equal(nbl_run_open(f.ctx, "a", (const char *const[]){NULL}, 1, &f.run), NBL_ERROR_ARGUMENT);
+    end(&f);
+}
+
+/* ---- YAML ---- */
+
+static void hostile_yaml_is_refused_with_its_place(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } wrong[] = {
+        {"base_model: [unclosed\nlearning_rate: 1\n", "user.yml:2: not YAML"},
+        {"a: &x 1\nb: *x\n", "user.yml:2: aliases"},
+        {"a: !!python/object:os.system x\n", "user.yml:1: tags"},
+        {"a: 1\n---\nb: 2\n", "user.yml:2: a second document"},
+        {"a: 1\n? [b, c]\n: 2\n", "user.yml:2: a key must be a word"},
+        {"a: [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]\n", "user.yml:1: nested too deeply"},
+        {"a: 1\nb: \"x\\0y\"\n", "user.yml:2: a text holds a zero byte"},
+        {"a: 1\n\nb: \xff\xfe\n", "user.yml:3: not YAML"},
+        {"a: 1\nb: \x01\n", "user.yml:2: not YAML"},
+        {"[a, b]\n", "not a map"},
+        {"text\n", "not a map"},
+        {"a: 1\n b: 2\n", "user.yml:2: not YAML"},
+    };
+    fixture f;
+    begin(&f);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (read_with(&f, wrong[i].text, strlen(wrong[i].text), NULL) == NBL_OK)
+            fail_msg("%s", wrong[i].text);
+        must_say(&f, wrong[i].says);
+    }
+    assert_int_not_equal(read_with(&f, "a: 1\n\0b: 2\n", 11, NULL), NBL_OK);
+    must_say(&f, "user.yml:2: not YAML");
+    assert_int_not_equal(read_with(&f, "", 0, NULL), NBL_OK);
+    must_say(&f, "base_model");
+
+    size_t size = NBL_YAML_MOST_BYTES + 1;
+    char *text = malloc(size);
+    memset(text, '\n', size);
+    assert_int_not_equal(read_with(&f, text, size, NULL), NBL_OK);
+    must_say(&f, "bytes");
+    for (size_t i = 0; i < size; i++) text[i] = "[,a"[i == 0 ? 0 : i % 2 + 1]; /* [a,a,a */
+    assert_int_not_equal(read_with(&f, text, size - 1, NULL), NBL_OK);
+    must_say(&f, "more values");
+    memset(text, '[', size);
+    assert_int_not_equal(read_with(&f, text, size - 1, NULL), NBL_OK);
+    must_say(&f, "nested too deeply");
+    free(text);
+    end(&f);
+}
+
+static nbl__yaml scalar(const char *text, bool plain)
+{
+    return (nbl__yaml){.text = text, .plain = plain};
+}
+
+static void words_and_numbers_are_yaml_1_1(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double value;  /* NAN: no number */
+        int64_t whole; /* INT64_MIN: none */
+    } numbers[] = {
+        {"1", 1, 1},
+        {"-12", -12, -12},
+        {"+3", 3, 3},
+        {"1_000", 1000, 1000},
+        {"2048.0", 2048, 2048},
+        {"1e3", 1000, 1000},
+        {"2e-4", 2e-4, INT64_MIN},
+        {"3.0e-4", 3e-4, INT64_MIN},
+        {".5", .5, INT64_MIN},
+        {"5.", 5, 5},
+        {"0", 0, 0},
+        {"0.1", 0.1, INT64_MIN},
+        {"9007199254740993", 9007199254740992, 9007199254740993},
+        {"1e300", 1e300, INT64_MIN},
+        {"9223372036854775808", 9223372036854775808.0, INT64_MIN},
+        {"", NAN, INT64_MIN},
+        {".", NAN, INT64_MIN},
+        {"-", NAN, INT64_MIN},
+        {"1e", NAN, INT64_MIN},
+        {"1e+", NAN, INT64_MIN},
+        {"_1", NAN, INT64_MIN},
+        {"1_", NAN, INT64_MIN},
+        {"0_1", NAN, INT64_MIN},
+        {"01", NAN, INT64_MIN},
+        {"1 ", NAN, INT64_MIN},
+        {"1:30", NAN, INT64_MIN},
+        {"0x10", NAN, INT64_MIN},
+        {"inf", NAN, INT64_MIN},
+        {".inf", NAN, INT64_MIN},
+        {"nan", NAN, INT64_MIN},
+        {"1e400", NAN, INT64_MIN},
+        {"1111111111111111111111111111111111111111111111111111111111111", NAN, INT64_MIN},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        nbl__yaml value = scalar(numbers[i].text, true);
+        double real = NAN;
+        int64_t whole = INT64_MIN;
+        if (!nbl__yaml_real(&value, &real)) real = NAN;
+        if (!nbl__yaml_integer(&value, &whole)) whole = INT64_MIN;
+        if (isnan(real) != isnan(numbers[i].value) || (!isnan(real) && real != numbers[i].value))
+            fail_msg("%s is %g", numbers[i].text, real);
+        if (whole != numbers[i].whole) fail_msg("%s is %lld", numbers[i].text, (long long)whole);
+    }
+    static const char *const words[] = {"yes", "Yes", "YES", "on",  "On",  "ON",  "true",  "True",  "TRUE",
+                                        "no",  "No",  "NO",  "off", "Off", "OFF", "false", "False", "FALSE"};
+    for (int i = 0; i < 18; i++) {
+        bool boolean = i >= 9;
+        nbl__yaml value = scalar(words[i], true);
+        assert_true(nbl__yaml_boolean(&value, &boolean) && boolean == (i < 9));
+    }
+    for (int i = 0; i < 5; i++) {
+        bool boolean;
+        nbl__yaml value = scalar((const char *const[]){"y", "n", "1", "tRue", ""}[i], true);
+        assert_false(nbl__yaml_boolean(&value, &boolean));
+    }
+    nbl__yaml plain = scalar("null", true), quoted = scalar("null", false), none = scalar("~", true);
+    assert_true(nbl__yaml_is_nothing(&plain) && nbl__yaml_is_nothing(&none) &&
+                !nbl__yaml_is_nothing(&quoted));
+}
+
+/* ---- the rest ---- */
+
+static void memory_that_runs_out_is_told_and_none_is_lost(void **state)
+{
+    (void)state;
+    char temp[64];
+    make_temp(temp);
+    write_file(temp, "user.yml", everything, strlen(everything));
+    write_file(temp, "bad.yml", "base_model: b\ndatasets: [{path: d}]\nlearning_rate: x\n", 53);
+    for (int64_t n = 2;; n++) { /* the first is the context itself */
+        nbl__counter counter = {.fail_at = n};
+        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context *ctx;
+        nbl_run *run;
+        assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
+        nbl_status refused = nbl_run_open(ctx, in_folder(temp, "bad.yml"), NULL, 0, &run);
+        assert_int_equal(refused, counter.calls < n ? NBL_ERROR_ARGUMENT : NBL_ERROR_MEMORY);
+        nbl_status status = nbl_run_open(ctx, in_folder(temp, "user.yml"),
+                                         SET("special_tokens.pad_token=<p>", "datasets.4.path=e"), 2, &run);
+        nbl__text text = {.ctx = ctx};
+        if (status == NBL_OK) status = nbl__run_config_write(&text, &run->config);
+        nbl__text_free(&text);
+        nbl_run_close(run);
+        bool done = counter.calls < n;
+        if (done || refused == NBL_ERROR_MEMORY) assert_ok(ctx, status);
+        else assert_int_equal(status, NBL_ERROR_MEMORY);
+        nbl_context_destroy(ctx);
+        assert_int_equal(counter.live, 0);
+        if (!done) continue;
+        assert_true(n > 10);
+        break;
+    }
+    remove_tree(temp);
+}
+
+/* One line of the table in docs/CONFIG.md. */
+static void doc_line(nbl__text *out, const nbl__run_key *key)
+{
+    nbl__text_printf(out, "| `%s` | ", key->name);
+    nbl__run_key_allowed(key, out);
+    nbl__text_printf(out, " | %s | %s |\n", key->fallback ? key->fallback : "", key->help);
+}
+
+static void check_doc(nbl_context *ctx, const char *doc, const nbl__run_key *keys, int count)
+{
+    for (int i = 0; i < count; i++) {
+        nbl__text line = {.ctx = ctx};
+        doc_line(&line, &keys[i]);
+        if (strstr(doc, line.text) == NULL) fail_msg("docs/CONFIG.md lacks: %s", line.text);
+        nbl__text_free(&line);
+        if (keys[i].inner) check_doc(ctx, doc, keys[i].inner, keys[i].inner_count);
+    }
+}
+
+static void the_documentation_has_every_key_as_it_is(void **state)
+{
+    (void)state;
+    size_t size;
+    nbl_context *ctx = new_context();
+    char *doc = (char *)read_file(TEST_DATA_DIR "/../../docs/CONFIG.md", &size);
+    doc[size] = 0;
+    check_doc(ctx, doc, nbl__run_keys, NBL_RUN_KEYS);
+    free(doc);
+    nbl_context_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_not_given_is_axolotls_default_or_the_trainers),
+        cmocka_unit_test(every_key_reaches_its_field),
+        cmocka_unit_test(what_is_written_reads_back_to_the_same),
+        cmocka_unit_test(bf16_auto_is_decided_by_the_machine),
+        cmocka_unit_test(a_template_of_ones_own_may_be_a_file),
+        cmocka_unit_test(qlora_takes_a_base_that_is_quantised_already),
+        cmocka_unit_test(keys_of_other_engines_are_noticed_once_and_empty_ones_never),
+        cmocka_unit_test(what_has_no_effect_is_said),
+        cmocka_unit_test(every_mistake_is_refused_by_key_and_line),
+        cmocka_unit_test(overrides_replace_what_the_file_says),
+        cmocka_unit_test(a_wrong_override_is_named_as_one),
+        cmocka_unit_test(hostile_yaml_is_refused_with_its_place),
+        cmocka_unit_test(words_and_numbers_are_yaml_1_1),
+        cmocka_unit_test(memory_that_runs_out_is_told_and_none_is_lost),
+        cmocka_unit_test(the_documentation_has_every_key_as_it_is),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
