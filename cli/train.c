@@ -79,6 +79,8 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
         cli_json_set(document, "loss", cli_json_number(s->loss));
         cli_json_set(document, "eval_loss", s->eval_loss > 0 ? cli_json_number(s->eval_loss) : json_null());
         cli_json_set(document, "seconds", cli_json_number(s->seconds));
+        cli_json_set(document, "report",
+                     cli_json_text(info.report ? cli_format("%s/report.html", info.output_dir) : NULL));
         cli_json_set(document, "memory_bytes", cli_json_unsigned(s->memory_bytes));
         cli_json_print(document);
         return;

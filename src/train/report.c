@@ -8,7 +8,7 @@
 #include "train/report_text.h"
 
 static const char page[] =
-#include "report_page.inc"
+#include "train/report_page.inc"
     ;
 
 typedef struct section {

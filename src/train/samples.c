@@ -192,19 +192,25 @@ static void take_before(nbl__samples *s, const nbl__json *list)
     }
 }
 
+nbl_status nbl__samples_parse(nbl__samples *s, const char *where, const char *text, size_t size)
+{
+    const nbl__json *root;
+    NBL_TRY(nbl__json_parse(&s->arena, where, text, size, NBL_JSON_STRICT, &root));
+    take_before(s, nbl__json_get(root, "samples"));
+    return NBL_OK;
+}
+
 nbl_status nbl__samples_recall(nbl__samples *s, const char *path)
 {
     char *text;
     size_t size;
-    const nbl__json *root;
     nbl_status status = nbl__exists(path) ? nbl__file_read(s->arena.ctx, path, LARGEST_FILE, &text, &size)
                                           : NBL_ERROR_NOT_FOUND;
     if (status == NBL_OK) {
-        status = nbl__json_parse(&s->arena, path, text, size, NBL_JSON_STRICT, &root);
+        status = nbl__samples_parse(s, path, text, size);
         nbl__free(s->arena.ctx, text, size + 1);
     }
     if (status == NBL_ERROR_MEMORY) return status;
-    if (status == NBL_OK) take_before(s, nbl__json_get(root, "samples"));
     for (int64_t i = 0; i < s->count; i++)
         if (s->items[i].before == NULL)
             s->missing = "the run goes on from elsewhere: what the model wrote before is not known";

@@ -45,8 +45,9 @@ void nbl__samples_fail(nbl__samples *samples, const char *why);
 
 /* samples.json, written whole. */
 nbl_status nbl__samples_put(const nbl__samples *samples, const char *path);
-/* Takes `before` from there, where it is the same example and prompt; a file that is not there or cannot be read
- * leaves it out. */
+/* Takes `before` from there, where it is the same example and prompt; recall passes over a file that is not there or
+ * is damaged. */
+nbl_status nbl__samples_parse(nbl__samples *samples, const char *where, const char *text, size_t size);
 nbl_status nbl__samples_recall(nbl__samples *samples, const char *path);
 
 #endif
