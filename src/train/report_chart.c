@@ -118,11 +118,13 @@ static double nice_step(double range)
 
 static axis make_axis(const curve *const *curves, int count, bool from_zero)
 {
+    const double most = 1e300; /* differences of values stay finite */
     double low = INFINITY, high = -INFINITY;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < curves[k]->count; i++) {
-            low = fmin(low, curves[k]->points[i].value);
-            high = fmax(high, curves[k]->points[i].value);
+            double value = fmin(fmax(curves[k]->points[i].value, -most), most);
+            low = fmin(low, value);
+            high = fmax(high, value);
         }
     if (!(low <= high)) low = 0, high = 1;
     if (from_zero) low = fmin(low, 0), high = fmax(high, 0);
@@ -130,8 +132,6 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
     double size = fmax(fabs(low), fabs(high));
     if (size < 1e-300) low = from_zero ? 0 : -1, high = 1;
     else if (high - low < 1e-9 * size) low -= size / 2, high += size / 2;
-    low = fmax(low, -1e300);
-    high = fmin(high, 1e300);
     axis a = {.step = nice_step(high - low)};
     a.low = a.step * floor(low / a.step + 1e-9);
     a.high = a.step * ceil(high / a.step - 1e-9);
