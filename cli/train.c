@@ -60,6 +60,15 @@ static int on_event(void *user, const nbl_train_event *e)
     return cli_interrupt_taken();
 }
 
+/* The file's `threads` counts where the command line says nothing. */
+static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
+{
+    const cli_value *sets = cli_get(call, "set");
+    nbl_status code = nbl_run_open(ctx, call->arguments[0], sets->all, sets->count, r);
+    if (code != NBL_OK || call->threads > 0) return code;
+    return nbl_context_set_threads(ctx, nbl_run_get_info(*r).threads);
+}
+
 static void print_summary(const cli_call *call, nbl_run_info info, const nbl_train_summary *s)
 {
     if (call->json) {
@@ -70,6 +79,8 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
         cli_json_set(document, "loss", cli_json_number(s->loss));
         cli_json_set(document, "eval_loss", s->eval_loss > 0 ? cli_json_number(s->eval_loss) : json_null());
         cli_json_set(document, "seconds", cli_json_number(s->seconds));
+        cli_json_set(document, "report",
+                     cli_json_text(info.report ? cli_format("%s/report.html", info.output_dir) : NULL));
         cli_json_set(document, "memory_bytes", cli_json_unsigned(s->memory_bytes));
         cli_json_print(document);
         return;
@@ -79,6 +90,7 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
     fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info.output_dir), (long long)s->step,
             cli_duration(s->seconds), s->loss);
     if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
+    if (info.report) fprintf(cli_out(), "report: %s/report.html\n", cli_clean(info.output_dir));
     if (info.adapter)
         fprintf(cli_out(), "next: nibble chat %s --adapter %s\n  or: nibble merge %s %s MERGED --verify\n",
                 base, out, base, out);
@@ -91,12 +103,13 @@ static int run(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     watcher w = {.call = call, .quiet = call->quiet, .terminal = isatty(STDERR_FILENO) && !call->quiet};
-    const cli_value *sets = cli_get(call, "set");
     nbl_run *r = NULL;
     nbl_train_summary summary;
+    const cli_value *samples = cli_get(call, "samples");
     nbl_train_options options = {.resume = cli_get(call, "resume")->given, .event = on_event, .user = &w};
+    if (samples->given) options.samples = samples->integer > 0 ? (int)samples->integer : -1;
     cli_work_begin("");
-    nbl_status code = nbl_run_open(ctx, call->arguments[0], sets->all, sets->count, &r);
+    nbl_status code = open_run(ctx, call, &r);
     if (code == NBL_OK) code = nbl_run_train(r, &options, &summary);
     clear_line(&w);
     cli_work_end(code);
@@ -134,6 +147,12 @@ const cli_command cli_train = {
              .kind = CLI_TEXT,
              .repeated = true,
              .help = "a key of the file, overridden; the value is YAML, null means not given"},
+            {.name = "samples",
+             .argument = "N",
+             .kind = CLI_INTEGER,
+             .maximum = 8,
+             .help = "prompts of the data that the model continues before and after, for report.html; by "
+                     "default 3, and 0 beyond a billion parameters"},
             {.name = "resume", .help = "go on from the newest whole checkpoint, if there is one"},
             {.name = NULL},
         },

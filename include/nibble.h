@@ -129,6 +129,9 @@ typedef struct nbl_context_options {
 NBL_API nbl_status nbl_context_create(const nbl_context_options *options,
                                       nbl_context **ctx);
 NBL_API void nbl_context_destroy(nbl_context *ctx); /* NULL is allowed */
+/* From now on so many threads, as in the options: 0 ... 1024. Before models are
+ * opened or runs begun: plans are made for the number there is. */
+NBL_API nbl_status nbl_context_set_threads(nbl_context *ctx, int threads);
 
 /* The message of the last failure: one line of UTF-8 that names the file, the
  * tensor, the dtypes and the shapes concerned. "" before any failure. */
@@ -917,6 +920,9 @@ NBL_API void nbl_run_close(nbl_run *run); /* NULL is allowed */
 typedef struct nbl_run_info {
     const char *base_model, *output_dir;
     int adapter; /* 0: the whole model is trained */
+    int report;  /* 0: no report.html is written */
+    int threads; /* that it asks for; 0: it does not. The caller's choice: see
+                    nbl_context_set_threads */
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 
@@ -993,6 +999,10 @@ typedef struct nbl_train_options {
      * the step, saved: nbl_run_train then returns NBL_ERROR_CANCELLED. */
     int (*event)(void *user, const nbl_train_event *event);
     void *user;
+    /* Prompts of the data that the model continues before the first step and
+     * after the last, for the report: at most 8. 0: three, but none for models
+     * with more than 10^9 parameters, where they take minutes; below 0: none. */
+    int samples;
 } nbl_train_options;
 
 typedef struct nbl_train_summary {
@@ -1003,8 +1013,9 @@ typedef struct nbl_train_summary {
 } nbl_train_summary;
 
 /* Trains, and leaves in output_dir: the adapter (or the model), checkpoint-N,
- * metrics.jsonl and run.yml. `options` and `summary` may be NULL. What an
- * earlier run left there is moved to earlier-N unless it is resumed. */
+ * metrics.jsonl, run.yml, report.html and, with samples, samples.json.
+ * `options` and `summary` may be NULL. What an earlier run left in output_dir
+ * and is not resumed is moved to a folder earlier-N in there. */
 NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
                                  nbl_train_summary *summary);
 

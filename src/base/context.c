@@ -127,6 +127,14 @@ nbl_isa nbl__isa(const nbl_context *ctx)
     return ctx->isa;
 }
 
+nbl_status nbl_context_set_threads(nbl_context *ctx, int threads)
+{
+    NBL_CHECK(ctx, threads >= 0 && threads <= NBL_MAX_THREADS, NBL_ERROR_ARGUMENT,
+              "%d threads; it must be 0 to %d", threads, (int)NBL_MAX_THREADS);
+    ctx->options.threads = threads ? threads : (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);
+    return NBL_OK;
+}
+
 int nbl_threads(const nbl_context *ctx)
 {
     return ctx->options.threads;

@@ -319,5 +319,6 @@ const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path)
 const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, const char *name)
 {
     nbl__peft_replacement wanted = {.name = name};
+    if (peft->replacement_count == 0) return NULL; /* a new adapter has no list */
     return bsearch(&wanted, peft->replacements, (size_t)peft->replacement_count, sizeof wanted, by_name);
 }

@@ -312,6 +312,24 @@ nbl__data_counts nbl__data_count(const nbl__data *d)
     return d->counts;
 }
 
+int64_t nbl__data_held_count(const nbl__data *d)
+{
+    return d->held_count;
+}
+
+nbl__example_kind nbl__data_kind(const nbl__data *d, int64_t index)
+{
+    return (nbl__example_kind){.held = d->held_count && d->held[index],
+                               .text = d->config->datasets[d->places[index].source].type != NBL_DATA_TOKENS};
+}
+
+nbl_tokenizer *nbl__data_tokenizer(const nbl__data *d, const int32_t **ends, int64_t *end_count)
+{
+    *ends = d->scribe.ends;
+    *end_count = d->scribe.end_count;
+    return d->scribe.tokenizer;
+}
+
 uint64_t nbl__data_identity(const nbl__data *d)
 {
     return d->identity;

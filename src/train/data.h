@@ -34,6 +34,16 @@ uint64_t nbl__data_identity(const nbl__data *data);
 /* Index over all examples, in the order of the files. Valid until the next call. */
 nbl_status nbl__data_example(nbl__data *data, int64_t index, nbl__example *example);
 
+/* Examples held back for evaluation. */
+int64_t nbl__data_held_count(const nbl__data *data);
+/* Is this example held back; was its row text, and not tokens? */
+typedef struct nbl__example_kind {
+    bool held, text;
+} nbl__example_kind;
+nbl__example_kind nbl__data_kind(const nbl__data *data, int64_t index);
+/* The tokenizer of rows that are text (NULL: there are none), and the tokens that end a turn. */
+nbl_tokenizer *nbl__data_tokenizer(const nbl__data *data, const int32_t **ends, int64_t *end_count);
+
 typedef struct nbl__epoch {
     int64_t *order;  /* examples, micro-batch by micro-batch */
     int64_t *starts; /* [batch_count + 1] places in order */

@@ -226,8 +226,8 @@ static nbl_status move_file(nbl_context *ctx, nbl__arena *arena, const char *fro
 static bool is_output(const char *name, bool *precious)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
-    static const char *const others[] = {"adapter_config.json", "metrics.jsonl", "report.html", "run.yml",
-                                         "runs"};
+    static const char *const others[] = {
+        "adapter_config.json", "metrics.jsonl", "report.html", "run.yml", "runs", "samples.json"};
     size_t digits = strncmp(name, "checkpoint-", 11) == 0 ? strspn(name + 11, "0123456789") : 0;
     if (digits && name[11 + digits] == '\0') return *precious = true;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)

@@ -174,6 +174,21 @@ static nbl_status write_config(const nbl__trainer *t)
     return status;
 }
 
+/* The last thing a run writes. */
+static nbl_status write_report(loop *l, bool interrupted)
+{
+    nbl__trainer *t = &l->t;
+    if (!t->config->report) return NBL_OK;
+    t->report.step = t->state.step;
+    t->report.steps = t->max_steps;
+    t->report.first_step = l->first_step;
+    t->report.epoch = nbl__run_epoch(&t->state);
+    t->report.seconds = l->summary->seconds;
+    t->report.interrupted = interrupted;
+    t->report.stopped = l->why;
+    return nbl__report_write(t->ctx, &t->report);
+}
+
 static nbl_status run(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -192,20 +207,28 @@ static nbl_status run(loop *l)
                                       .eval_loss = l->summary->eval_loss,
                                       .seconds = now() - l->begun,
                                       .memory_bytes = t->memory_bytes};
-    if (t->state.step < t->max_steps && l->why == NULL)
+    if (t->state.step < t->max_steps && l->why == NULL) {
+        NBL_TRY(write_report(l, true));
         return nbl__hint(t->ctx,
                          nbl__fail(t->ctx, NBL_ERROR_CANCELLED,
                                    "interrupted after step %" PRId64 "; saved in %s/checkpoint-%" PRId64,
                                    t->state.step, t->config->output_dir, t->state.step),
                          "nibble train %s --resume goes on", t->config->file);
+    }
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
-    return nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored);
+    NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
+    NBL_TRY(nbl__trainer_sample_after(t));
+    return write_report(l, false);
 }
 
 nbl_run_info nbl_run_get_info(const nbl_run *r)
 {
-    return (nbl_run_info){r->config.base_model, r->config.output_dir, !r->config.full};
+    return (nbl_run_info){.base_model = r->config.base_model,
+                          .output_dir = r->config.output_dir,
+                          .adapter = !r->config.full,
+                          .report = r->config.report,
+                          .threads = (int)r->config.threads};
 }
 
 nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train_summary *summary)
@@ -214,7 +237,7 @@ nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train
     nbl_train_summary unread;
     loop l = {.options = options ? options : &none, .summary = summary ? summary : &unread};
     *l.summary = (nbl_train_summary){0};
-    NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options->resume, &l.t));
+    NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options->resume, l.options->samples, &l.t));
     nbl_status status = run(&l);
     nbl__trainer_close(&l.t);
     return status;

@@ -216,10 +216,11 @@ static nbl_status begin_run(nbl__trainer *t)
               " (micro_batch_size, sample_packing and sequence_len must be as they were)",
               t->resumed, t->state.batches, t->epoch.batch_count);
     t->state.batches = t->epoch.batch_count;
+    nbl__trainer_describe(t);
     return NBL_OK;
 }
 
-static nbl_status open_trainer(nbl__trainer *t, bool resume)
+static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
 {
     const nbl__run_config *c = t->config;
     int64_t tokens = 0, sequences = 0;
@@ -229,15 +230,34 @@ static nbl_status open_trainer(nbl__trainer *t, bool resume)
     NBL_TRY(make_folder(t->ctx, &t->arena, c->output_dir));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
     if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c->output_dir));
+    NBL_TRY(nbl__trainer_sample_before(t, samples));
     return begin_run(t);
 }
 
-nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, nbl__trainer *t)
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
+                             nbl__trainer *t)
 {
     *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config};
-    nbl_status status = open_trainer(t, resume);
+    nbl_status status = open_trainer(t, resume, samples);
     if (status != NBL_OK) nbl__trainer_close(t);
     return status;
+}
+
+static void release(nbl__trainer *t)
+{
+    nbl__optimizer_close(&t->optimizer);
+    if (t->session.model) nbl__session_close(&t->session);
+    nbl_model_close(t->model);
+    t->model = NULL;
+}
+
+nbl_status nbl__trainer_reopen(nbl__trainer *t)
+{
+    const nbl__run_config *c = t->config;
+    nbl_model_options options = {.dtype = nbl_dtype_name((nbl_dtype)c->compute)};
+    release(t);
+    return c->full ? nbl_model_open(t->ctx, c->output_dir, &options, &t->model)
+                   : open_model(t, c->output_dir, false);
 }
 
 void nbl__trainer_close(nbl__trainer *t)
@@ -246,9 +266,8 @@ void nbl__trainer_close(nbl__trainer *t)
     nbl__epoch_free(t->ctx, &t->epoch);
     nbl__epoch_free(t->ctx, &t->validation);
     nbl__records_close(&t->records);
-    nbl__optimizer_close(&t->optimizer);
-    if (t->session.model) nbl__session_close(&t->session);
-    nbl_model_close(t->model);
+    nbl__samples_close(&t->samples);
+    release(t);
     nbl__data_close(t->data);
     nbl__arena_free(&t->arena);
     *t = (nbl__trainer){0};

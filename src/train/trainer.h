@@ -1,6 +1,7 @@
 /* trainer.h - a run while it trains.
  *
  *   train_open.c   data, model, adapter, plan, optimiser; going on from a checkpoint
+ *   train_report.c samples before and after; the report
  *   train_step.c   one optimiser step: a window of micro-batches, forward and backward, clipping, AdamW
  *   train.c        the loop: steps, records, evaluations, checkpoints, the result
  *
@@ -9,6 +10,7 @@
 #define NBL_TRAINER_H
 
 #include "train/data.h"
+#include "train/report.h"
 #include "train/resume.h"
 
 /* A place where dropout is drawn: its attributes in the arguments of a planned step. */
@@ -45,6 +47,8 @@ typedef struct nbl__trainer {
     int64_t max_steps, steps_per_epoch, warmup;
     uint64_t memory_bytes; /* planned: weights, arenas, moments */
     const char *resumed;   /* the checkpoint gone on from; or NULL */
+    nbl__samples samples;
+    nbl__report report;
 } nbl__trainer;
 
 typedef struct nbl__step_result {
@@ -54,9 +58,21 @@ typedef struct nbl__step_result {
 
 /* ---- train_open.c ---- */
 
-nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume,
+/* `samples`: how many prompts; below 0: none, 0: as many as is cheap. */
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
                              nbl__trainer *trainer);
+/* Gives back all memory of training, then opens what the run has written: the model can only generate now. */
+nbl_status nbl__trainer_reopen(nbl__trainer *trainer);
 void nbl__trainer_close(nbl__trainer *trainer);
+
+/* ---- train_report.c ---- */
+
+/* Samples before the first step; the session is planned, but has no memory yet. */
+nbl_status nbl__trainer_sample_before(nbl__trainer *trainer, int samples);
+/* Samples of what the run has published; ends training. */
+nbl_status nbl__trainer_sample_after(nbl__trainer *trainer);
+/* What the report tells of the plan, while there is one. */
+void nbl__trainer_describe(nbl__trainer *trainer);
 
 /* ---- train_step.c ---- */
 
