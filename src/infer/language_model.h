@@ -44,7 +44,7 @@ struct nbl_model {
     int64_t trained_count;
 };
 
-/* Bytes of all weights as they are kept. */
+/* Bytes of all weights as they are kept: none of them where all are trained, for the masters are parameters. */
 uint64_t nbl__model_bytes(const nbl_model *model);
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);

@@ -27,7 +27,8 @@ uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)
 uint64_t nbl__model_bytes(const nbl_model *m)
 {
     uint64_t bytes = 0;
-    for (int64_t i = 0; i < m->weight_count; i++) bytes += nbl__weight_bytes(&m->weights[i].weight);
+    for (int64_t i = 0; i < m->weight_count && !m->train_all; i++)
+        bytes += nbl__weight_bytes(&m->weights[i].weight);
     return bytes;
 }
 

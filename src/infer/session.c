@@ -68,8 +68,11 @@ static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *inf
     const nbl_weight *w = &held->weight;
     if (w->format != NBL_FORMAT_DENSE)
         return nbl_dequantize(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
-    return nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to,
-                       nbl__tensor_elements(&info->tensor));
+    int64_t n = nbl__tensor_elements(&info->tensor);
+    NBL_TRY(nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to, n));
+    if (m->checkpoint && info->trained)
+        nbl__checkpoint_drop_file(m->checkpoint, w->data); /* the master counts now */
+    return NBL_OK;
 }
 
 static nbl_status fill_parameters(nbl__session *s)

@@ -195,7 +195,8 @@ static const nbl__stored *find(const nbl__stored *stored, int64_t count, const c
     return NULL;
 }
 
-static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__stored *stored, int64_t count)
+static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__file *file,
+                               const nbl__stored *stored, int64_t count)
 {
     nbl_tensor *parts[4];
     int64_t used = 0;
@@ -209,6 +210,7 @@ static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__s
                       nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
                       nbl_dtype_name(parts[k]->dtype), nbl__show_shape(parts[k]->rank, parts[k]->shape).text);
             memcpy(parts[k]->data, t->data, t->bytes);
+            nbl__file_drop(file, t->data, t->bytes);
         }
     NBL_CHECK(o->ctx, used == count, NBL_ERROR_FORMAT,
               "%s: moments of %" PRId64 " tensors that the run does not train", path, count - used);
@@ -225,7 +227,7 @@ nbl_status nbl__optimizer_load(nbl__optimizer *o, const char *folder)
     nbl_status status = path ? nbl__file_map(o->ctx, path, &file) : NBL_ERROR_MEMORY;
     if (status == NBL_OK) {
         status = nbl__safetensors_parse(&arena, path, file.data, file.size, &stored, &count);
-        if (status == NBL_OK) status = load_moments(o, path, stored, count);
+        if (status == NBL_OK) status = load_moments(o, path, &file, stored, count);
         nbl__file_unmap(&file);
     }
     nbl__arena_free(&arena);

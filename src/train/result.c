@@ -152,7 +152,10 @@ nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
             c->tensors[k].bytes != (uint64_t)nbl__tensor_elements(master) * sizeof(float))
             status = nbl__fail(o->ctx, NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s\" of this model", folder,
                                o->tensors[i].name);
-        else memcpy(master->data, w->data, c->tensors[k].bytes);
+        else {
+            memcpy(master->data, w->data, c->tensors[k].bytes);
+            nbl__checkpoint_drop(c, w->data, c->tensors[k].bytes);
+        }
     }
     nbl_checkpoint_close(c);
     return status;

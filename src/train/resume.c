@@ -13,12 +13,19 @@ enum { STATE_LIMIT = 1 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
 
 /* ---- saving ---- */
 
+/* Piece by piece, so that a large file is never resident as a whole. */
 static nbl_status hash_file(nbl_context *ctx, const char *path, uint64_t *size, uint64_t *hash)
 {
+    enum { PIECE = 4 << 20 };
     nbl__file file;
     NBL_TRY(nbl__file_map(ctx, path, &file));
     *size = file.size;
-    *hash = nbl__hash(0, file.data, file.size);
+    *hash = 0;
+    for (uint64_t at = 0; at < file.size; at += PIECE) {
+        size_t n = (size_t)(file.size - at < PIECE ? file.size - at : PIECE);
+        *hash = nbl__hash(*hash, file.data + at, n);
+        nbl__file_drop(&file, file.data + at, n);
+    }
     nbl__file_unmap(&file);
     return NBL_OK;
 }
