@@ -10,12 +10,15 @@ const cli_command *const cli_commands[] = {
     &cli_doctor,     /* doctor.c */
     &cli_quantize,   /* convert.c */
     &cli_dequantize, /* convert.c */
+    &cli_merge,      /* merge.c */
+    &cli_export,     /* export.c */
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
     &cli_plan,       /* plan.c */
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
     &cli_generate,   /* generate.c */
+    &cli_data,       /* data.c */
     &cli_train,      /* train.c */
     &cli_completion, /* completion.c */
     &cli_help,       /* help.c */

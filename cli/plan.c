@@ -140,6 +140,15 @@ static void print_text(const nbl_model_plan *p)
     fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
 }
 
+static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
+{
+    nbl_status code = nbl_run_open(ctx, cli_get(call, "train")->text, NULL, 0, run);
+    if (code != NBL_OK) return code;
+    const cli_value *tokens = cli_get(call, "tokens");
+    return nbl_run_make_plan(*run, call->arguments[0], tokens->given ? tokens->integer : 0,
+                             cli_get(call, "batch")->integer, cli_get(call, "memory")->size, plan);
+}
+
 static int run(cli_call *call)
 {
     int status;
@@ -151,13 +160,17 @@ static int run(cli_call *call)
                                  .plan_only = 1};
     nbl_model *model = NULL;
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
-    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
-    if (code == NBL_OK)
+    nbl_run *r = NULL;
+    bool of_run = cli_get(call, "train")->given;
+    nbl_status code = of_run ? plan_run(call, ctx, &r, plan)
+                             : nbl_model_open(ctx, call->arguments[0], &options, &model);
+    if (code == NBL_OK && !of_run)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,
                                    cli_get(call, "memory")->size, plan);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) print_json(plan);
     else if (code == NBL_OK) print_text(plan);
+    nbl_run_close(r);
     nbl_model_close(model);
     cli_context_end(ctx);
     return status;
@@ -179,6 +192,10 @@ const cli_command cli_plan = {
         },
     .options =
         (const cli_option[]){
+            {.name = "train",
+             .argument = "RUN.yml",
+             .kind = CLI_PATH,
+             .help = "plan the training step of this run on MODEL; tokens are those of its data unless told"},
             {.name = "tokens",
              .argument = "N",
              .kind = CLI_INTEGER,
@@ -215,6 +232,7 @@ const cli_command cli_plan = {
         },
     .examples =
         (const cli_example[]){
+            {"what will this run take?", "plan Llama-3.2-1B --train run.yml"},
             {"does it fit?", "plan Llama-3.2-1B --tokens 2048 --memory 4G"},
             {NULL, NULL},
         },

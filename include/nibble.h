@@ -917,6 +917,54 @@ typedef struct nbl_run_info {
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 
+/* What a run trains on; docs/DATA.md says how rows become tokens. An example
+ * is a sequence of at most sequence_len tokens. */
+typedef struct nbl_data_summary {
+    int64_t examples;       /* those held back for validation included */
+    int64_t tokens;         /* of all examples */
+    int64_t trained_tokens; /* that enter the loss: labels that are set, except
+                               that of an example's first token */
+    int64_t truncated;      /* examples that were cut to sequence_len */
+    int64_t dropped;        /* rows too long, bad rows with skip_bad_rows, and
+                               examples in which nothing is trained */
+    int64_t validation;     /* examples held back by val_set_size */
+} nbl_data_summary;
+
+/* Reads every row of the data once, on all threads; nothing of the model but
+ * its tokenizer and config.json is opened. A second call only reports. A row
+ * that is not what the run says is an error with file and line. */
+NBL_API nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary);
+
+/* Text of consecutive tokens that are all trained, or all not. */
+typedef struct nbl_preview_part {
+    nbl_string text; /* decoded, special tokens included */
+    int64_t tokens;
+    int trained;
+} nbl_preview_part;
+
+/* An example. Memory belongs to the run: valid until the next preview or the
+ * close. */
+typedef struct nbl_preview {
+    const int32_t *ids, *labels; /* [count]; a label stands at its own token,
+                                    -100: not trained */
+    int64_t count, trained_tokens;
+    const nbl_preview_part *parts;
+    int64_t part_count;
+} nbl_preview;
+
+/* `example` from 0, in the order of the files; opens the data if nbl_run_data
+ * has not. Without a tokenizer (rows of tokens only) texts are the ids. */
+NBL_API nbl_status nbl_run_preview(nbl_run *run, int64_t example,
+                                   nbl_preview *preview);
+
+/* What the run's training step takes. `model`: instead of its base_model, or
+ * NULL. `tokens`: of each of `batch` sequences in a step; 0: the largest that
+ * the data hold. `memory`: instead of the run's; 0: that. Names in the plan
+ * live as long as the run. */
+NBL_API nbl_status nbl_run_make_plan(nbl_run *run, const char *model,
+                                     int64_t tokens, int64_t batch,
+                                     uint64_t memory, nbl_model_plan *plan);
+
 typedef enum nbl_train_event_kind {
     NBL_TRAIN_BEGIN,      /* everything is planned; text: the checkpoint that
                              the run goes on from, or NULL */
@@ -952,10 +1000,71 @@ typedef struct nbl_train_summary {
 } nbl_train_summary;
 
 /* Trains, and leaves in output_dir: the adapter (or the model), checkpoint-N,
- * metrics.jsonl and run.yml. `options` and `summary` may be NULL. An output_dir
- * with an earlier run's output is refused unless that is resumed. */
+ * metrics.jsonl and run.yml. `options` and `summary` may be NULL. What an
+ * earlier run left there is moved to earlier-N unless it is resumed. */
 NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
                                  nbl_train_summary *summary);
+
+/* ---- 12. Merging and exporting ----------------------------------------------
+ *
+ * What was trained leaves as one model: a folder that transformers loads, or a
+ * GGUF file that llama.cpp loads. Both are written beside their target and
+ * renamed: they appear complete or not at all.
+ */
+typedef struct nbl_merge_options {
+    const char *dtype;   /* of all weights: "f32", "f16" or "bf16"; NULL: the
+                            one that config.json names, else bf16 */
+    int verify;          /* compute logits of the result and of the base with
+                            the live adapter before the folder appears */
+    uint64_t shard_size; /* bytes per output file; 0: 5 GB */
+} nbl_merge_options;
+
+typedef struct nbl_merge_report {
+    nbl_convert_report convert; /* `converted`: weights that the adapter
+                                   changed or brought */
+    nbl_dtype dtype;            /* of the weights */
+    int verified;               /* 1: the logits agree as far as dtype allows */
+    double max_logit_deviation; /* largest |difference| of any logit */
+    double relative_deviation;  /* |difference| / |logits|, of the worst
+                                   sequence */
+    double allowed_deviation;   /* what dtype explains of it */
+} nbl_merge_report;
+
+/* Writes folder `out`, which must not exist, from folder `base` (16-bit, or
+ * quantised in any format that is known) and `adapter` (a folder as PEFT saves
+ * it): every weight is decoded to f32, summed once and rounded once. The head
+ * of a model that ties it becomes its own matrix when the adapter changes it.
+ * Files beside the weights are carried over. `options` and `report` may be
+ * NULL. A verification that fails is an NBL_ERROR_DTYPE and leaves nothing. */
+NBL_API nbl_status nbl_merge(nbl_context *ctx, const char *base,
+                             const char *adapter, const char *out,
+                             const nbl_merge_options *options,
+                             nbl_merge_report *report);
+
+typedef struct nbl_export_options {
+    const char *type;    /* of the matrices: "f32", "f16", "bf16", "q8_0" or
+                            "q4_0"; vectors are f32. NULL: see adapter */
+    const char *adapter; /* a folder as PEFT saves it, or NULL. With a type: it
+                            is merged on the way. Without: the file is a GGUF
+                            LoRA for the exported model */
+    int ollama;          /* write a Modelfile into the same folder */
+} nbl_export_options;
+
+typedef struct nbl_export_report {
+    int64_t tensors, parameters;
+    int64_t fallen_back; /* matrices that had to be f16: their rows are no
+                            multiple of 32 */
+    uint64_t bytes;      /* of the file */
+} nbl_export_report;
+
+/* Writes the GGUF file `out`, which must not exist (with `ollama` neither may
+ * a Modelfile), from folder `model` of a known architecture in any storage.
+ * What GGUF or llama.cpp cannot express is refused by name. `report` may be
+ * NULL. */
+NBL_API nbl_status nbl_export(nbl_context *ctx, const char *model,
+                              const char *out,
+                              const nbl_export_options *options,
+                              nbl_export_report *report);
 
 #ifdef __cplusplus
 }

@@ -178,12 +178,12 @@ check "options may stand anywhere, with = or a blank, until --" accepted_writing
 check_help() { # ARGUMENT...: exit 0, something said, nothing on standard error
     exits 0 "$@" && silent err && [[ $(wc -c <out) -gt 100 ]]
 }
-for command in inspect diff doctor quantize dequantize completion help man; do
+for command in inspect diff doctor quantize dequantize merge export completion help man; do
     check "$command --help helps" check_help "$command" --help
     check "help $command is the same" check_help help "$command"
 done
 check "--help lists the commands" check_help --help
-all_commands_listed() { exits 0 --help && says out inspect diff doctor quantize dequantize completion; }
+all_commands_listed() { exits 0 --help && says out inspect diff doctor quantize dequantize merge export completion; }
 check "the overview names all commands" all_commands_listed
 help_wins() { exits 0 quantize --help && says out --format --block --double --skip --compute-dtype --shard-size --threads "(default: 64)"; }
 check "--help wins over missing arguments and shows all options" help_wins
@@ -533,6 +533,14 @@ loads() { exits 0 generate model --ids ids.json --max-tokens 4 --load nf4 && exi
 check "a model runs in 4 bits and from shards" loads
 refuses_nan() { exits 1 generate broken-values --ids ids.json --max-tokens 2 && grep -q "not finite" err; }
 check "no token is taken from logits that are not finite" refuses_nan
+exports() {
+    exits 0 export model model.gguf --type q8_0 --json && one_document && json_is type q8_0 &&
+        exits 0 generate model.gguf --ids ids.json --max-tokens 3 && exits 1 export model model.gguf --type f16 &&
+        says err "model.gguf: exists"
+}
+rm -f model/tokenizer.json # noise
+check "export writes a model that runs, and never over another" exports
+check "export without --type and --adapter is wrong usage" usage_error export model other.gguf
 plans() { exits 0 plan model --tokens 64 --memory 1M --json && one_document && json_is casts "[]"; }
 check "plan tells what a model takes" plans
 

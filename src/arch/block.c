@@ -171,7 +171,7 @@ static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t ou
     nbl__linear *a = nbl__graph_begin(b->g, "linear", n->module);
     if (a == NULL) return 0;
     a->dtype = b->dtype;
-    a->decoded = b->mode == NBL_MODE_TRAIN;
+    a->decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     bind_layer(b, n, "w", out, in, bias, &a->scale, &a->dropout);
     return end_layers(b, NULL, NULL, 0);
@@ -266,7 +266,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "self_attn.qkv");
     if (group == NULL) return 0;
     group->members[0].dtype = b->dtype;
-    group->members[0].decoded = b->mode == NBL_MODE_TRAIN;
+    group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     float dropout = 0;
     for (int i = 0; i < 3; i++) {
@@ -296,7 +296,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     nbl__mlp *a = nbl__graph_begin(b->g, "mlp", "mlp");
     if (a == NULL) return 0;
     a->gate.dtype = b->dtype;
-    a->gate.decoded = b->mode == NBL_MODE_TRAIN;
+    a->gate.decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
     nbl__graph_bind(b->g, "x", x);
     names gate = module(b, "gate.", "", "mlp.gate_proj");

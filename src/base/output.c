@@ -278,3 +278,48 @@ done:
     nbl__arena_free(&o.arena);
     return status;
 }
+
+nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, uint64_t bytes_needed, nbl__new_file *file)
+{
+    nbl__output *o = &file->output;
+    *file = (nbl__new_file){.fd = -1};
+    *o = (nbl__output){.ctx = ctx, .arena = nbl__arena_make(ctx), .folder = AT_FDCWD};
+    file->path = o->target = nbl__arena_strdup(&o->arena, path);
+    char *beside = nbl__arena_printf(&o->arena, "%s.partial-%ld", path, (long)getpid());
+    if (o->target == NULL || beside == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(check_target(o, bytes_needed));
+    o->target = parent_of(&o->arena, path);
+    if (o->target == NULL) return NBL_ERROR_MEMORY;
+    const char *slash = strrchr(path, '/');
+    file->name = slash ? file->path + (slash - path) + 1 : file->path;
+    file->fd = allowed(o) ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    if (file->fd < 0) return nbl__fail_errno(ctx, errno, "%s: cannot create", path);
+    file->beside = beside;
+    return NBL_OK;
+}
+
+nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size, uint64_t offset)
+{
+    return nbl__output_write(&file->output, file->fd, file->name, data, size, offset);
+}
+
+nbl_status nbl__new_file_commit(nbl__new_file *file)
+{
+    nbl__output *o = &file->output;
+    int fd = file->fd;
+    file->fd = -1;
+    NBL_TRY(nbl__output_close(o, fd, file->name));
+    if (!allowed(o) || rename_new(file->beside, file->path) != 0)
+        return nbl__fail_errno(o->ctx, errno, "%s: cannot move the finished file here", file->path);
+    file->beside = NULL;
+    return NBL_OK;
+}
+
+void nbl__new_file_close(nbl__new_file *file)
+{
+    if (file->output.ctx == NULL) return;
+    if (file->fd >= 0) close(file->fd);
+    if (file->beside) unlink(file->beside);
+    nbl__arena_free(&file->output.arena);
+    *file = (nbl__new_file){.fd = -1};
+}

@@ -39,6 +39,19 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
 /* At most one. */
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
 
+/* One large file that appears complete or not at all: written beside its place, which must be free. */
+typedef struct nbl__new_file {
+    nbl__output output; /* for its context and arena; names the file's folder in messages */
+    const char *path, *name, *beside;
+    int fd;
+} nbl__new_file;
+nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, uint64_t bytes_needed, nbl__new_file *file);
+nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size,
+                               uint64_t offset); /* any thread */
+nbl_status nbl__new_file_commit(nbl__new_file *file);
+/* Removes what was not committed, and frees; a file that was never opened (all zero) is allowed. */
+void nbl__new_file_close(nbl__new_file *file);
+
 /* Writes one file whole: beside its place, made durable, then renamed over what was there. */
 nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size);
 

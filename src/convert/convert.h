@@ -61,10 +61,16 @@ typedef struct nbl__conversion {
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);
 /* After all tensors were declared: fixes the layout and begins the output. */
 nbl_status nbl__conversion_begin(nbl__conversion *conversion, const char *out, uint64_t shard_size);
+/* Edits that make config.json name this dtype, at most two; `text` holds their value. Returns how many. */
+int nbl__conversion_dtype(const nbl__conversion *conversion, nbl_dtype dtype, char text[32],
+                          nbl__config_edit edits[2]);
 /* After all tensors were written: companion files, config.json with edits; then everything is read back. */
 nbl_status nbl__conversion_finish(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
-/* The same, and the folder appears. */
-nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count);
+/* Looks at the finished folder before anybody else can; a failure removes it. */
+typedef nbl_status (*nbl__folder_check)(void *user, const char *folder);
+/* Finishes; `check` (or NULL); then the folder appears. */
+nbl_status nbl__conversion_commit(nbl__conversion *conversion, const nbl__config_edit *edits, int count,
+                                  nbl__folder_check check, void *user);
 /* Frees everything; an output that was not committed is removed. */
 void nbl__conversion_close(nbl__conversion *conversion);
 /* Declares a tensor that keeps its bytes, and copies it. */

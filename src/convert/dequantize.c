@@ -1,7 +1,5 @@
 /* dequantize.c - a packed checkpoint becomes a plain one: packed weights are decoded to one dtype,
  * all other tensors keep their bytes, config.json loses its quantization_config. */
-#include <stdio.h>
-
 #include "convert/convert.h"
 
 typedef struct job {
@@ -71,16 +69,9 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out,
         else NBL_TRY(write_decoded(v, t, options->dtype, i));
     }
     char dtype[32];
-    snprintf(dtype, sizeof dtype, "\"%s\"", nbl__dtype_torch_name(options->dtype));
-    /* transformers 5 says dtype, 4 said torch_dtype; a folder that says neither gets the older name,
-     * which both understand. */
-    const nbl__json *root = c->config.root;
-    bool has_new = nbl__json_get(root, "dtype"), has_old = nbl__json_get(root, "torch_dtype");
     nbl__config_edit edits[3] = {{"quantization_config", NULL}};
-    int count = 1;
-    if (has_new) edits[count++] = (nbl__config_edit){"dtype", dtype};
-    if (has_old || !has_new) edits[count++] = (nbl__config_edit){"torch_dtype", dtype};
-    return nbl__conversion_commit(v, edits, count);
+    int count = 1 + nbl__conversion_dtype(v, options->dtype, dtype, edits + 1);
+    return nbl__conversion_commit(v, edits, count, NULL, NULL);
 }
 
 nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const char *out,

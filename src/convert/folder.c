@@ -122,6 +122,19 @@ static nbl_status verify(nbl__conversion *v)
     return status;
 }
 
+int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[32], nbl__config_edit edits[2])
+{
+    /* transformers 5 says dtype, 4 said torch_dtype; a folder that says neither gets the older name,
+     * which both understand. */
+    const nbl__json *root = v->checkpoint->config.root;
+    bool has_new = nbl__json_get(root, "dtype"), has_old = nbl__json_get(root, "torch_dtype");
+    int count = 0;
+    snprintf(text, 32, "\"%s\"", nbl__dtype_torch_name(dtype));
+    if (has_new) edits[count++] = (nbl__config_edit){"dtype", text};
+    if (has_old || !has_new) edits[count++] = (nbl__config_edit){"torch_dtype", text};
+    return count;
+}
+
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
@@ -138,9 +151,11 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
     return verify(v);
 }
 
-nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count)
+nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *edits, int count,
+                                  nbl__folder_check check, void *user)
 {
     NBL_TRY(nbl__conversion_finish(v, edits, count));
+    if (check) NBL_TRY(check(user, v->output->partial));
     NBL_TRY(nbl__progress_poll(v->ctx, "")); /* the last moment to stop */
     nbl__output *output = v->output;
     v->output = NULL;

@@ -191,7 +191,7 @@ static nbl_status commit(nbl__conversion *v, const plan *p, const nbl_quantize_o
     else nbl__config_print_bitsandbytes(&text, options, skipped.list, skipped.count);
     nbl_status status = text.status;
     nbl__config_edit edit = {"quantization_config", text.text};
-    if (status == NBL_OK) status = nbl__conversion_commit(v, &edit, 1);
+    if (status == NBL_OK) status = nbl__conversion_commit(v, &edit, 1, NULL, NULL);
     nbl__text_free(&text);
     return status;
 }

@@ -19,6 +19,18 @@ static const struct arch_row {
     [NBL_GGUF_GEMMA3] = {"gemma3", "gemma3_text", "Gemma3ForCausalLM"},
 };
 
+bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name)
+{
+    if (strcmp(model_type, "mistral") == 0) model_type = "llama";
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        if (strcmp(archs[i].model_type, model_type) != 0) continue;
+        *arch = (nbl__gguf_arch)i;
+        *name = archs[i].name;
+        return true;
+    }
+    return false;
+}
+
 static bool is_gemma(const nbl__gguf_model *m)
 {
     return m->arch == NBL_GGUF_GEMMA2 || m->arch == NBL_GGUF_GEMMA3;

@@ -302,3 +302,31 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
                          w->columns, dtype, (uint8_t *)out + (size_t)(i - begin) * out_bytes);
     return NBL_OK;
 }
+
+/* ---- the other way ---- */
+
+static bool place_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size,
+                      const char *name, nbl__gguf_place *place)
+{
+    if ((r->archs & 1 << arch) == 0 || strcmp(r->hf, name) != 0) return false;
+    *place = (nbl__gguf_place){.plus_one = (1 << arch & GEMMAS) && nbl__ends_with(r->gguf, "norm.weight")};
+    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) place->rows = NBL_GGUF_ROTARY_Q;
+    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_k.", 7) == 0) place->rows = NBL_GGUF_ROTARY_K;
+    (void)snprintf(place->name, sizeof place->name, "%s%.*s%s%s", layer_size ? "blk." : "", (int)layer_size,
+                   layer, layer_size ? "." : "", r->gguf);
+    return true;
+}
+
+bool nbl__gguf_place_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_place *place)
+{
+    static const char lead[] = "model.layers.";
+    for (int i = 0; i < MODEL_ROWS; i++)
+        if (place_row(arch, &model_rows[i], "", 0, hf_name, place)) return true;
+    if (strncmp(hf_name, lead, sizeof lead - 1) != 0) return false;
+    const char *layer = hf_name + sizeof lead - 1;
+    size_t digits = strspn(layer, "0123456789");
+    if (digits == 0 || digits > 6 || layer[digits] != '.') return false;
+    for (int i = 0; i < LAYER_ROWS; i++)
+        if (place_row(arch, &layer_rows[i], layer, digits, layer + digits + 1, place)) return true;
+    return false;
+}

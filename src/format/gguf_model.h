@@ -64,6 +64,20 @@ static inline int nbl__gguf_weight_rank(const nbl__gguf_weight *weight)
 nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *weight, int64_t begin, int64_t end,
                                  nbl_dtype dtype, void *out);
 
+/* ---- the other way: what a converter does ---- */
+
+/* A tensor of a Hugging Face folder in a GGUF file. */
+typedef struct nbl__gguf_place {
+    char name[64]; /* "blk.0.attn_q.weight" */
+    enum { NBL_GGUF_ROWS_AS_THEY_ARE, NBL_GGUF_ROTARY_Q, NBL_GGUF_ROTARY_K } rows;
+    bool plus_one; /* 1 is added */
+} nbl__gguf_place;
+
+/* By model_type: "mistral" is NBL_GGUF_LLAMA. False: none. `name`: as general.architecture has it. */
+bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name);
+/* False where the architecture has no such tensor. */
+bool nbl__gguf_place_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_place *place);
+
 /* Of gguf_config.c: fills the sizes (all but is_tied and the biases, which come first), then the text. */
 nbl_status nbl__gguf_read_sizes(nbl__gguf_model *model);
 nbl_status nbl__gguf_make_config(nbl__gguf_model *model);

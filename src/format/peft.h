@@ -136,6 +136,22 @@ typedef struct nbl__peft_place {
  * one of the model's. The first that does not fit, in the order of `places`, is named. */
 nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count);
 
+/* A tensor of the model under the name and with the logical shape that it is stored with. */
+typedef struct nbl__peft_tensor {
+    const char *name;
+    int rank;
+    const int64_t *shape;
+} nbl__peft_tensor;
+
+/* The modules of a decoder in Hugging Face's names, from its tensors. */
+nbl_status nbl__peft_places(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
+                            nbl__peft_place **places, int64_t *place_count);
+/* nbl__peft_check of those. */
+nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor *tensors, int64_t count);
+/* Whether a model that ties its head to the embedding has two matrices with this adapter: PEFT changes the one or the
+ * other, never both at once. */
+bool nbl__peft_unties(const nbl__peft *peft);
+
 /* An adapter to be trained: the modules that the settings, which must live as long, choose of `places`. It has
  * no tensors yet. `where` opens the messages. */
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,

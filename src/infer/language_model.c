@@ -117,7 +117,7 @@ static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const ar
 static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
 {
     m->weight_count = m->checkpoint->tensor_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
@@ -132,7 +132,7 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
     m->weight_count = m->gguf->weight_count;
-    m->weights = nbl__arena_alloc(&m->arena, (size_t)m->weight_count * sizeof *m->weights);
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
@@ -151,29 +151,6 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
         held->weight.shape[1] = vector ? 0 : from->columns;
         NBL_TRY(convert_arrived(m, held, load));
     }
-    return NBL_OK;
-}
-
-/* One of modules_to_save is a copy of its own: with the embedding or the head among them, the two are no longer one,
- * and what is not replaced stays what both were. */
-static nbl_status untie(nbl_model *m)
-{
-    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
-    struct nbl__held *head = nbl__model_find(m, head_name);
-    if (!m->decoder.tied || embedding == NULL ||
-        (!is_saved(m->peft, head_name) && !is_saved(m->peft, embedding_name)))
-        return NBL_OK;
-    if (head == NULL) {
-        struct nbl__held *more = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *more);
-        if (more == NULL) return NBL_ERROR_MEMORY;
-        memcpy(more, m->weights, (size_t)m->weight_count * sizeof *more);
-        m->weights = more;
-        embedding = nbl__model_find(m, embedding_name);
-        head = &more[m->weight_count++];
-        *head = (struct nbl__held){.name = head_name};
-    }
-    head->weight = embedding->weight;
-    m->decoder.tied = false;
     return NBL_OK;
 }
 
@@ -196,73 +173,52 @@ static nbl_status apply_replacements(nbl_model *m)
 
 /* ---- adapter ---- */
 
-/* An adapter of another model shows in its first layer: say so before anything else that does not fit. */
-static nbl_status check_first_layer(nbl_model *m)
+/* An adapter of the embedding or the head parts the two where they were one. */
+static nbl_status give_own_head(nbl_model *m)
 {
-    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
-                                        "mlp.down_proj"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const char *path = nbl__arena_printf(&m->arena, "model.layers.0.%s", parts[i]);
-        const char *name = nbl__arena_printf(&m->arena, "%s.weight", path ? path : "");
-        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
-        const nbl__peft_module *it = nbl__peft_find(m->peft, path);
-        const struct nbl__held *held = nbl__model_find(m, name);
-        if (it == NULL || held == NULL || held->weight.rank != 2) continue;
-        NBL_CHECK(m->ctx, it->out == held->weight.shape[0] && it->in == held->weight.shape[1],
-                  NBL_ERROR_SHAPE,
-                  "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
-                  ", %" PRId64 "] (of another model?)",
-                  m->peft->folder, path, it->out, it->in, held->weight.shape[0], held->weight.shape[1]);
-    }
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    struct nbl__held *head = nbl__model_find(m, head_name);
+    if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
+    if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
+    *head = (struct nbl__held){.name = head_name, .weight = embedding->weight};
+    m->decoder.tied = false;
     return NBL_OK;
 }
 
-/* The modules that have weights, as PEFT sees them. */
-static nbl_status list_places(nbl_model *m, nbl__peft_place **list, int64_t *count)
+/* What the model holds, as adapters are checked against it; a tied head is a module, though it stores nothing. */
+static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *count)
 {
-    nbl__peft_place *places = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *places);
-    if (places == NULL) return NBL_ERROR_MEMORY;
-    *list = places;
-    *count = 0;
-    for (int64_t i = 0; i < m->weight_count; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (!nbl__ends_with(held->name, ".weight")) continue;
-        char *path = nbl__arena_strdup(&m->arena, held->name);
-        if (path == NULL) return NBL_ERROR_MEMORY;
-        path[strlen(path) - strlen(".weight")] = '\0';
-        bool matrix = held->weight.rank == 2, embedding = strcmp(path, "model.embed_tokens") == 0;
-        nbl__peft_kind kind = !matrix                        ? NBL_PEFT_OTHER
-                              : embedding                    ? NBL_PEFT_EMBEDDING
-                              : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
-                                                             : NBL_PEFT_LINEAR;
-        int64_t rows = held->weight.shape[0], columns = matrix ? held->weight.shape[1] : 0;
-        places[(*count)++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
-                                               embedding ? rows : columns};
-    }
-    if (m->decoder.tied && nbl__model_find(m, head_name) == NULL) /* a module, though it stores nothing */
-        places[(*count)++] = (nbl__peft_place){"lm_head", NBL_PEFT_HEAD, m->decoder.vocabulary,
-                                               m->decoder.hidden};
+    nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->weight_count; i++)
+        tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
+                                        m->weights[i].weight.shape};
+    *list = tensors;
+    *count = m->weight_count;
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    if (m->decoder.tied && embedding && nbl__model_find(m, head_name) == NULL)
+        tensors[(*count)++] = (nbl__peft_tensor){head_name, 2, embedding->weight.shape};
     return NBL_OK;
 }
 
 nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__peft_settings *settings)
 {
+    nbl__peft_tensor *tensors;
     nbl__peft_place *places;
-    int64_t count;
-    NBL_TRY(list_places(m, &places, &count));
-    NBL_TRY(nbl__peft_new(m->ctx, where, settings, places, count, &m->peft));
-    return untie(m);
+    int64_t count, place_count;
+    NBL_TRY(list_tensors(m, &tensors, &count));
+    NBL_TRY(nbl__peft_places(&m->arena, tensors, count, &places, &place_count));
+    NBL_TRY(nbl__peft_new(m->ctx, where, settings, places, place_count, &m->peft));
+    return give_own_head(m);
 }
 
 static nbl_status check_adapter(nbl_model *m)
 {
-    nbl__peft_place *places;
+    nbl__peft_tensor *tensors;
     int64_t count;
-    NBL_TRY(check_first_layer(m));
-    NBL_TRY(untie(m));
-    NBL_TRY(list_places(m, &places, &count));
-    NBL_TRY(nbl__peft_check(m->peft, places, count));
+    NBL_TRY(give_own_head(m));
+    NBL_TRY(list_tensors(m, &tensors, &count));
+    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
     NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
               m->peft->folder);
     for (int64_t i = 0; i < m->peft->module_count; i++)

@@ -18,6 +18,7 @@ struct nbl_model {
     const char *path;
     nbl__decoder decoder;
     nbl_dtype dtype; /* of the computation */
+    bool decoded;    /* int8: multiply with decoded weights instead of rounding activations */
     nbl_checkpoint *checkpoint;
     nbl__gguf_model *gguf;
     nbl__peft *peft;
@@ -98,6 +99,7 @@ typedef struct nbl__plan_request {
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
     int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
     uint64_t memory;           /* the budget of everything, weights included; 0: no limit */
+    nbl__recompute least;      /* at least this much recomputation */
 } nbl__plan_request;
 
 /* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names

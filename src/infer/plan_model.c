@@ -146,11 +146,12 @@ static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_mode
               " sequences: the smallest budget is %" PRIu64 " bytes",
               m->path, r->memory, r->tokens, r->sequences, plan->smallest_memory);
     planned p;
-    nbl_status status = plan_step(m, r, (nbl__plan_options){0}, &p);
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = r->least}, &p);
     if (status == NBL_OK && r->memory && total_of(&p) > r->memory) {
         size_t arenas = (size_t)(r->memory - p.weights - p.optimizer - p.beside);
         free_planned(&p);
-        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = NBL_RECOMPUTE_CHEAP}, &p);
+        nbl__recompute least = r->least > NBL_RECOMPUTE_CHEAP ? r->least : NBL_RECOMPUTE_CHEAP;
+        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = least}, &p);
     }
     if (status == NBL_OK) report(m, &p, plan);
     free_planned(&p);

@@ -105,6 +105,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .dtype = m->dtype,
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
+                            .decoded = m->decoded,
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};

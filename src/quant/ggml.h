@@ -1,4 +1,4 @@
-/* ggml.h - the block formats of GGUF files: their sizes, and exact decoding.
+/* ggml.h - the block formats of GGUF files: their sizes, exact decoding, and encoding.
  *
  * A row is cut into blocks of 1, 32 or 256 values that carry their own scales; a block never straddles
  * rows, so a tensor decodes from any block on. Values are computed in f32 in the order of upstream's
@@ -67,5 +67,9 @@ bool nbl__ggml_is_decodable(nbl__ggml_type type);
  * needs alignment. `dtype` is f32, f16 or bf16. The type is decodable. */
 void nbl__ggml_decode(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
                       void *out);
+
+/* Encodes `n` finite f32 values, a multiple of the block, to f32, f16, bf16, q8_0 or q4_0; `out` needs no
+ * alignment. */
+void nbl__ggml_encode(nbl_isa isa, nbl__ggml_type type, const float *values, int64_t n, uint8_t *out);
 
 #endif

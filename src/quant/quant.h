@@ -10,7 +10,7 @@
  *   dynamic8.c  8-bit block-wise with the dynamic maps
  *   int8.c      LLM.int8 row-wise
  *   mxfp4.c     e2m1 with a power-of-two scale per 32
- *   ggml.c      the blocks of GGUF files, decoding only (ggml.h)
+ *   ggml.c ggml_encode.c   the blocks of GGUF files (ggml.h)
  *   weight.c weight_encode.c   the checked, threaded entries of nibble.h
  *
  * Numerics are bitsandbytes' on CUDA; docs/NUMERICS.md has the rules. */

@@ -6,6 +6,7 @@
 #include "format/gguf.h"
 #include "text/chars.h"
 #include "text/tokenizer.h"
+#include "text/vocab_export.h"
 
 #define KEY(name) "tokenizer.ggml." name
 
@@ -46,7 +47,7 @@
 
 enum { MOST_PATTERNS = 6 };
 
-/* A kind of pre-tokenizer, by the names that files give it. */
+/* A kind of pre-tokenizer, by the names that files give it; the first is the one that is written. */
 typedef struct pre_type {
     const char *names; /* separated by spaces, one before the first and one after the last */
     bool ignore_merges, add_bos;
@@ -60,7 +61,7 @@ static const pre_type pre_types[] = {
      false,
      false,
      {GPT2}},
-    {" llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 ",
+    {" llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 ",
      true,
      true,
      {WORDS_AND("\\p{N}{1,3}")}},
@@ -71,7 +72,7 @@ static const pre_type pre_types[] = {
      {WORDS_AND("\\p{N}")}},
     {" qwen35 ", false, false, {MARKED_WORDS}},
     {" minicpm5 ", true, false, {"\\p{N}{1,3}", WORDS_AND("\\p{N}+")}},
-    {" starcoder refact command-r smollm codeshell exaone minerva-7b mellum2 ",
+    {" smollm starcoder refact command-r codeshell exaone minerva-7b mellum2 ",
      false,
      false,
      {"\\p{N}", GPT2}},
@@ -256,6 +257,23 @@ static const pre_type *find_pre_type(const char *name, size_t size)
         for (const char *at = pre_types[i].names; (at = strchr(at, ' ')) != NULL && at[1]; at++)
             if (strncmp(at + 1, name, size) == 0 && at[1 + size] == ' ') return &pre_types[i];
     return NULL;
+}
+
+bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PRE_NAME])
+{
+    for (size_t i = 0; i < sizeof pre_types / sizeof *pre_types; i++) {
+        const pre_type *pre = &pre_types[i];
+        int same = 0;
+        while (same < count && pre->patterns[same] && strcmp(pre->patterns[same], patterns[same]) == 0)
+            same++;
+        if (same != count || pre->patterns[same]) continue;
+        size_t length = strcspn(pre->names + 1, " ");
+        assert(length < NBL_PRE_NAME);
+        memcpy(name, pre->names + 1, length);
+        name[length] = '\0';
+        return true;
+    }
+    return false;
 }
 
 /* Byte-level BPE. */

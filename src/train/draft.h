@@ -63,8 +63,8 @@ nbl_status nbl__draft_tokens(const nbl__scribe *scribe, nbl__arena *arena, const
 
 /* The byte ranges [begins[i], ends[i]) of a text that its tokens stand for. A tokenizer that changes the text
  * (Unicode forms, spaces) is followed from one place where both agree to the next. */
-nbl_status nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size,
-                             const int32_t *ids, int64_t count, size_t *begins, size_t *ends);
+void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,
+                       int64_t count, size_t *begins, size_t *ends);
 
 /* Ids and labels that grow; zero it, set ctx. */
 typedef struct nbl__labelled {

@@ -224,16 +224,18 @@ static bool place_all(talk *k, nbl_string text, nbl_string frame)
     return (size_t)(end - at) == (size_t)(f_end - f) && same(at, end, f, (size_t)(f_end - f));
 }
 
-/* The place of one message: where the rendering with the placeholder differs. */
+/* The place of one message: where the rendering with the placeholder differs. The placeholder itself bounds what
+ * may be the same, unless the template changed it, too. */
 static void place_one(turn *now, int64_t i, nbl_string text, nbl_string other)
 {
     char mark[PLACEHOLDER];
     size_t size = (size_t)placeholder(mark, i), before = 0, behind = 0;
     const char *place = find(other.text, other.text + other.size, mark, size);
-    if (place == NULL) return; /* this template does not show it */
-    size_t most_before = (size_t)(place - other.text), most_behind = other.size - most_before - size;
+    size_t most_before = place ? (size_t)(place - other.text) : other.size;
+    size_t most_behind = place ? other.size - most_before - size : other.size;
     while (before < most_before && before < text.size && text.text[before] == other.text[before]) before++;
-    while (behind < most_behind && behind < text.size - before &&
+    if (!place && before == text.size && before == other.size) return; /* the template does not show it */
+    while (behind < most_behind && behind < text.size - before && behind < other.size - before &&
            text.text[text.size - behind - 1] == other.text[other.size - behind - 1])
         behind++;
     now->begin = before;

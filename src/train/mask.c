@@ -114,7 +114,7 @@ static nbl_status label_stretches(const nbl__scribe *s, nbl__train_on_eos eos, n
     size_t *begins = nbl__arena_alloc(arena, (size_t)count * 2 * sizeof *begins);
     if (begins == NULL) return NBL_ERROR_MEMORY;
     places p = {ids, labels, begins, begins + count, count};
-    NBL_TRY(nbl__align_tokens(s->tokenizer, part->text, part->size, ids, count, begins, begins + count));
+    nbl__align_tokens(s->tokenizer, part->text, part->size, ids, count, begins, begins + count);
     if (part->mask == NBL_MASK_TURNS) return train_turns(s, eos, &p, part), NBL_OK;
     for (int64_t i = 0; i < part->stretch_count; i++)
         train_mark(&p, part->text, part->size, part->stretches[i]);

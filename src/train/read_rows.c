@@ -24,6 +24,12 @@ static bool named(const char *path, const char *end)
     return n > m && strcasecmp(path + n - m, end) == 0;
 }
 
+/* Behind a byte order mark, if there is one. */
+static uint64_t after_mark(const nbl__rows *r)
+{
+    return r->file.size >= 3 && memcmp(r->file.data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 static bool begins_with_list(const nbl__rows *r)
 {
     for (uint64_t i = r->at; i < r->file.size; i++)
@@ -58,7 +64,12 @@ nbl_status nbl__rows_open(nbl_context *ctx, const char *path, nbl__data_file for
     NBL_CHECK(ctx, !nbl__is_folder(path), NBL_ERROR_IO, "%s: a folder, not a file of rows", path);
     NBL_TRY(nbl__file_map(ctx, path, &r->file));
     NBL_CHECK(ctx, r->file.size > 0, NBL_ERROR_FORMAT, "%s: the file is empty", path);
-    if (r->file.size >= 3 && memcmp(r->file.data, "\xef\xbb\xbf", 3) == 0) r->at = 3;
+    return nbl__rows_begin(r, form);
+}
+
+nbl_status nbl__rows_begin(nbl__rows *r, nbl__data_file form)
+{
+    r->at = after_mark(r);
     NBL_TRY(choose_form(r, form));
     return nbl__rows_rewind(r);
 }
@@ -73,7 +84,7 @@ nbl_status nbl__rows_rewind(nbl__rows *r)
 {
     nbl__row header;
     bool found;
-    r->at = r->file.size >= 3 && memcmp(r->file.data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    r->at = after_mark(r);
     r->line = 1;
     r->any = false;
     if (r->form == NBL_ROWS_CSV) {

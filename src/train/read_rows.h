@@ -40,6 +40,8 @@ enum { NBL_LARGEST_ROW = 1 << 30 };
 /* `form` by the file's name unless told. `path` and `text_key` are borrowed. Free also after a failure. */
 nbl_status nbl__rows_open(nbl_context *ctx, const char *path, nbl__data_file form, const char *text_key,
                           nbl__rows *rows);
+/* The part of opening after the file is mapped; ctx, arena, path, text_key and file are set. */
+nbl_status nbl__rows_begin(nbl__rows *rows, nbl__data_file form);
 void nbl__rows_close(nbl__rows *rows);
 nbl_status nbl__rows_rewind(nbl__rows *rows);
 /* The next row; *found is false at the end. Fails where the file is so damaged that what follows cannot be told

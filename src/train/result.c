@@ -113,9 +113,8 @@ static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, 
         else NBL_TRY(write_master(v, master, dtype, i));
     }
     char name[32];
-    snprintf(name, sizeof name, "\"%s\"", nbl__dtype_torch_name(dtype));
-    nbl__config_edit edits[] = {{nbl__json_get(c->config.root, "dtype") ? "dtype" : "torch_dtype", name}};
-    NBL_TRY(nbl__conversion_finish(v, edits, 1));
+    nbl__config_edit edits[2];
+    NBL_TRY(nbl__conversion_finish(v, edits, nbl__conversion_dtype(v, dtype, name, edits)));
     if (more) NBL_TRY(more(user, v->output));
     nbl__output *output = v->output;
     v->output = NULL;

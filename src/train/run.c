@@ -1,6 +1,8 @@
 /* run.c - see run.h. */
 #include "train/run.h"
 
+#include "train/data.h"
+
 nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *overrides, int64_t count,
                         nbl_run **run)
 {
@@ -15,6 +17,7 @@ nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *o
     NBL_TRY(NBL_ALLOC(ctx, made, 1));
     made->ctx = ctx;
     made->arena = nbl__arena_make(ctx);
+    made->preview = nbl__arena_make(ctx);
     nbl_status status = nbl__run_config_read(&made->arena, path, overrides, count, &made->config);
     if (status == NBL_OK) *run = made;
     else nbl_run_close(made);
@@ -25,6 +28,10 @@ void nbl_run_close(nbl_run *run)
 {
     if (run == NULL) return;
     nbl_context *ctx = run->ctx;
+    nbl_model_close(run->planned);
+    nbl__data_close(run->data);
+    nbl_tokenizer_close(run->speller);
+    nbl__arena_free(&run->preview);
     nbl__arena_free(&run->arena);
     nbl__free(ctx, run, sizeof *run);
 }

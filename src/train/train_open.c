@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "train/adapter_init.h"
+#include "train/run.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
 
@@ -28,10 +29,11 @@ static nbl_status check_packed(nbl__trainer *t, bool *packed)
     return NBL_OK;
 }
 
-static nbl_status open_model(nbl__trainer *t, const char *adapter)
+static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_only)
 {
     const nbl__run_config *c = t->config;
-    nbl_model_options options = {.dtype = nbl_dtype_name((nbl_dtype)c->compute), .adapter = adapter};
+    nbl_model_options options = {
+        .dtype = nbl_dtype_name((nbl_dtype)c->compute), .adapter = adapter, .plan_only = plan_only};
     bool packed;
     NBL_TRY(nbl_model_open(t->ctx, c->base_model, &options, &t->model));
     NBL_TRY(check_packed(t, &packed));
@@ -48,34 +50,19 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter)
     return nbl__new_adapter(t->model, c);
 }
 
-/* The model's, without opening its weights: mistakes in the data show before anything large is read. */
-static nbl_status read_vocabulary(nbl_context *ctx, const char *model, int64_t *vocabulary)
-{
-    nbl__arena arena = nbl__arena_make(ctx);
-    nbl__gguf_model *gguf = NULL;
-    nbl__config config = {0};
-    nbl__decoder decoder;
-    nbl_status status = NBL_OK;
-    const char *path = nbl__arena_printf(&arena, "%s/config.json", model);
-    if (path == NULL) status = NBL_ERROR_MEMORY;
-    else if (nbl__ends_with(model, ".gguf")) status = nbl__gguf_model_open(ctx, model, &gguf);
-    else status = nbl__config_read(&arena, path, &config);
-    if (status == NBL_OK)
-        status = nbl__decoder_read(ctx, model, gguf ? gguf->config.root : config.root, &decoder);
-    if (status == NBL_OK) *vocabulary = decoder.vocabulary;
-    nbl__gguf_model_close(gguf);
-    nbl__arena_free(&arena);
-    return status;
-}
-
 /* ---- the plan ---- */
+
+static nbl__recompute least_recompute(const nbl__run_config *c)
+{
+    return c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+}
 
 static nbl_status plan_session(nbl__trainer *t, int64_t tokens, int64_t sequences)
 {
     const nbl__run_config *c = t->config;
     nbl__session_options options = {
         .mode = NBL_MODE_TRAIN, .tokens = tokens, .sequences = sequences, .train = true};
-    options.plan.least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+    options.plan.least = least_recompute(c);
     NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
     uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, c->adam8bit ? 8 : 32);
     t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
@@ -90,24 +77,45 @@ static nbl_status plan_session(nbl__trainer *t, int64_t tokens, int64_t sequence
     return NBL_OK;
 }
 
-nbl_status nbl__trainer_plan(nbl_context *ctx, const nbl__run_config *config, const char *adapter,
-                             int64_t tokens, int64_t sequences, nbl__trainer *t)
+/* Data and model. `tokens`, `sequences`: of the largest micro-batch; told, or 0. */
+static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_only, int64_t *tokens,
+                             int64_t *sequences)
 {
-    *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config};
-    nbl_status status = NBL_OK;
+    const nbl__run_config *c = t->config;
     int64_t vocabulary = 0;
-    NBL_CHECK(ctx, config->device == NULL || strcmp(config->device, "cuda") != 0, NBL_ERROR_UNSUPPORTED,
-              "%s: device: cuda is not there in this build", config->file);
-    if (tokens == 0) {
-        NBL_GO(read_vocabulary(ctx, config->base_model, &vocabulary));
-        NBL_GO(nbl__data_open(ctx, config, vocabulary, &t->data));
-        nbl__data_largest(t->data, &tokens, &sequences);
+    NBL_CHECK(t->ctx, c->device == NULL || strcmp(c->device, "cuda") != 0, NBL_ERROR_UNSUPPORTED,
+              "%s: device: cuda is not there in this build", c->file);
+    if (*tokens == 0) {
+        NBL_TRY(nbl__run_vocabulary(t->ctx, c->base_model, &vocabulary));
+        NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
+        nbl__data_largest(t->data, tokens, sequences);
     }
-    NBL_GO(open_model(t, adapter ? adapter : config->lora_model_dir));
-    NBL_GO(plan_session(t, tokens, sequences));
-    return NBL_OK;
-done:
-    nbl__trainer_close(t);
+    return open_model(t, adapter ? adapter : c->lora_model_dir, plan_only);
+}
+
+nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int64_t batch, uint64_t memory,
+                             nbl_model_plan *plan)
+{
+    NBL_CHECK(r->ctx, plan && tokens >= 0 && batch >= 0 && tokens <= INT32_MAX / 2 / nbl__max_i64(batch, 1),
+              NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
+    nbl__run_config config = r->config;
+    if (model) config.base_model = model;
+    nbl__trainer t = {.ctx = r->ctx, .arena = nbl__arena_make(r->ctx), .config = &config};
+    int64_t all = tokens * nbl__max_i64(batch, 1), sequences = nbl__max_i64(batch, 1);
+    nbl_status status = open_parts(&t, NULL, true, &all, &sequences);
+    if (status == NBL_OK)
+        status = nbl__model_plan(t.model,
+                                 &(nbl__plan_request){.train = true,
+                                                      .tokens = all,
+                                                      .sequences = sequences,
+                                                      .optimizer_bits = config.adam8bit ? 8 : 32,
+                                                      .memory = memory ? memory : config.memory,
+                                                      .least = least_recompute(&config)},
+                                 plan);
+    nbl_model_close(r->planned);
+    r->planned = t.model;
+    t.model = NULL;
+    nbl__trainer_close(&t);
     return status;
 }
 
@@ -211,23 +219,24 @@ static nbl_status begin_run(nbl__trainer *t)
     return NBL_OK;
 }
 
+static nbl_status open_trainer(nbl__trainer *t, bool resume)
+{
+    const nbl__run_config *c = t->config;
+    int64_t tokens = 0, sequences = 0;
+    NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
+    NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &tokens, &sequences));
+    NBL_TRY(plan_session(t, tokens, sequences));
+    NBL_TRY(make_folder(t->ctx, &t->arena, c->output_dir));
+    NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
+    if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c->output_dir));
+    return begin_run(t);
+}
+
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, nbl__trainer *t)
 {
-    nbl__arena arena = nbl__arena_make(ctx);
-    const char *folder = NULL;
-    *t = (nbl__trainer){0};
-    nbl_status status = choose_checkpoint(&arena, config, resume, &folder);
-    if (status == NBL_OK) status = nbl__trainer_plan(ctx, config, config->full ? NULL : folder, 0, 0, t);
-    if (status == NBL_OK) {
-        t->resumed = folder ? nbl__arena_strdup(&t->arena, folder) : NULL;
-        status = folder && t->resumed == NULL ? NBL_ERROR_MEMORY
-                                              : make_folder(ctx, &arena, config->output_dir);
-        if (status == NBL_OK) status = nbl__remove_leftovers(ctx, config->output_dir);
-        if (status == NBL_OK && folder == NULL) status = nbl__set_aside(ctx, config->output_dir);
-        if (status == NBL_OK) status = begin_run(t);
-        if (status != NBL_OK) nbl__trainer_close(t);
-    }
-    nbl__arena_free(&arena);
+    *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config};
+    nbl_status status = open_trainer(t, resume);
+    if (status != NBL_OK) nbl__trainer_close(t);
     return status;
 }
 

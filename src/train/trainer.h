@@ -54,9 +54,6 @@ typedef struct nbl__step_result {
 
 /* ---- train_open.c ---- */
 
-/* Without allocating what is planned: data, model and plan. `tokens`, `sequences`: 0: those of the data. */
-nbl_status nbl__trainer_plan(nbl_context *ctx, const nbl__run_config *config, const char *adapter,
-                             int64_t tokens, int64_t sequences, nbl__trainer *trainer);
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume,
                              nbl__trainer *trainer);
 void nbl__trainer_close(nbl__trainer *trainer);

@@ -1,0 +1,223 @@
+/* merge.c - the sum of a checkpoint and an adapter; see merge.h. Cost of a weight: rank · rows · columns products in f64,
+ * bound by arithmetic from rank 8 on; memory: its factors in f32, and a row in f64 for each worker. */
+#include "convert/merge.h"
+
+#include <math.h>
+
+static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
+
+/* ---- which tensors there are ---- */
+
+static const nbl_tensor_info *find_base(const nbl_checkpoint *c, const char *name)
+{
+    for (int64_t i = 0; i < c->tensor_count; i++)
+        if (strcmp(c->tensors[i].name, name) == 0) return &c->tensors[i];
+    return NULL;
+}
+
+static void set_shape(nbl__merged *t, int rank, const int64_t *shape)
+{
+    int64_t elements = 1;
+    t->rank = rank;
+    for (int i = 0; i < rank; i++) elements *= t->shape[i] = shape[i];
+    t->columns = rank ? shape[rank - 1] : 1;
+    t->rows = t->columns ? elements / t->columns : 0;
+}
+
+/* The module that a tensor of this ending belongs to, where it is adapted. */
+static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
+                            const nbl__peft_module **found)
+{
+    *found = NULL;
+    if (m->peft == NULL || !nbl__ends_with(name, ending)) return NBL_OK;
+    const char *path = nbl__arena_printf(&m->arena, "%.*s", (int)(strlen(name) - strlen(ending)), name);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    *found = nbl__peft_find(m->peft, path);
+    return NBL_OK;
+}
+
+static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *base)
+{
+    nbl__merged *t = &m->tensors[m->count++];
+    const nbl__peft_replacement *replaced = m->peft ? nbl__peft_replacement_find(m->peft, name) : NULL;
+    const nbl__peft_module *bias;
+    *t = (nbl__merged){.name = name, .base = base, .stored = replaced ? replaced->stored : NULL};
+    set_shape(t, base->rank, base->shape);
+    NBL_TRY(module_of(m, name, ".weight", &t->with));
+    NBL_TRY(module_of(m, name, ".bias", &bias));
+    if (bias && bias->b_bias) t->with = bias, t->is_bias = true;
+    NBL_CHECK(m->ctx, !t->with || nbl__merged_is_numeric(t), NBL_ERROR_DTYPE,
+              "%s: tensor \"%s\" is %s, to which nothing can be added", base->file, name,
+              nbl_dtype_name(base->weight.dtype));
+    NBL_CHECK(m->ctx, !(t->with && base->transposed), NBL_ERROR_UNSUPPORTED,
+              "%s: an adapter of the experts \"%s\" is not supported", m->peft->folder, name);
+    NBL_CHECK(m->ctx,
+              !replaced || (replaced->stored->rank == base->rank &&
+                            memcmp(replaced->stored->shape, base->shape,
+                                   (size_t)base->rank * sizeof *base->shape) == 0),
+              NBL_ERROR_SHAPE, "%s: tensor \"%s\" has another shape than the model's", m->peft->folder, name);
+    return NBL_OK;
+}
+
+/* What the adapter has and no tensor of the model took. */
+static nbl_status check_taken(const nbl__merge *m)
+{
+    for (int64_t i = 0; i < m->peft->replacement_count; i++)
+        NBL_CHECK(m->ctx, nbl__merge_find(m, m->peft->replacements[i].name), NBL_ERROR_UNSUPPORTED,
+                  "%s: modules_to_save has \"%s\", which the model does not store", m->peft->folder,
+                  m->peft->replacements[i].name);
+    for (int64_t i = 0; i < m->peft->module_count; i++) {
+        const nbl__peft_module *it = &m->peft->modules[i];
+        NBL_CHECK(m->ctx, !(it->is_embedding && it->magnitude), NBL_ERROR_UNSUPPORTED,
+                  "%s: use_dora on the embedding \"%s\" is not supported", m->peft->folder, it->path);
+        bool taken = it->b_bias == NULL;
+        for (int64_t t = 0; t < m->count && !taken; t++)
+            taken = m->tensors[t].with == it && m->tensors[t].is_bias;
+        NBL_CHECK(m->ctx, taken, NBL_ERROR_UNSUPPORTED,
+                  "%s: lora_bias of \"%s\", which has no bias to add it to", m->peft->folder, it->path);
+    }
+    return NBL_OK;
+}
+
+static bool is_tied(const nbl_checkpoint *c)
+{
+    if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
+    return find_base(c, head_name) == NULL;
+}
+
+static nbl_status check_adapter(nbl__merge *m)
+{
+    nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)m->count * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->count; i++)
+        tensors[i] = (nbl__peft_tensor){m->tensors[i].name, m->tensors[i].rank, m->tensors[i].shape};
+    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, m->count));
+    return check_taken(m);
+}
+
+nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m)
+{
+    *m = (nbl__merge){.ctx = c->ctx, .checkpoint = c, .arena = nbl__arena_make(c->ctx)};
+    if (adapter) NBL_TRY(nbl__peft_open(c->ctx, adapter, &m->peft));
+    m->tensors = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->tensors);
+    if (m->tensors == NULL) return NBL_ERROR_MEMORY;
+    const nbl_tensor_info *embedding = find_base(c, embedding_name);
+    m->untied = m->peft && embedding && is_tied(c) && nbl__peft_unties(m->peft);
+    for (int64_t i = 0; i < c->tensor_count; i++)
+        if (!m->untied || strcmp(c->tensors[i].name, head_name) != 0)
+            NBL_TRY(add(m, c->tensors[i].name, &c->tensors[i]));
+    if (m->untied) NBL_TRY(add(m, head_name, embedding));
+    return m->peft ? check_adapter(m) : NBL_OK;
+}
+
+static void unload(nbl__merge *m)
+{
+    nbl__free(m->ctx, m->left, m->left_bytes);
+    nbl__free(m->ctx, m->right, m->right_bytes);
+    m->left = m->right = NULL;
+    m->left_bytes = m->right_bytes = 0;
+}
+
+void nbl__merge_close(nbl__merge *m)
+{
+    if (m->ctx == NULL) return;
+    unload(m);
+    nbl__peft_close(m->peft);
+    nbl__arena_free(&m->arena);
+    *m = (nbl__merge){0};
+}
+
+const nbl__merged *nbl__merge_find(const nbl__merge *m, const char *name)
+{
+    for (int64_t i = 0; i < m->count; i++)
+        if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
+    return NULL;
+}
+
+bool nbl__merged_is_numeric(const nbl__merged *t)
+{
+    /* A buffer that older versions of transformers stored is not a weight. */
+    if (nbl__ends_with(t->name, "rotary_emb.inv_freq")) return false;
+    return t->stored || nbl__is_decodable(t->base);
+}
+
+/* ---- values ---- */
+
+/* [rows, columns] of a stored matrix as f32, or its transpose. */
+static void take_matrix(nbl_isa isa, const nbl__stored *from, bool transpose, float *to)
+{
+    int64_t rows = from->shape[0], columns = from->shape[1];
+    if (!transpose) {
+        nbl__to_f32(isa, from->dtype, from->data, to, rows * columns);
+        return;
+    }
+    enum { PIECE = 256 };
+    float line[PIECE];
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t at = 0; at < columns; at += PIECE) {
+            int64_t n = nbl__min_i64(PIECE, columns - at);
+            nbl__to_f32(isa, from->dtype, from->data + (size_t)(r * columns + at) * nbl__size_of(from->dtype),
+                        line, n);
+            for (int64_t i = 0; i < n; i++) to[(at + i) * rows + r] = line[i];
+        }
+}
+
+nbl_status nbl__merge_load(nbl__merge *m, const nbl__merged *t)
+{
+    unload(m);
+    if (t->with == NULL || t->is_bias) return NBL_OK;
+    bool embedding = t->with->is_embedding; /* its rows are tokens: the roles of A and B are exchanged */
+    size_t rank = (size_t)t->with->r;
+    size_t left = rank * (size_t)t->rows * sizeof(float), right = rank * (size_t)t->columns * sizeof(float);
+    if ((m->left = nbl__alloc(m->ctx, left)) == NULL) return NBL_ERROR_MEMORY;
+    m->left_bytes = left;
+    if ((m->right = nbl__alloc(m->ctx, right)) == NULL) return NBL_ERROR_MEMORY;
+    m->right_bytes = right;
+    nbl_isa isa = nbl__isa(m->ctx);
+    take_matrix(isa, embedding ? t->with->a : t->with->b, embedding, m->left);
+    take_matrix(isa, embedding ? t->with->b : t->with->a, embedding, m->right);
+    return NBL_OK;
+}
+
+static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
+{
+    float value;
+    nbl__to_f32(isa, from->dtype, from->data + (size_t)i * nbl__size_of(from->dtype), &value, 1);
+    return value;
+}
+
+static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, float *out, double *sum)
+{
+    const nbl__peft_module *with = t->with;
+    int64_t columns = t->columns;
+    for (int64_t i = 0; i < columns; i++) sum[i] = 0;
+    for (int64_t k = 0; k < with->r; k++) {
+        double b = (double)m->left[row * with->r + k];
+        const float *a = m->right + k * columns;
+        for (int64_t i = 0; i < columns; i++) sum[i] += b * (double)a[i];
+    }
+    for (int64_t i = 0; i < columns; i++) sum[i] = (double)out[i] + with->scale * sum[i];
+    double factor = 1;
+    if (with->magnitude) {
+        double square = 0;
+        for (int64_t i = 0; i < columns; i++) square += sum[i] * sum[i];
+        factor = (double)element(nbl__isa(m->ctx), with->magnitude, row) / sqrt(square);
+    }
+    for (int64_t i = 0; i < columns; i++) out[i] = (float)(factor * sum[i]);
+}
+
+void nbl__merge_rows(const nbl__merge *m, const nbl__merged *t, int64_t begin, int64_t end, float *out,
+                     double *scratch)
+{
+    nbl_isa isa = nbl__isa(m->ctx);
+    int64_t first = begin * t->columns, last = end * t->columns;
+    if (t->stored)
+        nbl__to_f32(isa, t->stored->dtype, t->stored->data + (size_t)first * nbl__size_of(t->stored->dtype),
+                    out, last - first);
+    else nbl__span_decode(isa, t->base, first, last, NBL_DTYPE_F32, out);
+    if (t->with == NULL) return;
+    for (int64_t row = begin; row < end && !t->is_bias; row++)
+        merge_row(m, t, row, out + (row - begin) * t->columns, scratch);
+    for (int64_t i = 0; t->is_bias && i < last - first; i++)
+        out[i] = (float)((double)out[i] + t->with->scale * (double)element(isa, t->with->b_bias, first + i));
+}

@@ -1,0 +1,110 @@
+/* merge_folder.c - a checkpoint and an adapter become a plain folder; see merge.h. Every weight is written in one dtype,
+ * span by span; a weight that is in it already and is left alone keeps its bytes. Peak memory: the factors of one
+ * weight, and a span for each worker. */
+#include "convert/merge.h"
+
+typedef struct job {
+    nbl__conversion *v;
+    const nbl__merge *merge;
+    const nbl__merged *tensor;
+    nbl_dtype dtype;
+    int64_t number, span; /* rows */
+    size_t values, sums;  /* bytes of a buffer's parts */
+    nbl__buffers buffers;
+} job;
+
+static nbl_status write_span(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    const nbl__merged *t = j->tensor;
+    int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, t->rows);
+    size_t size = nbl__size_of(j->dtype), count = (size_t)((end - begin) * t->columns);
+    uint8_t *buffer = nbl__buffer_of(&j->buffers, worker);
+    float *values = (float *)(void *)buffer;
+    void *out = buffer + j->values + j->sums;
+    nbl__merge_rows(j->merge, t, begin, end, values, (double *)(void *)(buffer + j->values));
+    nbl__from_f32(nbl__isa(j->v->ctx), values, j->dtype, out, (int64_t)count);
+    nbl__span_release(j->v->checkpoint, t->base, begin * t->columns, end * t->columns);
+    double share = (double)(end - begin) / (double)t->rows;
+    nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)t->base->bytes));
+    return nbl__writer_write(j->v->writer, j->number, out, count * size,
+                             (uint64_t)(begin * t->columns) * size);
+}
+
+static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
+{
+    if (!nbl__merged_is_numeric(t)) return true;
+    return !t->with && !t->stored && t->base->weight.format == NBL_FORMAT_DENSE &&
+           t->base->weight.dtype == dtype && strcmp(t->name, t->base->name) == 0;
+}
+
+static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__merged *t, nbl_dtype dtype,
+                               int64_t number)
+{
+    if (keeps_bytes(t, dtype)) return nbl__write_copy(v, t->base, number);
+    if (t->rows == 0) return NBL_OK;
+    NBL_TRY(nbl__merge_load(m, t));
+    job j = {.v = v, .merge = m, .tensor = t, .dtype = dtype, .number = number};
+    int64_t unit = t->base->transposed ? 32 : 1; /* rows, as nbl__span_unit has it in elements */
+    j.span = nbl__span_size(unit * t->columns, sizeof(float)) / t->columns;
+    int64_t rows = nbl__min_i64(j.span, t->rows);
+    j.values = ((size_t)(rows * t->columns) * sizeof(float) + 63) / 64 * 64;
+    j.sums = t->with ? ((size_t)t->columns * sizeof(double) + 63) / 64 * 64 : 0;
+    size_t bytes = j.values + j.sums + (size_t)(rows * t->columns) * nbl__size_of(dtype);
+    NBL_TRY(
+        nbl__run_spans(v->ctx, nbl__ceil_div(t->rows, j.span), bytes, write_span, &j, &j.buffers, t->name));
+    nbl__tensor_release(v->checkpoint, t->base);
+    return NBL_OK;
+}
+
+static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_folder *how, nbl_dtype dtype)
+{
+    for (int64_t i = 0, number; i < m->count; i++) {
+        const nbl__merged *t = &m->tensors[i];
+        nbl_dtype to = nbl__merged_is_numeric(t) ? dtype : t->base->weight.dtype;
+        NBL_TRY(nbl__writer_declare(v->writer, i, t->name, to, t->rank, t->shape, &number));
+        v->report.converted += t->with || t->stored;
+    }
+    v->report.tensors = m->count;
+    NBL_TRY(nbl__conversion_begin(v, how->out, how->shard_size));
+    for (int64_t i = 0; i < m->count; i++) {
+        NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
+        NBL_TRY(write_tensor(v, m, &m->tensors[i], dtype, i));
+    }
+    char text[32];
+    nbl__config_edit edits[4] = {{"quantization_config", NULL}};
+    int count = 1 + nbl__conversion_dtype(v, dtype, text, edits + 1);
+    if (m->untied) edits[count++] = (nbl__config_edit){"tie_word_embeddings", "false"};
+    if (how->chosen) *how->chosen = dtype;
+    return nbl__conversion_commit(v, edits, count, how->check, how->user);
+}
+
+/* The dtype that config.json tells, else bf16. */
+static nbl_status choose_dtype(nbl__conversion *v, const char *wanted, nbl_dtype *dtype)
+{
+    const nbl__json *root = v->checkpoint->config.root;
+    if (wanted) {
+        NBL_CHECK(v->ctx, nbl_dtype_parse(wanted, dtype) && nbl__is_compute(*dtype), NBL_ERROR_ARGUMENT,
+                  "dtype \"%s\": weights are merged to f32, f16 or bf16", wanted);
+        return NBL_OK;
+    }
+    const char *told = nbl__json_text(root, "dtype");
+    if (told == NULL) told = nbl__json_text(root, "torch_dtype");
+    if (told == NULL || !nbl__dtype_from_torch_name(told, dtype)) *dtype = NBL_DTYPE_BF16;
+    return NBL_OK;
+}
+
+nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_convert_report *report)
+{
+    nbl__conversion v = {0};
+    nbl__merge m = {0};
+    nbl_dtype dtype = NBL_DTYPE_BF16;
+    nbl_status status = nbl__conversion_open(ctx, how->base, &v);
+    if (status == NBL_OK) status = choose_dtype(&v, how->dtype, &dtype);
+    if (status == NBL_OK) status = nbl__merge_open(v.checkpoint, how->adapter, &m);
+    if (status == NBL_OK) status = write_all(&v, &m, how, dtype);
+    if (report) *report = v.report;
+    nbl__merge_close(&m);
+    nbl__conversion_close(&v);
+    return status;
+}
