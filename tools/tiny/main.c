@@ -13,7 +13,7 @@ static const char help[] =
     "       make_tiny sums OUT            OUT/sums.jsonl, OUT/sums-new-wordings.jsonl, "
     "OUT/sums-new-pairs.jsonl\n";
 
-enum { ROWS = 100000, MOST_ROWS = 10000000, HELD_OUT_ROWS = 500, TOKENIZER_ROWS = 20000 };
+enum { ROWS = 110000, MOST_ROWS = 10000000, HELD_OUT_ROWS = 500, TOKENIZER_ROWS = 20000 };
 
 static void make_folder(const char *path)
 {
