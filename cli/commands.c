@@ -18,6 +18,8 @@ const cli_command *const cli_commands[] = {
     &cli_logits,     /* evaluate.c */
     &cli_grads,      /* evaluate.c */
     &cli_generate,   /* generate.c */
+    &cli_chat,       /* chat.c */
+    &cli_eval,       /* eval.c */
     &cli_data,       /* data.c */
     &cli_train,      /* train.c */
     &cli_completion, /* completion.c */

@@ -33,9 +33,105 @@ static uint64_t memory_bytes(void)
     return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
 }
 
+/* ---- libraries: those of the library, and the command's own ---- */
+
+static bool library(int64_t index, nbl_library *it)
+{
+    static const nbl_library none;
+    if (nbl_library_get(index, it)) return true;
+    if (index > 0 && !nbl_library_get(index - 1, it)) return false;
+    *it = none;
+    it->name = "jansson";
+    it->enables = "--json, and ids and conversations from files";
+    snprintf(it->version, sizeof it->version, "%s", jansson_version_str());
+    return true;
+}
+
+/* ---- CUDA: this build has none; the driver is told of, so that one knows what another build would find ---- */
+
+/* The version of NVIDIA's driver, or NULL when none is loaded. */
+static const char *nvidia_driver(void)
+{
+    FILE *file = fopen("/proc/driver/nvidia/version", "r");
+    if (file == NULL) return NULL;
+    char line[256];
+    bool read = fgets(line, sizeof line, file) != NULL;
+    fclose(file);
+    if (!read) return NULL;
+    line[strcspn(line, "\n")] = '\0';
+    const char *digits = strstr(line, "Module ");
+    for (digits = digits ? digits + 7 : line; *digits && !isdigit((unsigned char)*digits);) digits++;
+    size_t length = strspn(digits, "0123456789.");
+    return cli_clean(length ? cli_format("%.*s", (int)length, digits) : cli_format("%s", line));
+}
+
+/* ---- what is printed ---- */
+
+static void print_json(nbl_context *ctx, const char *cpu)
+{
+    json_t *document = cli_json_object(), *levels = cli_json_array(), *libraries = cli_json_array();
+    nbl_isa_level level;
+    nbl_library lib;
+    const char *found = "";
+    for (int64_t i = 0; nbl_isa_level_get(ctx, i, &level); i++) {
+        json_t *it = cli_json_object();
+        cli_json_set(it, "name", cli_json_text(level.name));
+        cli_json_set(it, "found", json_boolean(level.found));
+        cli_json_set(it, "used", json_boolean(level.used));
+        cli_json_set(it, "enables", cli_json_text(level.enables));
+        cli_json_add(levels, it);
+        if (level.found) found = level.name;
+    }
+    for (int64_t i = 0; library(i, &lib); i++) {
+        json_t *it = cli_json_object();
+        cli_json_set(it, "name", cli_json_text(lib.name));
+        cli_json_set(it, "version", cli_json_text(lib.version));
+        cli_json_set(it, "enables", cli_json_text(lib.enables));
+        cli_json_add(libraries, it);
+    }
+    cli_json_set(document, "version", cli_json_text(nbl_version()));
+    cli_json_set(document, "cpu", cli_json_text(cpu));
+    cli_json_set(document, "cores", cli_json_unsigned((uint64_t)nbl_cores()));
+    cli_json_set(document, "threads", cli_json_unsigned((uint64_t)nbl_threads(ctx)));
+    cli_json_set(document, "memory_bytes", cli_json_unsigned(memory_bytes()));
+    cli_json_set(document, "isa", cli_json_text(nbl_isa_name(ctx)));
+    cli_json_set(document, "isa_found", cli_json_text(found));
+    cli_json_set(document, "isa_levels", levels);
+    cli_json_set(document, "libraries", libraries);
+    cli_json_set(document, "cuda", json_null());
+    cli_json_set(document, "cuda_built", json_false());
+    cli_json_set(document, "cuda_driver", cli_json_text(nvidia_driver()));
+    cli_json_print(document);
+}
+
 static void fact(const char *name, const char *text)
 {
     fprintf(cli_out(), "%s%-8s%s %s\n", cli_styled(CLI_BOLD), name, cli_styled(CLI_PLAIN), text);
+}
+
+static void print_text(nbl_context *ctx, const char *cpu)
+{
+    const char *forced = getenv("NIBBLE_ISA"), *driver = nvidia_driver();
+    nbl_isa_level level;
+    nbl_library lib;
+    fact("nibble", nbl_version());
+    fact("cpu", cpu ? cpu : "unknown");
+    fact("cores", cli_format("%d", nbl_cores()));
+    fact("threads", cli_format("%d", nbl_threads(ctx)));
+    fact("memory", cli_bytes((double)memory_bytes()));
+    fact("isa", cli_format("%s%s", nbl_isa_name(ctx), forced && *forced ? " (NIBBLE_ISA is set)" : ""));
+    for (int64_t i = 0; nbl_isa_level_get(ctx, i, &level); i++)
+        fprintf(cli_out(), "  %-12s %-10s %s\n", level.name,
+                level.used    ? "used"
+                : level.found ? "found"
+                              : "not found",
+                level.enables);
+    fprintf(cli_out(), "%slibraries%s\n", cli_styled(CLI_BOLD), cli_styled(CLI_PLAIN));
+    for (int64_t i = 0; library(i, &lib); i++)
+        fprintf(cli_out(), "  %-12s %-28s %s\n", lib.name, lib.version, lib.enables);
+    fact("cuda", cli_format("not built in%s%s; everything runs on the processor",
+                            driver ? ", though there is an NVIDIA driver " : "; no NVIDIA driver was found",
+                            driver ? driver : ""));
 }
 
 static int run(cli_call *call)
@@ -43,24 +139,9 @@ static int run(cli_call *call)
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    const char *cpu = processor(), *forced = getenv("NIBBLE_ISA");
-    if (call->json) {
-        json_t *document = cli_json_object();
-        cli_json_set(document, "version", cli_json_text(nbl_version()));
-        cli_json_set(document, "cpu", cli_json_text(cpu));
-        cli_json_set(document, "isa", cli_json_text(nbl_isa_name(ctx)));
-        cli_json_set(document, "threads", cli_json_unsigned((uint64_t)nbl_threads(ctx)));
-        cli_json_set(document, "memory_bytes", cli_json_unsigned(memory_bytes()));
-        cli_json_set(document, "cuda", json_null());
-        cli_json_print(document);
-    } else {
-        fact("nibble", nbl_version());
-        fact("cpu", cpu ? cpu : "unknown");
-        fact("isa", cli_format("%s%s", nbl_isa_name(ctx), forced && *forced ? " (NIBBLE_ISA is set)" : ""));
-        fact("threads", cli_format("%d", nbl_threads(ctx)));
-        fact("memory", cli_bytes((double)memory_bytes()));
-        fact("cuda", "none: this build has no CUDA backend");
-    }
+    const char *cpu = processor();
+    if (call->json) print_json(ctx, cpu);
+    else print_text(ctx, cpu);
     cli_context_end(ctx);
     return status;
 }
@@ -69,9 +150,11 @@ const cli_command cli_doctor = {
     .name = "doctor",
     .group = "Look",
     .summary = "the machine as nibble sees it",
-    .description =
-        "Tells the processor, the instruction set that the kernels use, the threads, the memory, and the "
-        "devices that were found.",
+    .description = "Tells the processor, its cores and the memory; the instruction sets that were found and "
+                   "those that the "
+                   "kernels use; the libraries in the versions that were found; whether CUDA is built in and "
+                   "a driver is "
+                   "there; and what each of them enables.",
     .examples =
         (const cli_example[]){
             {"what a bug report should contain", "doctor"},

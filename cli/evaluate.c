@@ -3,15 +3,9 @@
 #include <string.h>
 
 #include "commands.h"
+#include "model.h"
 #include "output.h"
 #include "session.h"
-
-static nbl_model_options model_options(const cli_call *call)
-{
-    return (nbl_model_options){.dtype = cli_get(call, "dtype")->text,
-                               .load = cli_get(call, "load")->text,
-                               .adapter = cli_get(call, "adapter")->text};
-}
 
 static int run_logits(cli_call *call)
 {
@@ -20,9 +14,8 @@ static int run_logits(cli_call *call)
     if (!cli_read_ids(call, cli_get(call, "ids")->text, 0, INT32_MAX, &ids)) return CLI_FAILED;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_model_options options = model_options(call);
     nbl_model *model = NULL;
-    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
+    nbl_status code = cli_model_open(call, ctx, false, &model);
     if (code == NBL_OK)
         code = nbl_model_write_logits(model, ids.lists, ids.count, cli_get(call, "out")->text);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
@@ -49,9 +42,8 @@ static int run_grads(cli_call *call)
                          ids.count, labels.count);
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_model_options options = model_options(call);
     nbl_model *model = NULL;
-    nbl_status code = nbl_model_open(ctx, call->arguments[0], &options, &model);
+    nbl_status code = cli_model_open(call, ctx, false, &model);
     if (code == NBL_OK)
         code = nbl_model_write_gradients(model, ids.lists, labels.lists, ids.count,
                                          (int)cli_get(call, "pack")->integer, cli_get(call, "out")->text,
@@ -70,11 +62,6 @@ static int run_grads(cli_call *call)
     return status;
 }
 
-#define MODEL_ARGUMENT                                                                                       \
-    (const cli_argument[])                                                                                   \
-    {                                                                                                        \
-        {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false}, {.name = NULL},           \
-    }
 #define IDS_OPTION                                                                                           \
     {                                                                                                        \
         .name = "ids", .argument = "F", .kind = CLI_PATH, .required = true,                                  \
@@ -85,33 +72,17 @@ static int run_grads(cli_call *call)
         .name = "out", .argument = "O.safetensors", .kind = CLI_PATH, .required = true,                      \
         .help = "the file to write"                                                                          \
     }
-#define DTYPE_OPTION                                                                                         \
-    {                                                                                                        \
-        .name = "dtype", .argument = "DTYPE", .kind = CLI_CHOICE, .choices = "f32|f16|bf16",                 \
-        .help = "compute in this dtype (default: the checkpoint's)"                                          \
-    }
-#define LOAD_OPTION                                                                                          \
-    {                                                                                                        \
-        .name = "load", .argument = "FORMAT", .kind = CLI_CHOICE, .choices = "nf4|fp4|int8|mxfp4",           \
-        .help = "convert the linear layers to this storage format on arrival"                                \
-    }
-
 const cli_command cli_logits = {
     .name = "logits",
     .group = "Models",
     .summary = "the logits of every position of token sequences",
     .description = "Writes tensors logits.0, logits.1, ... of f32 [tokens, vocabulary], one per sequence.",
-    .arguments = MODEL_ARGUMENT,
+    .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             IDS_OPTION,
             OUT_OPTION,
-            {.name = "adapter",
-             .argument = "DIR",
-             .kind = CLI_PATH,
-             .help = "apply an adapter saved by PEFT"},
-            DTYPE_OPTION,
-            LOAD_OPTION,
+            CLI_MODEL_OPTIONS,
             {.name = NULL},
         },
     .examples =
@@ -130,7 +101,7 @@ const cli_command cli_grads = {
                    "modules_to_save included, under its name in "
                    "PEFT's file, in f32. A label of -100 is not trained; the label of a token is what is "
                    "predicted before it.",
-    .arguments = MODEL_ARGUMENT,
+    .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             IDS_OPTION,
@@ -139,15 +110,10 @@ const cli_command cli_grads = {
              .kind = CLI_PATH,
              .required = true,
              .help = "a JSON file: the labels, one per token"},
-            {.name = "adapter",
-             .argument = "DIR",
-             .kind = CLI_PATH,
-             .required = true,
-             .help = "the adapter, as PEFT saves it"},
+            CLI_ADAPTER_OPTION("the adapter, as PEFT saves it", true),
             OUT_OPTION,
             {.name = "pack", .help = "all sequences in one pass; the result is the same"},
-            DTYPE_OPTION,
-            LOAD_OPTION,
+            CLI_COMPUTE_OPTIONS,
             {.name = NULL},
         },
     .examples =

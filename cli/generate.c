@@ -1,44 +1,48 @@
-/* generate.c - `nibble generate`: text that a model continues. */
+/* generate.c - `nibble generate`: text that a model continues.
+ *
+ * A stop string ends a sequence when its text contains it. `ids` are the tokens that were generated, the one that
+ * completed the stop string included; `text` is their text, cut before the stop string. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "commands.h"
+#include "model.h"
 #include "output.h"
 #include "session.h"
-
-enum { MOST_ENDS = 64 };
 
 typedef struct job {
     const cli_call *call;
     nbl_context *ctx;
     nbl_tokenizer *tokenizer; /* NULL: ids only */
-    nbl_text_stream *stream;  /* one prompt on a terminal: text as it comes */
+    cli_ends ends;
+    cli_writing
+        *writing; /* per sequence: one that is shown as it comes, or that stop strings may end; or NULL */
+    bool streaming;
     cli_ids prompts;
     nbl_generated *results;
     int64_t new_tokens;
     double first, start;
+    nbl_status code; /* what went wrong in on_token */
+    int write_error;
 } job;
 
-static double now(void)
+static void say(void *user, nbl_string text)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    job *j = user;
+    if (j->streaming && j->write_error == 0) j->write_error = cli_say(text);
 }
 
 static int on_token(void *user, int64_t sequence, int32_t id)
 {
     job *j = user;
-    nbl_string piece;
-    (void)sequence;
-    if (j->new_tokens++ == 0) j->first = now();
-    if (j->stream && nbl_text_stream_push(j->stream, id, &piece) == NBL_OK) {
-        fwrite(piece.text, 1, piece.size, stdout);
-        fflush(stdout);
-    }
-    return 0;
+    nbl_string text;
+    int stopped = 0;
+    if (j->new_tokens++ == 0) j->first = cli_now();
+    if (j->writing == NULL || j->code != NBL_OK) return j->code != NBL_OK;
+    j->code = cli_writing_push(&j->writing[sequence], id, &text, &stopped);
+    if (j->code == NBL_OK) say(j, text);
+    return stopped || j->code != NBL_OK || j->write_error;
 }
 
 /* The prompt as ids: given, or by the tokenizer, of the text or of its chat. */
@@ -70,6 +74,25 @@ static nbl_status read_prompts(job *j)
     return code;
 }
 
+/* The text of a result up to a stop string; *stopped tells of one. Free it. */
+static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size, size_t *shown, int *stopped)
+{
+    nbl_status code = nbl_tokenizer_decode(j->tokenizer, ids->ids, ids->count, 1, text, size);
+    if (code != NBL_OK) return code;
+    *shown = *size;
+    if (j->ends.text_count == 0) return NBL_OK;
+    nbl_stop_matcher *matcher;
+    nbl_string before;
+    int found = 0;
+    code = nbl_stop_matcher_open(j->ctx, j->ends.texts, j->ends.text_count, &matcher);
+    if (code == NBL_OK) code = nbl_stop_matcher_push(matcher, (nbl_string){*text, *size}, &before, &found);
+    if (code == NBL_OK && found) *shown = before.size; /* the text is the beginning of what was decoded */
+    *stopped |= found;
+    nbl_stop_matcher_close(matcher);
+    if (code != NBL_OK) nbl_text_free(j->ctx, *text, *size);
+    return code;
+}
+
 static nbl_status print_results(job *j)
 {
     json_t *list = cli_json_array();
@@ -77,21 +100,26 @@ static nbl_status print_results(job *j)
     for (int64_t i = 0; i < j->prompts.count; i++) {
         const nbl_generated *r = &j->results[i];
         json_t *it = cli_json_object(), *ids = cli_json_array();
+        int stopped = r->stopped;
         prompt_tokens += j->prompts.lists[i].count;
         for (int64_t t = 0; t < r->ids.count; t++) cli_json_add(ids, json_integer(r->ids.ids[t]));
         cli_json_set(it, "ids", ids);
         if (j->tokenizer) {
             char *text;
-            size_t size;
-            nbl_status code = nbl_tokenizer_decode(j->tokenizer, r->ids.ids, r->ids.count, 1, &text, &size);
-            if (code != NBL_OK) return code;
-            cli_json_set(it, "text", json_stringn(text, size));
+            size_t size, shown;
+            nbl_status code = text_of(j, &r->ids, &text, &size, &shown, &stopped);
+            if (code != NBL_OK) {
+                json_decref(it);
+                json_decref(list);
+                return code;
+            }
+            cli_json_set(it, "text", json_stringn(text, shown));
             nbl_text_free(j->ctx, text, size);
         }
-        cli_json_set(it, "finish", cli_json_text(r->stopped ? "stop" : "length"));
+        cli_json_set(it, "finish", cli_json_text(stopped ? "stop" : "length"));
         cli_json_add(list, it);
     }
-    double end = now(), prefill = (j->new_tokens ? j->first : end) - j->start;
+    double end = cli_now(), prefill = (j->new_tokens ? j->first : end) - j->start;
     int64_t decoded = j->new_tokens - j->prompts.count;
     json_t *document = cli_json_object();
     cli_json_set(document, "sequences", list);
@@ -104,25 +132,27 @@ static nbl_status print_results(job *j)
 
 static nbl_status print_texts(job *j)
 {
+    if (j->streaming) {
+        int stopped = 0;
+        nbl_status code = cli_writing_finish(&j->writing[0], say, j, &stopped);
+        say(j, (nbl_string){"\n", 1});
+        return code;
+    }
     for (int64_t i = 0; i < j->prompts.count; i++) {
         const nbl_ids *ids = &j->results[i].ids;
-        nbl_string rest;
         char *text;
-        size_t size;
-        if (j->stream) {
-            if (nbl_text_stream_finish(j->stream, &rest) == NBL_OK) fwrite(rest.text, 1, rest.size, stdout);
-            fputc('\n', stdout);
-        } else if (j->tokenizer) {
-            nbl_status code = nbl_tokenizer_decode(j->tokenizer, ids->ids, ids->count, 1, &text, &size);
+        size_t size, shown;
+        int stopped = 0;
+        if (j->tokenizer) {
+            nbl_status code = text_of(j, ids, &text, &size, &shown, &stopped);
             if (code != NBL_OK) return code;
-            fwrite(text, 1, size, cli_out());
-            fputc('\n', cli_out());
+            fwrite(text, 1, shown, cli_out());
             nbl_text_free(j->ctx, text, size);
         } else {
             for (int64_t t = 0; t < ids->count; t++)
                 fprintf(cli_out(), "%s%" PRId32, t ? " " : "", ids->ids[t]);
-            fputc('\n', cli_out());
         }
+        fputc('\n', cli_out());
     }
     return NBL_OK;
 }
@@ -130,26 +160,24 @@ static nbl_status print_texts(job *j)
 static nbl_status generate(job *j, nbl_model *model)
 {
     const cli_call *call = j->call;
-    int32_t ends[MOST_ENDS];
-    nbl_generate_options how = {.max_tokens = cli_get(call, "max-tokens")->integer,
-                                .temperature = (float)cli_get(call, "temperature")->number,
-                                .top_k = cli_get(call, "top-k")->integer,
-                                .top_p = (float)cli_get(call, "top-p")->number,
-                                .min_p = (float)cli_get(call, "min-p")->number,
-                                .repetition_penalty = (float)cli_get(call, "repetition-penalty")->number,
-                                .seed = (uint64_t)cli_get(call, "seed")->integer,
-                                .ends = ends,
-                                .token = on_token,
-                                .user = j};
-    how.end_count = nbl_model_ends(model, ends, MOST_ENDS);
-    if (how.end_count > MOST_ENDS) how.end_count = MOST_ENDS;
-    j->results = cli_alloc((size_t)j->prompts.count * sizeof *j->results);
-    for (int64_t i = 0; i < j->prompts.count; i++)
+    int64_t count = j->prompts.count;
+    nbl_status code = cli_ends_read(call, j->ctx, model, j->tokenizer, &j->ends);
+    nbl_generate_options how = cli_sampling(call, &j->ends);
+    how.token = on_token;
+    how.user = j;
+    j->streaming = j->tokenizer && !call->json && count == 1;
+    if (j->streaming || j->ends.text_count) j->writing = cli_alloc((size_t)(count + 1) * sizeof *j->writing);
+    j->results = cli_alloc((size_t)(count + 1) * sizeof *j->results);
+    for (int64_t i = 0; i < count && code == NBL_OK; i++) {
         j->results[i].ids.ids = cli_alloc((size_t)how.max_tokens * sizeof(int32_t));
-    j->start = now();
-    nbl_status code = nbl_model_generate(model, j->prompts.lists, j->prompts.count, &how, j->results);
-    if (code != NBL_OK) return code;
-    return call->json ? print_results(j) : print_texts(j);
+        if (j->writing) code = cli_writing_open(j->ctx, j->tokenizer, &j->ends, &j->writing[i]);
+    }
+    j->start = cli_now();
+    if (code == NBL_OK) code = nbl_model_generate(model, j->prompts.lists, count, &how, j->results);
+    if (code == NBL_OK) code = j->code;
+    if (code == NBL_OK && j->write_error == 0) code = call->json ? print_results(j) : print_texts(j);
+    for (int64_t i = 0; j->writing && i < count; i++) cli_writing_close(&j->writing[i]);
+    return code;
 }
 
 static int run(cli_call *call)
@@ -159,27 +187,23 @@ static int run(cli_call *call)
     if ((prompt != NULL) + (chat != NULL) + (ids != NULL) != 1)
         return cli_usage(call, NULL, "one of --prompt, --chat and --ids is needed");
     job j = {.call = call};
-    int status;
+    int status = cli_stops_check(call);
+    if (status != CLI_DONE) return status;
     if (ids && !cli_read_ids(call, ids, 0, INT32_MAX, &j.prompts)) return CLI_FAILED;
     j.ctx = cli_context(call, &status);
     if (j.ctx == NULL) return status;
-    nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
-                                 .load = cli_get(call, "load")->text,
-                                 .adapter = cli_get(call, "adapter")->text};
     nbl_model *model = NULL;
-    nbl_status code = nbl_model_open(j.ctx, call->arguments[0], &options, &model);
-    /* With ids a folder may be without a tokenizer; then there is no text. */
+    nbl_status code = cli_model_open(call, j.ctx, false, &model);
+    /* With ids a folder may be without a tokenizer; then there is no text, and nothing to stop at. */
     if (code == NBL_OK) {
         nbl_status opened = nbl_tokenizer_open(j.ctx, call->arguments[0], &j.tokenizer);
-        if (opened != NBL_OK && ids == NULL) code = opened;
+        if (opened != NBL_OK && (ids == NULL || cli_get(call, "stop")->count)) code = opened;
     }
     if (code == NBL_OK) code = read_prompts(&j);
-    if (code == NBL_OK && j.tokenizer && !call->json && j.prompts.count == 1)
-        code = nbl_text_stream_open(j.tokenizer, 1, &j.stream);
     if (code == NBL_OK) code = generate(&j, model);
-    status = code == NBL_OK ? CLI_DONE : cli_failure(call, j.ctx, code);
+    status = code != NBL_OK ? cli_failure(call, j.ctx, code) : CLI_DONE;
+    if (j.write_error) status = cli_say_failed(call, j.write_error);
     if (ids == NULL && j.prompts.count) nbl_ids_free(j.ctx, &j.prompts.lists[0]);
-    nbl_text_stream_close(j.stream);
     nbl_tokenizer_close(j.tokenizer);
     nbl_model_close(model);
     cli_context_end(j.ctx);
@@ -192,12 +216,11 @@ const cli_command cli_generate = {
     .summary = "text that a model continues",
     .description = "Continues a prompt, the answer to a chat message, or sequences of token ids, which run "
                    "as one batch. Text is "
-                   "printed as it comes. Without --temperature the likeliest token is taken each time.",
-    .arguments =
-        (const cli_argument[]){
-            {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
-            {.name = NULL},
-        },
+                   "printed as it comes. Without --temperature the likeliest token is taken each time.\n\n"
+                   "A --stop ends a sequence when its text contains it: the text is cut before it, and ids "
+                   "(--json) are all tokens generated, the one that completed it included. A --stop that "
+                   "spells a special token ends at that token.",
+    .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             {.name = "prompt", .argument = "S", .kind = CLI_TEXT, .help = "a text to continue"},
@@ -209,69 +232,8 @@ const cli_command cli_generate = {
              .argument = "F",
              .kind = CLI_PATH,
              .help = "a JSON file: a list of lists of token ids"},
-            {.name = "max-tokens",
-             .argument = "N",
-             .kind = CLI_INTEGER,
-             .fallback = "128",
-             .minimum = 1,
-             .maximum = 1 << 24,
-             .help = "at most so many new tokens"},
-            {.name = "temperature",
-             .argument = "T",
-             .kind = CLI_NUMBER,
-             .fallback = "0",
-             .minimum = 0,
-             .maximum = 100,
-             .help = "0 takes the likeliest token, more is more varied"},
-            {.name = "top-k",
-             .argument = "K",
-             .kind = CLI_INTEGER,
-             .fallback = "0",
-             .minimum = 0,
-             .maximum = 1 << 30,
-             .help = "only the K likeliest tokens; 0: all"},
-            {.name = "top-p",
-             .argument = "P",
-             .kind = CLI_NUMBER,
-             .fallback = "0",
-             .minimum = 0,
-             .maximum = 1,
-             .help = "only the likeliest tokens that together reach P; 0: all"},
-            {.name = "min-p",
-             .argument = "P",
-             .kind = CLI_NUMBER,
-             .fallback = "0",
-             .minimum = 0,
-             .maximum = 1,
-             .help = "only tokens at least P times as likely as the likeliest"},
-            {.name = "repetition-penalty",
-             .argument = "R",
-             .kind = CLI_NUMBER,
-             .fallback = "1",
-             .minimum = 0.01,
-             .maximum = 100,
-             .help = "above 1: tokens that have occurred become less likely"},
-            {.name = "seed",
-             .argument = "N",
-             .kind = CLI_INTEGER,
-             .fallback = "0",
-             .minimum = 0,
-             .maximum = 9007199254740991.0,
-             .help = "of the random choices"},
-            {.name = "adapter",
-             .argument = "DIR",
-             .kind = CLI_PATH,
-             .help = "apply an adapter saved by PEFT"},
-            {.name = "dtype",
-             .argument = "DTYPE",
-             .kind = CLI_CHOICE,
-             .choices = "f32|f16|bf16",
-             .help = "compute in this dtype (default: the checkpoint's)"},
-            {.name = "load",
-             .argument = "FORMAT",
-             .kind = CLI_CHOICE,
-             .choices = "nf4|fp4|int8|mxfp4",
-             .help = "convert the linear layers to this storage format on arrival"},
+            CLI_SAMPLING_OPTIONS("128"),
+            CLI_MODEL_OPTIONS,
             {.name = NULL},
         },
     .examples =
@@ -279,6 +241,7 @@ const cli_command cli_generate = {
             {"an answer", "generate SmolLM2-135M-Instruct --chat 'What is a nibble?'"},
             {"a story, sampled",
              "generate Llama-3.2-1B --prompt 'Once upon a time' --temperature 0.8 --top-p 0.95"},
+            {"one line", "generate Llama-3.2-1B --prompt 'The capital of France is' --stop $'\\n'"},
             {NULL, NULL},
         },
     .run = run,

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "model.h"
 #include "output.h"
 #include "session.h"
 
@@ -154,16 +155,11 @@ static int run(cli_call *call)
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
-                                 .load = cli_get(call, "load")->text,
-                                 .adapter = cli_get(call, "adapter")->text,
-                                 .plan_only = 1};
     nbl_model *model = NULL;
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
-    nbl_status code = of_run ? plan_run(call, ctx, &r, plan)
-                             : nbl_model_open(ctx, call->arguments[0], &options, &model);
+    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,
                                    cli_get(call, "memory")->size, plan);
@@ -185,11 +181,7 @@ const cli_command cli_plan = {
         "cast and why; what is computed again to keep a memory budget, the longest sequence for it and "
         "the smallest budget for the sequence asked about. A training step when an adapter is given, "
         "else generation. Fails when the budget is too small, naming the smallest.",
-    .arguments =
-        (const cli_argument[]){
-            {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
-            {.name = NULL},
-        },
+    .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
             {.name = "train",
@@ -214,20 +206,8 @@ const cli_command cli_plan = {
              .argument = "SIZE",
              .kind = CLI_SIZE,
              .help = "what everything must keep within, weights included"},
-            {.name = "adapter",
-             .argument = "DIR",
-             .kind = CLI_PATH,
-             .help = "plan a training step of this adapter"},
-            {.name = "load",
-             .argument = "FORMAT",
-             .kind = CLI_CHOICE,
-             .choices = "nf4|fp4|int8|mxfp4",
-             .help = "plan with linear layers converted on arrival"},
-            {.name = "dtype",
-             .argument = "DTYPE",
-             .kind = CLI_CHOICE,
-             .choices = "f32|f16|bf16",
-             .help = "compute in this dtype (default: the checkpoint's)"},
+            CLI_ADAPTER_OPTION("plan a training step of this adapter", false),
+            CLI_COMPUTE_OPTIONS,
             {.name = NULL},
         },
     .examples =

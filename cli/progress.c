@@ -44,16 +44,19 @@ static void measure_rate(cli_progress *progress, uint64_t done, double now)
     progress->last_done = done;
 }
 
-/* Bytes with one decimal, and the unit; no memory is taken, for this runs ten times a second. */
-static const char *brief(char *text, size_t size, double bytes)
+/* Bytes, or what else is counted, with one decimal, and the unit; no memory is taken, for this runs ten times a second. */
+static const char *brief(char *text, size_t size, double bytes, const char *counted)
 {
-    static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
+    static const char *const bytes_units[] = {"B", "KB", "MB", "GB", "TB"}, *const count_units[] = {
+                                                                                "", "K", "M", "G", "T"};
+    const char *const *units = counted ? count_units : bytes_units;
     int unit = 0;
     while (unit < 4 && bytes >= 999.5) {
         bytes /= 1000;
         unit++;
     }
-    snprintf(text, size, "%.*f %s", unit && bytes < 99.95 ? 1 : 0, bytes, units[unit]);
+    snprintf(text, size, "%.*f %s%s%s", unit && bytes < 99.95 ? 1 : 0, bytes, units[unit],
+             counted && unit ? " " : "", counted ? counted : "");
     return text;
 }
 
@@ -90,25 +93,26 @@ static void put_name(char *to, size_t size, const char *name, int columns)
 /* ", 700 MB/s, 0:05 left"; nothing before there is a rate. */
 static const char *outlook(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
 {
-    char rate[24], left[40];
+    char rate[40], left[40];
     text[0] = '\0';
     if (!(progress->rate > 0)) return text;
     const char *rest = remaining(left, sizeof left, (double)(at->total - at->done), progress->rate);
-    snprintf(text, size, ", %s/s%s%s", brief(rate, sizeof rate, progress->rate), *rest ? ", " : "", rest);
+    snprintf(text, size, ", %s/s%s%s", brief(rate, sizeof rate, progress->rate, progress->unit),
+             *rest ? ", " : "", rest);
     return text;
 }
 
 static void draw_bar(cli_progress *progress, const nbl_progress *at, double part)
 {
     enum { CELLS = 24 };
-    char done[24], total[24], ahead[80], figures[200], bar[CELLS + 1], name[512];
+    char done[40], total[40], ahead[100], figures[240], bar[CELLS + 1], name[512];
     int width = terminal_width() - 1; /* the last column stays free: some terminals wrap there */
     for (int i = 0; i < CELLS; i++) bar[i] = i < (int)(part * CELLS) ? '#' : '.';
     bar[CELLS] = '\0';
 
     int wide = snprintf(figures, sizeof figures, "%3d%% [%s] %s of %s%s", (int)(part * 100), bar,
-                        brief(done, sizeof done, (double)at->done),
-                        brief(total, sizeof total, (double)at->total),
+                        brief(done, sizeof done, (double)at->done, progress->unit),
+                        brief(total, sizeof total, (double)at->total, progress->unit),
                         outlook(ahead, sizeof ahead, progress, at));
     if (wide > width)
         wide = snprintf(figures, sizeof figures, "%3d%%%s", (int)(part * 100),
@@ -139,9 +143,10 @@ void cli_progress_show(cli_progress *progress, const nbl_progress *at)
         draw_bar(progress, &sane, part);
         return;
     }
-    char done[24], total[24], ahead[80];
+    char done[40], total[40], ahead[100];
     fprintf(stderr, "nibble: %s: %d%%, %s of %s%s\n", progress->command, (int)(part * 100),
-            brief(done, sizeof done, (double)sane.done), brief(total, sizeof total, (double)sane.total),
+            brief(done, sizeof done, (double)sane.done, progress->unit),
+            brief(total, sizeof total, (double)sane.total, progress->unit),
             outlook(ahead, sizeof ahead, progress, &sane));
 }
 

@@ -2,7 +2,8 @@
  *
  * An interrupt (Ctrl-C, kill, a closed terminal) while the library works raises a flag, which the
  * progress callback hands on: the library removes what it has begun and returns. At any other time
- * there is nothing to clean up and the tool ends at once. Exit status 130 both ways. */
+ * there is nothing to clean up and the tool ends at once. Exit status 130 both ways. The first Ctrl-C
+ * during an answer of a conversation ends the answer only. */
 #include "session.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 
 #include "output.h"
 
-static volatile sig_atomic_t interrupted, working;
+static volatile sig_atomic_t interrupted, working, answering;
 static const char *work_effect = "";
 static cli_progress progress;
 
@@ -26,9 +27,9 @@ static volatile sig_atomic_t last_document_size;
 
 static void on_signal(int signal_number)
 {
-    (void)signal_number;
+    bool again = interrupted;
     interrupted = 1;
-    if (working) return;
+    if (working || (answering && signal_number == SIGINT && !again)) return;
     ssize_t ignored = write(STDERR_FILENO, last_error, last_error_size);
     if (last_document_size) ignored = write(STDOUT_FILENO, last_document, (size_t)last_document_size);
     (void)ignored;
@@ -98,12 +99,35 @@ int cli_interrupt_taken(void)
     return taken;
 }
 
+void cli_answer_begin(void)
+{
+    interrupted = 0;
+    answering = 1;
+}
+
+void cli_answer_end(void)
+{
+    answering = 0;
+    interrupted = 0;
+}
+
+bool cli_interrupted(void)
+{
+    return interrupted;
+}
+
 /* ---- the context ---- */
 
 static int on_progress(void *user, const nbl_progress *at)
 {
     if (!interrupted) cli_progress_show(user, at);
     return interrupted;
+}
+
+int cli_progress_count(const char *unit, uint64_t done, uint64_t total)
+{
+    progress.unit = unit;
+    return on_progress(&progress, &(nbl_progress){.done = done, .total = total});
 }
 
 static void on_log(void *user, nbl_log_level level, const char *line)

@@ -23,8 +23,17 @@ void cli_work_end(nbl_status code);
 /* Was there an interrupt? It is taken then: only another one stops what follows. */
 int cli_interrupt_taken(void);
 
+/* Around an answer of a conversation: an interrupt from the terminal (Ctrl-C) only raises the flag that
+ * cli_interrupted tells, a second one ends the tool, as does any other signal. */
+void cli_answer_begin(void);
+void cli_answer_end(void);
+bool cli_interrupted(void);
+
 /* Prints why the library failed and returns the exit status. */
 int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
+
+/* Progress in other units than bytes ("tokens"). Returns what a progress callback does: 1 to stop. */
+int cli_progress_count(const char *unit, uint64_t done, uint64_t total);
 
 /* Seconds on a clock that never jumps. */
 double cli_now(void);
@@ -33,8 +42,9 @@ double cli_now(void);
 
 typedef struct cli_progress {
     const char *command;
-    int quiet, bar; /* bar: standard error is a terminal */
-    int drawn;      /* a bar is on the screen */
+    const char *unit; /* what is counted; NULL: bytes */
+    int quiet, bar;   /* bar: standard error is a terminal */
+    int drawn;        /* a bar is on the screen */
     double began, last_drawn, last_rated;
     uint64_t last_done;
     double rate; /* bytes per second, smoothed */

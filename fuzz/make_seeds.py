@@ -163,3 +163,19 @@ val_set_size: 3
 fp16: on
 device: cpu
 """)
+# model: a byte that chooses the set of tensors (fuzz_model.c), config.json, and after a zero byte tokenizer.json
+sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+             max_position_embeddings=32, rms_norm_eps=1e-6, tie_word_embeddings=True)
+tokenizer = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, " ": 2, "ab": 3}, "merges": [["a", "b"]]}})
+yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8, rope_theta=100.0)
+kinds = ["full_attention", "sliding_attention"]
+for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yarn)),
+                         ("llama", 0, dict(rope_theta=500.0, rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                                                original_max_position_embeddings=8))),
+                         ("mistral", 0, dict(sliding_window=3)), ("qwen2", 1, dict(use_sliding_window=True, sliding_window=2, layer_types=kinds)), ("qwen3", 2, {}),
+                         ("gemma2", 3, dict(query_pre_attn_scalar=4, sliding_window=2, attn_logit_softcapping=5.0, hidden_activation="gelu_pytorch_tanh"))):
+    text = json.dumps(sizes | dict(model_type=name) | more)
+    put("model", f"{name}-{len(text)}", bytes([kind]) + text.encode() + b"\0" + tokenizer.encode())
+for key, value in (("num_hidden_layers", 1024), ("vocab_size", 2147483647), ("num_attention_heads", 2147483646), ("head_dim", 2147483646), ("rms_norm_eps", "NaN"),
+                   ("max_position_embeddings", 2147483647), ("hidden_size", -1), ("intermediate_size", 1e300)):
+    put("model", f"hostile-{key}", bytes([0]) + json.dumps(sizes | {"model_type": "llama", key: float("nan") if value == "NaN" else value}).encode())

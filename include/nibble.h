@@ -1,7 +1,8 @@
 /* nibble.h - the public interface of libnibble, in the order a newcomer needs
  * it: 1 status and errors, 2 the context, 3 dtypes and weights, 4 quantise and
  * dequantise in memory, 5 checkpoints on disk, 6 operators, 7 the machine,
- * 8 text and tokens, 9 chat templates, 10 models, 11 training runs.
+ * 8 text and tokens, 9 chat templates, 10 models, 11 training runs, 12 merging
+ * and exporting, 13 conversations and evaluation.
  *
  * Thirty seconds:
  *
@@ -669,8 +670,9 @@ typedef struct nbl_rendering nbl_rendering;
 
 /* The templates and special tokens of a model's folder: chat_template.jinja,
  * else chat_template of tokenizer_config.json (a text, or a list of named
- * ones), else chat_template.json. `file`: a template that is used instead, or
- * NULL. A folder without any template is no error before one is needed. */
+ * ones), else chat_template.json; or those in a .gguf file. `file`: a template
+ * that is used instead, or NULL. A model without any template is no error
+ * before one is needed. */
 NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
                                           const char *file,
                                           nbl_chat_template **t);
@@ -809,8 +811,9 @@ NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
                                       int64_t count,
                                       const nbl_generate_options *options,
                                       nbl_generated *results);
-/* The tokens that end a sequence by generation_config.json or config.json;
- * at most `room` into ends. Returns how many there are. */
+/* The tokens that end a sequence by generation_config.json or config.json, of
+ * a .gguf file its eos, eot and eom; at most `room` into ends. Returns how many
+ * there are. */
 NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
                                int64_t room);
 
@@ -1065,6 +1068,96 @@ NBL_API nbl_status nbl_export(nbl_context *ctx, const char *model,
                               const char *out,
                               const nbl_export_options *options,
                               nbl_export_report *report);
+
+/* ---- 13. Conversations and evaluation --------------------------------------
+ *
+ * What a program around a model needs beside it: where its text ends, how much
+ * it can read, how well it predicts, and what the machine and the library have.
+ */
+
+/* How many chat templates were found; 0: rendering will fail. */
+NBL_API int64_t nbl_chat_template_count(const nbl_chat_template *t);
+
+/* The longest sequence the model was made for, in tokens. */
+NBL_API int64_t nbl_model_positions(const nbl_model *model);
+
+/* Finds stop strings in a text that comes in pieces, as from a model that
+ * writes; one matcher per sequence. A string may lie across any number of
+ * pieces. What could be the beginning of one is held back until it is clear.
+ *
+ *     nbl_stop_matcher_push(m, piece, &shown, &stopped);
+ *     fwrite(shown.text, 1, shown.size, stdout);
+ *     if (stopped) ...end the sequence...
+ *
+ * The first string to be complete counts; of several that end at the same byte
+ * the longest. It belongs to the context and is used by one thread at a time.
+ */
+typedef struct nbl_stop_matcher nbl_stop_matcher;
+
+/* `strings`: 0 ... 65536 of them, none empty, all UTF-8; they are copied. On
+ * failure *matcher is NULL. */
+NBL_API nbl_status nbl_stop_matcher_open(nbl_context *ctx,
+                                         const nbl_string *strings,
+                                         int64_t count,
+                                         nbl_stop_matcher **matcher);
+/* Takes the next piece. *shown: text that is part of no stop string, valid
+ * until the next call with this matcher, never the stop string or what comes
+ * after it. *stopped: 1 once one was found; pieces after that are ignored. */
+NBL_API nbl_status nbl_stop_matcher_push(nbl_stop_matcher *matcher,
+                                         nbl_string text, nbl_string *shown,
+                                         int *stopped);
+/* What was held back and turned out to be text; the matcher then begins anew.
+ * Valid until the next call. */
+NBL_API nbl_string nbl_stop_matcher_finish(nbl_stop_matcher *matcher);
+NBL_API void nbl_stop_matcher_close(nbl_stop_matcher *matcher); /* or NULL */
+
+/* What a model's predictions of sequences come to. The mean loss is loss_sum /
+ * tokens, in nats; the perplexity its exponential; the accuracy hits / tokens.
+ */
+typedef struct nbl_evaluation {
+    double loss_sum; /* of the negative logarithms of the probabilities */
+    int64_t tokens;  /* predicted: all but the first of each sequence */
+    int64_t hits;    /* where the likeliest token is the next one; of equally
+                        likely ones the first counts */
+} nbl_evaluation;
+
+typedef struct nbl_evaluate_options {
+    /* Called after every pass with the tokens done and in all, from the calling
+     * thread; anything but 0 stops with NBL_ERROR_CANCELLED. Or NULL. */
+    int (*progress)(void *user, int64_t done, int64_t total);
+    void *user;
+} nbl_evaluate_options;
+
+/* Predicts every token of every sequence but the first. Short sequences share
+ * a pass; logits exist for a few rows at a time. `options` may be NULL. A loss
+ * that is not finite is an error. */
+NBL_API nbl_status nbl_model_evaluate(nbl_model *model,
+                                      const nbl_ids *sequences, int64_t count,
+                                      const nbl_evaluate_options *options,
+                                      nbl_evaluation *result);
+
+/* The levels of instruction sets that kernels exist for, from the first, which
+ * every machine has. Each includes those before it. */
+typedef struct nbl_isa_level {
+    const char *name;    /* as NIBBLE_ISA takes it: "avx2" */
+    const char *enables; /* what it is used for, a phrase */
+    int found;           /* 1: this machine has it, */
+    int used; /* 1: and this context uses it (NIBBLE_ISA may say less) */
+} nbl_isa_level;
+/* Index from 0; returns 0 past the end. Strings are constants. */
+NBL_API int nbl_isa_level_get(const nbl_context *ctx, int64_t index,
+                              nbl_isa_level *level);
+/* Cores that this process may use. */
+NBL_API int nbl_cores(void);
+
+/* The libraries this one works with, as found at run time. */
+typedef struct nbl_library {
+    const char *name;    /* "PCRE2"; a constant */
+    const char *enables; /* what it is used for, a phrase; a constant */
+    char version[64];    /* its own word for it: "10.42 2022-12-11" */
+} nbl_library;
+/* Index from 0; returns 0 past the end. */
+NBL_API int nbl_library_get(int64_t index, nbl_library *library);
 
 #ifdef __cplusplus
 }

@@ -178,12 +178,12 @@ check "options may stand anywhere, with = or a blank, until --" accepted_writing
 check_help() { # ARGUMENT...: exit 0, something said, nothing on standard error
     exits 0 "$@" && silent err && [[ $(wc -c <out) -gt 100 ]]
 }
-for command in inspect diff doctor quantize dequantize merge export completion help man; do
+for command in inspect diff doctor quantize dequantize merge export plan logits grads generate chat eval data train completion help man; do
     check "$command --help helps" check_help "$command" --help
     check "help $command is the same" check_help help "$command"
 done
 check "--help lists the commands" check_help --help
-all_commands_listed() { exits 0 --help && says out inspect diff doctor quantize dequantize merge export completion; }
+all_commands_listed() { exits 0 --help && says out inspect diff doctor quantize dequantize merge export generate chat eval data train completion; }
 check "the overview names all commands" all_commands_listed
 help_wins() { exits 0 quantize --help && says out --format --block --double --skip --compute-dtype --shard-size --threads "(default: 64)"; }
 check "--help wins over missing arguments and shows all options" help_wins
@@ -291,6 +291,13 @@ doctor() { exits 0 doctor && says out isa cuda && exits 0 doctor --json && one_d
 check "doctor tells of the machine" doctor
 doctor_isa() { NIBBLE_ISA=scalar "$nibble" doctor --json --threads 3 >out && json_is isa scalar && json_is threads 3; }
 check "NIBBLE_ISA and --threads are obeyed" doctor_isa
+doctor_details() {
+    NIBBLE_ISA=scalar "$nibble" doctor --json >out && json_is isa_levels.0.name scalar && json_is isa_levels.0.used true && json_is isa_levels.1.used false &&
+        json_is isa_levels/name=avx2/found "$(grep -qw avx2 /proc/cpuinfo && echo true || echo false)" && json_is cores "$(nproc)" &&
+        json_is "libraries.#" 3 && json_is cuda_built false && [[ $("$json_get" out libraries/name=jansson/version) =~ ^[0-9]+\.[0-9] ]] &&
+        [[ $("$json_get" out libraries/name=PCRE2/version) =~ ^10\. ]] && NIBBLE_ISA=scalar exits 0 doctor && says out PCRE2 utf8proc jansson cores memory avx512bf16 NIBBLE_ISA
+}
+check "doctor tells what was found, what is used and what it enables" doctor_details
 check "--device cuda is refused by a build without it" refused NBL_ERROR_UNSUPPORTED "no CUDA backend" inspect model --device cuda
 
 # ---- convert and compare ----
@@ -543,6 +550,151 @@ check "export writes a model that runs, and never over another" exports
 check "export without --type and --adapter is wrong usage" usage_error export model other.gguf
 plans() { exits 0 plan model --tokens 64 --memory 1M --json && one_document && json_is casts "[]"; }
 check "plan tells what a model takes" plans
+
+# A model that speaks: every id has a word, w0 is a special token, texts are words with blanks between them.
+cp -r model speaker && cp -r large slow
+speech=$(for ((i = 0; i < 1024; i++)); do printf '%s"w%d": %d' "${comma:-}" "$i" "$i"; comma=", "; done)
+for folder in speaker slow; do
+    cat >$folder/tokenizer.json <<JSON
+{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "decoder": null, "post_processor": null,
+ "added_tokens": [{"id": 0, "content": "w0", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+ "model": {"type": "WordLevel", "vocab": {$speech}, "unk_token": "w1"}}
+JSON
+    echo '{}' >$folder/tokenizer_config.json
+    echo '{"eos_token_id": 0}' >$folder/generation_config.json
+    printf '%s' '{% for m in messages %}{{ m.content }} w2 {% endfor %}' >$folder/chat_template.jinja
+done
+sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 40/' speaker/config.json
+sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 100000/' slow/config.json
+echo '[[1, 2, 3], [5, 6, 7]]' >two.json
+
+stops() { # a stop string that lies across two tokens of the first sequence and is not in the second
+    exits 0 generate speaker --ids two.json --max-tokens 12 --json || return 1
+    local whole other words cut
+    whole=$("$json_get" out sequences.0.text) other=$("$json_get" out sequences.1.text)
+    read -ra words <<<"$whole"
+    cut="${words[4]: -1} ${words[5]:0:2}"
+    [[ $other != *"$cut"* ]] || { echo "'$cut' is in both"; return 1; }
+    exits 0 generate speaker --ids two.json --max-tokens 12 --json --stop nowhere --stop "$cut" &&
+        json_is sequences.0.finish stop && json_is sequences.0.text "${whole%%"$cut"*}" && json_is "sequences.0.ids.#" 6 &&
+        json_is sequences.1.finish length && json_is sequences.1.text "$other" && json_is "sequences.1.ids.#" 12 &&
+        exits 0 generate speaker --prompt "w1 w2 w3" --max-tokens 12 --stop "$cut" && [[ $(cat out; echo .) == "${whole%%"$cut"*}"$'\n.' ]]
+}
+check "--stop ends the sequence whose text contains it, and only that" stops
+held_back() { # the last words could begin a stop string, but the tokens end
+    exits 0 generate speaker --prompt "w1 w2 w3" --max-tokens 5 --json && local whole && whole=$("$json_get" out sequences.0.text) &&
+        exits 0 generate speaker --prompt "w1 w2 w3" --max-tokens 5 --stop "${whole#w*w} and more" && [[ $(cat out) == "$whole" ]]
+}
+check "what could have been a stop string is printed in the end" held_back
+check "an empty --stop is wrong usage" usage_error generate model --ids ids.json --stop ""
+stop_needs_text() { exits 1 generate model --ids ids.json --stop x && one_error "nibble: generate: model/tokenizer.json"; }
+check "--stop without a tokenizer is refused" stop_needs_text
+
+chats() { # two turns; the second answer is what the whole conversation is continued with
+    printf 'w5 w6\nw7\n' | "$nibble" chat speaker --max-tokens 3 --quiet >out 2>err || return 1
+    [[ $(wc -l <out) -eq 2 ]] && silent err || return 1
+    local first second
+    first=$(sed -n 1p out) second=$(sed -n 2p out)
+    exits 0 generate speaker --prompt "w5 w6 w2" --max-tokens 3 && [[ $(cat out) == "$first" ]] &&
+        exits 0 generate speaker --prompt "w5 w6 w2 $first w2 w7 w2" --max-tokens 3 && [[ $(cat out) == "$second" ]] &&
+        printf 'w5 w6\n/reset\n\nw7\n/quit\nw8\n' | "$nibble" chat speaker --max-tokens 3 --quiet --system w9 >out 2>err && [[ $(wc -l <out) -eq 2 ]] &&
+        second=$(sed -n 2p out) && exits 0 generate speaker --prompt "w9 w2 w7 w2" --max-tokens 3 && [[ $(cat out) == "$second" ]]
+}
+check "chat answers every line with the conversation in mind, until /reset" chats
+chat_json() {
+    printf 'w5\n' | "$nibble" chat speaker --max-tokens 3 --json --system w9 >out 2>err && one_document && json_is "messages.#" 3 &&
+        json_is messages.0.role system && json_is messages.1.content w5 && json_is messages.2.role assistant
+}
+check "chat --json is the conversation" chat_json
+chat_full() { # 40 positions: the second turn does not fit, the third does
+    printf 'w5\n%s\nw7\n' "$(printf 'w8 %.0s' {1..40})" | "$nibble" chat speaker --max-tokens 3 >out 2>err
+    [[ $? -eq 1 ]] && [[ $(wc -l <out) -eq 2 ]] && says err "the model has 40 positions" "hint: /reset"
+}
+check "a conversation beyond the model's positions is refused and goes on" chat_full
+chat_commands() {
+    printf '/help\n/nonsense\n/w5 w6/\n' | "$nibble" chat speaker --max-tokens 3 >out 2>err
+    [[ $? -eq 2 ]] && says err "/reset" "no command '/nonsense'" && [[ $(wc -l <out) -eq 1 ]]
+}
+check "chat has commands, and words with a slash are none" chat_commands
+no_template() { exits 1 chat words/../words2 </dev/null && one_error "nibble: chat: " && says err "no chat template" "hint: --template"; }
+cp -r speaker words2 && rm words2/chat_template.jinja
+check "chat without a template is refused with a hint" no_template
+chat_template_given() { printf 'w5\n' | "$nibble" chat words2 --template speaker/chat_template.jinja --max-tokens 3 --quiet >out && [[ $(wc -l <out) -eq 1 ]]; }
+check "chat takes a template from a file" chat_template_given
+soon() { # CONDITION: waits for it, half a minute at most
+    for _ in {1..600}; do eval "$1" 2>/dev/null && return; sleep 0.05; done
+    return 1
+}
+chat_signals() { # stops an answer, then leaves at the prompt
+    rm -f lines out && mkfifo lines
+    "$nibble" chat slow --max-tokens 4000 --threads 1 <lines >out 2>err &
+    local pid=$! status size
+    exec 4>lines
+    echo 'w5 w6' >&4
+    soon 'test -s out'
+    kill -INT "$pid"
+    soon '[[ $(wc -l <out) -eq 1 ]]'
+    size=$(wc -c <out)
+    echo 'w7' >&4
+    soon "[[ \$(wc -c <out) -gt $size ]]"
+    kill -INT "$pid"
+    soon '[[ $(wc -l <out) -eq 2 ]]'
+    sleep 0.3 # from the end of the answer to the prompt
+    kill -INT "$pid"
+    soon "! kill -0 $pid" || kill -KILL "$pid"
+    wait "$pid"
+    status=$?
+    exec 4>&-
+    [[ $status -eq 130 && $(wc -l <out) -eq 2 && $(grep -c . out) -eq 2 ]] || { echo "exit $status, $(wc -l <out) answers: $(cat err)"; return 1; }
+    [[ $(cat err) == "nibble: chat: interrupted" ]] || { cat err; return 1; }
+}
+check "SIGINT stops an answer, and at the prompt the conversation" chat_signals
+
+printf '{"text": "w1 w2 w3 w9"}\n\n{"text": "w1 w2 w3 w9"}\n{"text": "w4"}\n{"text": ""}\n' >texts.jsonl
+printf 'w1 w2 w3 w9' >text.txt
+echo '[[1, 2, 3, 9]]' >four.json
+evaluates() { # against the logits of the same tokens
+    exits 0 logits speaker --ids four.json --out four.safetensors --dtype f32 || return 1
+    local header wanted
+    header=$(od -An -tu8 -N8 four.safetensors)
+    wanted=$(od -An -v -w4 -tf4 -j $((header + 8)) four.safetensors | awk '
+        { z[NR - 1] = $1 }
+        END {
+            split("1 2 3 9", id)
+            for (t = 0; t < 3; t++) {
+                sum = 0; best = 0
+                for (v = 0; v < 256; v++) { sum += exp(z[t * 256 + v]); if (z[t * 256 + v] > z[t * 256 + best]) best = v }
+                loss += log(sum) - z[t * 256 + id[t + 2]]; hits += best == id[t + 2]
+            }
+            printf "%.5f %.3f %.4f", loss / 3, exp(loss / 3), hits / 3
+        }')
+    for data in text.txt texts.jsonl; do
+        exits 0 eval speaker --data $data --dtype f32 --json && silent err && one_document || return 1
+        local got
+        got=$(printf '%.5f %.3f %.4f' "$("$json_get" out loss)" "$("$json_get" out perplexity)" "$("$json_get" out accuracy)")
+        [[ $got == "$wanted" ]] || { echo "$data: '$got' instead of '$wanted'"; return 1; }
+    done
+    json_is tokens 6 && json_is sequences 2 && json_is truncated 0
+}
+check "eval is the loss of the logits, over all texts" evaluates
+eval_rows() {
+    printf '{"body": "%s"}\n' "$(printf 'w8 w3 %.0s' {1..30})" >long.jsonl && exits 0 eval speaker --data long.jsonl --field body --json &&
+        json_is tokens 39 && json_is truncated 1 && says err "1 of 1 texts were cut to 40 tokens" &&
+        exits 0 eval speaker --data long.jsonl --field body --json --max-tokens 9 && json_is tokens 8 &&
+        printf '{"messages": [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 w7"}]}\n' >chats.jsonl &&
+        exits 0 eval speaker --data chats.jsonl --json && json_is tokens 4 && cp out one &&
+        exits 0 eval speaker --data chats.jsonl --json --threads 1 && cmp out one
+}
+check "eval takes fields and messages, and cuts what is too long" eval_rows
+eval_limit() { exits 0 eval speaker --data text.txt --fail-above 1e9 --quiet && exits 1 eval speaker --data text.txt --fail-above 1.5 --json && one_document && json_is tokens 3 && says err "above 1.5"; }
+check "--fail-above decides the exit status" eval_limit
+eval_refuses() {
+    printf '{"text": "w1 w2"}\n{"txt": "w1 w2"}\n' >bad.jsonl && exits 1 eval speaker --data bad.jsonl && one_error "nibble: eval: bad.jsonl:2: no text" &&
+        printf '{"text": "w1 w2"}\nw1\n' >bad.jsonl && exits 1 eval speaker --data bad.jsonl --json && one_error "nibble: eval: bad.jsonl:2: " && one_document &&
+        printf '{"text": "w1"}\n' >bad.jsonl && exits 1 eval speaker --data bad.jsonl && one_error "nibble: eval: bad.jsonl: no text of two" &&
+        exits 1 eval speaker --data absent.jsonl && one_error "nibble: eval: absent.jsonl" && exits 2 eval speaker
+}
+check "eval names the row that is wrong" eval_refuses
 
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

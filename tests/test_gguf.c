@@ -687,6 +687,91 @@ static void what_is_not_understood_is_refused_by_name(void **state)
     MODEL_REFUSED(&b, "blk.1.ffn_down.weight", "missing");
 }
 
+/* ---- chat ---- */
+
+static void add_tokens(builder *to, int count)
+{
+    char name[16];
+    add_key(to, "tokenizer.ggml.tokens", NBL_GGUF_ARRAY);
+    put_u32(&to->head, NBL_GGUF_STRING);
+    put_u64(&to->head, (uint64_t)count);
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "<%d>", i);
+        put_name(&to->head, name);
+    }
+}
+
+/* The text that the file's template gives; free it. */
+static char *render_file(nbl_context *ctx, const char *path, const char *tools)
+{
+    nbl_chat_template *t;
+    nbl_rendering *r;
+    nbl_chat chat = {.messages = {"[]", 2}};
+    if (tools) chat.tools = (nbl_string){tools, strlen(tools)};
+    assert_ok(ctx, nbl_chat_template_open(ctx, path, NULL, &t));
+    nbl_status status = nbl_chat_template_render(t, &chat, &r);
+    char *text = strdup(status == NBL_OK ? nbl_rendering_text(r).text : nbl_error_message(ctx));
+    nbl_rendering_free(r);
+    nbl_chat_template_close(t);
+    return text;
+}
+
+static void templates_tokens_and_ends_of_a_file_are_read(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    char folder[64];
+    nbl_model *model;
+    nbl_chat_template *t;
+    int32_t ends[4];
+    size_t size;
+    make_temp(folder);
+    build_model(&b, "llama");
+    uint8_t *file = finish(&b, &size);
+    write_file(folder, "plain.gguf", file, size);
+    free(file);
+    char *text = render_file(ctx, in_folder(folder, "plain.gguf"), NULL);
+    assert_non_null(strstr(text, "no chat template"));
+    free(text);
+    assert_ok(ctx, nbl_model_open(ctx, in_folder(folder, "plain.gguf"), NULL, &model));
+    assert_int_equal(nbl_model_ends(model, ends, 4), 1);
+    assert_int_equal(ends[0], 2);
+    nbl_model_close(model);
+
+    add_tokens(&b, VOCABULARY);
+    add_u32(&b, "tokenizer.ggml.eot_token_id", 5);
+    add_u32(&b, "tokenizer.ggml.eom_token_id", 2);              /* as eos: counts once */
+    add_u32(&b, "tokenizer.ggml.unknown_token_id", VOCABULARY); /* no such token */
+    add_text(&b, "tokenizer.chat_template", "D{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}");
+    add_text(&b, "tokenizer.chat_template.tool_use", "T{{ bos_token }}");
+    file = finish(&b, &size);
+    write_file(folder, "chat.gguf", file, size);
+    free(file);
+    text = render_file(ctx, in_folder(folder, "chat.gguf"), NULL);
+    assert_string_equal(text, "D<1><2>False");
+    free(text);
+    text = render_file(ctx, in_folder(folder, "chat.gguf"), "[{}]");
+    assert_string_equal(text, "T<1>");
+    free(text);
+    assert_ok(ctx, nbl_model_open(ctx, in_folder(folder, "chat.gguf"), NULL, &model));
+    assert_int_equal(nbl_model_ends(model, ends, 4), 2);
+    assert_int_equal(ends[0], 2);
+    assert_int_equal(ends[1], 5);
+    assert_int_equal(nbl_model_ends(model, NULL, 0), 2);
+    nbl_model_close(model);
+
+    build_model(&b, "llama");
+    add_u32(&b, "tokenizer.chat_template", 7);
+    file = finish(&b, &size);
+    write_file(folder, "odd.gguf", file, size);
+    free(file);
+    assert_int_equal(nbl_chat_template_open(ctx, in_folder(folder, "odd.gguf"), NULL, &t), NBL_ERROR_FORMAT);
+    assert_non_null(strstr(nbl_error_message(ctx), "tokenizer.chat_template is not a text"));
+    assert_null(t);
+    remove_tree(folder);
+    nbl_context_destroy(ctx);
+}
+
 /* ---- memory ---- */
 
 static void memory_that_runs_out_is_told_and_none_is_lost(void **state)
@@ -733,6 +818,7 @@ int main(void)
         cmocka_unit_test(qwen_and_gemma_get_their_names_and_gemma_its_norms_less_one),
         cmocka_unit_test(rotary_scaling_is_told_or_refused),
         cmocka_unit_test(what_is_not_understood_is_refused_by_name),
+        cmocka_unit_test(templates_tokens_and_ends_of_a_file_are_read),
         cmocka_unit_test(memory_that_runs_out_is_told_and_none_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,13 +12,16 @@ static unsigned nf4_rule(float y)
     return code;
 }
 
+/* By mid-points of the table; of two codes at the same distance the one of the smaller value. */
 static unsigned fp4_rule(float y)
 {
-    static const float steps[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f,
-                                   0.4166667f,  0.583333f,  0.8333333f};
     static const unsigned codes[8] = {0, 1, 6, 7, 4, 5, 2, 3};
     unsigned rank = 0;
-    for (int i = 0; i < 7; i++) rank += fabsf(y) > steps[i];
+    for (int i = 0; i < 7; i++) {
+        double sum = (double)nbl__fp4_table[codes[i]] + (double)nbl__fp4_table[codes[i + 1]];
+        float middle = (float)(sum / 2);
+        rank += y < 0 ? -y >= middle : y > middle;
+    }
     return codes[rank] + (y < 0 ? 8 : 0);
 }
 
@@ -111,12 +114,38 @@ static void a_value_on_a_threshold_takes_the_lower_code_and_one_ulp_above_the_up
             for (int fp4 = 0; fp4 < 2; fp4++) /* fp4's own thresholds: in check_fourbit's rule */
                 check_fourbit(isa, fp4 ? NBL_FORMAT_FP4 : NBL_FORMAT_NF4, 64, NBL_DTYPE_F32, values, 64);
         }
-        static const uint32_t steps[7] = {0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555,
-                                          0x3ed55556, 0x3f155550, 0x3f555555};
+        static const uint32_t steps[7] = {0x3b2aaaab, 0x3db00000, 0x3e555556, 0x3e955556,
+                                          0x3ed55556, 0x3f155556, 0x3f555556};
         for (int i = 0; i < 63; i++)
             values[i] = ldexpf(nbl__from_bits(steps[i % 7] + (uint32_t)(i / 7 % 3) - 1), exponent) *
                         (i > 30 ? -1 : 1);
         FOR_EACH_ISA(isa) check_fourbit(isa, NBL_FORMAT_FP4, 64, NBL_DTYPE_F32, values, 64);
+    }
+}
+
+/* Codes that bitsandbytes 0.50.2 gives on the CPU, for values on and beside the mid-points. */
+static void fp4_takes_the_smaller_value_at_exact_ties_as_bitsandbytes_does(void **state)
+{
+    (void)state;
+    static const uint32_t middles[7] = {0x3b2aaaab, 0x3db00000, 0x3e555556, 0x3e955556,
+                                        0x3ed55556, 0x3f155556, 0x3f555556};
+    static const uint8_t lower[7] = {0, 1, 6, 7, 4, 5, 2}, upper[7] = {1, 6, 7, 4, 5, 2, 3};
+    float values[64] = {0}, scale;
+    uint8_t codes[32];
+    for (int i = 0; i < 7; i++) {
+        values[4 * i] = nbl__from_bits(middles[i]);
+        values[4 * i + 1] = nbl__from_bits(middles[i] + 1);
+        values[4 * i + 2] = -nbl__from_bits(middles[i]);
+        values[4 * i + 3] = -nbl__from_bits(middles[i] - 1);
+    }
+    values[63] = 1;
+    FOR_EACH_ISA(isa)
+    {
+        nbl__fourbit_encode(isa, NBL_FORMAT_FP4, 64, NBL_DTYPE_F32, values, 64, codes, &scale);
+        for (int i = 0; i < 7; i++) {
+            assert_int_equal(codes[2 * i], lower[i] << 4 | upper[i]);
+            assert_int_equal(codes[2 * i + 1], (upper[i] | 8) << 4 | lower[i] | 8);
+        }
     }
 }
 
@@ -443,6 +472,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nf4_and_fp4_follow_their_rules_for_every_block_dtype_and_length),
+        cmocka_unit_test(fp4_takes_the_smaller_value_at_exact_ties_as_bitsandbytes_does),
         cmocka_unit_test(a_value_on_a_threshold_takes_the_lower_code_and_one_ulp_above_the_upper),
         cmocka_unit_test(patterns_of_any_bits_follow_the_rules),
         cmocka_unit_test(int8_rows_follow_the_rule_for_every_dtype_and_length),

@@ -291,6 +291,34 @@ static void a_damaged_file_is_refused_with_its_fault(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* A merge that gives back one of its parts, and merges that lead from each other to the same token. */
+static void merges_in_a_circle_come_to_an_end(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        HEAD BYTES TAIL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"\":0,\"a\":1,\"b\":2,\"ab\":3},"
+                        "\"merges\":[[\"a\",\"\"],[\"\",\"a\"],[\"\",\"\"],[\"a\",\"b\"]]}}",
+        HEAD BYTES TAIL
+        "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1,\"aa\":2,\"aaa\":3,\"aaaa\":4,\"b\":5},"
+        "\"merges\":[[\"aaa\",\"a\"],[\"aa\",\"aa\"],[\"a\",\"aa\"],[\"aa\",\"a\"],[\"a\",\"a\"]]}}",
+    };
+    nbl_context *ctx = new_context();
+    enum { LENGTH = 20000 };
+    char *text = malloc(LENGTH);
+    for (int i = 0; i < LENGTH; i++) text[i] = i % 7 == 6 ? 'b' : 'a';
+    for (int i = 0; i < 2; i++) {
+        nbl_tokenizer *tokenizer;
+        nbl_ids ids;
+        if (parse(ctx, texts[i], &tokenizer) != NBL_OK) continue; /* refused is as good */
+        assert_ok(ctx, nbl_tokenizer_encode(tokenizer, text, LENGTH, 0, &ids));
+        assert_true(ids.count > 0 && ids.count <= LENGTH);
+        nbl_ids_free(ctx, &ids);
+        nbl_tokenizer_close(tokenizer);
+    }
+    free(text);
+    nbl_context_destroy(ctx);
+}
+
 static void a_regex_that_would_never_end_is_given_up(void **state)
 {
     (void)state;
@@ -435,6 +463,7 @@ int main(void)
         cmocka_unit_test(a_megabyte_without_a_space_takes_no_quadratic_time),
         cmocka_unit_test(text_that_is_not_utf8_is_refused),
         cmocka_unit_test(a_damaged_file_is_refused_with_its_fault),
+        cmocka_unit_test(merges_in_a_circle_come_to_an_end),
         cmocka_unit_test(a_regex_that_would_never_end_is_given_up),
         cmocka_unit_test(patterns_mean_what_they_mean_in_ruby),
         cmocka_unit_test(memory_that_runs_out_is_an_error_without_a_leak),

@@ -81,7 +81,9 @@ typedef enum nbl__mode {
     NBL_MODE_LOGITS,  /* every position's logits; packed sequences */
     NBL_MODE_TRAIN,   /* loss and log-probabilities; packed sequences */
     NBL_MODE_PREFILL, /* the last position's logits of each sequence; keys and values go to the cache */
-    NBL_MODE_DECODE   /* one token per sequence against the cache */
+    NBL_MODE_DECODE,  /* one token per sequence against the cache */
+    NBL_MODE_HIDDEN,  /* every position up to the head; packed sequences */
+    NBL_MODE_HEAD     /* the head alone: logits of hidden states */
 } nbl__mode;
 
 /* An adapter of a linear layer; tensors are parameters of the graph with these shapes. */
@@ -118,6 +120,7 @@ typedef struct nbl__build {
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss;
     nbl__value *keys, *values; /* the caches, per layer; states */
     nbl__value loss, logits;   /* results */
+    nbl__value hidden;         /* [tokens, hidden]: the result of HIDDEN, the one input of HEAD */
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* the weight: of the head as well where they are tied */
     char at[64];          /* what names start with: "model.layers.3." */

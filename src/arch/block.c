@@ -381,6 +381,13 @@ static void finish(nbl__build *b, nbl__value x)
     const nbl__decoder *d = b->d;
     nbl__adapter adapter;
     names head = module(b, "", "", d->tied ? "model.embed_tokens" : "lm_head");
+    if (b->mode == NBL_MODE_HIDDEN) {
+        /* The head's weight belongs to the model, even though another graph multiplies with it. */
+        if (!d->tied) tensor(b, "lm_head.weight", 2, d->vocabulary, d->hidden);
+        b->hidden = x;
+        if (x) nbl__info(b->g, x)->kind = NBL_KIND_RESULT;
+        return;
+    }
     if (b->mode == NBL_MODE_TRAIN) {
         if (b->source->adapter(b->source->user, "lm_head", &adapter))
             fail(b, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED, "an adapter of lm_head cannot be trained"));
@@ -413,6 +420,12 @@ static void finish(nbl__build *b, nbl__value x)
 nbl_status nbl__decoder_build(nbl__build *b)
 {
     b->problems = (nbl__text){.ctx = b->g->ctx};
+    if (b->mode == NBL_MODE_HEAD) {
+        int64_t shape[] = {b->tokens, b->d->hidden};
+        b->hidden = nbl__graph_value(b->g, NBL_KIND_INPUT, "hidden", b->dtype, 2, shape);
+        finish(b, b->hidden);
+        return nbl__graph_status(b->g);
+    }
     make_inputs(b);
     make_table(b, &b->d->rope, &b->cos, &b->sin);
     if (b->d->local_rope.theta > 0) make_table(b, &b->d->local_rope, &b->local_cos, &b->local_sin);

@@ -15,13 +15,10 @@ static const char *const passed_over[] = {
     "model_type",
     "transformers_version",
     "_name_or_path",
+    "_model_name_or_path",
     "dtype",
     "torch_dtype",
     "use_cache",
-    "bos_token_id",
-    "eos_token_id",
-    "sep_token_id",
-    "decoder_start_token_id",
     "initializer_range",
     "attention_dropout",
     "hidden_dropout",
@@ -54,7 +51,10 @@ static const char *const passed_over[] = {
     "finetuning_task",
     "tokenizer_class",
     "prefix",
+    "_attn_implementation",
+    "attn_implementation",
     "_attn_implementation_autoset",
+    "_commit_hash",
     "is_llama_config",
     "rope_interleaved",
     "transformers.js_config",
@@ -197,6 +197,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_size_or(k, "head_dim", d->head_dim ? d->head_dim : d->hidden / d->heads, &d->head_dim));
     NBL_TRY(nbl__key_size_or(k, "max_position_embeddings", 2048, &d->positions));
     NBL_TRY(nbl__key_float_or(k, "rms_norm_eps", 1e-6, &d->norm_eps));
+    NBL_CHECK(k->ctx, d->norm_eps >= 0, NBL_ERROR_FORMAT, "%s: rms_norm_eps is negative", k->where);
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
     NBL_CHECK(k->ctx, d->layers <= NBL_MOST_LAYERS, NBL_ERROR_UNSUPPORTED,
               "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MOST_LAYERS);
@@ -246,7 +247,7 @@ static nbl_status refuse_leftovers(const nbl__keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
         const nbl__json *it = &k->config->items[i];
-        bool known = k->used[i] || says_nothing(it);
+        bool known = k->used[i] || says_nothing(it) || nbl__ends_with(it->key, "_token_id");
         for (size_t p = 0; !known && p < sizeof passed_over / sizeof *passed_over; p++)
             known = strcmp(passed_over[p], it->key) == 0;
         NBL_CHECK(k->ctx, known, NBL_ERROR_UNSUPPORTED, "%s: the key %s is not understood for model_type %s",

@@ -1,5 +1,5 @@
 /* ends.c - the tokens that end a sequence: eos_token_id of generation_config.json, else of config.json; a number
- * or a list. */
+ * or a list. A .gguf file names those that end a text, a turn and a message one by one. */
 #include "infer/language_model.h"
 
 static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
@@ -18,8 +18,25 @@ static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
     return count;
 }
 
+static int64_t read_gguf_ends(const nbl__gguf *gguf, int32_t *ends, int64_t room)
+{
+    static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    int32_t found[3];
+    int64_t count = 0, id;
+    for (int i = 0; i < 3; i++) {
+        if (!nbl__gguf_integer(nbl__gguf_find(gguf, keys[i]), 0, &id) || id < 0 || id > INT32_MAX) continue;
+        bool known = false;
+        for (int64_t k = 0; k < count; k++) known |= found[k] == (int32_t)id;
+        if (!known) found[count++] = (int32_t)id;
+    }
+    for (int64_t i = 0; i < count && i < room; i++) ends[i] = found[i];
+    return count;
+}
+
 int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
 {
+    if (m->gguf) return read_gguf_ends(m->gguf->gguf, ends, room);
     const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
     if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__json_get(m->config, "eos_token_id");
     return value ? read_ends(value, ends, room) : 0;

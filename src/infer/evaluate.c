@@ -11,7 +11,7 @@ static int64_t longest(const nbl_ids *sequences, int64_t count)
     return most;
 }
 
-static nbl_status check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t count)
+nbl_status nbl__check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t count)
 {
     NBL_CHECK(m->ctx, sequences && count >= 1, NBL_ERROR_FORMAT, "no sequences");
     for (int64_t i = 0; i < count; i++) {
@@ -32,9 +32,14 @@ int64_t nbl_model_vocabulary(const nbl_model *model)
     return model->decoder.vocabulary;
 }
 
+int64_t nbl_model_positions(const nbl_model *model)
+{
+    return model->decoder.positions;
+}
+
 nbl_status nbl_model_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, float *const *logits)
 {
-    NBL_TRY(check_sequences(m, sequences, count));
+    NBL_TRY(nbl__check_sequences(m, sequences, count));
     nbl__session s;
     NBL_TRY(nbl__session_open(
         m,
@@ -84,7 +89,7 @@ static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
 nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels, int64_t count,
                                int pack, nbl_gradient_fn fn, void *user, double *loss, int64_t *trained)
 {
-    NBL_TRY(check_sequences(m, sequences, count));
+    NBL_TRY(nbl__check_sequences(m, sequences, count));
     NBL_CHECK(m->ctx, m->peft || m->train_all || m->trained_count > 0, NBL_ERROR_ARGUMENT,
               "gradients need an adapter");
     int64_t tokens = 0;

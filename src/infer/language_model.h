@@ -53,6 +53,9 @@ bool nbl__model_trains(const nbl_model *model, const char *name);
  * fills them in. */
 nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);
 
+/* At least one sequence, each of at least one token, every id in the vocabulary. */
+nbl_status nbl__check_sequences(nbl_model *model, const nbl_ids *sequences, int64_t count);
+
 /* A graph of the model and its plan. */
 typedef struct nbl__session {
     nbl_model *model;

@@ -59,7 +59,8 @@ static nbl_status read_key(nbl_context *ctx, const nbl__json *item, nbl__rope *r
     }
     if (strcmp(key, "rope_theta") == 0) {
         if (item->type == NBL_JSON_NULL) return NBL_OK;
-        NBL_CHECK(ctx, is_number, NBL_ERROR_FORMAT, "rope scaling: rope_theta is not a number");
+        NBL_CHECK(ctx, is_number && (float)number > 0, NBL_ERROR_FORMAT,
+                  "rope scaling: rope_theta is not a positive number");
         rope->rope_theta = (float)number;
         return NBL_OK;
     }

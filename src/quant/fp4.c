@@ -1,7 +1,9 @@
-/* fp4.c - bitsandbytes' 4-bit float: its table and its decision rule on CUDA.
+/* fp4.c - bitsandbytes' 4-bit float: its table and its decision rule on the CPU.
  *
  * The low three bits are a magnitude, but not in order: by size they run 0 1 6 7 4 5 2 3. Bit 3 is the
- * sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value gives code 8, which is -0. */
+ * sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value gives code 8, which is -0.
+ * Of two codes at the same distance the one of the smaller value is taken: of negative values that is the
+ * larger magnitude, so there a magnitude is compared one step higher than it is. */
 #include "quant/kernels.h"
 
 const float nbl__fp4_table[16] = {
@@ -23,18 +25,28 @@ const float nbl__fp4_table[16] = {
     -0.25f,
 };
 
-/* CUDA's literals; some lie a few ulp beside the mid-points. */
+/* The mid-points of neighbours, in f32. CUDA's literals lie up to 14 ulp beside them. */
 static const uint32_t thresholds[8] = {
-    0x3b2aaab9, 0x3db00000, 0x3e555555, 0x3e955555, 0x3ed55556, 0x3f155550, 0x3f555555,
+    0x3b2aaaab, 0x3db00000, 0x3e555556, 0x3e955556, 0x3ed55556, 0x3f155556, 0x3f555556,
 };
 static const uint8_t by_rank[8] = {0, 1, 6, 7, 4, 5, 2, 3};
+
+/* The number after a positive one. */
+static inline float next_after(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits++;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, float reciprocal, uint8_t *codes)
 {
     float t[7];
     memcpy(t, thresholds, sizeof t);
     for (int64_t i = begin; i < n; i++) {
-        float y = values[i] * reciprocal, magnitude = y < 0 ? -y : y;
+        float y = values[i] * reciprocal, magnitude = y < 0 ? next_after(-y) : y;
         unsigned rank = magnitude > t[3] ? 4 : 0;
         rank += magnitude > t[rank + 1] ? 2 : 0;
         rank += magnitude > t[rank] ? 1 : 0;
@@ -47,8 +59,9 @@ static void encode_fp4_scalar(const float *values, int64_t begin, int64_t n, flo
 NBL_TARGET_AVX2 static inline __m256i fp4_codes_avx2(const float *values, __m256 factor, __m256i order)
 {
     __m256 y = _mm256_mul_ps(_mm256_loadu_ps(values), factor);
-    __m256i rank = rank8_avx2(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), y), thresholds);
-    __m256i negative = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_LT_OQ));
+    __m256i negative = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_LT_OQ)); /* -1 */
+    __m256i magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), y));
+    __m256i rank = rank8_avx2(_mm256_castsi256_ps(_mm256_sub_epi32(magnitude, negative)), thresholds);
     return _mm256_or_si256(_mm256_permutevar8x32_epi32(order, rank),
                            _mm256_and_si256(negative, _mm256_set1_epi32(8)));
 }
@@ -76,8 +89,11 @@ NBL_TARGET_AVX512 static int64_t encode_fp4_avx512(const float *values, int64_t 
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         __m512 y = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
-        __m512i code = _mm512_permutexvar_epi32(rank8_avx512(_mm512_abs_ps(y), thresholds), order);
         __mmask16 negative = _mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_LT_OQ);
+        __m512i magnitude = _mm512_castps_si512(_mm512_abs_ps(y));
+        magnitude = _mm512_mask_add_epi32(magnitude, negative, magnitude, _mm512_set1_epi32(1));
+        __m512i code = _mm512_permutexvar_epi32(rank8_avx512(_mm512_castsi512_ps(magnitude), thresholds),
+                                                order);
         code = _mm512_mask_or_epi32(code, negative, code, _mm512_set1_epi32(8));
         _mm_storeu_si128((__m128i *)(void *)(codes + i), _mm512_cvtepi32_epi8(code));
     }

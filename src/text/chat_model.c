@@ -1,5 +1,5 @@
 /* chat_model.c - where a model's template and special tokens come from: the files that transformers reads, in
- * its order of precedence. */
+ * its order of precedence; of a .gguf file see chat_gguf.c. */
 #include <dirent.h>
 #include <stdio.h>
 
@@ -85,16 +85,10 @@ static const tpl_value *member(tpl_value object, const char *key)
 
 /* ---- special tokens ---- */
 
-/* A token is a text, or an object with its content; anything else is none. */
-static nbl_status add_token(nbl_chat_template *t, const tpl_string *name, tpl_value value)
+nbl_status nbl__chat_add_token(nbl_chat_template *t, const char *name, nbl_string text)
 {
-    const tpl_value *content = value.type == TPL_DICT ? member(value, "content") : &value;
-    nbl_string kept_name, text;
-    if (content == NULL || content->type != TPL_STRING) return NBL_OK;
-    NBL_TRY(keep(t, name, &kept_name));
-    NBL_TRY(keep(t, content->string, &text));
     for (int i = 0; i < t->token_count; i++)
-        if (strcmp(t->tokens[i].name, kept_name.text) == 0) return t->tokens[i].text = text, NBL_OK;
+        if (strcmp(t->tokens[i].name, name) == 0) return t->tokens[i].text = text, NBL_OK;
     if (t->token_count == t->token_room) {
         int room = t->token_room * 2 + 8;
         struct nbl__chat_token *grown = nbl__arena_alloc(&t->arena, (size_t)room * sizeof *grown);
@@ -103,8 +97,19 @@ static nbl_status add_token(nbl_chat_template *t, const tpl_string *name, tpl_va
         t->tokens = grown;
         t->token_room = room;
     }
-    t->tokens[t->token_count++] = (struct nbl__chat_token){kept_name.text, text};
+    t->tokens[t->token_count++] = (struct nbl__chat_token){name, text};
     return NBL_OK;
+}
+
+/* A token is a text, or an object with its content; anything else is none. */
+static nbl_status add_token(nbl_chat_template *t, const tpl_string *name, tpl_value value)
+{
+    const tpl_value *content = value.type == TPL_DICT ? member(value, "content") : &value;
+    nbl_string kept_name, text;
+    if (content == NULL || content->type != TPL_STRING) return NBL_OK;
+    NBL_TRY(keep(t, name, &kept_name));
+    NBL_TRY(keep(t, content->string, &text));
+    return nbl__chat_add_token(t, kept_name.text, text);
 }
 
 /* Everything called …_token, and the tokens that a model names itself. */
@@ -194,6 +199,7 @@ static nbl_status read_model(nbl_chat_template *t, tpl_vm *vm)
 nbl_status nbl__chat_read_model(nbl_chat_template *t)
 {
     tpl_vm *vm;
+    if (nbl__ends_with(t->model, ".gguf")) return nbl__chat_read_gguf(t);
     NBL_TRY(NBL_ALLOC(t->ctx, vm, 1));
     *vm = (tpl_vm){.ctx = t->ctx, .arena = nbl__arena_make(t->ctx)};
     nbl_status status = read_model(t, vm);

@@ -51,6 +51,11 @@ nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const cha
     return status;
 }
 
+int64_t nbl_chat_template_count(const nbl_chat_template *t)
+{
+    return t->count;
+}
+
 nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name, nbl_string text,
                                    nbl_chat_template **result)
 {

@@ -36,8 +36,11 @@ struct nbl_rendering {
     size_t error_size;
 };
 
-/* Reads the files of a model's folder into the template: sources and tokens. */
+/* Reads the files of a model's folder, or its .gguf file, into the template: sources and tokens. */
 nbl_status nbl__chat_read_model(nbl_chat_template *t);
+nbl_status nbl__chat_read_gguf(nbl_chat_template *t);
+/* A special token, or another text for one; both texts are the arena's. */
+nbl_status nbl__chat_add_token(nbl_chat_template *t, const char *name, nbl_string text);
 nbl_status nbl__chat_read_file(nbl_chat_template *t, const char *path, const char *name);
 nbl_status nbl__chat_add_source(nbl_chat_template *t, const char *name, const char *file, nbl_string text);
 

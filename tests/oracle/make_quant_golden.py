@@ -9,7 +9,8 @@ long are kept as the CRC-32 of their bytes. Before that, NaN becomes the one pat
 becomes +0: bitsandbytes itself is not consistent there.
 
 Where CPU bitsandbytes deviates from its CUDA kernels, which are the rule here, the records come from a model of the CUDA rule in
-numpy, written apart from the C code: fp4 codes, 8-bit codes, blocks of zeros, NaN and infinities.
+numpy, written apart from the C code: 8-bit codes, blocks of zeros, NaN and infinities, and the sign of fp4's zeros; its thresholds are
+the CPU's.
 """
 import os, struct, sys, zlib
 from pathlib import Path
@@ -72,9 +73,12 @@ def nf4_codes(y):
 
 
 def fp4_codes(y):
-    steps = [0.00260417, 0.0859375, 0.20833333, 0.29166667, 0.4166667, 0.583333, 0.8333333]
-    with np.errstate(invalid="ignore"): negative = np.where(y < 0, 8, 0)
-    return np.array([0, 1, 6, 7, 4, 5, 2, 3])[count_below(np.abs(y), steps)] + negative
+    """By mid-points; at a tie the smaller value, which of negative ones is the larger magnitude."""
+    table = np.sort(F.get_4bit_type("fp4", device="cpu").numpy()[:8])
+    steps = ((table[:-1].astype(np.float64) + table[1:]) / 2).astype(np.float32)
+    with np.errstate(invalid="ignore"): negative = y < 0
+    magnitude = np.where(negative, np.nextafter(np.abs(y), np.float32(9)), y)
+    return np.array([0, 1, 6, 7, 4, 5, 2, 3])[count_below(magnitude, steps)] + 8 * negative
 
 
 def packed(codes, spare):

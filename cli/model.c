@@ -1,0 +1,141 @@
+/* model.c - see model.h. */
+#include "model.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "output.h"
+
+enum { MOST_ENDS = 64 }; /* of a model; no published one has more than a handful */
+
+nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model)
+{
+    nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
+                                 .load = cli_get(call, "load")->text,
+                                 .adapter = cli_get(call, "adapter")->text,
+                                 .plan_only = plan_only};
+    return nbl_model_open(ctx, call->arguments[0], &options, model);
+}
+
+/* ---- sampling ---- */
+
+int cli_stops_check(const cli_call *call)
+{
+    const cli_value *stops = cli_get(call, "stop");
+    for (int i = 0; i < stops->count; i++)
+        if (*stops->all[i] == '\0') return cli_usage(call, NULL, "--stop is empty");
+    return CLI_DONE;
+}
+
+/* The id of a special token that is spelled so: one that leaves no text. */
+static nbl_status special_token(nbl_context *ctx, nbl_tokenizer *tokenizer, const char *spelled, int32_t *id)
+{
+    char *text;
+    size_t size;
+    *id = nbl_tokenizer_find(tokenizer, spelled, strlen(spelled));
+    if (*id < 0) return NBL_OK;
+    nbl_status code = nbl_tokenizer_decode(tokenizer, id, 1, 1, &text, &size);
+    if (code != NBL_OK) return code;
+    nbl_text_free(ctx, text, size);
+    if (size > 0) *id = -1;
+    return NBL_OK;
+}
+
+nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
+                         cli_ends *ends)
+{
+    const cli_value *stops = cli_get(call, "stop");
+    *ends = (cli_ends){.ids = cli_alloc((size_t)(MOST_ENDS + stops->count) * sizeof *ends->ids),
+                       .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
+    ends->id_count = nbl_model_ends(model, ends->ids, MOST_ENDS);
+    if (ends->id_count > MOST_ENDS) ends->id_count = MOST_ENDS;
+    for (int i = 0; i < stops->count; i++) {
+        int32_t id;
+        nbl_status code = special_token(ctx, tokenizer, stops->all[i], &id);
+        if (code != NBL_OK) return code;
+        if (id >= 0) ends->ids[ends->id_count++] = id;
+        else ends->texts[ends->text_count++] = (nbl_string){stops->all[i], strlen(stops->all[i])};
+    }
+    return NBL_OK;
+}
+
+nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends)
+{
+    return (nbl_generate_options){.max_tokens = cli_get(call, "max-tokens")->integer,
+                                  .temperature = (float)cli_get(call, "temperature")->number,
+                                  .top_k = cli_get(call, "top-k")->integer,
+                                  .top_p = (float)cli_get(call, "top-p")->number,
+                                  .min_p = (float)cli_get(call, "min-p")->number,
+                                  .repetition_penalty = (float)cli_get(call, "repetition-penalty")->number,
+                                  .seed = (uint64_t)cli_get(call, "seed")->integer,
+                                  .ends = ends->ids,
+                                  .end_count = ends->id_count};
+}
+
+/* ---- text as it comes ---- */
+
+nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w)
+{
+    nbl_status code = nbl_text_stream_open(tokenizer, 1, &w->stream);
+    return code == NBL_OK ? nbl_stop_matcher_open(ctx, ends->texts, ends->text_count, &w->matcher) : code;
+}
+
+nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped)
+{
+    nbl_string piece;
+    nbl_status code = nbl_text_stream_push(w->stream, id, &piece);
+    return code == NBL_OK ? nbl_stop_matcher_push(w->matcher, piece, text, stopped) : code;
+}
+
+nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
+                              int *stopped)
+{
+    nbl_string piece, text;
+    int found = 0;
+    nbl_status code = nbl_text_stream_finish(w->stream, &piece);
+    if (code == NBL_OK) code = nbl_stop_matcher_push(w->matcher, piece, &text, &found);
+    if (code != NBL_OK) return code;
+    *stopped |= found;
+    say(user, text);
+    say(user, nbl_stop_matcher_finish(w->matcher));
+    return NBL_OK;
+}
+
+void cli_writing_close(cli_writing *w)
+{
+    nbl_text_stream_close(w->stream);
+    nbl_stop_matcher_close(w->matcher);
+    *w = (cli_writing){0};
+}
+
+/* Bytes of the control character at s, which ends before `end`: C0 but line feed and tab, DEL, C1; 0: none. */
+static int control_length(const unsigned char *s, const unsigned char *end)
+{
+    if ((*s < 0x20 && *s != '\n' && *s != '\t') || *s == 0x7f) return 1;
+    return *s == 0xc2 && s + 1 < end && s[1] >= 0x80 && s[1] < 0xa0 ? 2 : 0;
+}
+
+int cli_say(nbl_string text)
+{
+    const unsigned char *s = (const unsigned char *)text.text, *end = s + text.size;
+    bool terminal = isatty(STDOUT_FILENO);
+    while (s < end) {
+        const unsigned char *from = s;
+        int control = 0;
+        while (s < end && (control = terminal ? control_length(s, end) : 0) == 0) s++;
+        fwrite(from, 1, (size_t)(s - from), stdout);
+        if (control) fputc('?', stdout);
+        s += control;
+    }
+    return fflush(stdout) == 0 ? 0 : errno ? errno : EIO;
+}
+
+int cli_say_failed(const cli_call *call, int error)
+{
+    if (error != EPIPE)
+        cli_error(call, error == ENOSPC ? NBL_ERROR_NO_SPACE : NBL_ERROR_IO, NULL,
+                  "cannot write standard output: %s", strerror(error));
+    return CLI_FAILED;
+}

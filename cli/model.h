@@ -1,0 +1,128 @@
+/* model.h - what the commands that run a model share: its argument and options, sampling, and text as it comes. */
+#ifndef CLI_MODEL_H
+#define CLI_MODEL_H
+
+#include "command.h"
+
+/* ---- rows of the tables; a command names those it has ---- */
+
+#define CLI_MODEL_ARGUMENT                                                                                   \
+    (const cli_argument[])                                                                                   \
+    {                                                                                                        \
+        {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false}, {.name = NULL},           \
+    }
+
+/* --adapter with a help of the command's own, or the usual one; --dtype and --load. */
+#define CLI_ADAPTER_OPTION(text, needed)                                                                     \
+    {                                                                                                        \
+        .name = "adapter", .argument = "DIR", .kind = CLI_PATH, .required = needed, .help = text             \
+    }
+#define CLI_COMPUTE_OPTIONS                                                                                  \
+    {.name = "dtype",                                                                                        \
+     .argument = "DTYPE",                                                                                    \
+     .kind = CLI_CHOICE,                                                                                     \
+     .choices = "f32|f16|bf16",                                                                              \
+     .help = "compute in this dtype (default: the checkpoint's)"},                                           \
+    {                                                                                                        \
+        .name = "load", .argument = "FORMAT", .kind = CLI_CHOICE, .choices = "nf4|fp4|int8|mxfp4",           \
+        .help = "convert the linear layers to this storage format on arrival"                                \
+    }
+#define CLI_MODEL_OPTIONS CLI_ADAPTER_OPTION("apply an adapter saved by PEFT", false), CLI_COMPUTE_OPTIONS
+
+#define CLI_SAMPLING_OPTIONS(most_tokens)                                                                    \
+    {.name = "max-tokens",                                                                                   \
+     .argument = "N",                                                                                        \
+     .kind = CLI_INTEGER,                                                                                    \
+     .fallback = most_tokens,                                                                                \
+     .minimum = 1,                                                                                           \
+     .maximum = 1 << 24,                                                                                     \
+     .help = "at most so many new tokens"},                                                                  \
+        {.name = "temperature",                                                                              \
+         .argument = "T",                                                                                    \
+         .kind = CLI_NUMBER,                                                                                 \
+         .fallback = "0",                                                                                    \
+         .minimum = 0,                                                                                       \
+         .maximum = 100,                                                                                     \
+         .help = "0 takes the likeliest token, more is more varied"},                                        \
+        {.name = "top-k",                                                                                    \
+         .argument = "K",                                                                                    \
+         .kind = CLI_INTEGER,                                                                                \
+         .fallback = "0",                                                                                    \
+         .minimum = 0,                                                                                       \
+         .maximum = 1 << 30,                                                                                 \
+         .help = "only the K likeliest tokens; 0: all"},                                                     \
+        {.name = "top-p",                                                                                    \
+         .argument = "P",                                                                                    \
+         .kind = CLI_NUMBER,                                                                                 \
+         .fallback = "0",                                                                                    \
+         .minimum = 0,                                                                                       \
+         .maximum = 1,                                                                                       \
+         .help = "only the likeliest tokens that together reach P; 0: all"},                                 \
+        {.name = "min-p",                                                                                    \
+         .argument = "P",                                                                                    \
+         .kind = CLI_NUMBER,                                                                                 \
+         .fallback = "0",                                                                                    \
+         .minimum = 0,                                                                                       \
+         .maximum = 1,                                                                                       \
+         .help = "only tokens at least P times as likely as the likeliest"},                                 \
+        {.name = "repetition-penalty",                                                                       \
+         .argument = "R",                                                                                    \
+         .kind = CLI_NUMBER,                                                                                 \
+         .fallback = "1",                                                                                    \
+         .minimum = 0.01,                                                                                    \
+         .maximum = 100,                                                                                     \
+         .help = "above 1: tokens that have occurred become less likely"},                                   \
+        {.name = "seed",                                                                                     \
+         .argument = "N",                                                                                    \
+         .kind = CLI_INTEGER,                                                                                \
+         .fallback = "0",                                                                                    \
+         .minimum = 0,                                                                                       \
+         .maximum = 9007199254740991.0,                                                                      \
+         .help = "of the random choices"},                                                                   \
+    {                                                                                                        \
+        .name = "stop", .argument = "S", .kind = CLI_TEXT, .repeated = true,                                 \
+        .help = "end before this text; may be given several times"                                           \
+    }
+
+/* ---- what they mean ---- */
+
+/* Opens the command's MODEL with its --adapter, --dtype and --load; `plan_only`: just to be planned. */
+nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model);
+
+/* The tokens that end a sequence, and the texts that do. A --stop that spells a special token is an end token: such
+ * tokens have no text. */
+typedef struct cli_ends {
+    int32_t *ids;
+    int64_t id_count;
+    nbl_string *texts;
+    int64_t text_count;
+} cli_ends;
+/* `tokenizer` may be NULL when there is no --stop. */
+nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
+                         cli_ends *ends);
+/* 0, or the exit status after an error line: a --stop that is empty. */
+int cli_stops_check(const cli_call *call);
+/* The sampling options and ends; what to do with tokens is left to the caller. */
+nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends);
+
+/* ---- text as it comes: characters are whole, stop strings are held back ---- */
+
+typedef struct cli_writing {
+    nbl_text_stream *stream;
+    nbl_stop_matcher *matcher;
+} cli_writing;
+nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w);
+/* *stopped: a stop string is complete; *text is valid until the next call. */
+nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped);
+/* What was held back, to `say` in at most two pieces; *stopped becomes 1 when that completes a stop string. */
+nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
+                              int *stopped);
+void cli_writing_close(cli_writing *w);
+
+/* Writes to standard output at once. On a terminal control characters become '?', for a model may write any.
+ * Returns 0, or errno when it could not be written: */
+int cli_say(nbl_string text);
+/* then this is the end, with an error line unless the reader just had enough. Returns the exit status. */
+int cli_say_failed(const cli_call *call, int error);
+
+#endif

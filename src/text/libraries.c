@@ -1,0 +1,38 @@
+/* libraries.c - the libraries this one is linked with, in the version that was found at run time. One row each. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdio.h>
+#include <utf8proc.h>
+
+#include "base/base.h"
+
+static void pcre2_version(char *text, size_t size)
+{
+    char own[64]; /* PCRE2 says how much it needs; versions are two dozen characters */
+    int needed = pcre2_config(PCRE2_CONFIG_VERSION, NULL);
+    if (needed <= 0 || (size_t)needed > sizeof own || pcre2_config(PCRE2_CONFIG_VERSION, own) < 0)
+        own[0] = '\0';
+    snprintf(text, size, "%s", own);
+}
+
+static void utf8proc_own_version(char *text, size_t size)
+{
+    snprintf(text, size, "%s (Unicode %s)", utf8proc_version(), utf8proc_unicode_version());
+}
+
+static const struct {
+    const char *name, *enables;
+    void (*version)(char *text, size_t size);
+} libraries[] = {
+    {"PCRE2", "the patterns of tokenizers, --skip and adapters", pcre2_version},
+    {"utf8proc", "normal forms and letter case of Unicode text", utf8proc_own_version},
+};
+
+int nbl_library_get(int64_t index, nbl_library *library)
+{
+    if (index < 0 || index >= (int64_t)(sizeof libraries / sizeof *libraries) || library == NULL) return 0;
+    library->name = libraries[index].name;
+    library->enables = libraries[index].enables;
+    libraries[index].version(library->version, sizeof library->version);
+    return 1;
+}

@@ -1,0 +1,214 @@
+"""Makes tests/data/models: tiny models with random weights of every architecture, rope and storage, and what transformers, PEFT and
+bitsandbytes compute with them, for tests/test_models.c.
+
+    python tests/oracle/make_model_golden.py [FOLDER]
+
+A case is a folder: the model as transformers saves it, adapters as PEFT saves them (lora/, dora/), and expected.safetensors:
+  ids.N, labels.N       sequences and their labels (i32)
+  logits.N              by transformers in f32 on the exact values of the stored weights
+  half.N                the same in the model's own 16-bit dtype (when it has one)
+  peer.N                8-bit: by bitsandbytes, which rounds activations as well
+  greedy.N              the tokens that follow ids.N (i32), in f32
+  KIND.loss             mean loss over trained tokens, of a padded batch, in f64
+  KIND.NAME             gradient of an adapter's tensor NAME, of the same batch
+Weights are drawn so that attention is sharp and no layer is negligible; every greedy choice has a clear margin.
+"""
+import json
+import math
+import shutil
+import sys
+import zlib
+from pathlib import Path
+
+import common  # sets the environment before torch is imported
+import bitsandbytes.functional as B
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig,
+                          Qwen2Config, Qwen3Config)
+
+TARGET = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "data/models")
+HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
+VOCAB, GREEDY, PAD = 48, 24, 0
+LENGTHS = [1, 11, 5]
+SIZES = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=PAD)
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+def rope(kind="default", theta=10000.0, **more):
+    return dict(rope_type=kind, rope_theta=theta, **more)
+
+
+def llama(**more):
+    return LlamaConfig(**{**SIZES, **dict(tie_word_embeddings=True, rope_parameters=rope()), **more})
+
+
+def gemma(**more):
+    return {**SIZES, **dict(head_dim=8, query_pre_attn_scalar=7, sliding_window=4, layer_types=LAYERS), **more}
+
+
+YARN = dict(factor=4.0, original_max_position_embeddings=16)
+# name: (config, storage, adapters)
+CASES = {
+    "llama": (llama(tie_word_embeddings=False, attention_bias=True, mlp_bias=True), "bf16", ["lora", "dora"]),
+    "mistral": (MistralConfig(**SIZES, sliding_window=4, rope_parameters=rope(theta=500.0)), "bf16", ["lora"]),
+    "qwen2": (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=3, layer_types=LAYERS, rope_parameters=rope(), tie_word_embeddings=True), "bf16", ["lora"]),
+    "qwen3": (Qwen3Config(**SIZES, head_dim=8, rope_parameters=rope(theta=1e6), tie_word_embeddings=True), "bf16", ["dora"]),
+    "gemma2": (Gemma2Config(**gemma(), attn_logit_softcapping=3.0, final_logit_softcapping=5.0, rope_parameters=rope()), "bf16", ["lora"]),
+    "gemma3": (Gemma3TextConfig(**gemma(), rope_parameters={"full_attention": rope("linear", 1e5, factor=8.0), "sliding_attention": rope()}), "bf16", ["dora"]),
+    "rope-linear": (llama(rope_parameters=rope("linear", factor=2.0)), "bf16", []),
+    "rope-llama3": (llama(rope_parameters=rope("llama3", 1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)), "bf16", []),
+    "rope-yarn": (llama(rope_parameters=rope("yarn", 100.0, **YARN)), "bf16", []),
+    "rope-yarn-mscale": (llama(rope_parameters=rope("yarn", 100.0, beta_fast=8.0, beta_slow=2.0, mscale=1.2, mscale_all_dim=0.7, truncate=False, **YARN)), "bf16", []),
+    "rope-old-config": (llama(rope_parameters=rope("yarn", 50.0, attention_factor=1.3, **YARN)), "bf16", []),
+    "store-f32": (llama(), "f32", ["lora"]),
+    "store-f16": (llama(), "f16", []),
+    "store-nf4": (llama(), "nf4", ["dora"]),
+    "store-nf4-nested": (llama(), "nf4-nested", ["lora"]),
+    "store-int8": (llama(), "int8", []),
+}
+
+
+def loud(model, noise):
+    """Redraws every weight; 0.02 as a library draws them would hide mistakes."""
+    is_gemma, hidden = model.config.model_type.startswith("gemma"), model.config.hidden_size
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            z = torch.randn(p.shape, generator=noise)
+            if "norm" in name: p.copy_((0.0 if is_gemma else 1.0) + .25 * z + (2.0 if is_gemma and name.startswith("model.norm") else 0.0))
+            elif name.endswith("bias"): p.copy_(.3 * z)
+            elif "embed" in name: p.copy_(z * (.7 / math.sqrt(hidden) if is_gemma else .6))
+            else: p.copy_(z * {"lm_head": 2.0, "q_proj": .8, "k_proj": .8}.get(name.split(".")[-2], 1.0) / math.sqrt(p.shape[1]))
+    model.tie_weights()
+    return model.eval()
+
+
+def exact_weights(folder):
+    """The value of every weight in f32, packed ones decoded by bitsandbytes."""
+    raw, out = load_file(folder / "model.safetensors"), {}
+    for name, t in raw.items():
+        if any(k.startswith(f"{name}.quant_state.") for k in raw):
+            state = B.QuantState.from_dict({k[len(name) + 1:]: v for k, v in raw.items() if k.startswith(name + ".")}, device="cpu")
+            shape, state.dtype = state.shape, torch.float32
+            state.shape = torch.Size((1, shape.numel()))  # rows of no multiple of the block are decoded wrongly by its AVX-512 kernel
+            out[name] = B.dequantize_4bit(t, state).reshape(shape)
+        elif t.dtype == torch.int8: out[name] = t.float() * raw[name.removesuffix("weight") + "SCB"][:, None] / 127
+        elif ".weight." not in name and not name.endswith((".SCB", ".weight_format")): out[name] = t.float()
+    return out
+
+
+def reference(folder, dtype=torch.float32):
+    """transformers on the exact weights; built in its dtype, because .to() would round the rotary frequencies."""
+    config = AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"): del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    missing, extra = model.load_state_dict(exact_weights(folder), strict=False)
+    assert not extra and all("lm_head" in m for m in missing), (missing, extra)
+    model.tie_weights()
+    return model.eval()
+
+
+def save(model, folder, storage):
+    model.to(HALF.get(storage, torch.float32)).save_pretrained(folder)
+    if storage in ("f32", "bf16", "f16"): return
+    how = dict(load_in_8bit=True) if storage == "int8" else dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=storage.endswith("nested"),
+                                                                 bnb_4bit_compute_dtype=torch.float32)
+    packed = AutoModelForCausalLM.from_pretrained(folder, quantization_config=BitsAndBytesConfig(**how), device_map="cpu", dtype=torch.float32)
+    shutil.rmtree(folder)
+    packed.save_pretrained(folder)
+
+
+def to_old_config(folder):
+    """config.json as older transformers wrote it."""
+    path = folder / "config.json"
+    c = json.loads(path.read_text())
+    scaling, c["torch_dtype"] = c.pop("rope_parameters"), c.pop("dtype")
+    c["rope_theta"], c["rope_scaling"] = scaling.pop("rope_theta"), scaling
+    path.write_text(json.dumps(c, indent=2) + "\n")
+
+
+@torch.no_grad()
+def logits_of(model, sequences):
+    return [model(torch.tensor([s]), use_cache=False).logits[0].float() for s in sequences]
+
+
+def far(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+@torch.no_grad()
+def greedy(model, ids):
+    """The tokens that follow, or None where a choice is too close to call."""
+    new = []
+    for _ in range(GREEDY):
+        top = model(torch.tensor([ids + new]), use_cache=False).logits[0, -1].topk(2)
+        if (top.values[0] - top.values[1]).item() < 5e-3: return None
+        new.append(top.indices[0].item())
+    return new
+
+
+def make_adapter(model, folder, kind, noise):
+    config = LoraConfig(r=2, lora_alpha=3, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=kind == "dora")
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_A" in name or "lora_B" in name: p.copy_(torch.randn(p.shape, generator=noise) * (.4 if "lora_B" in name else p.shape[1] ** -.5))
+            elif "magnitude" in name: p.mul_(1 + .2 * torch.randn(p.shape, generator=noise))
+    adapted.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": ""}, indent=2) + "\n")  # no path of this machine
+
+
+def gradients(folder, kind, sequences, labels):
+    """Of one batch padded on the right, with an attention mask."""
+    model = PeftModel.from_pretrained(reference(folder), folder / kind, is_trainable=True).eval()
+    width = max(map(len, sequences))
+    ids = torch.tensor([s + [PAD] * (width - len(s)) for s in sequences])
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sequences])
+    want = torch.tensor([l + [-100] * (width - len(l)) for l in labels])
+    z = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].double()
+    loss = torch.nn.functional.cross_entropy(z.reshape(-1, VOCAB), want[:, 1:].reshape(-1), ignore_index=-100)
+    loss.backward()
+    short = lambda n: n.removeprefix("base_model.model.").replace("lora_magnitude_vector.default.weight", "lora_magnitude_vector").replace(".default.", ".")
+    out = {f"{kind}.{short(n)}": p.grad.float() for n, p in model.named_parameters() if p.requires_grad}
+    return out | {f"{kind}.loss": torch.tensor([loss.item()], dtype=torch.float64)}
+
+
+def make(name, config, storage, adapters):
+    folder = TARGET / name
+    noise = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    draw = lambda n: torch.randint(3, VOCAB, (n,), generator=noise).tolist()
+    while True:  # until greedy choices are clear and of some variety, and 16 bits do for transformers itself
+        shutil.rmtree(folder, ignore_errors=True)
+        save(loud(AutoModelForCausalLM.from_config(config, dtype=torch.float32), noise), folder, storage)
+        sequences = [draw(n) for n in LENGTHS]
+        judge = reference(folder)
+        exact = logits_of(judge, sequences)
+        half = logits_of(reference(folder, HALF[storage]), sequences) if storage in HALF else []
+        if any(far(h, z) > 1.5e-2 for h, z in zip(half, exact)): continue
+        tokens = [greedy(judge, s) for s in sequences]
+        if all(tokens) and len(set(sum(tokens, []))) >= 6: break
+    if name == "rope-old-config": to_old_config(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    labels = [list(s) for s in sequences]
+    labels[1][:4] = [-100] * 4
+    labels[2][3] = -100
+    out = {}
+    for i, s in enumerate(sequences):
+        out |= {f"ids.{i}": torch.tensor(s, dtype=torch.int32), f"labels.{i}": torch.tensor(labels[i], dtype=torch.int32),
+                f"greedy.{i}": torch.tensor(tokens[i], dtype=torch.int32)}
+    out |= {f"logits.{i}": z for i, z in enumerate(exact)} | {f"half.{i}": z for i, z in enumerate(half)}
+    if storage == "int8":
+        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu").eval()
+        out |= {f"peer.{i}": z for i, z in enumerate(logits_of(peer, sequences))}
+    for kind in adapters:
+        make_adapter(reference(folder), folder / kind, kind, noise)
+        out |= gradients(folder, kind, sequences, labels)
+    save_file(out, folder / "expected.safetensors")
+    print(f"{name}: {sum(f.stat().st_size for f in folder.rglob('*') if f.is_file())} bytes, {len(set(sum(tokens, [])))} distinct greedy tokens", flush=True)
+
+
+for case_name, case in CASES.items(): make(case_name, *case)
