@@ -177,7 +177,8 @@ static void draw_noun(uint64_t *state, slots *s)
 static void draw_wrong_noun(uint64_t *state, slots *s)
 {
     const word_pair *p = any(state, &nouns), *other = p;
-    while (strcmp(other->b, p->b) == 0) other = any(state, &nouns);
+    while (strcmp(other->b, p->b) == 0 || (strcmp(p->b, "bird") == 0 && strcmp(other->b, "animal") == 0))
+        other = any(state, &nouns); /* a bird is an animal as well */
     put(s, 0, "%s %s", article(p->a), p->a);
     put(s, 1, "%s %s", article(p->b), p->b);
     put(s, 2, "%s %s", article(other->b), other->b);

@@ -1,5 +1,6 @@
 /* checkpoint.c - a Llama of 0.9 million weights before training: config.json, generation_config.json and
  * model.safetensors in bf16. Weights are sums of twelve uniform numbers, which are near to normal and need no libm. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "tiny.h"
@@ -85,6 +86,7 @@ static void write_weights(const char *folder, uint64_t seed)
     FILE *file = create(folder, "model.safetensors");
     for (int i = 0; i < 8; i++) fputc((int)((uint64_t)size >> (8 * i) & 0xff), file);
     fwrite(header, 1, size, file);
+    free(header);
     uint64_t state = seed;
     for (int i = 0; i < p.count; i++) {
         const tensor *t = &p.tensors[i];

@@ -20,18 +20,36 @@ static void make_folder(const char *path)
     if (mkdir(path, 0777) != 0 && errno != EEXIST) fail("%s: %s", path, strerror(errno));
 }
 
-/* Chats of one stream of random numbers that are, or are not, held out. */
-static void write_chats(const char *out, const char *name, uint64_t seed, int rows, bool held_out)
+static void write_training(const char *out, uint64_t seed, int rows)
 {
-    FILE *file = create(out, name);
+    FILE *file = create(out, "chats.jsonl");
     for (int i = 0; i < rows;) {
         chat c;
         draw_chat(&seed, &c);
-        if (is_held_out(&c) != held_out) continue;
+        if (is_held_out(&c)) continue;
         write_chat(file, &c);
         i++;
     }
-    finish(file, name);
+    finish(file, "chats.jsonl");
+}
+
+/* Every question once. */
+static void write_held_out(const char *out, uint64_t seed)
+{
+    uint64_t *seen = allocate(HELD_OUT_ROWS * sizeof *seen);
+    FILE *file = create(out, "held-out.jsonl");
+    for (int i = 0; i < HELD_OUT_ROWS;) {
+        chat c;
+        draw_chat(&seed, &c);
+        if (!is_held_out(&c)) continue;
+        int k = 0;
+        for (seen[i] = hash_text(c.question); seen[k] != seen[i];) k++;
+        if (k < i) continue;
+        write_chat(file, &c);
+        i++;
+    }
+    finish(file, "held-out.jsonl");
+    free(seen);
 }
 
 static void write_base(const char *out, int rows)
@@ -46,8 +64,8 @@ static void write_base(const char *out, int rows)
     write_tokenizer(start, chats, TOKENIZER_ROWS);
     free(chats);
     write_checkpoint(start, 2);
-    write_chats(out, "chats.jsonl", 3, rows, false);
-    write_chats(out, "held-out.jsonl", 4, HELD_OUT_ROWS, true);
+    write_training(out, 3, rows);
+    write_held_out(out, 4);
 }
 
 int main(int count, char **words)
