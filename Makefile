@@ -12,7 +12,7 @@ DEBUG       = -DCMAKE_BUILD_TYPE=Debug -DNIBBLE_BENCH=OFF -DNIBBLE_INSTALL=OFF $
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := all
-.PHONY: all setup configure demo test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install format format-check \
+.PHONY: all setup configure demo tiny-model test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install format format-check \
         clean distclean help
 
 all: configure ## build the command and the libraries into build/
@@ -24,9 +24,12 @@ setup:
 configure: setup
 	@cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" $(CMAKE_ARGS)
 
-demo: configure ## make a small checkpoint, quantise it, look at it, dequantise it and compare
-	cmake --build $(BUILD) --parallel $(JOBS) --target nibble make_checkpoint
-	scripts/demo $(BUILD)
+demo: configure ## fine-tune the small model that comes along, interrupt and resume it, ask it, merge it
+	cmake --build $(BUILD) --parallel $(JOBS) --target nibble ask_chats
+	@scripts/demo $(BUILD)
+
+tiny-model: configure ## train models/nibble-tiny anew from random weights: minutes
+	scripts/make-tiny-model $(BUILD)
 
 test: all ## run all tests that need neither Python nor a network
 	$(CTEST) --test-dir $(BUILD)
@@ -51,12 +54,12 @@ asan: setup
 	cmake --build $(BUILD)/asan --parallel $(JOBS)
 	UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(BUILD)/asan
 
-# The demo runs as well, with four threads: it goes through every parallel loop of the commands.
+# The tour goes through every parallel loop of the commands, with four threads.
 tsan: setup
 	cmake -S . -B $(BUILD)/tsan $(DEBUG) -DNIBBLE_SANITIZE=thread
 	cmake --build $(BUILD)/tsan --parallel $(JOBS)
 	$(CTEST) --test-dir $(BUILD)/tsan -L unit
-	scripts/demo $(BUILD)/tsan --threads 4 >/dev/null
+	tests/tour.sh $(BUILD)/tsan --threads 4 >/dev/null
 
 fuzz: ## run every fuzz target for FUZZ_RUNS inputs (clang, libFuzzer, ASan + UBSan)
 	@scripts/setup build fuzz

@@ -1,5 +1,5 @@
 # What `make install` puts where: library (shared and static), header, pkg-config file, CMake package, the command with
-# its man page and shell completions, licence.
+# its man page and shell completions, the small model with its example, licence.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/nibble)
@@ -24,6 +24,8 @@ string(REGEX REPLACE "/$" "" PC_PREFIX "${PC_PREFIX}")
 configure_file(${CMAKE_CURRENT_LIST_DIR}/nibble.pc.in ${PROJECT_BINARY_DIR}/nibble.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/nibble.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/models DESTINATION ${CMAKE_INSTALL_DATADIR}/nibble)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/train DESTINATION ${CMAKE_INSTALL_DATADIR}/nibble/examples)
 
 # ---- the command; it writes its own man page and completions ----
 if(TARGET nibble)

@@ -20,7 +20,8 @@ DESTDIR="$work/destdir" cmake --install "$build" --prefix /opt/nibble >"$work/lo
 prefix="$work/moved"
 mv "$work/destdir/opt/nibble" "$prefix"
 libdir=$(cd "$(dirname "$(find "$prefix" -name libnibble.a)")" && pwd)
-for file in include/nibble.h share/doc/nibble/LICENSE; do
+for file in include/nibble.h share/doc/nibble/LICENSE share/nibble/models/nibble-tiny/model.safetensors \
+    share/nibble/examples/train/sums.yml; do
     [ -s "$prefix/$file" ] || fail "$file is missing"
 done
 if grep -rlE "$work|nibble_objects|$build" "$libdir/cmake" "$libdir/pkgconfig"; then

@@ -312,12 +312,14 @@ void nbl__peft_close(nbl__peft *peft)
 
 const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path)
 {
+    if (peft->module_count == 0) return NULL; /* bsearch wants a list even then */
     nbl__peft_module wanted = {.path = path};
     return bsearch(&wanted, peft->modules, (size_t)peft->module_count, sizeof wanted, by_path);
 }
 
 const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, const char *name)
 {
+    if (peft->replacement_count == 0) return NULL;
     nbl__peft_replacement wanted = {.name = name};
     if (peft->replacement_count == 0) return NULL; /* a new adapter has no list */
     return bsearch(&wanted, peft->replacements, (size_t)peft->replacement_count, sizeof wanted, by_name);
