@@ -243,7 +243,9 @@ NBL_API nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight,
 typedef struct nbl_quantize_options {
     nbl_format format; /* nf4, fp4, int8 or mxfp4 */
     int64_t block;     /* nf4, fp4: 32 ... 4096, power of two; 0: 64 */
-    int nested;        /* nf4, fp4: quantise the scales as well */
+    int nested;        /* nf4, fp4: quantise the scales as well, each to the
+                          nearest code as bitsandbytes does on a GPU; 2: through
+                          the 16-bit grid that it takes on a CPU */
     /* The rest concerns checkpoints (section 5) only. */
     const char *skip;        /* regular expression (PCRE2): weights whose name
                                 it matches stay as they are; NULL: none */

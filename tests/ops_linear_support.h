@@ -110,7 +110,7 @@ UNUSED static nbl_weight random_weight(pool *p, store kind, int64_t out, int64_t
     }
     if (kind == NF4_NESTED) {
         w.nested_offset = nbl__nested_offset(scales, blocks);
-        nbl__nested_encode(NBL_ISA_SCALAR, scales, blocks, w.nested_offset, scale_codes, nested);
+        nbl__nested_encode(NBL_ISA_SCALAR, false, scales, blocks, w.nested_offset, scale_codes, nested);
         w.scale_codes = scale_codes;
         w.nested_scales = nested;
         w.nested_table = nbl__dynamic_map_signed;

@@ -449,7 +449,7 @@ static void nested_scales_keep_the_mean_and_come_back_close(void **state)
     assert_true(offset == (float)(sum / N));
     FOR_EACH_ISA(isa)
     {
-        nbl__nested_encode(isa, scales, N, offset, codes, nested);
+        nbl__nested_encode(isa, false, scales, N, offset, codes, nested);
         nbl_weight w = {.scale_codes = codes,
                         .nested_scales = nested,
                         .nested_table = nbl__dynamic_map_signed,
@@ -463,7 +463,7 @@ static void nested_scales_keep_the_mean_and_come_back_close(void **state)
     }
     for (int i = 0; i < N; i++) scales[i] = 0.5f; /* all equal: nothing left to store */
     assert_true(nbl__nested_offset(scales, N) == 0.5f);
-    nbl__nested_encode(levels(), scales, N, 0.5f, codes, nested);
+    nbl__nested_encode(levels(), false, scales, N, 0.5f, codes, nested);
     for (int i = 0; i < 4; i++) assert_true(nested[i] == 0);
     assert_true(nbl__nested_offset(NULL, 0) == 0);
 }

@@ -134,7 +134,7 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     NBL_TRY(NBL_ALLOC(ctx, codes, blocks));
     nbl_status status = NBL_OK;
     NBL_GO(NBL_ALLOC(ctx, nested, groups));
-    nbl__nested_encode(nbl__isa(ctx), j->scales, blocks, *offset, codes, nested);
+    nbl__nested_encode(nbl__isa(ctx), false, j->scales, blocks, *offset, codes, nested);
     status = nbl__writer_write(w, j->to->scales, codes, (size_t)blocks, 0);
     if (status == NBL_OK) status = nbl__writer_write(w, j->to->nested_scales, nested, (size_t)groups * 4, 0);
     if (status == NBL_OK)

@@ -56,7 +56,7 @@ static nbl_status check_arrival(nbl_model *m, const nbl_model_options *options, 
     *load = (arrival){.converts = options->load != NULL,
                       .how = {.format = format,
                               .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
-                              .nested = four_bits && options->load_nested}};
+                              .nested = four_bits && options->load_nested ? 2 : 0}};
     return NBL_OK;
 }
 

@@ -68,8 +68,8 @@ int64_t nbl__mxfp4_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int6
 enum { NBL_NESTED_BLOCK = 256 };
 /* The mean of the scales, in f64, rounded once. */
 float nbl__nested_offset(const float *scales, int64_t n);
-void nbl__nested_encode(nbl_isa isa, const float *scales, int64_t n, float offset, uint8_t *codes,
-                        float *nested_scales);
+void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t n, float offset,
+                        uint8_t *codes, float *nested_scales);
 /* Scales [first, first + n) of a weight with nested scales: two roundings, as bitsandbytes' API. */
 void nbl__nested_decode(const nbl_weight *weight, int64_t first, int64_t n, float *scales);
 

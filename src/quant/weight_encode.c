@@ -113,6 +113,7 @@ typedef struct nest_job {
     int64_t blocks;
     float offset;
     const nbl_quantized_parts *parts;
+    bool by_grid;
 } nest_job;
 
 static nbl_status nest_chunk(void *argument, int64_t item, int worker)
@@ -120,13 +121,13 @@ static nbl_status nest_chunk(void *argument, int64_t item, int worker)
     (void)worker;
     const nest_job *job = argument;
     int64_t begin = item * NBL_WEIGHT_CHUNK, n = nbl__min_i64(NBL_WEIGHT_CHUNK, job->blocks - begin);
-    nbl__nested_encode(job->isa, job->parts->scales + begin, n, job->offset, job->parts->scale_codes + begin,
-                       job->parts->nested_scales + begin / NBL_NESTED_BLOCK);
+    nbl__nested_encode(job->isa, job->by_grid, job->parts->scales + begin, n, job->offset,
+                       job->parts->scale_codes + begin, job->parts->nested_scales + begin / NBL_NESTED_BLOCK);
     return NBL_OK;
 }
 
 /* Double-quantises parts->scales into scale_codes and nested_scales. */
-static nbl_status nest_scales(nbl_context *ctx, const plan *p, const nbl_quantized_parts *parts,
+static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, const nbl_quantized_parts *parts,
                               nbl_weight *weight)
 {
     for (int64_t b = 0; b < p->blocks; b++)
@@ -139,7 +140,7 @@ static nbl_status nest_scales(nbl_context *ctx, const plan *p, const nbl_quantiz
                              "quantise without nested scales, or repair the infinite value");
         }
     weight->nested_offset = nbl__nested_offset(parts->scales, p->blocks);
-    nest_job job = {nbl__isa(ctx), p->blocks, weight->nested_offset, parts};
+    nest_job job = {nbl__isa(ctx), p->blocks, weight->nested_offset, parts, by_grid};
     NBL_TRY(nbl__team_run(ctx, nbl__ceil_div(p->blocks, NBL_WEIGHT_CHUNK), nest_chunk, &job, NULL));
     weight->scales = NULL;
     weight->scale_codes = parts->scale_codes;
@@ -186,7 +187,7 @@ nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, n
     memcpy(made.shape, shape, (size_t)rank * sizeof *shape);
     if (job.format == NBL_FORMAT_MXFP4) made.scale_codes = parts->scale_codes;
     else made.scales = parts->scales;
-    if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, parts, &made));
+    if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, options->nested == 2, parts, &made));
     *weight = made;
     return NBL_OK;
 }
