@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "train/output_dir.h"
 #include "train/resume_state.h"
 
 static const char *const state_name = "nibble_state.json";
