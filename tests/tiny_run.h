@@ -106,7 +106,7 @@ static inline void train_ok(const fixture *f, const char *name, const char *keys
 
 static inline const char *output(const fixture *f, const char *name, const char *file)
 {
-    char inner[128];
+    char inner[256];
     snprintf(inner, sizeof inner, "%s/%s", name, file);
     return in_folder(f->tiny.folder, inner);
 }
