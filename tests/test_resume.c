@@ -224,6 +224,20 @@ static void a_run_that_is_shorter_than_its_checkpoint_is_refused(void **state)
               train_in(f, f->ctx, "out", lora, &(nbl_train_options){.resume = 1})); /* nothing to do */
 }
 
+static void the_checkpoint_just_saved_is_never_the_one_to_go(void **state)
+{
+    fixture *f = *state;
+    char keys[1024];
+    train_ok(f, "out", lora);
+    snprintf(keys, sizeof keys,
+             "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nmax_steps: 4", lora,
+             f->tiny.folder);
+    train_ok(f, "out", keys);
+    assert_int_equal(access(output(f, "out", "checkpoint-4/nibble_state.json"), F_OK), 0);
+    assert_int_equal(access(output(f, "out", "checkpoint-6/nibble_state.json"), F_OK), 0);
+    assert_int_not_equal(access(output(f, "out", "checkpoint-2"), F_OK), 0);
+}
+
 static void a_record_that_is_not_finite_is_null_and_comes_back(void **state)
 {
     fixture *f = *state;
@@ -376,6 +390,7 @@ int main(void)
         TEST(a_state_that_cannot_be_is_refused),
         TEST(bytes_under_a_right_checksum_do_no_harm),
         TEST(a_run_that_is_shorter_than_its_checkpoint_is_refused),
+        TEST(the_checkpoint_just_saved_is_never_the_one_to_go),
         TEST(a_record_that_is_not_finite_is_null_and_comes_back),
         TEST(a_model_is_never_trained_into_its_own_folder),
         TEST(files_that_no_run_left_stay_where_they_are),
