@@ -93,21 +93,31 @@ static void forge_text(const fixture *f, const char *name, const char *from, con
     free(text);
 }
 
-static nbl_status go_on(const fixture *f, const char *more)
+static nbl_status go_on_with(const fixture *f, const char *with, const char *more)
 {
     char keys[1024];
-    snprintf(keys, sizeof keys, "%s\nresume_from_checkpoint: %s/out/checkpoint-3\n%s", lora, f->tiny.folder,
+    snprintf(keys, sizeof keys, "%s\nresume_from_checkpoint: %s/out/checkpoint-3\n%s", with, f->tiny.folder,
              more);
     return train_in(f, f->ctx, "out", keys, NULL);
 }
 
-static void stop_at_three(const fixture *f)
+static nbl_status go_on(const fixture *f, const char *more)
+{
+    return go_on_with(f, lora, more);
+}
+
+static void stop_with(const fixture *f, const char *with)
 {
     int64_t step = 3;
     nbl_train_options options = {.event = stop_at, .user = &step};
     char keys[512];
-    snprintf(keys, sizeof keys, "%s\nsave_steps: 100", lora);
+    snprintf(keys, sizeof keys, "%s\nsave_steps: 100", with);
     assert_int_equal(train_in(f, f->ctx, "out", keys, &options), NBL_ERROR_CANCELLED);
+}
+
+static void stop_at_three(const fixture *f)
+{
+    stop_with(f, lora);
 }
 
 static void a_state_that_cannot_be_is_refused(void **state)
@@ -210,6 +220,28 @@ static void bytes_under_a_right_checksum_do_no_harm(void **state)
     }
     for (int i = 0; i < FILES; i++) free(whole[i]);
     assert_true(taken < FILES * TRIES);
+}
+
+/* Codes and scales of all bits set: the scales are NaN, and so are the weights after a step. */
+static void moments_that_are_no_numbers_end_the_run(void **state)
+{
+    fixture *f = *state;
+    static const char *const ways[] = {"adapter: lora\nlora_r: 128\nlora_target_linear: true\n"
+                                       "optimizer: adamw_8bit",
+                                       "adapter: lora\nlora_r: 4\nlora_target_linear: true"};
+    for (int i = 0; i < 2; i++) {
+        size_t size;
+        uint64_t header;
+        remove_tree(in_folder(f->tiny.folder, "out"));
+        stop_with(f, ways[i]);
+        uint8_t *bytes = read_file(output(f, "out", "checkpoint-3/optimizer.safetensors"), &size);
+        memcpy(&header, bytes, sizeof header);
+        memset(bytes + 8 + header, 0xff, size - 8 - (size_t)header);
+        forge(f, "optimizer.safetensors", bytes, size);
+        free(bytes);
+        assert_int_equal(go_on_with(f, ways[i], ""), NBL_ERROR_FORMAT);
+        assert_non_null(strstr(nbl_error_message(f->ctx), "not finite"));
+    }
 }
 
 static void a_run_that_is_shorter_than_its_checkpoint_is_refused(void **state)
@@ -389,6 +421,7 @@ int main(void)
         TEST(after_any_failed_allocation_a_whole_model_can_go_on),
         TEST(a_state_that_cannot_be_is_refused),
         TEST(bytes_under_a_right_checksum_do_no_harm),
+        TEST(moments_that_are_no_numbers_end_the_run),
         TEST(a_run_that_is_shorter_than_its_checkpoint_is_refused),
         TEST(the_checkpoint_just_saved_is_never_the_one_to_go),
         TEST(a_record_that_is_not_finite_is_null_and_comes_back),
