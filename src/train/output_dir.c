@@ -102,7 +102,7 @@ nbl_status nbl__output_dir_make(nbl_context *ctx, const char *output_dir)
     char *partial = nbl__arena_strdup(&arena, output_dir);
     nbl_status status = partial ? NBL_OK : NBL_ERROR_MEMORY;
     for (char *at = partial; status == NBL_OK; at++) {
-        if (at == partial || (*at != '/' && *at != '\0')) continue;
+        if (*at != '\0' && (*at != '/' || at == partial)) continue;
         char kept = *at;
         *at = '\0';
         bool made = nbl__is_folder(partial) || mkdir(partial, 0777) == 0 ||
