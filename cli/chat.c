@@ -24,7 +24,7 @@ typedef struct talk {
     cli_writing writing;
     json_t *messages;
     bool terminal; /* someone types */
-    char *answer;  /* the text of the answer so far */
+    char *answer;  /* the text of the answer so far, with a zero byte after it; NULL: nobody has spoken yet */
     size_t answer_size, answer_room;
     nbl_status code; /* what went wrong in on_token */
     int write_error;
@@ -35,7 +35,7 @@ typedef struct talk {
 static void say(void *user, nbl_string text)
 {
     talk *t = user;
-    if (t->answer_size + text.size > t->answer_room) {
+    if (t->answer_size + text.size >= t->answer_room) {
         size_t room = 2 * (t->answer_size + text.size) + 1024;
         char *larger = realloc(t->answer, room);
         if (larger == NULL) cli_no_memory();
@@ -44,7 +44,15 @@ static void say(void *user, nbl_string text)
     }
     if (text.size) memcpy(t->answer + t->answer_size, text.text, text.size);
     t->answer_size += text.size;
+    t->answer[t->answer_size] = '\0';
     if (!t->call->json && t->write_error == 0) t->write_error = cli_say(text);
+}
+
+/* What a failed answer held back is no part of the next one. */
+static void forget(void *user, nbl_string text)
+{
+    (void)user;
+    (void)text;
 }
 
 static int on_token(void *user, int64_t sequence, int32_t id)
@@ -95,6 +103,7 @@ static nbl_status write_answer(talk *t, const nbl_ids *prompt)
     how.user = t;
     t->answer_size = 0;
     t->code = NBL_OK;
+    say(t, (nbl_string){"", 0}); /* an answer may be empty */
     nbl_generated result = {.ids = {malloc((size_t)how.max_tokens * sizeof(int32_t)), 0}};
     if (result.ids.ids == NULL) cli_no_memory();
     cli_answer_begin();
@@ -102,6 +111,7 @@ static nbl_status write_answer(talk *t, const nbl_ids *prompt)
     if (code == NBL_OK) code = t->code;
     int stopped = result.stopped;
     if (code == NBL_OK) code = cli_writing_finish(&t->writing, say, t, &stopped);
+    else (void)cli_writing_finish(&t->writing, forget, NULL, &stopped);
     cli_answer_end();
     free(result.ids.ids);
     if (code != NBL_OK) return code;

@@ -129,7 +129,7 @@ static void draw_bar(cli_progress *progress, const nbl_progress *at, double part
 
 void cli_progress_show(cli_progress *progress, const nbl_progress *at)
 {
-    if (progress->quiet || at->total == 0) return;
+    if (progress->quiet || progress->hidden || at->total == 0) return;
     double now = cli_now();
     measure_rate(progress, at->done, now);
     double wait = progress->bar ? redraw_seconds : plain_seconds;

@@ -16,7 +16,8 @@
 
 #include "output.h"
 
-static volatile sig_atomic_t interrupted, working, answering;
+static volatile sig_atomic_t interrupted, working, answering; /* interrupted: how often, up to 2 */
+static bool stopping;                                         /* an interrupt was taken */
 static const char *work_effect = "";
 static cli_progress progress;
 
@@ -28,7 +29,7 @@ static volatile sig_atomic_t last_document_size;
 static void on_signal(int signal_number)
 {
     bool again = interrupted;
-    interrupted = 1;
+    interrupted = again ? 2 : 1;
     if (working || (answering && signal_number == SIGINT && !again)) return;
     ssize_t ignored = write(STDERR_FILENO, last_error, last_error_size);
     if (last_document_size) ignored = write(STDOUT_FILENO, last_document, (size_t)last_document_size);
@@ -96,6 +97,7 @@ int cli_interrupt_taken(void)
 {
     int taken = interrupted;
     interrupted = 0;
+    stopping = stopping || taken;
     return taken;
 }
 
@@ -120,14 +122,21 @@ bool cli_interrupted(void)
 
 static int on_progress(void *user, const nbl_progress *at)
 {
+    const cli_progress *shown = user;
     if (!interrupted) cli_progress_show(user, at);
-    return interrupted;
+    return shown->hidden && !stopping ? interrupted > 1 : interrupted > 0;
 }
 
 int cli_progress_count(const char *unit, uint64_t done, uint64_t total)
 {
     progress.unit = unit;
     return on_progress(&progress, &(nbl_progress){.done = done, .total = total});
+}
+
+void cli_progress_hide(void)
+{
+    cli_progress_clear(&progress);
+    progress.hidden = 1;
 }
 
 static void on_log(void *user, nbl_log_level level, const char *line)

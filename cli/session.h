@@ -34,6 +34,9 @@ int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
 
 /* Progress in other units than bytes ("tokens"). Returns what a progress callback does: 1 to stop. */
 int cli_progress_count(const char *unit, uint64_t done, uint64_t total);
+/* From here on the command tells itself how far it is, and asks for interrupts: the library goes on with what it
+ * has begun to save, unless there is a second one. */
+void cli_progress_hide(void);
 
 /* Seconds on a clock that never jumps. */
 double cli_now(void);
@@ -45,6 +48,7 @@ typedef struct cli_progress {
     const char *unit; /* what is counted; NULL: bytes */
     int quiet, bar;   /* bar: standard error is a terminal */
     int drawn;        /* a bar is on the screen */
+    int hidden;
     double began, last_drawn, last_rated;
     uint64_t last_done;
     double rate; /* bytes per second, smoothed */

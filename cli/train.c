@@ -14,7 +14,7 @@ static const double redraw_seconds = 0.1, plain_seconds = 2;
 
 typedef struct watcher {
     const cli_call *call;
-    bool quiet, terminal, drawn;
+    bool quiet, terminal, drawn, begun;
     double last;
 } watcher;
 
@@ -43,6 +43,10 @@ static void show_step(watcher *w, const nbl_train_event *e)
 static int on_event(void *user, const nbl_train_event *e)
 {
     watcher *w = user;
+    if (e->kind == NBL_TRAIN_BEGIN) {
+        cli_progress_hide(); /* a save in between has no line of its own */
+        w->begun = true;
+    }
     if (!w->quiet) {
         if (e->kind == NBL_TRAIN_STEP) show_step(w, e);
         else clear_line(w);
@@ -97,6 +101,17 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
     else fprintf(cli_out(), "next: nibble chat %s\n", out);
 }
 
+/* What goes on with the same run: the options that shaped it belong to it. */
+static const char *resume_hint(const cli_call *call)
+{
+    const cli_value *sets = cli_get(call, "set"), *samples = cli_get(call, "samples");
+    const char *line = cli_format("nibble train %s", cli_shell_word(call->arguments[0]));
+    for (int i = 0; i < sets->count; i++)
+        line = cli_format("%s --set %s", line, cli_shell_word(sets->all[i]));
+    if (samples->given) line = cli_format("%s --samples %lld", line, (long long)samples->integer);
+    return cli_format("%s --resume goes on", line);
+}
+
 static int run(cli_call *call)
 {
     int status;
@@ -114,8 +129,8 @@ static int run(cli_call *call)
     clear_line(&w);
     cli_work_end(code);
     if (code == NBL_OK) print_summary(call, nbl_run_get_info(r), &summary);
-    else if (code == NBL_ERROR_CANCELLED && *nbl_error_message(ctx))
-        status = cli_error(call, code, nbl_error_hint(ctx), "%s", nbl_error_message(ctx));
+    else if (code == NBL_ERROR_CANCELLED && w.begun)
+        status = cli_error(call, code, resume_hint(call), "%s", nbl_error_message(ctx));
     else status = cli_failure(call, ctx, code);
     nbl_run_close(r);
     cli_context_end(ctx);

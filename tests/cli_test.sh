@@ -606,6 +606,10 @@ chat_json() {
         json_is messages.0.role system && json_is messages.1.content w5 && json_is messages.2.role assistant
 }
 check "chat --json is the conversation" chat_json
+chat_empty() { # every word begins with a w
+    printf 'w5\nw7\n' | "$nibble" chat speaker --max-tokens 3 --quiet --stop w >out 2>err && [[ $(wc -l <out) -eq 2 ]] && silent err
+}
+check "an answer that is empty is one, too" chat_empty
 chat_full() { # 40 positions: the second turn does not fit, the third does
     printf 'w5\n%s\nw7\n' "$(printf 'w8 %.0s' {1..40})" | "$nibble" chat speaker --max-tokens 3 >out 2>err
     [[ $? -eq 1 ]] && [[ $(wc -l <out) -eq 2 ]] && says err "the model has 40 positions" "hint: /reset"
@@ -695,6 +699,42 @@ eval_refuses() {
         exits 1 eval speaker --data absent.jsonl && one_error "nibble: eval: absent.jsonl" && exits 2 eval speaker
 }
 check "eval names the row that is wrong" eval_refuses
+
+# ---- train ----
+
+printf '{"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}\n{"input_ids": [9, 3], "labels": [9, 3]}\n' >rows.jsonl
+cat >run.yml <<'YAML'
+base_model: speaker
+datasets: [{path: rows.jsonl, type: pretokenized}]
+learning_rate: 0.001
+max_steps: 3
+output_dir: trained
+report: false
+YAML
+train_stopped() { # TERM as well as INT: the step is finished and saved, and the whole command goes on
+    local signal pid status
+    for signal in INT TERM; do
+        rm -rf "a b"
+        "$nibble" train run.yml --set "output_dir=a b" --set max_steps=100000000 --set save_steps=1000000 >out 2>err &
+        pid=$!
+        soon 'test -s "a b/metrics.jsonl"' && kill -$signal "$pid"
+        wait "$pid"
+        status=$?
+        [[ $status -eq 130 ]] && says err "interrupted after step" "saved in a b/checkpoint-" \
+            "hint: nibble train run.yml --set 'output_dir=a b' --set max_steps=100000000 --set save_steps=1000000 --resume goes on" || return 1
+        [[ $(ls "a b") == *checkpoint-* ]] || return 1
+    done
+}
+check "train stops after a step and repeats the options that go on" train_stopped
+train_quiet_saves() { # of a whole model: its bytes have no line of their own
+    exits 0 train run.yml --set save_steps=1 && ! grep -q '%' err && says err "saved trained/checkpoint-3"
+}
+check "train says what it saves, and nothing of the bytes" train_quiet_saves
+train_own_folder() {
+    exits 2 train run.yml --set output_dir=speaker && one_error "nibble: train: run.yml: output_dir: speaker would take the place of base_model" &&
+        [[ -f speaker/model.safetensors && ! -e speaker/earlier-1 ]]
+}
+check "train never writes into the folder of its model" train_own_folder
 
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

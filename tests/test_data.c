@@ -478,7 +478,7 @@ static void turns_and_their_ends_are_trained_by_train_on_eos(void **state)
         close_data(&f);
     }
     const char *const roles[] = {"human", "system"};
-    f.dataset.roles_to_train = (nbl__names){roles, 2};
+    f.dataset.roles_to_train = (nbl__name_list){roles, 2};
     f.dataset.train_on_eos = NBL_EOS_TURN;
     open_data(&f);
     expect(&f, 0,

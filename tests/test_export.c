@@ -328,6 +328,28 @@ static void what_a_gguf_lora_cannot_hold_is_refused_by_name(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* More heads than rows: there is no width of a head to divide by. */
+static void heads_that_do_not_divide_the_rows_of_an_adapter_are_refused(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    static const char key[] = "\"num_attention_heads\": ";
+    small_adapter a;
+    size_t size;
+    make_model(LLAMA, byte_level);
+    assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), 0, &a));
+    char *text = (char *)read_file(in_folder(temp, "model/config.json"), &size), made[8192];
+    text[size] = '\0';
+    char *at = strstr(text, key);
+    assert_non_null(at);
+    int length = snprintf(made, sizeof made, "%.*s%s4096%s", (int)(at - text), text, key, strchr(at, ','));
+    write_file(temp, "model/config.json", made, (size_t)length);
+    free(text);
+    assert_int_equal(export_as(ctx, NULL, in_folder(temp, "adapter"), 0, NULL), NBL_ERROR_SHAPE);
+    assert_non_null(strstr(nbl_error_message(ctx), "heads"));
+    nbl_context_destroy(ctx);
+}
+
 /* ---- faults ---- */
 
 static nbl_status job(nbl_context *ctx, int number)
@@ -400,6 +422,7 @@ int main(void)
         cmocka_unit_test(tokenizers_without_a_form_in_gguf_are_refused_by_name),
         cmocka_unit_test(a_modelfile_stands_beside_the_model_and_neither_replaces_anything),
         cmocka_unit_test(what_a_gguf_lora_cannot_hold_is_refused_by_name),
+        cmocka_unit_test(heads_that_do_not_divide_the_rows_of_an_adapter_are_refused),
         cmocka_unit_test(the_nth_allocation_fails_and_nothing_is_lost),
         cmocka_unit_test(the_nth_write_fails_and_nothing_is_left),
     };

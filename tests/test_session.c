@@ -110,6 +110,28 @@ static void a_decode_step_allocates_nothing(void **state)
     }
 }
 
+/* Logits over such a temperature are beyond f32: only the likeliest token is left. */
+static void the_coldest_temperature_takes_the_likeliest_token(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    tiny_model tiny;
+    tiny_write(ctx, 0, true, &tiny);
+    nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, false);
+    int32_t made[2][12];
+    nbl_ids prompt = sequence(9);
+    for (int cold = 0; cold < 2; cold++) {
+        nbl_generated result = {.ids = {.ids = made[cold]}};
+        nbl_generate_options how = {.max_tokens = 12, .temperature = cold ? 0x1p-140f : 0};
+        assert_ok(ctx, nbl_model_generate(model, &prompt, 1, &how, &result));
+        assert_int_equal(result.ids.count, 12);
+    }
+    assert_memory_equal(made[0], made[1], sizeof made[0]);
+    nbl_model_close(model);
+    remove_tree(tiny.folder);
+    nbl_context_destroy(ctx);
+}
+
 /* ---- what is prepared ---- */
 
 static float *parameter(nbl__session *s, const char *module, const char *part)
@@ -312,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_training_step_allocates_nothing),
         cmocka_unit_test(a_decode_step_allocates_nothing),
+        cmocka_unit_test(the_coldest_temperature_takes_the_likeliest_token),
         cmocka_unit_test(norms_of_dora_follow_the_adapter_when_they_are_prepared),
         cmocka_unit_test(recomputation_changes_no_bit_of_any_architecture),
         cmocka_unit_test(every_failed_allocation_of_a_session_is_an_error_without_a_leak),

@@ -1,101 +1,10 @@
 /* test_train.c - runs of training on tiny models, from the configuration to the files they leave. */
-#include "tiny_model.h"
+#include "tiny_run.h"
 
 #include <math.h>
 
-#include "train/run.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
-
-enum { STEPS = 6 };
-
-typedef struct fixture {
-    nbl_context *ctx;
-    tiny_model tiny;
-} fixture;
-
-/* Rows of uneven length: the first tokens of some are not trained. */
-static void write_rows(const char *folder)
-{
-    char text[8192];
-    int at = 0;
-    for (int row = 0; row < 7; row++) {
-        char ids[512] = "", labels[512] = "";
-        for (int i = 0; i < 6 + 3 * row; i++) {
-            int id = (17 * row + 5 * i) % TINY_VOCAB;
-            snprintf(ids + strlen(ids), sizeof ids - strlen(ids), "%s%d", i ? ", " : "", id);
-            snprintf(labels + strlen(labels), sizeof labels - strlen(labels), "%s%d", i ? ", " : "",
-                     i < row ? -100 : id);
-        }
-        at += snprintf(text + at, sizeof text - (size_t)at, "{\"input_ids\": [%s], \"labels\": [%s]}\n", ids,
-                       labels);
-    }
-    write_file(folder, "rows.jsonl", text, (size_t)at);
-}
-
-static int setup(void **state)
-{
-    fixture *f = calloc(1, sizeof *f);
-    f->ctx = new_context();
-    tiny_write(f->ctx, 0, false, &f->tiny);
-    write_rows(f->tiny.folder);
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    fixture *f = *state;
-    nbl_context_destroy(f->ctx);
-    remove_tree(f->tiny.folder);
-    free(f);
-    return 0;
-}
-
-/* Opens a run with the keys that all tests share; `keys` come after them. Its output is folder/NAME. */
-static nbl_run *open_run(const fixture *f, nbl_context *ctx, const char *name, const char *keys)
-{
-    char text[2048], file[64];
-    nbl_run *run;
-    int size = snprintf(
-        text, sizeof text,
-        "base_model: %s\ndatasets: [{path: %s/rows.jsonl, type: pretokenized}]\noutput_dir: %s/%s\n"
-        "learning_rate: 0.01\nmicro_batch_size: 2\nmax_steps: %d\nsave_steps: 2\nseed: 5\n%s\n",
-        f->tiny.model, f->tiny.folder, f->tiny.folder, name, STEPS, keys);
-    snprintf(file, sizeof file, "%s.yml", name);
-    write_file(f->tiny.folder, file, text, (size_t)size);
-    assert_ok(ctx, nbl_run_open(ctx, in_folder(f->tiny.folder, file), NULL, 0, &run));
-    return run;
-}
-
-static const char lora[] = "adapter: lora\nlora_r: 4\nlora_target_linear: true\nlora_dropout: 0.1\n"
-                           "gradient_accumulation_steps: 2\nlr_scheduler: cosine\nwarmup_steps: 2";
-
-static nbl_status train_in(const fixture *f, nbl_context *ctx, const char *name, const char *keys,
-                           const nbl_train_options *options)
-{
-    nbl_run *run = open_run(f, ctx, name, keys);
-    nbl_status status = nbl_run_train(run, options, NULL);
-    nbl_run_close(run);
-    return status;
-}
-
-static void train_ok(const fixture *f, const char *name, const char *keys)
-{
-    assert_ok(f->ctx, train_in(f, f->ctx, name, keys, NULL));
-}
-
-static const char *output(const fixture *f, const char *name, const char *file)
-{
-    char inner[128];
-    snprintf(inner, sizeof inner, "%s/%s", name, file);
-    return in_folder(f->tiny.folder, inner);
-}
-
-static void assert_same_adapter(const fixture *f, const char *a, const char *b)
-{
-    assert_same_file(output(f, a, "adapter_model.safetensors"), output(f, b, "adapter_model.safetensors"));
-}
 
 /* The loss of the last line of metrics.jsonl, and of the first. */
 static double loss_of(const fixture *f, const char *name, bool last)
@@ -183,11 +92,6 @@ static void the_loss_does_not_depend_on_how_a_window_is_cut(void **state)
     nbl_run_close(run);
     assert_true(fabs(loss_of(f, "cut", false) - loss_of(f, "whole", false)) < 1e-6);
     assert_true(fabs(loss_of(f, "cut", true) - loss_of(f, "whole", true)) < 1e-5);
-}
-
-static int stop_at(void *user, const nbl_train_event *event)
-{
-    return event->kind == NBL_TRAIN_STEP && event->step == *(int64_t *)user;
 }
 
 static void a_run_that_was_stopped_ends_with_the_same_bytes(void **state)

@@ -1,4 +1,5 @@
 /* json_use.c - reading parsed JSON and writing text; see json.h. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +138,10 @@ void nbl__text_real(nbl__text *text, double value)
 {
     char digits[40], fixed[64];
     int precision = 1;
+    if (!isfinite(value)) { /* JSON has no such number */
+        nbl__text_printf(text, "null");
+        return;
+    }
     do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
     while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
     char *e = strchr(digits, 'e');

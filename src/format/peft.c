@@ -104,7 +104,7 @@ static nbl_status add_weight(nbl__peft *p, const nbl__stored *t, char *name)
 
 static nbl_status add_tensor(nbl__peft *p, const nbl__stored *t)
 {
-    part which;
+    part which = PART_WEIGHT;
     char *path = NULL;
     if (!nbl__is_compute(t->dtype))
         return nbl__fail(p->ctx, NBL_ERROR_DTYPE, "%s: tensor \"%s\" is %s; f32, f16 and bf16 are supported",

@@ -35,6 +35,15 @@ int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int6
     return row - within + within % 2 * (width / 2) + within / 2;
 }
 
+nbl_status nbl__export_check_rows(const nbl__export *e, const nbl__gguf_place *place, const char *name,
+                                  int64_t rows)
+{
+    int64_t heads = place->rows == NBL_GGUF_ROTARY_K ? e->decoder.kv_heads : e->decoder.heads;
+    NBL_CHECK(e->ctx, place->rows == NBL_GGUF_ROWS_AS_THEY_ARE || rows % (2 * heads) == 0, NBL_ERROR_SHAPE,
+              "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder, name, rows, heads);
+    return NBL_OK;
+}
+
 typedef struct job {
     nbl__export *e;
     const item *it;
@@ -155,10 +164,7 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
         it->type = NBL_GGML_F16;
         e->report.fallen_back++;
     }
-    int64_t heads = it->place.rows == NBL_GGUF_ROTARY_K ? e->decoder.kv_heads : e->decoder.heads;
-    NBL_CHECK(e->ctx, it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE || t->shape[0] % (2 * heads) == 0,
-              NBL_ERROR_SHAPE, "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder,
-              t->name, t->shape[0], heads);
+    NBL_TRY(nbl__export_check_rows(e, &it->place, t->name, t->shape[0]));
     it->factor = nbl__export_factor(e, &it->place);
     e->report.parameters += t->rows * t->columns;
     return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);

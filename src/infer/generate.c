@@ -124,6 +124,7 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
     if (!(w->how->temperature > 0)) return best(logits, n);
     for (int64_t v = 0; v < n; v++) w->sorted[v] = (candidate){logits[v] / w->how->temperature, (int32_t)v};
     sort_candidates(w->sorted, n);
+    if (!isfinite(w->sorted[0].logit)) return best(logits, n); /* so cold that only the likeliest is left */
     n = keep(w, n);
     double total = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
@@ -235,6 +236,9 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
         tokens += w->prompts[i].count;
         longest = nbl__max_i64(longest, w->prompts[i].count);
     }
+    NBL_CHECK(w->model->ctx, w->count <= INT32_MAX / (longest + w->how->max_tokens), NBL_ERROR_ARGUMENT,
+              "generate: %" PRId64 " sequences of up to %" PRId64 " tokens are too many at once", w->count,
+              longest + w->how->max_tokens);
     nbl__session_options o = {.mode = NBL_MODE_PREFILL,
                               .tokens = tokens,
                               .sequences = w->count,

@@ -99,6 +99,8 @@ static nbl_status fill_parameters(nbl__session *s)
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
+    NBL_CHECK(m->ctx, o->tokens < INT32_MAX && o->sequences < INT32_MAX, NBL_ERROR_ARGUMENT,
+              "%s: %" PRId64 " tokens in one pass are too many", m->path, o->tokens);
     nbl__model_source source = {s, weight_of, adapter_of, is_trained};
     s->masters = o->train || (o->shared && o->shared->masters);
     s->build = (nbl__build){.g = &s->graph,

@@ -10,8 +10,9 @@
  *     |logits' - logits| / |logits|  ≈  u / 2 · sqrt(7 L + 2)
  *
  * would be seen if the layers after an error passed it on as it is. They pass on more where scores of attention are
- * large or outputs cancel (small random models: up to three times that); SLACK = 8 leaves room for it. An adapter that is lost, doubled or has another scale, or a
- * matrix that is turned, changes logits by the size of the update itself and lies above. FLOOR is what the f32
+ * large or outputs cancel (small random models: up to three times that); SLACK = 8 leaves room for it. An adapter that
+ * is lost, doubled or has another scale, or a matrix that is turned, changes logits by the size of the update itself and
+ * lies above. FLOOR is what the f32
  * computation makes of other orders of summation. */
 #include <math.h>
 

@@ -275,7 +275,7 @@ static const char *usual_role(const char *role)
 
 static bool is_trained(const talk *k, const char *role)
 {
-    const nbl__names *roles = &k->dataset->roles_to_train;
+    const nbl__name_list *roles = &k->dataset->roles_to_train;
     if (roles->count == 0) return strcmp(role, "assistant") == 0;
     for (int64_t i = 0; i < roles->count; i++)
         if (strcmp(usual_role(roles->items[i]), role) == 0) return true;
@@ -403,7 +403,7 @@ static nbl_status take_places(const talk *k, nbl__part *part)
  * ask for. */
 static bool uses_marks(const talk *k)
 {
-    const nbl__names *roles = &k->dataset->roles_to_train;
+    const nbl__name_list *roles = &k->dataset->roles_to_train;
     bool usual = roles->count == 0 ||
                  (roles->count == 1 && strcmp(usual_role(roles->items[0]), "assistant") == 0);
     return k->scribe->marks && usual && k->dataset->train_on_eos == NBL_EOS_TURN;

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -56,6 +57,13 @@ void nbl__records_close(nbl__records *r)
 
 /* ---- going on ---- */
 
+/* null was written for what is not finite. */
+static bool read_loss(const nbl__json *value, double *loss)
+{
+    *loss = NAN;
+    return nbl__json_is(value, NBL_JSON_NULL) || nbl__json_number(value, loss);
+}
+
 static bool read_record(const nbl__json *it, nbl__record *r)
 {
     double memory = 0;
@@ -63,7 +71,7 @@ static bool read_record(const nbl__json *it, nbl__record *r)
     if (!nbl__json_natural(nbl__json_get(it, "step"), &r->step) ||
         !nbl__json_number(nbl__json_get(it, "epoch"), &r->epoch) ||
         !nbl__json_number(nbl__json_get(it, "time"), &r->time) ||
-        !nbl__json_number(nbl__json_get(it, r->evaluation ? "eval_loss" : "loss"), &r->loss))
+        !read_loss(nbl__json_get(it, r->evaluation ? "eval_loss" : "loss"), &r->loss))
         return false;
     if (r->evaluation) return true;
     if (!nbl__json_number(nbl__json_get(it, "grad_norm"), &r->grad_norm) ||

@@ -4,10 +4,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/convert.h"
+#include "train/output_dir.h"
 
 static const char *const staging = "result.partial-final"; /* the folder that nbl__result_publish empties */
 
@@ -161,128 +161,12 @@ nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
     return status;
 }
 
-/* ---- folders ---- */
-
-static nbl_status remove_inside(nbl_context *ctx, nbl__arena *arena, const char *path, int depth)
-{
-    DIR *list = opendir(path);
-    if (list == NULL) return errno == ENOENT ? NBL_OK : nbl__fail_errno(ctx, errno, "%s", path);
-    nbl_status status = NBL_OK;
-    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        const char *inner = nbl__arena_printf(arena, "%s/%s", path, entry->d_name);
-        if (inner == NULL) status = NBL_ERROR_MEMORY;
-        else if (unlink(inner) == 0 || errno == ENOENT) continue;
-        else if (depth > 0 && nbl__is_folder(inner)) status = remove_inside(ctx, arena, inner, depth - 1);
-        else status = nbl__fail_errno(ctx, errno, "%s: cannot be removed", inner);
-    }
-    closedir(list);
-    if (status == NBL_OK && rmdir(path) != 0)
-        status = nbl__fail_errno(ctx, errno, "%s: cannot be removed", path);
-    return status;
-}
-
-nbl_status nbl__remove_folder(nbl_context *ctx, const char *path)
-{
-    nbl__arena arena = nbl__arena_make(ctx);
-    nbl_status status = NBL_OK;
-    if (nbl__exists(path)) {
-        /* Under a name that says what it is, so that a kill in the middle leaves nothing that looks whole. */
-        const char *going = nbl__arena_printf(&arena, "%s.partial-old", path);
-        if (going == NULL) status = NBL_ERROR_MEMORY;
-        else if (nbl__ends_with(path, ".partial-old") || rename(path, going) != 0) going = path;
-        if (status == NBL_OK) status = remove_inside(ctx, &arena, going, 1);
-    }
-    nbl__arena_free(&arena);
-    return status;
-}
-
-nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir)
-{
-    nbl__arena arena = nbl__arena_make(ctx);
-    DIR *list = opendir(output_dir);
-    nbl_status status = NBL_OK;
-    for (struct dirent *entry; list && status == NBL_OK && (entry = readdir(list));) {
-        if (strstr(entry->d_name, ".partial-") == NULL) continue;
-        const char *path = nbl__arena_printf(&arena, "%s/%s", output_dir, entry->d_name);
-        if (path == NULL) status = NBL_ERROR_MEMORY;
-        else if (unlink(path) != 0) status = remove_inside(ctx, &arena, path, 1);
-    }
-    if (list) closedir(list);
-    nbl__arena_free(&arena);
-    return status;
-}
-
-static nbl_status move_file(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to,
-                            const char *name)
-{
-    const char *source = nbl__arena_printf(arena, "%s/%s", from, name),
-               *target = nbl__arena_printf(arena, "%s/%s", to, name);
-    if (source == NULL || target == NULL) return NBL_ERROR_MEMORY;
-    if (nbl__is_folder(source)) NBL_TRY(nbl__remove_folder(ctx, target)); /* a rename replaces files only */
-    if (!nbl__write_allowed(ctx) || rename(source, target) != 0)
-        return nbl__fail_errno(ctx, errno, "%s: cannot be moved here", target);
-    return NBL_OK;
-}
-
-/* What a run writes. A report alone is no loss; weights and checkpoints are. */
-static bool is_output(const char *name, bool *precious)
-{
-    static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
-    static const char *const others[] = {
-        "adapter_config.json", "metrics.jsonl", "report.html", "run.yml", "runs", "samples.json"};
-    size_t digits = strncmp(name, "checkpoint-", 11) == 0 ? strspn(name + 11, "0123456789") : 0;
-    if (digits && name[11 + digits] == '\0') return *precious = true;
-    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
-        if (nbl__ends_with(name, weights[i])) return *precious = true;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strcmp(name, others[i]) == 0) return true;
-    return false;
-}
-
-static nbl_status move_outputs(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to)
-{
-    DIR *list = opendir(from);
-    if (list == NULL) return nbl__fail_errno(ctx, errno, "%s", from);
-    nbl_status status = NBL_OK;
-    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
-        bool precious;
-        if (is_output(entry->d_name, &precious)) status = move_file(ctx, arena, from, to, entry->d_name);
-    }
-    closedir(list);
-    return status;
-}
-
-nbl_status nbl__set_aside(nbl_context *ctx, const char *output_dir)
-{
-    bool any = false;
-    DIR *list = opendir(output_dir);
-    for (struct dirent *entry; list && (entry = readdir(list));) is_output(entry->d_name, &any);
-    if (list) closedir(list);
-    if (!any) return NBL_OK;
-    nbl__arena arena = nbl__arena_make(ctx);
-    const char *folder = NULL;
-    nbl_status status = NBL_OK;
-    int made = -1;
-    for (int i = 1; i < 100000 && made != 0 && status == NBL_OK; i++) {
-        folder = nbl__arena_printf(&arena, "%s/earlier-%d", output_dir, i);
-        if (folder == NULL) status = NBL_ERROR_MEMORY;
-        else if ((made = mkdir(folder, 0777)) != 0 && errno != EEXIST)
-            status = nbl__fail_errno(ctx, errno, "%s: cannot be made", folder);
-    }
-    if (status == NBL_OK) status = move_outputs(ctx, &arena, output_dir, folder);
-    if (status == NBL_OK)
-        nbl__log(ctx, NBL_LOG_WARNING, "%s has the output of an earlier run; it is in %s now", output_dir,
-                 folder);
-    nbl__arena_free(&arena);
-    return status;
-}
-
 /* ---- publishing ---- */
 
 /* Weights come last: who finds them finds everything else. */
-static nbl_status move_all(nbl_context *ctx, nbl__arena *arena, const char *from, const char *to)
+static nbl_status move_all(nbl__arena *arena, const char *from, const char *to)
 {
+    nbl_context *ctx = arena->ctx;
     for (int weights = 0; weights < 2; weights++) {
         DIR *list = opendir(from);
         if (list == NULL) return nbl__fail_errno(ctx, errno, "%s", from);
@@ -291,7 +175,7 @@ static nbl_status move_all(nbl_context *ctx, nbl__arena *arena, const char *from
             const char *name = entry->d_name;
             if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
             if (nbl__ends_with(name, ".safetensors") == weights)
-                status = move_file(ctx, arena, from, to, name);
+                status = nbl__move_into(arena, from, to, name);
         }
         closedir(list);
         NBL_TRY(status);
@@ -306,7 +190,7 @@ nbl_status nbl__result_publish(nbl__session *s, const nbl__optimizer *o, const n
     const char *folder = nbl__arena_printf(&arena, "%s/%s", config->output_dir, staging);
     nbl_status status = folder ? nbl__remove_folder(o->ctx, folder) : NBL_ERROR_MEMORY;
     if (status == NBL_OK) status = nbl__result_write(s, o, config, dtype, folder, NULL, NULL);
-    if (status == NBL_OK) status = move_all(o->ctx, &arena, folder, config->output_dir);
+    if (status == NBL_OK) status = move_all(&arena, folder, config->output_dir);
     nbl__arena_free(&arena);
     return status;
 }

@@ -18,12 +18,4 @@ nbl_status nbl__result_publish(nbl__session *session, const nbl__optimizer *trai
 /* Reads the masters of a whole model from a folder that nbl__result_write wrote in f32. */
 nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder);
 
-/* Removes a folder and the files in it, two levels deep; what is not there is no error. */
-nbl_status nbl__remove_folder(nbl_context *ctx, const char *path);
-/* Moves what an earlier run left in output_dir into a folder earlier-N in there: a run that begins anew must not
- * go on from it, and what was trained must not be lost. */
-nbl_status nbl__set_aside(nbl_context *ctx, const char *output_dir);
-/* Removes what a killed run left half-written in output_dir. */
-nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir);
-
 #endif

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "train/output_dir.h"
 #include "train/resume_state.h"
 
 static const char *const state_name = "nibble_state.json";
@@ -118,12 +119,15 @@ static const char *folder_of(nbl__arena *arena, const char *output_dir, int64_t 
     return nbl__arena_printf(arena, "%s/checkpoint-%" PRId64, output_dir, step);
 }
 
-static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_config *config)
+/* Those with the lowest numbers; the one just saved stays, even beside higher ones that a run left which this one
+ * does not go on from. */
+static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_config *config, int64_t saved)
 {
     int64_t *steps, count;
     if (config->save_total_limit <= 0) return NBL_OK;
     NBL_TRY(list_steps(arena, config->output_dir, &steps, &count));
     for (int64_t i = 0; i + config->save_total_limit < count; i++) {
+        if (steps[i] == saved) continue;
         const char *folder = folder_of(arena, config->output_dir, steps[i]);
         if (folder == NULL) return NBL_ERROR_MEMORY;
         NBL_TRY(nbl__remove_folder(arena->ctx, folder));
@@ -139,7 +143,7 @@ nbl_status nbl__checkpoint_save(const nbl__run_parts *p)
     if (status == NBL_OK)
         status = nbl__result_write(p->session, p->optimizer, p->config, NBL_DTYPE_F32, folder, put_more,
                                    (void *)(uintptr_t)p);
-    if (status == NBL_OK) status = remove_oldest(&arena, p->config);
+    if (status == NBL_OK) status = remove_oldest(&arena, p->config, p->state->step);
     nbl__arena_free(&arena);
     return status;
 }

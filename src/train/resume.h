@@ -14,6 +14,10 @@
 #include "train/records.h"
 #include "train/result.h"
 
+/* Between these the scale of f16's gradients moves. */
+#define NBL_LEAST_LOSS_SCALE 0x1p-14
+#define NBL_MOST_LOSS_SCALE 0x1p24
+
 /* Where a run stands after a step. */
 typedef struct nbl__run_state {
     int64_t step;         /* optimiser steps done */

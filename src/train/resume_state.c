@@ -39,24 +39,26 @@ void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
                      c->micro_batch_size);
 }
 
-/* One row per number of the state. */
-enum kind { INTEGER, REAL, BITS };
+/* One row per number of the state. Nothing is counted more than once a step: what says more was not written here, and
+ * could overflow. */
+enum kind { INTEGER, COUNT, REAL, BITS };
+static const int64_t most_steps = (int64_t)1 << 62;
 static const struct field {
     const char *name;
     enum kind kind;
     size_t offset;
 } fields[] = {
     {"step", INTEGER, offsetof(nbl__run_state, step)},
-    {"epoch", INTEGER, offsetof(nbl__run_state, epoch)},
+    {"epoch", COUNT, offsetof(nbl__run_state, epoch)},
     {"batch", INTEGER, offsetof(nbl__run_state, batch)},
     {"batches", INTEGER, offsetof(nbl__run_state, batches)},
     {"loss_sum", REAL, offsetof(nbl__run_state, loss_sum)},
-    {"loss_steps", INTEGER, offsetof(nbl__run_state, loss_steps)},
+    {"loss_steps", COUNT, offsetof(nbl__run_state, loss_steps)},
     {"loss_scale", REAL, offsetof(nbl__run_state, loss_scale)},
-    {"good_steps", INTEGER, offsetof(nbl__run_state, good_steps)},
+    {"good_steps", COUNT, offsetof(nbl__run_state, good_steps)},
     {"best_eval", REAL, offsetof(nbl__run_state, best_eval)}, /* null: infinite */
-    {"evals_without_gain", INTEGER, offsetof(nbl__run_state, evals_without_gain)},
-    {"high_losses", INTEGER, offsetof(nbl__run_state, high_losses)},
+    {"evals_without_gain", COUNT, offsetof(nbl__run_state, evals_without_gain)},
+    {"high_losses", COUNT, offsetof(nbl__run_state, high_losses)},
     {"data", BITS, offsetof(nbl__run_state, data)},
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
@@ -71,7 +73,8 @@ void nbl__run_state_print(nbl__text *out, const nbl__run_state *state)
     for (int i = 0; i < FIELDS; i++) {
         const void *at = place(state, &fields[i]);
         nbl__text_printf(out, "%s  \"%s\": ", i ? ",\n" : "", fields[i].name);
-        if (fields[i].kind == INTEGER) nbl__text_printf(out, "%" PRId64, *(const int64_t *)at);
+        if (fields[i].kind == INTEGER || fields[i].kind == COUNT)
+            nbl__text_printf(out, "%" PRId64, *(const int64_t *)at);
         else if (fields[i].kind == BITS) nbl__text_printf(out, "\"%016" PRIx64 "\"", *(const uint64_t *)at);
         else if (isfinite(*(const double *)at)) nbl__text_real(out, *(const double *)at);
         else nbl__text_printf(out, "null");
@@ -85,8 +88,10 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
         const nbl__json *value = nbl__json_get(root, fields[i].name);
         void *at = (void *)(uintptr_t)place(state, &fields[i]);
         bool good;
-        if (fields[i].kind == INTEGER) good = nbl__json_natural(value, at);
-        else if (fields[i].kind == REAL && nbl__json_is(value, NBL_JSON_NULL))
+        if (fields[i].kind == INTEGER) good = nbl__json_natural(value, at) && *(int64_t *)at < most_steps;
+        else if (fields[i].kind == COUNT)
+            good = nbl__json_natural(value, at) && *(int64_t *)at <= state->step;
+        else if (fields[i].kind == REAL && at == &state->best_eval && nbl__json_is(value, NBL_JSON_NULL))
             good = (*(double *)at = INFINITY, true);
         else if (fields[i].kind == REAL) good = nbl__json_number(value, at);
         else good = nbl__json_is(value, NBL_JSON_STRING) && nbl__hash_parse(value->string, at);
@@ -94,6 +99,9 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
     }
     NBL_CHECK(ctx, state->batch <= state->batches, NBL_ERROR_FORMAT,
               "%s: micro-batch %" PRId64 " of %" PRId64, where, state->batch, state->batches);
+    NBL_CHECK(ctx, state->loss_scale >= NBL_LEAST_LOSS_SCALE && state->loss_scale <= NBL_MOST_LOSS_SCALE,
+              NBL_ERROR_FORMAT, "%s: loss_scale %g is not between %g and %g", where, state->loss_scale,
+              NBL_LEAST_LOSS_SCALE, NBL_MOST_LOSS_SCALE);
     return NBL_OK;
 }
 

@@ -98,7 +98,7 @@ static bool read_choice(const nbl__run_key *key, const nbl__yaml *value, int *ch
 
 /* A list of texts; one text is a list of one. */
 static nbl_status read_names(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key,
-                             nbl__names *names)
+                             nbl__name_list *names)
 {
     const nbl__yaml *item = value->kind == NBL_YAML_LIST ? value->first : value;
     int64_t count = value->kind == NBL_YAML_LIST ? value->count : 1;
@@ -106,7 +106,7 @@ static nbl_status read_names(reader *r, const nbl__yaml *value, const char *name
     if (items == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++, item = item->next)
         if (!read_text(item, &items[i])) return wrong_value(r, item, name, key);
-    *names = (nbl__names){items, count};
+    *names = (nbl__name_list){items, count};
     return NBL_OK;
 }
 

@@ -13,7 +13,7 @@
 typedef struct nbl__name_list {
     const char *const *items;
     int64_t count;
-} nbl__names;
+} nbl__name_list;
 
 typedef enum nbl__data_type {
     NBL_DATA_CHAT,       /* chat_template: messages through the model's template */
@@ -39,7 +39,7 @@ typedef struct nbl__dataset_config {
     const char *field_messages;                   /* "messages" */
     const char *field_text;                       /* "text": of completion */
     const char *property_role, *property_content; /* names inside a message: "role", "content" */
-    nbl__names roles_to_train;                    /* {"assistant"} */
+    nbl__name_list roles_to_train;                /* {"assistant"} */
     nbl__train_on_eos train_on_eos;
     const char *split; /* NULL, "train", "train[:100]", "train[10%:]" … */
 } nbl__dataset_config;
@@ -71,10 +71,10 @@ typedef struct nbl__run_config {
     int64_t lora_r;    /* 8; 0: not given, as lora_model_dir has it */
     double lora_alpha; /* 8; 0: not given, as lora_model_dir has it */
     double lora_dropout;
-    bool target_linear;        /* lora_target_linear, or lora_target_modules: all-linear */
-    const char *target_regex;  /* lora_target_modules as one text; or NULL */
-    nbl__names target_modules; /* as a list */
-    nbl__names modules_to_save;
+    bool target_linear;            /* lora_target_linear, or lora_target_modules: all-linear */
+    const char *target_regex;      /* lora_target_modules as one text; or NULL */
+    nbl__name_list target_modules; /* as a list */
+    nbl__name_list modules_to_save;
     const char *lora_model_dir; /* start from this adapter; or NULL */
 
     /* data */

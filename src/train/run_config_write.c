@@ -44,7 +44,7 @@ static void write_real(nbl__text *out, double value)
     nbl__text_free(&digits);
 }
 
-static void write_names(nbl__text *out, const nbl__names *names)
+static void write_names(nbl__text *out, const nbl__name_list *names)
 {
     nbl__text_add(out, "[", 1);
     for (int64_t i = 0; i < names->count; i++) {
@@ -77,9 +77,9 @@ static bool holds(const nbl__run_key *key, const void *origin)
     case NBL_KEY_TEXT: return *(const char *const *)field != NULL;
     case NBL_KEY_CHOICE: return key->size == sizeof(bool) || choice_of(key, *(const int *)field);
     case NBL_KEY_TARGETS:
-        return ((const nbl__names *)field)->count > 0 ||
+        return ((const nbl__name_list *)field)->count > 0 ||
                *(const char *const *)((const char *)origin + key->other) != NULL;
-    case NBL_KEY_NAMES: return ((const nbl__names *)field)->count > 0 || key->fallback;
+    case NBL_KEY_NAMES: return ((const nbl__name_list *)field)->count > 0 || key->fallback;
     case NBL_KEY_MAP:
         for (int i = 0; i < key->inner_count; i++)
             if (holds(&key->inner[i], origin)) return true;

@@ -16,8 +16,8 @@ typedef enum nbl__run_key_type {
     NBL_KEY_BYTES,    /* uint64_t: 4G, 512MiB */
     NBL_KEY_TEXT,     /* const char *; one of `choices` if there are any */
     NBL_KEY_CHOICE,   /* bool or an int-sized enum: the value of the choice */
-    NBL_KEY_NAMES,    /* nbl__names */
-    NBL_KEY_TARGETS,  /* nbl__names, or one text at `other` */
+    NBL_KEY_NAMES,    /* nbl__name_list */
+    NBL_KEY_TARGETS,  /* nbl__name_list, or one text at `other` */
     NBL_KEY_MAP,      /* the rows of `inner`, with the same origin */
     NBL_KEY_DATASETS, /* a list of maps of `inner`, each with its own origin */
     NBL_KEY_NOTICE,   /* steers other engines: accepted with a notice, whatever it is */

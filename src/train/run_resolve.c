@@ -99,7 +99,7 @@ static nbl_status resolve_adapter(reader *r)
         c->lora_r = 0;
         c->lora_alpha = c->lora_dropout = 0;
         c->target_regex = NULL;
-        c->target_modules = c->modules_to_save = (nbl__names){0};
+        c->target_modules = c->modules_to_save = (nbl__name_list){0};
         return NBL_OK;
     }
     if (c->lora_model_dir) return NBL_OK;

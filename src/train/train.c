@@ -189,6 +189,19 @@ static nbl_status write_report(loop *l, bool interrupted)
     return nbl__report_write(t->ctx, &t->report);
 }
 
+/* Saving was interrupted: what is said then of one file is not true of a run. */
+static nbl_status tell_unsaved(const loop *l, nbl_status status)
+{
+    const nbl__trainer *t = &l->t;
+    if (status != NBL_ERROR_CANCELLED) return status;
+    return nbl__hint(t->ctx,
+                     nbl__fail(t->ctx, status,
+                               "interrupted after step %" PRId64
+                               ", while saving; checkpoints in %s are whole",
+                               t->state.step, t->config->output_dir),
+                     "nibble train %s --resume goes on", t->config->file);
+}
+
 static nbl_status run(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -200,7 +213,7 @@ static nbl_status run(loop *l)
     NBL_TRY(write_config(t));
     NBL_TRY(nbl__records_begin(&t->records));
     tell_text(l, NBL_TRAIN_BEGIN, t->resumed);
-    NBL_TRY(run_steps(l));
+    NBL_TRY(tell_unsaved(l, run_steps(l)));
     *l->summary = (nbl_train_summary){.step = t->state.step,
                                       .steps = t->max_steps,
                                       .loss = l->summary->loss,
@@ -217,7 +230,7 @@ static nbl_status run(loop *l)
     }
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
-    NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
+    NBL_TRY(tell_unsaved(l, nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored)));
     NBL_TRY(nbl__trainer_sample_after(t));
     return write_report(l, false);
 }

@@ -1,9 +1,9 @@
 /* train_open.c - from a configuration to a trainer that stands before its next step. See trainer.h. */
-#include <errno.h>
 #include <math.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "train/adapter_init.h"
+#include "train/output_dir.h"
 #include "train/run.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
@@ -100,7 +100,7 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
               NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
     nbl__run_config config = r->config;
     if (model) config.base_model = model;
-    nbl__trainer t = {.ctx = r->ctx, .arena = nbl__arena_make(r->ctx), .config = &config};
+    nbl__trainer t = {.ctx = r->ctx, .arena = nbl__arena_make(r->ctx), .config = &config, .lock = -1};
     int64_t all = tokens * nbl__max_i64(batch, 1), sequences = nbl__max_i64(batch, 1);
     nbl_status status = open_parts(&t, NULL, true, &all, &sequences);
     if (status == NBL_OK)
@@ -121,10 +121,12 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
 
 /* ---- what a step needs beside the plan ---- */
 
+/* A window ends with its epoch: it never holds more micro-batches than there are examples. */
 static nbl_status open_window(nbl__trainer *t)
 {
     nbl__window *w = &t->window;
-    int64_t accumulation = t->config->gradient_accumulation_steps;
+    int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
+                                        nbl__data_count(t->data).examples);
     w->room = t->session.build.tokens * accumulation;
     w->most_sequences = t->session.build.sequences * accumulation;
     w->ids = nbl__arena_alloc(&t->arena, (size_t)w->room * sizeof *w->ids);
@@ -156,9 +158,9 @@ static nbl_status count_steps(nbl__trainer *t)
     const nbl__run_config *c = t->config;
     nbl__epoch first;
     NBL_TRY(nbl__epoch_make(t->data, 0, false, &first));
-    NBL_TRY(nbl__epoch_make(t->data, 0, true, &t->validation));
     t->steps_per_epoch = nbl__ceil_div(first.batch_count, c->gradient_accumulation_steps);
     nbl__epoch_free(t->ctx, &first);
+    NBL_TRY(nbl__epoch_make(t->data, 0, true, &t->validation));
     NBL_CHECK(t->ctx, t->steps_per_epoch > 0, NBL_ERROR_FORMAT, "%s: no example is left to train on",
               c->file);
     t->max_steps = c->max_steps > 0 ? c->max_steps
@@ -167,21 +169,7 @@ static nbl_status count_steps(nbl__trainer *t)
     return NBL_OK;
 }
 
-/* ---- the output folder ---- */
-
-static nbl_status make_folder(nbl_context *ctx, nbl__arena *arena, const char *path)
-{
-    char *partial = nbl__arena_strdup(arena, path);
-    if (partial == NULL) return NBL_ERROR_MEMORY;
-    for (char *at = partial + 1;; at++) {
-        if (*at != '/' && *at != '\0') continue;
-        char kept = *at;
-        *at = '\0';
-        if (mkdir(partial, 0777) != 0 && errno != EEXIST)
-            return nbl__fail_errno(ctx, errno, "output_dir: %s: cannot be made", partial);
-        if ((*at = kept) == '\0') return NBL_OK;
-    }
-}
+/* ---- beginning, or going on ---- */
 
 /* The checkpoint to go on from, or NULL: the run begins anew. */
 static nbl_status choose_checkpoint(nbl__arena *arena, const nbl__run_config *c, bool resume,
@@ -216,6 +204,12 @@ static nbl_status begin_run(nbl__trainer *t)
               " (micro_batch_size, sample_packing and sequence_len must be as they were)",
               t->resumed, t->state.batches, t->epoch.batch_count);
     t->state.batches = t->epoch.batch_count;
+    if (t->state.step > t->max_steps)
+        return nbl__hint(t->ctx,
+                         nbl__fail(t->ctx, NBL_ERROR_ARGUMENT,
+                                   "%s: %" PRId64 " steps are done already; this run has only %" PRId64,
+                                   t->resumed, t->state.step, t->max_steps),
+                         "raise max_steps or num_epochs, or begin anew without --resume");
     nbl__trainer_describe(t);
     return NBL_OK;
 }
@@ -224,12 +218,15 @@ static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
 {
     const nbl__run_config *c = t->config;
     int64_t tokens = 0, sequences = 0;
+    NBL_TRY(nbl__output_dir_check(t->ctx, c));
+    NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &tokens, &sequences));
     NBL_TRY(plan_session(t, tokens, sequences));
-    NBL_TRY(make_folder(t->ctx, &t->arena, c->output_dir));
+    NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
+    if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
-    if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c->output_dir));
+    if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c));
     NBL_TRY(nbl__trainer_sample_before(t, samples));
     return begin_run(t);
 }
@@ -237,7 +234,7 @@ static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
                              nbl__trainer *t)
 {
-    *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config};
+    *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config, .lock = -1};
     nbl_status status = open_trainer(t, resume, samples);
     if (status != NBL_OK) nbl__trainer_close(t);
     return status;
@@ -270,5 +267,6 @@ void nbl__trainer_close(nbl__trainer *t)
     release(t);
     nbl__data_close(t->data);
     nbl__arena_free(&t->arena);
-    *t = (nbl__trainer){0};
+    if (t->lock >= 0) close(t->lock);
+    *t = (nbl__trainer){.lock = -1};
 }

@@ -13,7 +13,6 @@
 #include "train/trainer.h"
 
 enum { STEPS_TO_GROW = 2000 };
-static const double least_scale = 0x1p-14, most_scale = 0x1p24;
 
 /* ---- the window ---- */
 
@@ -120,7 +119,7 @@ static nbl_status make_gradients(nbl__trainer *t, double *loss, float *norm)
         NBL_TRY(
             nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * t->state.loss_scale, norm, &bad));
         if (bad == NULL) break;
-        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > least_scale,
+        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > NBL_LEAST_LOSS_SCALE,
                   NBL_ERROR_FORMAT, "step %" PRId64 ": the gradient of \"%s\" is not finite",
                   t->state.step + 1, bad);
         t->state.loss_scale *= 0.5;
@@ -134,7 +133,7 @@ static void grow_scale(nbl__trainer *t)
 {
     if (t->model->dtype != NBL_DTYPE_F16 || ++t->state.good_steps < STEPS_TO_GROW) return;
     t->state.good_steps = 0;
-    if (t->state.loss_scale < most_scale) t->state.loss_scale *= 2;
+    if (t->state.loss_scale < NBL_MOST_LOSS_SCALE) t->state.loss_scale *= 2;
 }
 
 /* At the end of an epoch the next one is made. */

@@ -47,6 +47,7 @@ typedef struct nbl__trainer {
     int64_t max_steps, steps_per_epoch, warmup;
     uint64_t memory_bytes; /* planned: weights, arenas, moments */
     const char *resumed;   /* the checkpoint gone on from; or NULL */
+    int lock;              /* on output_dir; -1: none */
     nbl__samples samples;
     nbl__report report;
 } nbl__trainer;

@@ -105,9 +105,10 @@ static void train(trainer *t)
         int16_t *pair = t->merges[t->merge_count];
         if (!best_pair(t, pair)) fail("too little text for %d tokens", VOCABULARY);
         char *made = t->tokens[t->token_count];
-        if (strlen(t->tokens[pair[0]]) + strlen(t->tokens[pair[1]]) >= WORD_BYTES) fail("too long a token");
-        strcpy(made, t->tokens[pair[0]]);
-        strcat(made, t->tokens[pair[1]]);
+        size_t first = strlen(t->tokens[pair[0]]), second = strlen(t->tokens[pair[1]]);
+        if (first + second >= WORD_BYTES) fail("too long a token");
+        memcpy(made, t->tokens[pair[0]], first);
+        memcpy(made + first, t->tokens[pair[1]], second + 1);
         apply(t, pair, (int16_t)t->token_count++);
         t->merge_count++;
     }
