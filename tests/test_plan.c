@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "base/cpu.h"
 #include "infer/language_model.h"
 
 static nbl_model *open_for_plan(nbl_context *ctx, const tiny_model *tiny, const char *load, bool adapter)
@@ -57,6 +58,40 @@ static void a_budget_chooses_recomputation_and_the_smallest_one_is_named(void **
     assert_non_null(strstr(nbl_error_message(ctx), number));
     assert_int_equal(nbl_model_make_plan(model, 64, 1, 1, &plan), NBL_ERROR_MEMORY);
     assert_non_null(strstr(nbl_error_message(ctx), number));
+    nbl_model_close(model);
+    remove_tree(tiny.folder);
+    nbl_context_destroy(ctx);
+}
+
+/* Without a budget, what the machine has decides how much is recomputed, and never refuses. */
+static void available_memory_chooses_recomputation_and_refuses_nothing(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    tiny_model tiny;
+    tiny_write(ctx, 0, true, &tiny);
+    nbl_model *model = open_for_plan(ctx, &tiny, NULL, true);
+    nbl__plan_request request = {.train = true, .tokens = 64, .sequences = 1, .optimizer_bits = 32};
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    uint64_t whole = plan.total_bytes, least = plan.smallest_memory;
+    double kept = flops_of("mlp_backward", "backward"), forward = flops_of("mlp", "forward");
+    assert_true(kept > 0 && forward > 0);
+    request.available = whole;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_string_equal(plan.recompute, "none");
+    request.available = whole - 1;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_string_equal(plan.recompute, "cheap");
+    assert_true(plan.total_bytes < whole);
+    /* gate and up again: two thirds of the forward products, and a little */
+    assert_true(flops_of("mlp_backward", "backward") - kept > 0.6 * forward);
+    for (int i = 0; i < 2; i++) {
+        request.available = i ? 1 : least;
+        assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+        assert_true(plan.total_bytes <= least);
+        assert_int_equal(plan.longest_sequence, 128); /* no limit was asked about */
+    }
+    assert_true(nbl__memory_available() > 1 << 20);
     nbl_model_close(model);
     remove_tree(tiny.folder);
     nbl_context_destroy(ctx);
@@ -174,6 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_chooses_recomputation_and_the_smallest_one_is_named),
+        cmocka_unit_test(available_memory_chooses_recomputation_and_refuses_nothing),
         cmocka_unit_test(a_plan_with_load_counts_what_loading_keeps),
         cmocka_unit_test(costs_of_a_step_are_those_of_its_products),
         cmocka_unit_test(the_largest_values_are_listed_largest_first),

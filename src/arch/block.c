@@ -298,6 +298,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     a->gate.dtype = b->dtype;
     a->gate.decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
+    a->keep = b->train; /* the plan decides */
     nbl__graph_bind(b->g, "x", x);
     names gate = module(b, "gate.", "", "mlp.gate_proj");
     names up = module(b, "up.", "", "mlp.up_proj");
