@@ -139,12 +139,13 @@ static double decode_flops(const void *arguments, bool backward)
 
 /* ---- the rest ---- */
 
-/* The head's product; backward makes it again. */
+/* The head's product; backward makes it again, unless forward has made dx, too. */
 static double loss_flops(const void *arguments, bool backward)
 {
     const nbl__cross_entropy *a = arguments;
     double logits = (double)nbl__tensor_rows(&a->x) * (double)a->w.shape[0], hidden = (double)a->w.shape[1];
-    double products = !backward ? 1 : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
+    if (a->early && backward) return (double)nbl__tensor_elements(&a->x);
+    double products = !backward ? 1 + a->early : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
     return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
 }
 

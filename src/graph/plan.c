@@ -247,9 +247,14 @@ nbl_status nbl__plan_run(nbl__plan *plan)
 
 nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
-    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++)
-        NBL_TRY(run_step(plan, &plan->steps[i]));
-    return NBL_OK;
+    nbl_status status = NBL_OK;
+    for (int i = 0; i < plan->step_count && !plan->steps[i].backward && status == NBL_OK; i++) {
+        bool *early = nbl__step_attr(&plan->steps[i], "early"), was = early && *early;
+        if (early) *early = false; /* nobody will ask for the gradient */
+        status = run_step(plan, &plan->steps[i]);
+        if (early) *early = was;
+    }
+    return status;
 }
 
 /* ---- looking for what went wrong ---- */
