@@ -85,6 +85,11 @@ static void available_memory_chooses_recomputation_and_refuses_nothing(void **st
     assert_true(plan.total_bytes < whole);
     /* gate and up again: two thirds of the forward products, and a little */
     assert_true(flops_of("mlp_backward", "backward") - kept > 0.6 * forward);
+    request.least =
+        NBL_RECOMPUTE_LAYERS; /* a layer is made again without its MLP: backward of that makes gate and up */
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_true(flops_of(NULL, "again") > 0 && flops_of("mlp", "again") == 0);
+    request.least = NBL_RECOMPUTE_NONE;
     for (int i = 0; i < 2; i++) {
         request.available = i ? 1 : least;
         assert_ok(ctx, nbl__model_plan(model, &request, &plan));
