@@ -970,8 +970,10 @@ NBL_API nbl_status nbl_run_preview(nbl_run *run, int64_t example,
 
 /* What the run's training step takes. `model`: instead of its base_model, or
  * NULL. `tokens`: of each of `batch` sequences in a step; 0: the largest that
- * the data hold. `memory`: instead of the run's; 0: that. Names in the plan
- * live as long as the run. */
+ * the data hold. `memory`: instead of the run's; 0: that. Where the run has
+ * none either, the plan recomputes to keep within nine tenths of what the
+ * machine has available, as training would. Names in the plan live as long as
+ * the run. */
 NBL_API nbl_status nbl_run_make_plan(nbl_run *run, const char *model,
                                      int64_t tokens, int64_t batch,
                                      uint64_t memory, nbl_model_plan *plan);

@@ -124,7 +124,8 @@ UNUSED static nbl_weight random_weight(pool *p, store kind, int64_t out, int64_t
 
 UNUSED static bool is_result(const nbl__slot *slot, bool backward)
 {
-    return slot->role == (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT);
+    if (backward) return slot->role == NBL_ROLE_GRADIENT;
+    return slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
 }
 
 /* Infers and gives every result memory: NaN, or `start` in each f32 gradient. */

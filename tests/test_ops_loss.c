@@ -98,6 +98,7 @@ static void give_outputs(nbl_context *ctx, nbl__cross_entropy *a)
     a->loss = room(NBL_DTYPE_F32, 1, nbl__tensor_elements(&a->loss), 0);
     a->logprobs = room(NBL_DTYPE_F32, 1, nbl__tensor_rows(&a->x), 0);
     a->lse = room(NBL_DTYPE_F32, 2, 2, nbl__tensor_rows(&a->x));
+    if (a->early) a->dx_early = room(NBL_DTYPE_F32, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
     a->dloss = random_tensor(NBL_DTYPE_F32, 1, nbl__tensor_elements(&a->loss), 4, 1);
     a->dloss = (nbl_tensor){NBL_DTYPE_F32, 1, {nbl__tensor_elements(&a->loss)}, a->dloss.data};
     a->dx = room(a->dtype, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
@@ -107,7 +108,8 @@ static void give_outputs(nbl_context *ctx, nbl__cross_entropy *a)
 
 static void free_outputs(nbl__cross_entropy *a)
 {
-    void *lists[] = {a->loss.data, a->logprobs.data, a->lse.data, a->dloss.data, a->dx.data, a->dw.data};
+    void *lists[] = {a->loss.data, a->logprobs.data, a->lse.data,     a->dloss.data,
+                     a->dx.data,   a->dw.data,       a->dx_early.data};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]);
 }
 
@@ -251,6 +253,37 @@ static void any_number_of_threads_gives_the_same_bits(void **state)
     free_outputs(&first);
     free_problem(&p);
     nbl_context_destroy(ctx);
+}
+
+/* 1028 trained tokens: two groups early, and a rest that takes the way of few rows; a dloss as in training. */
+static void dx_made_in_forward_has_the_same_bits(void **state)
+{
+    (void)state;
+    static const nbl_format formats[] = {NBL_FORMAT_DENSE, NBL_FORMAT_NF4};
+    static const float scales[] = {1, 0x1p16f, -0.25f};
+    for (int k = 0; k < 6; k++) {
+        nbl_context *ctx = new_context_with(1 + k % 2);
+        problem p;
+        shape z = k < 2 ? (shape){1371, 64, 20000} : (shape){90, 64, 2500};
+        make_problem(ctx, &p, z, k < 2 ? NBL_DTYPE_F32 : dtypes[k % 3], formats[k % 2]);
+        if (k % 2) p.args.softcap = 3, p.args.smoothing = 0.1f;
+        nbl__cross_entropy plain = p.args, early = p.args;
+        early.early = true;
+        give_outputs(ctx, &plain);
+        give_outputs(ctx, &early);
+        *(float *)plain.dloss.data = *(float *)early.dloss.data = scales[k % 3];
+        run_both(ctx, "cpu", &plain);
+        run_both(ctx, "cpu", &early);
+        assert_memory_equal(early.loss.data, plain.loss.data, 4);
+        assert_memory_equal(early.logprobs.data, plain.logprobs.data, (size_t)z.tokens * 4);
+        assert_memory_equal(early.lse.data, plain.lse.data, (size_t)z.tokens * 8);
+        assert_memory_equal(early.dx.data, plain.dx.data,
+                            (size_t)(z.tokens * z.hidden) * nbl__size_of(p.args.dtype));
+        free_outputs(&plain);
+        free_outputs(&early);
+        free_problem(&p);
+        nbl_context_destroy(ctx);
+    }
 }
 
 static void ignored_tokens_are_not_read_and_nan_stays_in_its_token(void **state)
@@ -472,6 +505,7 @@ int main(void)
         cmocka_unit_test(tiles_give_what_the_reference_gives),
         cmocka_unit_test(more_tokens_than_one_group_and_packed_weights),
         cmocka_unit_test(any_number_of_threads_gives_the_same_bits),
+        cmocka_unit_test(dx_made_in_forward_has_the_same_bits),
         cmocka_unit_test(ignored_tokens_are_not_read_and_nan_stays_in_its_token),
         cmocka_unit_test(a_batch_without_trained_tokens_has_no_loss_and_no_gradients),
         cmocka_unit_test(parts_with_the_denominator_of_the_whole_add_up_to_it),

@@ -20,7 +20,10 @@ static nbl__mlp random_block(pool *p, const block_kind *k)
     layer_kind down = gate;
     down.in = k->inner;
     down.out = k->out;
-    nbl__mlp a = {k->act, random_layer(p, &gate), random_layer(p, &gate), random_layer(p, &down)};
+    nbl__mlp a = {.act = k->act,
+                  .gate = random_layer(p, &gate),
+                  .up = random_layer(p, &gate),
+                  .down = random_layer(p, &down)};
     a.gate.dy = a.up.x = a.up.dy = a.down.x = (nbl_tensor){0}; /* theirs is between the layers */
     return a;
 }
@@ -125,6 +128,39 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
     }
     nbl_context_destroy(one);
     nbl_context_destroy(three);
+}
+
+/* Every gradient and y; two chunks in the last round. */
+static void saving_gate_and_up_changes_no_bit(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 2; threads++) {
+        nbl_context *ctx = new_context_with(threads);
+        for (int i = 0; i < 8; i++) {
+            block_kind k = {
+                (store)i, dtypes[i % 3], NBL_DTYPE_F32, i % 3, i == 7 ? NBL_MLP_CHUNK + 20 : 34, 32, 320, 24,
+                4,        i % 2 == 1,    true,          0.2f};
+            pool p = {0};
+            nbl__mlp again = random_block(&p, &k), kept = again;
+            kept.keep = true;
+            for (int backward = 0; backward < 2; backward++) {
+                run_new(ctx, &p, &nbl__mlp_family, &again, backward, "cpu");
+                run_new(ctx, &p, &nbl__mlp_family, &kept, backward, "cpu");
+                for (const nbl__slot *slot = nbl__mlp_family.slots; slot->name; slot++) {
+                    const nbl_tensor *a = nbl__slot_tensor(slot, &again), *b = nbl__slot_tensor(slot, &kept);
+                    if (slot->role != (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT) || a->rank == 0)
+                        continue;
+                    uint64_t bytes;
+                    assert_true(nbl__dtype_bytes(a->dtype, (uint64_t)nbl__tensor_elements(a), &bytes));
+                    assert_memory_equal(a->data, b->data, bytes);
+                }
+            }
+            assert_int_equal(again.gate_out.rank, 0);
+            assert_int_equal(nbl__tensor_elements(&kept.gate_out), k.tokens * k.inner);
+            pool_free(&p);
+        }
+        nbl_context_destroy(ctx);
+    }
 }
 
 /* gate · up is about 3e5, beyond f16; y is not. */
@@ -236,6 +272,7 @@ int main(void)
         cmocka_unit_test(more_tokens_than_a_chunk_agree_with_the_reference),
         cmocka_unit_test(the_gradients_are_those_of_the_forward_pass),
         cmocka_unit_test(the_bits_depend_neither_on_threads_nor_on_the_rank_of_x),
+        cmocka_unit_test(saving_gate_and_up_changes_no_bit),
         cmocka_unit_test(a_product_beyond_f16_does_no_harm),
         cmocka_unit_test(a_nan_reaches_its_row_and_no_other),
         cmocka_unit_test(gradients_accumulate_and_unwanted_ones_are_not_computed),

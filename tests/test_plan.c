@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 
+#include "base/cpu.h"
 #include "infer/language_model.h"
 
 static nbl_model *open_for_plan(nbl_context *ctx, const tiny_model *tiny, const char *load, bool adapter)
@@ -62,6 +63,45 @@ static void a_budget_chooses_recomputation_and_the_smallest_one_is_named(void **
     nbl_context_destroy(ctx);
 }
 
+/* Without a budget, what the machine has decides how much is recomputed, and never refuses. */
+static void available_memory_chooses_recomputation_and_refuses_nothing(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    tiny_model tiny;
+    tiny_write(ctx, 0, true, &tiny);
+    nbl_model *model = open_for_plan(ctx, &tiny, NULL, true);
+    nbl__plan_request request = {.train = true, .tokens = 64, .sequences = 1, .optimizer_bits = 32};
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    uint64_t whole = plan.total_bytes, least = plan.smallest_memory;
+    double kept = flops_of("mlp_backward", "backward"), forward = flops_of("mlp", "forward");
+    assert_true(kept > 0 && forward > 0);
+    request.available = whole;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_string_equal(plan.recompute, "none");
+    request.available = whole - 1;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_string_equal(plan.recompute, "cheap");
+    assert_true(plan.total_bytes < whole);
+    /* gate and up again: two thirds of the forward products, and a little */
+    assert_true(flops_of("mlp_backward", "backward") - kept > 0.6 * forward);
+    request.least =
+        NBL_RECOMPUTE_LAYERS; /* a layer is made again without its MLP: backward of that makes gate and up */
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_true(flops_of(NULL, "again") > 0 && flops_of("mlp", "again") == 0);
+    request.least = NBL_RECOMPUTE_NONE;
+    for (int i = 0; i < 2; i++) {
+        request.available = i ? 1 : least;
+        assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+        assert_true(plan.total_bytes <= least);
+        assert_int_equal(plan.longest_sequence, 128); /* no limit was asked about */
+    }
+    assert_true(nbl__memory_available() > 1 << 20);
+    nbl_model_close(model);
+    remove_tree(tiny.folder);
+    nbl_context_destroy(ctx);
+}
+
 static void a_plan_with_load_counts_what_loading_keeps(void **state)
 {
     (void)state;
@@ -114,8 +154,9 @@ static void costs_of_a_step_are_those_of_its_products(void **state)
                 LAYERS * 2 * t * (h * (Q + 2 * K) + r * (3 * h + Q + 2 * K)));
     assert_true(flops_of("attention", "forward") == LAYERS * pairs * (4 * TINY_DIM + 4));
     assert_true(flops_of("attention_backward", "backward") == LAYERS * pairs * (10 * TINY_DIM + 6));
-    assert_true(flops_of("cross_entropy", "forward") == t * TINY_VOCAB * (2 * h + 4));
-    assert_true(flops_of("cross_entropy_backward", "backward") == t * TINY_VOCAB * (4 * h + 4));
+    /* The head is frozen: forward has made dx, and backward multiplies it with the gradient of the loss. */
+    assert_true(flops_of("cross_entropy", "forward") == t * TINY_VOCAB * (4 * h + 4));
+    assert_true(flops_of("cross_entropy_backward", "backward") == t * h);
     double mlp = 3 * 2 * t * (h * inner + r * (h + inner)) + 5 * t * inner;
     assert_true(flops_of("mlp", "forward") == LAYERS * mlp);
     /* dx through W and A, dy·B, x·A again, and the gradients of A and B. */
@@ -174,6 +215,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_chooses_recomputation_and_the_smallest_one_is_named),
+        cmocka_unit_test(available_memory_chooses_recomputation_and_refuses_nothing),
         cmocka_unit_test(a_plan_with_load_counts_what_loading_keeps),
         cmocka_unit_test(costs_of_a_step_are_those_of_its_products),
         cmocka_unit_test(the_largest_values_are_listed_largest_first),

@@ -298,6 +298,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     a->gate.dtype = b->dtype;
     a->gate.decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
+    a->keep = b->train; /* the plan decides */
     nbl__graph_bind(b->g, "x", x);
     names gate = module(b, "gate.", "", "mlp.gate_proj");
     names up = module(b, "up.", "", "mlp.up_proj");
@@ -398,7 +399,9 @@ static void finish(nbl__build *b, nbl__value x)
         a->dtype = b->dtype;
         a->softcap = d->final_cap;
         nbl__graph_bind(b->g, "x", x);
-        nbl__graph_bind(b->g, "w", weight(b, name, d->vocabulary, d->hidden));
+        nbl__value w = weight(b, name, d->vocabulary, d->hidden);
+        a->early = b->train && w && !nbl__info(b->g, w)->trained; /* the plan decides */
+        nbl__graph_bind(b->g, "w", w);
         nbl__graph_bind(b->g, "labels", b->labels);
         b->loss = nbl__graph_end(b->g);
         if (b->loss) nbl__info(b->g, b->loss)->kind = NBL_KIND_RESULT;

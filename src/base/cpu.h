@@ -3,6 +3,7 @@
 #define NBL_CPU_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Ordered: each level includes those before it. */
 typedef enum nbl_isa {
@@ -35,5 +36,8 @@ int nbl__isa_choose(const char *wanted, nbl_isa machine, nbl_isa *chosen);
 size_t nbl__cache_bytes(void);
 /* Cores this process may use. */
 int nbl__core_count(void);
+/* (machine.c) Bytes that the system, and the control groups of this process, would let it take now without swapping: memory that is
+ * free or holds clean pages of files. 0: unknown. */
+uint64_t nbl__memory_available(void);
 
 #endif

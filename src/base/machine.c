@@ -1,6 +1,10 @@
-/* machine.c - what a context found on the machine, for people to read. */
+/* machine.c - what a context found on the machine, for people to read, and the memory that is available on it. */
 #include "base/base.h"
 #include "base/cpu.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 int nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *level)
 {
@@ -22,4 +26,56 @@ int nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *leve
 int nbl_cores(void)
 {
     return nbl__core_count();
+}
+
+/* ---- memory ---- */
+
+/* The number in a file that holds one, or behind `key` at the start of a line; false: there is none ("max"). */
+static bool number_in(const char *path, const char *key, uint64_t *number)
+{
+    char line[256];
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        size_t length = strlen(key);
+        found = strncmp(line, key, length) == 0 && sscanf(line + length, "%" SCNu64, number) == 1;
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+/* What a control group (version 2) has left: its limit less what it uses and could not give back at once. */
+static uint64_t group_available(const char *group)
+{
+    char path[512];
+    uint64_t limit, used = 0, files = 0;
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
+    if (!number_in(path, "", &limit)) return UINT64_MAX;
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
+    number_in(path, "", &used);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.stat", group);
+    number_in(path, "inactive_file ", &files);
+    used -= files < used ? files : used;
+    return limit > used ? limit - used : 1;
+}
+
+uint64_t nbl__memory_available(void)
+{
+    uint64_t kib, least;
+    if (!number_in("/proc/meminfo", "MemAvailable:", &kib)) return 0;
+    least = kib * 1024;
+    char line[384], *group = NULL;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    while (file && group == NULL && fgets(line, sizeof line, file))
+        if (strncmp(line, "0::/", 4) == 0) group = line + 3;
+    if (file) fclose(file);
+    if (group) group[strcspn(group, "\n")] = '\0';
+    for (bool more = group != NULL; more;) { /* and those it lies in */
+        char *slash = strrchr(group, '/');
+        uint64_t here = group_available(group);
+        if (here < least) least = here;
+        more = slash != NULL;
+        if (slash) *slash = '\0';
+    }
+    return least;
 }

@@ -83,7 +83,7 @@ static double group_flops(const void *arguments, bool backward)
     return flops;
 }
 
-/* Nothing lies between the layers from forward to backward: gate and up are made again. */
+/* Unless gate and up are kept, nothing lies between the layers from forward to backward: they are made again. */
 static double mlp_flops(const void *arguments, bool backward)
 {
     const nbl__mlp *m = arguments;
@@ -93,7 +93,7 @@ static double mlp_flops(const void *arguments, bool backward)
     double open = layer_forward(gate) + layer_forward(up), between = 5 * tokens * gate.out;
     if (!backward) return open + between + layer_forward(down);
     bool dx = m->gate.dx.data != NULL;
-    return open + 3 * between + layer_backward(gate, dx) + layer_backward(up, dx) +
+    return (m->keep ? 0 : open) + 3 * between + layer_backward(gate, dx) + layer_backward(up, dx) +
            layer_backward(down, true);
 }
 
@@ -139,12 +139,13 @@ static double decode_flops(const void *arguments, bool backward)
 
 /* ---- the rest ---- */
 
-/* The head's product; backward makes it again. */
+/* The head's product; backward makes it again, unless forward has made dx, too. */
 static double loss_flops(const void *arguments, bool backward)
 {
     const nbl__cross_entropy *a = arguments;
     double logits = (double)nbl__tensor_rows(&a->x) * (double)a->w.shape[0], hidden = (double)a->w.shape[1];
-    double products = !backward ? 1 : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
+    if (a->early && backward) return (double)nbl__tensor_elements(&a->x);
+    double products = !backward ? 1 + a->early : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
     return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
 }
 

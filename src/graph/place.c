@@ -133,7 +133,7 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
         if (class != NBL_MEMORY_RUN) {
             plan->offset[v] = plan->bytes[class];
             plan->bytes[class] += bytes;
-        } else if (plan->lives[v].last >= 0) {
+        } else if (plan->lives[v].last >= 0 && info->tensor.rank > 0) { /* 0: what this plan does not make */
             plan->lives[v].bytes = bytes;
             order[(*count)++] = &plan->lives[v];
         }

@@ -83,6 +83,19 @@ size_t nbl__plan_total(const nbl__plan *plan)
     return sum;
 }
 
+/* Operators are asked to keep what would spare their backward step a product, where memory is not short: in plans that
+ * recompute nothing. (Saved or made again, the values are the same.) */
+static void choose_kept(nbl__graph *g, bool keep)
+{
+    for (int i = 0; i < g->step_count;
+         i++) { /* forward steps come first: only those with a backward step keep */
+        const nbl__node *node = &g->nodes[g->steps[i].node];
+        for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
+            if (slot->when && node->bound[slot - node->family->slots])
+                *(bool *)nbl__node_attr(node, slot->when) = keep && g->steps[i].backward;
+    }
+}
+
 static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute mode, int layers)
 {
     nbl__arena_free(&plan->arena);
@@ -90,6 +103,7 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     plan->graph->value_count = plan->value_count; /* without those of an earlier try */
     plan->recompute = mode;
     plan->recomputed_layers = layers;
+    choose_kept(plan->graph, mode == NBL_RECOMPUTE_NONE);
     NBL_TRY(schedule(plan));
     if (mode != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan, mode, layers));
     NBL_TRY(infer_both(plan, NULL));
@@ -233,9 +247,14 @@ nbl_status nbl__plan_run(nbl__plan *plan)
 
 nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
-    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++)
-        NBL_TRY(run_step(plan, &plan->steps[i]));
-    return NBL_OK;
+    nbl_status status = NBL_OK;
+    for (int i = 0; i < plan->step_count && !plan->steps[i].backward && status == NBL_OK; i++) {
+        bool *early = nbl__step_attr(&plan->steps[i], "early"), was = early && *early;
+        if (early) *early = false; /* nobody will ask for the gradient */
+        status = run_step(plan, &plan->steps[i]);
+        if (early) *early = was;
+    }
+    return status;
 }
 
 /* ---- looking for what went wrong ---- */

@@ -29,7 +29,7 @@ typedef enum nbl__memory_class {
 } nbl__memory_class;
 
 typedef enum nbl__recompute {
-    NBL_RECOMPUTE_NONE,
+    NBL_RECOMPUTE_NONE, /* and operators keep what their flags ask for (nbl__slot.when); the others keep none of it */
     NBL_RECOMPUTE_CHEAP, /* norms, rotations and the like are made again; products are kept */
     NBL_RECOMPUTE_LAYERS /* some layers are made again from their input */
 } nbl__recompute;

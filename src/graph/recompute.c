@@ -8,6 +8,9 @@
  *                layers made, and, when only cheap things are made again, the products
  *     again:     everything else that a backward step of the layer reads, and what that needs in turn
  *
+ * What a flag asks a node to keep (nbl__slot.when) is asked for only in plans that recompute nothing: here such slots
+ * are unbound, so that no step asks for values that none makes.
+ *
  * A norm that adds its residual starts from its pinned sum: the sum is kept, so neither addend is. */
 #include "graph/plan.h"
 
@@ -68,6 +71,12 @@ static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__val
     bound[sum] = 0;
 }
 
+/* A saved value that this plan's nodes do not make. */
+static bool is_off(const nbl__node *node, const nbl__slot *slot)
+{
+    return slot->when && !*(bool *)nbl__node_attr(node, slot->when);
+}
+
 /* Adds the step that makes a node's outputs again, after those that make its inputs. */
 static void repeat_node(rewrite *r, int index, int layer)
 {
@@ -85,6 +94,7 @@ static void repeat_node(rewrite *r, int index, int layer)
     memcpy(arguments, node->arguments, node->family->size);
     start_from_sum(r, node->family, bound);
     for (int i = 0; i < slot_count; i++) {
+        if (is_off(node, &slots[i])) bound[i] = 0;
         if (bound[i] == 0) continue;
         switch (slots[i].role) {
         case NBL_ROLE_OUTPUT:
@@ -129,9 +139,11 @@ static void rewrite_backward(rewrite *r, nbl__planned_step step)
     }
     memcpy(bound, step.bound, (size_t)slot_count * sizeof *bound);
     memcpy(arguments, step.arguments, step.node->family->size);
-    for (int i = 0; i < slot_count; i++)
+    for (int i = 0; i < slot_count; i++) {
+        if (is_off(step.node, &slots[i])) bound[i] = 0;
         if (bound[i] && nbl__slot_kept(step.node->family, &slots[i], step.bound))
             bound[i] = again(r, bound[i], layer);
+    }
     step.bound = bound;
     step.arguments = arguments;
     push(r, step);

@@ -104,12 +104,18 @@ typedef struct nbl__plan_request {
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
     int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
     uint64_t memory;           /* the budget of everything, weights included; 0: no limit */
-    nbl__recompute least;      /* at least this much recomputation */
+    uint64_t
+        available; /* instead of one, where there is none: recompute to keep within this if that can be, else
+                                  as much as there is to recompute; 0: unknown */
+    nbl__recompute least; /* at least this much recomputation */
 } nbl__plan_request;
 
 /* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names
  * the smallest budget when there is none. longest_sequence is that of `sequences` equal ones. */
 nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
+/* Must a step be planned again, which takes `total` bytes and `fixed` of them outside its arenas? Then how, in `how`. */
+bool nbl__plan_must_shrink(const nbl__plan_request *request, uint64_t fixed, uint64_t total,
+                           nbl__plan_options *how);
 /* Bits of AdamW's moments of a trained parameter when 32 or 8 are asked for, as bitsandbytes and transformers decide: with
  * fewer than 4,096 elements, and of an embedding, they stay f32. */
 int nbl__moment_bits(const nbl__value_info *info, int bits);

@@ -138,6 +138,16 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
     nbl__list_casts(plan, m, step);
 }
 
+bool nbl__plan_must_shrink(const nbl__plan_request *r, uint64_t fixed, uint64_t total, nbl__plan_options *how)
+{
+    uint64_t budget = r->memory ? r->memory : r->available;
+    if (budget == 0 || total <= budget) return false;
+    how->budget = budget > fixed ? (size_t)(budget - fixed) : 1;
+    how->or_smallest = r->memory == 0;
+    how->least = r->least > NBL_RECOMPUTE_CHEAP ? r->least : NBL_RECOMPUTE_CHEAP;
+    return true;
+}
+
 /* The plan that keeps the budget, or the error that names the least that one can be. */
 static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
 {
@@ -147,12 +157,12 @@ static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_mode
               " sequences: the smallest budget is %" PRIu64 " bytes",
               m->path, r->memory, r->tokens, r->sequences, plan->smallest_memory);
     planned p;
-    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = r->least}, &p);
-    if (status == NBL_OK && r->memory && total_of(&p) > r->memory) {
-        size_t arenas = (size_t)(r->memory - p.weights - p.optimizer - p.beside);
+    nbl__plan_options how = {.least = r->least};
+    nbl_status status = plan_step(m, r, how, &p);
+    if (status == NBL_OK &&
+        nbl__plan_must_shrink(r, p.weights + p.optimizer + p.beside, total_of(&p), &how)) {
         free_planned(&p);
-        nbl__recompute least = r->least > NBL_RECOMPUTE_CHEAP ? r->least : NBL_RECOMPUTE_CHEAP;
-        status = plan_step(m, r, (nbl__plan_options){.budget = arenas, .least = least}, &p);
+        status = plan_step(m, r, how, &p);
     }
     if (status == NBL_OK) report(m, &p, plan);
     free_planned(&p);

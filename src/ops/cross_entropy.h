@@ -11,6 +11,11 @@
  * mean of means is another number. With no trained token at all the loss and all gradients are 0 (torch: NaN).
  * Any other label outside [0, vocabulary) is refused when the operator runs.
  *
+ * Backward makes the logits again. With `early` (mean, frozen w) forward makes dx as well, for dloss = 1 and in f32, and
+ * keeps it in dx_early; backward only multiplies: a product less, but a forward pass that is not followed by
+ * backward has done one too many. The bits are the same when dloss is a power of two, as it is in training: 1, or the
+ * scale of the loss in f16.
+ *
  * x, W and dx are in the compute dtype; loss, log-probabilities and dw are f32. */
 #ifndef NBL_CROSS_ENTROPY_H
 #define NBL_CROSS_ENTROPY_H
@@ -36,6 +41,8 @@ typedef struct nbl__cross_entropy {
     nbl_tensor dloss;    /* backward: f32, like loss; */
     nbl_tensor dx, dw;   /* the outputs */
     bool accumulate;     /* backward adds to dw instead of writing it */
+    bool early;          /* forward makes, and backward reads, */
+    nbl_tensor dx_early; /* f32, like x: dx for dloss = 1 */
 } nbl__cross_entropy;
 
 extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;

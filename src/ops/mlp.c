@@ -78,6 +78,10 @@ static nbl_status infer_forward(nbl_context *ctx, void *arguments)
     nbl__linear parts[NBL_MLP_PARTS];
     NBL_TRY(check(ctx, "mlp", a, parts));
     a->down.y = parts[NBL_MLP_DOWN].y;
+    nbl_tensor *saved[] = {&a->gate_out, &a->up_out};
+    for (int i = 0; i < 2; i++)
+        if (a->keep) nbl__output_like(saved[i], &a->gate.x, a->gate.w.shape[0], NBL_DTYPE_F32);
+        else nbl__output_none(saved[i]);
     return NBL_OK;
 }
 
@@ -89,6 +93,13 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     NBL_TRY(check(ctx, op, a, parts));
     NBL_TRY(nbl__check_dtype(ctx, op, "dy", &a->down.dy, a->gate.dtype));
     NBL_TRY(nbl__check_matrix(ctx, op, "dy", &a->down.dy, nbl__tensor_rows(&a->gate.x), a->down.w.shape[0]));
+    const nbl_tensor *saved[] = {&a->gate_out, &a->up_out};
+    static const char *const saved_names[] = {"gate_out", "up_out"};
+    for (int i = 0; a->keep && i < 2; i++) {
+        NBL_TRY(nbl__check_dtype(ctx, op, saved_names[i], saved[i], NBL_DTYPE_F32));
+        NBL_TRY(nbl__check_matrix(ctx, op, saved_names[i], saved[i], nbl__tensor_rows(&a->gate.x),
+                                  a->gate.w.shape[0]));
+    }
     for (int p = 0; p < NBL_MLP_PARTS; p++) {
         if (p != NBL_MLP_DOWN) parts[p].dy = parts[p].y;
         NBL_TRY(nbl__linear_infer_backward(ctx, op, names[p], &parts[p]));
@@ -120,6 +131,8 @@ static const nbl__slot slots[] = {
     PART(up),
     PART(down),
     SLOT(down, y, "y", OUTPUT, NULL),
+    NBL_SAVED_WHEN(nbl__mlp, gate_out, "gate_out", "keep"),
+    NBL_SAVED_WHEN(nbl__mlp, up_out, "up_out", "keep"),
     SLOT(down, dy, "dy", COTANGENT, "y"),
     SLOT(gate, dx, "dx", GRADIENT, "x"),
     {0},
@@ -137,6 +150,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
+    NBL_ATTR(nbl__mlp, keep, "keep", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__mlp_cpu, &nbl__mlp_ref, NULL};

@@ -3,7 +3,8 @@
  * gate and up are [inner, in], down is [out, inner]; each is a linear with its own bias, adapter and DoRA.
  * Tokens go through in chunks of NBL_MLP_CHUNK: between the layers there are never more than
  * [NBL_MLP_CHUNK, inner] values, and they are f32 (f64 in the reference) whatever the compute dtype, so that
- * act(gate)·up above 65504 does no harm in f16. Nothing is saved for backward: it computes gate and up again.
+ * act(gate)·up above 65504 does no harm in f16. Backward computes gate and up again, unless `keep` has forward
+ * save them, as the same f32: a fifth of the products for 8·inner bytes per token, and not a bit of difference.
  * Gradients of parameters add up over the chunks.
  *
  * The shared arguments are those of gate: x, dx, dtype, dropout, seed, threshold, train_w, accumulate, and scale for
@@ -21,6 +22,8 @@ typedef enum nbl__act { NBL_ACT_SILU, NBL_ACT_GELU, NBL_ACT_GELU_TANH } nbl__act
 typedef struct nbl__mlp {
     int act; /* nbl__act; gelu is the one with erf */
     nbl__linear gate, up, down;
+    bool keep;                   /* forward saves, and backward reads, */
+    nbl_tensor gate_out, up_out; /* f32, like x with inner columns */
 } nbl__mlp;
 
 extern const nbl__impl nbl__mlp_cpu, nbl__mlp_backward_cpu;

@@ -62,14 +62,20 @@ typedef struct nbl__slot {
     bool kept;           /* backward reads it: it must live until then, */
     const char *instead; /* unless this slot is bound, which backward then reads in its place */
     const char *also;    /* a gradient: of this input as well */
+    const char
+        *when; /* a saved value that the flag of this name asks for; without it backward makes it again */
 } nbl__slot;
 #define NBL_SLOT(type, field, name, role, of)                                                                \
     {                                                                                                        \
-        name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL                                  \
+        name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL, NULL                            \
     }
 #define NBL_KEPT(type, field, name, role)                                                                    \
     {                                                                                                        \
-        name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL                                 \
+        name, NBL_ROLE_##role, NULL, offsetof(type, field), true, NULL, NULL, NULL                           \
+    }
+#define NBL_SAVED_WHEN(type, field, name, flag)                                                              \
+    {                                                                                                        \
+        name, NBL_ROLE_SAVED, NULL, offsetof(type, field), true, NULL, NULL, flag                            \
     }
 
 typedef enum nbl__attr_type {

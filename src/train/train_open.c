@@ -2,6 +2,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "train/adapter_init.h"
 #include "train/output_dir.h"
 #include "train/run.h"
@@ -52,26 +53,33 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
 
 /* ---- the plan ---- */
 
-static nbl__recompute least_recompute(const nbl__run_config *c)
+/* How the step is planned: within `memory`, or what the machine has, less a tenth for what comes and goes. Asked before
+ * weights are loaded, so that `plan` says what a run does. */
+static nbl__plan_request request_of(const nbl__run_config *c, uint64_t memory)
 {
-    return c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+    return (nbl__plan_request){.train = true,
+                               .optimizer_bits = c->adam8bit ? 8 : 32,
+                               .memory = memory,
+                               .available = nbl__memory_available() / 10 * 9,
+                               .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
+                                                                  : NBL_RECOMPUTE_NONE};
 }
 
-static nbl_status plan_session(nbl__trainer *t, int64_t tokens, int64_t sequences)
+static nbl_status plan_session(nbl__trainer *t, const nbl__plan_request *r)
 {
-    const nbl__run_config *c = t->config;
-    nbl__session_options options = {
-        .mode = NBL_MODE_TRAIN, .tokens = tokens, .sequences = sequences, .train = true};
-    options.plan.least = least_recompute(c);
+    nbl__session_options options = {.mode = NBL_MODE_TRAIN,
+                                    .tokens = r->tokens,
+                                    .sequences = r->sequences,
+                                    .train = true,
+                                    .plan.least = r->least};
     NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, c->adam8bit ? 8 : 32);
+    uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, r->optimizer_bits);
     t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
-    if (c->memory == 0 || t->memory_bytes <= c->memory) return NBL_OK;
+    if (!nbl__plan_must_shrink(r, fixed, t->memory_bytes, &options.plan)) return NBL_OK;
     nbl__session_close(&t->session);
-    NBL_CHECK(t->ctx, fixed < c->memory, NBL_ERROR_MEMORY,
-              "%s: weights and moments alone need %" PRIu64 " bytes; memory is %" PRIu64, c->file, fixed,
-              c->memory);
-    options.plan.budget = (size_t)(c->memory - fixed);
+    NBL_CHECK(t->ctx, r->memory == 0 || fixed < r->memory, NBL_ERROR_MEMORY,
+              "%s: weights and moments alone need %" PRIu64 " bytes; memory is %" PRIu64, t->config->file,
+              fixed, r->memory);
     NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
     t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
     return NBL_OK;
@@ -101,17 +109,11 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
     nbl__run_config config = r->config;
     if (model) config.base_model = model;
     nbl__trainer t = {.ctx = r->ctx, .arena = nbl__arena_make(r->ctx), .config = &config, .lock = -1};
-    int64_t all = tokens * nbl__max_i64(batch, 1), sequences = nbl__max_i64(batch, 1);
-    nbl_status status = open_parts(&t, NULL, true, &all, &sequences);
-    if (status == NBL_OK)
-        status = nbl__model_plan(t.model,
-                                 &(nbl__plan_request){.train = true,
-                                                      .tokens = all,
-                                                      .sequences = sequences,
-                                                      .optimizer_bits = config.adam8bit ? 8 : 32,
-                                                      .memory = memory ? memory : config.memory,
-                                                      .least = least_recompute(&config)},
-                                 plan);
+    nbl__plan_request request = request_of(&config, memory ? memory : config.memory);
+    request.sequences = nbl__max_i64(batch, 1);
+    request.tokens = tokens * request.sequences;
+    nbl_status status = open_parts(&t, NULL, true, &request.tokens, &request.sequences);
+    if (status == NBL_OK) status = nbl__model_plan(t.model, &request, plan);
     nbl_model_close(r->planned);
     r->planned = t.model;
     t.model = NULL;
@@ -217,12 +219,12 @@ static nbl_status begin_run(nbl__trainer *t)
 static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
 {
     const nbl__run_config *c = t->config;
-    int64_t tokens = 0, sequences = 0;
+    nbl__plan_request request = request_of(c, c->memory);
     NBL_TRY(nbl__output_dir_check(t->ctx, c));
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
-    NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &tokens, &sequences));
-    NBL_TRY(plan_session(t, tokens, sequences));
+    NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
+    NBL_TRY(plan_session(t, &request));
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));

@@ -11,8 +11,13 @@
  * once per stretch, and dx (f32, [ROWS, hidden]) read and written once per stretch. A sum runs over stretches
  * in order and its stretches are the same for any number of threads: so are its bits.
  *
+ * early: forward keeps the tiles of a smaller group, of the whole vocabulary, until its sums are known, and goes through
+ * them once more as backward would. Each element is summed as in backward: the same tiles in the same order; groups
+ * are cut evenly, so that none has the few rows for which a product takes another route.
+ *
  * Scratch: 8 bytes per token, and panels: 4 MiB of tile, x and (backward) dx of a group. Cost: that of its
- * products, 2·tokens·hidden·vocabulary operations each: one forward, two in backward, three with dw. */
+ * products, 2·tokens·hidden·vocabulary operations each: one forward, two in backward, three with dw; early: two forward
+ * and none in backward, for up to 64 MiB of tiles. */
 #include <math.h>
 
 #include "base/team.h"
@@ -20,7 +25,7 @@
 #include "ops/cpu/gemm.h"
 #include "ops/cross_entropy.h"
 
-enum { ROWS = 1024, COLUMNS = 1024, ROWS_PER_ITEM = 8 };
+enum { ROWS = 1024, COLUMNS = 1024, ROWS_PER_ITEM = 8, EARLY_BYTES = 64 << 20, EARLY_LEAST_ROWS = 64 };
 
 typedef struct pass {
     const nbl__cross_entropy *a;
@@ -30,20 +35,22 @@ typedef struct pass {
     int64_t most_rows, most_columns; /* of a tile */
     int64_t stride;                  /* of its rows: not a power of two, which would crowd few cache sets */
     double share;
+    bool early; /* in forward */
 
     int64_t *trained;      /* [tokens]: rows of x that are trained, */
     int64_t count;         /* so many */
     uint8_t *gathered;     /* [most_rows, hidden], compute dtype */
-    float *tile;           /* [most_rows, stride] */
+    float *tiles;          /* [most_rows, stride]; early: one for each stretch */
     nbl__logit_sums *sums; /* [most_rows]; forward */
     float *label_logits;   /* [most_rows]; forward */
-    float *dx;             /* [most_rows, hidden]; backward */
+    float *dx;             /* [most_rows, hidden]; backward, and early */
     void *gemm;
 
     /* the tile at work */
     int64_t first_row, rows;       /* of `trained` */
     int64_t first_column, columns; /* of the vocabulary */
     const uint8_t *x;              /* [rows, hidden] */
+    float *tile;
 } pass;
 
 /* ---- the products ---- */
@@ -145,30 +152,33 @@ static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backw
         for (int k = 0; k < (last ? 2 : 1); k++) {
             p.columns = k ? last : p.most_columns;
             bytes = most(bytes, product_scratch(ctx, &p, logits_product));
-            if (backward) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
+            if (backward || p.early) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
             if (backward && p.a->train_w) bytes = most(bytes, product_scratch(ctx, &p, dw_product));
         }
     return bytes;
 }
 
-static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, uint8_t *base,
-                     pass *p)
+static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool early,
+                     uint8_t *base, pass *p)
 {
     *p = (pass){.a = a,
                 .isa = nbl__isa(ctx),
                 .tokens = nbl__tensor_rows(&a->x),
                 .hidden = a->w.shape[1],
-                .vocabulary = a->w.shape[0]};
-    p->most_rows = nbl__min_i64(p->tokens, ROWS);
+                .vocabulary = a->w.shape[0],
+                .early = early};
     p->most_columns = nbl__min_i64(p->vocabulary, COLUMNS);
     p->stride = p->most_columns + 16;
+    int64_t stretches = early && p->vocabulary > 0 ? nbl__ceil_div(p->vocabulary, p->most_columns) : 1;
+    int64_t rows = early ? EARLY_BYTES / 4 / (stretches * p->stride) : ROWS;
+    p->most_rows = nbl__min_i64(p->tokens, nbl__max_i64(EARLY_LEAST_ROWS, nbl__min_i64(rows, ROWS)));
     nbl__cut cut = {base, 0};
     NBL_CUT(&cut, p->trained, p->tokens);
     NBL_CUT(&cut, p->gathered, p->most_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
-    NBL_CUT(&cut, p->tile, p->most_rows * p->stride);
+    NBL_CUT(&cut, p->tiles, stretches * p->most_rows * p->stride);
     NBL_CUT(&cut, p->sums, backward ? 0 : p->most_rows);
     NBL_CUT(&cut, p->label_logits, backward ? 0 : p->most_rows);
-    NBL_CUT(&cut, p->dx, backward ? p->most_rows * p->hidden : 0);
+    NBL_CUT(&cut, p->dx, backward || early ? p->most_rows * p->hidden : 0);
     p->gemm = nbl__cut_bytes(&cut,
                              base ? 0 : gemm_scratch(ctx, p, backward)); /* last: cut without measuring */
     return cut.used;
@@ -176,21 +186,25 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 {
+    const nbl__cross_entropy *a = arguments;
     pass p;
-    return layout(ctx, arguments, false, NULL, &p);
+    size_t plain = layout(ctx, a, false, false, NULL, &p);
+    return a->early ? most(plain, layout(ctx, a, false, true, NULL, &p)) : plain; /* it may be switched off */
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
+    const nbl__cross_entropy *a = arguments;
     pass p;
-    return layout(ctx, arguments, true, NULL, &p);
+    return a->early ? 0 : layout(ctx, a, true, false, NULL, &p);
 }
 
 /* ---- tiles ---- */
 
 static nbl_status begin(const nbl__call *call, const void *arguments, bool backward, pass *p)
 {
-    layout(call->ctx, arguments, backward, call->scratch, p);
+    const nbl__cross_entropy *a = arguments;
+    layout(call->ctx, a, backward, a->early && !backward, call->scratch, p);
     p->ctx = call->ctx;
     NBL_TRY(nbl__cross_entropy_trained(call, p->a, p->trained, &p->count));
     p->share = nbl__cross_entropy_share(p->a, p->count);
@@ -203,7 +217,10 @@ static void take_group(pass *p)
     const uint8_t *x = p->a->x.data;
     const int64_t *t = p->trained + p->first_row;
     size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
-    p->rows = nbl__min_i64(p->most_rows, p->count - p->first_row);
+    int64_t done = p->first_row % ROWS, block = nbl__min_i64(ROWS, p->count - p->first_row + done);
+    p->rows = nbl__ceil_div(
+        block, nbl__ceil_div(block, p->most_rows)); /* early: even parts of what backward takes */
+    p->rows = nbl__min_i64(p->rows, block - done);
     p->x = x + (size_t)t[0] * bytes;
     if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* they are */
     for (int64_t r = 0; r < p->rows; r++)
@@ -214,6 +231,8 @@ static void take_group(pass *p)
 static void take_stretch(pass *p)
 {
     p->columns = nbl__min_i64(p->most_columns, p->vocabulary - p->first_column);
+    p->tile = p->tiles;
+    if (p->early) p->tile += p->first_column / p->most_columns * p->most_rows * p->stride;
 }
 
 static nbl_status each_row(pass *p, nbl__team_fn fn)
@@ -236,8 +255,10 @@ static nbl_status fold_rows(void *argument, int64_t item, int worker)
     (void)worker;
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
-        float *z = p->tile + r * p->stride;
+        float *z = p->tile + r * p->stride, capped[COLUMNS];
         int64_t label = label_place(p, r);
+        if (p->early && p->a->softcap > 0) /* the gradient wants them as they were */
+            z = memcpy(capped, z, (size_t)p->columns * sizeof *z);
         if (p->first_column == 0) p->sums[r] = (nbl__logit_sums){.largest = -INFINITY};
         nbl__logits_fold(p->isa, z, p->columns, p->a->softcap, p->a->smoothing > 0, &p->sums[r]);
         if (label >= 0) p->label_logits[r] = z[label];
@@ -266,32 +287,7 @@ static void finish_group(const pass *p, double *total)
     }
 }
 
-static nbl_status run_forward(const nbl__call *call, const void *arguments)
-{
-    pass p;
-    double total = 0;
-    NBL_TRY(begin(call, arguments, false, &p));
-    const nbl__cross_entropy *a = p.a;
-    size_t bytes = (size_t)p.tokens * sizeof(float);
-    if (p.count < p.tokens) { /* those that are not trained */
-        memset(a->logprobs.data, 0, bytes);
-        memset(a->lse.data, 0, 2 * bytes);
-        if (a->reduction == NBL_REDUCTION_NONE) memset(a->loss.data, 0, bytes);
-    }
-    for (; p.first_row < p.count; p.first_row += p.rows) {
-        take_group(&p);
-        for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
-            take_stretch(&p);
-            NBL_TRY(multiply(&p, logits_product));
-            NBL_TRY(each_row(&p, fold_rows));
-        }
-        finish_group(&p, &total);
-    }
-    if (a->reduction == NBL_REDUCTION_MEAN) *(float *)a->loss.data = (float)(total * p.share);
-    return NBL_OK;
-}
-
-/* ---- backward ---- */
+/* ---- gradients ---- */
 
 static nbl_status gradient_rows(void *argument, int64_t item, int worker)
 {
@@ -302,7 +298,7 @@ static nbl_status gradient_rows(void *argument, int64_t item, int worker)
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
         int64_t t = p->trained[p->first_row + r], label = label_place(p, r);
-        double upstream = (double)dloss[a->reduction == NBL_REDUCTION_MEAN ? 0 : t];
+        double upstream = p->early ? 1 : (double)dloss[a->reduction == NBL_REDUCTION_MEAN ? 0 : t];
         nbl__logit_gradient g = {.softcap = a->softcap,
                                  .lse = lse[t],
                                  .lse_rest = lse[p->tokens + t],
@@ -315,30 +311,111 @@ static nbl_status gradient_rows(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Where dx goes. */
+static const nbl_tensor *dx_of(const pass *p)
+{
+    return p->early ? &p->a->dx_early : &p->a->dx;
+}
+
 /* The group's rows of dx, rounded to their places. */
 static nbl_status scatter_rows(void *argument, int64_t item, int worker)
 {
     pass *p = argument;
+    const nbl_tensor *dx = dx_of(p);
     (void)worker;
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
-        size_t at = (size_t)(p->trained[p->first_row + r] * p->hidden) * nbl__size_of(p->a->dtype);
-        nbl__from_f32(p->isa, p->dx + r * p->hidden, p->a->dtype, (uint8_t *)p->a->dx.data + at, p->hidden);
+        size_t at = (size_t)(p->trained[p->first_row + r] * p->hidden) * nbl__size_of(dx->dtype);
+        nbl__from_f32(p->isa, p->dx + r * p->hidden, dx->dtype, (uint8_t *)dx->data + at, p->hidden);
     }
     return NBL_OK;
 }
 
 static void clear_untrained(const pass *p)
 {
-    size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
+    const nbl_tensor *dx = dx_of(p);
+    size_t bytes = (size_t)p->hidden * nbl__size_of(dx->dtype);
     const int32_t *labels = p->a->labels.data;
     for (int64_t t = 0; t < p->tokens; t++)
-        if (labels[t] == NBL_LABEL_IGNORED) memset((uint8_t *)p->a->dx.data + (size_t)t * bytes, 0, bytes);
+        if (labels[t] == NBL_LABEL_IGNORED) memset((uint8_t *)dx->data + (size_t)t * bytes, 0, bytes);
+}
+
+/* dx of the group, from the tiles that forward has kept. */
+static nbl_status early_group(pass *p)
+{
+    for (p->first_column = 0; p->first_column < p->vocabulary; p->first_column += p->columns) {
+        take_stretch(p);
+        NBL_TRY(each_row(p, gradient_rows));
+        NBL_TRY(multiply(p, dx_product));
+    }
+    return each_row(p, scatter_rows);
+}
+
+/* ---- forward, whole ---- */
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    pass p;
+    double total = 0;
+    NBL_TRY(begin(call, arguments, false, &p));
+    const nbl__cross_entropy *a = p.a;
+    size_t bytes = (size_t)p.tokens * sizeof(float);
+    if (p.count < p.tokens) { /* those that are not trained */
+        memset(a->logprobs.data, 0, bytes);
+        memset(a->lse.data, 0, 2 * bytes);
+        if (a->reduction == NBL_REDUCTION_NONE) memset(a->loss.data, 0, bytes);
+    }
+    if (p.early) clear_untrained(&p);
+    for (; p.first_row < p.count; p.first_row += p.rows) {
+        take_group(&p);
+        for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
+            take_stretch(&p);
+            NBL_TRY(multiply(&p, logits_product));
+            NBL_TRY(each_row(&p, fold_rows));
+        }
+        finish_group(&p, &total);
+        if (p.early) NBL_TRY(early_group(&p));
+    }
+    if (a->reduction == NBL_REDUCTION_MEAN) *(float *)a->loss.data = (float)(total * p.share);
+    return NBL_OK;
+}
+
+/* ---- backward ---- */
+
+/* dx = dloss · dx_early, rounded once. */
+static nbl_status scale_rows(void *argument, int64_t item, int worker)
+{
+    enum { PIECE = 256 };
+    const pass *p = argument;
+    const nbl__cross_entropy *a = p->a;
+    const float *early = a->dx_early.data, dloss = *(const float *)a->dloss.data;
+    int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM) * p->hidden;
+    (void)worker;
+    for (int64_t at = item * ROWS_PER_ITEM * p->hidden; at < end; at += PIECE) {
+        float values[PIECE];
+        int64_t n = nbl__min_i64(PIECE, end - at);
+        for (int64_t i = 0; i < n; i++) values[i] = early[at + i] * dloss;
+        nbl__from_f32(p->isa, values, a->dtype, (uint8_t *)a->dx.data + (size_t)at * nbl__size_of(a->dtype),
+                      n);
+    }
+    return NBL_OK;
+}
+
+static nbl_status finish_early(nbl_context *ctx, const nbl__cross_entropy *a)
+{
+    pass p = {
+        .a = a, .ctx = ctx, .isa = nbl__isa(ctx), .rows = nbl__tensor_rows(&a->x), .hidden = a->w.shape[1]};
+    p.tokens = p.rows;
+    if (!nbl__given(&a->dx)) return NBL_OK;
+    NBL_TRY(each_row(&p, scale_rows));
+    clear_untrained(&p); /* 0 times a negative number is not the 0 that is promised */
+    return NBL_OK;
 }
 
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     pass p;
+    if (((const nbl__cross_entropy *)arguments)->early) return finish_early(call->ctx, arguments);
     NBL_TRY(begin(call, arguments, true, &p));
     const nbl__cross_entropy *a = p.a;
     bool want_dx = nbl__given(&a->dx), want_dw = nbl__cross_entropy_wants_dw(a);

@@ -7,7 +7,10 @@
  *                g, u, d = d·u·act'(g), d·act(g), act(g)·u      gradients of gate and up, and h
  *                gradients of down's parameters from d, then all of gate and up, and dx
  *
- * Scratch: two (backward: three) such pieces, the norms of DoRA that were not given, and what layers need. */
+ * With `keep` forward makes g and u in the saved tensors and act(g)·u in scratch, and backward copies them instead of
+ * making them again.
+ *
+ * Scratch: two (backward: three; forward with `keep`: one) such pieces, the norms of DoRA that were not given, and what layers need. */
 #include "base/team.h"
 #include "ops/cpu/gate.h"
 #include "ops/cpu/layers.h"
@@ -31,7 +34,7 @@ static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
     nbl__cut cut = {base, 0};
     pieces p = {0};
     NBL_CUT(&cut, p.g, values);
-    NBL_CUT(&cut, p.u, values);
+    NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
     NBL_CUT(&cut, p.d, backward ? values : 0);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
         if (lacks_norm(parts[i])) NBL_CUT(&cut, p.norms[i], parts[i]->w.shape[0]);
@@ -108,6 +111,8 @@ typedef struct gate_job {
     nbl_isa isa;
     nbl__act act;
     float *g, *u, *d; /* d NULL: forward */
+    const float *kept_gate,
+        *kept_up; /* NULL: g and u hold them; else g, and u in backward, are made from these */
     int64_t n;
 } gate_job;
 
@@ -116,15 +121,32 @@ static nbl_status gate_piece(void *argument, int64_t item, int worker)
     const gate_job *j = argument;
     int64_t at = item * PIECE, n = nbl__min_i64(PIECE, j->n - at);
     (void)worker;
+    size_t bytes = (size_t)n * sizeof(float);
+    if (j->kept_gate) memcpy(j->g + at, j->kept_gate + at, bytes);
+    if (j->kept_gate && j->d) memcpy(j->u + at, j->kept_up + at, bytes);
     if (j->d) nbl__gate_backward(j->isa, j->act, j->g + at, j->u + at, j->d + at, n);
-    else nbl__gate_forward(j->isa, j->act, j->g + at, j->u + at, n);
+    else nbl__gate_forward(j->isa, j->act, j->g + at, (j->kept_up ? j->kept_up : j->u) + at, n);
     return NBL_OK;
 }
 
-static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, const pieces *p, int64_t n,
-                           bool backward)
+/* The chunk's rows of a saved tensor. */
+static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
 {
-    gate_job job = {nbl__isa(call->ctx), (nbl__act)a->act, p->g, p->u, backward ? p->d : NULL, n};
+    return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
+}
+
+static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chunk, const pieces *p,
+                           const nbl_tensor *gate, bool backward)
+{
+    int64_t n = nbl__tensor_elements(gate);
+    gate_job job = {.isa = nbl__isa(call->ctx),
+                    .act = (nbl__act)a->act,
+                    .g = p->g,
+                    .u = p->u,
+                    .d = backward ? p->d : NULL,
+                    .kept_gate = a->keep ? kept_rows(&a->gate_out, chunk) : NULL,
+                    .kept_up = a->keep ? kept_rows(&a->up_out, chunk) : NULL,
+                    .n = n};
     return nbl__team_run(call->ctx, nbl__ceil_div(n, PIECE), gate_piece, &job, NULL);
 }
 
@@ -140,8 +162,10 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.g, parts);
+        if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
+        if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
         NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
-        NBL_TRY(gate_all(call, a, &p, nbl__tensor_elements(&parts[NBL_MLP_GATE].y), false));
+        NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
         NBL_TRY(nbl__layers_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
     }
     return NBL_OK;
@@ -164,10 +188,10 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
-        NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
+        if (!a->keep) NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
         NBL_TRY(nbl__layers_backward_run(call->ctx, &down, 1, rest, rest_bytes));
-        NBL_TRY(gate_all(call, a, &p, nbl__tensor_elements(&parts[NBL_MLP_GATE].y), true));
+        NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
         NBL_TRY(nbl__layers_backward_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
         NBL_TRY(nbl__layers_backward_run(call->ctx, parts, 2, rest, rest_bytes));

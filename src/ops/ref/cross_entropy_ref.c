@@ -12,7 +12,7 @@ typedef struct scratch {
     uint8_t *coded; /* [hidden] in the compute dtype: a decoded row of W, */
     float *row;     /* [hidden]: and as f32 */
     double *logits; /* [vocabulary] */
-    double *dx;     /* [hidden]; backward */
+    double *dx;     /* [hidden]; backward, or early */
     double *dw;     /* [vocabulary, hidden]; backward, when it is wanted */
 } scratch;
 
@@ -24,7 +24,7 @@ static size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, 
     NBL_CUT(&cut, s->coded, hidden * 4);
     NBL_CUT(&cut, s->row, hidden);
     NBL_CUT(&cut, s->logits, vocabulary);
-    NBL_CUT(&cut, s->dx, backward ? hidden : 0);
+    NBL_CUT(&cut, s->dx, backward || a->early ? hidden : 0);
     NBL_CUT(&cut, s->dw, backward && a->train_w ? vocabulary * hidden : 0);
     return cut.used;
 }
@@ -82,6 +82,26 @@ static void forward_token(const nbl__cross_entropy *a, int64_t t, const scratch 
     *total += loss;
 }
 
+/* The gradients of token t, whose loss has the gradient `scale`: dx to its rows of `out`. */
+static void backward_token(const nbl__cross_entropy *a, int64_t t, double scale, const scratch *s,
+                           const nbl_tensor *out)
+{
+    int64_t vocabulary = a->w.shape[0], hidden = a->w.shape[1];
+    int32_t label = ((const int32_t *)a->labels.data)[t];
+    double largest, rest = make_logits(a, t, s, &largest);
+    double cap = (double)a->softcap, smoothing = (double)a->smoothing;
+    for (int64_t k = 0; k < hidden; k++) s->dx[k] = 0;
+    for (int64_t v = 0; v < vocabulary; v++) {
+        double z = s->logits[v], wanted = smoothing / (double)vocabulary + (v == label ? 1 - smoothing : 0);
+        double d = (exp(z - largest - rest) - wanted) * scale * (cap > 0 ? 1 - z / cap * (z / cap) : 1);
+        weight_row(a, v, s);
+        for (int64_t k = 0; k < hidden; k++) s->dx[k] += d * (double)s->row[k];
+        if (!nbl__cross_entropy_wants_dw(a)) continue;
+        for (int64_t k = 0; k < hidden; k++) s->dw[v * hidden + k] += d * nbl__ref_get(&a->x, t * hidden + k);
+    }
+    for (int64_t k = 0; k < hidden; k++) nbl__ref_set(out, t * hidden + k, s->dx[k]);
+}
+
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__cross_entropy *a = arguments;
@@ -97,29 +117,12 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         if (a->reduction == NBL_REDUCTION_NONE) nbl__ref_set(&a->loss, t, 0);
     }
     for (int64_t i = 0; i < count; i++) forward_token(a, s.rows[i], &s, &total);
+    for (int64_t i = 0; a->early && i < nbl__tensor_elements(&a->x); i++) nbl__ref_set(&a->dx_early, i, 0);
+    for (int64_t i = 0; a->early && i < count; i++)
+        backward_token(a, s.rows[i], nbl__cross_entropy_share(a, count), &s, &a->dx_early);
     if (a->reduction == NBL_REDUCTION_MEAN)
         nbl__ref_set(&a->loss, 0, total * nbl__cross_entropy_share(a, count));
     return NBL_OK;
-}
-
-static void backward_token(const nbl__cross_entropy *a, int64_t t, double share, const scratch *s)
-{
-    int64_t vocabulary = a->w.shape[0], hidden = a->w.shape[1];
-    int32_t label = ((const int32_t *)a->labels.data)[t];
-    double largest, rest = make_logits(a, t, s, &largest);
-    double cap = (double)a->softcap, smoothing = (double)a->smoothing;
-    double scale = nbl__ref_get(&a->dloss, a->reduction == NBL_REDUCTION_MEAN ? 0 : t) * share;
-    for (int64_t k = 0; k < hidden; k++) s->dx[k] = 0;
-    for (int64_t v = 0; v < vocabulary; v++) {
-        double z = s->logits[v], wanted = smoothing / (double)vocabulary + (v == label ? 1 - smoothing : 0);
-        double d = (exp(z - largest - rest) - wanted) * scale * (cap > 0 ? 1 - z / cap * (z / cap) : 1);
-        weight_row(a, v, s);
-        for (int64_t k = 0; k < hidden; k++) s->dx[k] += d * (double)s->row[k];
-        if (!nbl__cross_entropy_wants_dw(a)) continue;
-        for (int64_t k = 0; k < hidden; k++) s->dw[v * hidden + k] += d * nbl__ref_get(&a->x, t * hidden + k);
-    }
-    if (!nbl__given(&a->dx)) return;
-    for (int64_t k = 0; k < hidden; k++) nbl__ref_set(&a->dx, t * hidden + k, s->dx[k]);
 }
 
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
@@ -134,7 +137,10 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     if (nbl__cross_entropy_wants_dw(a))
         for (int64_t i = 0; i < weights; i++) s.dw[i] = 0;
     double share = nbl__cross_entropy_share(a, count);
-    for (int64_t i = 0; i < count; i++) backward_token(a, s.rows[i], share, &s);
+    for (int64_t i = 0; i < count; i++) {
+        double upstream = nbl__ref_get(&a->dloss, a->reduction == NBL_REDUCTION_MEAN ? 0 : s.rows[i]);
+        backward_token(a, s.rows[i], upstream * share, &s, &a->dx);
+    }
     if (nbl__cross_entropy_wants_dw(a))
         for (int64_t i = 0; i < weights; i++) nbl__ref_put(&a->dw, i, s.dw[i], a->accumulate);
     return NBL_OK;

@@ -1,5 +1,5 @@
 /* mlp_ref.c - mlp, forward and backward: the oracle. The parts are the reference linear; what lies between
- * them is f64. */
+ * them is f64. Backward makes gate and up again, whether they were saved or not. */
 #include <math.h>
 
 #include "ops/mlp.h"
@@ -123,6 +123,12 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &s, parts);
         NBL_TRY(run_first(&inner, a->act, &s, parts));
+        int64_t n = nbl__tensor_elements(&parts[NBL_MLP_GATE].y);
+        for (int64_t i = 0; a->keep && i < n; i++) {
+            int64_t at = chunk * NBL_MLP_CHUNK * a->gate.w.shape[0] + i;
+            nbl__ref_set(&a->gate_out, at, s.gate[i]);
+            nbl__ref_set(&a->up_out, at, s.up[i]);
+        }
         NBL_TRY(nbl__linear_ref.run(&inner, &parts[NBL_MLP_DOWN]));
     }
     return NBL_OK;
