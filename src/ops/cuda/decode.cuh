@@ -19,7 +19,8 @@ extern "C" {
 #include "quant/weight.h"
 }
 
-namespace nbl_cuda {
+namespace nbl_cuda
+{
 
 constexpr float INVERSE_127 = 0x1.020408p-7f; /* as src/quant/int8.c */
 constexpr unsigned ALL = 0xffffffffu;         /* the lanes of a warp */
@@ -65,7 +66,9 @@ static inline packed packed_of(const nbl_weight *w)
     if (p.kind != SCALES_ROWS)
         p.block_shift = mx ? 5 : __builtin_ctzll(static_cast<unsigned long long>(w->block));
     p.low_first = mx;
-    const float *table = mx ? nbl__mxfp4_table : w->format == NBL_FORMAT_FP4 ? nbl__fp4_table : nbl__nf4_table;
+    const float *table = mx                            ? nbl__mxfp4_table
+                         : w->format == NBL_FORMAT_FP4 ? nbl__fp4_table
+                                                       : nbl__nf4_table;
     memcpy(p.table, table, sizeof p.table);
     return p;
 }
@@ -115,6 +118,20 @@ __device__ inline float add_x86(float a, float b)
     return is_nan(sum) ? nan_x86(a, b) : sum;
 }
 
+/* Entry lane % 16 of the table, by a tree of selections: an index that differs from lane to lane would read the
+ * parameter 16 times over. */
+__device__ inline float table_entry(const packed &p, int lane)
+{
+    float rest[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) rest[i] = p.table[i];
+#pragma unroll
+    for (int bit = 1; bit < 16; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < 8 / bit; i++) rest[i] = lane & bit ? rest[2 * i + 1] : rest[2 * i];
+    return rest[0];
+}
+
 /* The scale of a block of a 4-bit weight. */
 __device__ inline float scale_of(const packed &p, int64_t block)
 {
@@ -155,7 +172,8 @@ template <> __device__ inline __half narrow<__half>(float value)
 {
     uint32_t bits = __float_as_uint(value);
     if (!is_nan(value)) return __float2half_rn(value);
-    return __ushort_as_half(static_cast<unsigned short>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu)));
+    return __ushort_as_half(
+        static_cast<unsigned short>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu)));
 }
 template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value)
 {

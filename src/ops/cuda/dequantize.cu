@@ -12,7 +12,8 @@
 
 using namespace nbl_cuda;
 
-namespace {
+namespace
+{
 
 enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 8, SQUARE = 64 };
 
@@ -86,8 +87,8 @@ template <typename T, bool INT8> __device__ inline uint4 finish(const float *val
  * multiple of 32; INT8: runs are rows, a multiple of 8 long. `run_tiles`: tiles of a run. */
 template <typename T, bool INT8>
 __global__ void __launch_bounds__(THREADS)
-    decode_tiles(const __grid_constant__ packed p, int64_t begin, int64_t count, int64_t run_tiles, int64_t tiles,
-                 T *__restrict__ out)
+    decode_tiles(const __grid_constant__ packed p, int64_t begin, int64_t count, int64_t run_tiles,
+                 int64_t tiles, T *__restrict__ out)
 {
     typedef chunk<T, INT8> piece;
     constexpr int STEP = 32 * piece::COUNT, HALF = STEP * STEPS / 2;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(THREADS)
     if (INT8) {
         scales[0] = scales[1] = __ldg(p.scales + (begin + base) / p.columns);
     } else {
-        mine = p.table[lane % 16];
+        mine = table_entry(p, lane);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int64_t first = base + h * HALF, left = limit - first;
@@ -160,20 +161,20 @@ __global__ void __launch_bounds__(THREADS)
  * a row of the output can be stored at once. */
 template <typename T, bool INT8>
 __global__ void __launch_bounds__(THREADS)
-    decode_transposed(const __grid_constant__ packed p, int64_t row_begin, int64_t rows, int64_t column_squares,
-                      bool by_words, bool by_vectors, T *__restrict__ out)
+    decode_transposed(const __grid_constant__ packed p, int64_t row_begin, int64_t rows,
+                      int64_t column_squares, bool by_words, bool by_vectors, T *__restrict__ out)
 {
     constexpr int PAD = 4 / sizeof(T), COUNT = 16 / sizeof(T), CHUNKS = SQUARE / COUNT;
     __shared__ T square[SQUARE][SQUARE + PAD];
     int64_t row_square = blockIdx.x / column_squares;
     int64_t r0 = row_square * SQUARE, c0 = (blockIdx.x - row_square * column_squares) * SQUARE;
-    float mine = INT8 ? 0 : p.table[threadIdx.x % 16];
+    float mine = INT8 ? 0 : table_entry(p, static_cast<int>(threadIdx.x));
 
     for (int pass = 0; pass < 2; pass++) {
         int r = pass * 32 + threadIdx.x / 8, c = threadIdx.x % 8 * 8;
         int64_t row = row_begin + r0 + r, first = row * p.columns + c0 + c;
         bool inside = r0 + r < rows && c0 + c < p.columns;
-        if (by_words) { /* then columns are a multiple of 8: a word lies inside or outside */
+        if (by_words) {                /* then columns are a multiple of 8: a word lies inside or outside */
             chunk<__half, INT8> codes; /* eight of them, whatever T is */
             codes.word = make_uint2(0, 0);
             float values[8], scale = 0;
@@ -226,7 +227,8 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
         decode_transposed<T, INT8><<<static_cast<unsigned>(column_squares * squares), THREADS, 0, stream>>>(
             p, row_begin, rows, column_squares, by_words, by_vectors, out);
     } else if (aligned(out, 16) && aligned(p.codes, 8) && (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
-        int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE), tiles = run_tiles * (INT8 ? rows : 1);
+        int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE),
+                tiles = run_tiles * (INT8 ? rows : 1);
         decode_tiles<T, INT8><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(
             p, begin, count, run_tiles, tiles, out);
     } else {
@@ -236,7 +238,8 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
 }
 
 template <typename T>
-void launch_as(const packed &p, int64_t row_begin, int64_t rows, bool transpose, void *out, cudaStream_t stream)
+void launch_as(const packed &p, int64_t row_begin, int64_t rows, bool transpose, void *out,
+               cudaStream_t stream)
 {
     if (p.kind == SCALES_ROWS) launch<T, true>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
     else launch<T, false>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
@@ -245,7 +248,8 @@ void launch_as(const packed &p, int64_t row_begin, int64_t rows, bool transpose,
 } // namespace
 
 extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
-                                           int64_t row_end, nbl_dtype dtype, int transpose, void *out, void *stream)
+                                           int64_t row_end, nbl_dtype dtype, int transpose, void *out,
+                                           void *stream)
 {
     static const char call[] = "nbl__cuda_dequantize";
     int64_t n = 0, rows = 0;
@@ -253,8 +257,9 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
     NBL_CHECK(ctx, weight->format != NBL_FORMAT_DENSE, NBL_ERROR_UNSUPPORTED,
               "%s: a dense weight of shape %s needs no decoding", call,
               nbl__show_shape(weight->rank, weight->shape).text);
-    NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE, "%s: %s to %s; only f32, f16 and bf16 can be made", call,
-              nbl_format_name(weight->format), nbl__any_dtype_name(dtype));
+    NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
+              "%s: %s to %s; only f32, f16 and bf16 can be made", call, nbl_format_name(weight->format),
+              nbl__any_dtype_name(dtype));
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "%s: rows %" PRId64 " to %" PRId64 " of %" PRId64, call, row_begin, row_end, rows);
     int64_t count = row_end - row_begin;
@@ -263,9 +268,9 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
               "%s: out is NULL or not aligned to its elements", call);
     /* A grid has at most 2^31 blocks. The smallest work of one block is a row (int8), or a square. */
     int64_t columns = weight->shape[weight->rank - 1];
-    NBL_CHECK(ctx,
-              nbl__ceil_div(columns, SQUARE) <= INT32_MAX / nbl__ceil_div(count, WARPS), NBL_ERROR_UNSUPPORTED,
-              "%s: shape %s is too large for one launch", call, nbl__show_shape(weight->rank, weight->shape).text);
+    NBL_CHECK(ctx, nbl__ceil_div(columns, SQUARE) <= INT32_MAX / nbl__ceil_div(count, WARPS),
+              NBL_ERROR_UNSUPPORTED, "%s: shape %s is too large for one launch", call,
+              nbl__show_shape(weight->rank, weight->shape).text);
     packed p = packed_of(weight);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);

@@ -18,8 +18,8 @@ extern "C" {
  * Fastest (memory bandwidth) with `data` and `out` aligned to 16 bytes and a first element that is a multiple of 32;
  * int8 and transposed results also need columns (and, transposed, rows) in multiples of 8. Other shapes are right,
  * and slower. */
-nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin, int64_t row_end,
-                                nbl_dtype dtype, int transpose, void *out, void *stream);
+nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
+                                int64_t row_end, nbl_dtype dtype, int transpose, void *out, void *stream);
 
 #ifdef __cplusplus
 }

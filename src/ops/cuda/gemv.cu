@@ -17,20 +17,24 @@
 
 using namespace nbl_cuda;
 
-namespace {
+namespace
+{
 
 enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL__CUDA_GEMV_ROWS };
 
 template <typename T> __device__ void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1);
 template <> __device__ inline void multiply<__half>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <> __device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+template <>
+__device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -73,23 +77,27 @@ template <bool INT8, int TILES> struct step {
             for (int half = 0; half < 2; half++) {
                 int64_t row = first_row + t / GRANULES * 16 + half * 8 + g;
                 row = row < rows ? row : rows - 1;
-                scales[half] =
-                    my_column < p.columns ? scale_of(p, (row * p.columns + my_column) >> p.block_shift) : 0;
+                scales[half] = my_column < p.columns
+                                   ? scale_of(p, (row * p.columns + my_column) >> p.block_shift)
+                                   : 0;
             }
         }
     }
 };
 
 /* Two neighbouring values of T: a byte of 4-bit codes through the table, or half a word of int8. */
-template <typename T> __device__ inline uint32_t look_up(const uint32_t *table, uint32_t word, int byte, int lane)
+template <typename T>
+__device__ inline uint32_t look_up(const uint32_t *table, uint32_t word, int byte, int lane)
 {
-    uint32_t at = byte == 0 ? word << 7 : word >> (8 * byte - 7); /* the byte, times the 128 bytes of an entry */
-    return *reinterpret_cast<const uint32_t *>(reinterpret_cast<const char *>(table) + (at & 0x7f80u | lane * 4u));
+    uint32_t at = byte == 0 ? word << 7
+                            : word >> (8 * byte - 7); /* the byte, times the 128 bytes of an entry */
+    return *reinterpret_cast<const uint32_t *>(reinterpret_cast<const char *>(table) +
+                                               (at & 0x7f80u | lane * 4u));
 }
 
 template <typename T, bool INT8, int TILES>
-__global__ void __launch_bounds__(THREADS, 3)
-    gemv_tensor(const __grid_constant__ packed p, int64_t rows, int m, const T *__restrict__ x, T *__restrict__ y)
+__global__ void __launch_bounds__(THREADS, 3) gemv_tensor(const __grid_constant__ packed p, int64_t rows,
+                                                          int m, const T *__restrict__ x, T *__restrict__ y)
 {
     typedef step<INT8, TILES> part;
     constexpr int ROWS = TILES * 16, SUMS = WARPS * ROWS * MAX_M;
@@ -103,10 +111,11 @@ __global__ void __launch_bounds__(THREADS, 3)
     part now, next;
     if (at < end) next.load(p, first_row, rows, at * part::COLUMNS, lane);
     if constexpr (!INT8) {
-        uint32_t both = pair_of<T>(p.table[threadIdx.x >> 4], p.table[threadIdx.x & 15]);
+        uint32_t both = pair_of<T>(p.table[threadIdx.x >> 4], table_entry(p, lane));
 #pragma unroll
         for (int i = 0; i < 8; i++) /* lanes begin at different banks */
-            reinterpret_cast<uint4 *>(shared)[threadIdx.x * 8 + (i + lane) % 8] = make_uint4(both, both, both, both);
+            reinterpret_cast<uint4 *>(shared)[threadIdx.x * 8 + (i + lane) % 8] = make_uint4(both, both, both,
+                                                                                             both);
         __syncthreads();
     }
 
@@ -197,7 +206,7 @@ __global__ void __launch_bounds__(THREADS)
     int lane = threadIdx.x % 32;
     int64_t first_row = (static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32) * ROWS;
     if (first_row >= rows) return;
-    float sums[ROWS][M] = {}, mine = INT8 ? 0 : p.table[lane % 16];
+    float sums[ROWS][M] = {}, mine = INT8 ? 0 : table_entry(p, lane);
     if (by_words) {
         for (int64_t base = 0; base < p.columns; base += 256) {
             int64_t column = base + lane * 8;
@@ -291,11 +300,11 @@ void launch(const packed &p, int64_t rows, int m, const void *x_bytes, void *y_b
         if (!granules) {
             launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
         } else if (m <= 2) {
-            gemv_tensor<T, INT8, 1><<<static_cast<unsigned>(nbl__ceil_div(rows, 16)), THREADS, 0, stream>>>(
-                p, rows, m, x, y);
+            gemv_tensor<T, INT8, 1>
+                <<<static_cast<unsigned>(nbl__ceil_div(rows, 16)), THREADS, 0, stream>>>(p, rows, m, x, y);
         } else { /* more of x: read it for twice as many rows of W */
-            gemv_tensor<T, INT8, 2><<<static_cast<unsigned>(nbl__ceil_div(rows, 32)), THREADS, 0, stream>>>(
-                p, rows, m, x, y);
+            gemv_tensor<T, INT8, 2>
+                <<<static_cast<unsigned>(nbl__ceil_div(rows, 32)), THREADS, 0, stream>>>(p, rows, m, x, y);
         }
     }
 }
@@ -322,8 +331,8 @@ extern "C" nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight,
               nbl_format_name(weight->format));
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE, "%s: x in %s; it must be f32, f16 or bf16", call,
               nbl__any_dtype_name(dtype));
-    NBL_CHECK(ctx, m >= 1 && m <= MAX_M, NBL_ERROR_ARGUMENT, "%s: %" PRId64 " rows of x; 1 to %d are allowed", call, m,
-              static_cast<int>(MAX_M));
+    NBL_CHECK(ctx, m >= 1 && m <= MAX_M, NBL_ERROR_ARGUMENT, "%s: %" PRId64 " rows of x; 1 to %d are allowed",
+              call, m, static_cast<int>(MAX_M));
     NBL_CHECK(ctx, rows <= INT32_MAX, NBL_ERROR_UNSUPPORTED, "%s: shape %s has too many rows", call,
               nbl__show_shape(weight->rank, weight->shape).text);
     if (rows == 0) return NBL_OK;

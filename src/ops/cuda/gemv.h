@@ -17,8 +17,8 @@ enum { NBL__CUDA_GEMV_ROWS = 8 };
  * f32 multiplies the decoded f32 weight. f16 and bf16 go through the tensor cores: 4-bit table values are rounded
  * to that dtype, once, scales stay f32; int8 codes are exact. That needs `in` and block in multiples of 64 and
  * x and `data` aligned to 16 bytes; else sums are made as in f32. */
-nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, int64_t m, const void *x,
-                          void *y, void *stream);
+nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, int64_t m,
+                          const void *x, void *y, void *stream);
 
 #ifdef __cplusplus
 }
