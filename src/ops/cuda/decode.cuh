@@ -132,13 +132,20 @@ __device__ inline float table_entry(const packed &p, int lane)
     return rest[0];
 }
 
-/* The scale of a block of a 4-bit weight. */
-__device__ inline float scale_of(const packed &p, int64_t block)
+/* Nested blocks are a power of two, or there are none: what the fast kernels ask for. */
+static inline bool shifts_only(const packed &p)
+{
+    return p.kind != SCALES_NESTED || p.nested_shift >= 0;
+}
+
+/* The scale of a block of a 4-bit weight. SHIFTS: only for weights with shifts_only; a division of 64 bits costs the
+ * kernels registers even where it is not taken. */
+template <bool SHIFTS> __device__ inline float scale_of(const packed &p, int64_t block)
 {
     if (p.kind == SCALES_FLAT) return __ldg(p.scales + block);
     unsigned code = __ldg(p.scale_codes + block);
     if (p.kind == SCALES_E8M0) return __uint_as_float(code >= 2 ? (code - 1) << 23 : 0x00200000u << code);
-    int64_t group = p.nested_shift >= 0 ? block >> p.nested_shift : block / p.nested_block;
+    int64_t group = SHIFTS ? block >> p.nested_shift : block / p.nested_block;
     return add_x86(mul_x86(__ldg(p.nested_table + code), __ldg(p.nested_scales + group)), p.nested_offset);
 }
 
@@ -151,7 +158,7 @@ __device__ inline float value_at(const packed &p, int64_t index)
     }
     bool high = ((index & 1) != 0) == p.low_first;
     unsigned code = p.codes[index >> 1] >> (high ? 4 : 0) & 15;
-    return mul_x86(p.table[code], scale_of(p, index >> p.block_shift));
+    return mul_x86(p.table[code], scale_of<false>(p, index >> p.block_shift));
 }
 
 /* Four signed bytes to f32, exactly: byte b + 128 in the mantissa of 2^23. */

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(THREADS)
             if (left <= 0) break;
             offset[h] = static_cast<int>((begin + first) & ((1 << p.block_shift) - 1));
             int last = (offset[h] + static_cast<int>(left < HALF ? left : HALF) - 1) >> p.block_shift;
-            scales[h] = scale_of(p, ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
+            scales[h] = scale_of<true>(p, ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
         }
     }
     bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS)
             float values[8], scale = 0;
             if (inside) {
                 codes.load(p.codes + (INT8 ? first : first >> 1));
-                scale = INT8 ? __ldg(p.scales + row) : scale_of(p, first >> p.block_shift);
+                scale = INT8 ? __ldg(p.scales + row) : scale_of<true>(p, first >> p.block_shift);
             }
             codes.look_up(mine, p.low_first, values);
 #pragma unroll
@@ -221,12 +221,13 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
     constexpr int COUNT = 16 / sizeof(T), TILE = 32 * COUNT * STEPS;
     int64_t begin = row_begin * p.columns, count = rows * p.columns;
     if (transpose) {
-        bool by_words = p.columns % 8 == 0 && aligned(p.codes, INT8 ? 8 : 4);
+        bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(p.codes, INT8 ? 8 : 4);
         bool by_vectors = rows % COUNT == 0 && aligned(out, 16);
         int64_t column_squares = nbl__ceil_div(p.columns, SQUARE), squares = nbl__ceil_div(rows, SQUARE);
         decode_transposed<T, INT8><<<static_cast<unsigned>(column_squares * squares), THREADS, 0, stream>>>(
             p, row_begin, rows, column_squares, by_words, by_vectors, out);
-    } else if (aligned(out, 16) && aligned(p.codes, 8) && (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
+    } else if (shifts_only(p) && aligned(out, 16) && aligned(p.codes, 8) &&
+               (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
         int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE),
                 tiles = run_tiles * (INT8 ? rows : 1);
         decode_tiles<T, INT8><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(

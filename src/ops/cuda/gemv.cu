@@ -44,43 +44,42 @@ __device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, u
 template <bool INT8, int TILES> struct step {
     /* 16 registers of codes in every case */
     enum { WORDS = INT8 ? 4 : 2, GRANULES = 4 / TILES / (INT8 ? 2 : 1), COLUMNS = GRANULES * GRANULE };
+    enum { GRANULE_BYTES = INT8 ? GRANULE : GRANULE / 2, STEP_BYTES = GRANULES * GRANULE_BYTES };
     uint32_t codes[TILES][2][GRANULES][WORDS];
     float scales[2]; /* 4-bit: of granule t % GRANULES of tile t / GRANULES, rows g and g + 8 */
 
-    __device__ void load(const packed &p, int64_t first_row, int64_t rows, int64_t column, int lane)
+    /* `row0`: the lane's codes of row g of the first tile in column 0; `offsets`: from there to its other rows, and
+     * `scale_at`: the first elements of the granules whose scales are its own, in column 0. */
+    __device__ void load(const packed &p, const uint8_t *row0, const uint32_t (*offsets)[2],
+                         const int64_t *scale_at, int64_t at, int t)
     {
-        int g = lane / 4, t = lane % 4;
+        const uint8_t *from = row0 + at * STEP_BYTES;
+        int64_t left = p.columns - at * COLUMNS;
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                int64_t row = first_row + tile * 16 + half * 8 + g; /* past the end: the last, not stored */
-                row = row < rows ? row : rows - 1;
-                const uint8_t *from = p.codes + ((row * p.columns + column + 16 * t) >> (INT8 ? 0 : 1));
 #pragma unroll
                 for (int k = 0; k < GRANULES; k++) {
                     uint32_t *to = codes[tile][half][k];
-                    bool inside = column + k * GRANULE < p.columns;
+                    const uint8_t *granule = from + offsets[tile][half] + k * GRANULE_BYTES;
+                    bool inside = k * GRANULE < left;
                     if constexpr (INT8) {
-                        uint4 v = inside ? stream_u128(from + k * GRANULE) : make_uint4(0, 0, 0, 0);
+                        uint4 v = inside ? stream_u128(granule) : make_uint4(0, 0, 0, 0);
                         to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
                     } else {
-                        uint2 v = inside ? stream_u64(from + k * (GRANULE / 2)) : make_uint2(0, 0);
+                        uint2 v = inside ? stream_u64(granule) : make_uint2(0, 0);
                         to[0] = v.x, to[1] = v.y;
                     }
                 }
             }
         }
         if constexpr (!INT8) {
-            int64_t my_column = column + t % GRANULES * GRANULE;
+            bool inside = t % GRANULES * GRANULE < left;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int64_t row = first_row + t / GRANULES * 16 + half * 8 + g;
-                row = row < rows ? row : rows - 1;
-                scales[half] = my_column < p.columns
-                                   ? scale_of(p, (row * p.columns + my_column) >> p.block_shift)
-                                   : 0;
-            }
+            for (int half = 0; half < 2; half++)
+                scales[half] = inside ? scale_of<true>(p, (scale_at[half] + at * COLUMNS) >> p.block_shift)
+                                      : 0;
         }
     }
 };
@@ -108,8 +107,21 @@ __global__ void __launch_bounds__(THREADS, 3) gemv_tensor(const __grid_constant_
     int64_t steps = (p.columns + part::COLUMNS - 1) / part::COLUMNS;
     int64_t at = warp * steps / WARPS, end = (warp + 1) * steps / WARPS;
 
+    uint32_t offsets[TILES][2];
+    int64_t scale_at[2] = {0, 0},
+            last = rows - 1 - first_row; /* rows past the end: the last, and nothing is stored */
+    int64_t row_bytes = p.columns >> (INT8 ? 0 : 1);
+#pragma unroll
+    for (int i = 0; i < TILES * 2; i++) {
+        int64_t row = i * 8 + g < last ? i * 8 + g : last;
+        offsets[i / 2][i % 2] = static_cast<uint32_t>(row * row_bytes);
+        if (i / 2 == t / part::GRANULES)
+            scale_at[i % 2] = (first_row + row) * p.columns + t % part::GRANULES * GRANULE;
+    }
+    const uint8_t *row0 = p.codes + first_row * row_bytes + t * (part::GRANULE_BYTES / 4);
+
     part now, next;
-    if (at < end) next.load(p, first_row, rows, at * part::COLUMNS, lane);
+    if (at < end) next.load(p, row0, offsets, scale_at, at, t);
     if constexpr (!INT8) {
         uint32_t both = pair_of<T>(p.table[threadIdx.x >> 4], table_entry(p, lane));
 #pragma unroll
@@ -124,7 +136,7 @@ __global__ void __launch_bounds__(THREADS, 3) gemv_tensor(const __grid_constant_
     for (; at < end; at++) {
         now = next;
         int64_t column = at * part::COLUMNS;
-        if (at + 1 < end) next.load(p, first_row, rows, column + part::COLUMNS, lane);
+        if (at + 1 < end) next.load(p, row0, offsets, scale_at, at + 1, t);
 #pragma unroll
         for (int k = 0; k < part::GRANULES; k++) {
             uint32_t values[8] = {}; /* 16 of x */
@@ -222,7 +234,7 @@ __global__ void __launch_bounds__(THREADS)
                 if (inside && INT8) words[r] = stream_u64(p.codes + at);
                 if (inside && !INT8) {
                     words[r].x = stream_u32(p.codes + (at >> 1));
-                    scales[r] = scale_of(p, at >> p.block_shift);
+                    scales[r] = scale_of<true>(p, at >> p.block_shift);
                 }
             }
 #pragma unroll
@@ -288,15 +300,15 @@ void launch(const packed &p, int64_t rows, int m, const void *x_bytes, void *y_b
 {
     const T *x = static_cast<const T *>(x_bytes);
     T *y = static_cast<T *>(y_bytes);
-    bool by_words = p.columns % 8 == 0 && aligned(x, 16) && aligned(p.codes, INT8 ? 8 : 4);
+    bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(x, 16) && aligned(p.codes, INT8 ? 8 : 4);
     if constexpr (sizeof(T) == 4) {
         if (m == 1) launch_plain<T, INT8, 1, 4>(p, rows, m, by_words, x, y, stream);
         else if (m == 2) launch_plain<T, INT8, 2, 4>(p, rows, m, by_words, x, y, stream);
         else if (m <= 4) launch_plain<T, INT8, 4, 2>(p, rows, m, by_words, x, y, stream);
         else launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
     } else {
-        bool granules = by_words && p.columns % GRANULE == 0 && aligned(p.codes, 16) &&
-                        (INT8 || 1 << p.block_shift >= GRANULE);
+        bool granules = by_words && p.columns % GRANULE == 0 && p.columns <= 1 << 26 &&
+                        aligned(p.codes, 16) && (INT8 || 1 << p.block_shift >= GRANULE);
         if (!granules) {
             launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
         } else if (m <= 2) {
