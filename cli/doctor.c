@@ -47,7 +47,7 @@ static bool library(int64_t index, nbl_library *it)
     return true;
 }
 
-/* ---- CUDA: this build has none; the driver is told of, so that one knows what another build would find ---- */
+/* ---- CUDA: the driver is told of even by a build without it, so that one knows what another would find ---- */
 
 /* The version of NVIDIA's driver, or NULL when none is loaded. */
 static const char *nvidia_driver(void)
@@ -63,6 +63,33 @@ static const char *nvidia_driver(void)
     for (digits = digits ? digits + 7 : line; *digits && !isdigit((unsigned char)*digits);) digits++;
     size_t length = strspn(digits, "0123456789.");
     return cli_clean(length ? cli_format("%.*s", (int)length, digits) : cli_format("%s", line));
+}
+
+/* Devices as an array; null where there are none. *why: what the library says of that, or NULL. */
+static json_t *cuda_devices(nbl_context *ctx, const char **why)
+{
+    int count = 0;
+    *why = NULL;
+    if (!nbl_cuda_built()) return json_null();
+    if (nbl_cuda_device_count(ctx, &count) != NBL_OK) {
+        *why = cli_format("%s", nbl_error_message(ctx));
+        return json_null();
+    }
+    json_t *devices = cli_json_array();
+    for (int i = 0; i < count; i++) {
+        nbl_cuda_device device;
+        if (nbl_cuda_device_get(ctx, i, &device) != NBL_OK) {
+            *why = cli_format("%s", nbl_error_message(ctx));
+            continue;
+        }
+        json_t *it = cli_json_object();
+        cli_json_set(it, "name", cli_json_text(device.name));
+        cli_json_set(it, "compute_capability",
+                     cli_json_text(cli_format("%d.%d", device.major, device.minor)));
+        cli_json_set(it, "memory_bytes", cli_json_unsigned(device.memory_bytes));
+        cli_json_add(devices, it);
+    }
+    return devices;
 }
 
 /* ---- what is printed ---- */
@@ -98,8 +125,10 @@ static void print_json(nbl_context *ctx, const char *cpu)
     cli_json_set(document, "isa_found", cli_json_text(found));
     cli_json_set(document, "isa_levels", levels);
     cli_json_set(document, "libraries", libraries);
-    cli_json_set(document, "cuda", json_null());
-    cli_json_set(document, "cuda_built", json_false());
+    const char *why;
+    cli_json_set(document, "cuda", cuda_devices(ctx, &why));
+    cli_json_set(document, "cuda_built", json_boolean(nbl_cuda_built()));
+    cli_json_set(document, "cuda_error", cli_json_text(why));
     cli_json_set(document, "cuda_driver", cli_json_text(nvidia_driver()));
     cli_json_print(document);
 }
@@ -109,9 +138,33 @@ static void fact(const char *name, const char *text)
     fprintf(cli_out(), "%s%-8s%s %s\n", cli_styled(CLI_BOLD), name, cli_styled(CLI_PLAIN), text);
 }
 
+static void print_cuda(nbl_context *ctx)
+{
+    const char *driver = nvidia_driver();
+    int count = 0;
+    if (!nbl_cuda_built()) {
+        fact("cuda",
+             cli_format("not built in%s%s; everything runs on the processor",
+                        driver ? ", though there is an NVIDIA driver " : "; no NVIDIA driver was found",
+                        driver ? driver : ""));
+    } else if (nbl_cuda_device_count(ctx, &count) != NBL_OK) {
+        fact("cuda", cli_format("built in; %s", nbl_error_message(ctx)));
+    } else {
+        fact("cuda", cli_format("built in; driver %s", driver ? driver : "unknown"));
+        for (int i = 0; i < count; i++) {
+            nbl_cuda_device device;
+            if (nbl_cuda_device_get(ctx, i, &device) != NBL_OK)
+                fprintf(cli_out(), "  %-12d %s\n", i, nbl_error_message(ctx));
+            else
+                fprintf(cli_out(), "  %-12d %-28s compute capability %d.%d, %s\n", i, device.name,
+                        device.major, device.minor, cli_bytes((double)device.memory_bytes));
+        }
+    }
+}
+
 static void print_text(nbl_context *ctx, const char *cpu)
 {
-    const char *forced = getenv("NIBBLE_ISA"), *driver = nvidia_driver();
+    const char *forced = getenv("NIBBLE_ISA");
     nbl_isa_level level;
     nbl_library lib;
     fact("nibble", nbl_version());
@@ -129,9 +182,7 @@ static void print_text(nbl_context *ctx, const char *cpu)
     fprintf(cli_out(), "%slibraries%s\n", cli_styled(CLI_BOLD), cli_styled(CLI_PLAIN));
     for (int64_t i = 0; library(i, &lib); i++)
         fprintf(cli_out(), "  %-12s %-28s %s\n", lib.name, lib.version, lib.enables);
-    fact("cuda", cli_format("not built in%s%s; everything runs on the processor",
-                            driver ? ", though there is an NVIDIA driver " : "; no NVIDIA driver was found",
-                            driver ? driver : ""));
+    print_cuda(ctx);
 }
 
 static int run(cli_call *call)

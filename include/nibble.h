@@ -1174,6 +1174,29 @@ typedef struct nbl_library {
 /* Index from 0; returns 0 past the end. */
 NBL_API int nbl_library_get(int64_t index, nbl_library *library);
 
+/* ---- CUDA devices ---------------------------------------------------------
+ *
+ * Whether the CUDA backend was built in, and what it finds when it is asked.
+ * The runtime is part of this library and looks for the driver in the first of
+ * these calls, not before: a machine without one loads the library as well. */
+
+/* 1: this library was built with the CUDA backend; 0: without. */
+NBL_API int nbl_cuda_built(void);
+
+typedef struct nbl_cuda_device {
+    char name[256];        /* "NVIDIA H200" */
+    int major, minor;      /* compute capability: 9, 0 */
+    uint64_t memory_bytes; /* of the whole device, not what is free */
+} nbl_cuda_device;
+
+/* How many devices there are, and one of them, index from 0. Without any (not
+ * built in, no driver, no device) *count is 0, the status
+ * NBL_ERROR_UNSUPPORTED, and the message says why. Neither makes a CUDA context
+ * or allocates memory of a device. Any thread, each with its own context. */
+NBL_API nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count);
+NBL_API nbl_status nbl_cuda_device_get(nbl_context *ctx, int index,
+                                       nbl_cuda_device *device);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,566 @@
+/* cuda_quant.cu - examines the CUDA kernels of src/ops/cuda on the first device.
+ *
+ *   cuda_quant test [--quick]   every kernel against the CPU: decoding bit for bit, products within the bounds of the
+ *                               operators, twice the same bits, nothing written beside the output. Without a device
+ *                               it says so and exits with 77. --quick: every seventh case, for compute-sanitizer
+ *   cuda_quant bench            bytes per second, beside a plain copy of as many bytes in the same run
+ *
+ * Weights are random bytes, so that every code occurs; scales of the tests include zero, subnormals, infinities and
+ * NaN. Parts are allocated to the byte: a checker sees every access past their end. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/cuda/decode.cuh"
+#include "ops/cuda/dequantize.h"
+#include "ops/cuda/gemv.h"
+
+namespace
+{
+
+#define CUDA(call)                                                                                           \
+    do {                                                                                                     \
+        cudaError_t error_ = (call);                                                                         \
+        if (error_ != cudaSuccess) stop(#call, cudaGetErrorString(error_), __LINE__);                        \
+    } while (0)
+#define NIBBLE(call)                                                                                         \
+    do {                                                                                                     \
+        if ((call) != NBL_OK) stop(#call, nbl_error_message(ctx), __LINE__);                                 \
+    } while (0)
+
+[[noreturn]] void stop(const char *call, const char *why, int line)
+{
+    fprintf(stderr, "cuda_quant: line %d: %s: %s\n", line, call, why);
+    exit(1);
+}
+
+void *host(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64 + 64);
+    if (memory == NULL) stop("aligned_alloc", "out of memory", __LINE__);
+    return memory;
+}
+
+/* ---- random numbers: a counter, hashed; the same on both sides ---- */
+
+__host__ __device__ inline uint32_t hash_of(uint64_t i, uint32_t seed)
+{
+    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed) * 0xd1b54a32d192ed03u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return static_cast<uint32_t>((z ^ z >> 31) >> 16);
+}
+__host__ __device__ inline float unit_of(uint64_t i, uint32_t seed) /* [-1, 1) */
+{
+    return static_cast<float>(static_cast<int32_t>(hash_of(i, seed))) * 0x1p-31f;
+}
+
+/* ---- weights ---- */
+
+struct sizes {
+    size_t data, scales, scale_codes, nested_scales;
+};
+
+/* Format, shape and block; no parts yet. */
+nbl_weight weight_of(nbl_format format, bool nested, int64_t block, int64_t rows, int64_t columns,
+                     sizes *bytes)
+{
+    nbl_weight w = {};
+    size_t n = static_cast<size_t>(rows * columns);
+    w.format = format;
+    w.rank = 2;
+    w.shape[0] = rows;
+    w.shape[1] = columns;
+    *bytes = {};
+    if (format == NBL_FORMAT_INT8) {
+        bytes->data = n;
+        bytes->scales = static_cast<size_t>(rows) * 4;
+        return w;
+    }
+    w.block = format == NBL_FORMAT_MXFP4 ? 32 : block;
+    bytes->data = (n + 1) / 2;
+    size_t blocks = (n + static_cast<size_t>(w.block) - 1) / static_cast<size_t>(w.block);
+    if (format == NBL_FORMAT_MXFP4) {
+        bytes->scale_codes = blocks;
+    } else if (nested) {
+        bytes->scale_codes = blocks;
+        w.nested_block = 256;
+        w.nested_offset = 0.0625f;
+        bytes->nested_scales = (blocks + 255) / 256 * 4;
+    } else {
+        bytes->scales = blocks * 4;
+    }
+    return w;
+}
+
+/* A scale of the tests; with `hostile` one in eight is extraordinary. */
+float test_scale(uint64_t i, uint32_t seed, bool hostile)
+{
+    static const uint32_t extraordinary[8] = {
+        0x7f800000, 0xff800000, 0x7fc12345, 0xffa00001, /* a signalling NaN */
+        0x00000000, 0x80000000, 0x00000123, 0x7f7fffff};
+    uint32_t pick = hash_of(i, seed + 1);
+    if (hostile && pick % 8 == 0) {
+        float value;
+        memcpy(&value, &extraordinary[pick / 8 % 8], 4);
+        return value;
+    }
+    return ldexpf(1.0f + fabsf(unit_of(i, seed)), static_cast<int>(pick / 64 % 12) - 10);
+}
+
+struct both_sides {
+    nbl_weight host, device;
+    void *to_free[16];
+    int count;
+};
+
+/* A copy on the device, `shift` bytes past an aligned address. */
+void *on_device(both_sides *b, const void *from, size_t bytes, size_t shift)
+{
+    char *memory = NULL;
+    CUDA(cudaMalloc(&memory, bytes + shift));
+    CUDA(cudaMemcpy(memory + shift, from, bytes, cudaMemcpyHostToDevice));
+    b->to_free[b->count++] = memory;
+    return memory + shift;
+}
+
+void make_both(nbl_weight w, sizes bytes, uint32_t seed, bool hostile, size_t shift, both_sides *b)
+{
+    *b = {};
+    uint8_t *data = static_cast<uint8_t *>(host(bytes.data)),
+            *codes = static_cast<uint8_t *>(host(bytes.scale_codes));
+    float *scales = static_cast<float *>(host(bytes.scales)),
+          *nested = static_cast<float *>(host(bytes.nested_scales));
+    for (size_t i = 0; i < bytes.data; i++) data[i] = static_cast<uint8_t>(hash_of(i, seed));
+    for (size_t i = 0; i < bytes.scale_codes; i++) {
+        codes[i] = static_cast<uint8_t>(hash_of(i, seed + 2));
+        if (w.format == NBL_FORMAT_MXFP4 && !hostile) codes[i] = static_cast<uint8_t>(117 + codes[i] % 16);
+    }
+    for (size_t i = 0; i < bytes.scales / 4; i++) scales[i] = test_scale(i, seed + 3, hostile);
+    for (size_t i = 0; i < bytes.nested_scales / 4; i++)
+        nested[i] = test_scale(i, seed + 5, hostile && i % 2);
+    b->host = b->device = w;
+    b->host.data = data;
+    b->device.data = on_device(b, data, bytes.data, shift);
+    if (bytes.scales) {
+        b->host.scales = scales;
+        b->device.scales = static_cast<float *>(on_device(b, scales, bytes.scales, 0));
+    }
+    if (bytes.scale_codes) {
+        b->host.scale_codes = codes;
+        b->device.scale_codes = static_cast<uint8_t *>(on_device(b, codes, bytes.scale_codes, 0));
+    }
+    if (bytes.nested_scales) {
+        b->host.nested_scales = nested;
+        b->host.nested_table = nbl_dynamic_map(1);
+        b->device.nested_scales = static_cast<float *>(on_device(b, nested, bytes.nested_scales, 0));
+        b->device.nested_table = static_cast<float *>(on_device(b, b->host.nested_table, 256 * 4, 0));
+    }
+}
+
+void free_both(both_sides *b)
+{
+    for (int i = 0; i < b->count; i++) CUDA(cudaFree(b->to_free[i]));
+    free(const_cast<void *>(b->host.data));
+    free(const_cast<float *>(b->host.scales));
+    free(const_cast<uint8_t *>(b->host.scale_codes));
+    free(const_cast<float *>(b->host.nested_scales));
+}
+
+/* ---- tests ---- */
+
+struct tally {
+    int64_t cases, failed;
+};
+
+void report(tally *t, bool good, const nbl_weight *w, nbl_dtype dtype, const char *what)
+{
+    t->cases++;
+    if (good) return;
+    if (++t->failed <= 20)
+        printf("FAILED %s%s block %d [%d, %d] %s: %s\n", nbl_format_name(w->format),
+               w->nested_scales ? " nested" : "", static_cast<int>(w->block), static_cast<int>(w->shape[0]),
+               static_cast<int>(w->shape[1]), nbl_dtype_name(dtype), what);
+}
+
+enum { CANARY = 256 };
+
+/* Runs `launch(out)` on poisoned memory of `bytes`, `shift` past an aligned address, and fetches what it made. False
+ * when something beside it was written. */
+template <typename F> bool run_guarded(size_t bytes, size_t shift, uint8_t *result, F launch)
+{
+    uint8_t *memory = NULL;
+    size_t all = shift + bytes + CANARY;
+    CUDA(cudaMalloc(&memory, all));
+    CUDA(cudaMemset(memory, 0xa5, all));
+    launch(memory + shift);
+    CUDA(cudaDeviceSynchronize());
+    uint8_t *copy = static_cast<uint8_t *>(host(all));
+    CUDA(cudaMemcpy(copy, memory, all, cudaMemcpyDeviceToHost));
+    bool clean = true;
+    for (size_t i = 0; i < shift; i++) clean &= copy[i] == 0xa5;
+    for (size_t i = shift + bytes; i < all; i++) clean &= copy[i] == 0xa5;
+    memcpy(result, copy + shift, bytes);
+    free(copy);
+    CUDA(cudaFree(memory));
+    return clean;
+}
+
+void test_decode(nbl_context *ctx, tally *t, const both_sides *b, int64_t from, int64_t to, bool transpose,
+                 size_t shift)
+{
+    static const nbl_dtype dtypes[] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
+    for (nbl_dtype dtype : dtypes) {
+        size_t size = nbl__size_of(dtype), bytes = static_cast<size_t>((to - from) * b->host.shape[1]) * size;
+        uint8_t *want = static_cast<uint8_t *>(host(bytes)), *got = static_cast<uint8_t *>(host(bytes));
+        NIBBLE(nbl_dequantize(ctx, &b->host, from, to, dtype, transpose, want));
+        bool clean = run_guarded(bytes, shift ? size : 0, got, [&](void *out) {
+            NIBBLE(nbl__cuda_dequantize(ctx, &b->device, from, to, dtype, transpose, out, NULL));
+        });
+        char what[200];
+        size_t i = 0;
+        while (i < bytes && want[i] == got[i]) i++;
+        snprintf(what, sizeof what, "rows %d to %d%s%s: %s element %d", static_cast<int>(from),
+                 static_cast<int>(to), transpose ? " transposed" : "", shift ? " unaligned" : "",
+                 i < bytes ? "wrong bits, first at" : "wrote past its end; of", static_cast<int>(i / size));
+        report(t, i == bytes && clean, &b->host, dtype, what);
+        free(want);
+        free(got);
+    }
+}
+
+void test_product(nbl_context *ctx, tally *t, const both_sides *b, int m, uint32_t seed, size_t shift)
+{
+    static const struct {
+        nbl_dtype dtype;
+        double bound;
+    } kinds[] = {{NBL_DTYPE_F32, 1e-5}, {NBL_DTYPE_F16, 2e-3}, {NBL_DTYPE_BF16, 1.6e-2}};
+    int64_t rows = b->host.shape[0], columns = b->host.shape[1];
+    float *w = static_cast<float *>(host(static_cast<size_t>(rows * columns) * 4));
+    NIBBLE(nbl_dequantize(ctx, &b->host, 0, rows, NBL_DTYPE_F32, 0, w));
+    size_t x_count = static_cast<size_t>(m * columns), y_count = static_cast<size_t>(m * rows);
+    float *x = static_cast<float *>(host(x_count * 4)), *y = static_cast<float *>(host(y_count * 4));
+    for (auto kind : kinds) {
+        size_t size = nbl__size_of(kind.dtype), offset = shift ? size : 0;
+        uint8_t *x_bytes = static_cast<uint8_t *>(host(x_count * size));
+        uint8_t *first = static_cast<uint8_t *>(host(y_count * size)),
+                *second = static_cast<uint8_t *>(host(y_count * size));
+        for (size_t i = 0; i < x_count; i++) x[i] = unit_of(i, seed) + unit_of(i, seed + 1);
+        NIBBLE(nbl_convert(ctx, NBL_DTYPE_F32, x, kind.dtype, x_bytes, static_cast<int64_t>(x_count)));
+        NIBBLE(nbl_convert(ctx, kind.dtype, x_bytes, NBL_DTYPE_F32, x, static_cast<int64_t>(x_count)));
+        both_sides on = {};
+        void *device_x = on_device(&on, x_bytes, x_count * size, offset);
+        auto launch = [&](void *out) {
+            NIBBLE(nbl__cuda_gemv(ctx, &b->device, kind.dtype, m, device_x, out, NULL));
+        };
+        bool clean = run_guarded(y_count * size, offset, first, launch);
+        clean &= run_guarded(y_count * size, offset, second, launch);
+        bool same = memcmp(first, second, y_count * size) == 0;
+        NIBBLE(nbl_convert(ctx, kind.dtype, first, NBL_DTYPE_F32, y, static_cast<int64_t>(y_count)));
+        double wrong = 0, norm = 0, typical = 0;
+        for (int n = 0; n < m; n++) {
+            for (int64_t r = 0; r < rows; r++) {
+                double sum = 0, squares = 0;
+                for (int64_t k = 0; k < columns; k++) {
+                    double term = static_cast<double>(x[n * columns + k]) *
+                                  static_cast<double>(w[r * columns + k]);
+                    sum += term;
+                    squares += term * term;
+                }
+                double difference = static_cast<double>(y[n * rows + r]) - sum;
+                wrong += difference * difference;
+                norm += sum * sum;
+                typical += squares;
+            }
+        }
+        if (norm < typical) norm = typical; /* one output alone may be near 0 by chance; its terms are not */
+        double error = norm > 0 ? sqrt(wrong / norm) : wrong;
+        char what[200];
+        snprintf(what, sizeof what, "product with %d rows%s: relative error %.3g, bound %.3g; %s, %s", m,
+                 shift ? " unaligned" : "", error, kind.bound,
+                 same ? "the same twice" : "differs from run to run",
+                 clean ? "nothing beside it" : "wrote past its end");
+        report(t, error <= kind.bound && same && clean, &b->host, kind.dtype, what); /* NaN fails */
+        CUDA(cudaFree(on.to_free[0]));
+        free(x_bytes);
+        free(first);
+        free(second);
+    }
+    free(w);
+    free(x);
+    free(y);
+}
+
+/* What must be refused, with a message, and without a launch. */
+void test_refusals(nbl_context *ctx, tally *t)
+{
+    sizes bytes;
+    nbl_weight w = weight_of(NBL_FORMAT_NF4, false, 64, 2, 64, &bytes), mx = w, dense = w;
+    both_sides b;
+    make_both(w, bytes, 1, false, 0, &b);
+    mx = b.device;
+    mx.format = NBL_FORMAT_MXFP4;
+    mx.scale_codes = static_cast<const uint8_t *>(b.device.data);
+    dense = b.device;
+    dense.format = NBL_FORMAT_DENSE;
+    void *out = const_cast<void *>(b.device.data);
+    const float *x = b.device.scales;
+    report(t, nbl__cuda_dequantize(ctx, &b.device, 0, 3, NBL_DTYPE_F32, 0, out, NULL) == NBL_ERROR_ARGUMENT,
+           &w, NBL_DTYPE_F32, "rows past the end are refused");
+    report(t, nbl__cuda_dequantize(ctx, &b.device, 0, 2, NBL_DTYPE_I8, 0, out, NULL) == NBL_ERROR_DTYPE, &w,
+           NBL_DTYPE_I8, "another dtype is refused");
+    report(t, nbl__cuda_dequantize(ctx, &b.device, 0, 2, NBL_DTYPE_F32, 0, NULL, NULL) == NBL_ERROR_ARGUMENT,
+           &w, NBL_DTYPE_F32, "no output is refused");
+    report(t, nbl__cuda_dequantize(ctx, &dense, 0, 2, NBL_DTYPE_F32, 0, out, NULL) == NBL_ERROR_UNSUPPORTED,
+           &w, NBL_DTYPE_F32, "a dense weight is refused");
+    report(t, nbl__cuda_gemv(ctx, &mx, NBL_DTYPE_F32, 1, x, out, NULL) == NBL_ERROR_UNSUPPORTED, &w,
+           NBL_DTYPE_F32, "a product with mxfp4 is refused");
+    report(t, nbl__cuda_gemv(ctx, &b.device, NBL_DTYPE_F32, 9, x, out, NULL) == NBL_ERROR_ARGUMENT, &w,
+           NBL_DTYPE_F32, "nine rows are refused");
+    free_both(&b);
+}
+
+int run_tests(nbl_context *ctx, bool quick)
+{
+    static const struct {
+        nbl_format format;
+        bool nested;
+        int64_t block;
+    } kinds[] = {{NBL_FORMAT_NF4, false, 64},  {NBL_FORMAT_NF4, true, 64},   {NBL_FORMAT_NF4, false, 32},
+                 {NBL_FORMAT_NF4, true, 4096}, {NBL_FORMAT_FP4, false, 128}, {NBL_FORMAT_FP4, true, 32},
+                 {NBL_FORMAT_INT8, false, 0},  {NBL_FORMAT_MXFP4, false, 32}};
+    static const int64_t shapes[][2] = {{1, 1},     {1, 2},      {3, 5},    {7, 33},    {5, 64},
+                                        {17, 96},   {64, 64},    {33, 127}, {31, 1000}, {129, 200},
+                                        {257, 513}, {9, 4096},   {40, 320}, {1, 8192},  {1000, 72},
+                                        {66, 2080}, {130, 1536}, {4097, 31}};
+    tally t = {0, 0};
+    int number = 0;
+    test_refusals(ctx, &t);
+    for (auto kind : kinds) {
+        for (auto shape : shapes) {
+            int64_t rows = shape[0], columns = shape[1];
+            if (kind.format == NBL_FORMAT_MXFP4 && columns % 32 != 0) continue;
+            if (number++ % 7 != 0 && quick) continue;
+            sizes bytes;
+            nbl_weight w = weight_of(kind.format, kind.nested, kind.block, rows, columns, &bytes);
+            for (int variant = 0; variant < 3; variant++) { /* plain, hostile scales, unaligned parts */
+                both_sides b;
+                size_t shift = variant == 2 ? 1 : 0;
+                make_both(w, bytes, static_cast<uint32_t>(number * 16 + variant), variant == 1, shift, &b);
+                for (int transpose = 0; transpose < 2; transpose++) {
+                    test_decode(ctx, &t, &b, 0, rows, transpose, shift);
+                    if (rows > 2) test_decode(ctx, &t, &b, 1, rows - 1, transpose, shift);
+                }
+                if (kind.format != NBL_FORMAT_MXFP4 && variant != 1)
+                    for (int m = 1; m <= 8; m += quick ? 7 : 1)
+                        test_product(ctx, &t, &b, m, static_cast<uint32_t>(number + m), shift);
+                free_both(&b);
+            }
+        }
+    }
+    printf("cuda_quant: %d cases, %d failed\n", static_cast<int>(t.cases), static_cast<int>(t.failed));
+    return t.failed != 0;
+}
+
+/* ---- benchmarks ---- */
+
+__global__ void fill_bytes(uint32_t *to, size_t words, uint32_t seed)
+{
+    for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < words;
+         i += static_cast<size_t>(gridDim.x) * blockDim.x)
+        to[i] = hash_of(i, seed);
+}
+__global__ void fill_floats(float *to, size_t count, uint32_t seed)
+{
+    for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count;
+         i += static_cast<size_t>(gridDim.x) * blockDim.x)
+        to[i] = 0.02f + 0.01f * unit_of(i, seed);
+}
+
+int compare(const void *a, const void *b)
+{
+    float x = *static_cast<const float *>(a), y = *static_cast<const float *>(b);
+    return (x > y) - (x < y);
+}
+
+/* Seconds of one call: the median of 21 replays of a graph of `calls` of them. */
+template <typename F> double seconds_of(int calls, F launch)
+{
+    enum { REPLAYS = 21 };
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaEventCreate(&begin));
+    CUDA(cudaEventCreate(&end));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < calls; i++) launch(i, stream);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    float times[REPLAYS];
+    for (int i = -3; i < REPLAYS; i++) {
+        CUDA(cudaEventRecord(begin, stream));
+        CUDA(cudaGraphLaunch(exec, stream));
+        CUDA(cudaEventRecord(end, stream));
+        CUDA(cudaEventSynchronize(end));
+        if (i >= 0) CUDA(cudaEventElapsedTime(&times[i], begin, end));
+    }
+    qsort(times, REPLAYS, sizeof times[0], compare);
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaEventDestroy(begin));
+    CUDA(cudaEventDestroy(end));
+    CUDA(cudaStreamDestroy(stream));
+    return times[REPLAYS / 2] * 1e-3 / calls;
+}
+
+/* One large piece of device memory; every benchmark cuts what it needs from its beginning. */
+struct pool {
+    char *memory;
+    size_t size, used;
+};
+
+void *cut(pool *p, size_t bytes)
+{
+    void *piece = p->memory + p->used;
+    p->used += (bytes + 255) / 256 * 256;
+    if (p->used > p->size) stop("cut", "the pool is too small", __LINE__);
+    return piece;
+}
+
+double copy_rate(pool *p, size_t bytes) /* read and written together; the same amount of traffic as `bytes` */
+{
+    size_t half = bytes / 2 / 256 * 256, pairs = p->size / (2 * half);
+    int calls = static_cast<int>(pairs < 64 ? pairs : 64);
+    if (calls < 4) calls = 4;
+    double seconds = seconds_of(calls, [&](int i, cudaStream_t stream) {
+        char *from = p->memory + static_cast<size_t>(i) % pairs * 2 * half;
+        CUDA(cudaMemcpyAsync(from + half, from, half, cudaMemcpyDeviceToDevice, stream));
+    });
+    return 2 * static_cast<double>(half) / seconds * 1e-12;
+}
+
+struct bench_case {
+    nbl_format format;
+    bool nested;
+    int m; /* 0: decode; -1: decode, transposed */
+    nbl_dtype dtype;
+};
+
+void bench(nbl_context *ctx, pool *p, bench_case c, int64_t rows, int64_t columns)
+{
+    enum { COPIES = 64 };
+    static const size_t flush = size_t(600) << 20; /* ten times the second cache */
+    sizes bytes;
+    nbl_weight w = weight_of(c.format, c.nested, 64, rows, columns, &bytes), copies[COPIES];
+    void *outs[COPIES];
+    size_t size = nbl__size_of(c.dtype), n = static_cast<size_t>(rows * columns);
+    size_t packed_bytes = bytes.data + bytes.scales + bytes.scale_codes + bytes.nested_scales;
+    size_t out_bytes = c.m > 0 ? static_cast<size_t>(c.m * rows) * size : n * size;
+    size_t traffic = c.m > 0 ? packed_bytes : packed_bytes + out_bytes;
+    int count = static_cast<int>(nbl__min_i64(COPIES, static_cast<int64_t>(flush / traffic) + 1));
+    p->used = 0;
+    float *table = static_cast<float *>(cut(p, 1024));
+    CUDA(cudaMemcpy(table, nbl_dynamic_map(1), 1024, cudaMemcpyHostToDevice));
+    float *x = static_cast<float *>(cut(p, static_cast<size_t>(8 * columns) * 4));
+    fill_floats<<<256, 256>>>(x, static_cast<size_t>(8 * columns),
+                              9); /* as 16-bit values: random, and finite enough */
+    if (size == 2) CUDA(cudaMemset(x, 0x3c, static_cast<size_t>(8 * columns) * 4));
+    for (int i = 0; i < count; i++) {
+        nbl_weight *it = &copies[i];
+        *it = w;
+        uint32_t *data = static_cast<uint32_t *>(cut(p, bytes.data));
+        fill_bytes<<<2048, 256>>>(data, bytes.data / 4, static_cast<uint32_t>(i));
+        it->data = data;
+        if (bytes.scales) {
+            float *scales = static_cast<float *>(cut(p, bytes.scales));
+            fill_floats<<<512, 256>>>(scales, bytes.scales / 4, static_cast<uint32_t>(i) + 100);
+            it->scales = scales;
+        }
+        if (bytes.scale_codes) {
+            uint32_t *codes = static_cast<uint32_t *>(cut(p, bytes.scale_codes));
+            if (c.format == NBL_FORMAT_MXFP4) CUDA(cudaMemset(codes, 120, bytes.scale_codes));
+            else fill_bytes<<<512, 256>>>(codes, bytes.scale_codes / 4, static_cast<uint32_t>(i) + 200);
+            it->scale_codes = reinterpret_cast<uint8_t *>(codes);
+        }
+        if (bytes.nested_scales) {
+            float *nested = static_cast<float *>(cut(p, bytes.nested_scales));
+            fill_floats<<<64, 256>>>(nested, bytes.nested_scales / 4, static_cast<uint32_t>(i) + 300);
+            it->nested_scales = nested;
+            it->nested_table = table;
+        }
+        outs[i] = cut(p, out_bytes);
+    }
+    CUDA(cudaDeviceSynchronize());
+    int calls = count < 8 ? 8 : count;
+    double seconds = seconds_of(calls, [&](int i, cudaStream_t stream) {
+        const nbl_weight *it = &copies[i % count];
+        if (c.m > 0) NIBBLE(nbl__cuda_gemv(ctx, it, c.dtype, c.m, x, outs[i % count], stream));
+        else NIBBLE(nbl__cuda_dequantize(ctx, it, 0, rows, c.dtype, c.m < 0, outs[i % count], stream));
+    });
+    CUDA(cudaDeviceSynchronize());
+    double rate = static_cast<double>(traffic) / seconds * 1e-12, copied = copy_rate(p, traffic);
+    char name[64];
+    if (c.m > 0) snprintf(name, sizeof name, "gemv m=%d", c.m);
+    else snprintf(name, sizeof name, "dequantize%s", c.m < 0 ? " transposed" : "");
+    printf("%-22s %-5s %-6s %-4s %6dx%-6d %9.2f us %6.2f TB/s   copy %5.2f   %3.0f %%\n", name,
+           nbl_format_name(c.format), c.nested ? "nested" : "flat", nbl_dtype_name(c.dtype),
+           static_cast<int>(rows), static_cast<int>(columns), seconds * 1e6, rate, copied,
+           100 * rate / copied);
+    fflush(stdout);
+}
+
+int run_bench(nbl_context *ctx)
+{
+    static const bench_case cases[] = {
+        {NBL_FORMAT_NF4, false, 0, NBL_DTYPE_BF16},  {NBL_FORMAT_NF4, true, 0, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, true, 0, NBL_DTYPE_F16},    {NBL_FORMAT_NF4, false, 0, NBL_DTYPE_F32},
+        {NBL_FORMAT_INT8, false, 0, NBL_DTYPE_BF16}, {NBL_FORMAT_MXFP4, false, 0, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, false, -1, NBL_DTYPE_BF16}, {NBL_FORMAT_NF4, true, -1, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, false, 1, NBL_DTYPE_BF16},  {NBL_FORMAT_NF4, false, 2, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, false, 4, NBL_DTYPE_BF16},  {NBL_FORMAT_NF4, false, 8, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, true, 1, NBL_DTYPE_BF16},   {NBL_FORMAT_NF4, true, 8, NBL_DTYPE_BF16},
+        {NBL_FORMAT_NF4, true, 1, NBL_DTYPE_F16},    {NBL_FORMAT_INT8, false, 1, NBL_DTYPE_BF16},
+        {NBL_FORMAT_INT8, false, 8, NBL_DTYPE_BF16}, {NBL_FORMAT_NF4, false, 1, NBL_DTYPE_F32},
+        {NBL_FORMAT_NF4, false, 8, NBL_DTYPE_F32},
+    };
+    static const int64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {14336, 4096}};
+    pool p = {NULL, size_t(4) << 30, 0};
+    CUDA(cudaMalloc(&p.memory, p.size));
+    fill_bytes<<<4096, 256>>>(reinterpret_cast<uint32_t *>(p.memory), p.size / 4, 77);
+    CUDA(cudaDeviceSynchronize());
+    printf("traffic counted: decode, packed bytes read and values written; gemv, packed bytes read. copy: "
+           "device to "
+           "device, as many bytes read and written\n");
+    for (auto shape : shapes)
+        for (auto c : cases) bench(ctx, &p, c, shape[0], shape[1]);
+    CUDA(cudaFree(p.memory));
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    bool test = argc >= 2 && strcmp(argv[1], "test") == 0,
+         measure = argc == 2 && strcmp(argv[1], "bench") == 0;
+    bool quick = argc == 3 && strcmp(argv[2], "--quick") == 0;
+    if ((!test && !measure) || argc > 3 || (argc == 3 && !quick)) {
+        fprintf(stderr, "usage: cuda_quant test [--quick] | bench\n");
+        return 2;
+    }
+    nbl_context *ctx = NULL;
+    nbl_cuda_device device;
+    if (nbl_context_create(NULL, &ctx) != NBL_OK) stop("nbl_context_create", "failed", __LINE__);
+    if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK) {
+        printf("cuda_quant: skipped: %s\n", nbl_error_message(ctx));
+        nbl_context_destroy(ctx);
+        return 77;
+    }
+    printf("%s, compute capability %d.%d, %.0f GiB\n", device.name, device.major, device.minor,
+           static_cast<double>(device.memory_bytes) / (1 << 30));
+    int status = test ? run_tests(ctx, quick) : run_bench(ctx);
+    nbl_context_destroy(ctx);
+    return status;
+}
