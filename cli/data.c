@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "output.h"
+#include "run.h"
 #include "session.h"
 
 /* ---- for scripts ---- */
@@ -150,18 +151,10 @@ const cli_command cli_data = {
         "elsewhere. A row that cannot be used ends the command with its file and line, unless the run says "
         "skip_bad_rows.\n\n"
         "Nothing is trained and no weight is read.",
-    .arguments =
-        (const cli_argument[]){
-            {"RUN.yml", "the configuration of a run", CLI_PATH, NULL, false},
-            {.name = NULL},
-        },
+    .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){
-            {.name = "set",
-             .argument = "KEY=VALUE",
-             .kind = CLI_TEXT,
-             .repeated = true,
-             .help = "a key of the configuration with another value"},
+            CLI_SET_OPTION,
             {.name = "preview",
              .argument = "N",
              .kind = CLI_INTEGER,

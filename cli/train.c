@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "output.h"
+#include "run.h"
 #include "session.h"
 
 static const double redraw_seconds = 0.1, plain_seconds = 2;
@@ -139,7 +140,7 @@ static int run(cli_call *call)
 
 const cli_command cli_train = {
     .name = "train",
-    .group = "Training",
+    .group = "Train",
     .summary = "fine-tune a model",
     .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
                    "a whole small model. "
@@ -150,18 +151,10 @@ const cli_command cli_train = {
                    "Ctrl-C finishes the step, saves and says how to go on; a run that was killed goes on "
                    "with --resume and ends "
                    "with the same bytes.",
-    .arguments =
-        (const cli_argument[]){
-            {"RUN.yml", "the run, with axolotl's key names", CLI_PATH, NULL, false},
-            {.name = NULL},
-        },
+    .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){
-            {.name = "set",
-             .argument = "KEY=VALUE",
-             .kind = CLI_TEXT,
-             .repeated = true,
-             .help = "a key of the file, overridden; the value is YAML, null means not given"},
+            CLI_SET_OPTION,
             {.name = "samples",
              .argument = "N",
              .kind = CLI_INTEGER,

@@ -1,0 +1,18 @@
+/* run.h - what the commands on a training run share: their argument and --set. */
+#ifndef CLI_RUN_H
+#define CLI_RUN_H
+
+#include "command.h"
+
+#define CLI_RUN_ARGUMENT                                                                                     \
+    (const cli_argument[])                                                                                   \
+    {                                                                                                        \
+        {"RUN.yml", "the run, with axolotl's key names", CLI_PATH, NULL, false}, {.name = NULL},             \
+    }
+#define CLI_SET_OPTION                                                                                       \
+    {                                                                                                        \
+        .name = "set", .argument = "KEY=VALUE", .kind = CLI_TEXT, .repeated = true,                          \
+        .help = "a key of the file, overridden; the value is YAML, null means not given"                     \
+    }
+
+#endif
