@@ -5,7 +5,7 @@
 
 #include "adapter_support.h"
 
-#include "base/alloc.h"
+#include "faults.h"
 #include "format/gguf_model.h"
 
 static char temp[64];
@@ -371,20 +371,7 @@ static void the_nth_allocation_fails_and_nothing_is_lost(void **state)
     (void)state;
     for (int number = 0; number < 2; number++) {
         make_faulty_room(number);
-        for (int64_t n = 2;; n++) {
-            nbl__counter counter = {.fail_at = n};
-            nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
-            nbl_context *ctx;
-            assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
-            nbl_status status = job(ctx, number);
-            bool done = counter.calls < n;
-            if (done) assert_ok(ctx, status);
-            else assert_int_equal(status, NBL_ERROR_MEMORY);
-            nbl_context_destroy(ctx);
-            assert_int_equal(counter.live, 0);
-            if (done) break;
-            assert_int_equal(entries_in(temp), 2);
-        }
+        each_allocation_fails(job, number, temp, 2);
     }
 }
 
@@ -393,20 +380,7 @@ static void the_nth_write_fails_and_nothing_is_left(void **state)
     (void)state;
     for (int number = 0; number < 2; number++) {
         make_faulty_room(number);
-        for (int64_t n = 1;; n++) {
-            nbl_context *ctx = new_context_with(n % 2 ? 1 : 2);
-            nbl__inject_write(ctx, n);
-            nbl_status status = job(ctx, number);
-            bool done = nbl__write_count(ctx) < n;
-            if (done) assert_ok(ctx, status);
-            else assert_int_equal(status, NBL_ERROR_IO);
-            nbl_context_destroy(ctx);
-            if (done) {
-                assert_true(n > 8);
-                break;
-            }
-            assert_int_equal(entries_in(temp), 2);
-        }
+        each_write_fails(job, number, temp, 2, 8);
     }
 }
 

@@ -5,7 +5,7 @@
 
 #include "adapter_support.h"
 
-#include "base/alloc.h"
+#include "faults.h"
 
 static char temp[64];
 
@@ -223,8 +223,9 @@ static void an_adapter_of_another_model_and_a_target_that_exists_are_refused(voi
 
 /* ---- faults ---- */
 
-static nbl_status job(nbl_context *ctx)
+static nbl_status job(nbl_context *ctx, int number)
 {
+    (void)number;
     nbl_merge_options how = {.verify = 1, .shard_size = 20000};
     return nbl_merge(ctx, LLAMA "-nf4-nested", in_folder(temp, "adapter"), in_folder(temp, "out"), &how,
                      NULL);
@@ -243,40 +244,14 @@ static void the_nth_allocation_fails_and_nothing_is_lost(void **state)
 {
     (void)state;
     make_faulty_room();
-    for (int64_t n = 2;; n++) {
-        nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
-        nbl_context *ctx;
-        assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
-        nbl_status status = job(ctx);
-        bool done = counter.calls < n;
-        if (done) assert_ok(ctx, status);
-        else assert_int_equal(status, NBL_ERROR_MEMORY);
-        nbl_context_destroy(ctx);
-        assert_int_equal(counter.live, 0);
-        if (done) break;
-        assert_int_equal(entries_in(temp), 1);
-    }
+    each_allocation_fails(job, 0, temp, 1);
 }
 
 static void the_nth_write_fails_and_nothing_is_left(void **state)
 {
     (void)state;
     make_faulty_room();
-    for (int64_t n = 1;; n++) {
-        nbl_context *ctx = new_context_with(n % 2 ? 1 : 2);
-        nbl__inject_write(ctx, n);
-        nbl_status status = job(ctx);
-        bool done = nbl__write_count(ctx) < n;
-        if (done) assert_ok(ctx, status);
-        else assert_int_equal(status, NBL_ERROR_IO);
-        nbl_context_destroy(ctx);
-        if (done) {
-            assert_true(n > 20);
-            break;
-        }
-        assert_int_equal(entries_in(temp), 1);
-    }
+    each_write_fails(job, 0, temp, 1, 20);
 }
 
 int main(void)
