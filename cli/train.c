@@ -96,10 +96,9 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
             cli_duration(s->seconds), s->loss);
     if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
     if (info.report) fprintf(cli_out(), "report: %s/report.html\n", cli_clean(info.output_dir));
-    if (info.adapter)
-        fprintf(cli_out(), "next: nibble chat %s --adapter %s\n  or: nibble merge %s %s MERGED --verify\n",
-                base, out, base, out);
-    else fprintf(cli_out(), "next: nibble chat %s\n", out);
+    if (info.adapter) fprintf(cli_out(), "next: nibble chat %s --adapter %s\n", base, out);
+    if (info.mergeable) fprintf(cli_out(), "  or: nibble merge %s %s MERGED --verify\n", base, out);
+    if (!info.adapter) fprintf(cli_out(), "next: nibble chat %s\n", out);
 }
 
 /* What goes on with the same run: the options that shaped it belong to it. */

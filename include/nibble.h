@@ -921,10 +921,11 @@ NBL_API void nbl_run_close(nbl_run *run); /* NULL is allowed */
 /* What a run is about; the texts live as long as the run. */
 typedef struct nbl_run_info {
     const char *base_model, *output_dir;
-    int adapter; /* 0: the whole model is trained */
-    int report;  /* 0: no report.html is written */
-    int threads; /* that it asks for; 0: it does not. The caller's choice: see
+    int adapter;   /* 0: the whole model is trained */
+    int report;    /* 0: no report.html is written */
+    int threads;   /* that it asks for; 0: it does not. The caller's choice: see
                     nbl_context_set_threads */
+    int mergeable; /* an adapter whose base is a folder, not a .gguf file */
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
 

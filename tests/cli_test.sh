@@ -185,6 +185,8 @@ done
 check "--help lists the commands" check_help --help
 all_commands_listed() { exits 0 --help && says out inspect diff doctor quantize dequantize merge export generate chat eval data train completion; }
 check "the overview names all commands" all_commands_listed
+gguf_is_named() { printf 'GGUF' >some.gguf && exits 1 inspect some.gguf && says err some.gguf "GGUF file"; }
+check "inspect says that a GGUF file is one" gguf_is_named
 help_wins() { exits 0 quantize --help && says out --format --block --double --skip --compute-dtype --shard-size --threads "(default: 64)"; }
 check "--help wins over missing arguments and shows all options" help_wins
 help_fits() { exits 0 quantize --help && [[ $(sed '/^Examples/,$d' out | wc -L) -le 80 ]]; }

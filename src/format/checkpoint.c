@@ -196,6 +196,8 @@ nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode
 {
     NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "checkpoint_open: path or result is NULL");
     *result = NULL;
+    NBL_CHECK(ctx, !nbl__ends_with(path, ".gguf"), NBL_ERROR_UNSUPPORTED,
+              "%s: a GGUF file, which is run and trained, but neither inspected nor converted", path);
     nbl_checkpoint *c;
     NBL_TRY(NBL_ALLOC(ctx, c, 1));
     nbl__progress_begin(ctx, 0);

@@ -320,8 +320,10 @@ static void print_next(nbl__text *out, const nbl__report *r)
         print_command(out, r, "nibble export {out} MODEL.gguf --type q8_0");
     } else {
         print_command(out, r, "nibble chat {base} --adapter {out}");
-        print_command(out, r, "nibble merge {base} {out} MERGED --verify");
-        print_command(out, r, "nibble export MERGED MODEL.gguf --type q8_0");
+        if (nbl__run_mergeable(r->config)) {
+            print_command(out, r, "nibble merge {base} {out} MERGED --verify");
+            print_command(out, r, "nibble export MERGED MODEL.gguf --type q8_0");
+        }
     }
     print_command(out, r, "tensorboard --logdir {out}/runs");
     add(out, "</pre></div>\n");

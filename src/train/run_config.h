@@ -119,6 +119,12 @@ typedef struct nbl__run_config {
     bool report;        /* true */
 } nbl__run_config;
 
+/* Only a folder can be merged with what was trained on it. */
+static inline bool nbl__run_mergeable(const nbl__run_config *config)
+{
+    return !config->full && !nbl__ends_with(config->base_model, ".gguf");
+}
+
 /* "key=value" as of --set; the value is YAML. */
 nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char *const *overrides,
                                 int64_t override_count, nbl__run_config *config);

@@ -241,7 +241,8 @@ nbl_run_info nbl_run_get_info(const nbl_run *r)
                           .output_dir = r->config.output_dir,
                           .adapter = !r->config.full,
                           .report = r->config.report,
-                          .threads = (int)r->config.threads};
+                          .threads = (int)r->config.threads,
+                          .mergeable = nbl__run_mergeable(&r->config)};
 }
 
 nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train_summary *summary)
