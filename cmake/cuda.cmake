@@ -16,8 +16,15 @@ set(NIBBLE_CUDA_BUILT OFF)
 # No C++ runtime is linked: exceptions are off, and the only local statics are pointers to kernels that nvcc writes, which
 # any number of threads may set to the same value.
 # Machine code for these, and for everything newer an intermediate form that the driver compiles.
-set(NIBBLE_CUDA_FLAGS -std=c++17 -O3 -fmad=false
-  -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90
+set(NIBBLE_CUDA_ARCHITECTURES "80;90" CACHE STRING "compute capabilities to compile machine code for, ascending")
+mark_as_advanced(NIBBLE_CUDA_ARCHITECTURES)
+set(cuda_targets "")
+foreach(arch ${NIBBLE_CUDA_ARCHITECTURES})
+  list(APPEND cuda_targets -gencode=arch=compute_${arch},code=sm_${arch})
+endforeach()
+list(GET NIBBLE_CUDA_ARCHITECTURES -1 arch)
+list(APPEND cuda_targets -gencode=arch=compute_${arch},code=compute_${arch})
+set(NIBBLE_CUDA_FLAGS -std=c++20 -O3 -fmad=false ${cuda_targets}
   -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-ffp-contract=off,-Wall,-Wextra,-Wshadow
   $<$<BOOL:${NIBBLE_WERROR}>:-Werror=all-warnings> $<$<BOOL:${NIBBLE_WERROR}>:-Xcompiler=-Werror>)
 

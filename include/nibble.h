@@ -1198,6 +1198,13 @@ NBL_API nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count);
 NBL_API nbl_status nbl_cuda_device_get(nbl_context *ctx, int index,
                                        nbl_cuda_device *device);
 
+/* Models that this context opens from now on keep their weights on that
+ * device and run there, on a stream of the context's own. Once per context,
+ * before its first model; it lasts until the context is destroyed.
+ * NBL_ERROR_UNSUPPORTED where there is no such device, or one below compute
+ * capability 8.0. */
+NBL_API nbl_status nbl_context_use_cuda(nbl_context *ctx, int index);
+
 #ifdef __cplusplus
 }
 #endif

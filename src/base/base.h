@@ -76,6 +76,10 @@ nbl_status nbl__progress_poll(nbl_context *ctx, const char *what);
 nbl_isa nbl__isa(const nbl_context *ctx);
 /* The implementation that NIBBLE_IMPL named when the context was made, or NULL. */
 const char *nbl__forced_impl(const nbl_context *ctx);
+/* What the context runs on instead of the CPU, or NULL: an nbl__cuda (ops/cuda/cuda.h), which sets it once and is
+ * closed with the context. */
+void *nbl__accelerator(const nbl_context *ctx);
+void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));
 /* An operation that writes asks first; a test can make the n-th one fail (nbl__inject_write). */
 bool nbl__write_allowed(nbl_context *ctx);
 void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: never */

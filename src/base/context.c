@@ -32,6 +32,9 @@ struct nbl_context {
     int64_t fail_write_at;
 
     nbl__pool pool;
+
+    void *accelerator;
+    void (*close_accelerator)(void *accelerator);
 };
 
 /* ---- names ---- */
@@ -96,6 +99,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
 void nbl_context_destroy(nbl_context *ctx)
 {
     if (ctx == NULL) return;
+    if (ctx->accelerator) ctx->close_accelerator(ctx->accelerator);
     nbl__pool_close(&ctx->pool);
     pthread_mutex_destroy(&ctx->lock);
     nbl_allocator allocator = ctx->options.allocator;
@@ -120,6 +124,17 @@ const char *nbl_isa_name(const nbl_context *ctx)
 const char *nbl__forced_impl(const nbl_context *ctx)
 {
     return ctx->impl[0] ? ctx->impl : NULL;
+}
+
+void *nbl__accelerator(const nbl_context *ctx)
+{
+    return ctx->accelerator;
+}
+
+void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator))
+{
+    ctx->accelerator = accelerator;
+    ctx->close_accelerator = close;
 }
 
 nbl_isa nbl__isa(const nbl_context *ctx)

@@ -11,6 +11,7 @@
 #ifndef NBL_ELEMENTWISE_H
 #define NBL_ELEMENTWISE_H
 
+#include "ops/act.h"
 #include "ops/ops.h"
 
 typedef struct nbl__add {
@@ -29,7 +30,6 @@ typedef struct nbl__scale {
     nbl_tensor x, y;
 } nbl__scale;
 
-typedef enum nbl__act { NBL_ACT_SILU, NBL_ACT_GELU, NBL_ACT_GELU_TANH } nbl__act;
 /* The words of an attribute that names one, NULL at the end. */
 extern const char *const nbl__act_words[];
 

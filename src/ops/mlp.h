@@ -13,11 +13,10 @@
 #ifndef NBL_MLP_H
 #define NBL_MLP_H
 
+#include "ops/act.h"
 #include "ops/linear.h"
 
 enum { NBL_MLP_CHUNK = 512, NBL_MLP_GATE = 0, NBL_MLP_UP, NBL_MLP_DOWN, NBL_MLP_PARTS };
-
-typedef enum nbl__act { NBL_ACT_SILU, NBL_ACT_GELU, NBL_ACT_GELU_TANH } nbl__act;
 
 typedef struct nbl__mlp {
     int act; /* nbl__act; gelu is the one with erf */

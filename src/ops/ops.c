@@ -1,6 +1,7 @@
 /* ops.c - the table of operators, dispatch, and the checks that operators share. See ops.h. */
 #include "ops/ops.h"
 
+#include "ops/cuda/cuda.h"
 #include "ops/families.h"
 
 static const nbl__family *const table[] = {
@@ -45,9 +46,18 @@ void nbl__attrs_reset(const nbl__family *family, void *arguments)
 
 /* ---- dispatch ---- */
 
+/* Where the context runs decides which implementations there are. */
+static const nbl__impl *const *impls_of(const nbl_context *ctx, const nbl__op *op)
+{
+    static const nbl__impl *const none[] = {NULL};
+    if (nbl__cuda_of(ctx) == NULL) return op->impls;
+    const nbl__impl *const *impls = nbl__cuda_impls(op->name);
+    return impls ? impls : none;
+}
+
 static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
-    if (impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
+    if (nbl__cuda_of(ctx) == NULL && impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
     return impl->can ? impl->can(arguments) : NULL;
 }
 
@@ -64,7 +74,7 @@ static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force
 static const char *forced_by_environment(const nbl_context *ctx, const nbl__op *op)
 {
     const char *force = nbl__forced_impl(ctx);
-    for (const nbl__impl *const *at = op->impls; force && *at; at++)
+    for (const nbl__impl *const *at = impls_of(ctx, op); force && *at; at++)
         if (is_meant(op, *at, force)) return force;
     return NULL;
 }
@@ -73,7 +83,7 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
                           const nbl__impl **impl)
 {
     if (force == NULL) force = forced_by_environment(ctx, op);
-    for (const nbl__impl *const *at = op->impls; *at; at++) {
+    for (const nbl__impl *const *at = impls_of(ctx, op); *at; at++) {
         const nbl__impl *it = *at;
         if (force && !is_meant(op, it, force)) continue;
         const char *why = decline(ctx, it, arguments);
@@ -87,7 +97,8 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
     }
     NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name,
               force);
-    return nbl__fail(ctx, NBL_ERROR_INTERNAL, "%s: no implementation takes these arguments", op->name);
+    return nbl__fail(ctx, nbl__cuda_of(ctx) ? NBL_ERROR_UNSUPPORTED : NBL_ERROR_INTERNAL,
+                     "%s: no implementation%s takes these arguments", op->name, nbl__cuda_of(ctx) ? " for CUDA" : "");
 }
 
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)
@@ -103,7 +114,7 @@ nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *imp
               op->name, scratch_bytes, impl->name, needed);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx)};
     return impl->run(&call, arguments);
 }
 

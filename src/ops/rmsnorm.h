@@ -24,7 +24,7 @@ static inline nbl__rmsnorm nbl__rmsnorm_from_sum(const nbl__rmsnorm *a)
     nbl__rmsnorm sum = *a;
     if (!nbl__given(&a->residual) || !nbl__given(&a->residual_out)) return sum;
     sum.x = a->residual_out;
-    sum.residual = (nbl_tensor){0};
+    memset(&sum.residual, 0, sizeof sum.residual);
     return sum;
 }
 

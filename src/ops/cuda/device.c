@@ -1,8 +1,11 @@
-/* device.c - the CUDA devices of this machine, as nibble.h tells of them. The one C file of ops/cuda that every build
- * has: without the backend it says so. */
-#include "base/base.h"
+/* device.c - the CUDA devices of this machine, as nibble.h tells of them, and one of them opened for a context, as
+ * cuda.h does. Every build has this file: without the backend it says so. */
+#include "ops/cuda/cuda.h"
 
 #include <stdio.h>
+
+#include "ops/cuda/blas.h"
+#include "ops/cuda/dnn.h"
 
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
@@ -49,6 +52,233 @@ nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *dev
     return NBL_OK;
 }
 
+/* ---- a device of a context ---- */
+
+enum { WORKSPACE_BYTES = 64 << 20 };
+
+nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
+{
+    return nbl__accelerator(ctx);
+}
+
+static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
+{
+    cudaGetLastError(); /* told here, not by the next launch */
+    nbl_status status = error == cudaErrorMemoryAllocation ? NBL_ERROR_MEMORY : NBL_ERROR_INTERNAL;
+    return nbl__fail(cuda->ctx, status, "CUDA device %d: %s: %s", cuda->index, what, cudaGetErrorString(error));
+}
+
+#define CUDA_TRY(cuda, what, call)                                                                           \
+    do {                                                                                                     \
+        cudaError_t error_ = (call);                                                                         \
+        if (error_ != cudaSuccess) return failed((cuda), (what), error_);                                    \
+    } while (0)
+
+static nbl_status open_device(nbl__cuda *cuda)
+{
+    struct cudaDeviceProp properties;
+    cudaStream_t stream;
+    void *fault;
+    CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
+    CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
+    NBL_CHECK(cuda->ctx, properties.major >= 8, NBL_ERROR_UNSUPPORTED,
+              "CUDA device %d: %s has compute capability %d.%d; 8.0 or later is needed", cuda->index,
+              properties.name, properties.major, properties.minor);
+    cuda->major = properties.major;
+    cuda->minor = properties.minor;
+    cuda->multiprocessors = properties.multiProcessorCount;
+    cuda->memory = properties.totalGlobalMem;
+    CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda->stream = stream;
+    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
+    cuda->fault = fault;
+    memset(fault, 0, sizeof *cuda->fault);
+    cuda->workspace_bytes = WORKSPACE_BYTES;
+    cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
+    if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
+    return nbl__dnn_open(cuda, &cuda->dnn);
+}
+
+static void close_device(void *device)
+{
+    nbl__cuda *cuda = device;
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    if (cuda->dnn) nbl__dnn_close(cuda, cuda->dnn);
+    if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
+    nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
+    if (cuda->fault) cudaFreeHost(cuda->fault);
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    nbl__free(cuda->ctx, cuda, sizeof *cuda);
+}
+
+nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
+{
+    int count;
+    NBL_CHECK(ctx, nbl__cuda_of(ctx) == NULL, NBL_ERROR_ARGUMENT, "the context already runs on a device");
+    NBL_TRY(nbl_cuda_device_count(ctx, &count));
+    NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
+    nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
+    if (cuda == NULL) return NBL_ERROR_MEMORY;
+    cuda->ctx = ctx;
+    cuda->index = index;
+    nbl_status status = open_device(cuda);
+    if (status == NBL_OK) nbl__set_accelerator(ctx, cuda, close_device);
+    else close_device(cuda);
+    return status;
+}
+
+/* ---- memory ---- */
+
+/* Other threads may have other devices current. */
+static cudaError_t make_current(const nbl__cuda *cuda)
+{
+    return cudaSetDevice(cuda->index);
+}
+
+void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
+{
+    void *memory = NULL;
+    cudaError_t error = make_current(cuda);
+    if (error == cudaSuccess) error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaSuccess) {
+        cuda->allocated += bytes;
+        return memory;
+    }
+    size_t free_bytes = 0, all = 0;
+    cudaGetLastError();
+    cudaMemGetInfo(&free_bytes, &all);
+    nbl__fail(cuda->ctx, NBL_ERROR_MEMORY, "CUDA device %d: no memory for %zu bytes; %zu of %zu are free", cuda->index,
+              bytes, free_bytes, all);
+    return NULL;
+}
+
+void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
+{
+    if (memory == NULL) return;
+    make_current(cuda);
+    cudaFree(memory);
+    cuda->allocated -= bytes;
+}
+
+void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
+{
+    void *memory = NULL;
+    cudaError_t error = make_current(cuda);
+    if (error == cudaSuccess) error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (error == cudaSuccess) return memory;
+    failed(cuda, "host memory for copies", error);
+    return NULL;
+}
+
+void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
+{
+    if (memory == NULL) return;
+    make_current(cuda);
+    cudaFreeHost(memory);
+}
+
+static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, bool wait)
+{
+    if (bytes == 0) return NBL_OK;
+    CUDA_TRY(cuda, "copy", make_current(cuda));
+    CUDA_TRY(cuda, "copy", cudaMemcpyAsync(to, from, bytes, kind, cuda->stream));
+    return wait ? nbl__cuda_wait(cuda, "copy") : NBL_OK;
+}
+
+nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return copy(cuda, to, from, bytes, cudaMemcpyHostToDevice, true);
+}
+
+nbl_status nbl__cuda_read(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return copy(cuda, to, from, bytes, cudaMemcpyDeviceToHost, true);
+}
+
+nbl_status nbl__cuda_write_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return copy(cuda, to, from, bytes, cudaMemcpyHostToDevice, false);
+}
+
+nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return copy(cuda, to, from, bytes, cudaMemcpyDeviceToHost, false);
+}
+
+nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes)
+{
+    CUDA_TRY(cuda, "fill", make_current(cuda));
+    CUDA_TRY(cuda, "fill", cudaMemsetAsync(to, byte, bytes, cuda->stream));
+    return NBL_OK;
+}
+
+/* ---- the stream ---- */
+
+static nbl_status report(nbl__cuda *cuda)
+{
+    static const char *const texts[] = {
+        [NBL_CUDA_FAULT_ID] = "the id %" PRId64 " at place %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_LABEL] = "the label %" PRId64 " at place %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_ROW] = "the row %" PRId64 " at place %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_LENGTH] = "the length %" PRId64 " at place %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_SEQUENCES] = "the start %" PRId64 " at place %" PRId64 " of the sequences is out of order"};
+    nbl__cuda_fault fault = *cuda->fault;
+    memset(cuda->fault, 0, sizeof *cuda->fault);
+    const char *text = texts[fault.kind];
+    char said[160];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(said, sizeof said, text, fault.value, fault.place);
+#pragma GCC diagnostic pop
+    return nbl__fail(cuda->ctx, NBL_ERROR_ARGUMENT, "%s", said);
+}
+
+nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
+{
+    CUDA_TRY(cuda, what, make_current(cuda));
+    CUDA_TRY(cuda, what, cudaStreamSynchronize(cuda->stream));
+    return cuda->fault->kind ? report(cuda) : NBL_OK;
+}
+
+nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
+{
+    CUDA_TRY(cuda, "capture", make_current(cuda));
+    CUDA_TRY(cuda, "capture", cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph)
+{
+    cudaGraph_t recorded = NULL;
+    cudaGraphExec_t ready = NULL;
+    *graph = NULL;
+    cudaError_t error = cudaStreamEndCapture(cuda->stream, &recorded);
+    if (error == cudaSuccess && good) error = cudaGraphInstantiate(&ready, recorded, 0);
+    if (recorded) cudaGraphDestroy(recorded);
+    if (!good) {
+        cudaGetLastError();
+        return NBL_OK; /* what went wrong was told already */
+    }
+    CUDA_TRY(cuda, "capture", error);
+    *graph = ready;
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph)
+{
+    CUDA_TRY(cuda, "replay", make_current(cuda));
+    CUDA_TRY(cuda, "replay", cudaGraphLaunch(graph, cuda->stream));
+    return NBL_OK;
+}
+
+void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph)
+{
+    if (graph == NULL) return;
+    make_current(cuda);
+    cudaGraphExecDestroy(graph);
+}
+
 #else
 
 int nbl_cuda_built(void)
@@ -69,6 +299,97 @@ nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *dev
     (void)index;
     NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
     return nbl_cuda_device_count(ctx, &count);
+}
+
+/* ---- nothing of cuda.h is ever called: there is no device ---- */
+
+nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
+nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
+{
+    int count;
+    (void)index;
+    return nbl_cuda_device_count(ctx, &count);
+}
+
+void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
+{
+    (void)cuda, (void)bytes;
+    return NULL;
+}
+
+void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
+{
+    (void)cuda, (void)memory, (void)bytes;
+}
+
+void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
+{
+    (void)cuda, (void)bytes;
+    return NULL;
+}
+
+void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
+{
+    (void)cuda, (void)memory;
+}
+
+nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    (void)cuda, (void)to, (void)from, (void)bytes;
+    return NBL_ERROR_INTERNAL;
+}
+
+nbl_status nbl__cuda_read(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return nbl__cuda_write(cuda, to, from, bytes);
+}
+
+nbl_status nbl__cuda_write_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return nbl__cuda_write(cuda, to, from, bytes);
+}
+
+nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    return nbl__cuda_write(cuda, to, from, bytes);
+}
+
+nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes)
+{
+    (void)byte;
+    return nbl__cuda_write(cuda, to, NULL, bytes);
+}
+
+nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
+{
+    (void)what;
+    return nbl__cuda_write(cuda, NULL, NULL, 0);
+}
+
+nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
+{
+    return nbl__cuda_write(cuda, NULL, NULL, 0);
+}
+
+nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph)
+{
+    (void)good;
+    return nbl__cuda_write(cuda, graph, NULL, 0);
+}
+
+nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph)
+{
+    return nbl__cuda_write(cuda, graph, NULL, 0);
+}
+
+void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph)
+{
+    (void)cuda, (void)graph;
 }
 
 #endif

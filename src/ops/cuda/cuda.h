@@ -1,0 +1,73 @@
+/* cuda.h - a CUDA device as the operators and the plans use it: one stream, its memory, and the libraries beside it.
+ *
+ * A context runs on the CPU or, after nbl_context_use_cuda, on one device. Its operators then are those of ops/cuda:
+ * every tensor and weight that they get lies in the device's memory (the structs themselves are the host's). They
+ * enqueue on the context's stream and return: no waiting, no allocation, and nothing that a stream capture forbids.
+ * What only the data can tell (an id outside the vocabulary) is written down by the kernel, and nbl__cuda_wait reports it.
+ *
+ * In a build without CUDA the same functions exist, and nbl__cuda_of is always NULL. */
+#ifndef NBL_CUDA_H
+#define NBL_CUDA_H
+
+#include "ops/ops.h"
+
+/* What a kernel found wrong in its data, the first one to do so. In host memory that kernels can write. */
+typedef enum nbl__cuda_fault_kind {
+    NBL_CUDA_FAULT_NONE,
+    NBL_CUDA_FAULT_ID,       /* `value` is not in the vocabulary; at `place` */
+    NBL_CUDA_FAULT_LABEL,    /* as a label */
+    NBL_CUDA_FAULT_ROW,      /* a row number that is out of range */
+    NBL_CUDA_FAULT_LENGTH,   /* a length of a cache that is out of range */
+    NBL_CUDA_FAULT_SEQUENCES /* cu_seqlens falls, or does not run from 0 to the number of tokens */
+} nbl__cuda_fault_kind;
+
+typedef struct nbl__cuda_fault {
+    int kind; /* nbl__cuda_fault_kind */
+    int pad;
+    int64_t place, value;
+} nbl__cuda_fault;
+
+typedef struct nbl__cuda {
+    nbl_context *ctx;
+    int index;
+    int major, minor, multiprocessors;
+    size_t memory; /* of the device, all of it */
+    void *stream;  /* cudaStream_t */
+    nbl__cuda_fault *fault; /* the same address on host and device */
+    void *workspace;        /* of the device, for libraries; calls on one stream may share it */
+    size_t workspace_bytes;
+    struct nbl__blas *blas; /* blas.h; NULL: its library was not found */
+    struct nbl__dnn *dnn;   /* dnn.h; likewise */
+    size_t allocated;       /* bytes of nbl__cuda_alloc that live */
+} nbl__cuda;
+
+/* The device of a context; NULL: the CPU. */
+nbl__cuda *nbl__cuda_of(const nbl_context *ctx);
+/* The implementations of an operator, best first, NULL at the end; or NULL: there are none. */
+const nbl__impl *const *nbl__cuda_impls(const char *op);
+
+/* Memory of the device, aligned to 256 bytes, not cleared; NULL and a recorded failure, which tells what was asked for
+ * and what is free, when there is none. Size 0 gives a valid pointer. */
+void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes);
+void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes); /* NULL is allowed; waits for the device */
+/* Host memory that copies run at full speed from and to. */
+void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes);
+void nbl__cuda_free_host(nbl__cuda *cuda, void *memory);
+
+/* In the order of the stream. The first two return when the host's memory may be used again; the `later` ones at once:
+ * the host's memory (of nbl__cuda_alloc_host) must stay as it is until nbl__cuda_wait. */
+nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes);
+nbl_status nbl__cuda_read(nbl__cuda *cuda, void *to, const void *from, size_t bytes);
+nbl_status nbl__cuda_write_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes);
+nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes);
+nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes);
+/* Until everything on the stream is done; reports what went wrong in it. */
+nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what);
+
+/* Stream capture: what is enqueued between the two becomes a graph instead of running. `graph` is a cudaGraphExec_t. */
+nbl_status nbl__cuda_record_begin(nbl__cuda *cuda);
+nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph);
+nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph);
+void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph); /* NULL is allowed */
+
+#endif

@@ -1,0 +1,31 @@
+/* impls.c - which operators the device has. See cuda.h. */
+#include "ops/cuda/cuda.h"
+
+#ifdef NIBBLE_CUDA_BUILT
+
+/* clang-format off */
+#define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
+
+static const struct entry {
+    const char *op;
+    const nbl__impl *const *impls; /* best first */
+} table[] = {
+    {NULL, NULL}};
+/* clang-format on */
+
+const nbl__impl *const *nbl__cuda_impls(const char *op)
+{
+    for (const struct entry *it = table; it->op; it++)
+        if (strcmp(it->op, op) == 0) return it->impls;
+    return NULL;
+}
+
+#else
+
+const nbl__impl *const *nbl__cuda_impls(const char *op)
+{
+    (void)op;
+    return NULL;
+}
+
+#endif
