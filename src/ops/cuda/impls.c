@@ -4,12 +4,20 @@
 #ifdef NIBBLE_CUDA_BUILT
 
 /* clang-format off */
+extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma, nbl__attention_cuda,
+    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
+
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
 
 static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
+    {"attention", LIST(&nbl__attention_mma, &nbl__attention_cuda)},
+    {"attention_backward", LIST(&nbl__attention_backward_mma, &nbl__attention_backward_cuda)},
+    {"attention_decode", LIST(&nbl__attention_decode_cuda)},
+    {"kv_write", LIST(&nbl__kv_write_cuda)},
+    {"take_rows", LIST(&nbl__take_rows_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
