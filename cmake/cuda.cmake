@@ -84,8 +84,13 @@ function(nibble_cuda_object source result)
   set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
   cmake_path(GET object PARENT_PATH folder)
   file(MAKE_DIRECTORY ${folder})
+  set(flags ${NIBBLE_CUDA_FLAGS})
+  if(source MATCHES "_sm90\\.cu$") # instructions of Hopper alone: machine code for it and nothing else
+    list(FILTER flags EXCLUDE REGEX "^-gencode=")
+    list(APPEND flags -gencode=arch=compute_90a,code=sm_90a)
+  endif()
   add_custom_command(OUTPUT ${object}
-    COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${NIBBLE_NVCC} ${NIBBLE_CUDA_FLAGS} -DNBL_BUILD
+    COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${NIBBLE_NVCC} ${flags} -DNBL_BUILD
       -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${object}.d -c ${source} -o ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}" COMMAND_EXPAND_LISTS VERBATIM)
   set(${result} ${object} PARENT_SCOPE)
