@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
     if (!find_tile<z::ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp = threadIdx.x / 32;
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
