@@ -31,11 +31,18 @@ struct nbl_model {
         nbl_weight weight;
         void *memory; /* of the model's own; or NULL */
         size_t bytes;
-        bool used; /* a builder asked for it */
+        bool used;         /* a builder asked for it */
+        nbl_weight placed; /* on a device: the same with the device's pointers; rank 0: not there yet */
     } * weights;
     int64_t weight_count;
     void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
     size_t quantized_bytes, quantized_used;
+
+    struct nbl__upload { /* on a device: its weights, in the pieces in which they came */
+        struct nbl__upload *next;
+        void *memory;
+        size_t bytes;
+    } * uploads;
 
     /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
      * adapter's modules_to_save brought is trained in any case. The trainer sets them, before sessions are made. */
@@ -50,6 +57,13 @@ uint64_t nbl__model_bytes(const nbl_model *model);
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
 /* Would training change this tensor? */
 bool nbl__model_trains(const nbl_model *model, const char *name);
+
+/* ---- upload.c ---- */
+
+/* Where the context runs on a device: brings the weights that the graph multiplies with there, unless they are, and has
+ * the graph point to them. Host memory of mapped files is given up. */
+nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
+void nbl__upload_free(nbl_model *model);
 
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */

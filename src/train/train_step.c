@@ -95,8 +95,8 @@ static nbl_status blame(nbl__trainer *t)
 /* Forward and backward over the window; gradients are cleared first. */
 static nbl_status run_window(nbl__trainer *t, double *loss)
 {
-    nbl__optimizer_clear(&t->optimizer);
     *loss = 0;
+    NBL_TRY(nbl__plan_clear_gradients(&t->session.plan));
     *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
     for (int64_t b = 0; b < t->window.batches; b++) {
         set_dropout(t, t->state.epoch, t->state.batch + b, true);
