@@ -60,6 +60,7 @@ static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count
 
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address)
 {
+    nbl__plan_touch(plan);
     if (prepare) NBL_TRY(infer_all(plan, plan->prepare, plan->prepare_count, address));
     return infer_all(plan, plan->steps, plan->step_count, address);
 }

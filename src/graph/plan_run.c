@@ -135,9 +135,16 @@ static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, int count, void **gra
     return status != NBL_OK ? status : ended;
 }
 
+void nbl__plan_touch(nbl__plan *plan)
+{
+    plan->key = 0;
+}
+
 static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
 {
-    uint64_t key = key_of(plan, count);
+    if (plan->key == 0 || plan->key_count != count) plan->key = key_of(plan, count);
+    plan->key_count = count;
+    uint64_t key = plan->key;
     nbl__recording *oldest = &plan->recordings[0];
     plan->runs++;
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
@@ -185,6 +192,7 @@ static void set_early(nbl__plan *plan, int count, bool *was)
         bool now = *early;
         *early = *was;
         *was = now;
+        nbl__plan_touch(plan);
     }
 }
 
