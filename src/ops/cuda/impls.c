@@ -4,6 +4,8 @@
 #ifdef NIBBLE_CUDA_BUILT
 
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
+extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma, nbl__attention_cuda,
+    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -16,6 +18,11 @@ static const struct entry {
     {"cast", LIST(&nbl__cast_cuda)},
     {"scale", LIST(&nbl__scale_cuda)},
     {"check_finite", LIST(&nbl__check_finite_cuda)},
+    {"attention", LIST(&nbl__attention_mma, &nbl__attention_cuda)},
+    {"attention_backward", LIST(&nbl__attention_backward_mma, &nbl__attention_backward_cuda)},
+    {"attention_decode", LIST(&nbl__attention_decode_cuda)},
+    {"kv_write", LIST(&nbl__kv_write_cuda)},
+    {"take_rows", LIST(&nbl__take_rows_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
