@@ -3,6 +3,8 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
+extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
+
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
 
@@ -10,6 +12,10 @@ static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
+    {"add", LIST(&nbl__add_cuda)},
+    {"cast", LIST(&nbl__cast_cuda)},
+    {"scale", LIST(&nbl__scale_cuda)},
+    {"check_finite", LIST(&nbl__check_finite_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
