@@ -9,7 +9,7 @@ namespace nbl_cuda
 {
 
 /* N elements that lie aligned to 16 bytes or, when they are fewer bytes, to their size: one or two accesses. */
-template <typename T, int N> struct run {
+template <typename T, int N> struct pieces {
     enum { BYTES = N * sizeof(T) > 16 ? 16 : N * sizeof(T), STEP = BYTES / sizeof(T) };
     struct alignas(BYTES) piece {
         T at[STEP];
@@ -19,21 +19,21 @@ template <typename T, int N> struct run {
 template <typename T, int N> __device__ inline void load_run(const T *from, float (&to)[N])
 {
 #pragma unroll
-    for (int k = 0; k < N; k += run<T, N>::STEP) {
-        auto piece = *reinterpret_cast<const typename run<T, N>::piece *>(from + k);
+    for (int k = 0; k < N; k += pieces<T, N>::STEP) {
+        auto piece = *reinterpret_cast<const typename pieces<T, N>::piece *>(from + k);
 #pragma unroll
-        for (int j = 0; j < run<T, N>::STEP; j++) to[k + j] = to_f32(piece.at[j]);
+        for (int j = 0; j < pieces<T, N>::STEP; j++) to[k + j] = to_f32(piece.at[j]);
     }
 }
 
 template <typename T, int N> __device__ inline void store_run(T *to, const float (&from)[N])
 {
 #pragma unroll
-    for (int k = 0; k < N; k += run<T, N>::STEP) {
-        typename run<T, N>::piece piece;
+    for (int k = 0; k < N; k += pieces<T, N>::STEP) {
+        typename pieces<T, N>::piece piece;
 #pragma unroll
-        for (int j = 0; j < run<T, N>::STEP; j++) piece.at[j] = from_f32<T>(from[k + j]);
-        *reinterpret_cast<typename run<T, N>::piece *>(to + k) = piece;
+        for (int j = 0; j < pieces<T, N>::STEP; j++) piece.at[j] = from_f32<T>(from[k + j]);
+        *reinterpret_cast<typename pieces<T, N>::piece *>(to + k) = piece;
     }
 }
 
