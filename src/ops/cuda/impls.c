@@ -6,6 +6,11 @@
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma, nbl__attention_cuda,
     nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
+extern const nbl__impl nbl__rmsnorm_cuda, nbl__rmsnorm_backward_cuda;
+extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
+extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
+extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
+extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -23,6 +28,17 @@ static const struct entry {
     {"attention_decode", LIST(&nbl__attention_decode_cuda)},
     {"kv_write", LIST(&nbl__kv_write_cuda)},
     {"take_rows", LIST(&nbl__take_rows_cuda)},
+    {"rmsnorm", LIST(&nbl__rmsnorm_cuda)},
+    {"rmsnorm_backward", LIST(&nbl__rmsnorm_backward_cuda)},
+    {"layernorm", LIST(&nbl__layernorm_cuda)},
+    {"layernorm_backward", LIST(&nbl__layernorm_backward_cuda)},
+    {"rope_table", LIST(&nbl__rope_table_cuda)},
+    {"rope", LIST(&nbl__rope_cuda)},
+    {"rope_backward", LIST(&nbl__rope_backward_cuda)},
+    {"gated", LIST(&nbl__gated_cuda)},
+    {"gated_backward", LIST(&nbl__gated_backward_cuda)},
+    {"embedding", LIST(&nbl__embedding_cuda)},
+    {"embedding_backward", LIST(&nbl__embedding_backward_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
