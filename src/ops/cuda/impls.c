@@ -3,6 +3,11 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
+extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
+extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
+extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
+extern const nbl__impl nbl__dora_norm_cuda;
+
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
 
@@ -10,6 +15,13 @@ static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
+    {"linear", LIST(&nbl__linear_cuda)},
+    {"linear_backward", LIST(&nbl__linear_backward_cuda)},
+    {"linear_group", LIST(&nbl__linear_group_cuda)},
+    {"linear_group_backward", LIST(&nbl__linear_group_backward_cuda)},
+    {"mlp", LIST(&nbl__mlp_cuda)},
+    {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
+    {"dora_norm", LIST(&nbl__dora_norm_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
