@@ -17,8 +17,9 @@ typedef struct nbl__grad_norm {
     int64_t count;
     double max_norm;
     nbl_tensor norm; /* f32 [1] */
-    int64_t *
-        non_finite; /* gets the place of the first gradient that holds a NaN or an infinity, or -1; or NULL */
+    /* Gets the place of the first gradient that holds a NaN or an infinity, or -1; or NULL. On a CUDA device it
+     * is the device's memory, as that of `norm` is: only who waits for the stream can know the number. */
+    int64_t *non_finite;
 } nbl__grad_norm;
 
 static inline double nbl__clip_factor(double norm, double max_norm)

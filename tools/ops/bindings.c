@@ -1,5 +1,6 @@
 /* bindings.c - how files become calls. Most operators are read off their family's slots and attributes;
  * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
+#include "device.h"
 #include "ops/families.h"
 #include "ops/rope.h"
 #include "run.h"
@@ -20,6 +21,8 @@ static nbl_status bind_dequantize(run *r)
     if (transpose) y = (nbl_tensor){.dtype = dtype, .rank = 2, .shape = {w.shape[w.rank - 1], rows}};
     NBL_TRY(run_output(r, "y", &y));
     r->impl = "dequantize";
+    if (nbl__cuda_of(r->ctx) && w.format != NBL_FORMAT_DENSE)
+        return device_dequantize(r->ctx, &w, dtype, transpose, &y);
     return nbl_dequantize(r->ctx, &w, 0, rows, dtype, transpose, y.data);
 }
 
@@ -94,10 +97,10 @@ nbl_status run_family(run *r, const nbl__family *family, void *arguments)
     if (backward) NBL_TRY(family->backward.infer(r->ctx, arguments));
     NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_OUTPUT));
     NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_SAVED));
-    NBL_TRY(run_op(r, &family->forward, arguments));
+    NBL_TRY(run_op(r, family, &family->forward, arguments));
     if (!backward) return NBL_OK;
     NBL_TRY(give_memory(r, family, arguments, NBL_ROLE_GRADIENT));
-    return run_op(r, &family->backward, arguments);
+    return run_op(r, family, &family->backward, arguments);
 }
 
 /* ---- */

@@ -79,7 +79,7 @@ nbl_status bind_adamw(run *r)
     NBL_TRY(copy_to_output(r, "p", &t.p));
     NBL_TRY(read_moments(r, a.bits, &t));
     NBL_TRY(nbl__adamw_family.forward.infer(r->ctx, &a));
-    return run_op(r, &nbl__adamw_family.forward, &a);
+    return run_op(r, &nbl__adamw_family, &nbl__adamw_family.forward, &a);
 }
 
 nbl_status bind_grad_norm(run *r)
@@ -97,5 +97,5 @@ nbl_status bind_grad_norm(run *r)
     a.gradients = gradients;
     NBL_TRY(nbl__grad_norm_family.forward.infer(r->ctx, &a));
     NBL_TRY(run_output(r, "norm", &a.norm));
-    return run_op(r, &nbl__grad_norm_family.forward, &a);
+    return run_op(r, &nbl__grad_norm_family, &nbl__grad_norm_family.forward, &a);
 }

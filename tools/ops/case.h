@@ -26,9 +26,12 @@
 #ifndef NBL_CASE_H
 #define NBL_CASE_H
 
+#include "device.h"
+#include "ops/adamw.h"
+#include "ops/grad_norm.h"
 #include "ops/ops.h"
 
-enum { CASE_TEXT = 1024, CASE_WORDS = 48, CASE_ZONE = 64 };
+enum { CASE_TEXT = 1024, CASE_WORDS = 48, CASE_ZONE = 64, CASE_PIECES = 8 };
 
 /* ---- memory with red zones: never NULL, NaN bytes inside, a pattern around ---- */
 
@@ -91,6 +94,20 @@ void case_destroy(op_case *c);
 
 /* The families as the table sees them: adamw and grad_norm over one tensor. NULL past the end. */
 const nbl__family *case_family_at(int index);
+/* An operator's implementations where the context runs; NULL: none. Those of the two run on a device with the
+ * host's memory in their arguments, and mirror the list themselves. */
+const nbl__impl *const *case_impls(const nbl_context *ctx, const nbl__family *family, const nbl__op *op);
+bool case_is_list(const nbl__family *family);
+/* Such a case as the call that it stands for, over the case's own inputs; false: it is none. */
+typedef struct case_list {
+    nbl__adamw adamw;
+    nbl__grad_norm norm;
+    nbl__adamw_tensor steps[CASE_PIECES];
+    nbl_tensor gradients[CASE_PIECES];
+    const nbl__family *family;
+    const void *arguments;
+} case_list;
+bool case_unwrap(const nbl__family *family, const void *arguments, case_list *list);
 /* The field that makes backward add to gradients of parameters, or NULL. */
 bool *case_accumulate(const nbl__family *family, void *arguments);
 /* A way to scale rotary frequencies: default, linear, llama3, yarn. */
@@ -124,6 +141,7 @@ typedef struct case_run {
     void *arguments;
     case_memory memory;
     const char *only; /* the one gradient that is wanted; NULL: all */
+    bool recorded;
 } case_run;
 
 /* Starts a pass: a copy of the arguments without outputs, or with those of `forward`, which must live on. */
@@ -135,6 +153,7 @@ void case_end(case_run *r);
  * A failure leaves a message in the context. `skewed`: outputs are aligned to their element only. */
 nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
 nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r);
+/* With a context on a device both run there (device.h); r->recorded: through a capture of its stream. */
 /* Has the machine this implementation, and does it take the case? `r` has its outputs' shapes. */
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
 const nbl__impl *case_reference(const nbl__op *op);
@@ -154,7 +173,7 @@ typedef struct case_options {
     const char *impl;
     int threads;
     uint64_t seed;
-    bool json, quick;
+    bool json, quick, cuda;
 } case_options;
 
 bool case_selected(const case_options *o, const char *family);
@@ -162,6 +181,7 @@ bool case_selected(const case_options *o, const char *family);
 typedef struct case_contexts {
     nbl_context *one[NBL_ISA_COUNT], *many[NBL_ISA_COUNT];
     nbl_isa best;
+    nbl_context *device; /* NULL, unless the options ask for it */
 } case_contexts;
 bool case_contexts_open(const case_options *o, case_contexts *all);
 void case_contexts_close(case_contexts *all);

@@ -41,10 +41,29 @@ static void give_memory(const op_case *c, nbl__role role, bool skewed, case_run 
     }
 }
 
+/* The tensors as they are on the device: aligned well, or to their element. */
+static nbl_status run_mirrored(nbl_context *ctx, const op_case *c, const nbl__op *op, const nbl__impl *impl,
+                               bool skewed, case_run *r)
+{
+    device_how how = skewed ? DEVICE_SKEWED : r->recorded ? DEVICE_RECORDED : DEVICE_PLAIN;
+    return device_run(ctx, c->family, op, impl, NULL, r->arguments, how, NULL);
+}
+
+static const nbl__impl *first_impl(const nbl_context *ctx, const nbl__family *family, const nbl__op *op)
+{
+    const nbl__impl *const *impls = case_impls(ctx, family, op);
+    return impls ? impls[0] : NULL;
+}
+
 static nbl_status run_guarded(nbl_context *ctx, const op_case *c, const nbl__op *op, const nbl__impl *impl,
-                              case_run *r)
+                              bool skewed, case_run *r)
 {
     case_memory around = {0};
+    if (nbl__cuda_of(ctx)) {
+        if (!case_is_list(c->family)) return run_mirrored(ctx, c, op, impl, skewed, r);
+        if (impl == NULL) impl = first_impl(ctx, c->family, op);
+        NBL_CHECK(ctx, impl, NBL_ERROR_UNSUPPORTED, "%s: no implementation for CUDA", op->name);
+    }
     if (impl == NULL) NBL_TRY(nbl__op_choose(ctx, op, r->arguments, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, r->arguments);
     void *scratch = case_alloc(&around, bytes, 0);
@@ -71,14 +90,14 @@ nbl_status case_forward(nbl_context *ctx, const op_case *c, const nbl__impl *imp
     NBL_TRY(c->family->forward.infer(ctx, r->arguments));
     give_memory(c, NBL_ROLE_OUTPUT, skewed, r);
     give_memory(c, NBL_ROLE_SAVED, skewed, r);
-    return run_guarded(ctx, c, &c->family->forward, impl, r);
+    return run_guarded(ctx, c, &c->family->forward, impl, skewed, r);
 }
 
 nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *impl, bool skewed, case_run *r)
 {
     NBL_TRY(c->family->backward.infer(ctx, r->arguments));
     give_memory(c, NBL_ROLE_GRADIENT, skewed, r);
-    return run_guarded(ctx, c, &c->family->backward, impl, r);
+    return run_guarded(ctx, c, &c->family->backward, impl, skewed, r);
 }
 
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r)
@@ -158,12 +177,19 @@ bool case_contexts_open(const case_options *o, case_contexts *all)
     for (int isa = 0; good && isa <= (int)all->best; isa++)
         good = open_one((nbl_isa)isa, 1, &all->one[isa]) &&
                open_one((nbl_isa)isa, o->threads ? o->threads : 3, &all->many[isa]);
+    if (good && o->cuda) {
+        char why[512];
+        all->device = device_context(o->threads, NULL, why);
+        if (all->device == NULL) fprintf(stderr, "nibble: ops: %s\n", why);
+        return all->device != NULL;
+    }
     if (!good) fprintf(stderr, "nibble: ops: no context: a bad number of threads, or a bad NIBBLE_ISA\n");
     return good;
 }
 
 void case_contexts_close(case_contexts *all)
 {
+    nbl_context_destroy(all->device);
     for (int isa = 0; isa < NBL_ISA_COUNT; isa++) {
         nbl_context_destroy(all->one[isa]);
         nbl_context_destroy(all->many[isa]);

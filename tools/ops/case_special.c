@@ -4,12 +4,10 @@
  * which is handed on cut into `pieces`, and whose results are outputs of their own; 8-bit moments come out
  * decoded, so that a code beside its neighbour is an error of its size. */
 #include "case.h"
-#include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/embedding.h"
 #include "ops/families.h"
-#include "ops/grad_norm.h"
 #include "ops/layernorm.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
@@ -17,7 +15,7 @@
 #include "ops/rope.h"
 #include "quant/quant.h"
 
-enum { PIECES = 8 };
+enum { PIECES = CASE_PIECES };
 
 /* Piece `index` of `pieces` of n elements; pieces begin at multiples of `unit`. */
 static int64_t piece_begin(int64_t n, int64_t pieces, int64_t index, int64_t unit)
@@ -250,6 +248,57 @@ WRAPPED(adamw_ref)
 WRAPPED(grad_norm_cpu)
 WRAPPED(grad_norm_ref)
 
+/* ---- the same on a device: the list is mirrored there, aligned as the output that it was made from ---- */
+
+static const nbl__impl *on_device(const char *op)
+{
+    const nbl__impl *const *impls = nbl__cuda_impls(op);
+    return impls ? impls[0] : NULL;
+}
+
+static nbl_status run_on_device(const nbl__call *call, const nbl__family *family, const void *arguments,
+                                const void *output)
+{
+    return device_run(call->ctx, family, &family->forward, NULL, NULL, arguments,
+                      (uintptr_t)output % 64 != 0 ? DEVICE_SKEWED : DEVICE_PLAIN, NULL);
+}
+
+static nbl_status adamw_list(const nbl__call *call, const void *arguments)
+{
+    return run_on_device(call, &nbl__adamw_family, arguments,
+                         ((const nbl__adamw *)arguments)->tensors[0].p.data);
+}
+
+static nbl_status norm_list(const nbl__call *call, const void *arguments)
+{
+    return run_on_device(call, &nbl__grad_norm_family, arguments,
+                         ((const nbl__grad_norm *)arguments)->gradients[0].data);
+}
+
+static const nbl__impl mirrored_adamw = {"adamw_cuda", NBL_ISA_SCALAR, NULL, NULL, adamw_list};
+static const nbl__impl mirrored_norm = {"grad_norm_cuda", NBL_ISA_SCALAR, NULL, NULL, norm_list};
+
+static size_t adamw_cuda_scratch(const nbl_context *ctx, const void *arguments)
+{
+    return scratch_adamw(&mirrored_adamw, ctx, arguments, NULL, &(nbl__adamw_tensor){0});
+}
+
+static nbl_status adamw_cuda_run(const nbl__call *call, const void *arguments)
+{
+    return run_adamw(&mirrored_adamw, call, arguments);
+}
+
+static nbl_status norm_cuda_run(const nbl__call *call, const void *arguments)
+{
+    return run_norm(&mirrored_norm, call, arguments);
+}
+
+static const nbl__impl wrapped_adamw_cuda = {"adamw_cuda", NBL_ISA_SCALAR, NULL, adamw_cuda_scratch,
+                                             adamw_cuda_run};
+static const nbl__impl wrapped_norm_cuda = {"grad_norm_cuda", NBL_ISA_SCALAR, NULL, NULL, norm_cuda_run};
+static const nbl__impl *const adamw_cuda_impls[] = {&wrapped_adamw_cuda, NULL};
+static const nbl__impl *const norm_cuda_impls[] = {&wrapped_norm_cuda, NULL};
+
 static const nbl__impl *const adamw_impls[] = {&wrapped_adamw_cpu, &wrapped_adamw_ref, NULL};
 static const nbl__impl *const norm_impls[] = {&wrapped_grad_norm_cpu, &wrapped_grad_norm_ref, NULL};
 static const nbl__family one_adamw_family = {
@@ -265,6 +314,34 @@ const nbl__family *case_family_at(int index)
     if (family == &nbl__adamw_family) return &one_adamw_family;
     if (family == &nbl__grad_norm_family) return &one_norm_family;
     return family;
+}
+
+bool case_is_list(const nbl__family *family)
+{
+    return family == &one_adamw_family || family == &one_norm_family;
+}
+
+bool case_unwrap(const nbl__family *family, const void *arguments, case_list *list)
+{
+    if (family == &one_adamw_family) {
+        nbl__adamw_tensor whole = whole_adamw(arguments);
+        list->adamw = spread_adamw(arguments, &whole, list->steps);
+        list->family = &nbl__adamw_family;
+        list->arguments = &list->adamw;
+    } else if (family == &one_norm_family) {
+        list->norm = spread_norm(arguments, &((const one_norm *)arguments)->g, list->gradients);
+        list->family = &nbl__grad_norm_family;
+        list->arguments = &list->norm;
+    } else return false;
+    return true;
+}
+
+const nbl__impl *const *case_impls(const nbl_context *ctx, const nbl__family *family, const nbl__op *op)
+{
+    if (nbl__cuda_of(ctx) == NULL) return op->impls;
+    if (!case_is_list(family)) return nbl__cuda_impls(op->name);
+    if (on_device(op->name) == NULL) return NULL;
+    return family == &one_adamw_family ? adamw_cuda_impls : norm_cuda_impls;
 }
 
 /* ---- fields that are no attributes ---- */

@@ -3,6 +3,7 @@
  *     nibble-ops list
  *     nibble-ops run IN.safetensors OUT.safetensors [IN OUT]… [--threads N] [--impl NAME] [--json]
  *     nibble-ops check FILE.safetensors… [--threads N] [--impl NAME]
+ *     nibble-ops test|perf|run|check|list --device cuda …
  *     nibble-ops test|grad|perf|support [--op REGEX] [--case TEXT] [--seed N] [--quick]     see case.h
  */
 #include <stdio.h>
@@ -21,7 +22,8 @@ static const char usage[] =
     "exit status 1; its OUT is not written.\n\n"
     "  --threads N   threads to compute with (default: all cores)\n"
     "  --impl NAME   take this implementation, or fail\n"
-    "  --device cpu  the only one so far\n"
+    "  --device D    cpu (the default) or cuda: the first CUDA device; for run, check, test, perf\n"
+    "                and list\n"
     "  --json        what ran, as one JSON document on standard output\n"
     "  --help        this text\n\n"
     "check: runs each file as run does and compares the outputs with its tensors expect.NAME,\n"
@@ -43,19 +45,20 @@ static int wrong_usage(const char *what)
     return 2;
 }
 
-static void list_op(const nbl__op *op)
+static void list_op(const nbl__op *op, bool cuda)
 {
     if (op->name == NULL) return;
     printf("%s:", op->name);
-    for (const nbl__impl *const *impl = op->impls; *impl; impl++) printf(" %s", (*impl)->name);
+    const nbl__impl *const *impl = cuda ? nbl__cuda_impls(op->name) : op->impls;
+    for (; impl && *impl; impl++) printf(" %s", (*impl)->name);
     printf("\n");
 }
 
-static int list(void)
+static int list(bool cuda)
 {
     for (int i = 0; nbl__family_at(i); i++) {
-        list_op(&nbl__family_at(i)->forward);
-        list_op(&nbl__family_at(i)->backward);
+        list_op(&nbl__family_at(i)->forward, cuda);
+        list_op(&nbl__family_at(i)->backward, cuda);
     }
     return fflush(stdout) == 0 ? 0 : 1;
 }
@@ -104,7 +107,8 @@ static int read_words(int argc, char **argv, command *c)
         else if (strcmp(word, "--op") == 0) c->o.op = argv[++i];
         else if (strcmp(word, "--case") == 0) c->o.text = argv[++i];
         else if (strcmp(word, "--seed") == 0) c->o.seed = strtoull(argv[++i], NULL, 10);
-        else if (strcmp(word, "--device") == 0 && strcmp(value, "cpu") == 0) i++;
+        else if (strcmp(word, "--device") == 0 && strcmp(value, "cpu") == 0) c->o.cuda = false, i++;
+        else if (strcmp(word, "--device") == 0 && strcmp(value, "cuda") == 0) c->o.cuda = true, i++;
         else return wrong_usage("an unknown option, or one without its value");
     }
     return -1;
@@ -113,13 +117,19 @@ static int read_words(int argc, char **argv, command *c)
 static int run_files(const command *c)
 {
     const char *verbose = getenv("NIBBLE_VERBOSE");
-    nbl_context_options options = {.threads = c->o.threads,
-                                   .log = verbose && strcmp(verbose, "dispatch") == 0 ? show_line : NULL};
-    nbl_context *ctx;
+    nbl_log_fn log = verbose && strcmp(verbose, "dispatch") == 0 ? show_line : NULL;
+    nbl_context_options options = {.threads = c->o.threads, .log = log};
+    nbl_context *ctx = NULL;
+    char why[512];
     bool check = strcmp(c->words[0], "check") == 0;
     if (c->count < 2 || (!check && c->count % 2 == 0))
         return wrong_usage("run and pairs of files, or check and files, were expected");
-    if (nbl_context_create(&options, &ctx) != NBL_OK) return wrong_usage("a bad number of threads");
+    if (c->o.cuda && (ctx = device_context(c->o.threads, log, why)) == NULL) {
+        fprintf(stderr, "nibble: %s: %s\n", c->words[0], why);
+        return 1;
+    }
+    if (ctx == NULL && nbl_context_create(&options, &ctx) != NBL_OK)
+        return wrong_usage("a bad number of threads");
     int exit_status = check ? check_files(ctx, c->words + 1, c->count - 1, c->o.impl)
                             : run_pairs(ctx, c->words + 1, c->count - 1, c->o.impl, c->o.json);
     nbl_context_destroy(ctx);
@@ -134,7 +144,9 @@ static int run_command(const command *c)
     } modes[] = {{"test", mode_test}, {"grad", mode_grad}, {"perf", mode_perf}, {"support", mode_support}};
     if (c->count > 0 && (strcmp(c->words[0], "run") == 0 || strcmp(c->words[0], "check") == 0))
         return run_files(c);
-    if (c->count == 1 && strcmp(c->words[0], "list") == 0) return list();
+    if (c->count == 1 && strcmp(c->words[0], "list") == 0) return list(c->o.cuda);
+    bool host = c->count == 1 && (strcmp(c->words[0], "grad") == 0 || strcmp(c->words[0], "support") == 0);
+    if (c->o.cuda && host) return wrong_usage("grad and support have no device");
     for (size_t i = 0; c->count == 1 && i < sizeof modes / sizeof *modes; i++)
         if (strcmp(c->words[0], modes[i].name) == 0) return modes[i].mode(&c->o);
     return wrong_usage("a command was expected: run, check, list, test, grad, perf or support");

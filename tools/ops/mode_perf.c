@@ -2,7 +2,10 @@
  *
  * The time is the median of repeated calls (at least 5, about 0.3 s). A call's least time is the larger of
  * arithmetic / peak and bytes / copy bandwidth, where bytes counts every input, packed weight and output
- * once; the figure is least time / time. Weights that fit the caches can beat the copy: then it is above 1. */
+ * once; the figure is least time / time. Weights that fit the caches can beat the copy: then it is above 1.
+ *
+ * On a device (device_time.c) there are two times: after the caches were emptied, which counts, and in a row of
+ * calls; the figure is the bandwidth's share of a copy's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,11 +101,42 @@ static void show(timing *t, const op_case *c, const nbl__impl *impl, double seco
     fflush(stdout);
 }
 
+static void show_device(timing *t, const op_case *c, const nbl__impl *impl, const device_times *times,
+                        double flop, double bytes)
+{
+    if (t->o->json)
+        printf("%s{\"op\": \"%s\", \"impl\": \"%s\", \"case\": \"%s\", \"seconds\": %.4g, \"warm_seconds\": "
+               "%.4g, "
+               "\"gflops\": %.4g, \"gbs\": %.4g, \"of_copy\": %.3g}",
+               t->first ? "" : ",\n ", c->family->name, impl->name, c->text, times->cold, times->warm,
+               flop / times->cold / 1e9, bytes / times->cold / 1e9, bytes / times->cold / t->peak.copy_bytes);
+    else
+        printf("%-26s %9.1f us (%9.1f in a row) %8.2f TFLOP/s %6.3f TB/s %5.2f of a copy  %s\n", impl->name,
+               times->cold * 1e6, times->warm * 1e6, flop / times->cold / 1e12, bytes / times->cold / 1e12,
+               bytes / times->cold / t->peak.copy_bytes, c->text);
+    t->first = false;
+    fflush(stdout);
+}
+
 /* The reference is scalar on purpose and takes minutes at these sizes: only when asked for by name. */
 static bool wanted(const timing *t, const nbl__op *op, const nbl__impl *impl)
 {
     if (t->o->impl) return strcmp(t->o->impl, impl->name) == 0;
-    return impl != case_reference(op);
+    return t->o->cuda || impl != case_reference(op);
+}
+
+static bool time_device(timing *t, const op_case *c, const nbl__op *op, const nbl__impl *impl,
+                        const case_run *r, double flop)
+{
+    device_times times;
+    case_list list;
+    nbl_status status = case_unwrap(t->family, r->arguments, &list)
+                            ? device_time(t->ctx, list.family, &list.family->forward,
+                                          nbl__cuda_impls(op->name)[0], list.arguments, t->o->quick, &times)
+                            : device_time(t->ctx, t->family, op, impl, r->arguments, t->o->quick, &times);
+    if (status != NBL_OK) return false;
+    show_device(t, c, impl, &times, flop, bytes_of(t->family, r->arguments, op == &t->family->backward));
+    return true;
 }
 
 static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_run *r, const char *word)
@@ -110,9 +144,10 @@ static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_
     char value[CASE_TEXT];
     double flop = 0;
     if (case_word(c->text, word, value) && !case_number(c->text, value, &flop)) t->failures++;
-    for (const nbl__impl *const *at = op->impls; *at; at++) {
+    for (const nbl__impl *const *at = case_impls(t->ctx, t->family, op); *at; at++) {
         if (!wanted(t, op, *at) || !case_takes(t->ctx, *at, r)) continue;
-        double seconds = median_time(t, op, *at, r->arguments);
+        if (t->o->cuda && time_device(t, c, op, *at, r, flop)) continue;
+        double seconds = t->o->cuda ? (double)NAN : median_time(t, op, *at, r->arguments);
         if (isnan(seconds)) {
             fprintf(stderr, "FAILED %s: %s\n", (*at)->name, nbl_error_message(t->ctx));
             t->failures++;
@@ -122,7 +157,7 @@ static void time_direction(timing *t, const op_case *c, const nbl__op *op, case_
 
 static bool has_fast(timing *t, const nbl__op *op)
 {
-    for (const nbl__impl *const *at = op->impls; *at; at++)
+    for (const nbl__impl *const *at = case_impls(t->ctx, t->family, op); at && *at; at++)
         if (wanted(t, op, *at)) return true;
     return false;
 }
@@ -167,15 +202,41 @@ static void machine_name(char name[128])
     if (file) fclose(file);
 }
 
+/* What it runs on, and how fast that can be. */
+static bool name_machine(timing *t, char name[128])
+{
+    nbl_cuda_device device;
+    if (!t->o->cuda) {
+        t->peak = roofline_measure(t->ctx);
+        machine_name(name);
+        return true;
+    }
+    if (nbl_cuda_device_get(t->ctx, 0, &device) != NBL_OK ||
+        device_copy_speed(t->ctx, &t->peak.copy_bytes) != NBL_OK)
+        return false;
+    snprintf(name, 128, "%.127s", device.name);
+    return true;
+}
+
 int mode_perf(const case_options *o)
 {
     nbl_context_options options = {.threads = o->threads};
     timing t = {.o = o, .first = true};
     char machine[128], why[CASE_TEXT];
-    if (nbl_context_create(&options, &t.ctx) != NBL_OK) return 1;
-    t.peak = roofline_measure(t.ctx);
-    machine_name(machine);
+    if (o->cuda) {
+        t.ctx = device_context(o->threads, NULL, why);
+        if (t.ctx == NULL) fprintf(stderr, "nibble: perf: %s\n", why);
+    }
+    if (o->cuda ? t.ctx == NULL : nbl_context_create(&options, &t.ctx) != NBL_OK) return 1;
+    if (!name_machine(&t, machine)) {
+        fprintf(stderr, "nibble: perf: %s\n", nbl_error_message(t.ctx));
+        nbl_context_destroy(t.ctx);
+        return 1;
+    }
     if (o->json) printf("[");
+    else if (o->cuda)
+        printf("# %s, nibble %s, seed %" PRIu64 "; medians; a copy: %.2f TB/s\n", machine, nbl_version(),
+               o->seed, t.peak.copy_bytes / 1e12);
     else
         printf("# %s, %s, %d threads, nibble %s, seed %" PRIu64 "; medians of at least 5 calls\n"
                "# roofline: f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s\n",

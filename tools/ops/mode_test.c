@@ -7,7 +7,15 @@
  *
  * and once per case: each gradient alone, as when the others are not wanted; and with ranks=yes the same
  * bits when T is split into other dimensions. Backward runs on what its own instruction set's forward
- * saved. Memory is guarded and poisoned (case_run.c). */
+ * saved. Memory is guarded and poisoned (case_run.c).
+ *
+ * With --device cuda the device's implementations run instead, each
+ *
+ *     aligned well          within the bound of the reference's
+ *     to the element only   the same; slower paths may add up in another order
+ *     from a capture        the same bits as the first
+ *
+ * and then gradients alone and ranks as above. What the device does not have is told, and no failure. */
 #include <math.h>
 #include <stdio.h>
 
@@ -21,6 +29,7 @@ typedef struct tally {
     double worst, worst_error; /* of the bound; of the reference */
     char worst_at[CASE_TEXT];
     char impls[CASE_TEXT]; /* those that ran, blanks around each */
+    const char *missing;   /* on the device */
 } tally;
 
 typedef struct testing {
@@ -34,12 +43,13 @@ static void fail(tally *all, const char *text, const char *impl, const nbl_conte
     enum { SHOWN = 20 };
     if (all->failures++ >= SHOWN) return;
     fprintf(stderr, "FAILED %s: %s\n", all->family->name, text);
-    if (impl)
+    if (impl && ctx && nbl__cuda_of(ctx)) fprintf(stderr, "  %s on the device: ", impl);
+    else if (impl)
         fprintf(stderr, "  %s at %s, %d thread%s: ", impl, nbl_isa_name(ctx), nbl_threads(ctx),
                 nbl_threads(ctx) == 1 ? "" : "s");
     else fprintf(stderr, "  ");
-    fprintf(stderr, "%s\n  again: nibble-ops test --op %s --seed %" PRIu64 " --case \"%s\"\n", what,
-            all->family->name, all->o->seed, text);
+    fprintf(stderr, "%s\n  again: nibble-ops test --op %s --seed %" PRIu64 "%s --case \"%s\"\n", what,
+            all->family->name, all->o->seed, all->o->cuda ? " --device cuda" : "", text);
 }
 
 static void ran(tally *all, const char *name)
@@ -98,11 +108,14 @@ static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backw
                  const case_run *forward, case_run *r)
 {
     const char *only = r->only;
+    bool recorded = r->recorded;
     case_begin(t->c, forward, r);
     r->only = only;
+    r->recorded = recorded;
     nbl_status status = backward ? case_backward(ctx, t->c, impl, skewed, r)
                                  : case_forward(ctx, t->c, impl, skewed, r);
     if (status == NBL_OK) return true;
+    if (status == NBL_ERROR_UNSUPPORTED && impl && nbl__cuda_of(ctx)) return false; /* others may take it */
     fail(t->all, t->c->text, impl ? impl->name : "dispatch", ctx, nbl_error_message(ctx));
     return false;
 }
@@ -139,8 +152,9 @@ static void test_impls(testing *t, nbl_isa isa, const nbl__op *op, const case_ru
 /* What dispatch chooses, once more with each gradient alone. */
 static void test_single_gradients(testing *t, const case_run *forward)
 {
-    nbl_context *ctx = t->all->contexts->one[t->all->contexts->best];
+    nbl_context *ctx = t->all->contexts->device;
     int count = 0;
+    if (ctx == NULL) ctx = t->all->contexts->one[t->all->contexts->best];
     for (const nbl__slot *slot = t->c->family->slots; slot->name; slot++)
         count += slot->role == NBL_ROLE_GRADIENT && nbl__slot_tensor(slot, t->reference.arguments)->rank > 0;
     for (const nbl__slot *slot = t->c->family->slots; count > 1 && slot->name; slot++) {
@@ -154,8 +168,9 @@ static void test_single_gradients(testing *t, const case_run *forward)
 
 static void test_splits(testing *t, const case_run *forward, const case_run *gradients)
 {
-    nbl_context *ctx = t->all->contexts->many[t->all->contexts->best];
+    nbl_context *ctx = t->all->contexts->device;
     char value[CASE_TEXT], why[CASE_TEXT];
+    if (ctx == NULL) ctx = t->all->contexts->many[t->all->contexts->best];
     if (!case_word(t->c->text, "ranks", value)) return;
     for (int split = SPLIT_ONE; split < SPLIT_COUNT; split++) {
         op_case other;
@@ -166,7 +181,8 @@ static void test_splits(testing *t, const case_run *forward, const case_run *gra
         if (status == CASE_BAD) fail(t->all, t->c->text, NULL, ctx, why);
         if (status == CASE_READY && pass(&inner, ctx, NULL, false, false, NULL, &r)) {
             same_bits(&inner, "dispatch", ctx, forward, &r, false, "in another rank");
-            if (t->c->backward && case_backward(ctx, &other, NULL, false, &r) == NBL_OK)
+            if (gradients->arguments && t->c->backward &&
+                case_backward(ctx, &other, NULL, false, &r) == NBL_OK)
                 same_bits(&inner, "dispatch", ctx, gradients, &r, true, "in another rank");
         }
         case_end(&r);
@@ -197,6 +213,48 @@ static void test_case(testing *t)
     }
 }
 
+/* ---- on a device ---- */
+
+static void test_device_impls(testing *t, const nbl__op *op, const case_run *forward)
+{
+    bool backward = op == &t->c->family->backward;
+    nbl_context *ctx = t->all->contexts->device;
+    for (const nbl__impl *const *at = case_impls(ctx, t->c->family, op); *at; at++) {
+        const nbl__impl *impl = *at;
+        case_run a = {0}, b = {0}, again = {.recorded = true};
+        if (!wanted(t->all, impl)) continue;
+        if (pass(t, ctx, impl, backward, true, forward, &b)) compare(t, impl->name, ctx, &b, backward);
+        if (pass(t, ctx, impl, backward, false, forward, &a)) {
+            ran(t->all, impl->name);
+            compare(t, impl->name, ctx, &a, backward);
+            if (pass(t, ctx, impl, backward, false, forward, &again))
+                same_bits(t, impl->name, ctx, &a, &again, backward, "when it runs again");
+        }
+        case_end(&a);
+        case_end(&b);
+        case_end(&again);
+    }
+}
+
+static void test_device_case(testing *t)
+{
+    const nbl__family *family = t->c->family;
+    nbl_context *ctx = t->all->contexts->device;
+    case_run forward = {0}, gradients = {0};
+    test_device_impls(t, &family->forward, NULL);
+    bool good = pass(t, ctx, NULL, false, false, NULL, &forward);
+    bool backward = t->c->backward && case_impls(ctx, family, &family->backward);
+    if (t->c->backward && !backward) t->all->missing = family->backward.name;
+    if (good && backward && family->backward.infer(ctx, forward.arguments) == NBL_OK) {
+        test_device_impls(t, &family->backward, &forward);
+        good = pass(t, ctx, NULL, true, false, &forward, &gradients);
+        if (good) test_single_gradients(t, &forward);
+    }
+    if (good) test_splits(t, &forward, &gradients);
+    case_end(&gradients);
+    case_end(&forward);
+}
+
 static bool in_sample(const tally *all, const char *text)
 {
     uint32_t hash = 2166136261u;
@@ -223,7 +281,8 @@ static bool test_text(void *user, const char *text)
             fail(all, text, case_reference(&family->backward)->name, ctx, nbl_error_message(ctx));
             good = false;
         }
-        if (good) test_case(&t);
+        if (good && all->contexts->device) test_device_case(&t);
+        else if (good) test_case(&t);
         case_end(&t.reference);
     }
     case_destroy(&c);
@@ -249,6 +308,12 @@ static void test_line(tally *all, const char *line)
     if (!good || !case_expand(all->family, line, test_text, all, why)) fail(all, line, NULL, NULL, why);
 }
 
+/* Whether the device has the family's operators at all. */
+static bool on_device(const case_contexts *contexts, const nbl__family *family)
+{
+    return contexts->device == NULL || case_impls(contexts->device, family, &family->forward);
+}
+
 static void report(const tally *all, bool first)
 {
     const case_options *o = all->o;
@@ -262,6 +327,7 @@ static void report(const tally *all, bool first)
                all->family->name, all->cases, all->runs, *all->impls ? all->impls : " none ",
                all->worst_error, all->worst, all->worst > 0.5 ? ": " : "",
                all->worst > 0.5 ? all->worst_at : "");
+    if (all->missing && !o->json) printf("%-16s not on cuda: %s\n", all->family->name, all->missing);
     fflush(stdout);
 }
 
@@ -270,11 +336,19 @@ int mode_test(const case_options *o)
     case_contexts contexts;
     int64_t cases = 0, runs = 0, failures = 0;
     bool first = true;
-    if (!case_contexts_open(o, &contexts)) return 1;
+    enum { SKIPPED = 77 };
+    if (!case_contexts_open(o, &contexts)) {
+        case_contexts_close(&contexts);
+        return o->cuda ? SKIPPED : 1;
+    }
     if (o->json) printf("[");
     for (int i = 0; case_family_at(i); i++) {
         tally all = {.o = o, .contexts = &contexts, .family = case_family_at(i)};
         if (!case_selected(o, all.family->name)) continue;
+        if (!on_device(&contexts, all.family)) {
+            if (!o->json) printf("%-16s not on cuda\n", all.family->name);
+            continue;
+        }
         if (o->text) test_line(&all, o->text);
         for (const case_line *line = case_table; !o->text && line->family; line++)
             if (line->kind == CASE_PLAIN && strcmp(line->family, all.family->name) == 0)
@@ -288,7 +362,7 @@ int mode_test(const case_options *o)
     if (o->json) printf("]\n");
     else
         printf("%" PRId64 " cases, %" PRId64 " runs at up to %s, %" PRId64 " failures\n", cases, runs,
-               nbl__isa_name(contexts.best), failures);
+               o->cuda ? "cuda" : nbl__isa_name(contexts.best), failures);
     case_contexts_close(&contexts);
     return failures == 0 && fflush(stdout) == 0 ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "device.h"
 #include "format/bnb_state.h"
 
 static const nbl__stored *find(const run *r, const char *name)
@@ -210,9 +211,14 @@ nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
     return NBL_OK;
 }
 
-nbl_status run_op(run *r, const nbl__op *op, const void *arguments)
+nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments)
 {
-    const nbl__impl *impl;
+    const nbl__impl *impl = NULL;
+    if (nbl__cuda_of(r->ctx)) {
+        nbl_status done = device_run(r->ctx, family, op, NULL, r->force, arguments, DEVICE_PLAIN, &impl);
+        r->impl = impl ? impl->name : NULL;
+        return done;
+    }
     NBL_TRY(nbl__op_choose(r->ctx, op, arguments, r->force, &impl));
     size_t bytes = nbl__op_scratch(r->ctx, impl, arguments);
     uint8_t *scratch = nbl__alloc(r->ctx, bytes);

@@ -48,8 +48,8 @@ const nbl__json *run_attribute(run *r, const char *name);
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor);
 /* The same without a name in OUT. */
 nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor);
-/* Chooses and runs, with scratch that is filled with NaN bytes. */
-nbl_status run_op(run *r, const nbl__op *op, const void *arguments);
+/* Chooses and runs, with scratch that is filled with NaN bytes; on the device of the context, where it has one. */
+nbl_status run_op(run *r, const nbl__family *family, const nbl__op *op, const void *arguments);
 
 /* Reads attributes and slots, infers, runs forward and, when a gradient is given, backward. Attributes and
  * slots that a special binding has filled in are not in the family's tables. */

@@ -7,6 +7,7 @@ extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
 extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
 extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
 extern const nbl__impl nbl__dora_norm_cuda;
+extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -22,6 +23,10 @@ static const struct entry {
     {"mlp", LIST(&nbl__mlp_cuda)},
     {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
     {"dora_norm", LIST(&nbl__dora_norm_cuda)},
+    {"add", LIST(&nbl__add_cuda)},
+    {"cast", LIST(&nbl__cast_cuda)},
+    {"scale", LIST(&nbl__scale_cuda)},
+    {"check_finite", LIST(&nbl__check_finite_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 

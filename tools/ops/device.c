@@ -1,0 +1,291 @@
+/* device.c - see device.h. One piece of device memory holds all tensors of a call, so that a call costs one copy
+ * there and one back; between them lie zones of 0xff bytes: NaN to whoever reads beyond a tensor, and found
+ * changed when somebody writes there. */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/adamw.h"
+#include "ops/families.h"
+#include "ops/grad_norm.h"
+
+enum { POISON = 0xff };
+
+nbl_context *device_context(int threads, nbl_log_fn log, char why[512])
+{
+    nbl_context_options options = {.threads = threads, .log = log};
+    nbl_context *ctx = NULL;
+    if (nbl_context_create(&options, &ctx) != NBL_OK) {
+        snprintf(why, 512, "a bad number of threads, or a bad NIBBLE_ISA");
+        return NULL;
+    }
+    if (nbl_context_use_cuda(ctx, 0) == NBL_OK) return ctx;
+    snprintf(why, 512, "%s", nbl_error_message(ctx));
+    nbl_context_destroy(ctx);
+    return NULL;
+}
+
+static void *memory_of(size_t bytes)
+{
+    void *memory = malloc(bytes ? bytes : 1);
+    if (memory == NULL) {
+        fprintf(stderr, "nibble: ops: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+/* ---- the places of an image ---- */
+
+/* Memory that two slots share is shared on the device, too. */
+static int find_block(const device_image *image, const void *host, size_t bytes)
+{
+    for (int i = 0; bytes > 0 && i < image->count; i++)
+        if (image->blocks[i].host == host && image->blocks[i].bytes == bytes) return i;
+    return -1;
+}
+
+/* `place` is that of a pointer in the arguments; NULL there stays so. */
+static nbl_status add(device_image *image, void *place, size_t bytes, size_t element, bool written)
+{
+    void *host;
+    memcpy(&host, place, sizeof host);
+    if (host == NULL) return NBL_OK;
+    NBL_CHECK(image->cuda->ctx, image->count < DEVICE_BLOCKS && image->pointer_count < DEVICE_BLOCKS,
+              NBL_ERROR_INTERNAL, "more tensors than there is room for");
+    int block = find_block(image, host, bytes);
+    if (block < 0) {
+        size_t begin = image->bytes + DEVICE_ZONE + (image->skewed ? element : 0);
+        block = image->count++;
+        image->blocks[block] = (device_block){host, bytes, begin, false};
+        image->bytes = (begin + bytes + 255) / 256 * 256;
+    }
+    image->blocks[block].written |= written;
+    image->pointers[image->pointer_count].place = place;
+    image->pointers[image->pointer_count++].block = block;
+    return NBL_OK;
+}
+
+static nbl_status add_tensor(device_image *image, nbl_tensor *t, bool written)
+{
+    uint64_t bytes;
+    NBL_CHECK(image->cuda->ctx, nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &bytes),
+              NBL_ERROR_SHAPE, "a tensor is too large");
+    return add(image, &t->data, bytes, (size_t)nbl__dtype_bits(t->dtype) / 8, written);
+}
+
+static nbl_status add_weight(device_image *image, nbl_weight *w)
+{
+    if (w->rank == 0 || w->data == NULL) return NBL_OK;
+    int64_t n = 1;
+    for (int i = 0; i < w->rank; i++) n *= w->shape[i];
+    int64_t last = w->shape[w->rank - 1], block = w->block > 0 ? w->block : 1;
+    int64_t blocks = w->format == NBL_FORMAT_INT8 ? (last > 0 ? n / last : 0) : nbl__ceil_div(n, block);
+    bool dense = w->format == NBL_FORMAT_DENSE, nested = w->nested_scales != NULL;
+    size_t element = dense ? nbl__size_of(w->dtype) : 1;
+    int64_t groups = nested ? nbl__ceil_div(blocks, w->nested_block) : 0;
+    NBL_TRY(add(image, &w->data,
+                dense                          ? (size_t)n * element
+                : w->format == NBL_FORMAT_INT8 ? (size_t)n
+                                               : (size_t)nbl__ceil_div(n, 2),
+                element, false));
+    if (dense) return NBL_OK;
+    if (nested || w->format == NBL_FORMAT_MXFP4) w->scales = NULL; /* of no meaning there */
+    NBL_TRY(add(image, &w->scales, (size_t)blocks * sizeof(float), sizeof(float), false));
+    NBL_TRY(add(image, &w->scale_codes, (size_t)blocks, 1, false));
+    NBL_TRY(add(image, &w->nested_scales, (size_t)groups * sizeof(float), sizeof(float), false));
+    return add(image, &w->nested_table, 256 * sizeof(float), sizeof(float), false);
+}
+
+/* What one direction reads and writes; what it has nothing to do with stays behind. */
+static nbl_status add_slots(device_image *image, const nbl__family *family, bool backward)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (nbl__slot_is_weight(slot)) {
+            NBL_TRY(add_weight(image, (nbl_weight *)(void *)((char *)image->arguments + slot->offset)));
+            continue;
+        }
+        nbl_tensor *t = nbl__slot_tensor(slot, image->arguments);
+        bool result = slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
+        bool gradient = slot->role == NBL_ROLE_GRADIENT;
+        bool in_place = family == &nbl__kv_write_family && strcmp(slot->name, "cache") == 0;
+        if ((gradient && !backward) || ((gradient || result) && t->rank == 0)) t->data = NULL;
+        NBL_TRY(add_tensor(image, t, backward ? gradient : result || in_place));
+    }
+    return NBL_OK;
+}
+
+static nbl_status add_adamw(device_image *image)
+{
+    nbl__adamw *a = image->arguments;
+    size_t bytes = (size_t)a->count * sizeof(nbl__adamw_tensor);
+    nbl__adamw_tensor *list = image->list = memory_of(bytes);
+    if (bytes) memcpy(list, a->tensors, bytes);
+    a->tensors = list;
+    for (int64_t i = 0; i < a->count; i++) {
+        NBL_TRY(add_tensor(image, &list[i].p, true));
+        NBL_TRY(add_tensor(image, &list[i].g, false));
+        NBL_TRY(add_tensor(image, &list[i].m, true));
+        NBL_TRY(add_tensor(image, &list[i].v, true));
+        NBL_TRY(add_tensor(image, &list[i].m_absmax, true));
+        NBL_TRY(add_tensor(image, &list[i].v_absmax, true));
+    }
+    return NBL_OK;
+}
+
+static nbl_status add_grad_norm(device_image *image)
+{
+    nbl__grad_norm *a = image->arguments;
+    size_t bytes = (size_t)a->count * sizeof(nbl_tensor);
+    nbl_tensor *list = image->list = memory_of(bytes);
+    if (bytes) memcpy(list, a->gradients, bytes);
+    a->gradients = list;
+    for (int64_t i = 0; i < a->count; i++) NBL_TRY(add_tensor(image, &list[i], true));
+    NBL_TRY(add_tensor(image, &a->norm, true));
+    return add(image, &a->non_finite, sizeof *a->non_finite, sizeof *a->non_finite, true);
+}
+
+/* ---- there ---- */
+
+static nbl_status upload(device_image *image)
+{
+    image->bytes += DEVICE_ZONE;
+    image->host = memory_of(image->bytes);
+    memset(image->host, POISON, image->bytes);
+    for (int i = 0; i < image->count; i++)
+        if (image->blocks[i].bytes)
+            memcpy(image->host + image->blocks[i].begin, image->blocks[i].host, image->blocks[i].bytes);
+    image->device = nbl__cuda_alloc(image->cuda, image->bytes);
+    if (image->device == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < image->pointer_count; i++) {
+        void *there = image->device + image->blocks[image->pointers[i].block].begin;
+        memcpy(image->pointers[i].place, &there, sizeof there);
+    }
+    return nbl__cuda_write(image->cuda, image->device, image->host, image->bytes);
+}
+
+nbl_status device_open(nbl_context *ctx, const nbl__family *family, const nbl__op *op, const void *arguments,
+                       bool skewed, device_image *image)
+{
+    memset(image, 0, sizeof *image);
+    image->cuda = nbl__cuda_of(ctx);
+    image->skewed = skewed;
+    image->arguments_bytes = family->size;
+    image->arguments = memory_of(family->size);
+    image->before = memory_of(family->size);
+    memcpy(image->arguments, arguments, family->size);
+    if (family == &nbl__adamw_family) NBL_TRY(add_adamw(image));
+    else if (family == &nbl__grad_norm_family) NBL_TRY(add_grad_norm(image));
+    else NBL_TRY(add_slots(image, family, op == &family->backward));
+    NBL_TRY(upload(image));
+    memcpy(image->before, image->arguments, family->size);
+    return NBL_OK;
+}
+
+nbl_status device_scratch(device_image *image, const nbl__impl *impl)
+{
+    image->scratch_bytes = nbl__op_scratch(image->cuda->ctx, impl, image->arguments);
+    size_t all = image->scratch_bytes + 2 * DEVICE_ZONE;
+    image->scratch_base = nbl__cuda_alloc(image->cuda, all);
+    if (image->scratch_base == NULL) return NBL_ERROR_MEMORY;
+    image->scratch = image->scratch_base + DEVICE_ZONE;
+    return nbl__cuda_fill(image->cuda, image->scratch_base, POISON, all);
+}
+
+void device_close(device_image *image)
+{
+    if (image->scratch_base)
+        nbl__cuda_free(image->cuda, image->scratch_base, image->scratch_bytes + 2 * DEVICE_ZONE);
+    if (image->device) nbl__cuda_free(image->cuda, image->device, image->bytes);
+    free(image->host);
+    free(image->list);
+    free(image->before);
+    free(image->arguments);
+    memset(image, 0, sizeof *image);
+}
+
+/* ---- and back ---- */
+
+static bool is_poison(const uint8_t *bytes, size_t begin, size_t end)
+{
+    for (size_t i = begin; i < end; i++)
+        if (bytes[i] != POISON) return false;
+    return true;
+}
+
+static nbl_status check_scratch(device_image *image, const char *who)
+{
+    uint8_t zones[2][DEVICE_ZONE];
+    if (image->scratch_base == NULL) return NBL_OK;
+    NBL_TRY(nbl__cuda_read(image->cuda, zones[0], image->scratch_base, DEVICE_ZONE));
+    NBL_TRY(nbl__cuda_read(image->cuda, zones[1], image->scratch + image->scratch_bytes, DEVICE_ZONE));
+    NBL_CHECK(image->cuda->ctx, is_poison(zones[0], 0, sizeof zones), NBL_ERROR_INTERNAL,
+              "%s wrote outside its scratch", who);
+    return NBL_OK;
+}
+
+nbl_status device_fetch(device_image *image, const char *who)
+{
+    nbl_context *ctx = image->cuda->ctx;
+    size_t zone = 0;
+    NBL_TRY(nbl__cuda_wait(image->cuda, who));
+    NBL_TRY(nbl__cuda_read(image->cuda, image->host, image->device, image->bytes));
+    NBL_CHECK(ctx, memcmp(image->before, image->arguments, image->arguments_bytes) == 0, NBL_ERROR_INTERNAL,
+              "%s wrote to its arguments", who);
+    for (int i = 0; i <= image->count; i++) {
+        const device_block *block = &image->blocks[i];
+        size_t end = i < image->count ? block->begin : image->bytes;
+        NBL_CHECK(ctx, is_poison(image->host, zone, end), NBL_ERROR_INTERNAL, "%s wrote beside a tensor",
+                  who);
+        if (i == image->count) break;
+        zone = block->begin + block->bytes;
+        if (block->bytes == 0) continue;
+        if (block->written) memcpy(block->host, image->host + block->begin, block->bytes);
+        else
+            NBL_CHECK(ctx, memcmp(block->host, image->host + block->begin, block->bytes) == 0,
+                      NBL_ERROR_INTERNAL, "%s wrote to an input", who);
+    }
+    return check_scratch(image, who);
+}
+
+/* ---- a run ---- */
+
+static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+                               device_image *image)
+{
+    void *graph = NULL;
+    NBL_TRY(nbl__cuda_record_begin(image->cuda));
+    nbl_status status = nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes);
+    nbl_status ended = nbl__cuda_record_end(image->cuda, status == NBL_OK, &graph);
+    if (status == NBL_OK) status = ended;
+    if (status == NBL_OK) status = nbl__cuda_replay(image->cuda, graph);
+    if (status == NBL_OK) status = nbl__cuda_wait(image->cuda, impl->name);
+    nbl__cuda_graph_free(image->cuda, graph);
+    return status;
+}
+
+static nbl_status run_image(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const char *force,
+                            device_how how, device_image *image, const nbl__impl **ran)
+{
+    if (impl == NULL) NBL_TRY(nbl__op_choose(ctx, op, image->arguments, force, &impl));
+    const char *why = impl->can ? impl->can(image->arguments) : NULL;
+    NBL_CHECK(ctx, why == NULL, NBL_ERROR_UNSUPPORTED, "%s declines: %s", impl->name, why);
+    if (ran) *ran = impl;
+    NBL_TRY(device_scratch(image, impl));
+    NBL_TRY(how == DEVICE_RECORDED
+                ? run_recorded(ctx, op, impl, image)
+                : nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes));
+    return device_fetch(image, impl->name);
+}
+
+nbl_status device_run(nbl_context *ctx, const nbl__family *family, const nbl__op *op, const nbl__impl *impl,
+                      const char *force, const void *arguments, device_how how, const nbl__impl **ran)
+{
+    device_image *image = memory_of(sizeof *image);
+    nbl_status status = device_open(ctx, family, op, arguments, how == DEVICE_SKEWED, image);
+    if (status == NBL_OK) status = run_image(ctx, op, impl, force, how, image, ran);
+    device_close(image);
+    free(image);
+    return status;
+}
