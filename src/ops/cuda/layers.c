@@ -120,10 +120,8 @@ nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes)
 {
     nbl__move moves[2 * NBL_CUDA_LAYERS_MOST];
     int count = 0;
-    bool by_codes = false;
     for (nbl__cuda_layer *l = j->layers; l < j->layers + j->count; l++) {
         const nbl__linear *a = l->a;
-        by_codes |= l->by_codes;
         if (l->factor) {
             const float *norm = nbl__given(&a->norm) ? a->norm.data : l->inverse;
             if (!nbl__given(&a->norm)) NBL_TRY(nbl__cuda_layer_norm(j->call, a, l->inverse));
@@ -152,7 +150,7 @@ nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes)
                                      .to_ld = l->wide};
     }
     NBL_TRY(nbl__cuda_move(j->call, moves, count));
-    if (!codes || !by_codes) return NBL_OK;
+    if (!codes || j->outlier == NULL) return NBL_OK;
     return nbl__cuda_outliers(j->call, j->tokens, j->in, j->x.data, j->x.dtype, j->layers[0].a->threshold,
                               j->outlier);
 }

@@ -58,7 +58,7 @@ __device__ float moved(const nbl__move &m, int64_t r, int64_t c)
     return m.scale != 0 ? value * m.scale : value;
 }
 
-__global__ void move_all(move_list list)
+__global__ void move_all(const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
     int64_t n = m.to_rows * m.to_columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
