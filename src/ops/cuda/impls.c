@@ -3,6 +3,10 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
+extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
+extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
+extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
+extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma, nbl__attention_cuda,
     nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
@@ -19,6 +23,13 @@ static const struct entry {
     const char *op;
     const nbl__impl *const *impls; /* best first */
 } table[] = {
+    {"linear", LIST(&nbl__linear_cuda)},
+    {"linear_backward", LIST(&nbl__linear_backward_cuda)},
+    {"linear_group", LIST(&nbl__linear_group_cuda)},
+    {"linear_group_backward", LIST(&nbl__linear_group_backward_cuda)},
+    {"mlp", LIST(&nbl__mlp_cuda)},
+    {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
+    {"dora_norm", LIST(&nbl__dora_norm_cuda)},
     {"add", LIST(&nbl__add_cuda)},
     {"cast", LIST(&nbl__cast_cuda)},
     {"scale", LIST(&nbl__scale_cuda)},
