@@ -15,6 +15,8 @@ extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
 extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
 extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
+extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
+extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -50,6 +52,10 @@ static const struct entry {
     {"gated_backward", LIST(&nbl__gated_backward_cuda)},
     {"embedding", LIST(&nbl__embedding_cuda)},
     {"embedding_backward", LIST(&nbl__embedding_backward_cuda)},
+    {"cross_entropy", LIST(&nbl__cross_entropy_cuda)},
+    {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
+    {"adamw", LIST(&nbl__adamw_cuda)},
+    {"grad_norm", LIST(&nbl__grad_norm_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
