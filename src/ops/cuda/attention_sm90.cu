@@ -162,24 +162,30 @@ __device__ inline void make_slopes(const attention_problem &p, float (&s)[N][4],
     }
 }
 
-template <int WIDE> struct keys_shape {
+/* GROUPS warpgroups of 64 keys each: 2 where there is work for all multiprocessors, else 1, and two blocks to a
+ * multiprocessor. Which one does not show in the results. */
+template <int WIDE, int GROUPS> struct keys_shape {
+    static constexpr int THREADS = GROUPS * 128, ROWS = GROUPS * 64;
     static constexpr int QUERIES = 64, N = QUERIES / 8;
     static constexpr int TILE = QUERIES * WIDE * 2, NUMBERS = 2 * QUERIES * 4; /* lse and delta */
     static constexpr int BYTES = ALIGNMENT + 2 * ROWS * WIDE * 2 + 4 * TILE + 2 * NUMBERS;
 };
 
-template <typename T, int WIDE>
-__global__ void __launch_bounds__(THREADS, 1) backward_keys_sm90(const __grid_constant__ attention_problem p,
-                                                                 const __grid_constant__ attention_data data)
+template <typename T, int WIDE, int GROUPS>
+__global__ void __launch_bounds__(GROUPS * 128, 2 / GROUPS)
+    backward_keys_sm90(const __grid_constant__ attention_problem p,
+                       const __grid_constant__ attention_data data)
 {
-    typedef keys_shape<WIDE> z;
-    constexpr int N = z::N, QUERIES = z::QUERIES;
+    typedef keys_shape<WIDE, GROUPS> z;
+    constexpr int N = z::N, QUERIES = z::QUERIES, THREADS = z::THREADS, ROWS = z::ROWS;
     extern __shared__ char raw[];
     char *shared_k = aligned(raw), *shared_v = shared_k + ROWS * WIDE * 2;
     char *tiles = shared_v + ROWS * WIDE * 2, *numbers = tiles + 4 * z::TILE; /* Q, dO, Q, dO */
     attention_tile tile;
-    int head = blockIdx.x % p.key_heads;
-    if (!find_tile<ROWS>(p, blockIdx.x / p.key_heads, &tile)) return;
+    int head = blockIdx.x % p.key_heads, slot = blockIdx.x / p.key_heads, slots = gridDim.x / p.key_heads;
+    if (GROUPS == 1 && slot >= slots / 2)
+        slot = slots - 1 - (slot - slots / 2); /* a long walk beside a short one */
+    if (!find_tile<ROWS>(p, slot, &tile)) return;
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / 128;
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
@@ -355,35 +361,43 @@ const char *can_run(const void *arguments)
     return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(arguments);
 }
 
-unsigned blocks_for(const attention_problem &p, int heads)
+unsigned blocks_for(const attention_problem &p, int rows, int heads)
 {
-    int64_t blocks = (static_cast<int64_t>(p.tokens) / ROWS + p.sequences) * heads;
+    int64_t blocks = (static_cast<int64_t>(p.tokens) / rows + p.sequences) * heads;
     return static_cast<unsigned>(blocks > 0 ? blocks : heads);
 }
 
 template <typename Kernel>
-void launch(Kernel kernel, unsigned blocks, int bytes, const attention_problem &p, const attention_data &data,
-            cudaStream_t stream)
+void launch(Kernel kernel, unsigned blocks, int threads, int bytes, const attention_problem &p,
+            const attention_data &data, const nbl__call *call)
 {
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    kernel<<<blocks, THREADS, bytes, stream>>>(p, data);
+    kernel<<<blocks, static_cast<unsigned>(threads), static_cast<size_t>(bytes), stream_of(call)>>>(p, data);
 }
 
 template <typename T, int WIDE>
-void launch_forward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
+void launch_forward(const attention_problem &p, const attention_data &data, const nbl__call *call)
 {
-    launch(forward_sm90<T, WIDE>, blocks_for(p, p.heads), forward_shape<WIDE>::BYTES, p, data, stream);
+    launch(forward_sm90<T, WIDE>, blocks_for(p, ROWS, p.heads), THREADS, forward_shape<WIDE>::BYTES, p, data,
+           call);
+}
+
+template <typename T, int WIDE, int GROUPS>
+void launch_keys(const attention_problem &p, const attention_data &data, const nbl__call *call)
+{
+    typedef keys_shape<WIDE, GROUPS> z;
+    launch(backward_keys_sm90<T, WIDE, GROUPS>, blocks_for(p, z::ROWS, p.key_heads), z::THREADS, z::BYTES, p,
+           data, call);
 }
 
 template <typename T, int WIDE>
-void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
+void launch_backward(const attention_problem &p, const attention_data &data, const nbl__call *call)
 {
-    if (data.dk || data.dv)
-        launch(backward_keys_sm90<T, WIDE>, blocks_for(p, p.key_heads), keys_shape<WIDE>::BYTES, p, data,
-               stream);
+    bool many = p.tokens / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
+    if (data.dk || data.dv) (many ? launch_keys<T, WIDE, 2> : launch_keys<T, WIDE, 1>)(p, data, call);
     if (data.dq)
-        launch(backward_queries_sm90<T, WIDE>, blocks_for(p, p.heads), queries_shape<WIDE>::BYTES, p, data,
-               stream);
+        launch(backward_queries_sm90<T, WIDE>, blocks_for(p, ROWS, p.heads), THREADS,
+               queries_shape<WIDE>::BYTES, p, data, call);
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -393,10 +407,10 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
     if (a->dtype == NBL_DTYPE_F16)
-        (p.size <= 64 ? launch_forward<__half, 64> : launch_forward<__half, 128>)(p, data, stream_of(call));
+        (p.size <= 64 ? launch_forward<__half, 64> : launch_forward<__half, 128>)(p, data, call);
     else
-        (p.size <= 64 ? launch_forward<__nv_bfloat16, 64>
-                      : launch_forward<__nv_bfloat16, 128>)(p, data, stream_of(call));
+        (p.size <= 64 ? launch_forward<__nv_bfloat16, 64> : launch_forward<__nv_bfloat16, 128>)(p, data,
+                                                                                                call);
     return launched(call);
 }
 
@@ -416,10 +430,10 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_rows_make(call, a, p, rows);
     data.lse2 = rows.lse2, data.delta = rows.delta;
     if (a->dtype == NBL_DTYPE_F16)
-        (p.size <= 64 ? launch_backward<__half, 64> : launch_backward<__half, 128>)(p, data, stream_of(call));
+        (p.size <= 64 ? launch_backward<__half, 64> : launch_backward<__half, 128>)(p, data, call);
     else
-        (p.size <= 64 ? launch_backward<__nv_bfloat16, 64>
-                      : launch_backward<__nv_bfloat16, 128>)(p, data, stream_of(call));
+        (p.size <= 64 ? launch_backward<__nv_bfloat16, 64> : launch_backward<__nv_bfloat16, 128>)(p, data,
+                                                                                                  call);
     return launched(call);
 }
 
