@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(GROUPS * 128, 2 / GROUPS)
         slot = slots - 1 - (slot - slots / 2); /* a long walk beside a short one */
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads;
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
