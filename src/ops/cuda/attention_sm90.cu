@@ -29,6 +29,23 @@ __device__ inline char *aligned(char *shared)
     return shared + ((at + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - at);
 }
 
+/* Values that must be there before what follows: else the assembler moves the next wait up before this arithmetic. */
+__device__ inline void now(uint32_t x)
+{
+    __shared__ uint32_t seen[THREADS];
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(&seen[threadIdx.x])), "r"(x)
+                 : "memory");
+}
+template <int N> __device__ inline void now(const float (&s)[N][4])
+{
+    uint32_t all = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) all ^= __float_as_uint(s[n][e]) ^ __float_as_uint(s[n][e + 1]);
+    now(all);
+}
+
 /* ---- forward ---- */
 
 template <int WIDE> struct forward_shape {
@@ -106,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         await_products<1>();
         settled(s);
         soften_keys(j + KEYS);
-        settled(s); /* before the next wait, not after it */
+        now(__float_as_uint(total[0]) ^ __float_as_uint(total[1]));
         await_products<0>();
         settled(out);
         rescale(out, before);
@@ -333,7 +350,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[n][e] = weight_of<CAP>(p, s[n][e], lse[e / 2]);
-            settled(s); /* before the next wait, not after it */
+            now(s);
         }
         await_products<0>();
         settled(d);
