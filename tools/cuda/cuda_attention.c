@@ -607,11 +607,17 @@ static void bench_decode(int64_t batch, int64_t cached, int64_t heads, int64_t k
         arguments[i] = &d[i];
         make_random(&h, &d[i].q, tensor(dtype, 3, batch, heads, size, 0), dtype, 1, 0);
         free(h.data);
-        make_random(&h, &d[i].k, tensor(dtype, 4, batch, cached, key_heads, size), dtype, 1, 0);
-        free(h.data);
+        if (i == 0) {
+            make_random(&h, &d[0].k, tensor(dtype, 4, batch, cached, key_heads, size), dtype, 1, 0);
+            free(h.data);
+        } else { /* the same values, but not the same memory: the cache of the device does not hold them all */
+            d[i].k = d[0].k;
+            place(&d[i].k, 0);
+            cudaMemcpy(d[i].k.data, d[0].k.data, bytes_of(&d[0].k), cudaMemcpyDeviceToDevice);
+        }
         d[i].v = d[i].k;
         place(&d[i].v, 0);
-        cudaMemcpy(d[i].v.data, d[i].k.data, bytes_of(&d[i].k), cudaMemcpyDeviceToDevice);
+        cudaMemcpy(d[i].v.data, d[0].k.data, bytes_of(&d[0].k), cudaMemcpyDeviceToDevice);
         make_integers(&h, &d[i].lengths, lengths, batch);
         free(h.data);
         d[i].out = d[i].q;
@@ -664,6 +670,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(gpu, nbl_context_use_cuda(gpu, 0));
     device = nbl__cuda_of(gpu);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     int status = run_bench ? bench() : test(quick);
     nbl_context_destroy(gpu);
     nbl_context_destroy(cpu);
