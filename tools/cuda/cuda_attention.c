@@ -583,10 +583,15 @@ static void bench_shape(const shape *s, nbl_dtype dtype)
         double flop = 4 * pairs * (double)(s->heads * s->size);
         double f = time_of(&family->forward, forward[i], arguments, 1);
         double b = time_of(&family->backward, backward[i], arguments, 1);
-        printf("%-16s %-4s %dx%-5d Hq %2d Hkv %d D %3d   forward %7.3f ms %5.0f TFLOP/s   backward %7.3f ms "
-               "%5.0f TFLOP/s\n",
+        nbl__attention queries = p.device;
+        void *without_keys[1] = {&queries};
+        queries.dk.data = queries.dv.data = NULL;
+        double dq = time_of(&family->backward, backward[i], without_keys, 1);
+        printf("%-14s %-4s %dx%-5d Hq %2d Hkv %d D %3d   forward %7.3f ms %4.0f TFLOP/s   backward %7.3f ms "
+               "%4.0f TFLOP/s, "
+               "dq alone %7.3f ms\n",
                forward[i]->name, nbl_dtype_name(dtype), count, s->lengths[0], (int)s->heads,
-               (int)s->key_heads, (int)s->size, f, flop / f * 1e-9, b, 2.5 * flop / b * 1e-9);
+               (int)s->key_heads, (int)s->size, f, flop / f * 1e-9, b, 2.5 * flop / b * 1e-9, dq);
     }
     free_problem(&p);
 }
