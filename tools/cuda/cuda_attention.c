@@ -1,9 +1,11 @@
-/* cuda_attention.c - examines attention on the first CUDA device: every implementation against the CPU, and its speed.
+/* cuda_attention.c - examines attention on the first CUDA device: every implementation against the CPU, and
+ * its speed.
  *
- *   cuda_attention test [--quick]   shapes of real models and awkward ones: results within the operators' bounds of the
- *                                   CPU's f32, the same bits twice, on unaligned memory, and for a sequence alone; data
- *                                   that is wrong is reported; a captured decode follows its lengths. Without a device
- *                                   it says so and exits with 77. --quick: few small shapes, for compute-sanitizer
+ *   cuda_attention test [--quick]   shapes of real models and awkward ones: results within the operators'
+ *                                   bounds of the CPU's f32, the same bits twice, on unaligned memory, and
+ *                                   for a sequence alone; wrong data is reported; a captured decode follows
+ *                                   its lengths. Without a device it says so and exits with 77. --quick: few
+ *                                   small shapes, for compute-sanitizer
  *   cuda_attention bench            milliseconds and TFLOP/s of forward and backward, TB/s of decode, medians
  *
  * nibble-ops has the exhaustive table; this has what needs a device: large shapes, captures, faults. */
@@ -615,7 +617,7 @@ static void bench_decode(int64_t batch, int64_t cached, int64_t heads, int64_t k
         if (i == 0) {
             make_random(&h, &d[0].k, tensor(dtype, 4, batch, cached, key_heads, size), dtype, 1, 0);
             free(h.data);
-        } else { /* the same values, but not the same memory: the cache of the device does not hold them all */
+        } else { /* the same values in other memory: the device's cache does not hold it all */
             d[i].k = d[0].k;
             place(&d[i].k, 0);
             cudaMemcpy(d[i].k.data, d[0].k.data, bytes_of(&d[0].k), cudaMemcpyDeviceToDevice);

@@ -1,10 +1,11 @@
-/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the places of
- * tiles in a pack of sequences. Internal to ops/cuda.
+/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the
+ * places of tiles in a pack of sequences. Internal to ops/cuda.
  *
- * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are counted from the
- * start of their sequence, so that the bits of a sequence's results do not depend on what is packed beside it, and
- * sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles, so T / TILE + S slots are enough
- * and a slot finds its sequence by a search. A slot past the end of its sequence has nothing to do.
+ * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are
+ * counted from the start of their sequence, so that the bits of a sequence's results do not depend on what
+ * is packed beside it, and sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles,
+ * so T / TILE + S slots are enough and a slot finds its sequence by a search. A slot past the end of its
+ * sequence has nothing to do.
  *
  * Logits are kept in units of log 2: the softmax is 2^x. */
 #ifndef NBL_CUDA_ATTENTION_CUH
@@ -106,7 +107,8 @@ struct attention_tile {
     int start; /* the tile's first row in it */
 };
 
-/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one outside. */
+/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one
+ * outside. */
 template <int TILE>
 __device__ inline bool find_tile(const attention_problem &p, int slot, attention_tile *tile)
 {

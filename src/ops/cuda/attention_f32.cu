@@ -1,9 +1,10 @@
 /* attention_f32.cu - attention of f32, heads of up to 128: the walks of attention_mma.cu with fma.
  *
- * A block of 16 x 16 threads owns 64 rows and walks over tiles of 64 rows of the other side, all in shared memory. Thread
- * (y, x) has of the scores the rows 4y … 4y + 3 and the columns x, x + 16, x + 32, x + 48; of the sums the same rows and
- * four neighbouring columns of each 64. Scores change from one to the other through shared memory, within a warp: it
- * makes and reads the same rows. Limit: the fma units, which wait for tiles where few blocks fit. */
+ * A block of 16 x 16 threads owns 64 rows and walks over tiles of 64 rows of the other side, all in shared
+ * memory. Thread (y, x) has of the scores the rows 4y … 4y + 3 and the columns x, x + 16, x + 32, x + 48;
+ * of the sums the same rows and four neighbouring columns of each 64. Scores change from one to the other
+ * through shared memory, within a warp: it makes and reads the same rows. Limit: the fma units, which wait
+ * for tiles where few blocks fit. */
 #include "ops/cuda/attention.cuh"
 
 extern "C" {
