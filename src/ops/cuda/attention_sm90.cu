@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (; j + KEYS < end; j += KEYS, stage ^= 1) {
             await_copies();
             show_to_products();
-            __syncthreads(); /* V of these keys and K of the next are there; no warp needs the tiles before them */
+            __syncthreads(); /* V of these keys and K of the next are there; those before are done with */
             products_begin();
             multiply_tiles<T, ROWS, WIDE>(s, q, keys + (stage ^ 1) * z::TILE);
             products_sent();
