@@ -30,17 +30,9 @@ __device__ inline void multiply<__nv_bfloat16>(float *sums, uint32_t a0, uint32_
         : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
 }
 
-/* In the order of the program: the compiler would rather have few loads under way than many registers. */
 __device__ inline uint4 read_16(const void *from, bool real)
 {
-    uint4 x;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-                 "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-                 "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from), "r"(static_cast<int>(real))
-                 : "memory");
-    return x;
+    return real ? __ldg(static_cast<const uint4 *>(from)) : make_uint4(0, 0, 0, 0);
 }
 __device__ inline uint32_t word(const uint4 &x, int i)
 {
@@ -92,7 +84,6 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
                 }
     };
     if constexpr (WIDE <= 128) read_values(); /* wider ones have no registers for both */
-    __syncthreads();                          /* all of them are under way; nothing below moves up */
     float s[2 * ROUNDS][4] = {}, top = -INFINITY, total = 0;
 #pragma unroll
     for (int i = 0; i < WIDE / 32; i++) {
