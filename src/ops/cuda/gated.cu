@@ -38,7 +38,7 @@ template <typename T, int ACT, int N, int COUNT, bool BACKWARD> __device__ void 
         int64_t i = first + k * THREADS * N;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float value = activation<ACT>(gate[k][j], &slope);
+            float value = activation<ACT, sizeof(T) == 2>(gate[k][j], &slope);
             if (BACKWARD) {
                 gate[k][j] = dh[k][j] * up[k][j] * slope;
                 up[k][j] = dh[k][j] * value;

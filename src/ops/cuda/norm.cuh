@@ -4,12 +4,14 @@
  *     y  = n·(w + offset) + b
  *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
  *
- * A row lies in the registers of the threads that share it: up to PACKS times 16 bytes each. Short rows share a block,
- * and a warp. So each byte is read once and written once, and results may lie on inputs. Rows that are
- * too long or not aligned are read again from the cache, an element at a time.
+ * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor in each thread. Short
+ * rows share a block, and a warp. There are as many blocks as the device runs at once; each goes from row to row, and
+ * loads the next one before it sums the one at hand. So each byte is read once and written once, results may lie on
+ * inputs, and memory is busy while threads wait for each other. Rows that are too long or not aligned are read
+ * again from the cache, an element at a time.
  *
- * dw and db: each of up to SLOTS·(rows per block) sets of threads sums the rows it meets in registers; the sums of the sets,
- * in scratch, are added by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
+ * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added by a second kernel in
+ * a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
 #ifndef NBL_CUDA_NORM_CUH
 #define NBL_CUDA_NORM_CUH
 
@@ -18,14 +20,20 @@
 namespace nbl_cuda
 {
 
-enum { NORM_PACKS = 2, NORM_THREADS = 1024, NORM_BACKWARD_THREADS = 512, NORM_SHORT_THREADS = 128, NORM_SLOW_THREADS = 256, NORM_SLOTS = 512 };
+enum {
+    NORM_PACKS = 2,
+    NORM_THREADS = 512,
+    NORM_SHORT_THREADS = 128, /* when several rows share a block */
+    NORM_SLOW_THREADS = 256,
+    NORM_MOST_BLOCKS = 2112 /* whose sums scratch must hold: 16 for each multiprocessor of the largest devices */
+};
 
 struct norm_call {
     const void *x, *residual; /* residual, bias, dresidual, …: NULL when absent */
     void *sum, *y;
     const void *dy, *dresidual;
     void *dx;
-    float *partial_w, *partial_b; /* [slots, columns] */
+    float *partial_w, *partial_b; /* [blocks, columns] */
     const void *w, *bias;
     int w_dtype, bias_dtype;
     int64_t rows, columns;
@@ -59,49 +67,69 @@ __device__ inline norm_place place_of(const norm_call &a)
             static_cast<int64_t>(gridDim.x) * sets};
 }
 
-template <typename T> __device__ inline pack<T> pack_at(const void *from, int64_t i)
+/* A row as it was loaded: what a thread has of it. */
+struct norm_row {
+    uint4 x[NORM_PACKS], residual[NORM_PACKS], dy[NORM_PACKS], dresidual[NORM_PACKS];
+};
+
+template <typename T>
+__device__ inline void load_part(const norm_call &a, const void *from, int64_t row, int lane, uint4 (&to)[NORM_PACKS])
 {
-    return *reinterpret_cast<const pack<T> *>(static_cast<const T *>(from) + i);
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * pack<T>::COUNT;
+        to[k] = make_uint4(0, 0, 0, 0); /* behind the row, and behind the last one */
+        if (from && row < a.rows && column < a.columns)
+            to[k] = *reinterpret_cast<const uint4 *>(static_cast<const T *>(from) + row * a.columns + column);
+    }
 }
 
-/* h of a row into registers; forward stores it, too, when there is a residual. Behind the row: 0. */
-template <typename T>
-__device__ inline void load_sum(const norm_call &a, int64_t row, int lane, bool store, pack<T> (&h)[NORM_PACKS])
+template <typename T, bool BACKWARD>
+__device__ inline void load_row(const norm_call &a, int64_t row, int lane, norm_row &to)
 {
-    constexpr int N = pack<T>::COUNT;
-#pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
-        h[k] = pack<T>{};
-        if (row < a.rows && column < a.columns) h[k] = pack_at<T>(a.x, row * a.columns + column);
+    load_part<T>(a, a.x, row, lane, to.x);
+    load_part<T>(a, a.residual, row, lane, to.residual);
+    if (BACKWARD) {
+        load_part<T>(a, a.dy, row, lane, to.dy);
+        load_part<T>(a, a.dresidual, row, lane, to.dresidual);
     }
+}
+
+/* From here on these are unpacked anew: what was unpacked before the sums would take twice the registers. */
+__device__ inline void forget_unpacked(uint4 (&packs)[NORM_PACKS])
+{
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++)
+        asm volatile("" : "+r"(packs[k].x), "+r"(packs[k].y), "+r"(packs[k].z), "+r"(packs[k].w));
+}
+
+/* x becomes h. */
+template <typename T> __device__ inline void add_residual(const norm_call &a, norm_row &row)
+{
     if (a.residual == nullptr) return;
-    pack<T> other[NORM_PACKS];
 #pragma unroll
     for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
-        other[k] = pack<T>{};
-        if (row < a.rows && column < a.columns) other[k] = pack_at<T>(a.residual, row * a.columns + column);
-    }
+        float x[pack<T>::COUNT], residual[pack<T>::COUNT];
+        unpack<T>(row.x[k], x);
+        unpack<T>(row.residual[k], residual);
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
-#pragma unroll
-        for (int j = 0; j < N; j++) h[k].at[j] = from_f32<T>(to_f32(h[k].at[j]) + to_f32(other[k].at[j]));
-        if (store && row < a.rows && column < a.columns)
-            *reinterpret_cast<pack<T> *>(static_cast<T *>(a.sum) + row * a.columns + column) = h[k];
+        for (int j = 0; j < pack<T>::COUNT; j++) x[j] += residual[j];
+        row.x[k] = packed_up<T>(x);
     }
 }
 
 /* Mean of the row: 0 without CENTER. */
 template <typename T, bool CENTER>
-__device__ inline float mean_of(const norm_call &a, const pack<T> (&h)[NORM_PACKS])
+__device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS])
 {
     float sum[1] = {0};
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS && CENTER; k++)
+    for (int k = 0; k < NORM_PACKS && CENTER; k++) {
+        float h[pack<T>::COUNT];
+        unpack<T>(packs[k], h);
 #pragma unroll
-        for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += to_f32(h[k].at[j]);
+        for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += h[j];
+    }
     if (CENTER) row_sums(sum, a.per_row);
     return sum[0] / static_cast<float>(a.columns);
 }
@@ -110,68 +138,102 @@ template <typename T, bool CENTER> __global__ void __launch_bounds__(NORM_THREAD
 {
     constexpr int N = pack<T>::COUNT;
     norm_place at = place_of(a);
-    int64_t row = at.slot;
-    pack<T> h[NORM_PACKS];
-    load_sum<T>(a, row, at.lane, true, h);
-    float mean = mean_of<T, CENTER>(a, h), squares[1] = {0};
+    norm_row next, it;
+    load_row<T, false>(a, at.slot, at.lane, next);
+    /* All sets go round alike: those of a block wait for each other. */
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0; left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, false>(a, row + at.slots, at.lane, next);
+        add_residual<T>(a, it);
+        float mean = mean_of<T, CENTER>(a, it.x), squares[1] = {0};
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        bool inside = static_cast<int64_t>(at.lane + k * a.per_row) * N < a.columns;
+        for (int k = 0; k < NORM_PACKS; k++) {
+            bool inside = static_cast<int64_t>(at.lane + k * a.per_row) * N < a.columns;
+            float h[N];
+            unpack<T>(it.x[k], h);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            float c = to_f32(h[k].at[j]) - mean;
-            if (inside) squares[0] = fmaf(c, c, squares[0]);
+            for (int j = 0; j < N; j++) {
+                float c = h[j] - mean;
+                if (!CENTER || inside) squares[0] = fmaf(c, c, squares[0]);
+            }
         }
-    }
-    row_sums(squares, a.per_row);
-    float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
-    if (row >= a.rows) return;
+        row_sums(squares, a.per_row);
+        float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
+        forget_unpacked(it.x);
+        if (row >= a.rows) continue;
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-        if (column >= a.columns) break;
-        float w[N], b[N], y[N];
-        load_any<N>(a.w, a.w_dtype, column, w);
-        if (CENTER && a.bias) load_any<N>(a.bias, a.bias_dtype, column, b);
+        for (int k = 0; k < NORM_PACKS; k++) {
+            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N, i = row * a.columns + column;
+            if (column >= a.columns) break;
+            float w[N], b[N], y[N];
+            load_any<N>(a.w, a.w_dtype, column, w);
+            if (CENTER && a.bias) load_any<N>(a.bias, a.bias_dtype, column, b);
+            if (a.residual) *reinterpret_cast<uint4 *>(static_cast<T *>(a.sum) + i) = it.x[k];
+            unpack<T>(it.x[k], y);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            y[j] = (to_f32(h[k].at[j]) - mean) * scale;
-            if (!CENTER && a.round_first) y[j] = to_f32(from_f32<T>(y[j]));
-            y[j] *= w[j] + a.offset;
-            if (CENTER && a.bias) y[j] += b[j];
+            for (int j = 0; j < N; j++) {
+                y[j] = (y[j] - mean) * scale;
+                if (!CENTER && a.round_first) y[j] = to_f32(from_f32<T>(y[j]));
+                y[j] *= w[j] + a.offset;
+                if (CENTER && a.bias) y[j] += b[j];
+            }
+            *reinterpret_cast<uint4 *>(static_cast<T *>(a.y) + i) = packed_up<T>(y);
         }
-        store_run<T, N>(static_cast<T *>(a.y) + row * a.columns + column, y);
     }
 }
 
-/* SUMS: dw or db is wanted; the grid then is smaller than the number of rows. */
+/* Adds the sums of the block's sets in their order, and puts them in the block's place. */
+template <int N>
+__device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N], float *partial)
+{
+    __shared__ float parts[NORM_SHORT_THREADS * NORM_PACKS * N];
+    int sets = blockDim.x / a.per_row, set = threadIdx.x / a.per_row, width = a.per_row * NORM_PACKS * N;
+    partial += blockIdx.x * a.columns;
+    if (sets > 1) {
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++)
+            store_run<float, N>(&parts[set * width + (lane + k * a.per_row) * N], sums[k]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < a.columns; i += blockDim.x) {
+            float sum = parts[i];
+            for (int j = 1; j < sets; j++) sum += parts[j * width + i];
+            partial[i] = sum;
+        }
+        __syncthreads();
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
+        if (column < a.columns) store_run<float, N>(partial + column, sums[k]);
+    }
+}
+
+/* SUMS: dw or db is wanted. */
 template <typename T, bool CENTER, bool SUMS>
-__global__ void __launch_bounds__(NORM_BACKWARD_THREADS) norm_rows_backward(norm_call a)
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
     norm_place at = place_of(a);
-    float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][CENTER ? N : 1] = {};
-    int64_t rounds = (a.rows + at.slots - 1) / at.slots; /* all sets go round alike: they wait for each other */
-    for (int64_t round = 0; round < rounds; round++) {
-        int64_t row = at.slot + round * at.slots, first = row * a.columns;
-        pack<T> h[NORM_PACKS], dy[NORM_PACKS];
-        load_sum<T>(a, row, at.lane, false, h);
+    float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
+    norm_row next, it;
+    load_row<T, true>(a, at.slot, at.lane, next);
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0; left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, true>(a, row + at.slots, at.lane, next);
+        add_residual<T>(a, it);
+        float mean = mean_of<T, CENTER>(a, it.x), sums[CENTER ? 3 : 2] = {};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            dy[k] = pack<T>{};
-            if (row < a.rows && column < a.columns) dy[k] = pack_at<T>(a.dy, first + column);
-        }
-        float mean = mean_of<T, CENTER>(a, h), sums[CENTER ? 3 : 2] = {};
-#pragma unroll
-        for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            float w[N];
+            float w[N], h[N], dy[N];
             if (column >= a.columns) break;
             load_any<N>(a.w, a.w_dtype, column, w);
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float c = to_f32(h[k].at[j]) - mean, g = to_f32(dy[k].at[j]) * (w[j] + a.offset);
+                float c = h[j] - mean, g = dy[j] * (w[j] + a.offset);
                 sums[0] = fmaf(c, c, sums[0]);
                 sums[1] = fmaf(g, c, sums[1]);
                 if (CENTER) sums[CENTER ? 2 : 0] += g;
@@ -180,44 +242,37 @@ __global__ void __launch_bounds__(NORM_BACKWARD_THREADS) norm_rows_backward(norm
         row_sums(sums, a.per_row);
         float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
         float pull = s * (s * (s * (sums[1] / n))), shift = CENTER ? s * (sums[CENTER ? 2 : 0] / n) : 0;
+        forget_unpacked(it.x);
+        forget_unpacked(it.dy);
         if (row >= a.rows) continue;
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            float w[N], dx[N];
+            float w[N], h[N], dy[N], further[N];
             if (column >= a.columns) break;
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 if (!SUMS) break;
-                float d = to_f32(dy[k].at[j]);
-                dw[k][j] = fmaf(d, (to_f32(h[k].at[j]) - mean) * s, dw[k][j]);
-                if (CENTER) db[k][CENTER ? j : 0] += d;
+                dw[k][j] = fmaf(dy[j], (h[j] - mean) * s, dw[k][j]);
+                if (CENTER) db[k][j] += dy[j];
             }
             if (a.dx == nullptr) continue;
             load_any<N>(a.w, a.w_dtype, column, w);
+            unpack<T>(it.dresidual[k], further);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float c = to_f32(h[k].at[j]) - mean, g = to_f32(dy[k].at[j]) * (w[j] + a.offset);
-                dx[j] = fmaf(-c, pull, s * g) - shift;
+                float dx = fmaf(-(h[j] - mean), pull, s * (dy[j] * (w[j] + a.offset))) - shift;
+                h[j] = a.dresidual ? dx + further[j] : dx;
             }
-            if (a.dresidual) {
-                pack<T> further = pack_at<T>(a.dresidual, first + column);
-#pragma unroll
-                for (int j = 0; j < N; j++) dx[j] += to_f32(further.at[j]);
-            }
-            store_run<T, N>(static_cast<T *>(a.dx) + first + column, dx);
+            *reinterpret_cast<uint4 *>(static_cast<T *>(a.dx) + row * a.columns + column) = packed_up<T>(h);
         }
     }
-    if constexpr (SUMS) {
-#pragma unroll
-        for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            if (column >= a.columns) break;
-            if (a.partial_w) store_run<float, N>(a.partial_w + at.slot * a.columns + column, dw[k]);
-            if constexpr (CENTER)
-                if (a.partial_b) store_run<float, N>(a.partial_b + at.slot * a.columns + column, db[k]);
-        }
-    }
+    if constexpr (SUMS)
+        if (a.partial_w) store_sums<N>(a, at.lane, dw, a.partial_w);
+    if constexpr (SUMS && CENTER)
+        if (a.partial_b) store_sums<N>(a, at.lane, db, a.partial_b);
 }
 
 /* ---- any row: a block each, element by element ---- */
@@ -246,27 +301,29 @@ template <typename T, bool CENTER> __device__ inline float slow_mean(const norm_
 
 template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
 {
-    int64_t first = blockIdx.x * a.columns;
-    const T *h = static_cast<const T *>(a.residual ? a.sum : a.x) + first;
-    for (int64_t k = threadIdx.x; k < a.columns && a.residual; k += blockDim.x)
-        static_cast<T *>(a.sum)[first + k] = from_f32<T>(sum_at<T>(a, first + k));
-    float mean = slow_mean<T, CENTER>(a, h), squares[1] = {0};
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        float c = to_f32(h[k]) - mean;
-        squares[0] = fmaf(c, c, squares[0]);
-    }
-    block_sums(squares);
-    float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        float n = (to_f32(h[k]) - mean) * scale;
-        if (!CENTER && a.round_first) n = to_f32(from_f32<T>(n));
-        n *= weight_at(a.w, a.w_dtype, k) + a.offset;
-        if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k);
-        static_cast<T *>(a.y)[first + k] = from_f32<T>(n);
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        int64_t first = row * a.columns;
+        const T *h = static_cast<const T *>(a.residual ? a.sum : a.x) + first;
+        for (int64_t k = threadIdx.x; k < a.columns && a.residual; k += blockDim.x)
+            static_cast<T *>(a.sum)[first + k] = from_f32<T>(sum_at<T>(a, first + k));
+        float mean = slow_mean<T, CENTER>(a, h), squares[1] = {0};
+        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
+            float c = to_f32(h[k]) - mean;
+            squares[0] = fmaf(c, c, squares[0]);
+        }
+        block_sums(squares);
+        float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
+        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
+            float n = (to_f32(h[k]) - mean) * scale;
+            if (!CENTER && a.round_first) n = to_f32(from_f32<T>(n));
+            n *= weight_at(a.w, a.w_dtype, k) + a.offset;
+            if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k);
+            static_cast<T *>(a.y)[first + k] = from_f32<T>(n);
+        }
     }
 }
 
-/* layernorm has no residual: its rows can be read as they lie. The sums of a slot are kept in their place in scratch; a
+/* layernorm has no residual: its rows can be read as they lie. The sums of a block are kept in their place in scratch; a
  * thread always meets the same columns. */
 template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_call a)
 {
@@ -302,13 +359,13 @@ template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_
     }
 }
 
-/* ---- the sums of the slots ---- */
+/* ---- the sums of the blocks ---- */
 
-enum { FOLD_COLUMNS = 32, FOLD_LANES = 16 };
+enum { FOLD_COLUMNS = 32, FOLD_LANES = 32 };
 
-/* to[k] (+)= Σ over slots of partial[slot, k]; which of the two, by blockIdx.y. */
+/* to[k] (+)= Σ over blocks of partial[block, k]; which of the two, by blockIdx.y. */
 static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
-    norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t slots, int64_t columns,
+    norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t blocks, int64_t columns,
               bool accumulate)
 {
     __shared__ float parts[FOLD_LANES][FOLD_COLUMNS];
@@ -318,7 +375,7 @@ static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
     if (to == nullptr) return;
     if (k < columns)
 #pragma unroll 8
-        for (int64_t s = threadIdx.y; s < slots; s += FOLD_LANES) sum += partial[s * columns + k];
+        for (int64_t b = threadIdx.y; b < blocks; b += FOLD_LANES) sum += partial[b * columns + k];
     parts[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y != 0 || k >= columns) return;
@@ -334,11 +391,11 @@ struct norm_plan {
     int64_t sets; /* rows that a block works on at a time */
 };
 
-static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype, int64_t most_threads)
+static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
 {
     int64_t count = dtype == NBL_DTYPE_F32 ? 4 : 8, packs = a.columns / count;
     const void *all[] = {a.x, a.residual, a.sum, a.y, a.dy, a.dresidual, a.dx, a.w, a.bias};
-    bool good = a.columns % count == 0 && packs <= NORM_PACKS * most_threads;
+    bool good = a.columns % count == 0 && packs <= NORM_PACKS * NORM_THREADS;
     for (const void *p : all) good = good && is_aligned(p, 16);
     if (!good) return {0, NORM_SLOW_THREADS, 1};
     int64_t per_row = 8;
@@ -348,23 +405,40 @@ static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype, int64_t mos
     return {static_cast<int>(per_row), static_cast<int>(threads), threads / per_row};
 }
 
-/* An upper bound that does not depend on pointers, which change between planning and running. */
-static inline int64_t most_slots(int64_t rows)
+/* Bytes of the blocks' sums, as many as there can be for so many rows, whatever the pointers will be. */
+static inline size_t sums_bytes(int64_t rows, int64_t columns)
 {
-    constexpr int64_t SETS = NORM_SHORT_THREADS / 8;
-    int64_t most = NORM_SLOTS * SETS, all = ceil_div(rows, SETS) * SETS;
-    return all < most ? all : most;
+    int64_t blocks = rows < NORM_MOST_BLOCKS ? rows : int64_t{NORM_MOST_BLOCKS};
+    return static_cast<size_t>(blocks * columns) * sizeof(float);
+}
+
+/* As many blocks as run at once, or as there are rows for. */
+template <typename KERNEL>
+static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const norm_plan &plan, int64_t rows)
+{
+    int per_processor = 1;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, 0);
+    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors, needed = ceil_div(rows, plan.sets);
+    if (most > NORM_MOST_BLOCKS) most = NORM_MOST_BLOCKS;
+    return static_cast<unsigned>(needed < most ? needed : most);
+}
+
+/* Returns the number of blocks. */
+template <typename KERNEL>
+static inline unsigned launch_norm(const nbl__call *call, KERNEL kernel, const norm_plan &plan, const norm_call &a)
+{
+    unsigned blocks = blocks_for(call, kernel, plan, a.rows);
+    if (blocks > 0) kernel<<<blocks, plan.threads, 0, stream_of(call)>>>(a);
+    return blocks;
 }
 
 template <bool CENTER> static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
 {
-    norm_plan plan = plan_of(a, dtype, NORM_THREADS);
+    norm_plan plan = plan_of(a, dtype);
     if (a.rows == 0 || a.columns == 0) return NBL_OK;
     a.per_row = plan.per_row;
-    unsigned blocks = static_cast<unsigned>(ceil_div(a.rows, plan.sets));
-    if (plan.per_row == 0)
-        NBL_BY_DTYPE(dtype, T, (norm_rows_slow<T, CENTER><<<blocks, plan.threads, 0, stream_of(call)>>>(a)));
-    else NBL_BY_DTYPE(dtype, T, (norm_rows<T, CENTER><<<blocks, plan.threads, 0, stream_of(call)>>>(a)));
+    if (plan.per_row == 0) NBL_BY_DTYPE(dtype, T, launch_norm(call, norm_rows_slow<T, CENTER>, plan, a));
+    else NBL_BY_DTYPE(dtype, T, launch_norm(call, norm_rows<T, CENTER>, plan, a));
     return launched(call);
 }
 
@@ -373,29 +447,24 @@ template <bool CENTER>
 static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw, float *db,
                                        bool accumulate)
 {
-    norm_plan plan = plan_of(a, dtype, NORM_BACKWARD_THREADS);
-    cudaStream_t stream = stream_of(call);
+    norm_plan plan = plan_of(a, dtype);
     bool sums = dw || db;
-    if (a.columns == 0 || (!sums && (a.dx == nullptr || a.rows == 0))) return NBL_OK;
+    unsigned blocks = 0;
+    if (a.columns == 0 || (!sums && a.dx == nullptr)) return NBL_OK;
     nbl__cut cut = {call->scratch, 0};
-    size_t bytes = static_cast<size_t>(most_slots(a.rows) * a.columns) * sizeof(float);
+    size_t bytes = sums_bytes(a.rows, a.columns);
     if (dw) a.partial_w = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     if (db) a.partial_b = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     a.per_row = plan.per_row;
-    int64_t blocks = ceil_div(a.rows, plan.sets);
-    if (sums && blocks > NORM_SLOTS) blocks = NORM_SLOTS;
-    unsigned grid = static_cast<unsigned>(blocks);
-    if (grid > 0) {
-        if (plan.per_row == 0)
-            NBL_BY_DTYPE(dtype, T, (norm_rows_backward_slow<T, CENTER><<<grid, plan.threads, 0, stream>>>(a)));
-        else if (sums)
-            NBL_BY_DTYPE(dtype, T, (norm_rows_backward<T, CENTER, true><<<grid, plan.threads, 0, stream>>>(a)));
-        else NBL_BY_DTYPE(dtype, T, (norm_rows_backward<T, CENTER, false><<<grid, plan.threads, 0, stream>>>(a)));
-    }
+    if (plan.per_row == 0)
+        NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, norm_rows_backward_slow<T, CENTER>, plan, a));
+    else if (sums)
+        NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, (norm_rows_backward<T, CENTER, true>), plan, a));
+    else NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, (norm_rows_backward<T, CENTER, false>), plan, a));
+    dim3 fold(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1);
     if (sums)
-        norm_fold<<<dim3(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1),
-                    dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream>>>(a.partial_w, a.partial_b, dw, db,
-                                                                 blocks * plan.sets, a.columns, accumulate);
+        norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(a.partial_w, a.partial_b, dw, db, blocks,
+                                                                                a.columns, accumulate);
     return launched(call);
 }
 
