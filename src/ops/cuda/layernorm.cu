@@ -47,8 +47,11 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 }
 
 extern "C" {
-const nbl__impl nbl__layernorm_cuda = {
-    .name = "layernorm_cuda", .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = nullptr, .run = run_forward};
+const nbl__impl nbl__layernorm_cuda = {.name = "layernorm_cuda",
+                                       .needs = NBL_ISA_SCALAR,
+                                       .can = nullptr,
+                                       .scratch = nullptr,
+                                       .run = run_forward};
 const nbl__impl nbl__layernorm_backward_cuda = {.name = "layernorm_backward_cuda",
                                                 .needs = NBL_ISA_SCALAR,
                                                 .can = nullptr,

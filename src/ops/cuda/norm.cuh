@@ -4,43 +4,21 @@
  *     y  = n·(w + offset) + b
  *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
  *
- * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor in each thread. Short
- * rows share a block, and a warp. There are as many blocks as the device runs at once; each goes from row to row, and
- * loads the next one before it sums the one at hand. So each byte is read once and written once, results may lie on
- * inputs, and memory is busy while threads wait for each other. Rows that are too long or not aligned are read
- * again from the cache, an element at a time.
+ * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor
+ * in each thread. Short rows share a block, and a warp. There are as many blocks as the device runs at
+ * once; each goes from row to row, and loads the next one before it sums the one at hand. So each byte is
+ * read once and written once, results may lie on inputs, and memory is busy while threads wait for each
+ * other. Rows that are too long or not aligned are read again from the cache, an element at a time.
  *
- * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added by a second kernel in
- * a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
+ * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added
+ * by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
 #ifndef NBL_CUDA_NORM_CUH
 #define NBL_CUDA_NORM_CUH
 
-#include "ops/cuda/load.cuh"
+#include "ops/cuda/norm_slow.cuh"
 
 namespace nbl_cuda
 {
-
-enum {
-    NORM_PACKS = 2,
-    NORM_THREADS = 512,
-    NORM_SHORT_THREADS = 128, /* when several rows share a block */
-    NORM_SLOW_THREADS = 256,
-    NORM_MOST_BLOCKS = 2112 /* whose sums scratch must hold: 16 for each multiprocessor of the largest devices */
-};
-
-struct norm_call {
-    const void *x, *residual; /* residual, bias, dresidual, …: NULL when absent */
-    void *sum, *y;
-    const void *dy, *dresidual;
-    void *dx;
-    float *partial_w, *partial_b; /* [blocks, columns] */
-    const void *w, *bias;
-    int w_dtype, bias_dtype;
-    int64_t rows, columns;
-    int per_row; /* threads of a row; at most 32: a power of two */
-    float eps, offset;
-    bool round_first;
-};
 
 /* Sums over the threads of a row. */
 template <int N> __device__ inline void row_sums(float (&values)[N], int per_row)
@@ -73,7 +51,8 @@ struct norm_row {
 };
 
 template <typename T>
-__device__ inline void load_part(const norm_call &a, const void *from, int64_t row, int lane, uint4 (&to)[NORM_PACKS])
+__device__ inline void load_part(const norm_call &a, const void *from, int64_t row, int lane,
+                                 uint4 (&to)[NORM_PACKS])
 {
 #pragma unroll
     for (int k = 0; k < NORM_PACKS; k++) {
@@ -141,7 +120,8 @@ template <typename T, bool CENTER> __global__ void __launch_bounds__(NORM_THREAD
     norm_row next, it;
     load_row<T, false>(a, at.slot, at.lane, next);
     /* All sets go round alike: those of a block wait for each other. */
-    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0; left--, row += at.slots) {
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
         it = next;
         if (left > 1) load_row<T, false>(a, row + at.slots, at.lane, next);
         add_residual<T>(a, it);
@@ -184,7 +164,8 @@ template <typename T, bool CENTER> __global__ void __launch_bounds__(NORM_THREAD
 
 /* Adds the sums of the block's sets in their order, and puts them in the block's place. */
 template <int N>
-__device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N], float *partial)
+__device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N],
+                                  float *partial)
 {
     __shared__ float parts[NORM_SHORT_THREADS * NORM_PACKS * N];
     int sets = blockDim.x / a.per_row, set = threadIdx.x / a.per_row, width = a.per_row * NORM_PACKS * N;
@@ -218,7 +199,8 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
     float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
     norm_row next, it;
     load_row<T, true>(a, at.slot, at.lane, next);
-    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0; left--, row += at.slots) {
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
         it = next;
         if (left > 1) load_row<T, true>(a, row + at.slots, at.lane, next);
         add_residual<T>(a, it);
@@ -275,114 +257,6 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
         if (a.partial_b) store_sums<N>(a, at.lane, db, a.partial_b);
 }
 
-/* ---- any row: a block each, element by element ---- */
-
-template <typename T> __device__ inline float sum_at(const norm_call &a, int64_t i)
-{
-    float h = to_f32(static_cast<const T *>(a.x)[i]);
-    if (a.residual == nullptr) return h;
-    return to_f32(from_f32<T>(h + to_f32(static_cast<const T *>(a.residual)[i])));
-}
-
-__device__ inline float weight_at(const void *w, int dtype, int64_t k)
-{
-    float value[1];
-    load_any<1>(w, dtype, k, value);
-    return value[0];
-}
-
-template <typename T, bool CENTER> __device__ inline float slow_mean(const norm_call &a, const T *h)
-{
-    float sum[1] = {0};
-    for (int64_t k = threadIdx.x; k < a.columns && CENTER; k += blockDim.x) sum[0] += to_f32(h[k]);
-    if (CENTER) block_sums(sum);
-    return sum[0] / static_cast<float>(a.columns);
-}
-
-template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
-{
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        int64_t first = row * a.columns;
-        const T *h = static_cast<const T *>(a.residual ? a.sum : a.x) + first;
-        for (int64_t k = threadIdx.x; k < a.columns && a.residual; k += blockDim.x)
-            static_cast<T *>(a.sum)[first + k] = from_f32<T>(sum_at<T>(a, first + k));
-        float mean = slow_mean<T, CENTER>(a, h), squares[1] = {0};
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float c = to_f32(h[k]) - mean;
-            squares[0] = fmaf(c, c, squares[0]);
-        }
-        block_sums(squares);
-        float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float n = (to_f32(h[k]) - mean) * scale;
-            if (!CENTER && a.round_first) n = to_f32(from_f32<T>(n));
-            n *= weight_at(a.w, a.w_dtype, k) + a.offset;
-            if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k);
-            static_cast<T *>(a.y)[first + k] = from_f32<T>(n);
-        }
-    }
-}
-
-/* layernorm has no residual: its rows can be read as they lie. The sums of a block are kept in their place in scratch; a
- * thread always meets the same columns. */
-template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_call a)
-{
-    const T *dy = static_cast<const T *>(a.dy), *further = static_cast<const T *>(a.dresidual);
-    float *dw = a.partial_w ? a.partial_w + blockIdx.x * a.columns : nullptr;
-    float *db = a.partial_b ? a.partial_b + blockIdx.x * a.columns : nullptr;
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        if (dw) dw[k] = 0;
-        if (db) db[k] = 0;
-    }
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        int64_t first = row * a.columns;
-        float mean = slow_mean<T, CENTER>(a, static_cast<const T *>(a.x) + first), sums[3] = {};
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float c = sum_at<T>(a, first + k) - mean;
-            float g = to_f32(dy[first + k]) * (weight_at(a.w, a.w_dtype, k) + a.offset);
-            sums[0] = fmaf(c, c, sums[0]);
-            sums[1] = fmaf(g, c, sums[1]);
-            if (CENTER) sums[2] += g;
-        }
-        block_sums(sums);
-        float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
-        float pull = s * (s * (s * (sums[1] / n))), shift = s * (sums[2] / n);
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float c = sum_at<T>(a, first + k) - mean, d = to_f32(dy[first + k]);
-            if (dw) dw[k] = fmaf(d, c * s, dw[k]);
-            if (db) db[k] += d;
-            if (a.dx == nullptr) continue;
-            float dx = fmaf(-c, pull, s * (d * (weight_at(a.w, a.w_dtype, k) + a.offset))) - shift;
-            if (further) dx += to_f32(further[first + k]);
-            static_cast<T *>(a.dx)[first + k] = from_f32<T>(dx);
-        }
-    }
-}
-
-/* ---- the sums of the blocks ---- */
-
-enum { FOLD_COLUMNS = 32, FOLD_LANES = 32 };
-
-/* to[k] (+)= Σ over blocks of partial[block, k]; which of the two, by blockIdx.y. */
-static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
-    norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t blocks, int64_t columns,
-              bool accumulate)
-{
-    __shared__ float parts[FOLD_LANES][FOLD_COLUMNS];
-    const float *partial = blockIdx.y ? partial_b : partial_w;
-    float *to = blockIdx.y ? db : dw, sum = 0;
-    int64_t k = static_cast<int64_t>(blockIdx.x) * FOLD_COLUMNS + threadIdx.x;
-    if (to == nullptr) return;
-    if (k < columns)
-#pragma unroll 8
-        for (int64_t b = threadIdx.y; b < blocks; b += FOLD_LANES) sum += partial[b * columns + k];
-    parts[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || k >= columns) return;
-    for (int i = 1; i < FOLD_LANES; i++) sum += parts[i][threadIdx.x];
-    to[k] = accumulate ? to[k] + sum : sum;
-}
-
 /* ---- on the host ---- */
 
 /* How the rows are dealt out; per_row 0: element by element. */
@@ -418,21 +292,24 @@ static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const no
 {
     int per_processor = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, 0);
-    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors, needed = ceil_div(rows, plan.sets);
+    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
+            needed = ceil_div(rows, plan.sets);
     if (most > NORM_MOST_BLOCKS) most = NORM_MOST_BLOCKS;
     return static_cast<unsigned>(needed < most ? needed : most);
 }
 
 /* Returns the number of blocks. */
 template <typename KERNEL>
-static inline unsigned launch_norm(const nbl__call *call, KERNEL kernel, const norm_plan &plan, const norm_call &a)
+static inline unsigned launch_norm(const nbl__call *call, KERNEL kernel, const norm_plan &plan,
+                                   const norm_call &a)
 {
     unsigned blocks = blocks_for(call, kernel, plan, a.rows);
     if (blocks > 0) kernel<<<blocks, plan.threads, 0, stream_of(call)>>>(a);
     return blocks;
 }
 
-template <bool CENTER> static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
+template <bool CENTER>
+static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
 {
     norm_plan plan = plan_of(a, dtype);
     if (a.rows == 0 || a.columns == 0) return NBL_OK;
@@ -444,8 +321,8 @@ template <bool CENTER> static inline nbl_status norm_forward(const nbl__call *ca
 
 /* dw and db: NULL when they are not wanted. */
 template <bool CENTER>
-static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw, float *db,
-                                       bool accumulate)
+static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw,
+                                       float *db, bool accumulate)
 {
     norm_plan plan = plan_of(a, dtype);
     bool sums = dw || db;
@@ -463,8 +340,8 @@ static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, n
     else NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, (norm_rows_backward<T, CENTER, false>), plan, a));
     dim3 fold(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1);
     if (sums)
-        norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(a.partial_w, a.partial_b, dw, db, blocks,
-                                                                                a.columns, accumulate);
+        norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(
+            a.partial_w, a.partial_b, dw, db, blocks, a.columns, accumulate);
     return launched(call);
 }
 
