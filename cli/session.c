@@ -154,6 +154,18 @@ static void on_log(void *user, nbl_log_level level, const char *line)
             cli_clean(line));
 }
 
+nbl_status cli_use_device(const cli_call *call, nbl_context *ctx, const char *named)
+{
+    const char *device = cli_get(call, "device")->text;
+    int count;
+    if (strcmp(device, "auto") == 0 && named) device = named;
+    if (strcmp(device, "cuda") == 0) return nbl_context_use_cuda(ctx, 0);
+    if (strcmp(device, "cpu") == 0 || !nbl_cuda_built() || nbl_cuda_device_count(ctx, &count) != NBL_OK)
+        return NBL_OK;
+    nbl_status status = nbl_context_use_cuda(ctx, 0);
+    return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status; /* one that is too old */
+}
+
 nbl_context *cli_context(const cli_call *call, int *status)
 {
     cli_progress_start(&progress, call);
@@ -167,6 +179,13 @@ nbl_context *cli_context(const cli_call *call, int *status)
     nbl_context *ctx;
     nbl_status code = nbl_context_create(&options, &ctx);
     *status = CLI_DONE;
+    if (code == NBL_OK && call->command->computes) {
+        nbl_status device = cli_use_device(call, ctx, NULL);
+        if (device == NBL_OK) return ctx;
+        *status = cli_failure(call, ctx, device);
+        cli_context_end(ctx);
+        return NULL;
+    }
     if (code == NBL_OK) return ctx;
     const char *isa = getenv("NIBBLE_ISA");
     if (code == NBL_ERROR_ARGUMENT && isa && *isa)

@@ -39,7 +39,12 @@ typedef struct nbl__cuda {
     struct nbl__blas *blas; /* blas.h; NULL: its library was not found */
     struct nbl__dnn *dnn;   /* dnn.h; likewise */
     size_t allocated;       /* bytes of nbl__cuda_alloc that live */
+    void *staging;          /* nbl__cuda_stage */
+    size_t staging_bytes;
+    void *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
 } nbl__cuda;
+
+enum { NBL_CUDA_MAILBOX = 4096 };
 
 /* The device of a context; NULL: the CPU. */
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx);
@@ -50,9 +55,13 @@ const nbl__impl *const *nbl__cuda_impls(const char *op);
  * and what is free, when there is none. Size 0 gives a valid pointer. */
 void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes);
 void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes); /* NULL is allowed; waits for the device */
+/* Bytes that are free; 0: unknown. */
+size_t nbl__cuda_left(nbl__cuda *cuda);
 /* Host memory that copies run at full speed from and to. */
 void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes);
 void nbl__cuda_free_host(nbl__cuda *cuda, void *memory);
+/* A piece of such memory that the device keeps for whoever needs one: valid until the next call. */
+nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host);
 
 /* In the order of the stream. The first two return when the host's memory may be used again; the `later` ones at once:
  * the host's memory (of nbl__cuda_alloc_host) must stay as it is until nbl__cuda_wait. */

@@ -78,7 +78,7 @@ static nbl_status open_device(nbl__cuda *cuda)
 {
     struct cudaDeviceProp properties;
     cudaStream_t stream;
-    void *fault;
+    void *fault, *mailbox;
     CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
     CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
     NBL_CHECK(cuda->ctx, properties.major >= 8, NBL_ERROR_UNSUPPORTED,
@@ -93,6 +93,8 @@ static nbl_status open_device(nbl__cuda *cuda)
     CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
     memset(fault, 0, sizeof *cuda->fault);
+    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&mailbox, NBL_CUDA_MAILBOX, cudaHostAllocMapped));
+    cuda->mailbox = mailbox;
     cuda->workspace_bytes = WORKSPACE_BYTES;
     cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
@@ -108,6 +110,8 @@ static void close_device(void *device)
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);
+    if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
+    if (cuda->staging) cudaFreeHost(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     nbl__free(cuda->ctx, cuda, sizeof *cuda);
 }
@@ -161,6 +165,12 @@ void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
     cuda->allocated -= bytes;
 }
 
+size_t nbl__cuda_left(nbl__cuda *cuda)
+{
+    size_t left = 0, all = 0;
+    return make_current(cuda) == cudaSuccess && cudaMemGetInfo(&left, &all) == cudaSuccess ? left : 0;
+}
+
 void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 {
     void *memory = NULL;
@@ -176,6 +186,19 @@ void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
     if (memory == NULL) return;
     make_current(cuda);
     cudaFreeHost(memory);
+}
+
+nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
+{
+    if (bytes > cuda->staging_bytes) {
+        nbl__cuda_free_host(cuda, cuda->staging);
+        cuda->staging_bytes = 0;
+        cuda->staging = nbl__cuda_alloc_host(cuda, bytes);
+        if (cuda->staging == NULL) return NBL_ERROR_MEMORY;
+        cuda->staging_bytes = bytes;
+    }
+    *host = cuda->staging;
+    return NBL_OK;
 }
 
 static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, bool wait)
@@ -327,6 +350,12 @@ void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
     (void)cuda, (void)memory, (void)bytes;
 }
 
+size_t nbl__cuda_left(nbl__cuda *cuda)
+{
+    (void)cuda;
+    return 0;
+}
+
 void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 {
     (void)cuda, (void)bytes;
@@ -336,6 +365,11 @@ void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
 {
     (void)cuda, (void)memory;
+}
+
+nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
+{
+    return nbl__cuda_write(cuda, host, NULL, bytes);
 }
 
 nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)

@@ -1,0 +1,59 @@
+/* layers_fast.h - between layers_fast.c and layers_fast_backward.c, the fast way of linear layers. See there. */
+#ifndef NBL_CUDA_LAYERS_FAST_H
+#define NBL_CUDA_LAYERS_FAST_H
+
+#include "ops/cuda/blas.h"
+#include "ops/cuda/layers.h"
+
+typedef struct nbl__fast_layer {
+    const nbl__linear *a;
+    int64_t out, rank;
+    int64_t wide,
+        first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
+    void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
+    double *sums; /* [out]; backward with a bias */
+} nbl__fast_layer;
+
+typedef struct nbl__fast {
+    const nbl__call *call;
+    nbl_tensor x, dx;
+    int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
+    int count;
+    bool beside, skinny; /* skinny: t and u are few enough for it */
+    nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
+    void *lora_a; /* [wide, in] */
+    void *w;      /* decoded: one weight, or, backward beside, all of them with A below */
+    void *copy;   /* beside: [tokens, copy_ld] */
+    int64_t copy_ld;
+    void *t, *u; /* [tokens, wide] with t_ld, u_ld; inside the copy where that is made */
+    int64_t t_ld, u_ld;
+    void *shares;  /* of outer products */
+    double *parts; /* of sums over tokens */
+    size_t used;
+} nbl__fast;
+
+/* Lays out scratch, which must be large enough. */
+nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
+                          bool backward);
+/* Adapters in bf16, their ranks filled up with zeros; not the B that follow a weight. */
+nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
+/* t of all layers; with `copy` x goes there, too. */
+nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias, void *copy);
+/* A matrix of bf16 with the rows of the copy. */
+nbl_status nbl__fast_copy(const nbl__fast *j, const void *from, int64_t columns, void *to);
+/* The weight in bf16, [out, in], or turned. */
+nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, bool turned, void *to);
+/* c = a·b + beta·c of bf16; alpha 0 is 1. */
+nbl_status nbl__fast_multiply(const nbl__fast *j, nbl__gemm g);
+
+static inline bool nbl__fast_packed(const nbl_weight *w)
+{
+    return w->format != NBL_FORMAT_DENSE;
+}
+/* Elements of bf16 on. */
+static inline void *nbl__fast_at(void *matrix, int64_t element)
+{
+    return (uint8_t *)matrix + (size_t)element * 2;
+}
+
+#endif
