@@ -1,9 +1,10 @@
 /* cross_entropy_rows.cuh - what is done with a token's logits. Internal to ops/cuda; see cross_entropy.cu.
  *
- * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so far, and once more
- * for the gradient. That is written in the compute dtype into the memory of the logits themselves, from the front
- * of the row: a tile is written only when every thread has read it, and its 2-byte values end before the logits that are
- * still to be read. The last vector of a row may reach into the padding behind it. */
+ * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so
+ * far, and once more for the gradient. That is written in the compute dtype into the memory of the logits
+ * themselves, from the front of the row: a tile is written only when every thread has read it, and its
+ * 2-byte values end before the logits that are still to be read. The last vector of a row may reach into
+ * the padding behind it. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 #define NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 
@@ -20,7 +21,7 @@ enum { LOGIT_THREADS = 512, LOGIT_VECTORS = 4, LOGIT_TILE = LOGIT_THREADS * LOGI
 constexpr float LOGPROB_LEAST = -44.361419f; /* below it a probability is taken as 0, as on the CPU */
 
 struct logit_rows {
-    float *logits; /* [rows, stride] */
+    float *logits;                             /* [rows, stride] */
     int64_t stride, vocabulary, tokens, first; /* first: the token of row 0 */
     const int32_t *labels;
     const double *share; /* what a token's loss is multiplied with */
@@ -96,7 +97,8 @@ __device__ inline row_sums_of sum_row(const logit_rows &a, const float *row)
             for (int j = 0; j < 4; j++) sum += __expf(z[k][j] - zero);
     }
     float most = block_max(largest);
-    double sums[2] = {static_cast<double>(sum) * static_cast<double>(largest == -INFINITY ? 0 : expf(largest - most)),
+    double sums[2] = {static_cast<double>(sum) *
+                          static_cast<double>(largest == -INFINITY ? 0 : expf(largest - most)),
                       static_cast<double>(total)};
     block_sums(sums);
     return {static_cast<double>(most), log(sums[0]), sums[1]};
@@ -115,7 +117,8 @@ __device__ inline float label_gradient(const logit_rows &a, double u, double lse
 }
 
 template <typename T>
-__device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest, float scale)
+__device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest,
+                                    float scale)
 {
     int64_t n = a.vocabulary;
     double uniform = static_cast<double>(a.smoothing) / static_cast<double>(n);
@@ -182,11 +185,13 @@ __global__ void __launch_bounds__(LOGIT_THREADS) logit_kernel(logit_rows a)
     if (SUMS) {
         row_sums_of s = sum_row(a, row);
         double log_sum = s.largest + s.rest, smoothing = static_cast<double>(a.smoothing);
-        double logprob = static_cast<double>(capped(row[label], a.softcap)) - s.largest - s.rest, loss = -logprob;
+        double logprob = static_cast<double>(capped(row[label], a.softcap)) - s.largest - s.rest,
+               loss = -logprob;
         lse = static_cast<float>(log_sum);
         rest = static_cast<float>(log_sum - static_cast<double>(lse));
         if (smoothing > 0)
-            loss = -(1 - smoothing) * logprob - smoothing * (s.total / static_cast<double>(a.vocabulary) - log_sum);
+            loss = -(1 - smoothing) * logprob -
+                   smoothing * (s.total / static_cast<double>(a.vocabulary) - log_sum);
         if (threadIdx.x == 0) {
             if (a.logprobs) a.logprobs[token] = static_cast<float>(logprob);
             if (a.lse) {
