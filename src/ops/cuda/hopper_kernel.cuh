@@ -284,8 +284,9 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
         __syncwarp();
     } else {
         registers_take<232>();
-        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank,
-                                                                      threadIdx.x / 128 - 1);
+        int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
+                                  0); /* the same in a warp, and known to be */
+        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank, counter);
     }
     if (CLUSTER > 1) cluster_wait(); /* no block goes while another may write to it */
 }

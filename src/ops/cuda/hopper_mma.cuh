@@ -45,9 +45,11 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-__device__ inline void barrier_arrive(uint32_t barrier) /* of any block of the cluster */
+/* Of any block of the cluster. Says that reads of the tensor cores are over; it orders no writes (as `release.cluster` would,
+ * with a wait for the whole device's memory). */
+__device__ inline void barrier_arrive(uint32_t barrier)
 {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity)
 {

@@ -148,7 +148,8 @@ encoder find_encoder(nbl__cuda *cuda)
 
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
 {
-    return nbl_cuda::is_aligned(data, 16) && ld * static_cast<int64_t>(size_of(dtype)) % 16 == 0;
+    return data == NULL ||
+           (nbl_cuda::is_aligned(data, 16) && ld * static_cast<int64_t>(size_of(dtype)) % 16 == 0);
 }
 
 } // namespace
