@@ -523,7 +523,7 @@ static int test(bool quick)
             test_cache(dtypes[i], dtypes[k], 64, 1);
             test_cache(dtypes[i], dtypes[k], 13, 0);
         }
-    test_faults();
+    if (!quick) test_faults(); /* compute-sanitizer does not know atomics on host memory */
     printf("relative errors, worst:      out       lse        dq        dk        dv    dsinks\n");
     for (int dtype = 0; dtype < 3; dtype++) {
         printf("  %-5s bound %8.1e", nbl_dtype_name(dtypes[dtype]), bound_of(dtypes[dtype]));

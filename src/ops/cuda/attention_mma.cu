@@ -189,6 +189,15 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
 
 /* ---- backward ---- */
 
+/* s becomes P and d becomes dS / scale, given the row's lse and delta. */
+template <bool CAP>
+__device__ inline void weigh(const attention_problem &p, float &s, float &d, float lse, float delta)
+{
+    float weight = weight_of<CAP>(p, s, lse);
+    d = slope_of<CAP>(p, s, weight, d - delta);
+    s = weight;
+}
+
 template <int WIDE> struct keys_shape {
     static constexpr int ROWS = WARPS * 16, QUERIES = 64, N = QUERIES / 8;
     static constexpr int COLUMNS = WIDE <= 128 ? WIDE : 128; /* of dk and dv that a block makes */
@@ -198,7 +207,7 @@ template <int WIDE> struct keys_shape {
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
-template <typename T, int WIDE>
+template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     backward_keys_mma(const __grid_constant__ attention_problem p,
                       const __grid_constant__ attention_data data)
@@ -262,8 +271,8 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
             for (int e = 0; e < 2; e++) {
                 int c = n * 8 + lane % 4 * 2 + e;
                 float l = lse[c], x = delta[c];
-                weigh(p, s[0][n][e], d[0][n][e], l, x);
-                weigh(p, s[0][n][e + 2], d[0][n][e + 2], l, x);
+                weigh<CAP>(p, s[0][n][e], d[0][n][e], l, x);
+                weigh<CAP>(p, s[0][n][e + 2], d[0][n][e + 2], l, x);
             }
         multiply_scores<T>(dv, s, dout, column / 8);
         multiply_scores<T>(dk, d, q, column / 8);
@@ -283,7 +292,7 @@ template <int WIDE> struct queries_shape {
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
-template <typename T, int WIDE>
+template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     backward_queries_mma(const __grid_constant__ attention_problem p,
                          const __grid_constant__ attention_data data)
@@ -313,7 +322,7 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
     copies_sent();
 
-    float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2];
+    float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2], sums[M][2] = {};
     int row0 = tile.start + warp * 16 * M;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -347,14 +356,21 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) weigh(p, s[m][n][e], d[m][n][e], lse[m][e / 2], delta[m][e / 2]);
+                for (int e = 0; e < 4; e++) {
+                    float change = d[m][n][e];
+                    weigh<CAP>(p, s[m][n][e], d[m][n][e], lse[m][e / 2], delta[m][e / 2]);
+                    if (data.sums) sums[m][e / 2] = fmaf(s[m][n][e], change, sums[m][e / 2]);
+                }
         multiply_scores<T>(dq, d, tile_k, 0);
     }
     const float scale[2] = {p.scale, p.scale};
 #pragma unroll
-    for (int m = 0; m < M; m++)
-        store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid, dq[m], scale, 0,
-                   p);
+    for (int m = 0; m < M; m++) {
+        if (data.sums) end_sums(p, data, tile, head, row0 + m * 16, sums[m]);
+        if (data.dq)
+            store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid, dq[m], scale,
+                       0, p);
+    }
 }
 
 /* ---- the two operators ---- */
@@ -392,17 +408,19 @@ void launch_forward(const attention_problem &p, const attention_data &data, cuda
 template <typename T, int WIDE>
 void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
 {
+    auto over_keys = p.cap != 0 ? backward_keys_mma<T, WIDE, true> : backward_keys_mma<T, WIDE, false>;
+    auto over_queries = p.cap != 0 ? backward_queries_mma<T, WIDE, true>
+                                   : backward_queries_mma<T, WIDE, false>;
     typedef keys_shape<WIDE> keys;
     typedef queries_shape<WIDE> queries;
     if (data.dk || data.dv) {
         dim3 grid(blocks_for(p, keys::ROWS, p.key_heads), WIDE / keys::COLUMNS);
-        allow(backward_keys_mma<T, WIDE>, keys::BYTES);
-        backward_keys_mma<T, WIDE><<<grid, THREADS, keys::BYTES, stream>>>(p, data);
+        allow(over_keys, keys::BYTES);
+        over_keys<<<grid, THREADS, keys::BYTES, stream>>>(p, data);
     }
-    if (data.dq) {
-        allow(backward_queries_mma<T, WIDE>, queries::BYTES);
-        backward_queries_mma<T, WIDE>
-            <<<blocks_for(p, queries::ROWS, p.heads), THREADS, queries::BYTES, stream>>>(p, data);
+    if (data.dq || data.sums) {
+        allow(over_queries, queries::BYTES);
+        over_queries<<<blocks_for(p, queries::ROWS, p.heads), THREADS, queries::BYTES, stream>>>(p, data);
     }
 }
 
@@ -440,8 +458,9 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_rows rows;
     attention_rows_cut(a, call->scratch, &rows);
     attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta;
+    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
     BY_SHAPE(a, launch_backward, p, data, stream_of(call));
+    attention_sinks_add(call, a, p, rows);
     return launched(call);
 }
 

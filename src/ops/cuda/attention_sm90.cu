@@ -29,6 +29,23 @@ __device__ inline char *aligned(char *shared)
     return shared + ((at + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - at);
 }
 
+/* Values that must be there before what follows: else the assembler moves the next wait up before this arithmetic. */
+__device__ inline void now(uint32_t x)
+{
+    __shared__ uint32_t seen[THREADS];
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(&seen[threadIdx.x])), "r"(x)
+                 : "memory");
+}
+template <int N> __device__ inline void now(const float (&s)[N][4])
+{
+    uint32_t all = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) all ^= __float_as_uint(s[n][e]) ^ __float_as_uint(s[n][e + 1]);
+    now(all);
+}
+
 /* ---- forward ---- */
 
 template <int WIDE> struct forward_shape {
@@ -49,7 +66,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
@@ -95,17 +112,18 @@ __global__ void __launch_bounds__(THREADS, 1)
         await_copies();
         show_to_products();
         __syncthreads(); /* V of these keys and K of the next are there; K of these and V of the last are done with */
-        fetch(tiles_v + (stage ^ 1) * z::TILE, v, j + KEYS);
-        if (j + 2 * KEYS < end) fetch(tiles_k + stage * z::TILE, k, j + 2 * KEYS);
-        copies_sent();
         products_begin();
         multiply_tiles<T, ROWS, WIDE>(s, q, keys + (stage ^ 1) * z::TILE);
         products_sent();
         multiply_scores<T>(out, weights, values + stage * z::TILE);
         products_sent();
+        fetch(tiles_v + (stage ^ 1) * z::TILE, v, j + KEYS);
+        if (j + 2 * KEYS < end) fetch(tiles_k + stage * z::TILE, k, j + 2 * KEYS);
+        copies_sent();
         await_products<1>();
         settled(s);
         soften_keys(j + KEYS);
+        now(__float_as_uint(total[0]) ^ __float_as_uint(total[1]));
         await_products<0>();
         settled(out);
         rescale(out, before);
@@ -128,7 +146,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* ---- backward ---- */
 
 /* P as a left operand; s becomes P too, unless a cap needs it once more. `lse_of(n, e)` is that of s[n][e]. */
-template <typename T, int N, typename Lse>
+template <typename T, bool CAP, int N, typename Lse>
 __device__ inline void make_weights(const attention_problem &p, float (&s)[N][4],
                                     uint32_t (&weights)[N / 2][4], Lse lse_of)
 {
@@ -137,8 +155,8 @@ __device__ inline void make_weights(const attention_problem &p, float (&s)[N][4]
         float w[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            w[e] = weight_of(p, s[n][e], lse_of(n, e));
-            if (p.cap == 0) s[n][e] = w[e];
+            w[e] = weight_of<CAP>(p, s[n][e], lse_of(n, e));
+            if constexpr (!CAP) s[n][e] = w[e];
         }
         weights[n / 2][n % 2 * 2] = pair_of<T>(w[0], w[1]);
         weights[n / 2][n % 2 * 2 + 1] = pair_of<T>(w[2], w[3]);
@@ -146,7 +164,7 @@ __device__ inline void make_weights(const attention_problem &p, float (&s)[N][4]
 }
 
 /* dS / scale as a left operand, from what make_weights left and dP. */
-template <typename T, int N, typename Lse, typename Delta>
+template <typename T, bool CAP, int N, typename Lse, typename Delta>
 __device__ inline void make_slopes(const attention_problem &p, float (&s)[N][4], float (&d)[N][4],
                                    uint32_t (&slopes)[N / 2][4], Lse lse_of, Delta delta_of)
 {
@@ -154,8 +172,9 @@ __device__ inline void make_slopes(const attention_problem &p, float (&s)[N][4],
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            if (p.cap == 0) d[n][e] = s[n][e] * (d[n][e] - delta_of(n, e));
-            else weigh(p, s[n][e], d[n][e], lse_of(n, e), delta_of(n, e));
+            float weight = s[n][e];
+            if constexpr (CAP) weight = weight_of<CAP>(p, s[n][e], lse_of(n, e));
+            d[n][e] = slope_of<CAP>(p, s[n][e], weight, d[n][e] - delta_of(n, e));
         }
         slopes[n / 2][n % 2 * 2] = pair_of<T>(d[n][0], d[n][1]);
         slopes[n / 2][n % 2 * 2 + 1] = pair_of<T>(d[n][2], d[n][3]);
@@ -171,7 +190,7 @@ template <int WIDE, int GROUPS> struct keys_shape {
     static constexpr int BYTES = ALIGNMENT + 2 * ROWS * WIDE * 2 + 4 * TILE + 2 * NUMBERS;
 };
 
-template <typename T, int WIDE, int GROUPS>
+template <typename T, int WIDE, int GROUPS, bool CAP>
 __global__ void __launch_bounds__(GROUPS * 128, 2 / GROUPS)
     backward_keys_sm90(const __grid_constant__ attention_problem p,
                        const __grid_constant__ attention_data data)
@@ -187,7 +206,7 @@ __global__ void __launch_bounds__(GROUPS * 128, 2 / GROUPS)
         slot = slots - 1 - (slot - slots / 2); /* a long walk beside a short one */
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
@@ -239,13 +258,13 @@ __global__ void __launch_bounds__(GROUPS * 128, 2 / GROUPS)
         await_products<1>();
         settled(s);
         if (!all_seen(p, i0, QUERIES, j0, 16, tile.n)) hide_queries(p, s, j0, i0, tile.n, unseen);
-        make_weights<T>(p, s, weights, [&](int n, int e) { return lse[n * 8 + lane % 4 * 2 + e % 2]; });
+        make_weights<T, CAP>(p, s, weights, [&](int n, int e) { return lse[n * 8 + lane % 4 * 2 + e % 2]; });
         products_begin();
         multiply_scores<T>(dv, weights, dout);
         products_sent();
         await_products<1>();
         settled(d);
-        make_slopes<T>(
+        make_slopes<T, CAP>(
             p, s, d, slopes, [&](int n, int e) { return lse[n * 8 + lane % 4 * 2 + e % 2]; },
             [&](int n, int e) { return delta[n * 8 + lane % 4 * 2 + e % 2]; });
         products_begin();
@@ -265,7 +284,7 @@ template <int WIDE> struct queries_shape {
     static constexpr int BYTES = ALIGNMENT + 2 * ROWS * WIDE * 2 + 4 * TILE;
 };
 
-template <typename T, int WIDE>
+template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, 1)
     backward_queries_sm90(const __grid_constant__ attention_problem p,
                           const __grid_constant__ attention_data data)
@@ -279,7 +298,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads;
     if (!find_tile<ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / 128;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = group_of_warps();
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
@@ -299,7 +318,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     fetch(first, 0);
     copies_sent();
 
-    float dq[WIDE / 8][4] = {}, lse[2], delta[2], unseen = unseen_product(p);
+    float dq[WIDE / 8][4] = {}, lse[2], delta[2], sums[2] = {}, unseen = unseen_product(p);
     uint32_t q = shared_address(shared_q) + group * 64 * 128,
              dout = shared_address(shared_dout) + group * 64 * 128;
     for (int half = 0; half < 2; half++) {
@@ -326,15 +345,26 @@ __global__ void __launch_bounds__(THREADS, 1)
         await_products<1>();
         settled(s);
         if (!all_seen(p, row0, 16, j, KEYS, tile.n)) hide_keys(p, s, row0, j, tile.n, unseen);
-        if (p.cap == 0) {
+        if constexpr (!CAP) {
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) s[n][e] = weight_of(p, s[n][e], lse[e / 2]);
+                for (int e = 0; e < 4; e++) s[n][e] = weight_of<CAP>(p, s[n][e], lse[e / 2]);
+            now(s);
         }
         await_products<0>();
         settled(d);
-        make_slopes<T>(
+        if (data.sums) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float weight = s[n][e];
+                    if constexpr (CAP) weight = weight_of<CAP>(p, s[n][e], lse[e / 2]);
+                    sums[e / 2] = fmaf(weight, d[n][e], sums[e / 2]);
+                }
+        }
+        make_slopes<T, CAP>(
             p, s, d, slopes, [&](int, int e) { return lse[e / 2]; },
             [&](int, int e) { return delta[e / 2]; });
         products_begin();
@@ -344,7 +374,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         settled(dq);
     }
     const float scale[2] = {p.scale, p.scale};
-    store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16, valid, dq, scale, 0, p);
+    if (data.sums) end_sums(p, data, tile, head, row0, sums);
+    if (data.dq) store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16, valid, dq, scale, 0, p);
 }
 
 /* ---- the two operators ---- */
@@ -382,22 +413,27 @@ void launch_forward(const attention_problem &p, const attention_data &data, cons
            call);
 }
 
-template <typename T, int WIDE, int GROUPS>
-void launch_keys(const attention_problem &p, const attention_data &data, const nbl__call *call)
+template <typename T, int WIDE, bool CAP>
+void launch_backward_of(const attention_problem &p, const attention_data &data, const nbl__call *call)
 {
-    typedef keys_shape<WIDE, GROUPS> z;
-    launch(backward_keys_sm90<T, WIDE, GROUPS>, blocks_for(p, z::ROWS, p.key_heads), z::THREADS, z::BYTES, p,
-           data, call);
+    typedef keys_shape<WIDE, 2> large;
+    typedef keys_shape<WIDE, 1> small;
+    bool many = static_cast<int64_t>(p.tokens) / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
+    if ((data.dk || data.dv) && many)
+        launch(backward_keys_sm90<T, WIDE, 2, CAP>, blocks_for(p, large::ROWS, p.key_heads), large::THREADS,
+               large::BYTES, p, data, call);
+    else if (data.dk || data.dv)
+        launch(backward_keys_sm90<T, WIDE, 1, CAP>, blocks_for(p, small::ROWS, p.key_heads), small::THREADS,
+               small::BYTES, p, data, call);
+    if (data.dq || data.sums)
+        launch(backward_queries_sm90<T, WIDE, CAP>, blocks_for(p, ROWS, p.heads), THREADS,
+               queries_shape<WIDE>::BYTES, p, data, call);
 }
 
 template <typename T, int WIDE>
 void launch_backward(const attention_problem &p, const attention_data &data, const nbl__call *call)
 {
-    bool many = p.tokens / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
-    if (data.dk || data.dv) (many ? launch_keys<T, WIDE, 2> : launch_keys<T, WIDE, 1>)(p, data, call);
-    if (data.dq)
-        launch(backward_queries_sm90<T, WIDE>, blocks_for(p, ROWS, p.heads), THREADS,
-               queries_shape<WIDE>::BYTES, p, data, call);
+    (p.cap != 0 ? launch_backward_of<T, WIDE, true> : launch_backward_of<T, WIDE, false>)(p, data, call);
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -428,12 +464,13 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_rows rows;
     attention_rows_cut(a, call->scratch, &rows);
     attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta;
+    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
     if (a->dtype == NBL_DTYPE_F16)
         (p.size <= 64 ? launch_backward<__half, 64> : launch_backward<__half, 128>)(p, data, call);
     else
         (p.size <= 64 ? launch_backward<__nv_bfloat16, 64> : launch_backward<__nv_bfloat16, 128>)(p, data,
                                                                                                   call);
+    attention_sinks_add(call, a, p, rows);
     return launched(call);
 }
 

@@ -78,12 +78,13 @@ __device__ inline void load_tile(char *to, const T *from, int64_t step, int vali
     static_assert(ROWS % AT_ONCE == 0 && THREADS % CHUNKS == 0);
     int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
     if (p.wide) {
-        uint32_t base = shared_address(to);
+        uint32_t base = shared_address(to) + place_of<ROWS>(row, chunk);
+        int left = (chunk * 8 < p.size ? valid : 0) - row;
+        const T *at = from + row * step + chunk * 8;
 #pragma unroll
-        for (int r = 0; r < ROWS; r += AT_ONCE) {
-            bool real = row + r < valid && chunk * 8 < p.size;
-            copy_16(base + place_of<ROWS>(row + r, chunk), real ? from + (row + r) * step + chunk * 8 : from,
-                    real);
+        for (int r = 0; r < ROWS; r += AT_ONCE, at += AT_ONCE * step) {
+            if constexpr (AT_ONCE % 8 == 0) copy_16(base + r * 128, at, r < left);
+            else copy_16(shared_address(to) + place_of<ROWS>(row + r, chunk), at, r < left);
         }
         return;
     }
@@ -259,6 +260,20 @@ __device__ inline void end_rows(const attention_problem &p, const attention_data
 
 /* ---- backward ---- */
 
+/* After the last key: Σ P · dP of the 16 rows from `i` of the sequence. */
+__device__ inline void end_sums(const attention_problem &p, const attention_data &data,
+                                const attention_tile &tile, int head, int i, const float (&sums)[2])
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = quad_sum(sums[half]);
+        int row = i + lane / 4 + half * 8;
+        if (lane % 4 == 0 && row < tile.n)
+            data.sums[static_cast<int64_t>(head) * p.tokens + tile.first + row] = sum;
+    }
+}
+
 /* What a product that is not seen becomes, so that its weight is 0. */
 __device__ inline float unseen_product(const attention_problem &p)
 {
@@ -266,24 +281,21 @@ __device__ inline float unseen_product(const attention_problem &p)
 }
 
 /* P of a product, in a row with this lse; 0 where it is not seen. */
-__device__ inline float weight_of(const attention_problem &p, float product, float lse)
+template <bool CAP> __device__ inline float weight_of(const attention_problem &p, float product, float lse)
 {
-    if (p.cap == 0) return power_of_2(fmaf(product, p.factor, -lse));
-    return product == -INFINITY ? 0 : power_of_2(fmaf(p.cap, fast_tanh(product * p.factor), -lse));
+    if constexpr (CAP)
+        return product == -INFINITY ? 0 : power_of_2(fmaf(p.cap, fast_tanh(product * p.factor), -lse));
+    return power_of_2(fmaf(product, p.factor, -lse));
 }
-/* What the cap leaves of a change in the product. */
-__device__ inline float slope_of(const attention_problem &p, float product)
+/* dS / scale of a product, given its P and dP less delta. */
+template <bool CAP>
+__device__ inline float slope_of(const attention_problem &p, float product, float weight, float d)
 {
-    float t = fast_tanh(product * p.factor);
-    return fmaf(-t, t, 1.0f);
-}
-/* s becomes P and d becomes dS / scale, given the row's lse and delta. */
-__device__ inline void weigh(const attention_problem &p, float &s, float &d, float lse, float delta)
-{
-    float weight = weight_of(p, s, lse);
-    d = weight * (d - delta);
-    if (p.cap != 0) d *= slope_of(p, s);
-    s = weight;
+    if constexpr (CAP) {
+        float t = fast_tanh(product * p.factor);
+        return weight * d * fmaf(-t, t, 1.0f);
+    }
+    return weight * d;
 }
 
 } // namespace nbl_cuda

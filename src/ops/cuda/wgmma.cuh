@@ -47,6 +47,12 @@ __device__ inline uint64_t operand(uint32_t address, uint32_t leading)
            static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
 
+/* The warpgroup of this thread in its block; the compiler knows that it is the same for the whole warp. */
+__device__ inline int group_of_warps()
+{
+    return __shfl_sync(WARP, static_cast<int>(threadIdx.x / 128), 0);
+}
+
 /* clang-format off */
 #define NBL_D4(d, n) "+f"((d)[n][0]), "+f"((d)[n][1]), "+f"((d)[n][2]), "+f"((d)[n][3])
 #define NBL_D32(d, n) NBL_D4(d, n), NBL_D4(d, n + 1), NBL_D4(d, n + 2), NBL_D4(d, n + 3), NBL_D4(d, n + 4), \
@@ -136,18 +142,21 @@ __device__ inline void multiply_registers(float (&d)[16][4], const uint32_t (&a)
 template <typename T, int A_ROWS, int WIDE, int N>
 __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 {
+    uint64_t left = operand(a, 16),
+             right = operand(b, 16); /* a step adds to the address alone: it never carries */
 #pragma unroll
     for (int k = 0; k < WIDE / 16; k++)
-        multiply_shared<T>(d, operand(a + k / 4 * (A_ROWS * 128) + k % 4 * 32, 16),
-                           operand(b + k / 4 * (N * 8 * 128) + k % 4 * 32, 16), k > 0);
+        multiply_shared<T>(d, left + (k / 4 * (A_ROWS * 128) + k % 4 * 32) / 16,
+                           right + (k / 4 * (N * 8 * 128) + k % 4 * 32) / 16, k > 0);
 }
 
 /* d[64 rows, N x 8 columns] += P · B: P of K x 16 columns in registers, B a tile of K x 16 rows. */
 template <typename T, int K, int N>
 __device__ inline void multiply_scores(float (&d)[N][4], const uint32_t (&scores)[K][4], uint32_t b)
 {
+    uint64_t right = operand(b, K * 16 * 128);
 #pragma unroll
-    for (int k = 0; k < K; k++) multiply_registers<T>(d, scores[k], operand(b + k * 2048, K * 16 * 128));
+    for (int k = 0; k < K; k++) multiply_registers<T>(d, scores[k], right + k * 2048 / 16);
 }
 
 } // namespace nbl_cuda
