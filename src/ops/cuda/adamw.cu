@@ -98,34 +98,29 @@ __device__ const float maps[2][256] = {{NBL_DYNAMIC_MAP_SIGNED}, {NBL_DYNAMIC_MA
 /* A map in shared memory, and its mid-points as a search tree: node k has the children 2k and 2k + 1, the
  * root is 1. The nodes of a level lie side by side, so that lanes rarely meet in a bank. */
 struct coder {
-    float map[256], tree[256];
+    float map[256], tree[256], middles[256]; /* middles: in order; the last is NaN, equal to nothing */
 };
 
 __device__ void fill_coder(coder &c, const float *map)
 {
     unsigned k = threadIdx.x; /* of 256 */
+    float middle = k < 255 ? (map[k] + map[k + 1]) * 0.5f : __int_as_float(0x7fc00000);
     c.map[k] = map[k];
+    c.middles[k] = middle;
+    __syncthreads();
     if (k == 0) return;
-    unsigned level = 31 - __clz(k), width = 256u >> level,
-             place = (k - (1u << level)) * width + width / 2 - 1;
-    c.tree[k] = (map[place] + map[place + 1]) * 0.5f;
+    unsigned level = 31 - __clz(k), width = 256u >> level;
+    c.tree[k] = c.middles[(k - (1u << level)) * width + width / 2 - 1];
 }
 
-/* The nearest entry; an exact tie goes to the even one. The last mid-point that was not below is that of
- * the tie. */
+/* The nearest entry; an exact tie goes to the even one. */
 __device__ unsigned code_of(const coder &c, float y)
 {
     unsigned node = 1;
-    float not_below = __int_as_float(0x7fc00000);
 #pragma unroll
-    for (int level = 0; level < 8; level++) {
-        float middle = c.tree[node];
-        bool above = y > middle;
-        not_below = above ? not_below : middle;
-        node = 2 * node + above;
-    }
+    for (int level = 0; level < 8; level++) node = 2 * node + (y > c.tree[node]);
     unsigned code = node - 256;
-    return y == not_below ? code + (code & 1) : code;
+    return y == c.middles[code] ? code + (code & 1) : code;
 }
 
 /* The codes of a block's moments and its scale, in each lane. */
@@ -135,7 +130,8 @@ __device__ float encode(const coder &c, bool is_signed, const float (&values)[CO
 {
     float absmax = 0;
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) absmax = fmaxf(absmax, fabsf(values[k]));
+    for (int k = 0; k < COUNT; k++)
+        if (fabsf(values[k]) < INFINITY) absmax = fmaxf(absmax, fabsf(values[k]));
     absmax = warp_max(absmax);
     bool none = absmax < FLT_MIN;
     float reciprocal = __fdiv_rn(1.0f, absmax);

@@ -323,11 +323,12 @@ nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t 
 
 /* ---- the calls ---- */
 
-template <typename T> void launch_rows(cudaStream_t stream, const pass *p, const logit_rows &l, unsigned rows)
+template <typename T, bool CAP>
+void launch_rows(cudaStream_t stream, const pass *p, const logit_rows &l, unsigned rows)
 {
-    if (!p->gradient) logit_kernel<float, true, false><<<rows, LOGIT_THREADS, 0, stream>>>(l);
-    else if (p->sums) logit_kernel<T, true, true><<<rows, LOGIT_THREADS, 0, stream>>>(l);
-    else logit_kernel<T, false, true><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    if (!p->gradient) logit_kernel<float, true, false, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    else if (p->sums) logit_kernel<T, true, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    else logit_kernel<T, false, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
 }
 
 logit_rows rows_of(const pass *p)
@@ -373,7 +374,9 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
                         static_cast<size_t>(first * p.hidden) * nbl__size_of(a->dtype);
         NBL_TRY(make_logits(call, &p, x, rows));
         l.first = first;
-        NBL_BY_DTYPE(a->dtype, T, launch_rows<T>(stream, &p, l, static_cast<unsigned>(rows)));
+        unsigned blocks = static_cast<unsigned>(rows);
+        if (a->softcap > 0) NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, true>(stream, &p, l, blocks)));
+        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, false>(stream, &p, l, blocks)));
         NBL_TRY(launched(call));
         if (p.want_dx) NBL_TRY(make_dx(call, &p, first, rows));
         if (p.want_dw) NBL_TRY(make_dw(call, &p, x, first, rows));
@@ -384,6 +387,12 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
         mean_kernel<<<1, THREADS, 0, stream>>>(p.losses, p.tokens, p.share,
                                                static_cast<float *>(a->loss.data));
     return launched(call);
+}
+
+const char *can(const void *arguments)
+{
+    const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
+    return a->w.shape[0] > 1 << 30 ? "more than 2^30 words" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -412,12 +421,12 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 extern "C" {
 const nbl__impl nbl__cross_entropy_cuda = {.name = "cross_entropy_cuda",
                                            .needs = NBL_ISA_SCALAR,
-                                           .can = nullptr,
+                                           .can = can,
                                            .scratch = forward_scratch,
                                            .run = run_forward};
 const nbl__impl nbl__cross_entropy_backward_cuda = {.name = "cross_entropy_backward_cuda",
                                                     .needs = NBL_ISA_SCALAR,
-                                                    .can = nullptr,
+                                                    .can = can,
                                                     .scratch = backward_scratch,
                                                     .run = run_backward};
 }

@@ -1,6 +1,6 @@
 /* grad_norm.cu - grad_norm. See grad_norm.h.
  *
- *     squares   a block sums the squares of a stretch of 16384 elements in f64 and notes which tensor it was of
+ *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
  *     finish    one block adds the stretches in a fixed order: norm, factor, and the first tensor that is not finite
  *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1
  *
@@ -17,7 +17,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, N = 8, STRETCH = 16384, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
+enum { THREADS = 256, N = 8, STRETCH = 8192, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
 
 struct part {
     double squares;
@@ -108,19 +108,26 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     if (non_finite) *non_finite = static_cast<int64_t>(blamed); /* none: -1 */
 }
 
-template <typename T, int COUNT> __device__ void scale_run(T *g, float factor)
+/* RUNS runs of COUNT elements, THREADS·COUNT apart: all are loaded before the first is stored. */
+template <typename T, int COUNT, int RUNS> __device__ void scale_runs(T *g, float factor)
 {
-    float values[COUNT];
-    load_run<T, COUNT>(g, values);
+    float values[RUNS][COUNT];
 #pragma unroll
-    for (int j = 0; j < COUNT; j++) values[j] *= factor;
-    store_run<T, COUNT>(g, values);
+    for (int k = 0; k < RUNS; k++) load_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+#pragma unroll
+    for (int k = 0; k < RUNS; k++) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) values[k][j] *= factor;
+        store_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+    }
 }
 
 template <typename T> __device__ void scale_stretch(T *g, const stretch &s, float factor)
 {
-    for (int64_t i = s.begin + threadIdx.x * N; i < s.whole; i += THREADS * N) scale_run<T, N>(g + i, factor);
-    for (int64_t i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_run<T, 1>(g + i, factor);
+    int64_t i = s.begin + threadIdx.x * N;
+    for (; i + THREADS * N < s.whole; i += 2 * THREADS * N) scale_runs<T, N, 2>(g + i, factor);
+    for (; i < s.whole; i += THREADS * N) scale_runs<T, N, 1>(g + i, factor);
+    for (i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_runs<T, 1, 1>(g + i, factor);
 }
 
 template <typename LIST>
