@@ -337,6 +337,9 @@ void steps(int64_t tokens)
             sweep.copy = copy, sweep.copy_ld = in + 64;
             line("sweep and copy", tokens, in, wide,
                  milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
+            sweep.gradient = NULL;
+            line("sweep and copy, no outer product", tokens, in, wide,
+                 milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
         }
         give_back();
     }

@@ -5,6 +5,7 @@
 
 #include "ops/cuda/blas.h"
 #include "ops/cuda/dequantize.h"
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/gemv.h"
 #include "ops/cuda/pieces.h"
 #include "ops/dora_norm.h"

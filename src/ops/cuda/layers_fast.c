@@ -18,6 +18,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/dequantize.h"
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 
@@ -38,27 +39,26 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool bias = false;
+    bool few = false; /* results of adapters: what the kernels of biases and masks take */
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return false;
     if (nbl__tensor_rows(&members->x) <= FEW || in == 0 || in % 8 != 0) return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        bool dropped = nbl__given(&a->lora_a) && a->dropout > 0;
-        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude) || dropped)
-            return false;
+        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude)) return false;
         if (!backward && nbl__linear_by_codes(a)) return false;
         if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return false;
         if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return false;
-        bias |= !backward && nbl__given(&a->bias);
+        few |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
         wide += columns_of(a, backward);
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
-    return !bias || wide <= NBL_SKINNY_MOST;
+    return !few || wide <= NBL_SKINNY_MOST;
 }
 
 /* Is a copy of x (or dy) cheaper than a result in two parts, of which the second reads the first? */
 static bool pays_beside(const nbl__fast *j, bool backward)
 {
+    if (backward && j->drops) return false; /* what a mask leaves of u·A is no product */
     if (backward) return (j->wide > 0 || j->count > 1) && 2 * j->outs <= 3 * j->in;
     return j->wide > 0 && 2 * j->in <= 3 * j->outs;
 }
@@ -101,7 +101,7 @@ static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
         bias |= l->sums != NULL;
     }
     j->shares = nbl__cut_bytes(c, shares);
-    if (j->count > 1 && j->wide > 0) NBL_CUT(c, j->da, j->wide * j->in);
+    if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
@@ -123,6 +123,7 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
         l->first = j->wide;
         j->wide += l->wide;
         j->outs += l->out;
+        j->drops |= l->rank > 0 && l->a->dropout > 0;
         most = nbl__max_i64(most, l->out);
         if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), any_packed = true;
         else all_packed = false;
@@ -147,6 +148,7 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
     int64_t *ld = backward ? &j->u_ld : &j->t_ld;
     *joined = j->beside ? nbl__fast_at(j->copy, copied) : cut(&c, j->wide > 0, j->tokens * j->wide);
     *ld = j->beside ? j->copy_ld : j->wide;
+    j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, &c, most);
     j->used = c.used;
 }
@@ -240,50 +242,77 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
     return nbl__cuda_gemm(j->call, &g);
 }
 
-/* One product for all layers, where their scales are the same. */
-static nbl_status multiply_t(const nbl__fast *j)
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x)
 {
-    bool same = true;
-    for (int i = 1; i < j->count; i++) same &= j->layers[i].a->scale == j->layers[0].a->scale;
-    for (int i = 0; i < (same ? 1 : j->count); i++) {
+    *x = j->x.data;
+    if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
+    *x = j->dropped;
+    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, 0, j->tokens, j->in, j->x.data, NBL_DTYPE_BF16,
+                          j->dropped, NBL_DTYPE_BF16);
+}
+
+/* t of layers [first, end), which follow each other, in one pass over x. */
+static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x, void *copy)
+{
+    int64_t column = j->layers[first].first;
+    nbl__project p = {.rows = j->tokens,
+                      .columns = j->in,
+                      .x = x,
+                      .a = nbl__fast_at(j->lora_a, column * j->in),
+                      .to = nbl__fast_at(j->t, column),
+                      .to_ld = j->t_ld,
+                      .copy = copy,
+                      .copy_ld = j->copy_ld};
+    for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        NBL_TRY(nbl__fast_multiply(j, l->a->scale,
-                                   (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                               .m = j->tokens,
-                                               .n = same ? j->wide : l->wide,
-                                               .k = j->in,
-                                               .a = j->x.data,
-                                               .b = nbl__fast_at(j->lora_a, l->first * j->in),
-                                               .b_turned = true,
-                                               .c = nbl__fast_at(j->t, l->first),
-                                               .ldc = j->t_ld}));
+        int64_t at = l->first - column;
+        for (int64_t r = at / 8; r < (at + l->wide) / 8; r++) p.scales[r] = l->a->scale;
+        if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (at + l->rank);
+        p.wide += (int)l->wide;
     }
-    return NBL_OK;
+    return nbl__cuda_project(j->call, &p);
+}
+
+nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x)
+{
+    if (l->wide == 0) return NBL_OK;
+    if (with_bias && nbl__given(&l->a->bias)) {
+        int index = (int)(l - j->layers);
+        return project(j, index, index + 1, true, x, NULL);
+    }
+    return nbl__fast_multiply(j, l->a->scale,
+                              (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
+                                          .m = j->tokens,
+                                          .n = l->wide,
+                                          .k = j->in,
+                                          .a = x,
+                                          .b = nbl__fast_at(j->lora_a, l->first * j->in),
+                                          .b_turned = true,
+                                          .c = nbl__fast_at(j->t, l->first),
+                                          .ldc = j->t_ld});
 }
 
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias, void *copy)
 {
-    bool bias = false;
-    for (int i = 0; i < j->count; i++) bias |= with_bias && nbl__given(&j->layers[i].a->bias);
-    if (!bias && (copy == NULL || j->wide > NBL_SKINNY_MOST)) {
-        if (copy) NBL_TRY(nbl__fast_copy(j, j->x.data, j->in, copy));
-        return multiply_t(j);
-    }
-    nbl__project p = {.rows = j->tokens,
-                      .columns = j->in,
-                      .x = j->x.data,
-                      .a = j->lora_a,
-                      .wide = (int)j->wide,
-                      .to = j->t,
-                      .to_ld = j->t_ld,
-                      .copy = copy,
-                      .copy_ld = j->copy_ld};
+    bool bias = false, same = true;
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        for (int64_t r = l->first / 8; r < (l->first + l->wide) / 8; r++) p.scales[r] = l->a->scale;
-        if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (l->first + l->rank);
+        bias |= with_bias && nbl__given(&j->layers[i].a->bias);
+        same &= j->layers[i].a->scale == j->layers[0].a->scale;
     }
-    return nbl__cuda_project(j->call, &p);
+    if (!j->drops && (bias || (copy && j->wide <= NBL_SKINNY_MOST)))
+        return project(j, 0, j->count, with_bias, j->x.data, copy);
+    if (copy) NBL_TRY(nbl__fast_copy(j, j->x.data, j->in, copy));
+    if (!j->drops && same) {
+        nbl__fast_layer all = j->layers[0];
+        all.wide = j->wide;
+        return nbl__fast_layer_t(j, &all, false, j->x.data);
+    }
+    for (int i = 0; i < j->count; i++) {
+        const void *x;
+        NBL_TRY(nbl__fast_see(j, &j->layers[i], &x));
+        NBL_TRY(nbl__fast_layer_t(j, &j->layers[i], with_bias, x));
+    }
+    return NBL_OK;
 }
 
 nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to)

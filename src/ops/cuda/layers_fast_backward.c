@@ -6,6 +6,7 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 
@@ -103,13 +104,13 @@ static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wi
 }
 
 /* t and dA of the only layer; u is there. Then dB. */
-static nbl_status over_x(const nbl__fast *j, const wishes *want)
+static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__fast_layer *l = &j->layers[0];
     const nbl__linear *a = l->a;
     nbl__sweep s = {.rows = j->tokens,
                     .columns = j->in,
-                    .z = j->x.data,
+                    .z = x,
                     .wide = (int)l->wide,
                     .a = j->lora_a,
                     .to = want->b ? j->t : NULL,
@@ -144,9 +145,31 @@ static nbl_status gradients_of_a(const nbl__fast *j)
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
+/* With dropout each layer sees its own x, which is there once for t and dA. */
+static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
+{
+    for (int i = 0; i < j->count; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear *a = l->a;
+        const void *x;
+        NBL_TRY(nbl__fast_see(j, l, &x));
+        if (j->over_x) {
+            if (want->dx || want->a) NBL_TRY(make_u(j, l, NULL));
+            return over_x(j, want, x);
+        }
+        if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        NBL_TRY(over_dy(j, l, want, NULL));
+        if (l->rank > 0 && wanted(&a->dlora_a))
+            NBL_TRY(over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->u_ld, x, j->in, j->in,
+                                a->dlora_a.data, a->accumulate));
+    }
+    return NBL_OK;
+}
+
 static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
+    if (j->drops) return gradients_of_dropped(j, want);
     if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false, NULL));
     int64_t column = 0;
     for (int i = 0; i < j->count; i++) {
@@ -156,8 +179,27 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
         if (!j->over_x) NBL_TRY(over_dy(j, l, want, copy));
         else if (want->dx || want->a) NBL_TRY(make_u(j, l, copy));
     }
-    if (j->over_x) return over_x(j, want);
+    if (j->over_x) return over_x(j, want, j->x.data);
     return want->a ? gradients_of_a(j) : NBL_OK;
+}
+
+/* What the masks leave of u·A. */
+static nbl_status dx_dropped(const nbl__fast *j)
+{
+    nbl__expand e = {.rows = j->tokens,
+                     .columns = j->in,
+                     .u_ld = j->u_ld,
+                     .u = j->u,
+                     .a = j->lora_a,
+                     .to = j->dx.data,
+                     .wide = (int)j->wide};
+    for (int i = 0; i < j->count; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        if (l->wide > 0)
+            e.parts[e.part_count++] = (nbl__expand_part){l->a->seed, l->a->dropout, (int)l->first,
+                                                         (int)l->wide};
+    }
+    return nbl__cuda_expand(j->call, &e);
 }
 
 /* [dy_0 | dy_1 | … | u]·[W_0; W_1; …; A]. */
@@ -184,7 +226,7 @@ static nbl_status dx_before(const nbl__fast *j)
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
     if (j->wide > 0) {
         g.k = j->wide, g.a = j->u, g.lda = j->u_ld, g.b = j->lora_a;
-        NBL_TRY(nbl__fast_multiply(j, 1, g));
+        NBL_TRY(j->drops ? dx_dropped(j) : nbl__fast_multiply(j, 1, g));
         g.beta = 1;
     }
     for (int i = 0; i < j->count; i++) {

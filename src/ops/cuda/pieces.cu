@@ -3,7 +3,6 @@
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
-#include "base/philox.h"
 #include "ops/act.h"
 #include "ops/cuda/pieces.h"
 }
@@ -65,37 +64,6 @@ __global__ void move_all(const __grid_constant__ move_list list)
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         int64_t r = i / m.to_columns, c = i - r * m.to_columns;
         store(m.to, m.to_dtype, r * m.to_ld + c, moved(m, r, c));
-    }
-}
-
-/* ---- dropout ---- */
-
-__device__ bool keeps(uint64_t seed, float dropout, int64_t index)
-{
-    uint32_t c0 = static_cast<uint32_t>(index >> 2), c1 = static_cast<uint32_t>(index >> 34), c2 = 0, c3 = 0;
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
-        c1 = 0xCD9E8D57u * c2;
-        c3 = 0xD2511F53u * c0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    uint32_t word = index & 2 ? (index & 1 ? c3 : c2) : (index & 1 ? c1 : c0);
-    return static_cast<float>(word >> 8) * 0x1p-24f >= dropout;
-}
-
-__global__ void drop_kernel(uint64_t seed, float dropout, int64_t first, int64_t n, const void *from,
-                            nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
-{
-    float factor = 1 / (1 - dropout);
-    int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
-        float value = keeps(seed, dropout, first + i) ? load(from, from_dtype, i) * factor : 0;
-        store(to, to_dtype, i, add ? load(to, to_dtype, i) + value : value);
     }
 }
 
@@ -284,28 +252,6 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
     }
     if (used == 0) return NBL_OK;
     move_all<<<dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, stream_of(call)>>>(list);
-    return launched(call);
-}
-
-extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
-                                     int64_t rows, int64_t columns, const void *from, nbl_dtype from_dtype,
-                                     void *to, nbl_dtype to_dtype)
-{
-    int64_t n = rows * columns;
-    if (n == 0) return NBL_OK;
-    drop_kernel<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, row * columns, n, from,
-                                                                from_dtype, to, to_dtype, false);
-    return launched(call);
-}
-
-extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
-                                         int64_t rows, int64_t columns, const float *from, float *to,
-                                         bool add)
-{
-    int64_t n = rows * columns;
-    if (n == 0) return NBL_OK;
-    drop_kernel<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, row * columns, n, from,
-                                                                NBL_DTYPE_F32, to, NBL_DTYPE_F32, add);
     return launched(call);
 }
 

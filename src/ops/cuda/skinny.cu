@@ -1,8 +1,8 @@
 /* skinny.cu - see skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
- * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time,
- * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does
- * not matter as long as both operands agree. The warps' sums are added up at the end, in their order.
+ * project: a block has 64 rows (16 where there are few) and all columns, which come through shared memory, several stages
+ * ahead; of each stage a warp takes 32 columns, 16 bytes per thread and row: which column stands for which k of the
+ * instruction does not matter as long as both operands agree. The warps' sums are added up at the end, in their order.
  *
  * sweep: a block has a share of the rows and of the columns, 1024 by 1024 or so, which come through shared memory. A warp's
  * columns stay the same, so that its part of a and its sums of the outer product stay in registers; the
@@ -42,69 +42,91 @@ __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+/* 16 bytes, or zeros where there is nothing to read. */
+__device__ inline void copy16(uint32_t to, const void *from, bool inside)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+}
 /* ---- project ---- */
 
-template <int M> struct rows_part {
-    uint4 upper[M], lower[M]; /* of rows g and g + 8 of each 16 */
+/* Of a block with 16·M rows: columns and number of the stages that are on their way. */
+template <int M> struct depth {
+    static constexpr int COLUMNS = 32 * WARPS, PIECES = COLUMNS / 8, STAGES = M == 4 ? 5 : M == 2 ? 8 : 12;
+    struct stage {
+        __nv_bfloat16 x[16 * M][COLUMNS]; /* of odd rows, 64-byte halves of a line are exchanged */
+    };
 };
 
-template <bool ALIGNED, int M>
-__device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M> &part)
-{
-    const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    bool inside = column < p.columns;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
-        part.upper[m] = inside && r < p.rows ? eight(x + r * p.columns + column, ALIGNED) : none;
-        part.lower[m] = inside && r + 8 < p.rows ? eight(x + (r + 8) * p.columns + column, ALIGNED) : none;
-    }
-}
-
 template <int M>
-__device__ inline void copy_rows(const nbl__project &p, int64_t row, int64_t column, const rows_part<M> &part)
+__device__ inline void fetch_rows(const nbl__project &p, bool aligned, typename depth<M>::stage &s,
+                                  int64_t row, int64_t column)
 {
-    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy);
-    if (column >= p.columns) return;
+    constexpr int PIECES = depth<M>::PIECES;
+    const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
-        if (r < p.rows) *reinterpret_cast<uint4 *>(to + r * p.copy_ld + column) = part.upper[m];
-        if (r + 8 < p.rows) *reinterpret_cast<uint4 *>(to + (r + 8) * p.copy_ld + column) = part.lower[m];
+    for (int i = 0; i < 16 * M * PIECES / THREADS; i++) {
+        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
+        bool inside = row + r < p.rows && column + 8 * c < p.columns;
+        const __nv_bfloat16 *from = inside ? x + (row + r) * p.columns + column + 8 * c : x;
+        __nv_bfloat16 *to = &s.x[r][8 * (c ^ (r & 1) << 2)];
+        if (aligned) copy16(shared_address(to), from, inside);
+        else *reinterpret_cast<uint4 *>(to) = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
 }
 
-template <bool ALIGNED, int M, int N>
-__global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_constant__ nbl__project p)
+template <int M, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+    project_kernel(const __grid_constant__ nbl__project p, bool aligned)
 {
+    constexpr int COLUMNS = depth<M>::COLUMNS, STAGES = depth<M>::STAGES;
+    extern __shared__ __align__(16) unsigned char bytes[];
     __shared__ float shared[WARPS][16][8 * N + 2];
+    typename depth<M>::stage *stages = reinterpret_cast<typename depth<M>::stage *>(bytes);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
     const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
+    int steps = static_cast<int>((p.columns + COLUMNS - 1) / COLUMNS);
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (i < steps) fetch_rows<M>(p, aligned, stages[i], first, static_cast<int64_t>(i) * COLUMNS);
+        asm volatile("cp.async.commit_group;");
+    }
     float sums[M][N][4] = {};
-    rows_part<M> now, next;
-    int64_t column = warp * 32 + q * 8;
-    load_rows<ALIGNED>(p, first + g, column, now);
-    for (; column - q * 8 < p.columns; column += 32 * WARPS) {
-        load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
+    for (int i = 0; i < steps; i++) {
+        int64_t column = static_cast<int64_t>(i) * COLUMNS + warp * 32 + q * 8;
         uint4 b[N];
 #pragma unroll
         for (int n = 0; n < N; n++)
             b[n] = column < p.columns
                        ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
                        : make_uint4(0, 0, 0, 0);
-        if (p.copy) copy_rows(p, first + g, column, now);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        int ahead = i + STAGES - 1;
+        if (ahead < steps)
+            fetch_rows<M>(p, aligned, stages[ahead % STAGES], first, static_cast<int64_t>(ahead) * COLUMNS);
+        asm volatile("cp.async.commit_group;");
+        const typename depth<M>::stage &s = stages[i % STAGES];
+        int piece = 8 * (warp * 4 + q ^ (g & 1) << 2);
 #pragma unroll
-        for (int m = 0; m < M; m++)
+        for (int m = 0; m < M; m++) {
+            int r = 16 * m + g; /* and r + 8 */
+            uint4 upper = *reinterpret_cast<const uint4 *>(&s.x[r][piece]);
+            uint4 lower = *reinterpret_cast<const uint4 *>(&s.x[r + 8][piece]);
+            if (p.copy && column < p.columns) {
+                __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy) + (first + r) * p.copy_ld + column;
+                if (first + r < p.rows) *reinterpret_cast<uint4 *>(to) = upper;
+                if (first + r + 8 < p.rows) *reinterpret_cast<uint4 *>(to + 8 * p.copy_ld) = lower;
+            }
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                multiply(sums[m][n], now.upper[m].x, now.lower[m].x, now.upper[m].y, now.lower[m].y, b[n].x,
-                         b[n].y);
-                multiply(sums[m][n], now.upper[m].z, now.lower[m].z, now.upper[m].w, now.lower[m].w, b[n].z,
-                         b[n].w);
+                multiply(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
+                multiply(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
             }
-        now = next;
+        }
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -130,18 +152,25 @@ __global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_consta
     }
 }
 
-template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaStream_t stream)
+template <int M, int N> void launch_project_of(const nbl__project &p, cudaStream_t stream)
 {
+    constexpr int BYTES = sizeof(typename depth<M>::stage) * depth<M>::STAGES;
     unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
-    if (p.wide == 16) project_kernel<ALIGNED, M, 2><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 32) project_kernel<ALIGNED, M, 4><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 48) project_kernel<ALIGNED, M, 6><<<blocks, THREADS, 0, stream>>>(p);
-    else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8><<<blocks, THREADS, 0, stream>>>(p);
+    cudaFuncSetAttribute(project_kernel<M, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    project_kernel<M, N><<<blocks, THREADS, BYTES, stream>>>(p, is_aligned(p.x, 16));
+}
+
+template <int M> void launch_project(const nbl__project &p, cudaStream_t stream)
+{
+    if (p.wide == 16) launch_project_of<M, 2>(p, stream);
+    else if (p.wide == 32) launch_project_of<M, 4>(p, stream);
+    else if (p.wide == 48) launch_project_of<M, 6>(p, stream);
+    else if constexpr (M <= 2) launch_project_of<M, 8>(p, stream);
 }
 
 /* ---- sweep ---- */
 
-constexpr int STAGE_VALUES = 16384, DEVICE = 132; /* of z in a stage; blocks that fill a device */
+constexpr int DEVICE = 132; /* blocks that fill a device */
 
 struct sweep_job {
     int64_t rows, columns, share, v_ld, copy_ld; /* share: rows of a block */
@@ -154,29 +183,19 @@ struct sweep_job {
 
 /* Sizes for N times 8 results: the more of them, the fewer columns, so that a warp's sums are 64 registers. */
 template <int N> struct sizes {
-    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, ROWS = STAGE_VALUES / COLUMNS;
-    static constexpr int STAGES = N == 8 ? 3 : 4,
-                         V_LD = 8 * N + 8; /* eight rows of v fall into different banks */
+    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, ROWS = N == 4 ? 32 : 16;
+    static constexpr int STAGES = N == 2 ? 5 : N == 4 ? 4 : 8;
+    static constexpr int V_LD = 8 * N + 8; /* eight rows of v fall into different banks */
     struct stage {
-        __nv_bfloat16 z[ROWS]
-                       [COLUMNS]; /* 16-byte pieces of a row are exchanged by the row's last three bits */
+        __nv_bfloat16 z[ROWS][COLUMNS]; /* 16-byte pieces are exchanged by the row's last three bits */
         __nv_bfloat16 v[ROWS][V_LD];
     };
     struct memory {
         stage stages[STAGES];
-        float warps[2][WARPS][16][8 * N];
+        float warps[2][WARPS][ROWS][8 * N];
     };
 };
 
-__device__ inline uint32_t shared_address(const void *p)
-{
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-/* 16 bytes, or zeros where there is nothing to read. */
-__device__ inline void copy16(uint32_t to, const void *from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
-}
 __device__ inline void load4(uint32_t (&r)[4], uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -196,7 +215,7 @@ __device__ inline void fetch(const sweep_job &j, typename sizes<N>::stage &s, in
 {
     constexpr int PIECES = sizes<N>::COLUMNS / 8;
 #pragma unroll
-    for (int i = 0; i < STAGE_VALUES / 8 / THREADS; i++) {
+    for (int i = 0; i < sizes<N>::ROWS * PIECES / THREADS; i++) {
         int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
         bool inside = row + r < end && column + 8 * c < j.columns;
         const __nv_bfloat16 *from = inside ? j.z + (row + r) * j.columns + column + 8 * c : j.z;
@@ -219,11 +238,26 @@ __device__ inline void hand_on(const sweep_job &j, const typename sizes<N>::stag
 {
     constexpr int PIECES = sizes<N>::COLUMNS / 8;
 #pragma unroll
-    for (int i = 0; i < STAGE_VALUES / 8 / THREADS; i++) {
+    for (int i = 0; i < sizes<N>::ROWS * PIECES / THREADS; i++) {
         int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
         if (row + r >= end || column + 8 * c >= j.columns) continue;
         *reinterpret_cast<uint4 *>(j.copy + (row + r) * j.copy_ld + column +
                                    8 * c) = *reinterpret_cast<const uint4 *>(&s.z[r][8 * (c ^ (r & 7))]);
+    }
+}
+
+/* The projections of a stage: the warps' sums, added up in their order. */
+template <int N>
+__device__ inline void add_warps(const sweep_job &j, const float (&warps)[WARPS][sizes<N>::ROWS][8 * N],
+                                 int64_t row, int64_t end)
+{
+    for (int at = threadIdx.x; at < sizes<N>::ROWS * 8 * N; at += THREADS) {
+        int r = at / (8 * N), c = at % (8 * N);
+        if (row + r >= end) continue;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += warps[w][r][c];
+        j.projected[(blockIdx.x * j.rows + row + r) * (8 * N) + c] = sum;
     }
 }
 
@@ -256,7 +290,6 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant
                                     : 0;
             }
     float outer[STEPS][N][4] = {};
-    int turn = 0;
     for (int i = 0; i < steps; i++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
@@ -266,12 +299,13 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant
         asm volatile("cp.async.commit_group;");
         const typename size::stage &s = memory.stages[i % STAGES];
         int64_t row = first + i * size::ROWS;
+        if (j.projected && i > 0) add_warps<N>(j, memory.warps[(i - 1) % 2], row - size::ROWS, end);
         if (j.copy) hand_on<N>(j, s, row, end, column);
-#pragma unroll 1
+#pragma unroll
         for (int base = 0; base < size::ROWS; base += 16) {
-            uint32_t z[4], v[N][2];
-            float projected[N][4] = {};
-            if (j.outer) {
+            uint32_t v[N][2];
+            float projected[2][N][4] = {};
+            if (j.outer)
 #pragma unroll
                 for (int n = 0; n < N; n += 2) {
                     uint32_t two[4];
@@ -280,42 +314,38 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant
                     v[n][0] = two[0], v[n][1] = two[1], v[n + 1][0] = two[2], v[n + 1][1] = two[3];
                 }
 #pragma unroll
-                for (int k = 0; k < STEPS; k++) { /* z, turned: columns are the rows of this product */
-                    int r = base + line + (matrix & 2 ? 8 : 0), c = warp * (2 * STEPS) + 2 * k + (matrix & 1);
-                    turn4(z, shared_address(&s.z[r][8 * (c ^ (r & 7))]));
+            for (int k = 0; k < STEPS; k++) {
+                int c = warp * (2 * STEPS) + 2 * k;
+                uint32_t z[4];
+                if (j.outer) { /* z, turned: columns are the rows of this product */
+                    int r = base + line + (matrix & 2 ? 8 : 0);
+                    turn4(z, shared_address(&s.z[r][8 * ((c + (matrix & 1)) ^ (r & 7))]));
 #pragma unroll
                     for (int n = 0; n < N; n++)
                         multiply(outer[k][n], z[0], z[1], z[2], z[3], v[n][0], v[n][1]);
                 }
-            }
-            if (j.projected == NULL) continue;
+                if (j.projected) {
+                    int r = base + line + (matrix & 1 ? 8 : 0);
+                    load4(z, shared_address(&s.z[r][8 * ((c + (matrix >> 1)) ^ (r & 7))]));
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                int r = base + line + (matrix & 1 ? 8 : 0), c = warp * (2 * STEPS) + 2 * k + (matrix >> 1);
-                load4(z, shared_address(&s.z[r][8 * (c ^ (r & 7))]));
+                    for (int n = 0; n < N; n++)
+                        multiply(projected[k % 2][n], z[0], z[1], z[2], z[3], a[k][n][0], a[k][n][1]);
+                }
+            }
+            if (j.projected)
 #pragma unroll
                 for (int n = 0; n < N; n++)
-                    multiply(projected[n], z[0], z[1], z[2], z[3], a[k][n][0], a[k][n][1]);
-            }
-            float(&mine)[16][8 * N] = memory.warps[turn][warp];
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                *reinterpret_cast<float2 *>(&mine[g][8 * n + 2 * q]) = make_float2(projected[n][0],
-                                                                                   projected[n][1]);
-                *reinterpret_cast<float2 *>(&mine[g + 8][8 * n + 2 * q]) = make_float2(projected[n][2],
-                                                                                       projected[n][3]);
-            }
-            __syncthreads();
-            for (int at = threadIdx.x; at < 16 * 8 * N; at += THREADS) {
-                int r = at / (8 * N), c = at % (8 * N);
-                if (row + base + r >= end) continue;
-                float sum = 0;
-#pragma unroll
-                for (int w = 0; w < WARPS; w++) sum += memory.warps[turn][w][r][c];
-                j.projected[(blockIdx.x * j.rows + row + base + r) * (8 * N) + c] = sum;
-            }
-            turn ^= 1;
+                    for (int half = 0; half < 2; half++)
+                        *reinterpret_cast<float2 *>(
+                            &memory.warps[i % 2][warp][base + g + 8 * half][8 * n + 2 * q]) =
+                            make_float2(projected[0][n][2 * half] + projected[1][n][2 * half],
+                                        projected[0][n][2 * half + 1] + projected[1][n][2 * half + 1]);
         }
+    }
+    if (j.projected && steps > 0) {
+        __syncthreads();
+        add_warps<N>(j, memory.warps[(steps - 1) % 2], first + (steps - 1) * size::ROWS, end);
     }
     if (j.outer == NULL) return;
     float *parts = j.outer + blockIdx.y * j.columns * (8 * N);
@@ -355,6 +385,7 @@ __global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_constant__
         int l = i / j.wide, r = i % j.wide;
         if (first + l >= lines) continue;
         float sum = 0;
+#pragma unroll 8
         for (int s = 0; s < count; s++) sum += parts[(s * lines + first + l) * j.wide + r];
         if (is_outer) tile[l][r] = sum;
         else j.to[(first + l) * j.to_ld + r] = __float2bfloat16_rn(sum * j.scale);
@@ -395,10 +426,9 @@ extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__projec
 {
     constexpr int64_t FEW = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
     if (p->rows == 0 || p->wide == 0) return NBL_OK;
-    if (!is_aligned(p->x, 16)) launch_project<false, 1>(*p, stream_of(call));
-    else if (p->rows > FEW / 2 && p->wide <= 48) launch_project<true, 4>(*p, stream_of(call));
-    else if (p->rows > FEW / 4) launch_project<true, 2>(*p, stream_of(call));
-    else launch_project<true, 1>(*p, stream_of(call));
+    if (p->rows > FEW / 2 && p->wide <= 48) launch_project<4>(*p, stream_of(call));
+    else if (p->rows > FEW / 4) launch_project<2>(*p, stream_of(call));
+    else launch_project<1>(*p, stream_of(call));
     return launched(call);
 }
 
