@@ -14,8 +14,8 @@
  * engine takes to c while the copier fetches the next tile's first stages and the counters go on to them.
  *
  * Sizes that are no multiple of a tile need no care: the copy engine reads zeros outside of a matrix, and writes nothing
- * there. Units go down 8 clusters' rows before they go to the right, so that those that run at the same time
- * share their rows and columns in the L2. */
+ * there. Units go down 2048 rows before they go to the right, so that those that run at the same time share their rows
+ * and columns in the L2. */
 #ifndef NBL_CUDA_HOPPER_KERNEL_CUH
 #define NBL_CUDA_HOPPER_KERNEL_CUH
 
