@@ -14,8 +14,8 @@
  * engine takes to c while the copier fetches the next tile's first stages and the counters go on to them.
  *
  * Sizes that are no multiple of a tile need no care: the copy engine reads zeros outside of a matrix, and writes nothing
- * there. Units go down 8 clusters' rows before they go to the right, so that those that run at the same time
- * share their rows and columns in the L2. */
+ * there. Units go down 2048 rows before they go to the right, so that those that run at the same time share their rows
+ * and columns in the L2. */
 #ifndef NBL_CUDA_HOPPER_KERNEL_CUH
 #define NBL_CUDA_HOPPER_KERNEL_CUH
 
@@ -38,14 +38,15 @@ struct job {
     CUtensorMap a[NBL_HOPPER_SOURCES],
         b[NBL_HOPPER_SOURCES][2]; /* b: of the left and the right half of a tile */
     CUtensorMap c, gate, up;
-    int32_t steps[NBL_HOPPER_SOURCES];                             /* of BK values of k */
+    int32_t steps[NBL_HOPPER_SOURCES + 1]; /* of BK values of k */
+    int32_t tail[NBL_HOPPER_SOURCES];      /* how many times 16 of them the last step has */
     bool has_b[NBL_HOPPER_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
     int32_t count, all_steps;
     int32_t units_down, units_right, group;
     int32_t act;
     float beta;
     const void *old;
-    int64_t ldc, m, n;
+    int64_t ld_old, m, n;
 };
 
 template <int BN, int STAGES, int BUFFERS> struct layout {
@@ -169,29 +170,55 @@ template <int BUFFERS> struct way_out {
     }
 };
 
-template <typename T> __device__ inline void add_old(const job &p, int column, int row, float (&v)[32])
+/* The old values of 64 columns, two to a word, for the thread that has their sums; n is a multiple of 8. */
+__device__ inline void load_old(const job &p, int column, int row, uint32_t (&old)[16])
 {
     int lane = threadIdx.x % 32;
-    row += threadIdx.x / 32 % 4 * 16 + lane / 4;
-    column += lane % 4 * 2;
-    for (int i = 0; i < 32; i++) {
-        int64_t x = column + i / 4 * 8 + i % 2, y = row + i / 2 % 2 * 8;
-        if (x >= p.n || y >= p.m) continue;
-        float old = nbl_cuda::to_f32(static_cast<const T *>(p.old)[y * p.ldc + x]);
-        v[i] = fmaf(p.beta, old, v[i]);
+    int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
+    const uint32_t *from = static_cast<const uint32_t *>(p.old) + (y * p.ld_old + x) / 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int right = i / 2 * 8, below = i % 2 * 8;
+        old[i] = x + right < p.n && y + below < p.m ? from[(below * p.ld_old + right) / 2] : 0;
+    }
+}
+template <typename T> __device__ inline void add_old(float beta, const uint32_t (&old)[16], float (&v)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        T two[2];
+        memcpy(two, &old[i], 4);
+        v[2 * i] = fmaf(beta, nbl_cuda::to_f32(two[0]), v[2 * i]);
+        v[2 * i + 1] = fmaf(beta, nbl_cuda::to_f32(two[1]), v[2 * i + 1]);
+    }
+}
+__device__ inline void add_old_f32(const job &p, int column, int row, float (&v)[32])
+{
+    int lane = threadIdx.x % 32;
+    int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
+    const float *from = static_cast<const float *>(p.old) + y * p.ld_old + x;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int right = i / 2 * 8, below = i % 2 * 8;
+        if (x + right >= p.n || y + below >= p.m) continue;
+        float2 old = *reinterpret_cast<const float2 *>(from + below * p.ld_old + right);
+        v[2 * i] = fmaf(p.beta, old.x, v[2 * i]);
+        v[2 * i + 1] = fmaf(p.beta, old.y, v[2 * i + 1]);
     }
 }
 
+/* By the hardware's exponential, good to a few units of f32's last place: the result has 16 bits. */
 __device__ inline float activation(int act, float x)
 {
-    if (act == NBL_ACT_SILU) return x / (1.0f + expf(-x));
     if (act == NBL_ACT_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * fmaf(0.044715f * x * x, x, x)));
+    float y = act == NBL_ACT_SILU ? x
+                                  : 1.5957691216057308f * fmaf(0.044715f * x * x, x, x); /* tanh's, doubled */
+    return __fdividef(x, 1.0f + __expf(-y));
 }
 
 template <typename T, int BN, bool GATED, int BUFFERS>
 __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int column, int row,
-                                 float (&sums)[BN / 2])
+                                 uint32_t (&old)[16], float (&sums)[BN / 2])
 {
     constexpr int COLUMNS = GATED ? BN / 2 : BN;
 #pragma unroll
@@ -209,9 +236,11 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int column
             for (int i = 0; i < 32; i++) v[i] = activation(p.act, v[i]) * w[i];
             out.template send_64<T>(&p.c, false, column + x, row, v);
         } else {
-            if (p.beta != 0) {
-                if (p.wide) add_old<float>(p, column + x, row, v);
-                else add_old<T>(p, column + x, row, v);
+            if (p.beta != 0 && p.wide) add_old_f32(p, column + x, row, v);
+            if (p.beta != 0 && !p.wide) {
+                add_old<T>(p.beta, old, v);
+                if (x + 64 < COLUMNS)
+                    load_old(p, column + x + 64, row, old); /* on their way while these go */
             }
             out.template send_64<T>(&p.c, p.wide, column + x, row, v);
         }
@@ -234,27 +263,40 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
     float sums[BN / 2];
     for (int unit = blockIdx.x / CLUSTER; unit < p.units_down * p.units_right; unit += gridDim.x / CLUSTER) {
         place_of(p, unit, &down, &right);
-        int before = 0;
+        int column = right * (GATED ? BN / 2 : BN), row = (down * CLUSTER + rank) * BM + counter * 64;
+        int before = 0, source = 0, left = p.steps[0];
         for (int step = 0; step < p.all_steps; step++) {
+            int pieces = BK / 16;
+            if (--left == 0) pieces = p.tail[source], left = p.steps[++source];
             uint32_t a = ring + stage * at::STAGE;
             uint64_t da = descriptor_of<false>(a + counter * 64 * LINE),
                      db = descriptor_of<STRAIGHT>(a + at::A);
             barrier_wait(barriers + stage * 8, parity);
-            products_begin();
+            if (pieces == BK / 16) {
+                products_begin();
 #pragma unroll
-            for (int i = 0; i < BK / 16; i++)
-                multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
-            products_commit();
+                for (int i = 0; i < BK / 16; i++)
+                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                products_commit();
+            } else { /* each its own group: the compiler wants one in every path */
+#pragma unroll 1
+                for (int i = 0; i < pieces; i++) {
+                    products_begin();
+                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                    products_commit();
+                }
+            }
             products_wait<1>();
             if (step > 0 && lane < CLUSTER) barrier_arrive(empty + before * 8);
             before = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+        uint32_t old[16];
+        if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
         products_wait<0>();
         sums_are_there(sums);
         if (lane < CLUSTER) barrier_arrive(empty + before * 8);
-        send_tile<T, BN, GATED>(p, out, right * (GATED ? BN / 2 : BN),
-                                (down * CLUSTER + rank) * BM + counter * 64, sums);
+        send_tile<T, BN, GATED>(p, out, column, row, old, sums);
     }
     if (out.leads) stores_read<0>();
 }

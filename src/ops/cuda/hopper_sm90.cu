@@ -14,7 +14,7 @@ using encoder = PFN_cuTensorMapEncodeTiled_v12000;
 struct variant {
     const char *name;
     int width; /* columns of a tile */
-    int cluster, group;
+    int cluster;
     double cost; /* of a tile, beside one of 256 columns */
     cudaError_t (*launch)(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p);
     size_t bytes;
@@ -44,15 +44,15 @@ cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product,
     return launch_of<__nv_bfloat16, BN, STAGES, BUFFERS, CLUSTER>(config, product, p);
 }
 
-#define VARIANT(BN, STAGES, BUFFERS, CLUSTER, group, cost)                                                   \
+/* Those with four stages of 48 KiB or six of 32; two boxes each way out. A cluster of one is for a last row of tiles that
+ * has no other. */
+#define VARIANT(BN, STAGES, CLUSTER, cost)                                                                   \
     {                                                                                                        \
-#BN "x" #STAGES "x" #BUFFERS "x" #CLUSTER "g" #group, BN, CLUSTER, group, cost, launch < BN, STAGES, \
-            BUFFERS, CLUSTER>, layout < BN, STAGES, BUFFERS> ::BYTES                                         \
+#BN "x" #CLUSTER, BN, CLUSTER, cost, launch < BN, STAGES, 2, CLUSTER>, layout < BN, STAGES,          \
+            2> ::BYTES                                                                                       \
     }
-const variant variants[] = {
-    VARIANT(256, 4, 2, 2, 8, 1.0), VARIANT(128, 6, 2, 2, 8, 0.56), VARIANT(256, 3, 4, 2, 8, 9),
-    VARIANT(256, 4, 2, 1, 16, 9),  VARIANT(256, 4, 2, 2, 4, 9),    VARIANT(256, 4, 2, 2, 16, 9),
-};
+const variant variants[] = {VARIANT(256, 4, 2, 1.0), VARIANT(128, 6, 2, 0.52), VARIANT(256, 4, 1, 1.01),
+                            VARIANT(128, 6, 1, 0.53)};
 constexpr int VARIANTS = sizeof variants / sizeof *variants;
 
 int64_t whole(int64_t size, int64_t part)
@@ -103,6 +103,7 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__
     int i = job->count++;
     int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
+    job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
     job->all_steps += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
@@ -122,12 +123,15 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__
 
 bool describe_results(encoder encode, job *job, const nbl__hopper *p)
 {
-    job->ldc = p->ldc ? p->ldc : p->n;
+    int64_t ldc = p->ldc ? p->ldc : p->n;
+    job->beta = p->beta;
+    job->old = p->old ? p->old : p->c;
+    job->ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
     job->wide = p->c_dtype == NBL_DTYPE_F32;
     job->keeps_gate = p->gated && p->gate != NULL;
     job->keeps_up = p->gated && p->up != NULL;
     nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
-    return describe(encode, &job->c, dtype, p->c, p->m, p->n, job->ldc, BOX_LINES) &&
+    return describe(encode, &job->c, dtype, p->c, p->m, p->n, ldc, BOX_LINES) &&
            (!job->keeps_gate ||
             describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
            (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
@@ -201,10 +205,8 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
     job.units_right = static_cast<int32_t>(whole(p->n, p->gated ? v->width / 2 : v->width));
-    job.group = v->group;
+    job.group = 16 / v->cluster;
     job.act = p->act;
-    job.beta = p->beta;
-    job.old = p->c;
     job.m = p->m, job.n = p->n;
     int64_t units = static_cast<int64_t>(job.units_down) * job.units_right,
             at_once = call->cuda->multiprocessors / v->cluster;
