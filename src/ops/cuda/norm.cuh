@@ -22,25 +22,42 @@
 namespace nbl_cuda
 {
 
-/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads still read the
- * sums of the last call, others may write those of this one. */
-template <int N> __device__ inline void row_sums(float (&values)[N], int per_row, int &turn)
+/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads
+ * still read the sums of the last call, others may write those of this one. */
+struct norm_sums {
+    enum { MOST = 3, WARPS = NORM_THREADS / 32 };
+    float parts[2][MOST][WARPS];
+    __device__ void clear()
+    {
+        float *all = &parts[0][0][0];
+        for (int i = threadIdx.x; i < 2 * MOST * WARPS; i += blockDim.x) all[i] = 0;
+    }
+};
+
+template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values)[N], int per_row, int &turn)
 {
-    __shared__ float parts[2][N][NORM_THREADS / 32];
+    if (per_row <= 32) {
 #pragma unroll
-    for (int n = 0; n < N; n++)
-        for (int i = per_row > 32 ? 16 : per_row / 2; i > 0; i /= 2)
-            values[n] += __shfl_xor_sync(WARP, values[n], i);
-    if (per_row <= 32) return;
+        for (int n = 0; n < N; n++)
+            for (int i = per_row / 2; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
+        return;
+    }
     turn ^= 1;
-    if (threadIdx.x % 32 == 0)
 #pragma unroll
-        for (int n = 0; n < N; n++) parts[turn][n][threadIdx.x / 32] = values[n];
+    for (int n = 0; n < N; n++) {
+        values[n] = warp_sum(values[n]);
+        if (threadIdx.x % 32 == 0) sums.parts[turn][n][threadIdx.x / 32] = values[n];
+    }
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        values[n] = parts[turn][n][0];
-        for (int i = 1; i < per_row / 32; i++) values[n] += parts[turn][n][i];
+        values[n] = 0;
+#pragma unroll
+        for (int i = 0; i < norm_sums::WARPS; i += 4) { /* behind the last warp there are zeros */
+            if (i * 32 >= per_row) break;
+            float4 four = *reinterpret_cast<const float4 *>(&sums.parts[turn][n][i]);
+            values[n] += (four.x + four.y) + (four.z + four.w);
+        }
     }
 }
 
@@ -153,7 +170,8 @@ template <typename T> __device__ inline void add_residual(norm_row &row)
 
 /* Mean of the row: 0 without CENTER. */
 template <typename T, bool CENTER>
-__device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS], int &turn)
+__device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS], norm_sums &shared,
+                                int &turn)
 {
     float sum[1] = {0};
 #pragma unroll
@@ -163,7 +181,7 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
 #pragma unroll
         for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += h[j];
     }
-    if (CENTER) row_sums(sum, a.per_row, turn);
+    if (CENTER) row_sums(shared, sum, a.per_row, turn);
     return sum[0] / static_cast<float>(a.columns);
 }
 
@@ -172,10 +190,12 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
     extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
     norm_place at = place_of<T>(a);
     norm_row next, it;
     int turn = 0;
     load_row<T, RESIDUAL, false>(a, at, at.slot, next);
+    shared.clear();
     keep_weights<T>(a, kept);
     /* All sets go round alike: those of a block wait for each other. */
     for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
@@ -183,7 +203,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
         it = next;
         if (left > 1) load_row<T, RESIDUAL, false>(a, at, row + at.slots, next);
         if (RESIDUAL) add_residual<T>(it);
-        float mean = mean_of<T, CENTER>(a, it.x, turn), squares[1] = {0};
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), squares[1] = {0};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             float h[N];
@@ -195,7 +215,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
                 squares[0] = fmaf(c, c, squares[0]);
             }
         }
-        row_sums(squares, a.per_row, turn);
+        row_sums(shared, squares, a.per_row, turn);
         float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
         forget_unpacked(it.x);
         if (row >= a.rows) continue;
@@ -258,18 +278,20 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
     extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
     norm_place at = place_of<T>(a);
     float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
     norm_row next, it;
     int turn = 0;
     load_row<T, RESIDUAL, true>(a, at, at.slot, next);
+    shared.clear();
     keep_weights<T>(a, kept);
     for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
          left--, row += at.slots) {
         it = next;
         if (left > 1) load_row<T, RESIDUAL, true>(a, at, row + at.slots, next);
         if (RESIDUAL) add_residual<T>(it);
-        float mean = mean_of<T, CENTER>(a, it.x, turn), sums[CENTER ? 3 : 2] = {};
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), sums[CENTER ? 3 : 2] = {};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
             float w[N], h[N], dy[N];
@@ -285,7 +307,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
                 if (CENTER) sums[CENTER ? 2 : 0] += g;
             }
         }
-        row_sums(sums, a.per_row, turn);
+        row_sums(shared, sums, a.per_row, turn);
         float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
         float pull = s * (s * (s * (sums[1] / n))), shift = CENTER ? s * (sums[CENTER ? 2 : 0] / n) : 0;
         forget_unpacked(it.x);
