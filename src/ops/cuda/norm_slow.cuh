@@ -10,7 +10,6 @@ namespace nbl_cuda
 
 enum {
     NORM_PACKS = 2,
-    NORM_STAGES = 3,
     NORM_THREADS = 512,
     NORM_SHORT_THREADS = 128, /* when several rows share a block */
     NORM_SLOW_THREADS = 256,
@@ -27,8 +26,7 @@ struct norm_call {
     const void *w, *bias;
     int w_dtype, bias_dtype;
     int64_t rows, columns;
-    int per_row;       /* threads of a row; at most 32: a power of two */
-    int stages, parts; /* of the ring, see norm.cuh */
+    int per_row; /* threads of a row; at most 32: a power of two */
     float eps, offset;
     bool round_first;
 };
