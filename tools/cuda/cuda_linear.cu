@@ -303,7 +303,7 @@ void steps(int64_t tokens)
         void *x = filled(2, tokens * in, 1), *copy = take(static_cast<size_t>(tokens * (in + 64) * 2));
         void *a = filled(2, 64 * in, 1), *t = filled(2, tokens * 64, 1);
         float *gradient = static_cast<float *>(filled(1, 64 * in, 1));
-        void *scratch = take(nbl__cuda_sweep_scratch(tokens, in, 64) +
+        void *scratch = take(nbl__cuda_sweep_scratch(tokens, in, 32) +
                              nbl__cuda_sweep_scratch(tokens, in, 16));
         line("copy", tokens, in, 0, milliseconds([&] {
                  cudaMemcpyAsync(copy, x, static_cast<size_t>(tokens * in * 2), cudaMemcpyDeviceToDevice,
@@ -336,9 +336,6 @@ void steps(int64_t tokens)
                  milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 2 * n);
             sweep.copy = copy, sweep.copy_ld = in + 64;
             line("sweep and copy", tokens, in, wide,
-                 milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
-            sweep.gradient = NULL;
-            line("sweep and copy, no outer product", tokens, in, wide,
                  milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
         }
         give_back();

@@ -33,19 +33,6 @@ __device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad
     return kept;
 }
 
-__device__ float load(const void *from, nbl_dtype dtype, int64_t i)
-{
-    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
-    if (dtype == NBL_DTYPE_F16) return to_f32(static_cast<const __half *>(from)[i]);
-    return to_f32(static_cast<const __nv_bfloat16 *>(from)[i]);
-}
-__device__ void store(void *to, nbl_dtype dtype, int64_t i, float value)
-{
-    if (dtype == NBL_DTYPE_F32) static_cast<float *>(to)[i] = value;
-    else if (dtype == NBL_DTYPE_F16) static_cast<__half *>(to)[i] = from_f32<__half>(value);
-    else static_cast<__nv_bfloat16 *>(to)[i] = from_f32<__nv_bfloat16>(value);
-}
-
 /* Any dtype and place; `first` is the index of element 0 in the mask. */
 __global__ void drop_any(uint64_t seed, float dropout, int64_t first, int64_t n, const void *from,
                          nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
@@ -54,8 +41,8 @@ __global__ void drop_any(uint64_t seed, float dropout, int64_t first, int64_t n,
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         uint32_t kept = keeps_four(seed, dropout, (first + i) >> 2) >> ((first + i) & 3);
-        float value = kept & 1 ? load(from, from_dtype, i) * factor : 0;
-        store(to, to_dtype, i, add ? load(to, to_dtype, i) + value : value);
+        float value = kept & 1 ? load_one(from, from_dtype, i) * factor : 0;
+        store_one(to, to_dtype, i, add ? load_one(to, to_dtype, i) + value : value);
     }
 }
 

@@ -76,7 +76,7 @@ static size_t larger(size_t a, size_t b)
 /* Does a sweep take so many results? */
 static bool sweeps(int64_t wide)
 {
-    return wide == 16 || wide == 32 || wide == 64;
+    return wide == 16 || wide == 32;
 }
 
 static int64_t lines(int64_t n)

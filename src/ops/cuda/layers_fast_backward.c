@@ -103,27 +103,40 @@ static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wi
     return nbl__cuda_sweep(j->call, &s, j->shares);
 }
 
+static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const void *x)
+{
+    const nbl__linear *a = l->a;
+    return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->u_ld, x, j->in, j->in, a->dlora_a.data,
+                       a->accumulate);
+}
+
 /* t and dA of the only layer; u is there. Then dB. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__fast_layer *l = &j->layers[0];
     const nbl__linear *a = l->a;
+    if (!want->a || !want->b) {
+        if (want->a) return make_da(j, l, x);
+        if (!want->b) return NBL_OK;
+        NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        return make_db(j, l);
+    }
     nbl__sweep s = {.rows = j->tokens,
                     .columns = j->in,
                     .z = x,
                     .wide = (int)l->wide,
                     .a = j->lora_a,
-                    .to = want->b ? j->t : NULL,
+                    .to = j->t,
                     .to_ld = j->t_ld,
                     .scale = a->scale,
                     .v = j->u,
                     .v_ld = j->u_ld,
-                    .gradient = want->a ? a->dlora_a.data : NULL,
+                    .gradient = a->dlora_a.data,
                     .rank = (int)l->rank,
                     .turned = true,
                     .accumulate = a->accumulate};
-    if (want->a || want->b) NBL_TRY(nbl__cuda_sweep(j->call, &s, j->shares));
-    return want->b ? make_db(j, l) : NBL_OK;
+    NBL_TRY(nbl__cuda_sweep(j->call, &s, j->shares));
+    return make_db(j, l);
 }
 
 /* dA of all layers in one product over x; each has its own place. */
@@ -131,11 +144,7 @@ static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LAYERS_MOST];
     int count = 0;
-    if (j->count == 1) {
-        const nbl__linear *a = j->layers[0].a;
-        return over_tokens(j, j->u, j->layers[0].rank, j->u_ld, j->x.data, j->in, j->in, a->dlora_a.data,
-                           a->accumulate);
-    }
+    if (j->count == 1) return make_da(j, &j->layers[0], j->x.data);
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         if (l->wide == 0 || !wanted(&l->a->dlora_a)) continue;
@@ -159,9 +168,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
         }
         if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
         NBL_TRY(over_dy(j, l, want, NULL));
-        if (l->rank > 0 && wanted(&a->dlora_a))
-            NBL_TRY(over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->u_ld, x, j->in, j->in,
-                                a->dlora_a.data, a->accumulate));
+        if (l->rank > 0 && wanted(&a->dlora_a)) NBL_TRY(make_da(j, l, x));
     }
     return NBL_OK;
 }

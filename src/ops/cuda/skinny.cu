@@ -1,13 +1,12 @@
 /* skinny.cu - see skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
- * project: a block has 64 rows (16 where there are few) and all columns, which come through shared memory, several stages
- * ahead; of each stage a warp takes 32 columns, 16 bytes per thread and row: which column stands for which k of the
- * instruction does not matter as long as both operands agree. The warps' sums are added up at the end, in their order.
+ * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time, 16 bytes
+ * per thread and row: which column stands for which k of the instruction does not matter as long as both operands agree. The
+ * warps' sums are added up at the end, in their order.
  *
- * sweep: a block has a share of the rows and of the columns, 1024 by 1024 or so, which come through shared memory. A warp's
- * columns stay the same, so that its part of a and its sums of the outer product stay in registers; the
- * projection of 16 rows is added up over the warps at once. What blocks have in common is added up by a second kernel: a few
- * per cent of what was read. */
+ * sweep: a block has a share of the rows and of the columns, 1024 by 1024 or so. A warp's columns stay the same, so that its
+ * part of a and its sums of the outer product stay in registers; projections are added up over the warps, 64 rows at a
+ * time. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
@@ -53,80 +52,75 @@ __device__ inline void copy16(uint32_t to, const void *from, bool inside)
 }
 /* ---- project ---- */
 
-/* Of a block with 16·M rows: columns and number of the stages that are on their way. */
-template <int M> struct depth {
-    static constexpr int COLUMNS = 32 * WARPS, PIECES = COLUMNS / 8, STAGES = M == 4 ? 5 : M == 2 ? 8 : 12;
-    struct stage {
-        __nv_bfloat16 x[16 * M][COLUMNS]; /* of odd rows, 64-byte halves of a line are exchanged */
-    };
+/* What a thread asked for and has not got yet, in its own part of shared memory: nobody waits for anybody else. */
+template <int M> struct queue {
+    static constexpr int COLUMNS = 32 * WARPS, STAGES = M == 4 ? 5 : M == 2 ? 8 : 12;
+    uint4 pieces[STAGES][2 * M][THREADS];
 };
 
 template <int M>
-__device__ inline void fetch_rows(const nbl__project &p, bool aligned, typename depth<M>::stage &s,
-                                  int64_t row, int64_t column)
+__device__ inline void ask(const nbl__project &p, bool aligned, uint4 (&to)[2 * M][THREADS], int64_t row,
+                           int64_t column)
 {
-    constexpr int PIECES = depth<M>::PIECES;
     const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
 #pragma unroll
-    for (int i = 0; i < 16 * M * PIECES / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
-        bool inside = row + r < p.rows && column + 8 * c < p.columns;
-        const __nv_bfloat16 *from = inside ? x + (row + r) * p.columns + column + 8 * c : x;
-        __nv_bfloat16 *to = &s.x[r][8 * (c ^ (r & 1) << 2)];
-        if (aligned) copy16(shared_address(to), from, inside);
-        else *reinterpret_cast<uint4 *>(to) = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < 2 * M; i++) {
+        bool inside = row + 8 * i < p.rows && column < p.columns;
+        const __nv_bfloat16 *from = inside ? x + (row + 8 * i) * p.columns + column : x;
+        if (aligned) copy16(shared_address(&to[i][threadIdx.x]), from, inside);
+        else to[i][threadIdx.x] = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
 }
 
-template <int M, int N>
+template <int M, int N, bool COPY>
 __global__ void __launch_bounds__(THREADS, 1)
     project_kernel(const __grid_constant__ nbl__project p, bool aligned)
 {
-    constexpr int COLUMNS = depth<M>::COLUMNS, STAGES = depth<M>::STAGES;
+    constexpr int COLUMNS = queue<M>::COLUMNS, STAGES = queue<M>::STAGES;
     extern __shared__ __align__(16) unsigned char bytes[];
     __shared__ float shared[WARPS][16][8 * N + 2];
-    typename depth<M>::stage *stages = reinterpret_cast<typename depth<M>::stage *>(bytes);
+    queue<M> &asked = *reinterpret_cast<queue<M> *>(bytes);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M, start = warp * 32 + q * 8;
     const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
     int steps = static_cast<int>((p.columns + COLUMNS - 1) / COLUMNS);
     for (int i = 0; i < STAGES - 1; i++) {
-        if (i < steps) fetch_rows<M>(p, aligned, stages[i], first, static_cast<int64_t>(i) * COLUMNS);
+        if (i < steps)
+            ask<M>(p, aligned, asked.pieces[i], first + g, start + static_cast<int64_t>(i) * COLUMNS);
         asm volatile("cp.async.commit_group;");
     }
     float sums[M][N][4] = {};
     for (int i = 0; i < steps; i++) {
-        int64_t column = static_cast<int64_t>(i) * COLUMNS + warp * 32 + q * 8;
+        int64_t column = start + static_cast<int64_t>(i) * COLUMNS;
         uint4 b[N];
 #pragma unroll
         for (int n = 0; n < N; n++)
             b[n] = column < p.columns
                        ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
                        : make_uint4(0, 0, 0, 0);
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
-        __syncthreads();
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        uint4 x[2 * M];
+#pragma unroll
+        for (int m = 0; m < 2 * M; m++) x[m] = asked.pieces[i % STAGES][m][threadIdx.x];
         int ahead = i + STAGES - 1;
         if (ahead < steps)
-            fetch_rows<M>(p, aligned, stages[ahead % STAGES], first, static_cast<int64_t>(ahead) * COLUMNS);
+            ask<M>(p, aligned, asked.pieces[ahead % STAGES], first + g,
+                   start + static_cast<int64_t>(ahead) * COLUMNS);
         asm volatile("cp.async.commit_group;");
-        const typename depth<M>::stage &s = stages[i % STAGES];
-        int piece = 8 * (warp * 4 + q ^ (g & 1) << 2);
+        if (COPY && column < p.columns) {
+            __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy) + (first + g) * p.copy_ld + column;
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            int r = 16 * m + g; /* and r + 8 */
-            uint4 upper = *reinterpret_cast<const uint4 *>(&s.x[r][piece]);
-            uint4 lower = *reinterpret_cast<const uint4 *>(&s.x[r + 8][piece]);
-            if (p.copy && column < p.columns) {
-                __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy) + (first + r) * p.copy_ld + column;
-                if (first + r < p.rows) *reinterpret_cast<uint4 *>(to) = upper;
-                if (first + r + 8 < p.rows) *reinterpret_cast<uint4 *>(to + 8 * p.copy_ld) = lower;
-            }
+            for (int m = 0; m < 2 * M; m++)
+                if (first + g + 8 * m < p.rows) *reinterpret_cast<uint4 *>(to + 8 * m * p.copy_ld) = x[m];
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < N; n++) {
+                uint4 upper = x[2 * m], lower = x[2 * m + 1];
                 multiply(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
                 multiply(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
             }
-        }
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -152,12 +146,18 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+template <int M, int N, bool COPY> void launch_project_as(const nbl__project &p, cudaStream_t stream)
+{
+    unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
+    cudaFuncSetAttribute(project_kernel<M, N, COPY>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         sizeof(queue<M>));
+    project_kernel<M, N, COPY><<<blocks, THREADS, sizeof(queue<M>), stream>>>(p, is_aligned(p.x, 16));
+}
+
 template <int M, int N> void launch_project_of(const nbl__project &p, cudaStream_t stream)
 {
-    constexpr int BYTES = sizeof(typename depth<M>::stage) * depth<M>::STAGES;
-    unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
-    cudaFuncSetAttribute(project_kernel<M, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    project_kernel<M, N><<<blocks, THREADS, BYTES, stream>>>(p, is_aligned(p.x, 16));
+    if (p.copy) launch_project_as<M, N, true>(p, stream);
+    else launch_project_as<M, N, false>(p, stream);
 }
 
 template <int M> void launch_project(const nbl__project &p, cudaStream_t stream)
@@ -176,23 +176,22 @@ struct sweep_job {
     int64_t rows, columns, share, v_ld, copy_ld; /* share: rows of a block */
     const __nv_bfloat16 *z, *a, *v;
     __nv_bfloat16 *copy;
-    float *projected,
-        *outer; /* parts: [column blocks, rows, wide] and [shares, columns, wide]; NULL: not wanted */
+    float *projected, *outer; /* parts: [column blocks, rows, wide] and [shares, columns, wide] */
     bool aligned;
 };
 
-/* Sizes for N times 8 results: the more of them, the fewer columns, so that a warp's sums are 64 registers. */
+/* Sizes for N times 8 results: the more of them, the fewer columns, so that a warp's sums are 64 registers. A warp fetches what
+ * it multiplies itself, so that warps wait for each other only where their projections are added up. */
 template <int N> struct sizes {
-    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, ROWS = N == 4 ? 32 : 16;
-    static constexpr int STAGES = N == 2 ? 5 : N == 4 ? 4 : 8;
+    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, STAGES = N == 2 ? 4 : 6, GROUP = 4;
     static constexpr int V_LD = 8 * N + 8; /* eight rows of v fall into different banks */
     struct stage {
-        __nv_bfloat16 z[ROWS][COLUMNS]; /* 16-byte pieces are exchanged by the row's last three bits */
-        __nv_bfloat16 v[ROWS][V_LD];
+        __nv_bfloat16 z[16][OF_WARP]; /* 16-byte pieces are exchanged by the row's last three bits */
+        __nv_bfloat16 v[16][V_LD];
     };
     struct memory {
-        stage stages[STAGES];
-        float warps[2][WARPS][ROWS][8 * N];
+        stage stages[WARPS][STAGES];
+        float projected[WARPS][16 * GROUP][8 * N];
     };
 };
 
@@ -209,23 +208,25 @@ __device__ inline void turn4(uint32_t (&r)[4], uint32_t from)
                  : "r"(from));
 }
 
+/* 16 rows of a warp's columns, and of v. */
 template <int N>
 __device__ inline void fetch(const sweep_job &j, typename sizes<N>::stage &s, int64_t row, int64_t end,
                              int64_t column)
 {
-    constexpr int PIECES = sizes<N>::COLUMNS / 8;
+    constexpr int PIECES = sizes<N>::OF_WARP / 8;
+    int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < sizes<N>::ROWS * PIECES / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
+    for (int i = 0; i < 16 * PIECES / 32; i++) {
+        int r = (i * 32 + lane) / PIECES, c = lane % PIECES;
         bool inside = row + r < end && column + 8 * c < j.columns;
         const __nv_bfloat16 *from = inside ? j.z + (row + r) * j.columns + column + 8 * c : j.z;
         __nv_bfloat16 *to = &s.z[r][8 * (c ^ (r & 7))];
         if (j.aligned) copy16(shared_address(to), from, inside);
         else *reinterpret_cast<uint4 *>(to) = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
-    if (j.outer == NULL) return;
-    for (int i = threadIdx.x; i < sizes<N>::ROWS * N; i += THREADS) {
-        int r = i / N, c = i % N;
+#pragma unroll
+    for (int i = 0; i < 16 * N / 32; i++) {
+        int r = (i * 32 + lane) / N, c = lane % N;
         bool inside = row + r < end;
         copy16(shared_address(&s.v[r][8 * c]), inside ? j.v + (row + r) * j.v_ld + 8 * c : j.v, inside);
     }
@@ -236,45 +237,32 @@ template <int N>
 __device__ inline void hand_on(const sweep_job &j, const typename sizes<N>::stage &s, int64_t row,
                                int64_t end, int64_t column)
 {
-    constexpr int PIECES = sizes<N>::COLUMNS / 8;
+    constexpr int PIECES = sizes<N>::OF_WARP / 8;
+    int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < sizes<N>::ROWS * PIECES / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
+    for (int i = 0; i < 16 * PIECES / 32; i++) {
+        int r = (i * 32 + lane) / PIECES, c = lane % PIECES;
         if (row + r >= end || column + 8 * c >= j.columns) continue;
         *reinterpret_cast<uint4 *>(j.copy + (row + r) * j.copy_ld + column +
                                    8 * c) = *reinterpret_cast<const uint4 *>(&s.z[r][8 * (c ^ (r & 7))]);
     }
 }
 
-/* The projections of a stage: the warps' sums, added up in their order. */
-template <int N>
-__device__ inline void add_warps(const sweep_job &j, const float (&warps)[WARPS][sizes<N>::ROWS][8 * N],
-                                 int64_t row, int64_t end)
-{
-    for (int at = threadIdx.x; at < sizes<N>::ROWS * 8 * N; at += THREADS) {
-        int r = at / (8 * N), c = at % (8 * N);
-        if (row + r >= end) continue;
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += warps[w][r][c];
-        j.projected[(blockIdx.x * j.rows + row + r) * (8 * N) + c] = sum;
-    }
-}
-
-template <int N>
+template <int N, bool COPY>
 __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant__ sweep_job j)
 {
     typedef sizes<N> size;
-    constexpr int STEPS = size::OF_WARP / 16, STAGES = size::STAGES;
+    constexpr int STEPS = size::OF_WARP / 16, STAGES = size::STAGES, GROUP = size::GROUP;
     extern __shared__ __align__(16) unsigned char bytes[];
     typename size::memory &memory = *reinterpret_cast<typename size::memory *>(bytes);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int matrix = lane / 8, line = lane % 8;
-    int64_t column = static_cast<int64_t>(blockIdx.x) * size::COLUMNS, first = blockIdx.y * j.share;
-    int64_t end = first + j.share < j.rows ? first + j.share : j.rows;
-    int steps = static_cast<int>((end - first + size::ROWS - 1) / size::ROWS);
+    int64_t column = static_cast<int64_t>(blockIdx.x) * size::COLUMNS + warp * size::OF_WARP;
+    int64_t first = blockIdx.y * j.share, end = first + j.share < j.rows ? first + j.share : j.rows;
+    int steps = static_cast<int>((end - first + 15) / 16);
+    typename size::stage *stages = memory.stages[warp];
     for (int i = 0; i < STAGES - 1; i++) {
-        if (i < steps) fetch<N>(j, memory.stages[i], first + i * size::ROWS, end, column);
+        if (i < steps) fetch<N>(j, stages[i], first + i * 16, end, column);
         asm volatile("cp.async.commit_group;");
     }
     uint32_t a[STEPS][N][2]; /* the warp's columns of a never change */
@@ -284,76 +272,69 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                int64_t c = column + warp * size::OF_WARP + 16 * k + 8 * half + 2 * q;
-                a[k][n][half] = j.projected && c < j.columns
+                int64_t c = column + 16 * k + 8 * half + 2 * q;
+                a[k][n][half] = c < j.columns
                                     ? *reinterpret_cast<const uint32_t *>(j.a + (8 * n + g) * j.columns + c)
                                     : 0;
             }
     float outer[STEPS][N][4] = {};
     for (int i = 0; i < steps; i++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
-        __syncthreads();
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncwarp();
         int ahead = i + STAGES - 1;
-        if (ahead < steps)
-            fetch<N>(j, memory.stages[ahead % STAGES], first + ahead * size::ROWS, end, column);
+        if (ahead < steps) fetch<N>(j, stages[ahead % STAGES], first + ahead * 16, end, column);
         asm volatile("cp.async.commit_group;");
-        const typename size::stage &s = memory.stages[i % STAGES];
-        int64_t row = first + i * size::ROWS;
-        if (j.projected && i > 0) add_warps<N>(j, memory.warps[(i - 1) % 2], row - size::ROWS, end);
-        if (j.copy) hand_on<N>(j, s, row, end, column);
+        const typename size::stage &s = stages[i % STAGES];
+        if (COPY) hand_on<N>(j, s, first + i * 16, end, column);
+        uint32_t v[N][2];
+        float projected[2][N][4] = {};
 #pragma unroll
-        for (int base = 0; base < size::ROWS; base += 16) {
-            uint32_t v[N][2];
-            float projected[2][N][4] = {};
-            if (j.outer)
-#pragma unroll
-                for (int n = 0; n < N; n += 2) {
-                    uint32_t two[4];
-                    turn4(two,
-                          shared_address(&s.v[base + line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
-                    v[n][0] = two[0], v[n][1] = two[1], v[n + 1][0] = two[2], v[n + 1][1] = two[3];
-                }
-#pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                int c = warp * (2 * STEPS) + 2 * k;
-                uint32_t z[4];
-                if (j.outer) { /* z, turned: columns are the rows of this product */
-                    int r = base + line + (matrix & 2 ? 8 : 0);
-                    turn4(z, shared_address(&s.z[r][8 * ((c + (matrix & 1)) ^ (r & 7))]));
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-                        multiply(outer[k][n], z[0], z[1], z[2], z[3], v[n][0], v[n][1]);
-                }
-                if (j.projected) {
-                    int r = base + line + (matrix & 1 ? 8 : 0);
-                    load4(z, shared_address(&s.z[r][8 * ((c + (matrix >> 1)) ^ (r & 7))]));
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-                        multiply(projected[k % 2][n], z[0], z[1], z[2], z[3], a[k][n][0], a[k][n][1]);
-                }
-            }
-            if (j.projected)
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        *reinterpret_cast<float2 *>(
-                            &memory.warps[i % 2][warp][base + g + 8 * half][8 * n + 2 * q]) =
-                            make_float2(projected[0][n][2 * half] + projected[1][n][2 * half],
-                                        projected[0][n][2 * half + 1] + projected[1][n][2 * half + 1]);
+        for (int n = 0; n < N; n += 2) {
+            uint32_t two[4];
+            turn4(two, shared_address(&s.v[line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
+            v[n][0] = two[0], v[n][1] = two[1], v[n + 1][0] = two[2], v[n + 1][1] = two[3];
         }
-    }
-    if (j.projected && steps > 0) {
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            uint32_t turned[4], straight[4];
+            int r = line + (matrix & 2 ? 8 : 0), t = line + (matrix & 1 ? 8 : 0);
+            /* turned, columns of z are the rows of the product */
+            turn4(turned, shared_address(&s.z[r][8 * ((2 * k + (matrix & 1)) ^ (r & 7))]));
+            load4(straight, shared_address(&s.z[t][8 * ((2 * k + (matrix >> 1)) ^ (t & 7))]));
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                multiply(outer[k][n], turned[0], turned[1], turned[2], turned[3], v[n][0], v[n][1]);
+                multiply(projected[k % 2][n], straight[0], straight[1], straight[2], straight[3], a[k][n][0],
+                         a[k][n][1]);
+            }
+        }
+        int base = i % GROUP * 16;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                *reinterpret_cast<float2 *>(&memory.projected[warp][base + g + 8 * half][8 * n + 2 * q]) =
+                    make_float2(projected[0][n][2 * half] + projected[1][n][2 * half],
+                                projected[0][n][2 * half + 1] + projected[1][n][2 * half + 1]);
+        if (i % GROUP != GROUP - 1 && i != steps - 1) continue;
+        __syncthreads(); /* the warps' projections, added up in their order */
+        int64_t row = first + (i - i % GROUP) * 16;
+        for (int at = threadIdx.x; at < (base + 16) * 8 * N; at += THREADS) {
+            int r = at / (8 * N), c = at % (8 * N);
+            if (row + r >= end) continue;
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += memory.projected[w][r][c];
+            j.projected[(blockIdx.x * j.rows + row + r) * (8 * N) + c] = sum;
+        }
         __syncthreads();
-        add_warps<N>(j, memory.warps[(steps - 1) % 2], first + (steps - 1) * size::ROWS, end);
     }
-    if (j.outer == NULL) return;
     float *parts = j.outer + blockIdx.y * j.columns * (8 * N);
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int64_t c = column + warp * size::OF_WARP + 16 * k + 8 * half + g;
+            int64_t c = column + 16 * k + 8 * half + g;
             if (c >= j.columns) continue;
 #pragma unroll
             for (int n = 0; n < N; n++)
@@ -412,12 +393,17 @@ int64_t share_of(int64_t rows, int64_t columns, int wide)
     return (share + 63) / 64 * 64;
 }
 
-template <int N> nbl_status launch_sweep(const nbl__call *call, const sweep_job &j, dim3 grid)
+template <int N, bool COPY> void launch_sweep_as(const sweep_job &j, dim3 grid, cudaStream_t stream)
 {
     constexpr int BYTES = sizeof(typename sizes<N>::memory);
-    cudaFuncSetAttribute(sweep_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    sweep_kernel<N><<<grid, THREADS, BYTES, stream_of(call)>>>(j);
-    return launched(call);
+    cudaFuncSetAttribute(sweep_kernel<N, COPY>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    sweep_kernel<N, COPY><<<grid, THREADS, BYTES, stream>>>(j);
+}
+
+template <int N> void launch_sweep(const sweep_job &j, dim3 grid, cudaStream_t stream)
+{
+    if (j.copy) launch_sweep_as<N, true>(j, grid, stream);
+    else launch_sweep_as<N, false>(j, grid, stream);
 }
 
 } // namespace
@@ -464,13 +450,12 @@ extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s
     j.a = static_cast<const __nv_bfloat16 *>(s->a);
     j.v = static_cast<const __nv_bfloat16 *>(s->v);
     j.copy = static_cast<__nv_bfloat16 *>(s->copy);
-    j.outer = s->gradient ? static_cast<float *>(scratch) : NULL;
-    j.projected = s->to ? static_cast<float *>(scratch) + size.outer / 4 : NULL;
+    j.outer = static_cast<float *>(scratch);
+    j.projected = j.outer + size.outer / 4;
     j.aligned = is_aligned(s->z, 16);
     dim3 grid(static_cast<unsigned>(size.column_blocks), static_cast<unsigned>(size.shares));
-    if (s->wide == 16) NBL_TRY(launch_sweep<2>(call, j, grid));
-    else if (s->wide == 32) NBL_TRY(launch_sweep<4>(call, j, grid));
-    else NBL_TRY(launch_sweep<8>(call, j, grid));
+    if (s->wide == 16) launch_sweep<2>(j, grid, stream_of(call));
+    else launch_sweep<4>(j, grid, stream_of(call));
     gather_job g = {};
     g.projected = j.projected, g.outer = j.outer;
     g.rows = s->rows, g.columns = s->columns, g.to_ld = s->to_ld;
@@ -479,9 +464,9 @@ extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s
     g.scale = s->scale;
     g.to = static_cast<__nv_bfloat16 *>(s->to), g.gradient = s->gradient;
     g.turned = s->turned, g.accumulate = s->accumulate;
-    g.outer_blocks = s->gradient ? (s->columns + 31) / 32 : 0;
-    int64_t blocks = g.outer_blocks + (s->to ? (s->rows + 31) / 32 : 0);
-    if (blocks > 0) gather_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream_of(call)>>>(g);
+    g.outer_blocks = (s->columns + 31) / 32;
+    int64_t blocks = g.outer_blocks + (s->rows + 31) / 32;
+    gather_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream_of(call)>>>(g);
     return launched(call);
 }
 

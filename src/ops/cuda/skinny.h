@@ -29,14 +29,14 @@ nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);
 typedef struct nbl__sweep {
     int64_t rows, columns;
     const void *z; /* dense */
-    int wide;      /* 16, 32 or 64 */
+    int wide;      /* 16 or 32 */
     const void *a; /* [wide, columns] */
-    void *to;      /* NULL: no projection */
+    void *to;
     int64_t to_ld;
     float scale;
     const void *v; /* [rows, wide] */
     int64_t v_ld;
-    float *gradient; /* [columns, rank], or turned [rank, columns]; NULL: no outer product */
+    float *gradient; /* [columns, rank], or turned [rank, columns] */
     int rank;        /* results of the outer product that are wanted */
     bool turned, accumulate;
     void *copy; /* NULL, or where a copy of z goes */
