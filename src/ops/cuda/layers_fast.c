@@ -1,6 +1,10 @@
 /* layers_fast.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See layers.h.
  *
- * The terms of rank r join the base products in one of two ways, whichever moves fewer bytes:
+ * The terms of rank r join the base products in one of three ways. Where the device is a Hopper:
+ *
+ *     folded    y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K loop of our own product (layers_fold.c)
+ *
+ * else, or where memory is not aligned to 16 bytes, whichever of these moves fewer bytes:
  *
  *     beside    a pass over x makes t = s·x·Aᵀ of all layers and copies x, too: [x | t]·[W | B]ᵀ is one product, the
  *               weight being decoded into that place. Likewise [dy_0 | dy_1 | u]·[W_0; W_1; A] with u = s·dy·B. Results
@@ -105,8 +109,8 @@ static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
-static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
-                     bool backward, uint8_t *scratch)
+static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
+                     int count, bool backward, uint8_t *scratch)
 {
     enum { STAND_IN = 64 };
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
@@ -114,7 +118,7 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     bool all_packed = true, any_packed = false;
-    int64_t most = 0, decoded = 0;
+    int64_t most = 0, decoded = 0, decoded_all = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         *l = (nbl__fast_layer){
@@ -125,10 +129,11 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
         j->outs += l->out;
         j->drops |= l->rank > 0 && l->a->dropout > 0;
         most = nbl__max_i64(most, l->out);
-        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), any_packed = true;
+        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
         else all_packed = false;
     }
-    j->beside = pays_beside(j, backward) && (backward ? all_packed : any_packed);
+    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1)) && !(backward && j->drops);
+    j->beside = !j->folds && pays_beside(j, backward) && (backward ? all_packed : any_packed);
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         l->lora_b = cut(&c, l->wide > 0 && (backward || !is_beside(j, l)), l->wide * l->out);
@@ -140,10 +145,17 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
         j->copy_ld = lines(copied + j->wide);
         j->copy = cut(&c, true, j->tokens * j->copy_ld);
     }
-    int64_t rows = stacked ? j->outs + j->wide : decoded,
+    int64_t rows = stacked ? j->outs + j->wide : backward && j->folds ? decoded_all : decoded,
             columns = !backward && j->beside ? j->copy_ld : j->in;
     j->w = cut(&c, any_packed, rows * columns);
     if (stacked) j->lora_a = nbl__fast_at(j->w, j->outs * j->in);
+    int64_t row = 0;
+    for (int i = 0; i < count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        bool packed = nbl__fast_packed(&l->a->w);
+        l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
+        if (packed && backward) row += l->out;
+    }
     void **joined = backward ? &j->u : &j->t; /* what the copy ends in */
     int64_t *ld = backward ? &j->u_ld : &j->t_ld;
     *joined = j->beside ? nbl__fast_at(j->copy, copied) : cut(&c, j->wide > 0, j->tokens * j->wide);
@@ -153,17 +165,17 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
     j->used = c.used;
 }
 
-size_t nbl__cuda_fast_scratch(const nbl__linear *members, int count, bool backward)
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;
-    open_job(&j, NULL, members, count, backward, NULL);
+    open_job(&j, cuda, NULL, members, count, backward, NULL);
     return j.used;
 }
 
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward)
 {
-    open_job(j, call, members, count, backward, call->scratch);
+    open_job(j, call->cuda, call, members, count, backward, call->scratch);
     NBL_CHECK(call->ctx, j->used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j->used);
     return NBL_OK;
@@ -352,11 +364,10 @@ static nbl_status forward_beside(const nbl__fast *j, const nbl__fast_layer *l)
 
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    const void *w = l->a->w.data;
-    if (nbl__fast_packed(&l->a->w)) {
-        NBL_TRY(nbl__fast_decode(j, l, j->w));
-        w = j->w;
-    }
+    bool done = false;
+    if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
+    if (done) return NBL_OK;
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -374,7 +385,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                           .n = l->out,
                                           .k = j->in,
                                           .a = j->x.data,
-                                          .b = w,
+                                          .b = l->w,
                                           .b_turned = true,
                                           .c = l->a->y.data,
                                           .beta = l->wide > 0 ? 1 : 0});

@@ -11,6 +11,7 @@ typedef struct nbl__fast_layer {
     int64_t wide,
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
     void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
+    void *w;      /* decoded, or where it lies; folded */
     bool swept;   /* backward: u and dB come out of a sweep over dy */
     double *sums; /* [out]; backward with a bias */
 } nbl__fast_layer;
@@ -20,10 +21,11 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
+    bool folds;                 /* all terms of a result in one K loop (hopper.h), where alignment lets them */
     bool beside, drops, over_x; /* over_x: backward's one sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
     void *lora_a; /* [wide, in] */
-    void *w;      /* decoded: one weight, or, backward beside, all of them with A below */
+    void *w;      /* decoded: one weight, or, backward beside or folded, all of them (beside with A below) */
     void *copy;   /* beside: [tokens, copy_ld] */
     int64_t copy_ld;
     void *t, *u; /* [tokens, wide] with t_ld, u_ld; inside the copy where that is made */
@@ -52,6 +54,10 @@ nbl_status nbl__fast_copy(const nbl__fast *j, const void *from, int64_t columns,
 nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to);
 /* c = alpha·a·b + beta·c of bf16. */
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
+
+/* layers_fold.c. *done: whether it was possible; else nothing has happened. */
+nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done);
+nbl_status nbl__fold_dx(const nbl__fast *j, bool *done);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)
 {

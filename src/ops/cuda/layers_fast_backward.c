@@ -231,6 +231,9 @@ static nbl_status dx_beside(const nbl__fast *j)
 static nbl_status dx_before(const nbl__fast *j)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
+    bool done = false;
+    if (j->folds) NBL_TRY(nbl__fold_dx(j, &done));
+    if (done) return NBL_OK;
     if (j->wide > 0) {
         g.k = j->wide, g.a = j->u, g.lda = j->u_ld, g.b = j->lora_a;
         NBL_TRY(j->drops ? dx_dropped(j) : nbl__fast_multiply(j, 1, g));
@@ -238,11 +241,8 @@ static nbl_status dx_before(const nbl__fast *j)
     }
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        const void *w = l->a->w.data;
-        if (nbl__fast_packed(&l->a->w)) {
-            NBL_TRY(nbl__fast_decode(j, l, j->w));
-            w = j->w;
-        }
+        void *w = j->folds || !nbl__fast_packed(&l->a->w) ? l->w : j->w;
+        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, w));
         g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = w;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
         g.beta = 1;
