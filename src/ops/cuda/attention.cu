@@ -1,10 +1,11 @@
 /* attention.cu - attention on the device for every dtype and head size, in the simplest way: a warp per row.
  *
  *     forward, dq   the row is a query of one head; its warp walks over the keys that it sees
- *     dk, dv        the row is a key of one key head; its warp walks over the queries of all heads that see it
+ *     dk, dv        the row is a key of one key head; its warp walks over the queries that see it
  *
- * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums are f32, in
- * the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu) come first where they can.
+ * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums
+ * are f32, in the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu)
+ * come first where they can.
  *
  * Also here: what backward begins with (delta and lse by head) and the gradient of the sinks. */
 #include "ops/cuda/attention.cuh"

@@ -1,17 +1,17 @@
 /* attention_mma.cu - attention of f16 and bf16 on the tensor cores (mma.m16n8k16), heads of up to 256.
  *
- * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of the other side,
- * of which the next one is on its way (cp.async) while this one is worked on. Products of 16 rows by 8 columns; sums
- * and softmax in f32 registers. A score stays in registers from the product that makes it to the one that takes it: as
- * an accumulator its layout is that of a left operand.
+ * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of
+ * the other side, of which the next one is on its way (cp.async) while this one is worked on. Products of
+ * 16 rows by 8 columns; sums and softmax in f32 registers. A score stays in registers from the product that
+ * makes it to the one that takes it: as an accumulator its layout is that of a left operand.
  *
  *     forward          rows: 128 queries of a head      tiles: 64 keys       S = Q·Kᵀ, O += P·V
  *     backward_keys    rows: 64 keys of a key head      tiles: 64 queries, of every head that shares the keys
  *                                                       Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q
  *     backward_queries rows: 128 queries of a head      tiles: 32 keys       S, dP, dQ += dS·K
  *
- * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every gradient is
- * written once, its terms added in a fixed order. */
+ * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every
+ * gradient is written once, its terms added in a fixed order. */
 #include "ops/cuda/attention_tiles.cuh"
 
 extern "C" {
@@ -87,8 +87,8 @@ __device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int
     }
 }
 
-/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a tile from its
- * column chunk `chunk`. */
+/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a
+ * tile from its column chunk `chunk`. */
 template <typename T, int M, int K, int N>
 __device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&scores)[M][K][4], const char *b,
                                        int chunk)

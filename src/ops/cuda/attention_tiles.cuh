@@ -1,14 +1,14 @@
-/* attention_tiles.cuh - what the kernels of attention on tensor cores share, of whichever instruction set: tiles in shared
- * memory, and the softmax of scores in registers. Internal to ops/cuda.
+/* attention_tiles.cuh - what the kernels of attention on tensor cores share, of whichever instruction set:
+ * tiles in shared memory, and the softmax of scores in registers. Internal to ops/cuda.
  *
- * A tile has rows of 64, 128 or 256 elements of 2 bytes, in panels of 64 columns: row r of a panel takes 128 bytes, and its
- * 16-byte chunk c lies at c ^ (r % 8), so that the 8 rows which a matrix load takes lie in different banks. It is also
- * the "128-byte swizzle" of Hopper's matrix unit, for which a tile must start at a multiple of 1024 bytes. Rows and
- * columns that do not exist are zeros.
+ * A tile has rows of 64, 128 or 256 elements of 2 bytes, in panels of 64 columns: row r of a panel takes
+ * 128 bytes, and its 16-byte chunk c lies at c ^ (r % 8), so that the 8 rows which a matrix load takes lie
+ * in different banks. It is also the "128-byte swizzle" of Hopper's matrix unit, for which a tile must
+ * start at a multiple of 1024 bytes. Rows and columns that do not exist are zeros.
  *
- * Scores [16 rows, N x 8 columns] of a warp are float s[N][4], as every mma.m16n8 leaves them: lane 4g + t has the columns
- * 2t and 2t + 1 of each 8, of row g in s[n][0 … 1] and of row g + 8 in s[n][2 … 3]. Rounded to 16 bits they are the left
- * operand of the next product, 16 columns at a time. */
+ * Scores [16 rows, N x 8 columns] of a warp are float s[N][4], as every mma.m16n8 leaves them: lane 4g + t
+ * has the columns 2t and 2t + 1 of each 8, of row g in s[n][0 … 1] and of row g + 8 in s[n][2 … 3]. Rounded
+ * to 16 bits they are the left operand of the next product, 16 columns at a time. */
 #ifndef NBL_CUDA_ATTENTION_TILES_CUH
 #define NBL_CUDA_ATTENTION_TILES_CUH
 
@@ -201,7 +201,8 @@ template <int N> __device__ inline void make_logits(const attention_problem &p, 
     }
 }
 
-/* Logits become weights; `before` is the factor of what was summed before. A row's sum is spread over four lanes. */
+/* Logits become weights; `before` is the factor of what was summed before. A row's sum is spread over four
+ * lanes. */
 template <int N>
 __device__ inline void soften(float (&s)[N][4], float factor, float (&top)[2], float (&total)[2],
                               float (&before)[2])

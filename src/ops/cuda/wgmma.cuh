@@ -1,9 +1,11 @@
-/* wgmma.cuh - Hopper's matrix instructions: products of 64 rows by 64 or 128 columns by 16, made by the 4 warps of a
- * warpgroup together, asynchronously, from shared memory. Internal to ops/cuda; for files compiled for sm_90a.
+/* wgmma.cuh - Hopper's matrix instructions: products of 64 rows by 64 or 128 columns by 16, made by the 4
+ * warps of a warpgroup together, asynchronously, from shared memory. Internal to ops/cuda; for files
+ * compiled for sm_90a.
  *
- * A tile in shared memory is as attention_tiles.cuh says. Accumulators are float d[N / 8][4] in each lane: warp w of the
- * warpgroup has the rows 16w … 16w + 15, laid out as mma.m16n8 does. Between an instruction and the wait for it nothing may
- * touch its registers: `settled` after the wait keeps the compiler from reading them early. */
+ * A tile in shared memory is as attention_tiles.cuh says. Accumulators are float d[N / 8][4] in each lane:
+ * warp w of the warpgroup has the rows 16w … 16w + 15, laid out as mma.m16n8 does. Between an instruction
+ * and the wait for it nothing may touch its registers: `settled` after the wait keeps the compiler from
+ * reading them early. */
 #ifndef NBL_CUDA_WGMMA_CUH
 #define NBL_CUDA_WGMMA_CUH
 
@@ -39,8 +41,8 @@ __device__ inline void show_to_products()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The descriptor of an operand with the 128-byte swizzle: `leading` bytes from a panel of 64 columns to the next, where the
- * operand is turned; 1024 bytes from 8 rows to the next 8. */
+/* The descriptor of an operand with the 128-byte swizzle: `leading` bytes from a panel of 64 columns to the
+ * next, where the operand is turned; 1024 bytes from 8 rows to the next 8. */
 __device__ inline uint64_t operand(uint32_t address, uint32_t leading)
 {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
@@ -138,7 +140,8 @@ __device__ inline void multiply_registers(float (&d)[16][4], const uint32_t (&a)
 #undef NBL_REGISTERS_64
 #undef NBL_REGISTERS_128
 
-/* d[64 rows, N x 8 columns] = A · Bᵀ over WIDE columns: A 64 rows of a tile of A_ROWS, B a tile of N x 8 rows. */
+/* d[64 rows, N x 8 columns] = A · Bᵀ over WIDE columns: A 64 rows of a tile of A_ROWS, B a tile of N x 8
+ * rows. */
 template <typename T, int A_ROWS, int WIDE, int N>
 __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 {
@@ -157,6 +160,33 @@ __device__ inline void multiply_scores(float (&d)[N][4], const uint32_t (&scores
     uint64_t right = operand(b, K * 16 * 128);
 #pragma unroll
     for (int k = 0; k < K; k++) multiply_registers<T>(d, scores[k], right + k * 2048 / 16);
+}
+
+/* The first place of dynamic shared memory at which a tile may start; TILE_ALIGNMENT more bytes than needed
+ * must be there. */
+constexpr int TILE_ALIGNMENT = 1024;
+__device__ inline char *aligned(char *shared)
+{
+    uint32_t at = shared_address(shared);
+    return shared + ((at + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT - at);
+}
+
+/* Values that must be there before what follows: else the assembler moves the next wait up before this
+ * arithmetic. */
+__device__ inline void now(uint32_t x)
+{
+    __shared__ uint32_t seen[256];
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(&seen[threadIdx.x % 256])), "r"(x)
+                 : "memory");
+}
+template <int N> __device__ inline void now(const float (&s)[N][4])
+{
+    uint32_t all = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) all ^= __float_as_uint(s[n][e]) ^ __float_as_uint(s[n][e + 1]);
+    now(all);
 }
 
 } // namespace nbl_cuda
