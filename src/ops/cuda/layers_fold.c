@@ -23,7 +23,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool 
                      .b_turned = true,
                      .c = l->a->y.data,
                      .sources = {{.a = j->x.data, .b = l->w, .k = j->in},
-                                 {.a = nbl__fast_at(j->t, l->first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide}}};
+                                 {.a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide}}};
     return run(j, &y, done);
 }
 
@@ -36,7 +36,7 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
         dx.sources[dx.count++] = (nbl__hopper_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
     if (j->wide > 0)
-        dx.sources[dx.count++] = (nbl__hopper_source){.a = j->u, .lda = j->u_ld, .b = j->lora_a, .k = j->wide};
+        dx.sources[dx.count++] = (nbl__hopper_source){.a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
     *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;
     if (!*done) return NBL_OK;
     for (int i = 0; i < j->count; i++)
