@@ -20,10 +20,10 @@ struct variant {
     size_t bytes;
 };
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, int KIND>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, KIND>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -31,10 +31,12 @@ cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
 {
-    if constexpr (BN == 256)
-        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true>(config, p);
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false>(config, p);
+    constexpr int plain = NBL_HOPPER_PLAIN, gated = NBL_HOPPER_GATED, backward = NBL_HOPPER_GATED_BACKWARD;
+    if (product->kind == gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, gated>(config, p);
+    if (product->kind == backward)
+        return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, backward>(config, p);
+    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, plain>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, plain>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
@@ -60,6 +62,11 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
+int64_t columns_of(const nbl__hopper *p, const variant *v)
+{
+    return p->kind == NBL_HOPPER_GATED ? v->width / 2 : v->width;
+}
+
 /* The quickest, by how often every multiprocessor gets a tile. */
 const variant *choose(const nbl__hopper *p, int multiprocessors)
 {
@@ -68,8 +75,7 @@ const variant *choose(const nbl__hopper *p, int multiprocessors)
     double least = INFINITY;
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
-        if (p->gated && v->width != 256) continue;
-        int64_t units = whole(p->m, BM * v->cluster) * whole(p->n, p->gated ? v->width / 2 : v->width);
+        int64_t units = whole(p->m, BM * v->cluster) * whole(p->n, columns_of(p, v));
         double time = static_cast<double>(whole(units, multiprocessors / v->cluster)) * v->cost;
         if (time < least) least = time, best = v;
     }
@@ -101,16 +107,17 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__
                      int half_rows)
 {
     int i = job->count++;
+    bool gated = p->kind == NBL_HOPPER_GATED;
     int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
     job->all_steps += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
-        const void *b = half && p->gated ? s->b2 : s->b;
+        const void *b = half && gated ? s->b2 : s->b;
         job->has_b[i][half] = b != NULL;
         if (b == NULL) b = s->b ? s->b : s->b2; /* a map for what is read outside of it */
-        if (half && (!p->gated || !job->has_b[i][1])) {
+        if (half && (!gated || !job->has_b[i][1])) {
             job->b[i][1] = job->b[i][0];
             continue;
         }
@@ -121,20 +128,36 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__
     return true;
 }
 
+bool describe_result(encoder encode, job *job, const nbl__hopper *p, int which, nbl_dtype dtype, void *data,
+                     int64_t ld)
+{
+    job->has_result[which] = data != NULL;
+    return data == NULL || describe(encode, &job->result[which], dtype, data, p->m, p->n, ld, BOX_LINES);
+}
+bool describe_input(encoder encode, job *job, const nbl__hopper *p, const void *data, int64_t ld)
+{
+    int i = job->inputs++;
+    job->from[i] = data;
+    job->ld_from = ld;
+    return describe(encode, &job->input[i], p->c_dtype, data, p->m, p->n, ld, BM);
+}
+
 bool describe_results(encoder encode, job *job, const nbl__hopper *p)
 {
-    int64_t ldc = p->ldc ? p->ldc : p->n;
-    job->beta = p->beta;
-    job->old = p->old ? p->old : p->c;
-    job->ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
+    int64_t ldc = p->ldc ? p->ldc : p->n, ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
     job->wide = p->c_dtype == NBL_DTYPE_F32;
-    job->keeps_gate = p->gated && p->gate != NULL;
-    job->keeps_up = p->gated && p->up != NULL;
-    nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
-    return describe(encode, &job->c, dtype, p->c, p->m, p->n, ldc, BOX_LINES) &&
-           (!job->keeps_gate ||
-            describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
-           (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
+    job->beta = p->beta;
+    job->act = p->act;
+    if (p->kind == NBL_HOPPER_PLAIN)
+        return describe_result(encode, job, p, 0, p->c_dtype, p->c, ldc) &&
+               (p->beta == 0 || describe_input(encode, job, p, p->old ? p->old : p->c, ld_old));
+    bool backward = p->kind == NBL_HOPPER_GATED_BACKWARD;
+    nbl_dtype kept = backward ? p->dtype : p->c_dtype;
+    return describe_result(encode, job, p, 0, p->dtype, p->c, ldc) &&
+           describe_result(encode, job, p, 1, kept, backward ? p->dgate : p->gate, p->n) &&
+           describe_result(encode, job, p, 2, kept, backward ? p->dup : p->up, p->n) &&
+           (!backward ||
+            (describe_input(encode, job, p, p->gate, p->n) && describe_input(encode, job, p, p->up, p->n)));
 }
 
 encoder find_encoder(nbl__cuda *cuda)
@@ -169,10 +192,13 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
     if (cuda->major != 9) return "needs compute capability 9.0";
     if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
     if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
-    if (p->count < 1 || p->count > NBL_HOPPER_SOURCES) return "too many sources";
+    if (p->count < 1 || p->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
     if (p->m >= MOST || p->n >= MOST) return "too large";
-    if (p->gated && (!p->b_turned || p->beta != 0))
-        return "gated products take turned weights only, and no beta";
+    if (p->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
+    if (p->kind != NBL_HOPPER_PLAIN && (p->b_turned != (p->kind == NBL_HOPPER_GATED) || p->beta != 0))
+        return "gated products take turned weights, their gradients straight ones, and neither takes beta";
+    if (p->kind == NBL_HOPPER_GATED_BACKWARD && !(p->gate && p->up && p->dgate && p->dup))
+        return "needs gate and up";
     int64_t sum = 0;
     for (int i = 0; i < p->count; i++) {
         const nbl__hopper_source *s = &p->sources[i];
@@ -184,9 +210,11 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
         sum += s->k;
     }
     if (sum == 0) return "nothing to sum";
-    if (!fits(p->c, p->ldc ? p->ldc : p->n, p->gated ? p->dtype : p->c_dtype) ||
-        !fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype))
-        return "c must be aligned to 16 bytes";
+    if (!fits(p->c, p->ldc ? p->ldc : p->n, p->kind == NBL_HOPPER_PLAIN ? p->c_dtype : p->dtype) ||
+        !fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
+        !fits(p->dgate, p->n, p->dtype) || !fits(p->dup, p->n, p->dtype) ||
+        !fits(p->old, p->ld_old ? p->ld_old : p->n, p->c_dtype))
+        return "results must be aligned to 16 bytes";
     return NULL;
 }
 
@@ -204,9 +232,9 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
         if (p->sources[i].k > 0) good = describe_source(encode, &job, p, &p->sources[i], v->width / 2);
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
-    job.units_right = static_cast<int32_t>(whole(p->n, p->gated ? v->width / 2 : v->width));
+    job.units_right = static_cast<int32_t>(whole(p->n, columns_of(p, v)));
     job.group = 16 / v->cluster;
-    job.act = p->act;
+    job.lag = job.all_steps > p->lag ? p->lag : 0;
     job.m = p->m, job.n = p->n;
     int64_t units = static_cast<int64_t>(job.units_down) * job.units_right,
             at_once = call->cuda->multiprocessors / v->cluster;
