@@ -153,7 +153,7 @@ static int64_t block_of_k(int64_t k, int64_t longest)
 /* The operand of a term: one that is there already, or a new one. */
 static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t)
 {
-    const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute);
+    const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute, p->m);
     for (int i = 0; i < plan->operands; i++) {
         const operand *o = &plan->operand[i];
         if (o->m == p->m && o->k == t->k && o->source.kernel == kernel && same_operand(o->source.mat, &t->a))
@@ -200,7 +200,7 @@ static void plan_sizes(gemm_plan *plan)
 
 static size_t panel_bytes(const nbl__kernel *kernel, int64_t elements)
 {
-    return (size_t)elements * (kernel->panel == NBL_PANEL_F32 ? sizeof(float) : sizeof(uint16_t));
+    return (size_t)elements * nbl__panel_element(kernel);
 }
 
 /* What a worker needs for a term. */
@@ -365,6 +365,7 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             .rows = rows.padded,
             .panels = rows.panels,
             .b = room->b,
+            .b_parts = nbl__b_parts(&b),
             .strips = nbl__ceil_div(at->n_end - at->n_begin, NBL_STRIP),
             .k = nbl__round_up(count, kernel->k_step),
             .alpha = t->alpha,
@@ -382,7 +383,7 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
 }
 
 /* Whole strips of f32 sums without an epilogue need no tile: they grow in C itself. */
-static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t columns)
+static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows, int64_t columns)
 {
     const nbl__product *p = q->product;
     if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || columns % NBL_STRIP)
@@ -390,7 +391,8 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t colu
     bool any = false;
     for (int t = 0; t < p->term_count; t++) {
         if (q->terms[t].way != BY_PANELS || p->terms[t].dropout > 0) return false;
-        if (plan->operand[q->terms[t].operand].source.kernel->padded) return false;
+        const nbl__kernel *kernel = plan->operand[q->terms[t].operand].source.kernel;
+        if (kernel->padded && rows % kernel->rows) return false;
         any = any || p->terms[t].k > 0;
     }
     return any;
@@ -414,7 +416,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
     rows_of rows = slice_rows(p->m, q->windows, plan->window, q->slices, at.slice, NULL);
     at.row = rows.begin;
     at.rows = rows.count;
-    if (is_direct(plan, q, at.n_end - at.n_begin)) {
+    if (is_direct(plan, q, at.rows, at.n_end - at.n_begin)) {
         float *c = (float *)p->c + at.row * p->stride + at.n_begin;
         bool add = false;
         for (int t = 0; t < p->term_count; t++)

@@ -27,17 +27,19 @@ static void run(const nbl__block *block)
 
 const nbl__kernel nbl__gemm_f32_4x16_scalar = {"gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run};
 
-const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute)
+const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
 {
 #if defined(__x86_64__)
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX) return &nbl__gemm_bf16_32x32_amx;
     /* AMD multiplies pairs twice as fast as f32, Intel at half the speed: one vdpbf16ps in two cycles. */
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AVX512BF16 && __builtin_cpu_is("amd"))
         return &nbl__gemm_bf16_14x32_avx512bf16;
+    /* For few rows splitting B costs more than it saves. */
+    if (compute != NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX && m > 32) return &nbl__gemm_f32_32x32_amx;
     if (isa >= NBL_ISA_AVX512) return &nbl__gemm_f32_14x32_avx512;
     if (isa >= NBL_ISA_AVX2) return &nbl__gemm_f32_6x16_avx2;
 #else
-    (void)isa, (void)compute;
+    (void)isa, (void)compute, (void)m;
 #endif
     return &nbl__gemm_f32_4x16_scalar;
 }
