@@ -1,7 +1,8 @@
 /* gemm.c - the driver of gemm.h: who packs and multiplies what.
  *
  *     rows       windows of at most WINDOW rows, one after the other; a window is cut into slices
- *     columns    chunks of at most MAX_CHUNK strips of 16
+ *     columns    chunks of at most MAX_CHUNK strips of 16: large ones first, since the rows' panels pass through the
+ *                caches once per chunk, small ones last, so that threads end together
  *     k          blocks of at most the kernel's k_block, in order
  *
  *     per window   1. pack every distinct A: items (operand, slice, block of k, 64 rows)
@@ -22,12 +23,13 @@
 #include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* rows */
-    BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
-    MAX_CHUNK = 8,        /* strips */
-    PACK_ROWS = 64,       /* of an item of packing */
-    ITEMS_PER_THREAD = 6, /* what the chunks aim at */
-    SLICES_PER_THREAD = 2 /* below this many items per thread, rows are cut as well */
+    WINDOW = 512,          /* rows */
+    BLOCK_ROWS = 256,      /* of panels that stay in the second cache while all strips of a chunk pass, */
+    BLOCK_BYTES = 1 << 19, /* or fewer, that are this long */
+    MAX_CHUNK = 8,         /* strips; */
+    MAX_SPLIT_CHUNK = 16,  /* where panels are faster to multiply than to read from the third cache */
+    PACK_ROWS = 64,        /* of an item of packing */
+    SLICES_PER_THREAD = 2  /* below this many items per thread, rows are cut as well */
 };
 
 typedef enum route { BY_PANELS, BY_GEMV, BY_INT8 } route;
@@ -48,7 +50,7 @@ typedef struct term_plan {
 typedef struct product_plan {
     const nbl__product *product;
     term_plan *terms;
-    int64_t windows, slices, chunk, chunks; /* chunk: strips */
+    int64_t windows, slices, strips;
 } product_plan;
 
 typedef struct worker_room {
@@ -73,6 +75,7 @@ typedef struct gemm_plan {
     product_plan *products;
     operand *operand;
     int64_t windows;
+    int64_t strips, max_chunk;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
@@ -168,25 +171,53 @@ static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t
     return plan->operands++;
 }
 
+/* Strips of the next chunk, when so many are left. */
+static int64_t next_chunk(const gemm_plan *plan, int64_t left)
+{
+    int64_t share = plan->workers == 1 ? left : left / plan->workers;
+    return nbl__max_i64(2, nbl__min_i64(share / 2 * 2, plan->max_chunk));
+}
+
+/* A chunk of columns: strips [begin, end) of a product. */
+typedef struct chunk_at {
+    const product_plan *product;
+    int64_t begin, end, left; /* left: strips of all products from `begin` on */
+} chunk_at;
+
+/* The first chunk of a window, or the one after `at`; false: there is none. */
+static bool step_chunk(const gemm_plan *plan, int64_t window, chunk_at *at)
+{
+    if (at->product == NULL) *at = (chunk_at){plan->products, 0, 0, plan->strips};
+    at->left -= at->end - at->begin;
+    at->begin = at->end;
+    for (const product_plan *end = plan->products + plan->count; at->product < end; at->product++) {
+        int64_t own = window < at->product->windows ? at->product->strips : 0;
+        if (at->begin < own) {
+            at->end = nbl__min_i64(own, at->begin + next_chunk(plan, at->left));
+            return true;
+        }
+        at->left -= at->product->strips - at->begin;
+        at->begin = at->end = 0;
+    }
+    return false;
+}
+
 static void plan_sizes(gemm_plan *plan)
 {
     int threads = plan->workers;
-    int64_t strips = 0, items = 0, wanted = (int64_t)threads * ITEMS_PER_THREAD;
-    for (int i = 0; i < plan->count; i++)
-        strips += plan->products[i].product->m > 0 ? nbl__ceil_div(plan->products[i].product->n, NBL_STRIP)
-                                                   : 0;
-    int64_t chunk = threads == 1 ? MAX_CHUNK : strips / wanted / 2 * 2;
-    chunk = nbl__max_i64(2, nbl__min_i64(MAX_CHUNK, chunk));
+    int64_t items = 0;
+    plan->max_chunk = MAX_CHUNK;
+    for (int i = 0; i < plan->operands; i++)
+        if (plan->operand[i].source.kernel->panel == NBL_PANEL_SPLIT) plan->max_chunk = MAX_SPLIT_CHUNK;
     for (int i = 0; i < plan->count; i++) {
         product_plan *q = &plan->products[i];
-        int64_t own = nbl__ceil_div(q->product->n, NBL_STRIP);
-        q->chunk = nbl__max_i64(
-            2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
-        q->chunks = nbl__ceil_div(own, q->chunk);
+        q->strips = q->product->m > 0 ? nbl__ceil_div(q->product->n, NBL_STRIP) : 0;
         q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
-        if (q->product->m > 0) items += q->chunks;
+        plan->strips += q->strips;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
+    for (chunk_at at = {0}; step_chunk(plan, 0, &at); items++)
+        plan->tile_columns = nbl__max_i64(plan->tile_columns, (at.end - at.begin) * NBL_STRIP);
     int64_t slices = threads == 1 || items == 0 ? 1
                                                 : nbl__ceil_div((int64_t)threads * SLICES_PER_THREAD, items);
     for (int i = 0; i < plan->count; i++) {
@@ -194,7 +225,6 @@ static void plan_sizes(gemm_plan *plan)
         q->slices = slice_count(window_rows(q->product->m, q->windows), slices);
         int64_t rows = nbl__round_up(longest_slice(q->product->m, q->windows, q->slices), NBL_PANEL_MAX_ROWS);
         plan->tile_rows = nbl__max_i64(plan->tile_rows, rows);
-        plan->tile_columns = nbl__max_i64(plan->tile_columns, q->chunk * NBL_STRIP);
     }
 }
 
@@ -338,6 +368,13 @@ static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
     memset(tile, 0, (size_t)(rows * plan->tile_columns) * sizeof *tile);
 }
 
+/* How many panels go together; even, since kernels may take two at a time. */
+static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
+{
+    int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
+    return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
+}
+
 /* tile (+)= the term; returns whether the tile has been written. */
 static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const place *at,
                      bool add, const worker_room *room, float *tile, int64_t stride)
@@ -372,9 +409,10 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             .add = add || k > 0,
             .stride = stride,
         };
+        int64_t panels = block_panels(kernel, block.k);
         for (int64_t p = 0; p < rows.panels; p = block.panel_end) {
             block.panel_begin = p;
-            block.panel_end = nbl__min_i64(rows.panels, p + BLOCK_ROWS / kernel->rows);
+            block.panel_end = nbl__min_i64(rows.panels, p + panels);
             block.tile = tile + nbl__panel_start(rows.padded, rows.panels, p) * stride;
             kernel->run(&block);
         }
@@ -398,21 +436,26 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows
     return any;
 }
 
-static int64_t multiply_items(const gemm_plan *plan, const product_plan *q)
+static int64_t multiply_items(const gemm_plan *plan)
 {
-    if (plan->window >= q->windows || q->product->m == 0) return 0;
-    return q->slices * q->chunks;
+    int64_t items = 0;
+    for (chunk_at at = {0}; step_chunk(plan, plan->window, &at);) items += at.product->slices;
+    return items;
 }
 
 static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
-    const product_plan *q = plan->products;
-    for (int64_t own; item >= (own = multiply_items(plan, q)); q++) item -= own;
+    chunk_at chunk = {0};
+    for (step_chunk(plan, plan->window, &chunk); item >= chunk.product->slices;) {
+        item -= chunk.product->slices;
+        step_chunk(plan, plan->window, &chunk);
+    }
+    const product_plan *q = chunk.product;
     const nbl__product *p = q->product;
     worker_room room = room_of(plan, worker);
-    place at = {.slice = item % q->slices, .n_begin = item / q->slices * q->chunk * NBL_STRIP};
-    at.n_end = nbl__min_i64(p->n, at.n_begin + q->chunk * NBL_STRIP);
+    place at = {.slice = item, .n_begin = chunk.begin * NBL_STRIP};
+    at.n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP);
     rows_of rows = slice_rows(p->m, q->windows, plan->window, q->slices, at.slice, NULL);
     at.row = rows.begin;
     at.rows = rows.count;
@@ -472,11 +515,10 @@ static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int 
     gemm_plan plan;
     make_plan(ctx, products, count, &cut, &room, &plan);
     for (plan.window = 0; plan.window < plan.windows; plan.window++) {
-        int64_t packs = 0, items = 0;
+        int64_t packs = 0;
         for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
-        for (int i = 0; i < count; i++) items += multiply_items(&plan, &plan.products[i]);
         NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
-        NBL_TRY(nbl__team_run(ctx, items, multiply_item, &plan, NULL));
+        NBL_TRY(nbl__team_run(ctx, multiply_items(&plan), multiply_item, &plan, NULL));
     }
     return NBL_OK;
 }

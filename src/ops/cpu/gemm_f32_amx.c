@@ -43,6 +43,10 @@ NBL_TARGET_AMX __attribute__((always_inline)) static inline void micro(int panel
     const uint8_t *a1 = a + steps * A_STEP, *b1 = b + steps * b_step;
     float *low = tile + ROWS * block->stride;
     bool direct = block->alpha == 1;
+    for (int r = 0; r < panels * ROWS; r++) {
+        __builtin_prefetch(tile + r * block->stride, 1);
+        if (strips == 2) __builtin_prefetch(tile + r * block->stride + NBL_STRIP, 1);
+    }
     START(0, tile);
     if (strips == 2) START(1, tile + NBL_STRIP);
     if (panels == 2) START(2, low);
@@ -100,6 +104,6 @@ NBL_TARGET_AMX static void run(const nbl__block *block)
 }
 
 const nbl__kernel nbl__gemm_f32_32x32_amx = {
-    "gemm_f32_32x32_amx", NBL_PANEL_SPLIT, ROWS, K_STEP, 384, true, run};
+    "gemm_f32_32x32_amx", NBL_PANEL_SPLIT, ROWS, K_STEP, 640, true, run};
 
 #endif
