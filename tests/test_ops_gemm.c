@@ -483,6 +483,8 @@ static void every_kernel_multiplies_what_was_packed(void **state)
             nbl__pack_b(&right, 0, N, 0, K, packed_b, scratch);
             block.a = packed_a;
             block.b = packed_b;
+            block.b_line = NBL_STRIP;
+            block.b_strip = k * NBL_STRIP;
             kernel->run(&block);
             block.add = true;
             block.alpha = -1;

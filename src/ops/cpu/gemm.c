@@ -5,7 +5,8 @@
  *                caches once per chunk, small ones last, so that threads end together
  *     k          blocks of at most the kernel's k_block, in order
  *
- *     per window   1. pack every distinct A: items (operand, slice, block of k, 64 rows)
+ *     per window   for each stage:
+ *                  1. pack every distinct A that the stage is the first to use: items (operand, block of k, 64 rows)
  *                  2. items (product, chunk, slice): for every term, for every block of k, pack the chunk's
  *                     B and multiply it with the slice's panels into the worker's tile; then finish the tile
  *
@@ -37,9 +38,9 @@ typedef enum route { BY_PANELS, BY_GEMV, BY_INT8 } route;
 /* A distinct left operand. */
 typedef struct operand {
     nbl__source source;
-    int64_t m, k, k_block, windows, slices;
-    size_t slice_bytes;
-    uint8_t *panels; /* [slice][block of k][panel] */
+    int64_t m, k, k_block, windows;
+    int stage;
+    uint8_t *panels; /* [block of k][panel] */
 } operand;
 
 typedef struct term_plan {
@@ -60,6 +61,8 @@ typedef struct worker_room {
     float *lines;
 } worker_room;
 
+enum { STAGES = 2 };
+
 /* A call has few products and terms; more go in several batches. */
 enum { MAX_PRODUCTS = 16, MAX_TERMS = 64 };
 
@@ -75,21 +78,17 @@ typedef struct gemm_plan {
     product_plan *products;
     operand *operand;
     int64_t windows;
-    int64_t strips, max_chunk;
+    int64_t strips[STAGES], max_chunk;
     int64_t tile_rows, tile_columns;
     size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
     bool part;
     uint8_t *rooms;
     size_t room_bytes;
-    int64_t window; /* the one at work */
+    int64_t window; /* at work */
+    int stage;
 } gemm_plan;
 
 /* ---- cutting ---- */
-
-static int64_t slice_count(int64_t rows, int64_t wanted)
-{
-    return nbl__max_i64(1, nbl__min_i64(wanted, rows / PACK_ROWS));
-}
 
 /* Piece `index` of `count` even pieces of n begins here. */
 static int64_t piece(int64_t n, int64_t count, int64_t index)
@@ -102,25 +101,32 @@ static int64_t window_rows(int64_t m, int64_t windows)
     return nbl__ceil_div(m, windows);
 }
 
+/* Rows of a window as panels. */
 typedef struct rows_of {
     int64_t begin, count; /* rows of the product */
     int64_t panels, padded;
 } rows_of;
 
-static rows_of slice_rows(int64_t m, int64_t windows, int64_t window, int64_t slices, int64_t slice,
-                          const nbl__kernel *kernel)
+static rows_of rows_in(int64_t m, int64_t windows, int64_t window, const nbl__kernel *kernel)
 {
-    int64_t begin = piece(m, windows, window), rows = piece(m, windows, window + 1) - begin;
-    int64_t first = piece(rows, slices, slice);
-    rows_of r = {.begin = begin + first, .count = piece(rows, slices, slice + 1) - first};
-    r.panels = kernel ? nbl__ceil_div(r.count, kernel->rows) : 0;
-    r.padded = kernel && kernel->padded ? r.panels * kernel->rows : r.count;
+    rows_of r = {.begin = piece(m, windows, window)};
+    r.count = piece(m, windows, window + 1) - r.begin;
+    r.panels = nbl__ceil_div(r.count, kernel->rows);
+    r.padded = kernel->padded ? r.panels * kernel->rows : r.count;
     return r;
 }
 
-static int64_t longest_slice(int64_t m, int64_t windows, int64_t slices)
+/* The first row, and the first panel, of a slice: slices are cut between panels, which are the same for all kernels that
+ * meet in a product of so many rows that it has slices. */
+static int64_t slice_panel(const rows_of *rows, int64_t slices, int64_t slice)
 {
-    return nbl__ceil_div(window_rows(m, windows), slices);
+    return piece(rows->panels, slices, slice);
+}
+
+static int64_t slice_row(const rows_of *rows, int64_t slices, int64_t slice)
+{
+    int64_t row = nbl__panel_start(rows->padded, rows->panels, slice_panel(rows, slices, slice));
+    return nbl__min_i64(row, rows->count);
 }
 
 /* ---- planning: with cut->base NULL it only measures ---- */
@@ -153,20 +159,29 @@ static int64_t block_of_k(int64_t k, int64_t longest)
     return nbl__round_up(nbl__ceil_div(k, nbl__ceil_div(k, longest)), 64);
 }
 
+static int64_t windows_of(int64_t m)
+{
+    return nbl__max_i64(1, nbl__ceil_div(m, WINDOW));
+}
+
 /* The operand of a term: one that is there already, or a new one. */
 static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t)
 {
     const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute, p->m);
     for (int i = 0; i < plan->operands; i++) {
-        const operand *o = &plan->operand[i];
-        if (o->m == p->m && o->k == t->k && o->source.kernel == kernel && same_operand(o->source.mat, &t->a))
-            return i;
+        operand *o = &plan->operand[i];
+        if (o->m != p->m || o->k != t->k || o->source.kernel != kernel || !same_operand(o->source.mat, &t->a))
+            continue;
+        if (p->stage < o->stage) o->stage = p->stage;
+        return i;
     }
     plan->operand[plan->operands] = (operand){
         .source = {plan->isa, kernel, &t->a, t->compute, !t->a.transpose},
         .m = p->m,
         .k = t->k,
         .k_block = block_of_k(t->k, kernel->k_block),
+        .windows = windows_of(p->m),
+        .stage = p->stage,
     };
     return plan->operands++;
 }
@@ -184,13 +199,14 @@ typedef struct chunk_at {
     int64_t begin, end, left; /* left: strips of all products from `begin` on */
 } chunk_at;
 
-/* The first chunk of a window, or the one after `at`; false: there is none. */
-static bool step_chunk(const gemm_plan *plan, int64_t window, chunk_at *at)
+/* The first chunk of a window and stage, or the one after `at`; false: there is none. */
+static bool step_chunk(const gemm_plan *plan, int64_t window, int stage, chunk_at *at)
 {
-    if (at->product == NULL) *at = (chunk_at){plan->products, 0, 0, plan->strips};
+    if (at->product == NULL) *at = (chunk_at){plan->products, 0, 0, plan->strips[stage]};
     at->left -= at->end - at->begin;
     at->begin = at->end;
     for (const product_plan *end = plan->products + plan->count; at->product < end; at->product++) {
+        if (at->product->product->stage != stage) continue;
         int64_t own = window < at->product->windows ? at->product->strips : 0;
         if (at->begin < own) {
             at->end = nbl__min_i64(own, at->begin + next_chunk(plan, at->left));
@@ -202,29 +218,38 @@ static bool step_chunk(const gemm_plan *plan, int64_t window, chunk_at *at)
     return false;
 }
 
+/* Into how many slices rows are cut, for there to be work for all threads. */
+static int64_t slice_count(const gemm_plan *plan, int64_t rows, int64_t chunks)
+{
+    int64_t wanted = plan->workers == 1 || chunks == 0
+                         ? 1
+                         : nbl__ceil_div((int64_t)plan->workers * SLICES_PER_THREAD, chunks);
+    return nbl__max_i64(1, nbl__min_i64(wanted, rows / PACK_ROWS));
+}
+
 static void plan_sizes(gemm_plan *plan)
 {
-    int threads = plan->workers;
-    int64_t items = 0;
+    int64_t chunks[STAGES] = {0};
     plan->max_chunk = MAX_CHUNK;
     for (int i = 0; i < plan->operands; i++)
         if (plan->operand[i].source.kernel->panel == NBL_PANEL_SPLIT) plan->max_chunk = MAX_SPLIT_CHUNK;
     for (int i = 0; i < plan->count; i++) {
         product_plan *q = &plan->products[i];
         q->strips = q->product->m > 0 ? nbl__ceil_div(q->product->n, NBL_STRIP) : 0;
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
-        plan->strips += q->strips;
+        q->windows = windows_of(q->product->m);
+        plan->strips[q->product->stage] += q->strips;
         plan->windows = nbl__max_i64(plan->windows, q->windows);
     }
-    for (chunk_at at = {0}; step_chunk(plan, 0, &at); items++)
-        plan->tile_columns = nbl__max_i64(plan->tile_columns, (at.end - at.begin) * NBL_STRIP);
-    int64_t slices = threads == 1 || items == 0 ? 1
-                                                : nbl__ceil_div((int64_t)threads * SLICES_PER_THREAD, items);
+    for (int stage = 0; stage < STAGES; stage++)
+        for (chunk_at at = {0}; step_chunk(plan, 0, stage, &at); chunks[stage]++)
+            plan->tile_columns = nbl__max_i64(plan->tile_columns, (at.end - at.begin) * NBL_STRIP);
     for (int i = 0; i < plan->count; i++) {
         product_plan *q = &plan->products[i];
-        q->slices = slice_count(window_rows(q->product->m, q->windows), slices);
-        int64_t rows = nbl__round_up(longest_slice(q->product->m, q->windows, q->slices), NBL_PANEL_MAX_ROWS);
-        plan->tile_rows = nbl__max_i64(plan->tile_rows, rows);
+        int64_t rows = window_rows(q->product->m, q->windows);
+        q->slices = slice_count(plan, rows, chunks[q->product->stage]);
+        /* A slice has a panel more than its share at most. */
+        if (q->slices > 1) rows = nbl__ceil_div(rows, q->slices) + NBL_PANEL_MAX_ROWS;
+        plan->tile_rows = nbl__max_i64(plan->tile_rows, nbl__round_up(rows, NBL_PANEL_MAX_ROWS));
     }
 }
 
@@ -247,7 +272,7 @@ static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
         int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
         size_t b = panel_bytes(kernel, longest * plan->tile_columns);
         if (b > plan->b_bytes) plan->b_bytes = b;
-        bytes = nbl__pack_scratch(longest, nbl__max_i64(plan->tile_rows, plan->tile_columns));
+        bytes = nbl__pack_scratch(longest, nbl__max_i64(window_rows(o->m, o->windows), plan->tile_columns));
     }
     if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
 }
@@ -265,16 +290,11 @@ static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
     return room;
 }
 
-static void plan_operand(operand *o, const product_plan *q, nbl__cut *cut)
+static void plan_operand(operand *o, nbl__cut *cut)
 {
     const nbl__kernel *kernel = o->source.kernel;
-    o->windows = q->windows;
-    o->slices = q->slices;
-    int64_t rows = nbl__round_up(longest_slice(o->m, o->windows, o->slices),
-                                 kernel->padded ? kernel->rows : 1);
-    size_t bytes = panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step));
-    o->slice_bytes = (bytes + 63) / 64 * 64;
-    o->panels = nbl__cut_bytes(cut, o->slice_bytes * (size_t)o->slices);
+    int64_t rows = nbl__round_up(window_rows(o->m, o->windows), kernel->padded ? kernel->rows : 1);
+    o->panels = nbl__cut_bytes(cut, panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step)));
 }
 
 static void make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
@@ -302,10 +322,8 @@ static void make_plan(const nbl_context *ctx, const nbl__product *products, int 
         for (int t = 0; t < products[i].term_count; t++) {
             const product_plan *q = &plan->products[i];
             plan_term(plan, &q->terms[t], &products[i].terms[t]);
-            if (q->terms[t].way != BY_PANELS) continue;
-            operand *o = &plan->operand[q->terms[t].operand];
-            if (o->slices == 0) plan_operand(o, q, cut);
         }
+    for (int i = 0; i < plan->operands; i++) plan_operand(&plan->operand[i], cut);
     cut_room(NULL, plan, &plan->room_bytes);
     plan->rooms = nbl__cut_bytes(cut, plan->room_bytes * (size_t)plan->workers);
 }
@@ -318,21 +336,21 @@ static worker_room room_of(const gemm_plan *plan, int worker)
     return cut_room(plan->rooms + plan->room_bytes * (size_t)worker, plan, &bytes);
 }
 
-/* Items of packing of a slice of an operand: blocks of k times groups of rows. */
+/* Items of packing of an operand: blocks of k times groups of rows. */
 static int64_t row_groups(const operand *o)
 {
-    return nbl__ceil_div(longest_slice(o->m, o->windows, o->slices), PACK_ROWS);
+    return nbl__ceil_div(window_rows(o->m, o->windows), PACK_ROWS);
 }
 
 static int64_t pack_items(const gemm_plan *plan, const operand *o)
 {
-    if (plan->window >= o->windows || o->m == 0) return 0;
-    return o->slices * nbl__ceil_div(o->k, o->k_block) * row_groups(o);
+    if (plan->window >= o->windows || o->m == 0 || o->stage != plan->stage) return 0;
+    return nbl__ceil_div(o->k, o->k_block) * row_groups(o);
 }
 
-static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t slice, int64_t k_begin)
+static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t k_begin)
 {
-    return o->panels + o->slice_bytes * (size_t)slice + panel_bytes(o->source.kernel, rows->padded * k_begin);
+    return o->panels + panel_bytes(o->source.kernel, rows->padded * k_begin);
 }
 
 static nbl_status pack_item(void *argument, int64_t item, int worker)
@@ -340,9 +358,8 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
     const gemm_plan *plan = argument;
     const operand *o = plan->operand;
     for (int64_t own; item >= (own = pack_items(plan, o)); o++) item -= own;
-    int64_t groups = row_groups(o), group = item % groups, blocks = nbl__ceil_div(o->k, o->k_block);
-    int64_t block = item / groups % blocks, slice = item / groups / blocks, k_begin = block * o->k_block;
-    rows_of rows = slice_rows(o->m, o->windows, plan->window, o->slices, slice, o->source.kernel);
+    int64_t groups = row_groups(o), group = item % groups, k_begin = item / groups * o->k_block;
+    rows_of rows = rows_in(o->m, o->windows, plan->window, o->source.kernel);
     nbl__pack_rows part = {
         .row = rows.begin,
         .rows = rows.count,
@@ -353,14 +370,14 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
         .k_count = nbl__min_i64(o->k_block, o->k - k_begin),
     };
     if (part.panel_begin < part.panel_end)
-        nbl__pack_a(&o->source, &part, panels_of(o, &rows, slice, k_begin), room_of(plan, worker).scratch);
+        nbl__pack_a(&o->source, &part, panels_of(o, &rows, k_begin), room_of(plan, worker).scratch);
     return NBL_OK;
 }
 
 /* ---- 2. multiplying ---- */
 
 typedef struct place {
-    int64_t slice, row, rows, n_begin, n_end;
+    int64_t slices, slice, row, rows, n_begin, n_end;
 } place;
 
 static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
@@ -373,6 +390,16 @@ static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
 {
     int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
     return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
+}
+
+/* Few panels of A do not pay for copying a B that lies as it is multiplied. */
+static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const place *at, int64_t panels)
+{
+    enum { FEW = 4 };
+    const nbl__mat *b = &t->b;
+    return kernel->panel == NBL_PANEL_F32 && panels <= FEW && b->weight == NULL &&
+           b->dtype == NBL_DTYPE_F32 && !b->transpose && b->pick == NULL && b->dropout == 0 &&
+           (at->n_end - at->n_begin) % NBL_STRIP == 0;
 }
 
 /* tile (+)= the term; returns whether the tile has been written. */
@@ -392,13 +419,17 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
     }
     const operand *o = &plan->operand[way->operand];
     const nbl__kernel *kernel = o->source.kernel;
-    rows_of rows = slice_rows(o->m, o->windows, plan->window, o->slices, at->slice, kernel);
+    rows_of rows = rows_in(o->m, o->windows, plan->window, kernel);
+    int64_t first = slice_panel(&rows, at->slices, at->slice),
+            last = slice_panel(&rows, at->slices, at->slice + 1);
+    int64_t top = nbl__panel_start(rows.padded, rows.panels, first);
     nbl__source b = {plan->isa, kernel, &t->b, t->compute, t->b.transpose};
+    bool in_place = reads_in_place(kernel, t, at, rows.panels);
     for (int64_t k = 0; k < t->k; k += o->k_block) {
         int64_t count = nbl__min_i64(o->k_block, t->k - k);
-        nbl__pack_b(&b, at->n_begin, at->n_end, k, count, room->b, room->scratch);
+        if (!in_place) nbl__pack_b(&b, at->n_begin, at->n_end, k, count, room->b, room->scratch);
         nbl__block block = {
-            .a = panels_of(o, &rows, at->slice, k),
+            .a = panels_of(o, &rows, k),
             .rows = rows.padded,
             .panels = rows.panels,
             .b = room->b,
@@ -409,11 +440,18 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
             .add = add || k > 0,
             .stride = stride,
         };
+        block.b_line = NBL_STRIP;
+        block.b_strip = block.k * NBL_STRIP;
+        if (in_place) {
+            block.b = (const float *)t->b.data + k * t->b.stride + at->n_begin;
+            block.b_line = t->b.stride;
+            block.b_strip = NBL_STRIP;
+        }
         int64_t panels = block_panels(kernel, block.k);
-        for (int64_t p = 0; p < rows.panels; p = block.panel_end) {
+        for (int64_t p = first; p < last; p = block.panel_end) {
             block.panel_begin = p;
-            block.panel_end = nbl__min_i64(rows.panels, p + panels);
-            block.tile = tile + nbl__panel_start(rows.padded, rows.panels, p) * stride;
+            block.panel_end = nbl__min_i64(last, p + panels);
+            block.tile = tile + (nbl__panel_start(rows.padded, rows.panels, p) - top) * stride;
             kernel->run(&block);
         }
     }
@@ -424,7 +462,8 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
 static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows, int64_t columns)
 {
     const nbl__product *p = q->product;
-    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || columns % NBL_STRIP)
+    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || p->flipped ||
+        columns % NBL_STRIP)
         return false;
     bool any = false;
     for (int t = 0; t < p->term_count; t++) {
@@ -439,7 +478,7 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows
 static int64_t multiply_items(const gemm_plan *plan)
 {
     int64_t items = 0;
-    for (chunk_at at = {0}; step_chunk(plan, plan->window, &at);) items += at.product->slices;
+    for (chunk_at at = {0}; step_chunk(plan, plan->window, plan->stage, &at);) items += at.product->slices;
     return items;
 }
 
@@ -447,18 +486,23 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
     chunk_at chunk = {0};
-    for (step_chunk(plan, plan->window, &chunk); item >= chunk.product->slices;) {
+    for (step_chunk(plan, plan->window, plan->stage, &chunk); item >= chunk.product->slices;) {
         item -= chunk.product->slices;
-        step_chunk(plan, plan->window, &chunk);
+        step_chunk(plan, plan->window, plan->stage, &chunk);
     }
     const product_plan *q = chunk.product;
     const nbl__product *p = q->product;
     worker_room room = room_of(plan, worker);
-    place at = {.slice = item, .n_begin = chunk.begin * NBL_STRIP};
-    at.n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP);
-    rows_of rows = slice_rows(p->m, q->windows, plan->window, q->slices, at.slice, NULL);
-    at.row = rows.begin;
-    at.rows = rows.count;
+    rows_of rows = rows_in(p->m, q->windows, plan->window, nbl__kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
+    int64_t top = slice_row(&rows, q->slices, item);
+    place at = {
+        .slices = q->slices,
+        .slice = item,
+        .row = rows.begin + top,
+        .rows = slice_row(&rows, q->slices, item + 1) - top,
+        .n_begin = chunk.begin * NBL_STRIP,
+        .n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP),
+    };
     if (is_direct(plan, q, at.rows, at.n_end - at.n_begin)) {
         float *c = (float *)p->c + at.row * p->stride + at.n_begin;
         bool add = false;
@@ -515,10 +559,12 @@ static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int 
     gemm_plan plan;
     make_plan(ctx, products, count, &cut, &room, &plan);
     for (plan.window = 0; plan.window < plan.windows; plan.window++) {
-        int64_t packs = 0;
-        for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
-        NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
-        NBL_TRY(nbl__team_run(ctx, multiply_items(&plan), multiply_item, &plan, NULL));
+        for (plan.stage = 0; plan.stage < STAGES; plan.stage++) {
+            int64_t packs = 0;
+            for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
+            NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
+            NBL_TRY(nbl__team_run(ctx, multiply_items(&plan), multiply_item, &plan, NULL));
+        }
     }
     return NBL_OK;
 }

@@ -5,7 +5,7 @@ static void micro_scalar(int rows, int64_t k, const float *a, const float *b, co
                          float *tile)
 {
     float sums[4][NBL_STRIP] = {{0}};
-    for (int64_t i = 0; i < k; i++, a += rows, b += NBL_STRIP)
+    for (int64_t i = 0; i < k; i++, a += rows, b += block->b_line)
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < NBL_STRIP; j++) sums[r][j] += a[r] * b[j];
     for (int r = 0; r < rows; r++, tile += block->stride)
@@ -20,7 +20,7 @@ static void run(const nbl__block *block)
             int64_t row = nbl__panel_start(block->rows, block->panels, p);
             int64_t end = nbl__panel_start(block->rows, block->panels, p + 1);
             micro_scalar((int)(end - row), block->k, (const float *)block->a + row * block->k,
-                         (const float *)block->b + s * block->k * NBL_STRIP, block,
+                         (const float *)block->b + s * block->b_strip, block,
                          block->tile + (row - first) * block->stride + s * NBL_STRIP);
         }
 }

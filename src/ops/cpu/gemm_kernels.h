@@ -33,6 +33,7 @@ typedef struct nbl__block {
     int64_t rows, panels;           /* of the superblock, rows as padded */
     int64_t panel_begin, panel_end; /* the panels to multiply */
     const void *b;                  /* strips, each [k as padded][16] */
+    int64_t b_line, b_strip;        /* f32: elements from one k to the next, and from one strip to the next */
     int b_parts;                    /* of a split B: 1 or 3 */
     int64_t strips;
     int64_t k; /* as padded */

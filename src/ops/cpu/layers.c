@@ -218,31 +218,31 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
 
 static nbl_status forward(nbl__layers *j)
 {
-    nbl__term terms[3 * NBL_LAYERS_MOST];
-    nbl__product products[NBL_LAYERS_MOST];
+    nbl__term inner[NBL_LAYERS_MOST], terms[3 * NBL_LAYERS_MOST];
+    nbl__product products[2 * NBL_LAYERS_MOST];
     int count = 0;
     if (j->tokens == 0) return NBL_OK;
     NBL_TRY(nbl__layers_factors(j));
     NBL_TRY(nbl__layers_quantise(j));
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].rank > 0) {
-            products[count] = nbl__layers_inner(j, &j->layers[i], &terms[count]);
+            products[count] = nbl__layers_inner(j, &j->layers[i], &inner[count]);
             count++;
         }
-    NBL_TRY(nbl__layers_multiply(j, products, count));
     for (int i = 0; i < j->count; i++) {
         const nbl__layer *l = &j->layers[i];
-        products[i] = (nbl__product){.m = j->tokens,
-                                     .n = l->out,
-                                     .terms = &terms[3 * i],
-                                     .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
-                                     .factor = l->factor,
-                                     .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
-                                     .dtype = l->y.dtype,
-                                     .c = l->y.data,
-                                     .stride = l->out};
+        products[count++] = (nbl__product){.m = j->tokens,
+                                           .n = l->out,
+                                           .terms = &terms[3 * i],
+                                           .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
+                                           .factor = l->factor,
+                                           .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
+                                           .dtype = l->y.dtype,
+                                           .c = l->y.data,
+                                           .stride = l->out,
+                                           .stage = 1};
     }
-    return nbl__layers_multiply(j, products, j->count);
+    return nbl__layers_multiply(j, products, count);
 }
 
 size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
