@@ -96,9 +96,11 @@ static int64_t piece(int64_t n, int64_t count, int64_t index)
     return index * n / count;
 }
 
-static int64_t window_rows(int64_t m, int64_t windows)
+/* At most so many rows has a window. Grows with m, as the true number does not: scratch that was measured for more
+ * rows must do for fewer. */
+static int64_t window_rows(int64_t m)
 {
-    return nbl__ceil_div(m, windows);
+    return nbl__min_i64(m, WINDOW);
 }
 
 /* Rows of a window as panels. */
@@ -245,10 +247,8 @@ static void plan_sizes(gemm_plan *plan)
             plan->tile_columns = nbl__max_i64(plan->tile_columns, (at.end - at.begin) * NBL_STRIP);
     for (int i = 0; i < plan->count; i++) {
         product_plan *q = &plan->products[i];
-        int64_t rows = window_rows(q->product->m, q->windows);
+        int64_t rows = window_rows(q->product->m);
         q->slices = slice_count(plan, rows, chunks[q->product->stage]);
-        /* A slice has a panel more than its share at most. */
-        if (q->slices > 1) rows = nbl__ceil_div(rows, q->slices) + NBL_PANEL_MAX_ROWS;
         plan->tile_rows = nbl__max_i64(plan->tile_rows, nbl__round_up(rows, NBL_PANEL_MAX_ROWS));
     }
 }
@@ -272,7 +272,7 @@ static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
         int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
         size_t b = panel_bytes(kernel, longest * plan->tile_columns);
         if (b > plan->b_bytes) plan->b_bytes = b;
-        bytes = nbl__pack_scratch(longest, nbl__max_i64(window_rows(o->m, o->windows), plan->tile_columns));
+        bytes = nbl__pack_scratch(longest, nbl__max_i64(window_rows(o->m), plan->tile_columns));
     }
     if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
 }
@@ -293,7 +293,7 @@ static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
 static void plan_operand(operand *o, nbl__cut *cut)
 {
     const nbl__kernel *kernel = o->source.kernel;
-    int64_t rows = nbl__round_up(window_rows(o->m, o->windows), kernel->padded ? kernel->rows : 1);
+    int64_t rows = nbl__round_up(window_rows(o->m), kernel->padded ? kernel->rows : 1);
     o->panels = nbl__cut_bytes(cut, panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step)));
 }
 
@@ -339,7 +339,7 @@ static worker_room room_of(const gemm_plan *plan, int worker)
 /* Items of packing of an operand: blocks of k times groups of rows. */
 static int64_t row_groups(const operand *o)
 {
-    return nbl__ceil_div(window_rows(o->m, o->windows), PACK_ROWS);
+    return nbl__ceil_div(window_rows(o->m), PACK_ROWS);
 }
 
 static int64_t pack_items(const gemm_plan *plan, const operand *o)

@@ -17,10 +17,10 @@ enum { STAND_IN_SCRATCH = 65536 };
 /* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
  * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
  * few gradients is not evened out by others. */
+enum { FEW_TOKENS = 16 };
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
-    enum { FEW = 16 };
-    return dtype == NBL_DTYPE_BF16 && tokens > FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+    return dtype == NBL_DTYPE_BF16 && tokens > FEW_TOKENS ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
 void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
@@ -245,12 +245,32 @@ static nbl_status forward(nbl__layers *j)
     return nbl__layers_multiply(j, products, count);
 }
 
-size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                      nbl_status (*run)(nbl__layers *j))
 {
     nbl__layers j;
-    nbl__layers_open(&j, ctx, NULL, members, count, false, NULL, 0);
-    forward(&j);
+    nbl__layers_open(&j, ctx, NULL, members, count, backward, NULL, 0);
+    run(&j);
     return j.cut.used + j.tail;
+}
+
+size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                           nbl_status (*run)(nbl__layers *j))
+{
+    nbl__linear few[NBL_LAYERS_MOST];
+    size_t bytes = measure(ctx, members, count, backward, run);
+    if (nbl__tensor_rows(&members->x) <= FEW_TOKENS) return bytes;
+    memcpy(few, members, (size_t)count * sizeof *few);
+    few->x.rank = 2;
+    few->x.shape[1] = members->w.shape[1];
+    few->x.shape[0] = FEW_TOKENS;
+    size_t least = measure(ctx, few, count, backward, run);
+    return least > bytes ? least : bytes;
+}
+
+size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+{
+    return nbl__layers_measure(ctx, members, count, false, forward);
 }
 
 nbl_status nbl__layers_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,

@@ -70,6 +70,9 @@ typedef struct nbl__layers {
 void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
                       const nbl__linear *members, int count, bool backward, uint8_t *scratch,
                       size_t scratch_bytes);
+/* The scratch that a dry run asks for, enough also for fewer tokens: few of them multiply in other dtypes. */
+size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                           nbl_status (*run)(nbl__layers *j));
 /* The factors of DoRA; after all pieces were cut. */
 nbl_status nbl__layers_factors(nbl__layers *j);
 nbl_status nbl__layers_quantise(nbl__layers *j);

@@ -466,10 +466,7 @@ static nbl_status backward(nbl__layers *j)
 
 size_t nbl__layers_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, NULL, members, count, true, NULL, 0);
-    backward(&j);
-    return j.cut.used + j.tail;
+    return nbl__layers_measure(ctx, members, count, true, backward);
 }
 
 nbl_status nbl__layers_backward_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
