@@ -176,7 +176,7 @@ nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__t
     *term = (nbl__term){.a = nbl__layers_dropped(j, l),
                         .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
                         .k = j->in,
-                        .alpha = 1,
+                        .alpha = l->a->scale,
                         .compute = l->adapter};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
@@ -207,7 +207,7 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
     terms[count++] = (nbl__term){nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
                                  nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
                                  l->rank,
-                                 a->scale,
+                                 1,
                                  l->adapter,
                                  0,
                                  0};

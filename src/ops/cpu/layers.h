@@ -1,10 +1,10 @@
 /* layers.h - linear layers that share their input, as products (gemm.h): what linear, linear_group and mlp run.
  *
- *     forward    xa_i = drop_i(x)·A_iᵀ, then
- *                y_i = factor_i·(x·W_iᵀ + s·xa_i·B_iᵀ) + bias_i      two stages of one call: x is packed once
- *     backward   xa_i again, gb_i = dy_i·(factor_i∘B_i), then
- *                dx = Σ dy'_i·W_i + s·drop_i(gb_i·A_i)               two stages of one call: dy is packed once
- *                dA_i = s·gb_iᵀ·drop_i(x), dB_iᵀ = s·xa_iᵀ·dy'_i,
+ *     forward    xa_i = s·drop_i(x)·A_iᵀ, then
+ *                y_i = factor_i·(x·W_iᵀ + xa_i·B_iᵀ) + bias_i        two stages of one call: x is packed once
+ *     backward   xa_i again, gb_i = s·dy_i·(factor_i∘B_i), then
+ *                dx = Σ dy'_i·W_i + drop_i(gb_i·A_i)                 two stages of one call: dy is packed once
+ *                dA_i = gb_iᵀ·drop_i(x), dB_iᵀ = xa_iᵀ·dy'_i,
  *                dW_i = dy'_iᵀ·x of a weight that is trained         one call
  *
  * DoRA's dy' = factor∘dy is formed for NBL_LAYERS_CHUNK tokens at a time, and only for dx and dW; elsewhere

@@ -140,7 +140,7 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                         .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
                                        : nbl__dense(b->dtype, b->data, l->rank),
                         .k = l->out,
-                        .alpha = 1,
+                        .alpha = l->a->scale,
                         .compute = l->adapter};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
@@ -194,13 +194,13 @@ static nbl__term base_term(const nbl__layers *j, const nbl__layer *l, int64_t ro
                        .compute = l->a->dtype};
 }
 
-/* s·gb·A; the mask is the caller's. */
+/* gb·A; the mask is the caller's. */
 static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t row)
 {
     return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
                        .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
                        .k = l->rank,
-                       .alpha = l->a->scale,
+                       .alpha = 1,
                        .compute = l->adapter};
 }
 
@@ -253,7 +253,7 @@ static nbl_status outer_products(nbl__layers *j)
     int small_count = 0, count = 0;
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
-        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = l->adapter};
+        nbl__term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
         nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
