@@ -58,7 +58,8 @@ typedef struct nbl__product {
 
 /* Scratch, aligned to 64 bytes, for one call with these products, or with smaller k or fewer terms. Sizes
  * and dtypes count, data pointers do not, except that operands with equal `a.data` (not NULL) and `a.pick`
- * are packed once. A is packed 512 rows at a time: this is about 512 · k floats, and 0.5 MB per thread. */
+ * are packed once. A is packed 512 rows at a time: this is about 512 · k floats (split: half as much again), and 0.5 to
+ * 1.7 MB per thread. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 
