@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints of a shape with random weights, for bench/cuda: prints the folder, makes it if it is missing.
 
-    cuda_make.py FOLDER SHAPE nf4|bf16
+    cuda_make.py FOLDER SHAPE[@LAYERS] nf4|bf16
 
 nf4 is written packed, as bitsandbytes stores a double-quantised model: random codes, scales near 0.04. Needs numpy.
 """
@@ -21,6 +21,13 @@ SHAPES = {
     "Qwen3-4B": (2560, 9728, 36, 32, 8, 128, 151936, True, True),
     "Qwen3-8B": (4096, 12288, 36, 32, 8, 128, 151936, False, True),
 }
+
+
+def sizes(shape):
+    name, _, layers = shape.partition("@")
+    return (*SHAPES[name][:2], int(layers or SHAPES[name][2]), *SHAPES[name][3:])
+
+
 NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
@@ -28,7 +35,7 @@ NAMES = {"uint8": "U8", "float32": "F32", "uint16": "BF16"}
 
 
 def config(shape, storage):
-    hidden, inner, layers, heads, kv, head, vocabulary, tied, qk_norm = SHAPES[shape]
+    hidden, inner, layers, heads, kv, head, vocabulary, tied, qk_norm = sizes(shape)
     c = {"architectures": ["Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM"], "model_type": "qwen3" if qk_norm else "llama",
          "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
          "num_key_value_heads": kv, "head_dim": head, "vocab_size": vocabulary, "tie_word_embeddings": tied, "hidden_act": "silu",
@@ -78,7 +85,7 @@ def packed(pool, out, inn, dynamic):
 
 
 def tensors(shape, storage):
-    hidden, inner, layers, heads, kv, head, vocabulary, tied, qk_norm = SHAPES[shape]
+    hidden, inner, layers, heads, kv, head, vocabulary, tied, qk_norm = sizes(shape)
     pool = Pool()
     dynamic = np.sort(np.concatenate([np.linspace(-1, 1, 255, dtype=np.float32), [0.0]])).astype(np.float32)
     one = np.full(1, 0x3F80, dtype=np.uint16)

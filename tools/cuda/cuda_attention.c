@@ -67,7 +67,7 @@ static nbl_tensor tensor(nbl_dtype dtype, int rank, int64_t a, int64_t b, int64_
 
 static size_t bytes_of(const nbl_tensor *t)
 {
-    return (size_t)nbl__tensor_elements(t) * nbl__size_of(t->dtype);
+    return (size_t)nbl__tensor_elements(t) * (t->dtype == NBL_DTYPE_I32 ? 4 : nbl__size_of(t->dtype));
 }
 
 enum { GUARD = 64 };
@@ -345,7 +345,7 @@ static void test_shape(const shape *s, int dtype, bool with_reference)
         snprintf(which, sizeof which, "%s %s %s", forward[i]->name, nbl_dtype_name(dtypes[dtype]), name);
         make_problem(s, dtypes[dtype], 0, &p);
         NIBBLE(gpu, family->forward.infer(gpu, &p.device));
-        if (forward[i]->can(&p.device) || (s->large && i > 0 && dtype > 0)) {
+        if (forward[i]->can(&p.device) || (s->large && i > 1 && dtype > 0)) {
             free_problem(&p);
             continue;
         }
@@ -523,7 +523,7 @@ static int test(bool quick)
             test_cache(dtypes[i], dtypes[k], 64, 1);
             test_cache(dtypes[i], dtypes[k], 13, 0);
         }
-    test_faults();
+    if (!quick) test_faults(); /* compute-sanitizer does not know atomics on host memory */
     printf("relative errors, worst:      out       lse        dq        dk        dv    dsinks\n");
     for (int dtype = 0; dtype < 3; dtype++) {
         printf("  %-5s bound %8.1e", nbl_dtype_name(dtypes[dtype]), bound_of(dtypes[dtype]));
@@ -579,7 +579,7 @@ static void bench_shape(const shape *s, nbl_dtype dtype)
     NIBBLE(gpu, family->forward.infer(gpu, &p.device));
     for (int i = 0; forward[i]; i++) {
         void *arguments[1] = {&p.device};
-        if (forward[i]->can(&p.device) || (i > 0 && dtype != NBL_DTYPE_F32)) continue;
+        if (forward[i]->can(&p.device) || (i > 1 && dtype != NBL_DTYPE_F32)) continue;
         double flop = 4 * pairs * (double)(s->heads * s->size);
         double f = time_of(&family->forward, forward[i], arguments, 1);
         double b = time_of(&family->backward, backward[i], arguments, 1);

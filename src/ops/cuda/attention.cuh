@@ -44,6 +44,7 @@ struct attention_data {
     const void *dout;
     void *dq, *dk, *dv;        /* each may be NULL */
     const float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
+    float *sums; /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
 };
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
@@ -51,11 +52,14 @@ attention_data attention_data_of(const nbl__attention *a);
 
 /* The part of backward that every implementation begins and ends with; see attention.cu. */
 struct attention_rows {
-    float *lse2, *delta;
+    float *lse2, *delta, *sums; /* as in attention_data */
 };
 size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows *rows);
 void attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
                          const attention_rows &rows);
+void attention_sinks_add(
+    const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+    const attention_rows &rows); /* after rows.sums is made; does nothing where it is NULL */
 
 #ifdef __CUDACC__
 

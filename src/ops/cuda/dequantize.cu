@@ -83,23 +83,26 @@ template <typename T, bool INT8> __device__ inline uint4 finish(const float *val
     return out;
 }
 
-/* Elements [begin, begin + count) to out[0 ...], warp by warp. 4-bit: one run of `count` elements, and begin is a
- * multiple of 32; INT8: runs are rows, a multiple of 8 long. `run_tiles`: tiles of a run. */
+/* Elements [begin, begin + count) to out[0 ...], warp by warp, in runs that begin at multiples of 32 (INT8: of 8). 4-bit: one
+ * run of `count` elements; INT8, or with `gap` elements between the rows of the output: runs are rows. `run_tiles`: tiles
+ * of a run. */
 template <typename T, bool INT8>
 __global__ void __launch_bounds__(THREADS)
     decode_tiles(const __grid_constant__ packed p, int64_t begin, int64_t count, int64_t run_tiles,
-                 int64_t tiles, T *__restrict__ out)
+                 int64_t tiles, int64_t gap, T *__restrict__ out)
 {
     typedef chunk<T, INT8> piece;
     constexpr int STEP = 32 * piece::COUNT, HALF = STEP * STEPS / 2;
     int lane = threadIdx.x % 32;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (tile >= tiles) return;
-    int64_t run = INT8 ? tile / run_tiles : 0, base = (tile - run * run_tiles) * (2 * HALF), limit = count;
-    if (INT8) {
+    bool by_rows = INT8 || gap != 0;
+    int64_t run = by_rows ? tile / run_tiles : 0, base = (tile - run * run_tiles) * (2 * HALF), limit = count;
+    if (by_rows) {
         base += run * p.columns;
         limit = (run + 1) * p.columns;
     }
+    out += run * gap;
 
     piece codes[STEPS];
 #pragma unroll
@@ -149,12 +152,12 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    decode_any(const __grid_constant__ packed p, int64_t begin, int64_t count, T *__restrict__ out)
+__global__ void __launch_bounds__(THREADS) decode_any(const __grid_constant__ packed p, int64_t begin,
+                                                      int64_t count, int64_t gap, T *__restrict__ out)
 {
     int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += stride)
-        out[i] = narrow<T>(value_at(p, begin + i));
+        out[gap ? i + i / p.columns * gap : i] = narrow<T>(value_at(p, begin + i));
 }
 
 /* A square of 64 rows and 64 columns. `by_words`: eight codes of a row can be loaded at once; `by_vectors`: 16 bytes of
@@ -231,10 +234,10 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
         int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE),
                 tiles = run_tiles * (INT8 ? rows : 1);
         decode_tiles<T, INT8><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(
-            p, begin, count, run_tiles, tiles, out);
+            p, begin, count, run_tiles, tiles, 0, out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
-        decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
+        decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, 0, out);
     }
 }
 
@@ -277,5 +280,33 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
     if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);
     else if (dtype == NBL_DTYPE_F16) launch_as<__half>(p, row_begin, count, transpose != 0, out, on);
     else launch_as<__nv_bfloat16>(p, row_begin, count, transpose != 0, out, on);
+    return launched(ctx, call);
+}
+
+extern "C" nbl_status nbl__cuda_dequantize_apart(nbl_context *ctx, const nbl_weight *weight, int64_t ld,
+                                                 void *out, void *stream)
+{
+    static const char call[] = "nbl__cuda_dequantize_apart";
+    constexpr int TILE = 32 * 8 * STEPS;
+    int64_t n = 0, rows = 0;
+    NBL_TRY(nbl__check_weight(ctx, call, weight, &n, &rows));
+    NBL_CHECK(ctx, weight->format != NBL_FORMAT_DENSE && aligned(out, 2), NBL_ERROR_ARGUMENT,
+              "%s: a dense weight, or out is not aligned", call);
+    if (n == 0) return NBL_OK;
+    packed p = packed_of(weight);
+    int64_t run_tiles = nbl__ceil_div(p.columns, TILE), tiles = run_tiles * rows, gap = ld - p.columns;
+    unsigned blocks = static_cast<unsigned>(nbl__ceil_div(tiles, WARPS));
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out);
+    bool int8 = p.kind == SCALES_ROWS;
+    if (!shifts_only(p) || !aligned(out, 16) || !aligned(p.codes, 8) || ld % 8 != 0 ||
+        p.columns % (int8 ? 8 : 32) != 0) {
+        blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(n, THREADS), 1 << 16));
+        decode_any<<<blocks, THREADS, 0, on>>>(p, 0, n, gap, to);
+    } else if (int8) {
+        decode_tiles<__nv_bfloat16, true><<<blocks, THREADS, 0, on>>>(p, 0, n, run_tiles, tiles, gap, to);
+    } else {
+        decode_tiles<__nv_bfloat16, false><<<blocks, THREADS, 0, on>>>(p, 0, n, run_tiles, tiles, gap, to);
+    }
     return launched(ctx, call);
 }

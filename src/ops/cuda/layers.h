@@ -40,6 +40,7 @@ typedef struct nbl__cuda_layer {
     const nbl__linear *a;
     int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
     bool by_codes;
+    bool few;                /* forward: so few rows that the packed weight multiplies as it is */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
     void *lora_a, *lora_b;   /* [wide, in], [out, wide] in the adapters' dtype, zero beyond the rank */
     double *bias_sums, *magnitude_sums; /* [out] */

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/blas.h"
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 
 static bool wanted(const nbl_tensor *gradient)

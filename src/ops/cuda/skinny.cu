@@ -1,11 +1,12 @@
 /* skinny.cu - see skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
- * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time,
- * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does
- * not matter as long as both operands agree. The warps' sums are added up at the end, in their order.
+ * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time, 16 bytes
+ * per thread and row: which column stands for which k of the instruction does not matter as long as both operands agree. The
+ * warps' sums are added up at the end, in their order.
  *
- * outer: a block has 256 columns and a share of the rows, which come through shared memory (both operands are read
- * across their rows there: ldmatrix.trans). The shares' sums lie in scratch and a second kernel adds them up. */
+ * sweep: a block has a share of the rows and of the columns, 1024 by 1024 or so. A warp's columns stay the same, so that its
+ * part of a and its sums of the outer product stay in registers; projections are added up over the warps, 64 rows at a
+ * time. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
@@ -40,69 +41,86 @@ __device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+/* 16 bytes, or zeros where there is nothing to read. */
+__device__ inline void copy16(uint32_t to, const void *from, bool inside)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+}
 /* ---- project ---- */
 
-template <int M> struct rows_part {
-    uint4 upper[M], lower[M]; /* of rows g and g + 8 of each 16 */
+/* What a thread asked for and has not got yet, in its own part of shared memory: nobody waits for anybody else. */
+template <int M> struct queue {
+    static constexpr int COLUMNS = 32 * WARPS, STAGES = M == 4 ? 5 : M == 2 ? 8 : 12;
+    uint4 pieces[STAGES][2 * M][THREADS];
 };
 
-template <bool ALIGNED, int M>
-__device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M> &part)
+template <int M>
+__device__ inline void ask(const nbl__project &p, bool aligned, uint4 (&to)[2 * M][THREADS], int64_t row,
+                           int64_t column)
 {
     const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    bool inside = column < p.columns;
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
-        part.upper[m] = inside && r < p.rows ? eight(x + r * p.columns + column, ALIGNED) : none;
-        part.lower[m] = inside && r + 8 < p.rows ? eight(x + (r + 8) * p.columns + column, ALIGNED) : none;
+    for (int i = 0; i < 2 * M; i++) {
+        bool inside = row + 8 * i < p.rows && column < p.columns;
+        const __nv_bfloat16 *from = inside ? x + (row + 8 * i) * p.columns + column : x;
+        if (aligned) copy16(shared_address(&to[i][threadIdx.x]), from, inside);
+        else to[i][threadIdx.x] = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
 }
 
-template <int M>
-__device__ inline void copy_rows(const nbl__project &p, int64_t row, int64_t column, const rows_part<M> &part)
+template <int M, int N, bool COPY>
+__global__ void __launch_bounds__(THREADS, 1)
+    project_kernel(const __grid_constant__ nbl__project p, bool aligned)
 {
-    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy);
-    if (column >= p.columns) return;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
-        if (r < p.rows) *reinterpret_cast<uint4 *>(to + r * p.copy_ld + column) = part.upper[m];
-        if (r + 8 < p.rows) *reinterpret_cast<uint4 *>(to + (r + 8) * p.copy_ld + column) = part.lower[m];
-    }
-}
-
-template <bool ALIGNED, int M, int N>
-__global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_constant__ nbl__project p)
-{
+    constexpr int COLUMNS = queue<M>::COLUMNS, STAGES = queue<M>::STAGES;
+    extern __shared__ __align__(16) unsigned char bytes[];
     __shared__ float shared[WARPS][16][8 * N + 2];
+    queue<M> &asked = *reinterpret_cast<queue<M> *>(bytes);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M, start = warp * 32 + q * 8;
     const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
+    int steps = static_cast<int>((p.columns + COLUMNS - 1) / COLUMNS);
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (i < steps)
+            ask<M>(p, aligned, asked.pieces[i], first + g, start + static_cast<int64_t>(i) * COLUMNS);
+        asm volatile("cp.async.commit_group;");
+    }
     float sums[M][N][4] = {};
-    rows_part<M> now, next;
-    int64_t column = warp * 32 + q * 8;
-    load_rows<ALIGNED>(p, first + g, column, now);
-    for (; column - q * 8 < p.columns; column += 32 * WARPS) {
-        load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
+    for (int i = 0; i < steps; i++) {
+        int64_t column = start + static_cast<int64_t>(i) * COLUMNS;
         uint4 b[N];
 #pragma unroll
         for (int n = 0; n < N; n++)
             b[n] = column < p.columns
                        ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
                        : make_uint4(0, 0, 0, 0);
-        if (p.copy) copy_rows(p, first + g, column, now);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        uint4 x[2 * M];
+#pragma unroll
+        for (int m = 0; m < 2 * M; m++) x[m] = asked.pieces[i % STAGES][m][threadIdx.x];
+        int ahead = i + STAGES - 1;
+        if (ahead < steps)
+            ask<M>(p, aligned, asked.pieces[ahead % STAGES], first + g,
+                   start + static_cast<int64_t>(ahead) * COLUMNS);
+        asm volatile("cp.async.commit_group;");
+        if (COPY && column < p.columns) {
+            __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy) + (first + g) * p.copy_ld + column;
+#pragma unroll
+            for (int m = 0; m < 2 * M; m++)
+                if (first + g + 8 * m < p.rows) *reinterpret_cast<uint4 *>(to + 8 * m * p.copy_ld) = x[m];
+        }
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                multiply(sums[m][n], now.upper[m].x, now.lower[m].x, now.upper[m].y, now.lower[m].y, b[n].x,
-                         b[n].y);
-                multiply(sums[m][n], now.upper[m].z, now.lower[m].z, now.upper[m].w, now.lower[m].w, b[n].z,
-                         b[n].w);
+                uint4 upper = x[2 * m], lower = x[2 * m + 1];
+                multiply(sums[m][n], upper.x, lower.x, upper.y, lower.y, b[n].x, b[n].y);
+                multiply(sums[m][n], upper.z, lower.z, upper.w, lower.w, b[n].z, b[n].w);
             }
-        now = next;
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -128,34 +146,60 @@ __global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_consta
     }
 }
 
-template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaStream_t stream)
+template <int M, int N, bool COPY> void launch_project_as(const nbl__project &p, cudaStream_t stream)
 {
     unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
-    if (p.wide == 16) project_kernel<ALIGNED, M, 2><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 32) project_kernel<ALIGNED, M, 4><<<blocks, THREADS, 0, stream>>>(p);
-    else if (p.wide == 48) project_kernel<ALIGNED, M, 6><<<blocks, THREADS, 0, stream>>>(p);
-    else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8><<<blocks, THREADS, 0, stream>>>(p);
+    cudaFuncSetAttribute(project_kernel<M, N, COPY>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         sizeof(queue<M>));
+    project_kernel<M, N, COPY><<<blocks, THREADS, sizeof(queue<M>), stream>>>(p, is_aligned(p.x, 16));
 }
 
-/* ---- outer ---- */
+template <int M, int N> void launch_project_of(const nbl__project &p, cudaStream_t stream)
+{
+    if (p.copy) launch_project_as<M, N, true>(p, stream);
+    else launch_project_as<M, N, false>(p, stream);
+}
 
-constexpr int COLUMNS = 256, ROWS = 32, STAGES = 4, SHARES = 264;
+template <int M> void launch_project(const nbl__project &p, cudaStream_t stream)
+{
+    if (p.wide == 16) launch_project_of<M, 2>(p, stream);
+    else if (p.wide == 32) launch_project_of<M, 4>(p, stream);
+    else if (p.wide == 48) launch_project_of<M, 6>(p, stream);
+    else if constexpr (M <= 2) launch_project_of<M, 8>(p, stream);
+}
 
-struct outer_job {
-    int64_t rows, columns, v_ld, share; /* share: rows of a block, a multiple of ROWS */
-    const __nv_bfloat16 *z, *v;
-    float *parts; /* [shares, columns, wide] */
+/* ---- sweep ---- */
+
+constexpr int DEVICE = 132; /* blocks that fill a device */
+
+struct sweep_job {
+    int64_t rows, columns, share, v_ld, copy_ld; /* share: rows of a block */
+    const __nv_bfloat16 *z, *a, *v;
+    __nv_bfloat16 *copy;
+    float *projected, *outer; /* parts: [column blocks, rows, wide] and [shares, columns, wide] */
     bool aligned;
 };
 
-__device__ inline uint32_t shared_address(const void *p)
+/* Sizes for N times 8 results: the more of them, the fewer columns, so that a warp's sums are 64 registers. A warp fetches what
+ * it multiplies itself, so that warps wait for each other only where their projections are added up. */
+template <int N> struct sizes {
+    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, STAGES = N == 2 ? 4 : 6, GROUP = 4;
+    static constexpr int V_LD = 8 * N + 8; /* eight rows of v fall into different banks */
+    struct stage {
+        __nv_bfloat16 z[16][OF_WARP]; /* 16-byte pieces are exchanged by the row's last three bits */
+        __nv_bfloat16 v[16][V_LD];
+    };
+    struct memory {
+        stage stages[WARPS][STAGES];
+        float projected[WARPS][16 * GROUP][8 * N];
+    };
+};
+
+__device__ inline void load4(uint32_t (&r)[4], uint32_t from)
 {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-/* 16 bytes, or zeros where there is nothing to read. */
-__device__ inline void copy16(uint32_t to, const void *from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from));
 }
 __device__ inline void turn4(uint32_t (&r)[4], uint32_t from)
 {
@@ -164,138 +208,202 @@ __device__ inline void turn4(uint32_t (&r)[4], uint32_t from)
                  : "r"(from));
 }
 
-template <int N> struct stage {
-    static constexpr int V_LD = 8 * N + 8; /* so that eight rows fall into different banks */
-    __nv_bfloat16 z[ROWS][COLUMNS]; /* 16-byte pieces of a row are exchanged by the row's last three bits */
-    __nv_bfloat16 v[ROWS][V_LD];
-};
-
+/* 16 rows of a warp's columns, and of v. */
 template <int N>
-__device__ inline void fetch(const outer_job &j, stage<N> &s, int64_t row, int64_t end, int64_t column)
+__device__ inline void fetch(const sweep_job &j, typename sizes<N>::stage &s, int64_t row, int64_t end,
+                             int64_t column)
 {
+    constexpr int PIECES = sizes<N>::OF_WARP / 8;
+    int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < ROWS * COLUMNS / 8 / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / (COLUMNS / 8), c = piece % (COLUMNS / 8);
+    for (int i = 0; i < 16 * PIECES / 32; i++) {
+        int r = (i * 32 + lane) / PIECES, c = lane % PIECES;
         bool inside = row + r < end && column + 8 * c < j.columns;
         const __nv_bfloat16 *from = inside ? j.z + (row + r) * j.columns + column + 8 * c : j.z;
         __nv_bfloat16 *to = &s.z[r][8 * (c ^ (r & 7))];
         if (j.aligned) copy16(shared_address(to), from, inside);
         else *reinterpret_cast<uint4 *>(to) = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
-    if (threadIdx.x < ROWS * N) {
-        int r = threadIdx.x / N, c = threadIdx.x % N;
+#pragma unroll
+    for (int i = 0; i < 16 * N / 32; i++) {
+        int r = (i * 32 + lane) / N, c = lane % N;
         bool inside = row + r < end;
         copy16(shared_address(&s.v[r][8 * c]), inside ? j.v + (row + r) * j.v_ld + 8 * c : j.v, inside);
     }
 }
 
-template <int N> __global__ void __launch_bounds__(THREADS) outer_kernel(const __grid_constant__ outer_job j)
+/* What was fetched, into the copy, by whoever fetched it. */
+template <int N>
+__device__ inline void hand_on(const sweep_job &j, const typename sizes<N>::stage &s, int64_t row,
+                               int64_t end, int64_t column)
 {
-    extern __shared__ __align__(16) unsigned char memory[];
-    stage<N> *stages = reinterpret_cast<stage<N> *>(memory);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t column = static_cast<int64_t>(blockIdx.x) * COLUMNS, first = blockIdx.y * j.share;
-    int64_t end = first + j.share < j.rows ? first + j.share : j.rows;
-    int steps = static_cast<int>((end - first + ROWS - 1) / ROWS);
-    float sums[2][N][4] = {};
+    constexpr int PIECES = sizes<N>::OF_WARP / 8;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 16 * PIECES / 32; i++) {
+        int r = (i * 32 + lane) / PIECES, c = lane % PIECES;
+        if (row + r >= end || column + 8 * c >= j.columns) continue;
+        *reinterpret_cast<uint4 *>(j.copy + (row + r) * j.copy_ld + column +
+                                   8 * c) = *reinterpret_cast<const uint4 *>(&s.z[r][8 * (c ^ (r & 7))]);
+    }
+}
+
+template <int N, bool COPY>
+__global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant__ sweep_job j)
+{
+    typedef sizes<N> size;
+    constexpr int STEPS = size::OF_WARP / 16, STAGES = size::STAGES, GROUP = size::GROUP;
+    extern __shared__ __align__(16) unsigned char bytes[];
+    typename size::memory &memory = *reinterpret_cast<typename size::memory *>(bytes);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int matrix = lane / 8, line = lane % 8;
+    int64_t column = static_cast<int64_t>(blockIdx.x) * size::COLUMNS + warp * size::OF_WARP;
+    int64_t first = blockIdx.y * j.share, end = first + j.share < j.rows ? first + j.share : j.rows;
+    int steps = static_cast<int>((end - first + 15) / 16);
+    typename size::stage *stages = memory.stages[warp];
     for (int i = 0; i < STAGES - 1; i++) {
-        if (i < steps) fetch<N>(j, stages[i], first + i * ROWS, end, column);
+        if (i < steps) fetch<N>(j, stages[i], first + i * 16, end, column);
         asm volatile("cp.async.commit_group;");
     }
-    int matrix = lane / 8, line = lane % 8;
-    for (int i = 0; i < steps; i++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
-        __syncthreads();
-        int ahead = i + STAGES - 1;
-        if (ahead < steps) fetch<N>(j, stages[ahead % STAGES], first + ahead * ROWS, end, column);
-        asm volatile("cp.async.commit_group;");
-        const stage<N> &s = stages[i % STAGES];
+    uint32_t a[STEPS][N][2]; /* the warp's columns of a never change */
 #pragma unroll
-        for (int k = 0; k < ROWS; k += 16) {
-            uint32_t a[2][4], b[4];
+    for (int k = 0; k < STEPS; k++)
 #pragma unroll
-            for (int m = 0; m < 2; m++) { /* z, turned: columns are the rows of the product */
-                int r = k + line + (matrix & 2 ? 8 : 0), c = warp * 4 + 2 * m + (matrix & 1);
-                turn4(a[m], shared_address(&s.z[r][8 * (c ^ (r & 7))]));
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int64_t c = column + 16 * k + 8 * half + 2 * q;
+                a[k][n][half] = c < j.columns
+                                    ? *reinterpret_cast<const uint32_t *>(j.a + (8 * n + g) * j.columns + c)
+                                    : 0;
             }
+    float outer[STEPS][N][4] = {};
+    for (int i = 0; i < steps; i++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncwarp();
+        int ahead = i + STAGES - 1;
+        if (ahead < steps) fetch<N>(j, stages[ahead % STAGES], first + ahead * 16, end, column);
+        asm volatile("cp.async.commit_group;");
+        const typename size::stage &s = stages[i % STAGES];
+        if (COPY) hand_on<N>(j, s, first + i * 16, end, column);
+        uint32_t v[N][2];
+        float projected[2][N][4] = {};
 #pragma unroll
-            for (int n = 0; n < N; n += 2) {
-                turn4(b, shared_address(&s.v[k + line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
+        for (int n = 0; n < N; n += 2) {
+            uint32_t two[4];
+            turn4(two, shared_address(&s.v[line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
+            v[n][0] = two[0], v[n][1] = two[1], v[n + 1][0] = two[2], v[n + 1][1] = two[3];
+        }
 #pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    multiply(sums[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
-                    multiply(sums[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
-                }
+        for (int k = 0; k < STEPS; k++) {
+            uint32_t turned[4], straight[4];
+            int r = line + (matrix & 2 ? 8 : 0), t = line + (matrix & 1 ? 8 : 0);
+            /* turned, columns of z are the rows of the product */
+            turn4(turned, shared_address(&s.z[r][8 * ((2 * k + (matrix & 1)) ^ (r & 7))]));
+            load4(straight, shared_address(&s.z[t][8 * ((2 * k + (matrix >> 1)) ^ (t & 7))]));
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                multiply(outer[k][n], turned[0], turned[1], turned[2], turned[3], v[n][0], v[n][1]);
+                multiply(projected[k % 2][n], straight[0], straight[1], straight[2], straight[3], a[k][n][0],
+                         a[k][n][1]);
             }
         }
-    }
-    int g = lane / 4, q = lane % 4;
-    float *parts = j.parts + blockIdx.y * j.columns * (8 * N);
+        int base = i % GROUP * 16;
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                *reinterpret_cast<float2 *>(&memory.projected[warp][base + g + 8 * half][8 * n + 2 * q]) =
+                    make_float2(projected[0][n][2 * half] + projected[1][n][2 * half],
+                                projected[0][n][2 * half + 1] + projected[1][n][2 * half + 1]);
+        if (i % GROUP != GROUP - 1 && i != steps - 1) continue;
+        __syncthreads(); /* the warps' projections, added up in their order */
+        int64_t row = first + (i - i % GROUP) * 16;
+        for (int at = threadIdx.x; at < (base + 16) * 8 * N; at += THREADS) {
+            int r = at / (8 * N), c = at % (8 * N);
+            if (row + r >= end) continue;
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += memory.projected[w][r][c];
+            j.projected[(blockIdx.x * j.rows + row + r) * (8 * N) + c] = sum;
+        }
+        __syncthreads();
+    }
+    float *parts = j.outer + blockIdx.y * j.columns * (8 * N);
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int64_t c = column + warp * 32 + 16 * m + 8 * half + g;
+            int64_t c = column + 16 * k + 8 * half + g;
             if (c >= j.columns) continue;
 #pragma unroll
             for (int n = 0; n < N; n++)
                 *reinterpret_cast<float2 *>(parts + c * (8 * N) + 8 * n + 2 * q) = make_float2(
-                    sums[m][n][2 * half], sums[m][n][2 * half + 1]);
+                    outer[k][n][2 * half], outer[k][n][2 * half + 1]);
         }
 }
 
-struct outer_parts {
-    nbl__outer_part parts[4];
+/* Adds up the parts: first those of the outer product, 32 columns per block, then of the projection, 32 rows. */
+struct gather_job {
+    const float *projected, *outer;
+    int64_t rows, columns, to_ld, outer_blocks;
+    int wide, rank, shares, column_blocks;
+    float scale;
+    __nv_bfloat16 *to;
+    float *gradient;
+    bool turned, accumulate;
 };
 
-/* Adds the shares up and hands the results to their gradients: 32 columns by up to 64 results per block. */
-__global__ void __launch_bounds__(THREADS)
-    gather_kernel(const float *parts, int64_t columns, int wide, int shares,
-                  const __grid_constant__ outer_parts to, int count)
+__global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_constant__ gather_job j)
 {
-    __shared__ float tile[NBL_SKINNY_MOST][33];
-    int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
-    for (int i = threadIdx.x; i < 32 * wide; i += THREADS) {
-        int c = i / wide, r = i % wide;
+    __shared__ float tile[32][NBL_SKINNY_MOST + 1];
+    bool is_outer = blockIdx.x < j.outer_blocks;
+    const float *parts = is_outer ? j.outer : j.projected;
+    int64_t lines = is_outer ? j.columns : j.rows;
+    int64_t first = (is_outer ? blockIdx.x : blockIdx.x - j.outer_blocks) * 32;
+    int count = is_outer ? j.shares : j.column_blocks;
+    for (int i = threadIdx.x; i < 32 * j.wide; i += THREADS) {
+        int l = i / j.wide, r = i % j.wide;
+        if (first + l >= lines) continue;
         float sum = 0;
-        if (first + c < columns)
-            for (int s = 0; s < shares; s++) sum += parts[(s * columns + first + c) * wide + r];
-        tile[r][c] = sum;
+#pragma unroll 8
+        for (int s = 0; s < count; s++) sum += parts[(s * lines + first + l) * j.wide + r];
+        if (is_outer) tile[l][r] = sum;
+        else j.to[(first + l) * j.to_ld + r] = __float2bfloat16_rn(sum * j.scale);
     }
+    if (!is_outer) return;
     __syncthreads();
-    for (int p = 0; p < count; p++) {
-        const nbl__outer_part &part = to.parts[p];
-        if (part.to == NULL) continue;
-        for (int i = threadIdx.x; i < 32 * part.count; i += THREADS) {
-            int r = part.turned ? i / 32 : i % part.count, c = part.turned ? i % 32 : i / part.count;
-            if (first + c >= columns) continue;
-            float *at = part.to + (part.turned ? r * columns + first + c : (first + c) * part.count + r);
-            *at = part.accumulate ? *at + tile[part.first + r][c] : tile[part.first + r][c];
-        }
+    for (int i = threadIdx.x; i < 32 * j.rank; i += THREADS) {
+        int r = j.turned ? i / 32 : i % j.rank, l = j.turned ? i % 32 : i / j.rank;
+        if (first + l >= lines) continue;
+        float *at = j.gradient + (j.turned ? r * lines + first + l : (first + l) * j.rank + r);
+        *at = j.accumulate ? *at + tile[l][r] : tile[l][r];
     }
 }
 
-template <int N> nbl_status launch_outer(const nbl__call *call, const outer_job &j, int shares)
+int64_t columns_of(int wide)
 {
-    constexpr int BYTES = sizeof(stage<N>) * STAGES;
-    cudaFuncSetAttribute(outer_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    dim3 grid(static_cast<unsigned>((j.columns + COLUMNS - 1) / COLUMNS), static_cast<unsigned>(shares));
-    outer_kernel<N><<<grid, THREADS, BYTES, stream_of(call)>>>(j);
-    return launched(call);
+    return 256 / (wide / 8) * WARPS;
+}
+/* Rows of each share: enough shares to fill the device, in multiples of any stage's rows. */
+int64_t share_of(int64_t rows, int64_t columns, int wide)
+{
+    int64_t across = (columns + columns_of(wide) - 1) / columns_of(wide);
+    int64_t shares = across < DEVICE ? DEVICE / across : 1, share = (rows + shares - 1) / shares;
+    return (share + 63) / 64 * 64;
 }
 
-/* Rows of each share: enough shares to fill the device. */
-int64_t share_of(int64_t rows, int64_t columns)
+template <int N, bool COPY> void launch_sweep_as(const sweep_job &j, dim3 grid, cudaStream_t stream)
 {
-    int64_t across = (columns + COLUMNS - 1) / COLUMNS, shares = (SHARES + across - 1) / across;
-    int64_t share = (rows + shares - 1) / shares;
-    share = (share + ROWS - 1) / ROWS * ROWS;
-    return share < 4 * ROWS ? 4 * ROWS : share;
+    constexpr int BYTES = sizeof(typename sizes<N>::memory);
+    cudaFuncSetAttribute(sweep_kernel<N, COPY>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    sweep_kernel<N, COPY><<<grid, THREADS, BYTES, stream>>>(j);
 }
-int shares_of(int64_t rows, int64_t columns)
+
+template <int N> void launch_sweep(const sweep_job &j, dim3 grid, cudaStream_t stream)
 {
-    int64_t share = share_of(rows, columns);
-    return static_cast<int>((rows + share - 1) / share);
+    if (j.copy) launch_sweep_as<N, true>(j, grid, stream);
+    else launch_sweep_as<N, false>(j, grid, stream);
 }
 
 } // namespace
@@ -304,39 +412,90 @@ extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__projec
 {
     constexpr int64_t FEW = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
     if (p->rows == 0 || p->wide == 0) return NBL_OK;
-    if (!is_aligned(p->x, 16)) launch_project<false, 1>(*p, stream_of(call));
-    else if (p->rows > FEW / 2 && p->wide <= 48) launch_project<true, 4>(*p, stream_of(call));
-    else if (p->rows > FEW / 4) launch_project<true, 2>(*p, stream_of(call));
-    else launch_project<true, 1>(*p, stream_of(call));
+    if (p->rows > FEW / 2 && p->wide <= 48) launch_project<4>(*p, stream_of(call));
+    else if (p->rows > FEW / 4) launch_project<2>(*p, stream_of(call));
+    else launch_project<1>(*p, stream_of(call));
     return launched(call);
 }
 
-extern "C" size_t nbl__cuda_outer_scratch(int64_t rows, int64_t columns, int wide)
+struct sweep_sizes {
+    int64_t share, shares, column_blocks;
+    size_t outer, projected; /* bytes */
+};
+
+static sweep_sizes sizes_of(int64_t rows, int64_t columns, int wide)
 {
-    return static_cast<size_t>(shares_of(rows, columns)) * static_cast<size_t>(columns) *
-           static_cast<size_t>(wide) * 4;
+    sweep_sizes s;
+    s.share = share_of(rows, columns, wide);
+    s.shares = (rows + s.share - 1) / s.share;
+    s.column_blocks = (columns + columns_of(wide) - 1) / columns_of(wide);
+    s.outer = static_cast<size_t>(s.shares * columns * wide) * 4;
+    s.projected = static_cast<size_t>(s.column_blocks * rows * wide) * 4;
+    return s;
 }
 
-extern "C" nbl_status nbl__cuda_outer(const nbl__call *call, const nbl__outer *o, void *scratch)
+extern "C" size_t nbl__cuda_sweep_scratch(int64_t rows, int64_t columns, int wide)
 {
-    if (o->rows == 0 || o->wide == 0 || o->columns == 0) return NBL_OK;
-    outer_job j = {o->rows,
-                   o->columns,
-                   o->v_ld,
-                   share_of(o->rows, o->columns),
-                   static_cast<const __nv_bfloat16 *>(o->z),
-                   static_cast<const __nv_bfloat16 *>(o->v),
-                   static_cast<float *>(scratch),
-                   is_aligned(o->z, 16)};
-    int shares = shares_of(o->rows, o->columns);
-    if (o->wide == 16) NBL_TRY(launch_outer<2>(call, j, shares));
-    else if (o->wide == 32) NBL_TRY(launch_outer<4>(call, j, shares));
-    else if (o->wide == 48) NBL_TRY(launch_outer<6>(call, j, shares));
-    else NBL_TRY(launch_outer<8>(call, j, shares));
-    outer_parts parts = {};
-    for (int i = 0; i < o->part_count; i++) parts.parts[i] = o->parts[i];
-    unsigned blocks = static_cast<unsigned>((o->columns + 31) / 32);
-    gather_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(static_cast<const float *>(scratch), o->columns,
-                                                           o->wide, shares, parts, o->part_count);
+    sweep_sizes s = sizes_of(rows, columns, wide);
+    return s.outer + s.projected;
+}
+
+extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s, void *scratch)
+{
+    if (s->rows == 0 || s->columns == 0) return NBL_OK;
+    sweep_sizes size = sizes_of(s->rows, s->columns, s->wide);
+    sweep_job j = {};
+    j.rows = s->rows, j.columns = s->columns, j.share = size.share, j.v_ld = s->v_ld, j.copy_ld = s->copy_ld;
+    j.z = static_cast<const __nv_bfloat16 *>(s->z);
+    j.a = static_cast<const __nv_bfloat16 *>(s->a);
+    j.v = static_cast<const __nv_bfloat16 *>(s->v);
+    j.copy = static_cast<__nv_bfloat16 *>(s->copy);
+    j.outer = static_cast<float *>(scratch);
+    j.projected = j.outer + size.outer / 4;
+    j.aligned = is_aligned(s->z, 16);
+    dim3 grid(static_cast<unsigned>(size.column_blocks), static_cast<unsigned>(size.shares));
+    if (s->wide == 16) launch_sweep<2>(j, grid, stream_of(call));
+    else launch_sweep<4>(j, grid, stream_of(call));
+    gather_job g = {};
+    g.projected = j.projected, g.outer = j.outer;
+    g.rows = s->rows, g.columns = s->columns, g.to_ld = s->to_ld;
+    g.wide = s->wide, g.rank = s->rank;
+    g.shares = static_cast<int>(size.shares), g.column_blocks = static_cast<int>(size.column_blocks);
+    g.scale = s->scale;
+    g.to = static_cast<__nv_bfloat16 *>(s->to), g.gradient = s->gradient;
+    g.turned = s->turned, g.accumulate = s->accumulate;
+    g.outer_blocks = (s->columns + 31) / 32;
+    int64_t blocks = g.outer_blocks + (s->rows + 31) / 32;
+    gather_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream_of(call)>>>(g);
+    return launched(call);
+}
+
+/* ---- scattering ---- */
+
+namespace
+{
+struct scatter_job {
+    nbl__scatter_part parts[4];
+};
+
+__global__ void scatter_kernel(const float *from, int64_t columns, const __grid_constant__ scatter_job j)
+{
+    const nbl__scatter_part &p = j.parts[blockIdx.y];
+    int64_t n = p.count * columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
+        float value = from[p.first * columns + i];
+        p.to[i] = p.accumulate ? p.to[i] + value : value;
+    }
+}
+} // namespace
+
+extern "C" nbl_status nbl__cuda_scatter(const nbl__call *call, const float *from, int64_t columns,
+                                        const nbl__scatter_part *parts, int count)
+{
+    scatter_job j = {};
+    for (int i = 0; i < count; i++) j.parts[i] = parts[i];
+    if (count == 0 || columns == 0) return NBL_OK;
+    scatter_kernel<<<dim3(128, static_cast<unsigned>(count)), THREADS, 0, stream_of(call)>>>(from, columns,
+                                                                                             j);
     return launched(call);
 }
