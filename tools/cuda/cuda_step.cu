@@ -1,11 +1,12 @@
 /* cuda_step.cu - times what a training step does outside its layers, on the first CUDA device.
  *
- *   cuda_step     the optimiser over the 448 tensors (42 million parameters) of LoRA adapters of rank 16 for all projections
- *                 of Llama-3.1-8B, the norm of their gradients, and the head with its loss for 8192 tokens
+ *   cuda_step     the optimiser over the 448 tensors (42 million parameters) of LoRA adapters of rank 16 for
+ *                 all projections of Llama-3.1-8B, the norm of their gradients, and the head with its loss
+ *                 for 8192 tokens
  *
- * nibble-ops perf times single tensors; here are many, and sizes that a host would take long to fill. Values are hashed
- * counters, made on the device. Each line: the median of 20 calls, bytes or operations per second, and the share
- * of a plain copy's, or of the products' alone, in the same run. */
+ * nibble-ops perf times single tensors; here are many, and sizes that a host would take long to fill.
+ * Values are hashed counters, made on the device. Each line: the median of 20 calls, bytes or operations
+ * per second, and the share of a plain copy's, or of the products' alone, in the same run. */
 #include <initializer_list>
 #include <stdio.h>
 #include <stdlib.h>

@@ -23,7 +23,7 @@ __device__ inline float logistic(float x)
 /* act(x) = x·share; *slope is the derivative, when it is used. SHORT: the result is rounded to 2 bytes,
  * and erfc may be Abramowitz and Stegun's 7.1.26, off by 1.5e-7 at most. As on the CPU its correction is
  * taken at ±40 beyond that, so that an infinite x is not multiplied by its zero. */
-template <int ACT, bool SHORT> __device__ inline float activation(float x, float *slope)
+template <int ACT, bool SHORT = false> __device__ inline float activation(float x, float *slope)
 {
     float near = fminf(fmaxf(x, -40.0f), 40.0f), share;
     if (ACT == NBL_ACT_SILU) {

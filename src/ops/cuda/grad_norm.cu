@@ -1,7 +1,7 @@
 /* grad_norm.cu - grad_norm. See grad_norm.h.
  *
  *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
- *     finish    one block adds the stretches in a fixed order: norm, factor, and the first tensor that is not finite
+ *     finish    one block adds the stretches in a fixed order: norm, factor, the first tensor to blame
  *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1
  *
  * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write.

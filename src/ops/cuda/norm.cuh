@@ -75,8 +75,8 @@ template <typename T> __device__ inline norm_place place_of(const norm_call &a)
             static_cast<int64_t>(gridDim.x) * sets};
 }
 
-/* w + offset and b as f32 in shared memory: of each pack the first four elements, then of each the others, so that
- * neighbouring threads read neighbouring 16 bytes. */
+/* w + offset and b as f32 in shared memory: of each pack the first four elements, then of each the others,
+ * so that neighbouring threads read neighbouring 16 bytes. */
 template <typename T, int N = pack<T>::COUNT>
 __device__ inline void keep_weights(const norm_call &a, float4 *kept)
 {

@@ -1,9 +1,10 @@
 /* rope.cu - rope_table, rope and rope_backward. See rope.h.
  *
  * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
- * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made as above, into
- *             shared memory once; a thread then turns 16 bytes of both halves of a head. Bound by memory: x
- *             once, y once, and 8·rotary/2 bytes per token for the table. y may lie on x. */
+ * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
+ *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
+ *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
+ *             x. */
 #include "ops/cuda/load.cuh"
 
 extern "C" {
