@@ -352,9 +352,6 @@ void steps(int64_t tokens)
                  NIBBLE(nbl__cuda_dequantize(ctx, &w, 0, out, NBL_DTYPE_BF16, 0, dense, cuda->stream));
              }),
              2.53 * n);
-        line("decode, rows apart", 0, in, out,
-             milliseconds([&] { NIBBLE(nbl__cuda_dequantize_apart(ctx, &w, in + 64, dense, cuda->stream)); }),
-             2.53 * n);
         auto product = [&](const char *what, double ms) {
             printf("%-44s %6lld %6lld %6lld %9.1f us %7.0f TFLOP/s\n", what, static_cast<long long>(tokens),
                    static_cast<long long>(in), static_cast<long long>(out), ms * 1e3, flop / ms * 1e-9);

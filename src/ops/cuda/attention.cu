@@ -1,10 +1,11 @@
 /* attention.cu - attention on the device for every dtype and head size, in the simplest way: a warp per row.
  *
  *     forward, dq   the row is a query of one head; its warp walks over the keys that it sees
- *     dk, dv        the row is a key of one key head; its warp walks over the queries of all heads that see it
+ *     dk, dv        the row is a key of one key head; its warp walks over the queries that see it
  *
- * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums are f32, in
- * the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu) come first where they can.
+ * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums
+ * are f32, in the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu)
+ * come first where they can.
  *
  * Also here: what backward begins with (delta and lse by head) and the gradient of the sinks. */
 #include "ops/cuda/attention.cuh"
@@ -101,8 +102,8 @@ __global__ void make_rows(attention_problem p, const T *out, const T *dout, cons
     lse2[at] = lse[row] * LOG2_E;
 }
 
-/* dsinks[h] = -Σ_t exp(sink - lse) · delta. A block per head. */
-__global__ void add_sinks(attention_problem p, const float *lse2, const float *delta, float *dsinks,
+/* dsinks[h] = -Σ_t exp(sink - lse) · Σ P · dP. A block per head. */
+__global__ void add_sinks(attention_problem p, const float *lse2, const float *sums, float *dsinks,
                           bool accumulate)
 {
     __shared__ float part[32];
@@ -110,7 +111,7 @@ __global__ void add_sinks(attention_problem p, const float *lse2, const float *d
     float sink = sink_of(p, head), sum = 0;
     for (int64_t t = threadIdx.x; t < p.tokens; t += blockDim.x) {
         int64_t at = static_cast<int64_t>(head) * p.tokens + t;
-        sum = fmaf(exp2f(sink - lse2[at]), delta[at], sum);
+        sum = fmaf(exp2f(sink - lse2[at]), sums[at], sum);
     }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
@@ -244,14 +245,16 @@ __global__ void __launch_bounds__(THREADS) backward_queries(attention_problem p,
     int64_t at = static_cast<int64_t>(head) * p.tokens + tile.first + i;
     float lse = data.lse2[at], delta = data.delta[at];
     for (int from = 0; from < p.size; from += PART) {
-        float sums[COLUMNS] = {};
+        float sums[COLUMNS] = {}, total = 0;
         for (int j = first; j < end; j++) {
             int64_t key = static_cast<int64_t>(j) * step;
-            float s = q.part(k + key, p.size), d = dout.part(v + key, p.size), slope;
+            float s = q.part(k + key, p.size), d = warp_sum(dout.part(v + key, p.size)), slope;
             float weight = exp2f(logit(p, warp_sum(s), &slope) - lse);
-            add_row(sums, weight * (warp_sum(d) - delta) * slope, k + key, from, p.size);
+            add_row(sums, weight * (d - delta) * slope, k + key, from, p.size);
+            total = fmaf(weight, d, total);
         }
-        store_row(static_cast<T *>(data.dq) + row * p.size, sums, p.scale, from, p.size);
+        if (data.dq) store_row(static_cast<T *>(data.dq) + row * p.size, sums, p.scale, from, p.size);
+        if (data.sums && from == 0 && threadIdx.x % 32 == 0) data.sums[at] = total;
     }
 }
 
@@ -329,9 +332,9 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_rows rows;
     attention_rows_cut(a, call->scratch, &rows);
     attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta;
+    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
     int64_t slots = static_cast<int64_t>(p.tokens) + p.sequences;
-    if (data.dq)
+    if (data.dq || data.sums)
         NBL_BY_DTYPE(
             a->dtype, T,
             (backward_queries<T><<<blocks_for(slots * p.heads), THREADS, 0, stream_of(call)>>>(p, data)));
@@ -339,6 +342,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
         NBL_BY_DTYPE(
             a->dtype, T,
             (backward_keys<T><<<blocks_for(slots * p.key_heads), THREADS, 0, stream_of(call)>>>(p, data)));
+    attention_sinks_add(call, a, p, rows);
     return launched(call);
 }
 
@@ -353,6 +357,9 @@ size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows
     size_t bytes = static_cast<size_t>(a->q.shape[0] * a->q.shape[1]) * sizeof(float);
     rows->lse2 = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     rows->delta = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    rows->sums = static_cast<float *>(
+        nbl__cut_bytes(&cut, bytes)); /* whether it is wanted shows when it runs */
+    if (!nbl__given(&a->dsinks)) rows->sums = NULL;
     return cut.used;
 }
 
@@ -364,9 +371,14 @@ void attention_rows_make(const nbl__call *call, const nbl__attention *a, const a
                  (make_rows<T><<<blocks, THREADS, 0, stream_of(call)>>>(
                      p, static_cast<const T *>(a->out.data), static_cast<const T *>(a->dout.data),
                      static_cast<const float *>(a->lse.data), rows.lse2, rows.delta)));
-    if (nbl__given(&a->dsinks) && nbl__given(&a->sinks))
-        add_sinks<<<static_cast<unsigned>(p.heads), 1024, 0, stream_of(call)>>>(
-            p, rows.lse2, rows.delta, static_cast<float *>(a->dsinks.data), a->accumulate);
+}
+
+void attention_sinks_add(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                         const attention_rows &rows)
+{
+    if (rows.sums == NULL) return;
+    add_sinks<<<static_cast<unsigned>(p.heads), 1024, 0, stream_of(call)>>>(
+        p, rows.lse2, rows.sums, static_cast<float *>(a->dsinks.data), a->accumulate);
 }
 
 } // namespace nbl_cuda

@@ -1,10 +1,11 @@
-/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the places of
- * tiles in a pack of sequences. Internal to ops/cuda.
+/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the
+ * places of tiles in a pack of sequences. Internal to ops/cuda.
  *
- * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are counted from the
- * start of their sequence, so that the bits of a sequence's results do not depend on what is packed beside it, and
- * sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles, so T / TILE + S slots are enough
- * and a slot finds its sequence by a search. A slot past the end of its sequence has nothing to do.
+ * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are
+ * counted from the start of their sequence, so that the bits of a sequence's results do not depend on what
+ * is packed beside it, and sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles,
+ * so T / TILE + S slots are enough and a slot finds its sequence by a search. A slot past the end of its
+ * sequence has nothing to do.
  *
  * Logits are kept in units of log 2: the softmax is 2^x. */
 #ifndef NBL_CUDA_ATTENTION_CUH
@@ -44,6 +45,7 @@ struct attention_data {
     const void *dout;
     void *dq, *dk, *dv;        /* each may be NULL */
     const float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
+    float *sums; /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
 };
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
@@ -51,11 +53,14 @@ attention_data attention_data_of(const nbl__attention *a);
 
 /* The part of backward that every implementation begins and ends with; see attention.cu. */
 struct attention_rows {
-    float *lse2, *delta;
+    float *lse2, *delta, *sums; /* as in attention_data */
 };
 size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows *rows);
 void attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
                          const attention_rows &rows);
+void attention_sinks_add(
+    const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+    const attention_rows &rows); /* after rows.sums is made; does nothing where it is NULL */
 
 #ifdef __CUDACC__
 
@@ -102,19 +107,30 @@ struct attention_tile {
     int start; /* the tile's first row in it */
 };
 
-/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one outside. */
+/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one
+ * outside. */
 template <int TILE>
 __device__ inline bool find_tile(const attention_problem &p, int slot, attention_tile *tile)
 {
-    int low = 0, high = p.sequences, lane = threadIdx.x % 32;
-    while (high - low > 1) {
-        int step = (high - low + 31) / 32, middle = low + lane * step;
-        bool before = lane == 0 || (middle < high && p.at[middle] / TILE + middle <= slot);
-        low += (__popc(__ballot_sync(WARP, before)) - 1) * step;
-        high = min(low + step, high);
-    }
+    int low = 0, high = p.sequences, lane = threadIdx.x % 32, first, end;
     if (p.sequences == 0) return false;
-    int first = min(max(p.at[low], 0), p.tokens), end = min(max(p.at[low + 1], first), p.tokens);
+    if (high < 32) { /* one load, which every block waits for */
+        int at = lane <= high ? p.at[lane] : 0;
+        low = __popc(__ballot_sync(WARP, lane == 0 || (lane < high && at / TILE + lane <= slot))) - 1;
+        first = __shfl_sync(WARP, at, low);
+        end = __shfl_sync(WARP, at, low + 1);
+    } else {
+        while (high - low > 1) {
+            int step = (high - low + 31) / 32, middle = low + lane * step;
+            bool before = lane == 0 || (middle < high && p.at[middle] / TILE + middle <= slot);
+            low += (__popc(__ballot_sync(WARP, before)) - 1) * step;
+            high = min(low + step, high);
+        }
+        first = p.at[low];
+        end = p.at[low + 1];
+    }
+    first = min(max(first, 0), p.tokens);
+    end = min(max(end, first), p.tokens);
     int64_t start = (static_cast<int64_t>(slot) - first / TILE - low) * TILE;
     *tile = {first, end - first, static_cast<int>(start)};
     return start >= 0 && start < end - first;

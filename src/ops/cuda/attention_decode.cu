@@ -1,16 +1,21 @@
 /* attention_decode.cu - one query per sequence against its cache.
  *
- * Limit: the memory that holds the cache. Each sequence is cut into splits of a fixed number of keys, counted from its
- * start, so that one long sequence is work for the whole device:
+ * Limit: the memory that holds the cache. Each sequence is cut into splits of a fixed number of keys,
+ * counted from its start, so that one long sequence is work for the whole device:
  *
- *     a block   sequence, key head, split: up to 4 query heads that share the key head, which read its keys once
- *     a warp    16 keys of the split (32 with short heads). A key takes 8, 16 or 32 lanes, 16 bytes each: all loads
- *               of K and V go out before the first product
+ *     a block   sequence, key head, split: the query heads that share the key head, which read its keys once
+ *     a warp    16 keys of the split (32 with short heads); all its loads go out before the first product
  *     join      the splits of one head, in their order, and its sink
  *
- * The launch does not depend on the lengths, which only the device knows (they grow while a captured graph is replayed):
- * it has blocks for the whole cache, and those that see nothing leave at once. Partial results are f32. */
-#include "ops/cuda/attention.cuh"
+ * Where q and the cache have the same 16-bit dtype, the tensor cores multiply (decode_mma), 8 query heads
+ * at a time, with operands straight from memory: which columns go together in a product is free as long as
+ * both sides agree. Otherwise (decode_split) a key takes 8, 16 or 32 lanes, 16 bytes each, and sums are
+ * made by fma and shuffles, 4 heads at a time.
+ *
+ * The launch does not depend on the lengths, which only the device knows (they grow while a captured graph
+ * is replayed): it has blocks for the whole cache, and those that see nothing leave at once. Partial
+ * results are f32. */
+#include "ops/cuda/attention_decode.cuh"
 
 extern "C" {
 extern const nbl__impl nbl__attention_decode_cuda;
@@ -21,35 +26,9 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 128, WARPS = THREADS / 32, JOIN_THREADS = 256 };
+enum { JOIN_THREADS = 256, WIDEST = 512 }; /* a head, in elements */
 
-struct problem {
-    const void *q, *k, *v, *sinks;
-    const int32_t *lengths;
-    void *out;
-    nbl_dtype dtype, sinks_dtype;
-    int heads, key_heads, group, size, cached, window, splits, split, blocks_per_group;
-    bool wide;
-    float factor, cap;   /* as in attention.cuh */
-    float *sums;         /* [B, splits, Hq, D] */
-    float *tops, *total; /* [B, splits, Hq] */
-    nbl__cuda_fault *fault;
-};
-
-__device__ inline float read(const void *from, nbl_dtype dtype, int64_t at)
-{
-    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[at];
-    if (dtype == NBL_DTYPE_F16) return to_f32(static_cast<const __half *>(from)[at]);
-    return to_f32(static_cast<const __nv_bfloat16 *>(from)[at]);
-}
-
-/* The keys [first, end) that the query of sequence b sees; none where its length is out of range. */
-__device__ inline int2 span_of(const problem &p, int b)
-{
-    int length = p.lengths[b];
-    if (length < 1 || length > p.cached) return make_int2(0, 0);
-    return make_int2(p.window > 0 && length > p.window ? length - p.window : 0, length);
-}
+typedef decode_problem problem;
 
 /* 16 bytes of a row, from column `at`; zeros past its end. */
 template <typename T> __device__ inline pack<T> load(const T *row, int at, int size, bool wide)
@@ -72,16 +51,16 @@ template <typename T, int LANES, int VECTORS, int HEADS> struct shape {
     static constexpr int STEPS = VECTORS == 2 ? 4 : 8; /* of which it takes so many before it reduces */
     static constexpr int ROUNDS = KEYS * STEPS < 16 ? 16 / (KEYS * STEPS) : 1;
     static constexpr int OF_WARP = KEYS * STEPS * ROUNDS; /* 16 keys, or 32 */
-    static constexpr int SPLIT = WARPS * OF_WARP;
+    static constexpr int SPLIT = DECODE_WARPS * OF_WARP;
     static constexpr int PADDED = LANES * VECTORS * COUNT;
 };
 
 template <typename T, int LANES, int VECTORS, int HEADS>
-__global__ void __launch_bounds__(THREADS) decode_split(const __grid_constant__ problem p)
+__global__ void __launch_bounds__(DECODE_THREADS) decode_split(const __grid_constant__ problem p)
 {
     typedef shape<T, LANES, VECTORS, HEADS> z;
-    __shared__ float shared_sums[WARPS][HEADS][z::PADDED], shared_top[WARPS][HEADS],
-        shared_total[WARPS][HEADS];
+    __shared__ float shared_sums[DECODE_WARPS][HEADS][z::PADDED], shared_top[DECODE_WARPS][HEADS],
+        shared_total[DECODE_WARPS][HEADS];
     int split = blockIdx.y, b = blockIdx.z, key_head = blockIdx.x / p.blocks_per_group;
     int head = key_head * p.group + blockIdx.x % p.blocks_per_group * HEADS;
     int heads = min(HEADS, (key_head + 1) * p.group - head);
@@ -197,27 +176,16 @@ __global__ void __launch_bounds__(THREADS) decode_split(const __grid_constant__ 
         if (lane == 0) shared_top[warp][h] = top[h], shared_total[warp][h] = total[h];
     }
     __syncthreads();
-    int64_t part = (static_cast<int64_t>(b) * p.splits + split) * p.heads + head;
-    for (int h = 0; h < heads; h++) {
-        float largest = shared_top[0][h], all = 0;
-        for (int w = 1; w < WARPS; w++) largest = fmaxf(largest, shared_top[w][h]);
-        float from = largest == -INFINITY ? 0 : largest;
-        for (int w = 0; w < WARPS; w++) all = fmaf(exp2f(shared_top[w][h] - from), shared_total[w][h], all);
-        for (int d = threadIdx.x; d < p.size; d += THREADS) {
-            float sum = 0;
-            for (int w = 0; w < WARPS; w++)
-                sum = fmaf(exp2f(shared_top[w][h] - from), shared_sums[w][h][d], sum);
-            p.sums[(part + h) * p.size + d] = sum;
-        }
-        if (threadIdx.x == 0) p.tops[part + h] = largest, p.total[part + h] = all;
-    }
+    finish_split<HEADS, z::PADDED>(p, b, split, head, heads, shared_top, shared_total, shared_sums);
 }
+
+/* ---- the splits of a sequence ---- */
 
 /* A block per head of a sequence: warp w takes the splits w, w + 8, …, a lane every 32nd column. */
 __global__ void __launch_bounds__(JOIN_THREADS) join_splits(const __grid_constant__ problem p)
 {
-    constexpr int JOINERS = JOIN_THREADS / 32;
-    __shared__ float shared[JOINERS][32], tops[JOINERS], totals[JOINERS];
+    constexpr int JOINERS = JOIN_THREADS / 32, COLUMNS = WIDEST / 32;
+    __shared__ float shared[JOINERS][WIDEST], tops[JOINERS], totals[JOINERS];
     int head = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int2 seen = span_of(p, b);
     if (seen.y == 0) return;
@@ -231,36 +199,30 @@ __global__ void __launch_bounds__(JOIN_THREADS) join_splits(const __grid_constan
     __syncthreads();
     for (int w = 0; w < JOINERS; w++) top = fmaxf(top, tops[w]);
     if (top == -INFINITY) top = 0;
-    for (int s = first + threadIdx.x; s < end; s += JOIN_THREADS) {
+
+    float sums[COLUMNS] = {};
+#pragma unroll 2
+    for (int s = first + warp; s < end; s += JOINERS) {
         int64_t at = part + static_cast<int64_t>(s) * p.heads;
-        total = fmaf(exp2f(p.tops[at] - top), p.total[at], total);
+        float factor = exp2f(p.tops[at] - top);
+        total = fmaf(factor, p.total[at], total);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (c * 32 + lane < p.size) sums[c] = fmaf(factor, p.sums[at * p.size + c * 32 + lane], sums[c]);
     }
-    total = warp_sum(total);
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) shared[warp][c * 32 + lane] = sums[c];
     if (lane == 0) totals[warp] = total;
     __syncthreads();
     total = p.sinks ? exp2f(sink - top) : 0;
     for (int w = 0; w < JOINERS; w++) total += totals[w];
-
-    for (int from = 0; from < p.size; from += 32) {
-        int d = from + lane;
+    for (int d = threadIdx.x; d < p.size; d += JOIN_THREADS) {
         float sum = 0;
-#pragma unroll 4
-        for (int s = first + warp; s < end; s += JOINERS) {
-            int64_t at = part + static_cast<int64_t>(s) * p.heads;
-            if (d < p.size) sum = fmaf(exp2f(p.tops[at] - top), p.sums[at * p.size + d], sum);
-        }
-        shared[warp][lane] = sum;
-        __syncthreads();
-        if (warp == 0 && d < p.size) {
-            sum = 0;
-            for (int w = 0; w < JOINERS; w++) sum += shared[w][lane];
-            int64_t at = (static_cast<int64_t>(b) * p.heads + head) * p.size + d;
-            if (p.dtype == NBL_DTYPE_F32) static_cast<float *>(p.out)[at] = sum / total;
-            else if (p.dtype == NBL_DTYPE_F16)
-                static_cast<__half *>(p.out)[at] = __float2half_rn(sum / total);
-            else static_cast<__nv_bfloat16 *>(p.out)[at] = __float2bfloat16_rn(sum / total);
-        }
-        __syncthreads();
+        for (int w = 0; w < JOINERS; w++) sum += shared[w][d];
+        int64_t at = (static_cast<int64_t>(b) * p.heads + head) * p.size + d;
+        if (p.dtype == NBL_DTYPE_F32) static_cast<float *>(p.out)[at] = sum / total;
+        else if (p.dtype == NBL_DTYPE_F16) static_cast<__half *>(p.out)[at] = __float2half_rn(sum / total);
+        else static_cast<__nv_bfloat16 *>(p.out)[at] = __float2bfloat16_rn(sum / total);
     }
 }
 
@@ -315,7 +277,7 @@ void launch_split(problem p, int64_t sequences, cudaStream_t stream)
     p.blocks_per_group = (p.group + HEADS - 1) / HEADS;
     dim3 grid(static_cast<unsigned>(p.key_heads * p.blocks_per_group), static_cast<unsigned>(p.splits),
               static_cast<unsigned>(sequences));
-    decode_split<T, LANES, VECTORS, HEADS><<<grid, THREADS, 0, stream>>>(p);
+    decode_split<T, LANES, VECTORS, HEADS><<<grid, DECODE_THREADS, 0, stream>>>(p);
 }
 
 template <typename T, int HEADS>
@@ -349,7 +311,10 @@ nbl_status run(const nbl__call *call, const void *arguments)
     p.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);
     p.cap = a->softcap * LOG2_E;
     p.fault = call->cuda->fault;
-    if (p.group == 1)
+    bool mma = a->dtype == a->k.dtype && a->dtype != NBL_DTYPE_F32 && p.size <= 256 && p.wide &&
+               is_aligned(p.q, 16);
+    if (mma) decode_mma_launch(p, a->q.shape[0], stream_of(call));
+    else if (p.group == 1)
         NBL_BY_DTYPE(a->k.dtype, T, (launch<T, 1>(p, vectors_of(a), a->q.shape[0], stream_of(call))));
     else NBL_BY_DTYPE(a->k.dtype, T, (launch<T, 4>(p, vectors_of(a), a->q.shape[0], stream_of(call))));
     dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(a->q.shape[0]));

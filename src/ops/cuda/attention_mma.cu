@@ -1,19 +1,18 @@
 /* attention_mma.cu - attention of f16 and bf16 on the tensor cores (mma.m16n8k16), heads of up to 256.
  *
- * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of the other side,
- * of which the next one is on its way (cp.async) while this one is worked on. Products of 16 rows by 8 columns; sums
- * and softmax in f32 registers. A score stays in registers from the product that makes it to the one that takes it: as
- * an accumulator its layout is that of a left operand.
+ * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of
+ * the other side, of which the next one is on its way (cp.async) while this one is worked on. Products of
+ * 16 rows by 8 columns; sums and softmax in f32 registers. A score stays in registers from the product that
+ * makes it to the one that takes it: as an accumulator its layout is that of a left operand.
  *
  *     forward          rows: 128 queries of a head      tiles: 64 keys       S = Q·Kᵀ, O += P·V
  *     backward_keys    rows: 64 keys of a key head      tiles: 64 queries, of every head that shares the keys
  *                                                       Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q
  *     backward_queries rows: 128 queries of a head      tiles: 32 keys       S, dP, dQ += dS·K
  *
- * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every gradient is
- * written once, its terms added in a fixed order. Shared rows are swizzled: 16-byte chunk c of row r lies at c ^ (r % 8),
- * so that the 8 rows which a matrix load takes lie in different banks. Rows and columns that do not exist are zeros. */
-#include "ops/cuda/attention.cuh"
+ * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every
+ * gradient is written once, its terms added in a fixed order. */
+#include "ops/cuda/attention_tiles.cuh"
 
 extern "C" {
 extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma;
@@ -28,28 +27,6 @@ constexpr int THREADS = 128, WARPS = THREADS / 32;
 
 /* ---- instructions ---- */
 
-__device__ inline uint32_t shared_address(const void *p)
-{
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ inline void copy_16(uint32_t to, const void *from, bool real)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0)
-                 : "memory");
-}
-__device__ inline void copy_4(uint32_t to, const void *from, bool real)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0)
-                 : "memory");
-}
-__device__ inline void copies_sent()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-__device__ inline void await_copies()
-{
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-}
 __device__ inline void load_matrices(uint32_t *r, uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -80,53 +57,13 @@ __device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, u
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <typename T> __device__ uint32_t pair_of(float low, float high);
-template <> __device__ inline uint32_t pair_of<__half>(float low, float high)
-{
-    __half2 x = __floats2half2_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&x);
-}
-template <> __device__ inline uint32_t pair_of<__nv_bfloat16>(float low, float high)
-{
-    __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&x);
-}
 
-/* ---- tiles in shared memory: rows of WIDE elements ---- */
+/* ---- products ---- */
 
-template <int WIDE> __device__ inline uint32_t place_of(int row, int chunk)
-{
-    return static_cast<uint32_t>(row * WIDE * 2 + (chunk ^ (row & 7)) * 16);
-}
-
-/* ROWS rows from `from`, `step` elements apart, of which `valid` exist. The caller sends the copies. */
-template <typename T, int ROWS, int WIDE>
-__device__ inline void load_tile(char *to, const T *from, int64_t step, int valid, const attention_problem &p)
-{
-    constexpr int CHUNKS = WIDE / 8, AT_ONCE = THREADS / CHUNKS;
-    int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
-    if (p.wide) {
-        uint32_t base = shared_address(to);
-#pragma unroll
-        for (int r = 0; r < ROWS; r += AT_ONCE) {
-            bool real = row + r < valid && chunk * 8 < p.size;
-            copy_16(base + place_of<WIDE>(row + r, chunk), real ? from + (row + r) * step + chunk * 8 : from,
-                    real);
-        }
-        return;
-    }
-    for (int r = row; r < ROWS; r += AT_ONCE) {
-        pack<T> x;
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            x.at[e] = r < valid && chunk * 8 + e < p.size ? from[r * step + chunk * 8 + e] : from_f32<T>(0);
-        *reinterpret_cast<pack<T> *>(to + place_of<WIDE>(r, chunk)) = x;
-    }
-}
-
-/* sums[M x 16 rows, N x 8 columns] += A · Bᵀ over WIDE columns: A from row `row` of its tile, B from its first row. */
-template <typename T, int M, int N, int WIDE>
-__device__ inline void multiply_tiles(float (*sums)[N][4], const char *a, int row, const char *b)
+/* sums[M x 16 rows, N x 8 columns] += A · Bᵀ over WIDE columns: A from row `row` of its tile
+ * of ROWS, B all N x 8 rows of its own. */
+template <typename T, int ROWS, int WIDE, int M, int N>
+__device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int row, const char *b)
 {
     int lane = threadIdx.x % 32;
     uint32_t a_at = shared_address(a), b_at = shared_address(b);
@@ -136,11 +73,11 @@ __device__ inline void multiply_tiles(float (*sums)[N][4], const char *a, int ro
         uint32_t left[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++)
-            load_matrices(left[m], a_at + place_of<WIDE>(a_row + m * 16, k * 2 + (lane >> 4)));
+            load_matrices(left[m], a_at + place_of<ROWS>(a_row + m * 16, k * 2 + (lane >> 4)));
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            load_matrices(right, b_at + place_of<WIDE>(b_row + n * 8, k * 2 + ((lane >> 3) & 1)));
+            load_matrices(right, b_at + place_of<N * 8>(b_row + n * 8, k * 2 + ((lane >> 3) & 1)));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply<T>(sums[m][n], left[m], right[0], right[1]);
@@ -150,75 +87,29 @@ __device__ inline void multiply_tiles(float (*sums)[N][4], const char *a, int ro
     }
 }
 
-/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a tile from its
- * column chunk `chunk`. */
-template <typename T, int M, int K, int N, int WIDE>
-__device__ inline void multiply_scores(float (*sums)[N][4], const float (*scores)[K][4], const char *b,
+/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a
+ * tile from its column chunk `chunk`. */
+template <typename T, int M, int K, int N>
+__device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&scores)[M][K][4], const char *b,
                                        int chunk)
 {
     int lane = threadIdx.x % 32;
-    uint32_t b_at = shared_address(b);
+    uint32_t b_at = shared_address(b), left[M][K / 2][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) round_scores<T>(left[m], scores[m]);
 #pragma unroll
     for (int k = 0; k < K; k += 2) {
-        uint32_t left[M][4];
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                left[m][e] = pair_of<T>(scores[m][k + e / 2][e % 2 * 2], scores[m][k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            load_matrices_turned(right, b_at + place_of<WIDE>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
+            load_matrices_turned(right, b_at + place_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply<T>(sums[m][n], left[m], right[0], right[1]);
-                multiply<T>(sums[m][n + 1], left[m], right[2], right[3]);
+                multiply<T>(sums[m][n], left[m][k / 2], right[0], right[1]);
+                multiply<T>(sums[m][n + 1], left[m][k / 2], right[2], right[3]);
             }
         }
     }
-}
-
-/* Two rows of accumulators, g and g + 8 of each 16, times a factor, to rows `step` apart. */
-template <typename T, int N>
-__device__ inline void store_rows(T *to, int64_t step, int row, int valid, const float (*sums)[4],
-                                  const float *factor, int column, const attention_problem &p)
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int r = row + lane / 4 + half * 8;
-        if (r >= valid) continue;
-        T *at = to + r * step;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            int d = column + n * 8 + lane % 4 * 2;
-            float low = sums[n][half * 2] * factor[half], high = sums[n][half * 2 + 1] * factor[half];
-            if (p.paired) {
-                if (d < p.size) *reinterpret_cast<uint32_t *>(at + d) = pair_of<T>(low, high);
-            } else {
-                if (d < p.size) at[d] = from_f32<T>(low);
-                if (d + 1 < p.size) at[d + 1] = from_f32<T>(high);
-            }
-        }
-    }
-}
-
-/* Does every query of [i, i + rows) see every key of [j, j + keys)? */
-__device__ inline bool all_seen(const attention_problem &p, int i, int rows, int j, int keys, int n)
-{
-    return i + rows <= n && j >= first_key(p, i + rows - 1) && j + keys <= end_key(p, i, n);
-}
-
-__device__ inline float quad_sum(float x)
-{
-    x += __shfl_xor_sync(WARP, x, 1);
-    return x + __shfl_xor_sync(WARP, x, 2);
-}
-__device__ inline float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(WARP, x, 2));
 }
 
 /* ---- forward ---- */
@@ -242,7 +133,7 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
     if (!find_tile<z::ROWS>(p, slot, &tile)) return;
 
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp = threadIdx.x / 32;
     int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
             k_step = static_cast<int64_t>(p.key_heads) * p.size;
     int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
@@ -251,21 +142,15 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
     int last = min(tile.start + z::ROWS, tile.n) - 1;
     int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
 
-    load_tile<T, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step, tile.n - tile.start,
-                                p);
-    load_tile<T, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
-    load_tile<T, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step,
+                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
     copies_sent();
 
-    float out[M][WIDE / 8][4] = {}, top[M][2], total[M][2];
-    float sink = sink_of(p, head), factor = p.cap != 0 ? 1 : fabsf(p.factor);
+    float out[M][WIDE / 8][4] = {}, top[M][2], total[M][2], factor = logit_factor(p);
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            top[m][half] = sink;
-            total[m][half] = p.sinks && lane % 4 == 0 ? 1 : 0; /* a row's sum is spread over four lanes */
-        }
+    for (int m = 0; m < M; m++) begin_rows(p, head, top[m], total[m]);
 
     int row0 = tile.start + warp * 16 * M; /* of this warp, in the sequence */
     for (int j = first, stage = 0; j < end; j += z::KEYS, stage ^= 1) {
@@ -274,102 +159,43 @@ __global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
         __syncthreads();
         if (j + z::KEYS < end) {
             int64_t at = (j + z::KEYS) * k_step;
-            load_tile<T, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
-            load_tile<T, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
         }
         copies_sent();
 
         float s[M][N][4] = {};
-        multiply_tiles<T, M, N, WIDE>(s, shared_q, warp * 16 * M, tile_k);
-        if (p.cap != 0) {
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_q, warp * 16 * M, tile_k);
+        bool hide = !all_seen(p, row0, 16 * M, j, z::KEYS, tile.n);
 #pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) s[m][n][e] = p.cap * fast_tanh(s[m][n][e] * p.factor);
-        } else if (p.factor < 0) {
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
+        for (int m = 0; m < M; m++) {
+            float before[2];
+            make_logits(p, s[m]);
+            if (hide) hide_keys(p, s[m], row0 + m * 16, j, tile.n, -INFINITY);
+            soften(s[m], factor, top[m], total[m], before);
+            rescale(out[m], before);
         }
-        if (!all_seen(p, row0, 16 * M, j, z::KEYS, tile.n)) {
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int i = row0 + m * 16 + lane / 4 + half * 8;
-                    int from = first_key(p, i) - j, to = min(end_key(p, i, tile.n), tile.n) - j;
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            int c = n * 8 + lane % 4 * 2 + e;
-                            if (c < from || c >= to) s[m][n][half * 2 + e] = -INFINITY;
-                        }
-                }
-        }
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float most = s[m][0][half * 2];
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    most = fmaxf(most, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
-                most = fmaxf(top[m][half], quad_max(most) * factor);
-                float base = most == -INFINITY ? 0 : most, before = power_of_2(top[m][half] - base), sum = 0;
-                top[m][half] = most;
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        float &x = s[m][n][half * 2 + e];
-                        x = power_of_2(fmaf(x, factor, -base));
-                        sum += x;
-                    }
-                total[m][half] = fmaf(total[m][half], before, sum);
-#pragma unroll
-                for (int n = 0; n < WIDE / 8; n++)
-                    out[m][n][half * 2] *= before, out[m][n][half * 2 + 1] *= before;
-            }
-        multiply_scores<T, M, N, WIDE / 8, WIDE>(out, s, tile_k + z::TILE, 0);
+        multiply_scores<T>(out, s, tile_k + z::TILE, 0);
     }
 
 #pragma unroll
     for (int m = 0; m < M; m++) {
         float inverse[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = quad_sum(total[m][half]);
-            int i = row0 + m * 16 + lane / 4 + half * 8;
-            inverse[half] = 1 / sum;
-            if (data.lse && lane % 4 == 0 && i < tile.n)
-                data.lse[static_cast<int64_t>(tile.first + i) * p.heads + head] = fmaf(top[m][half], LN_2,
-                                                                                       logf(sum));
-        }
-        store_rows<T, WIDE / 8>(static_cast<T *>(data.out) + q_at, q_step, warp * 16 * M + m * 16,
-                                tile.n - tile.start, out[m], inverse, 0, p);
+        end_rows(p, data, tile, head, row0 + m * 16, top[m], total[m], inverse);
+        store_rows(static_cast<T *>(data.out) + q_at, q_step, warp * 16 * M + m * 16, tile.n - tile.start,
+                   out[m], inverse, 0, p);
     }
 }
 
 /* ---- backward ---- */
 
-/* s becomes P and d becomes dS / scale, given a score, the row's lse and delta. */
+/* s becomes P and d becomes dS / scale, given the row's lse and delta. */
+template <bool CAP>
 __device__ inline void weigh(const attention_problem &p, float &s, float &d, float lse, float delta)
 {
-    if (p.cap != 0) {
-        bool seen = s != -INFINITY;
-        float t = fast_tanh(s * p.factor);
-        s = seen ? power_of_2(fmaf(p.cap, t, -lse)) : 0;
-        d = s * (d - delta) * fmaf(-t, t, 1.0f);
-    } else {
-        s = power_of_2(fmaf(s, p.factor, -lse));
-        d = s * (d - delta);
-    }
+    float weight = weight_of<CAP>(p, s, lse);
+    d = slope_of<CAP>(p, s, weight, d - delta);
+    s = weight;
 }
 
 template <int WIDE> struct keys_shape {
@@ -381,7 +207,7 @@ template <int WIDE> struct keys_shape {
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
-template <typename T, int WIDE>
+template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
     backward_keys_mma(const __grid_constant__ attention_problem p,
                       const __grid_constant__ attention_data data)
@@ -407,18 +233,19 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
         int h = head * p.group + step / walk, i = first + step % walk * z::QUERIES;
         int64_t token = tile.first + i, at = (token * p.heads + h) * p.size;
         char *to = stages + stage * z::STAGE;
-        load_tile<T, z::QUERIES, WIDE>(to, static_cast<const T *>(data.q) + at, q_step, tile.n - i, p);
-        load_tile<T, z::QUERIES, WIDE>(to + z::TILE, static_cast<const T *>(data.dout) + at, q_step,
-                                       tile.n - i, p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(to, static_cast<const T *>(data.q) + at, q_step, tile.n - i,
+                                                p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(to + z::TILE, static_cast<const T *>(data.dout) + at, q_step,
+                                                tile.n - i, p);
         const float *row = threadIdx.x < z::QUERIES ? data.lse2 : data.delta;
         int r = threadIdx.x % z::QUERIES;
         copy_4(shared_address(to + 2 * z::TILE) + threadIdx.x * 4,
                row + static_cast<int64_t>(h) * p.tokens + token + (i + r < tile.n ? r : 0), i + r < tile.n);
     };
-    load_tile<T, z::ROWS, WIDE>(shared_k, static_cast<const T *>(data.k) + k_at, k_step, tile.n - tile.start,
-                                p);
-    load_tile<T, z::ROWS, WIDE>(shared_v, static_cast<const T *>(data.v) + k_at, k_step, tile.n - tile.start,
-                                p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_k, static_cast<const T *>(data.k) + k_at, k_step,
+                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_v, static_cast<const T *>(data.v) + k_at, k_step,
+                                         tile.n - tile.start, p);
     fetch(0, 0);
     copies_sent();
 
@@ -434,43 +261,28 @@ __global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
         copies_sent();
 
         float s[1][N][4] = {}, d[1][N][4] = {};
-        multiply_tiles<T, 1, N, WIDE>(s, shared_k, warp * 16, q);
-        multiply_tiles<T, 1, N, WIDE>(d, shared_v, warp * 16, dout);
-        if (!all_seen(p, i0, z::QUERIES, j0, 16, tile.n)) {
-            float unseen = p.cap == 0 && p.factor < 0 ? INFINITY : -INFINITY;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int j = j0 + lane / 4 + half * 8;
-                int from = first_query(p, j) - i0, to = j < tile.n ? end_query(p, j, tile.n) - i0 : 0;
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        int c = n * 8 + lane % 4 * 2 + e;
-                        if (c < from || c >= to) s[0][n][half * 2 + e] = unseen;
-                    }
-            }
-        }
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_k, warp * 16, q);
+        multiply_tiles<T, z::ROWS, WIDE>(d, shared_v, warp * 16, dout);
+        if (!all_seen(p, i0, z::QUERIES, j0, 16, tile.n))
+            hide_queries(p, s[0], j0, i0, tile.n, unseen_product(p));
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int c = n * 8 + lane % 4 * 2 + e;
                 float l = lse[c], x = delta[c];
-                weigh(p, s[0][n][e], d[0][n][e], l, x);
-                weigh(p, s[0][n][e + 2], d[0][n][e + 2], l, x);
+                weigh<CAP>(p, s[0][n][e], d[0][n][e], l, x);
+                weigh<CAP>(p, s[0][n][e + 2], d[0][n][e + 2], l, x);
             }
-        multiply_scores<T, 1, N, COLUMNS / 8, WIDE>(dv, s, dout, column / 8);
-        multiply_scores<T, 1, N, COLUMNS / 8, WIDE>(dk, d, q, column / 8);
+        multiply_scores<T>(dv, s, dout, column / 8);
+        multiply_scores<T>(dk, d, q, column / 8);
     }
     const float one[2] = {1, 1}, scale[2] = {p.scale, p.scale};
     int valid = tile.n - tile.start;
     if (data.dk)
-        store_rows<T, COLUMNS / 8>(static_cast<T *>(data.dk) + k_at, k_step, warp * 16, valid, dk[0], scale,
-                                   column, p);
+        store_rows(static_cast<T *>(data.dk) + k_at, k_step, warp * 16, valid, dk[0], scale, column, p);
     if (data.dv)
-        store_rows<T, COLUMNS / 8>(static_cast<T *>(data.dv) + k_at, k_step, warp * 16, valid, dv[0], one,
-                                   column, p);
+        store_rows(static_cast<T *>(data.dv) + k_at, k_step, warp * 16, valid, dv[0], one, column, p);
 }
 
 template <int WIDE> struct queries_shape {
@@ -480,7 +292,7 @@ template <int WIDE> struct queries_shape {
     static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
 };
 
-template <typename T, int WIDE>
+template <typename T, int WIDE, bool CAP>
 __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     backward_queries_mma(const __grid_constant__ attention_problem p,
                          const __grid_constant__ attention_data data)
@@ -503,13 +315,14 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
     int last = min(tile.start + z::ROWS, tile.n) - 1, valid = tile.n - tile.start;
     int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
 
-    load_tile<T, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step, valid, p);
-    load_tile<T, z::ROWS, WIDE>(shared_dout, static_cast<const T *>(data.dout) + q_at, q_step, valid, p);
-    load_tile<T, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
-    load_tile<T, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step, valid, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout, static_cast<const T *>(data.dout) + q_at, q_step, valid,
+                                         p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
     copies_sent();
 
-    float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2];
+    float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2], sums[M][2] = {};
     int row0 = tile.start + warp * 16 * M;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -526,44 +339,38 @@ __global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
         __syncthreads();
         if (j + z::KEYS < end) {
             int64_t at = (j + z::KEYS) * k_step;
-            load_tile<T, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
-            load_tile<T, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
         }
         copies_sent();
 
         float s[M][N][4] = {}, d[M][N][4] = {};
-        multiply_tiles<T, M, N, WIDE>(s, shared_q, warp * 16 * M, tile_k);
-        multiply_tiles<T, M, N, WIDE>(d, shared_dout, warp * 16 * M, tile_k + z::TILE);
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_q, warp * 16 * M, tile_k);
+        multiply_tiles<T, z::ROWS, WIDE>(d, shared_dout, warp * 16 * M, tile_k + z::TILE);
         if (!all_seen(p, row0, 16 * M, j, z::KEYS, tile.n)) {
-            float unseen = p.cap == 0 && p.factor < 0 ? INFINITY : -INFINITY;
 #pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int i = row0 + m * 16 + lane / 4 + half * 8;
-                    int from = first_key(p, i) - j, to = min(end_key(p, i, tile.n), tile.n) - j;
-#pragma unroll
-                    for (int n = 0; n < N; n++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            int c = n * 8 + lane % 4 * 2 + e;
-                            if (c < from || c >= to) s[m][n][half * 2 + e] = unseen;
-                        }
-                }
+            for (int m = 0; m < M; m++) hide_keys(p, s[m], row0 + m * 16, j, tile.n, unseen_product(p));
         }
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) weigh(p, s[m][n][e], d[m][n][e], lse[m][e / 2], delta[m][e / 2]);
-        multiply_scores<T, M, N, WIDE / 8, WIDE>(dq, d, tile_k, 0);
+                for (int e = 0; e < 4; e++) {
+                    float change = d[m][n][e];
+                    weigh<CAP>(p, s[m][n][e], d[m][n][e], lse[m][e / 2], delta[m][e / 2]);
+                    if (data.sums) sums[m][e / 2] = fmaf(s[m][n][e], change, sums[m][e / 2]);
+                }
+        multiply_scores<T>(dq, d, tile_k, 0);
     }
     const float scale[2] = {p.scale, p.scale};
 #pragma unroll
-    for (int m = 0; m < M; m++)
-        store_rows<T, WIDE / 8>(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid,
-                                dq[m], scale, 0, p);
+    for (int m = 0; m < M; m++) {
+        if (data.sums) end_sums(p, data, tile, head, row0 + m * 16, sums[m]);
+        if (data.dq)
+            store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid, dq[m], scale,
+                       0, p);
+    }
 }
 
 /* ---- the two operators ---- */
@@ -601,17 +408,19 @@ void launch_forward(const attention_problem &p, const attention_data &data, cuda
 template <typename T, int WIDE>
 void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
 {
+    auto over_keys = p.cap != 0 ? backward_keys_mma<T, WIDE, true> : backward_keys_mma<T, WIDE, false>;
+    auto over_queries = p.cap != 0 ? backward_queries_mma<T, WIDE, true>
+                                   : backward_queries_mma<T, WIDE, false>;
     typedef keys_shape<WIDE> keys;
     typedef queries_shape<WIDE> queries;
     if (data.dk || data.dv) {
         dim3 grid(blocks_for(p, keys::ROWS, p.key_heads), WIDE / keys::COLUMNS);
-        allow(backward_keys_mma<T, WIDE>, keys::BYTES);
-        backward_keys_mma<T, WIDE><<<grid, THREADS, keys::BYTES, stream>>>(p, data);
+        allow(over_keys, keys::BYTES);
+        over_keys<<<grid, THREADS, keys::BYTES, stream>>>(p, data);
     }
-    if (data.dq) {
-        allow(backward_queries_mma<T, WIDE>, queries::BYTES);
-        backward_queries_mma<T, WIDE>
-            <<<blocks_for(p, queries::ROWS, p.heads), THREADS, queries::BYTES, stream>>>(p, data);
+    if (data.dq || data.sums) {
+        allow(over_queries, queries::BYTES);
+        over_queries<<<blocks_for(p, queries::ROWS, p.heads), THREADS, queries::BYTES, stream>>>(p, data);
     }
 }
 
@@ -649,8 +458,9 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_rows rows;
     attention_rows_cut(a, call->scratch, &rows);
     attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta;
+    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
     BY_SHAPE(a, launch_backward, p, data, stream_of(call));
+    attention_sinks_add(call, a, p, rows);
     return launched(call);
 }
 

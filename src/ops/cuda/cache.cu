@@ -1,7 +1,7 @@
 /* cache.cu - kv_write and take_rows on the device: rows moved, one block per row and stretch of it.
  *
- * Limit: the memory. 16 bytes per thread where both sides are aligned, single elements otherwise. A row number that is
- * out of range is written down and its row left alone. */
+ * Limit: the memory. 16 bytes per thread where both sides are aligned, single elements otherwise. A row
+ * number that is out of range is written down and its row left alone. */
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {

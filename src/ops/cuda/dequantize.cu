@@ -1,12 +1,15 @@
 /* dequantize.cu - see dequantize.h.
  *
- *   tiles       a warp decodes 32 lanes x 8 steps x 16 bytes of output. Codes of all steps are loaded first; each lane
+ *   tiles       a warp decodes 32 lanes x 4 steps x 16 bytes of output. Codes of all steps are loaded first; each lane
  *               rebuilds one or two of the tile's scales and the others fetch them by shuffle, as they do the 16 values
  *               of the table: 3.5 instructions per element, no shared memory, every load and store whole sectors.
+ *   int8        the same with rows' scales and nothing to look up
  *   transposed  squares of 64 x 64 through shared memory
  *   any         one element per thread: ragged rows, unaligned parts
  *
- * Bound by memory: for nf4 to bf16 2.56 bytes per element. */
+ * Bound by memory: for nf4 to bf16 2.56 bytes per element, four fifths of them written. Measured on an H200: many short
+ * blocks beat a persistent grid by a tenth, stores past the caches win a little over plain ones, and results that go through
+ * shared memory and bulk copies lose. */
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/dequantize.h"
 
@@ -15,7 +18,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 8, SQUARE = 64 };
+enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 4, ROW_STEPS = 2, SQUARE = 64 };
 
 /* The codes of 16 bytes of output. */
 template <typename T, bool INT8> struct chunk {
@@ -83,81 +86,115 @@ template <typename T, bool INT8> __device__ inline uint4 finish(const float *val
     return out;
 }
 
-/* Elements [begin, begin + count) to out[0 ...], warp by warp, in runs that begin at multiples of 32 (INT8: of 8). 4-bit: one
- * run of `count` elements; INT8, or with `gap` elements between the rows of the output: runs are rows. `run_tiles`: tiles
- * of a run. */
-template <typename T, bool INT8>
-__global__ void __launch_bounds__(THREADS)
-    decode_tiles(const __grid_constant__ packed p, int64_t begin, int64_t count, int64_t run_tiles,
-                 int64_t tiles, int64_t gap, T *__restrict__ out)
+/* Sixteen bytes of results that nobody reads soon, or the first of them up to `limit`. */
+template <typename T> __device__ inline void store(T *out, int64_t i, int64_t limit, uint4 result)
 {
-    typedef chunk<T, INT8> piece;
-    constexpr int STEP = 32 * piece::COUNT, HALF = STEP * STEPS / 2;
-    int lane = threadIdx.x % 32;
-    int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    if (tile >= tiles) return;
-    bool by_rows = INT8 || gap != 0;
-    int64_t run = by_rows ? tile / run_tiles : 0, base = (tile - run * run_tiles) * (2 * HALF), limit = count;
-    if (by_rows) {
-        base += run * p.columns;
-        limit = (run + 1) * p.columns;
+    constexpr int COUNT = 16 / sizeof(T);
+    if (i + COUNT <= limit) {
+        __stcs(reinterpret_cast<uint4 *>(out + i), result);
+    } else if (i < limit) {
+        T rest[COUNT];
+        memcpy(rest, &result, 16);
+        for (int k = 0; k < COUNT; k++)
+            if (i + k < limit) out[i + k] = rest[k];
     }
-    out += run * gap;
+}
 
-    piece codes[STEPS];
+/* What a warp loads of a tile. */
+template <typename T> struct tile_of {
+    enum { STEP = 32 * chunk<T, false>::COUNT, HALF = STEP * STEPS / 2, TILE = 2 * HALF };
+    chunk<T, false> codes[STEPS];
+    raw_scale scales[2]; /* of block number `lane` of each half */
+
+    __device__ void load(const packed &p, int64_t begin, int64_t base, int64_t count, int lane)
+    {
+        typedef chunk<T, false> piece;
 #pragma unroll
-    for (int u = 0; u < STEPS; u++) {
-        int64_t i = base + u * STEP + lane * piece::COUNT;
-        const uint8_t *from = p.codes + (INT8 ? begin + i : (begin + i) >> 1);
-        codes[u].word = make_uint2(0, 0);
-        if (i + piece::COUNT <= limit) codes[u].load(from);
-        else if (i < limit) codes[u].load_part(from, (limit - i + 1) / 2);
-    }
-
-    float scales[2] = {0, 0}, mine = 0;
-    int offset[2] = {0, 0}; /* of a half's first element in its block */
-    if (INT8) {
-        scales[0] = scales[1] = __ldg(p.scales + (begin + base) / p.columns);
-    } else {
-        mine = table_entry(p, lane);
+        for (int u = 0; u < STEPS; u++) {
+            int64_t i = base + u * STEP + lane * piece::COUNT;
+            codes[u].word = make_uint2(0, 0);
+            if (i + piece::COUNT <= count) codes[u].load(p.codes + ((begin + i) >> 1));
+            else if (i < count) codes[u].load_part(p.codes + ((begin + i) >> 1), (count - i + 1) / 2);
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int64_t first = base + h * HALF, left = limit - first;
+            int64_t first = base + h * HALF, left = count - first;
             if (left <= 0) break;
-            offset[h] = static_cast<int>((begin + first) & ((1 << p.block_shift) - 1));
-            int last = (offset[h] + static_cast<int>(left < HALF ? left : HALF) - 1) >> p.block_shift;
-            scales[h] = scale_of<true>(p, ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
+            int offset = static_cast<int>((begin + first) & ((1 << p.block_shift) - 1));
+            int last = (offset + static_cast<int>(left < HALF ? left : HALF) - 1) >> p.block_shift;
+            scales[h] = fetch_scale<true>(p,
+                                          ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
         }
     }
-    bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
+};
 
+/* 4-bit: elements [begin, begin + count) to out[0 ...], warp by warp; begin is a multiple of 32. A grid of all tiles is
+ * fastest; from a smaller one the warps go on to further tiles, whose codes they load before they write. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
+                                                           int64_t count, int64_t tiles, T *__restrict__ out)
+{
+    typedef tile_of<T> part;
+    constexpr int COUNT = chunk<T, false>::COUNT;
+    int lane = threadIdx.x % 32;
+    int64_t stride = static_cast<int64_t>(gridDim.x) * WARPS;
+    int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    float mine = table_entry(p, lane);
+    part next = {};
+    if (tile < tiles) next.load(p, begin, tile * part::TILE, count, lane);
+    for (; tile < tiles; tile += stride) {
+        part now = next;
+        int64_t base = tile * part::TILE;
+        float scales[2] = {scale_from(p, now.scales[0]), scale_from(p, now.scales[1])};
+        if (tile + stride < tiles) next.load(p, begin, base + stride * part::TILE, count, lane);
+        bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
 #pragma unroll
-    for (int u = 0; u < STEPS; u++) {
-        constexpr int STEPS_OF_HALF = STEPS / 2;
-        int h = u / STEPS_OF_HALF, in_half = u % STEPS_OF_HALF * STEP + lane * piece::COUNT;
-        float scale = scales[h], values[piece::COUNT];
-        if (!INT8) scale = __shfl_sync(ALL, scale, (offset[h] + in_half) >> p.block_shift);
-        codes[u].look_up(mine, p.low_first, values);
-        uint4 result = finish<T, INT8>(values, scale, finite);
-        int64_t i = base + u * STEP + lane * piece::COUNT;
-        if (i + piece::COUNT <= limit) {
-            *reinterpret_cast<uint4 *>(out + i) = result;
-        } else if (i < limit) {
-            T rest[piece::COUNT];
-            memcpy(rest, &result, 16);
-            for (int k = 0; k < piece::COUNT; k++)
-                if (i + k < limit) out[i + k] = rest[k];
+        for (int u = 0; u < STEPS; u++) {
+            int h = u / (STEPS / 2), in_half = u % (STEPS / 2) * part::STEP + lane * COUNT;
+            int offset = static_cast<int>((begin + base + h * part::HALF) & ((1 << p.block_shift) - 1));
+            float scale = __shfl_sync(ALL, scales[h], (offset + in_half) >> p.block_shift), values[COUNT];
+            now.codes[u].look_up(mine, p.low_first, values);
+            store(out, base + u * part::STEP + lane * COUNT, count, finish<T, false>(values, scale, finite));
         }
     }
 }
 
+/* int8: rows, a multiple of 8 long, `row_tiles` tiles each, to out[0 ...]. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS) decode_any(const __grid_constant__ packed p, int64_t begin,
-                                                      int64_t count, int64_t gap, T *__restrict__ out)
+__global__ void __launch_bounds__(THREADS, 8)
+    decode_rows(const __grid_constant__ packed p, int64_t begin, int64_t row_tiles, int64_t tiles,
+                T *__restrict__ out)
+{
+    typedef chunk<T, true> piece;
+    constexpr int STEP = 32 * piece::COUNT;
+    int lane = threadIdx.x % 32;
+    int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    if (tile >= tiles) return;
+    int64_t row = tile / row_tiles, limit = (row + 1) * p.columns;
+    int64_t base = row * p.columns + (tile - row * row_tiles) * (STEP * ROW_STEPS) + lane * piece::COUNT;
+    piece codes[ROW_STEPS];
+#pragma unroll
+    for (int u = 0; u < ROW_STEPS; u++) {
+        codes[u].word = make_uint2(0, 0);
+        if (base + u * STEP < limit) codes[u].load(p.codes + begin + base + u * STEP);
+    }
+    float scale = __ldg(p.scales + begin / p.columns + row);
+    bool finite = is_finite(scale);
+#pragma unroll
+    for (int u = 0; u < ROW_STEPS; u++) {
+        float values[piece::COUNT];
+        codes[u].look_up(0, false, values);
+        store(out, base + u * STEP, limit, finish<T, true>(values, scale, finite));
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    decode_any(const __grid_constant__ packed p, int64_t begin, int64_t count, T *__restrict__ out)
 {
     int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += stride)
-        out[gap ? i + i / p.columns * gap : i] = narrow<T>(value_at(p, begin + i));
+        out[i] = narrow<T>(value_at(p, begin + i));
 }
 
 /* A square of 64 rows and 64 columns. `by_words`: eight codes of a row can be loaded at once; `by_vectors`: 16 bytes of
@@ -221,7 +258,7 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, bool INT8>
 void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out, cudaStream_t stream)
 {
-    constexpr int COUNT = 16 / sizeof(T), TILE = 32 * COUNT * STEPS;
+    constexpr int COUNT = 16 / sizeof(T);
     int64_t begin = row_begin * p.columns, count = rows * p.columns;
     if (transpose) {
         bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(p.codes, INT8 ? 8 : 4);
@@ -231,13 +268,14 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
             p, row_begin, rows, column_squares, by_words, by_vectors, out);
     } else if (shifts_only(p) && aligned(out, 16) && aligned(p.codes, 8) &&
                (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
-        int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE),
-                tiles = run_tiles * (INT8 ? rows : 1);
-        decode_tiles<T, INT8><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(
-            p, begin, count, run_tiles, tiles, 0, out);
+        int64_t row_tiles = nbl__ceil_div(p.columns, 32 * COUNT * ROW_STEPS);
+        int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
+        unsigned blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(tiles, WARPS), INT32_MAX));
+        if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
+        else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
-        decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, 0, out);
+        decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
     }
 }
 
@@ -280,33 +318,5 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
     if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);
     else if (dtype == NBL_DTYPE_F16) launch_as<__half>(p, row_begin, count, transpose != 0, out, on);
     else launch_as<__nv_bfloat16>(p, row_begin, count, transpose != 0, out, on);
-    return launched(ctx, call);
-}
-
-extern "C" nbl_status nbl__cuda_dequantize_apart(nbl_context *ctx, const nbl_weight *weight, int64_t ld,
-                                                 void *out, void *stream)
-{
-    static const char call[] = "nbl__cuda_dequantize_apart";
-    constexpr int TILE = 32 * 8 * STEPS;
-    int64_t n = 0, rows = 0;
-    NBL_TRY(nbl__check_weight(ctx, call, weight, &n, &rows));
-    NBL_CHECK(ctx, weight->format != NBL_FORMAT_DENSE && aligned(out, 2), NBL_ERROR_ARGUMENT,
-              "%s: a dense weight, or out is not aligned", call);
-    if (n == 0) return NBL_OK;
-    packed p = packed_of(weight);
-    int64_t run_tiles = nbl__ceil_div(p.columns, TILE), tiles = run_tiles * rows, gap = ld - p.columns;
-    unsigned blocks = static_cast<unsigned>(nbl__ceil_div(tiles, WARPS));
-    cudaStream_t on = static_cast<cudaStream_t>(stream);
-    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(out);
-    bool int8 = p.kind == SCALES_ROWS;
-    if (!shifts_only(p) || !aligned(out, 16) || !aligned(p.codes, 8) || ld % 8 != 0 ||
-        p.columns % (int8 ? 8 : 32) != 0) {
-        blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(n, THREADS), 1 << 16));
-        decode_any<<<blocks, THREADS, 0, on>>>(p, 0, n, gap, to);
-    } else if (int8) {
-        decode_tiles<__nv_bfloat16, true><<<blocks, THREADS, 0, on>>>(p, 0, n, run_tiles, tiles, gap, to);
-    } else {
-        decode_tiles<__nv_bfloat16, false><<<blocks, THREADS, 0, on>>>(p, 0, n, run_tiles, tiles, gap, to);
-    }
     return launched(ctx, call);
 }

@@ -21,11 +21,6 @@ extern "C" {
 nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
                                 int64_t row_end, nbl_dtype dtype, int transpose, void *out, void *stream);
 
-/* A whole weight to bf16, with rows `ld` elements apart. What is between the rows is not touched. Fastest with `data`
- * and `out` aligned to 16 bytes, columns in multiples of 32 and ld in multiples of 8. */
-nbl_status nbl__cuda_dequantize_apart(nbl_context *ctx, const nbl_weight *weight, int64_t ld, void *out,
-                                      void *stream);
-
 #ifdef __cplusplus
 }
 #endif

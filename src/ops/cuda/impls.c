@@ -8,7 +8,8 @@ extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
 extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
 extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
-extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma, nbl__attention_cuda,
+extern const nbl__impl nbl__attention_sm90, nbl__attention_backward_sm90, nbl__attention_mma,
+    nbl__attention_backward_mma, nbl__attention_f32, nbl__attention_backward_f32, nbl__attention_cuda,
     nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
 extern const nbl__impl nbl__rmsnorm_cuda, nbl__rmsnorm_backward_cuda;
 extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
@@ -36,8 +37,10 @@ static const struct entry {
     {"cast", LIST(&nbl__cast_cuda)},
     {"scale", LIST(&nbl__scale_cuda)},
     {"check_finite", LIST(&nbl__check_finite_cuda)},
-    {"attention", LIST(&nbl__attention_mma, &nbl__attention_cuda)},
-    {"attention_backward", LIST(&nbl__attention_backward_mma, &nbl__attention_backward_cuda)},
+    {"attention", LIST(&nbl__attention_sm90, &nbl__attention_mma, &nbl__attention_f32, &nbl__attention_cuda)},
+    {"attention_backward",
+     LIST(&nbl__attention_backward_sm90, &nbl__attention_backward_mma, &nbl__attention_backward_f32,
+          &nbl__attention_backward_cuda)},
     {"attention_decode", LIST(&nbl__attention_decode_cuda)},
     {"kv_write", LIST(&nbl__kv_write_cuda)},
     {"take_rows", LIST(&nbl__take_rows_cuda)},

@@ -19,9 +19,9 @@
 
 enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096 };
 
-size_t nbl__cuda_layers_scratch(const nbl__linear *members, int count);
+size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
 nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count);
-size_t nbl__cuda_layers_backward_scratch(const nbl__linear *members, int count);
+size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
 nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 
 /* ‖W + s·B·A‖ of a layer that has no norm. */
@@ -30,7 +30,7 @@ nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, flo
 /* ---- the fast way: layers_fast.c ---- */
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
-size_t nbl__cuda_fast_scratch(const nbl__linear *members, int count, bool backward);
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 

@@ -1,16 +1,15 @@
 /* layers_fast.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See layers.h.
  *
- * The terms of rank r join the base products in one of two ways, whichever moves fewer bytes:
+ * The terms of rank r join the base products in one of two ways:
  *
- *     beside    a pass over x makes t = s·x·Aᵀ of all layers and copies x, too: [x | t]·[W | B]ᵀ is one product, the
- *               weight being decoded into that place. Likewise [dy_0 | dy_1 | u]·[W_0; W_1; A] with u = s·dy·B. Results
- *               are rounded once.
- *     before    y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. The copy is saved, at the price of
- *               a result that is written more than once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and
- *               up to 2.5e-3 for the dx of four layers.
+ *     folded    on a Hopper, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
+ *               loop of our own product (layers_fold.c). Results are written and rounded once.
+ *     before    elsewhere: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
+ *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
+ *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies, always `before`. Weights are decoded one after another into one place, unless they are stacked. */
+ * used where it lies. Weights are decoded one after another into one place, but for a folded dx. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -22,13 +21,7 @@
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 
-enum { FEW = 16, LINE = 64 }; /* rows of copies begin at multiples of LINE elements, 128 bytes */
-
-/* Forward: does the layer's B follow its weight? */
-static bool is_beside(const nbl__fast *j, const nbl__fast_layer *l)
-{
-    return j->beside && nbl__fast_packed(&l->a->w);
-}
+enum { FEW = 16 };
 
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
@@ -55,14 +48,6 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     return !few || wide <= NBL_SKINNY_MOST;
 }
 
-/* Is a copy of x (or dy) cheaper than a result in two parts, of which the second reads the first? */
-static bool pays_beside(const nbl__fast *j, bool backward)
-{
-    if (backward && j->drops) return false; /* what a mask leaves of u·A is no product */
-    if (backward) return (j->wide > 0 || j->count > 1) && 2 * j->outs <= 3 * j->in;
-    return j->wide > 0 && 2 * j->in <= 3 * j->outs;
-}
-
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -79,18 +64,12 @@ static bool sweeps(int64_t wide)
     return wide == 16 || wide == 32;
 }
 
-static int64_t lines(int64_t n)
-{
-    return (n + LINE - 1) / LINE * LINE;
-}
-
 /* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
 static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
 {
     size_t shares = 0;
     bool bias = false;
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->t_ld = j->wide;
     j->over_x = j->count == 1 && j->in > j->outs && sweeps(j->wide);
     if (j->over_x) shares = nbl__cuda_sweep_scratch(j->tokens, j->in, (int)j->wide);
     for (int i = 0; i < j->count; i++) {
@@ -105,16 +84,16 @@ static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
-static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
-                     bool backward, uint8_t *scratch)
+static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
+                     int count, bool backward, uint8_t *scratch)
 {
     enum { STAND_IN = 64 };
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__fast){.call = call, .x = members->x, .dx = members->dx, .count = count};
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
-    bool all_packed = true, any_packed = false;
-    int64_t most = 0, decoded = 0;
+    bool any_packed = false;
+    int64_t most = 0, decoded = 0, decoded_all = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         *l = (nbl__fast_layer){
@@ -125,45 +104,40 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
         j->outs += l->out;
         j->drops |= l->rank > 0 && l->a->dropout > 0;
         most = nbl__max_i64(most, l->out);
-        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), any_packed = true;
-        else all_packed = false;
+        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
     }
-    j->beside = pays_beside(j, backward) && (backward ? all_packed : any_packed);
+    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1)) && !(backward && j->drops);
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        l->lora_b = cut(&c, l->wide > 0 && (backward || !is_beside(j, l)), l->wide * l->out);
+        l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
-    bool stacked = backward && j->beside;
-    if (!stacked) j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    int64_t copied = backward ? j->outs : j->in;
-    if (j->beside) {
-        j->copy_ld = lines(copied + j->wide);
-        j->copy = cut(&c, true, j->tokens * j->copy_ld);
+    j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
+    j->w = cut(&c, any_packed, (backward && j->folds ? decoded_all : decoded) * j->in);
+    int64_t row = 0;
+    for (int i = 0; i < count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        bool packed = nbl__fast_packed(&l->a->w);
+        l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
+        if (packed && backward) row += l->out;
     }
-    int64_t rows = stacked ? j->outs + j->wide : decoded,
-            columns = !backward && j->beside ? j->copy_ld : j->in;
-    j->w = cut(&c, any_packed, rows * columns);
-    if (stacked) j->lora_a = nbl__fast_at(j->w, j->outs * j->in);
-    void **joined = backward ? &j->u : &j->t; /* what the copy ends in */
-    int64_t *ld = backward ? &j->u_ld : &j->t_ld;
-    *joined = j->beside ? nbl__fast_at(j->copy, copied) : cut(&c, j->wide > 0, j->tokens * j->wide);
-    *ld = j->beside ? j->copy_ld : j->wide;
+    void **joined = backward ? &j->u : &j->t;
+    *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, &c, most);
     j->used = c.used;
 }
 
-size_t nbl__cuda_fast_scratch(const nbl__linear *members, int count, bool backward)
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;
-    open_job(&j, NULL, members, count, backward, NULL);
+    open_job(&j, cuda, NULL, members, count, backward, NULL);
     return j.used;
 }
 
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward)
 {
-    open_job(j, call, members, count, backward, call->scratch);
+    open_job(j, call->cuda, call, members, count, backward, call->scratch);
     NBL_CHECK(call->ctx, j->used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j->used);
     return NBL_OK;
@@ -219,20 +193,10 @@ nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
                                      .to_columns = j->in,
                                      .to_ld = j->in};
         if (backward) count += moves_of_b(l, true, false, l->lora_b, l->out, &moves[count]);
-        else if (!is_beside(j, l))
+        else
             count += moves_of_b(l, false, nbl__given(&a->bias), l->lora_b, l->wide, &moves[count]);
     }
     return nbl__cuda_move(j->call, moves, count);
-}
-
-nbl_status nbl__fast_copy(const nbl__fast *j, const void *from, int64_t columns, void *to)
-{
-    cudaError_t error = cudaMemcpy2DAsync(to, (size_t)j->copy_ld * 2, from, (size_t)columns * 2,
-                                          (size_t)columns * 2, (size_t)j->tokens, cudaMemcpyDeviceToDevice,
-                                          j->call->cuda->stream);
-    NBL_CHECK(j->call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: copy: %s", j->call->op,
-              cudaGetErrorString(error));
-    return NBL_OK;
 }
 
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
@@ -252,7 +216,7 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const voi
 }
 
 /* t of layers [first, end), which follow each other, in one pass over x. */
-static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x, void *copy)
+static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
 {
     int64_t column = j->layers[first].first;
     nbl__project p = {.rows = j->tokens,
@@ -260,9 +224,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .x = x,
                       .a = nbl__fast_at(j->lora_a, column * j->in),
                       .to = nbl__fast_at(j->t, column),
-                      .to_ld = j->t_ld,
-                      .copy = copy,
-                      .copy_ld = j->copy_ld};
+                      .to_ld = j->wide};
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         int64_t at = l->first - column;
@@ -278,7 +240,7 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
     if (l->wide == 0) return NBL_OK;
     if (with_bias && nbl__given(&l->a->bias)) {
         int index = (int)(l - j->layers);
-        return project(j, index, index + 1, true, x, NULL);
+        return project(j, index, index + 1, true, x);
     }
     return nbl__fast_multiply(j, l->a->scale,
                               (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -289,19 +251,17 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_turned = true,
                                           .c = nbl__fast_at(j->t, l->first),
-                                          .ldc = j->t_ld});
+                                          .ldc = j->wide});
 }
 
-nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias, void *copy)
+nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
 {
     bool bias = false, same = true;
     for (int i = 0; i < j->count; i++) {
         bias |= with_bias && nbl__given(&j->layers[i].a->bias);
         same &= j->layers[i].a->scale == j->layers[0].a->scale;
     }
-    if (!j->drops && (bias || (copy && j->wide <= NBL_SKINNY_MOST)))
-        return project(j, 0, j->count, with_bias, j->x.data, copy);
-    if (copy) NBL_TRY(nbl__fast_copy(j, j->x.data, j->in, copy));
+    if (!j->drops && bias) return project(j, 0, j->count, with_bias, j->x.data);
     if (!j->drops && same) {
         nbl__fast_layer all = j->layers[0];
         all.wide = j->wide;
@@ -323,40 +283,12 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 
 /* ---- forward ---- */
 
-/* [x | t]·[W | B]ᵀ: the columns of layers before this one are 0. */
-static nbl_status forward_beside(const nbl__fast *j, const nbl__fast_layer *l)
-{
-    NBL_TRY(nbl__cuda_dequantize_apart(j->call->ctx, &l->a->w, j->copy_ld, j->w, j->call->cuda->stream));
-    if (l->wide > 0) {
-        nbl__move moves[3] = {{.to_dtype = NBL_DTYPE_BF16,
-                               .to = nbl__fast_at(j->w, j->in),
-                               .to_rows = l->out,
-                               .to_columns = l->first,
-                               .to_ld = j->copy_ld}};
-        void *to = nbl__fast_at(j->w, j->in + l->first);
-        int count = 1 + moves_of_b(l, false, nbl__given(&l->a->bias), to, j->copy_ld, &moves[1]);
-        NBL_TRY(nbl__cuda_move(j->call, moves, count));
-    }
-    return nbl__fast_multiply(j, 1,
-                              (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                          .m = j->tokens,
-                                          .n = l->out,
-                                          .k = j->in + (l->wide > 0 ? l->first + l->wide : 0),
-                                          .a = j->copy,
-                                          .lda = j->copy_ld,
-                                          .b = j->w,
-                                          .ldb = j->copy_ld,
-                                          .b_turned = true,
-                                          .c = l->a->y.data});
-}
-
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    const void *w = l->a->w.data;
-    if (nbl__fast_packed(&l->a->w)) {
-        NBL_TRY(nbl__fast_decode(j, l, j->w));
-        w = j->w;
-    }
+    bool done = false;
+    if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
+    if (done) return NBL_OK;
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -364,7 +296,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                                .n = l->out,
                                                .k = l->wide,
                                                .a = nbl__fast_at(j->t, l->first),
-                                               .lda = j->t_ld,
+                                               .lda = j->wide,
                                                .b = l->lora_b,
                                                .b_turned = true,
                                                .c = l->a->y.data}));
@@ -374,7 +306,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                           .n = l->out,
                                           .k = j->in,
                                           .a = j->x.data,
-                                          .b = w,
+                                          .b = l->w,
                                           .b_turned = true,
                                           .c = l->a->y.data,
                                           .beta = l->wide > 0 ? 1 : 0});
@@ -386,11 +318,11 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
     NBL_TRY(nbl__fast_open(&j, call, members, count, false));
     if (j.wide > 0) {
         NBL_TRY(nbl__fast_pack(&j, false));
-        NBL_TRY(nbl__fast_make_t(&j, true, j.copy));
+        NBL_TRY(nbl__fast_make_t(&j, true));
     }
     for (int i = 0; i < count; i++) {
         const nbl__fast_layer *l = &j.layers[i];
-        NBL_TRY(is_beside(&j, l) ? forward_beside(&j, l) : forward_before(&j, l));
+        NBL_TRY(forward_before(&j, l));
     }
     return NBL_OK;
 }

@@ -1,7 +1,7 @@
 /* layers_fast_backward.c - layers backward as they are trained. See layers_fast.c.
  *
  * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both (and, `beside`, copied), the other twice. */
+ * u is: whichever of x and dy is larger is read once for both, the other twice. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -38,24 +38,10 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
                                           .beta = accumulate ? 1 : 0});
 }
 
-/* u of a layer by itself; `copy`: where dy goes, too. */
-static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l, void *copy)
+/* u of a layer by itself. */
+static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
 {
     const nbl__linear *a = l->a;
-    if (copy && l->wide > 0 && l->wide <= NBL_SKINNY_MOST) {
-        nbl__project p = {.rows = j->tokens,
-                          .columns = l->out,
-                          .x = a->dy.data,
-                          .a = l->lora_b,
-                          .wide = (int)l->wide,
-                          .to = nbl__fast_at(j->u, l->first),
-                          .to_ld = j->u_ld,
-                          .copy = copy,
-                          .copy_ld = j->copy_ld};
-        for (int64_t r = 0; r < l->wide / 8; r++) p.scales[r] = a->scale;
-        return nbl__cuda_project(j->call, &p);
-    }
-    if (copy) NBL_TRY(nbl__fast_copy(j, a->dy.data, l->out, copy));
     if (l->wide == 0) return NBL_OK;
     return nbl__fast_multiply(j, a->scale,
                               (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -66,23 +52,23 @@ static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l, void *cop
                                           .b = l->lora_b,
                                           .b_turned = true,
                                           .c = nbl__fast_at(j->u, l->first),
-                                          .ldc = j->u_ld});
+                                          .ldc = j->wide});
 }
 
 static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->first), l->rank, j->t_ld,
+    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->first), l->rank, j->wide,
                        a->dlora_b.data, a->accumulate);
 }
 
 /* u and dB of a layer; t is there. */
-static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wishes *want, void *copy)
+static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wishes *want)
 {
     const nbl__linear *a = l->a;
     bool wants_u = want->dx || wanted(&a->dlora_a), wants_b = l->wide > 0 && wanted(&a->dlora_b);
     if (!l->swept || !wants_u || !wants_b) {
-        if (wants_u) NBL_TRY(make_u(j, l, copy));
+        if (wants_u) NBL_TRY(make_u(j, l));
         return wants_b ? make_db(j, l) : NBL_OK;
     }
     nbl__sweep s = {.rows = j->tokens,
@@ -91,22 +77,20 @@ static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wi
                     .wide = (int)l->wide,
                     .a = l->lora_b,
                     .to = nbl__fast_at(j->u, l->first),
-                    .to_ld = j->u_ld,
+                    .to_ld = j->wide,
                     .scale = a->scale,
                     .v = nbl__fast_at(j->t, l->first),
-                    .v_ld = j->t_ld,
+                    .v_ld = j->wide,
                     .gradient = a->dlora_b.data,
                     .rank = (int)l->rank,
-                    .accumulate = a->accumulate,
-                    .copy = copy,
-                    .copy_ld = j->copy_ld};
+                    .accumulate = a->accumulate};
     return nbl__cuda_sweep(j->call, &s, j->shares);
 }
 
 static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const void *x)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->u_ld, x, j->in, j->in, a->dlora_a.data,
+    return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->wide, x, j->in, j->in, a->dlora_a.data,
                        a->accumulate);
 }
 
@@ -127,10 +111,10 @@ static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
                     .wide = (int)l->wide,
                     .a = j->lora_a,
                     .to = j->t,
-                    .to_ld = j->t_ld,
+                    .to_ld = j->wide,
                     .scale = a->scale,
                     .v = j->u,
-                    .v_ld = j->u_ld,
+                    .v_ld = j->wide,
                     .gradient = a->dlora_a.data,
                     .rank = (int)l->rank,
                     .turned = true,
@@ -150,7 +134,7 @@ static nbl_status gradients_of_a(const nbl__fast *j)
         if (l->wide == 0 || !wanted(&l->a->dlora_a)) continue;
         parts[count++] = (nbl__scatter_part){l->a->dlora_a.data, l->first, l->rank, l->a->accumulate};
     }
-    NBL_TRY(over_tokens(j, j->u, j->wide, j->u_ld, j->x.data, j->in, j->in, j->da, false));
+    NBL_TRY(over_tokens(j, j->u, j->wide, j->wide, j->x.data, j->in, j->in, j->da, false));
     return nbl__cuda_scatter(j->call, j->da, j->in, parts, count);
 }
 
@@ -163,11 +147,11 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
         const void *x;
         NBL_TRY(nbl__fast_see(j, l, &x));
         if (j->over_x) {
-            if (want->dx || want->a) NBL_TRY(make_u(j, l, NULL));
+            if (want->dx || want->a) NBL_TRY(make_u(j, l));
             return over_x(j, want, x);
         }
         if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
-        NBL_TRY(over_dy(j, l, want, NULL));
+        NBL_TRY(over_dy(j, l, want));
         if (l->rank > 0 && wanted(&a->dlora_a)) NBL_TRY(make_da(j, l, x));
     }
     return NBL_OK;
@@ -177,14 +161,11 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
     if (j->drops) return gradients_of_dropped(j, want);
-    if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false, NULL));
-    int64_t column = 0;
+    if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false));
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        void *copy = j->beside && want->dx ? nbl__fast_at(j->copy, column) : NULL;
-        column += l->out;
-        if (!j->over_x) NBL_TRY(over_dy(j, l, want, copy));
-        else if (want->dx || want->a) NBL_TRY(make_u(j, l, copy));
+        if (!j->over_x) NBL_TRY(over_dy(j, l, want));
+        else if (want->dx || want->a) NBL_TRY(make_u(j, l));
     }
     if (j->over_x) return over_x(j, want, j->x.data);
     return want->a ? gradients_of_a(j) : NBL_OK;
@@ -195,7 +176,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
 {
     nbl__expand e = {.rows = j->tokens,
                      .columns = j->in,
-                     .u_ld = j->u_ld,
+                     .u_ld = j->wide,
                      .u = j->u,
                      .a = j->lora_a,
                      .to = j->dx.data,
@@ -209,40 +190,21 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
-/* [dy_0 | dy_1 | … | u]·[W_0; W_1; …; A]. */
-static nbl_status dx_beside(const nbl__fast *j)
-{
-    int64_t row = 0;
-    for (int i = 0; i < j->count; i++) {
-        NBL_TRY(nbl__fast_decode(j, &j->layers[i], nbl__fast_at(j->w, row * j->in)));
-        row += j->layers[i].out;
-    }
-    return nbl__fast_multiply(j, 1,
-                              (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                          .m = j->tokens,
-                                          .n = j->in,
-                                          .k = j->outs + j->wide,
-                                          .a = j->copy,
-                                          .lda = j->copy_ld,
-                                          .b = j->w,
-                                          .c = j->dx.data});
-}
-
 static nbl_status dx_before(const nbl__fast *j)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
+    bool done = false;
+    if (j->folds) NBL_TRY(nbl__fold_dx(j, &done));
+    if (done) return NBL_OK;
     if (j->wide > 0) {
-        g.k = j->wide, g.a = j->u, g.lda = j->u_ld, g.b = j->lora_a;
+        g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
         NBL_TRY(j->drops ? dx_dropped(j) : nbl__fast_multiply(j, 1, g));
         g.beta = 1;
     }
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        const void *w = l->a->w.data;
-        if (nbl__fast_packed(&l->a->w)) {
-            NBL_TRY(nbl__fast_decode(j, l, j->w));
-            w = j->w;
-        }
+        void *w = j->folds || !nbl__fast_packed(&l->a->w) ? l->w : j->w;
+        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, w));
         g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = w;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
         g.beta = 1;
@@ -258,7 +220,7 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
     for (int i = 0; i < count; i++)
         want.a |= wanted(&members[i].dlora_a), want.b |= wanted(&members[i].dlora_b);
     NBL_TRY(adapter_gradients(&j, &want));
-    if (want.dx) NBL_TRY(j.beside ? dx_beside(&j) : dx_before(&j));
+    if (want.dx) NBL_TRY(dx_before(&j));
     for (int i = 0; i < count; i++) {
         const nbl__fast_layer *l = &j.layers[i];
         const nbl__linear *a = l->a;

@@ -180,7 +180,7 @@ __global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u,
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         float slope, x = kept_g ? kept_g[i] : g[i], y = kept_u ? kept_u[i] : u[i],
-                     value = activation<ACT>(x, &slope);
+                     value = activation<ACT, false>(x, &slope);
         if (d == NULL) {
             g[i] = value * y;
             continue;
