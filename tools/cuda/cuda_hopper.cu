@@ -291,8 +291,15 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
         for (int i = 0; i < count; i++)
             CUDA(cudaMemcpy(results[i].memory, results[i].before, results[i].bytes, cudaMemcpyHostToDevice));
         CUDA(cudaDeviceSynchronize());
+        void *graph = NULL; /* the second time as a part of one */
+        if (turn == 1) NIBBLE(nbl__cuda_record_begin(t->call.cuda));
         NIBBLE(nbl__hopper_run(&t->call, &p));
+        if (turn == 1) {
+            NIBBLE(nbl__cuda_record_end(t->call.cuda, true, &graph));
+            NIBBLE(nbl__cuda_replay(t->call.cuda, graph));
+        }
         NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+        nbl__cuda_graph_free(t->call.cuda, graph);
         if (turn == 0)
             for (int i = 0; i < count; i++)
                 CUDA(
