@@ -72,6 +72,8 @@ typedef struct nbl__plan {
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
+    uint64_t key;  /* of the arguments of the first key_count steps as they are; 0: they have changed since */
+    int key_count;
 } nbl__plan;
 
 typedef struct nbl__plan_options {
@@ -104,6 +106,8 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 nbl_status nbl__plan_clear_gradients(nbl__plan *plan);
 /* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
+/* An attribute of a step (nbl__step_attr) was changed: says so before the next run. */
+void nbl__plan_touch(nbl__plan *plan);
 /* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
@@ -119,6 +123,9 @@ void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 /* Infers the steps, and with `prepare` those that prepare as well, with the shapes that inputs have now. */
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
 void nbl__plan_unbind(nbl__plan *plan);
+nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
+/* profile.c: on a device, runs the first `count` steps and tells the log where their time went. */
+nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
 /* ---- place.c ---- */
 

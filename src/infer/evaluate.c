@@ -124,6 +124,7 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
     for (int64_t i = 0; i < (pack ? 1 : count) && status == NBL_OK; i++) {
         status = nbl__session_load(&s, &sequences[i], pack ? count : 1, &labels[i]);
         loss_of(&s)->denominator = (float)nbl__max_i64(*trained, 1);
+        nbl__plan_touch(&s.plan);
         if (status == NBL_OK) status = nbl__plan_run(&s.plan);
         *loss += (double)*(float *)nbl__plan_data(&s.plan, s.build.loss);
     }

@@ -78,6 +78,7 @@ typedef struct nbl__session {
     nbl__graph graph;
     nbl__build build;
     nbl__plan plan;
+    bool resized; /* an input has another size than the plan was inferred with */
     bool masters; /* what training changes is this session's own, or that of the one it shares with */
 } nbl__session;
 
@@ -99,8 +100,10 @@ void nbl__session_close(nbl__session *session);
 /* Gives a planned session the memory of an open one, all of it, for runs in turns: the host was opened with
  * options.plan.with = &session->plan, and outlives it. */
 nbl_status nbl__session_join(nbl__session *session, const nbl__session *host);
-/* The memory of an input that holds n numbers in the next run; nbl__plan_resize makes it so. */
+/* The memory of an input that holds n numbers in the next run; nbl__session_resize makes it so. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
+/* Infers again if an input has changed its size. */
+nbl_status nbl__session_resize(nbl__session *s);
 /* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
 

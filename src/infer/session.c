@@ -185,7 +185,9 @@ void nbl__session_close(nbl__session *session)
 
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n)
 {
-    nbl__info(&s->graph, value)->tensor.shape[0] = n;
+    nbl_tensor *t = &nbl__info(&s->graph, value)->tensor;
+    s->resized |= t->shape[0] != n;
+    t->shape[0] = n;
     return nbl__plan_data(&s->plan, value);
 }
 
@@ -212,5 +214,12 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
         }
         starts[i + 1] = (int32_t)at;
     }
+    return nbl__session_resize(s);
+}
+
+nbl_status nbl__session_resize(nbl__session *s)
+{
+    if (!s->resized) return NBL_OK;
+    s->resized = false;
     return nbl__plan_resize(&s->plan);
 }

@@ -60,14 +60,19 @@ static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool trai
         *site->rate = training ? site->trained_rate : 0;
         *site->seed = nbl__hash(0, key, sizeof key);
     }
+    if (t->site_count > 0) nbl__plan_touch(&t->session.plan);
 }
 
 static void set_denominator(nbl__trainer *t, int64_t trained)
 {
     for (int i = 0; i < t->session.plan.step_count; i++) {
         nbl__planned_step *step = &t->session.plan.steps[i];
-        if (strcmp(step->node->family->name, "cross_entropy") == 0)
-            ((nbl__cross_entropy *)step->arguments)->denominator = (float)nbl__max_i64(trained, 1);
+        if (strcmp(step->node->family->name, "cross_entropy") != 0) continue;
+        nbl__cross_entropy *loss = step->arguments;
+        float denominator = (float)nbl__max_i64(trained, 1);
+        if (loss->denominator == denominator) continue;
+        loss->denominator = denominator;
+        nbl__plan_touch(&t->session.plan);
     }
 }
 
