@@ -29,14 +29,14 @@ nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);
 typedef struct nbl__sweep {
     int64_t rows, columns;
     const void *z; /* dense */
-    int wide;      /* 16 or 32 */
+    int wide;      /* 16, 32 or 64 */
     const void *a; /* [wide, columns] */
-    void *to;
+    void *to;      /* NULL: no projection */
     int64_t to_ld;
     float scale;
     const void *v; /* [rows, wide] */
     int64_t v_ld;
-    float *gradient; /* [columns, rank], or turned [rank, columns] */
+    float *gradient; /* [columns, rank], or turned [rank, columns]; NULL: no outer product */
     int rank;        /* results of the outer product that are wanted */
     bool turned, accumulate;
     void *copy; /* NULL, or where a copy of z goes */
