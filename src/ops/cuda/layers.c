@@ -360,7 +360,8 @@ static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l)
 size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     nbl__cuda_layers j;
-    if (nbl__cuda_fast_takes(members, count, false)) return nbl__cuda_fast_scratch(cuda, members, count, false);
+    if (nbl__cuda_fast_takes(members, count, false))
+        return nbl__cuda_fast_scratch(cuda, members, count, false);
     nbl__cuda_layers_open(&j, NULL, members, count, false, NULL);
     return j.used;
 }

@@ -104,7 +104,8 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         j->outs += l->out;
         j->drops |= l->rank > 0 && l->a->dropout > 0;
         most = nbl__max_i64(most, l->out);
-        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
+        if (nbl__fast_packed(&l->a->w))
+            decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
     }
     j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1)) && !(backward && j->drops);
     for (int i = 0; i < count; i++) {
@@ -193,8 +194,7 @@ nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
                                      .to_columns = j->in,
                                      .to_ld = j->in};
         if (backward) count += moves_of_b(l, true, false, l->lora_b, l->out, &moves[count]);
-        else
-            count += moves_of_b(l, false, nbl__given(&a->bias), l->lora_b, l->wide, &moves[count]);
+        else count += moves_of_b(l, false, nbl__given(&a->bias), l->lora_b, l->wide, &moves[count]);
     }
     return nbl__cuda_move(j->call, moves, count);
 }
