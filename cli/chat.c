@@ -260,6 +260,7 @@ static int run(cli_call *call)
 
 const cli_command cli_chat = {
     .name = "chat",
+    .computes = true,
     .group = "Models",
     .summary = "a conversation with a model",
     .description =

@@ -63,6 +63,7 @@ typedef struct cli_command {
     const cli_option *options; /* its own; the common ones come on top */
     const cli_example *examples;
     int (*run)(cli_call *call); /* returns the exit status */
+    bool computes;              /* with a model: cli_context has it run on what --device says */
 } cli_command;
 
 /* All commands in the order of the overview, ending with NULL, and the options of all of them. */

@@ -59,10 +59,13 @@ static const char *nvidia_driver(void)
     fclose(file);
     if (!read) return NULL;
     line[strcspn(line, "\n")] = '\0';
-    const char *digits = strstr(line, "Module ");
-    for (digits = digits ? digits + 7 : line; *digits && !isdigit((unsigned char)*digits);) digits++;
-    size_t length = strspn(digits, "0123456789.");
-    return cli_clean(length ? cli_format("%.*s", (int)length, digits) : cli_format("%s", line));
+    /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04 ...": the first word of digits and dots. */
+    for (const char *word = line; *word; word += strspn(word, " ")) {
+        size_t length = strcspn(word, " "), digits = strspn(word, "0123456789.");
+        if (length > 0 && digits == length) return cli_clean(cli_format("%.*s", (int)length, word));
+        word += length;
+    }
+    return cli_clean(cli_format("%s", line));
 }
 
 /* Devices as an array; null where there are none. *why: what the library says of that, or NULL. */

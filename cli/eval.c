@@ -203,6 +203,7 @@ static int run(cli_call *call)
 
 const cli_command cli_eval = {
     .name = "eval",
+    .computes = true,
     .group = "Models",
     .summary = "how well a model predicts the texts of a file",
     .description =

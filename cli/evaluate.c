@@ -74,6 +74,7 @@ static int run_grads(cli_call *call)
     }
 const cli_command cli_logits = {
     .name = "logits",
+    .computes = true,
     .group = "Models",
     .summary = "the logits of every position of token sequences",
     .description = "Writes tensors logits.0, logits.1, ... of f32 [tokens, vocabulary], one per sequence.",
@@ -95,6 +96,7 @@ const cli_command cli_logits = {
 
 const cli_command cli_grads = {
     .name = "grads",
+    .computes = true,
     .group = "Models",
     .summary = "one forward and backward pass: loss and the adapter's gradients",
     .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter, "

@@ -212,6 +212,7 @@ static int run(cli_call *call)
 
 const cli_command cli_generate = {
     .name = "generate",
+    .computes = true,
     .group = "Models",
     .summary = "text that a model continues",
     .description = "Continues a prompt, the answer to a chat message, or sequences of token ids, which run "

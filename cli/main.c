@@ -21,9 +21,6 @@ static int run(cli_call *call)
 {
     if (call->version) return show_version(call);
     if (call->help) return cli_help_show(call, call->command);
-    if (strcmp(cli_get(call, "device")->text, "cuda") == 0)
-        return cli_error(call, NBL_ERROR_UNSUPPORTED, "leave --device out, or say --device cpu",
-                         "this build has no CUDA backend");
     return call->command->run(call);
 }
 

@@ -133,10 +133,11 @@ static void print_text(const nbl_model_plan *p)
     for (int64_t i = 0; i < p->cast_count; i++)
         fprintf(cli_out(), "  %s: %s to %s: %s\n", p->casts[i].at, nbl_dtype_name(p->casts[i].from),
                 nbl_dtype_name(p->casts[i].to), p->casts[i].why);
-    if (strcmp(p->recompute, "layers") == 0)
-        fprintf(cli_out(), "  recomputed: %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
-                p->recomputed_layers, p->layers, p->recompute_flops * 1e-9);
-    else fprintf(cli_out(), "  recomputed: %s, %.3f GFLOP\n", p->recompute, p->recompute_flops * 1e-9);
+    if (strcmp(p->recompute, "none") == 0) fprintf(cli_out(), "  recomputed: none\n");
+    else
+        fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
+                strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
+                p->recompute_flops * 1e-9);
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
     fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
 }
@@ -144,6 +145,7 @@ static void print_text(const nbl_model_plan *p)
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
 {
     nbl_status code = nbl_run_open(ctx, cli_get(call, "train")->text, NULL, 0, run);
+    if (code == NBL_OK) code = cli_use_device(call, ctx, nbl_run_get_info(*run).device);
     if (code != NBL_OK) return code;
     const cli_value *tokens = cli_get(call, "tokens");
     return nbl_run_make_plan(*run, call->arguments[0], tokens->given ? tokens->integer : 0,
@@ -159,7 +161,8 @@ static int run(cli_call *call)
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
-    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_model_open(call, ctx, true, &model);
+    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx, NULL);
+    if (code == NBL_OK && !of_run) code = cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,
                                    cli_get(call, "memory")->size, plan);

@@ -143,7 +143,8 @@ static void on_log(void *user, nbl_log_level level, const char *line)
 {
     cli_progress *shown = user;
     const char *verbose = getenv("NIBBLE_VERBOSE");
-    if (level == NBL_LOG_DEBUG && verbose && strcmp(verbose, "dispatch") == 0) {
+    bool profile = strncmp(line, "profile: ", 9) == 0; /* of all that is told at this level, one or the other */
+    if (level == NBL_LOG_DEBUG && verbose && strcmp(verbose, profile ? "profile" : "dispatch") == 0) {
         cli_progress_clear(shown);
         fprintf(stderr, "nibble: %s: %s\n", shown->command, cli_clean(line));
         return;
@@ -152,6 +153,18 @@ static void on_log(void *user, nbl_log_level level, const char *line)
     cli_progress_clear(shown);
     fprintf(stderr, "nibble: %s: %s%s\n", shown->command, level == NBL_LOG_WARNING ? "warning: " : "",
             cli_clean(line));
+}
+
+nbl_status cli_use_device(const cli_call *call, nbl_context *ctx, const char *named)
+{
+    const char *device = cli_get(call, "device")->text;
+    int count;
+    if (strcmp(device, "auto") == 0 && named) device = named;
+    if (strcmp(device, "cuda") == 0) return nbl_context_use_cuda(ctx, 0);
+    if (strcmp(device, "cpu") == 0 || !nbl_cuda_built() || nbl_cuda_device_count(ctx, &count) != NBL_OK)
+        return NBL_OK;
+    nbl_status status = nbl_context_use_cuda(ctx, 0);
+    return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status; /* one that is too old */
 }
 
 nbl_context *cli_context(const cli_call *call, int *status)
@@ -167,6 +180,13 @@ nbl_context *cli_context(const cli_call *call, int *status)
     nbl_context *ctx;
     nbl_status code = nbl_context_create(&options, &ctx);
     *status = CLI_DONE;
+    if (code == NBL_OK && call->command->computes) {
+        nbl_status device = cli_use_device(call, ctx, NULL);
+        if (device == NBL_OK) return ctx;
+        *status = cli_failure(call, ctx, device);
+        cli_context_end(ctx);
+        return NULL;
+    }
     if (code == NBL_OK) return ctx;
     const char *isa = getenv("NIBBLE_ISA");
     if (code == NBL_ERROR_ARGUMENT && isa && *isa)

@@ -11,6 +11,9 @@ void cli_session_end(void);
 
 /* The library's context for this call, or NULL after an error line; *status is the exit status. */
 nbl_context *cli_context(const cli_call *call, int *status);
+/* Has the context run on what --device says; where that is auto: on what `named` says (NULL: nothing), else on the first
+ * CUDA device if there is one. */
+nbl_status cli_use_device(const cli_call *call, nbl_context *ctx, const char *named);
 /* Ends progress and releases the context. */
 void cli_context_end(nbl_context *ctx);
 

@@ -70,6 +70,7 @@ static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
 {
     const cli_value *sets = cli_get(call, "set");
     nbl_status code = nbl_run_open(ctx, call->arguments[0], sets->all, sets->count, r);
+    if (code == NBL_OK) code = cli_use_device(call, ctx, nbl_run_get_info(*r).device);
     if (code != NBL_OK || call->threads > 0) return code;
     return nbl_context_set_threads(ctx, nbl_run_get_info(*r).threads);
 }

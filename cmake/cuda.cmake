@@ -6,7 +6,8 @@
 # and finds the driver when a device is first asked for: what is built here also starts where there is none.
 #
 # Sets NIBBLE_CUDA_BUILT and, where that is on, NIBBLE_CUDA_INCLUDE, NIBBLE_CUDA_LIBRARIES and the function
-# nibble_cuda_object(SOURCE RESULT), which compiles one source and names its object.
+# nibble_cuda_object(SOURCE RESULT), which compiles one source and names its object. Sources *_sm90.cu use what only
+# Hopper has: they are compiled for that alone (sm_90a), and whoever calls them asks the device first.
 string(TOLOWER "${NIBBLE_CUDA}" cuda_wish)
 if(NOT cuda_wish MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "NIBBLE_CUDA is '${NIBBLE_CUDA}'; it must be auto, on or off")
@@ -24,7 +25,7 @@ foreach(arch ${NIBBLE_CUDA_ARCHITECTURES})
 endforeach()
 list(GET NIBBLE_CUDA_ARCHITECTURES -1 arch)
 list(APPEND cuda_targets -gencode=arch=compute_${arch},code=compute_${arch})
-set(NIBBLE_CUDA_FLAGS -std=c++20 -O3 -fmad=false ${cuda_targets}
+set(NIBBLE_CUDA_FLAGS -std=c++20 -O3 -fmad=false
   -Xcompiler=-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-ffp-contract=off,-Wall,-Wextra,-Wshadow
   $<$<BOOL:${NIBBLE_WERROR}>:-Werror=all-warnings> $<$<BOOL:${NIBBLE_WERROR}>:-Xcompiler=-Werror>)
 
@@ -84,8 +85,12 @@ function(nibble_cuda_object source result)
   set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
   cmake_path(GET object PARENT_PATH folder)
   file(MAKE_DIRECTORY ${folder})
+  set(targets ${cuda_targets})
+  if(name MATCHES "_sm90\\.cu$")
+    set(targets -gencode=arch=compute_90a,code=sm_90a)
+  endif()
   add_custom_command(OUTPUT ${object}
-    COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${NIBBLE_NVCC} ${NIBBLE_CUDA_FLAGS} -DNBL_BUILD
+    COMMAND ${CMAKE_C_COMPILER_LAUNCHER} ${NIBBLE_NVCC} ${NIBBLE_CUDA_FLAGS} ${targets} -DNBL_BUILD
       -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${object}.d -c ${source} -o ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}" COMMAND_EXPAND_LISTS VERBATIM)
   set(${result} ${object} PARENT_SCOPE)

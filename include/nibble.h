@@ -925,6 +925,8 @@ typedef struct nbl_run_info {
     int report;    /* 0: no report.html is written */
     int threads;   /* that it asks for; 0: it does not. The caller's choice: see
                     nbl_context_set_threads */
+    const char *device; /* "cpu", "cuda" or "auto"; NULL: it does not say. The
+                           caller's choice: see nbl_context_use_cuda */
     int mergeable; /* an adapter whose base is a folder, not a .gguf file */
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);

@@ -17,11 +17,17 @@
 
 #include "nibble.h"
 
+/* On the device that NIBBLE_TEST_DEVICE names, if it does; where there is none, the program is skipped. */
 static inline nbl_context *new_context_with(int threads)
 {
     nbl_context_options options = {.threads = threads};
     nbl_context *ctx;
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
+    const char *device = getenv("NIBBLE_TEST_DEVICE");
+    if (device && strcmp(device, "cuda") == 0 && nbl_context_use_cuda(ctx, 0) != NBL_OK) {
+        printf("skipped: %s\n", nbl_error_message(ctx));
+        exit(77);
+    }
     return ctx;
 }
 

@@ -11,6 +11,7 @@
 #include "ops/cache.h"
 #include "ops/cross_entropy.h"
 #include "ops/dora_norm.h"
+#include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
@@ -290,9 +291,37 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias);
 }
 
+/* gate and up, their product, down. */
+static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
+{
+    const nbl__decoder *d = b->d;
+    nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "mlp.gate_up");
+    if (group == NULL) return 0;
+    group->members[0].dtype = b->dtype;
+    group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
+    nbl__graph_bind(b->g, "x", x);
+    names gate = module(b, "", "0", "mlp.gate_proj"), up = module(b, "", "1", "mlp.up_proj");
+    bind_layer(b, &gate, "w0", d->inner, d->hidden, d->mlp_bias, &group->members[0].scale,
+               &group->members[0].dropout);
+    bind_layer(b, &up, "w1", d->inner, d->hidden, d->mlp_bias, &group->members[1].scale,
+               &group->members[0].dropout);
+    nbl__value both[2];
+    both[0] = end_layers(b, (const char *const[]){"y1"}, both + 1, 1);
+    nbl__gated *a = nbl__graph_begin(b->g, "gated", "mlp.act");
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->act = (int)d->act;
+    nbl__graph_bind(b->g, "gate", both[0]);
+    nbl__graph_bind(b->g, "up", both[1]);
+    x = nbl__graph_end(b->g);
+    names down = module(b, "", "", "mlp.down_proj");
+    return linear(b, x, &down, d->hidden, d->inner, d->mlp_bias);
+}
+
 static nbl__value feed_forward(nbl__build *b, nbl__value x)
 {
     const nbl__decoder *d = b->d;
+    if (b->split_mlp) return feed_forward_split(b, x);
     nbl__mlp *a = nbl__graph_begin(b->g, "mlp", "mlp");
     if (a == NULL) return 0;
     a->gate.dtype = b->dtype;

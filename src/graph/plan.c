@@ -1,7 +1,6 @@
-/* plan.c - the schedule, what fits a budget, and running. See plan.h. */
+/* plan.c - the schedule, and what fits a budget. See plan.h. */
 #include "graph/plan.h"
 
-#include <math.h>
 
 /* ---- the schedule ---- */
 
@@ -59,9 +58,10 @@ static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count
     return NBL_OK;
 }
 
-static nbl_status infer_both(nbl__plan *plan, nbl__address_fn address)
+nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address)
 {
-    NBL_TRY(infer_all(plan, plan->prepare, plan->prepare_count, address));
+    nbl__plan_touch(plan);
+    if (prepare) NBL_TRY(infer_all(plan, plan->prepare, plan->prepare_count, address));
     return infer_all(plan, plan->steps, plan->step_count, address);
 }
 
@@ -106,7 +106,7 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     choose_kept(plan->graph, mode == NBL_RECOMPUTE_NONE);
     NBL_TRY(schedule(plan));
     if (mode != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan, mode, layers));
-    NBL_TRY(infer_both(plan, NULL));
+    NBL_TRY(nbl__plan_infer(plan, true, NULL));
     NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
     NBL_TRY(choose_all(plan, plan->steps, plan->step_count));
     NBL_TRY(nbl__plan_place(plan));
@@ -125,38 +125,38 @@ static int layer_count(const nbl__graph *g)
     return count;
 }
 
-/* The least recomputation that keeps the budget: none, then what is cheap, then as few layers as needed. */
-static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
+/* As few layers as the budget needs; in `many` of them it is kept. */
+static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute mode, int many)
 {
-    struct {
-        nbl__recompute mode;
-        int layers;
-    } tries[] = {
-        {NBL_RECOMPUTE_NONE, 0}, {NBL_RECOMPUTE_CHEAP, 0}, {NBL_RECOMPUTE_LAYERS, layer_count(plan->graph)}};
-    bool backward = false; /* else there is nothing to make again */
-    for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    int best = (int)o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
-    size_t smallest = SIZE_MAX;
-    for (int i = best; i <= last; i++) {
-        NBL_TRY(try_plan(plan, o, tries[i].mode, tries[i].layers));
-        size_t total = nbl__plan_total(plan);
-        bool fits = o->budget == 0 || total <= o->budget;
-        if (fits && i != NBL_RECOMPUTE_LAYERS) return NBL_OK;
-        if (total < smallest) smallest = total, best = i;
-    }
-    if (o->budget == 0 || smallest > o->budget) {
-        NBL_CHECK(plan->ctx, o->budget == 0 || o->or_smallest, NBL_ERROR_MEMORY,
-                  "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
-        return best == last ? NBL_OK : try_plan(plan, o, tries[best].mode, tries[best].layers);
-    }
-    int few = 0, many = tries[NBL_RECOMPUTE_LAYERS].layers; /* `many` fits, `few` does not */
+    int few = 0; /* does not fit, or is not worth the asking */
     while (many - few > 1) {
         int middle = few + (many - few) / 2;
-        NBL_TRY(try_plan(plan, o, NBL_RECOMPUTE_LAYERS, middle));
+        NBL_TRY(try_plan(plan, o, mode, middle));
         if (nbl__plan_total(plan) <= o->budget) many = middle;
         else few = middle;
     }
-    return try_plan(plan, o, NBL_RECOMPUTE_LAYERS, many);
+    return try_plan(plan, o, mode, many);
+}
+
+/* The least recomputation that keeps the budget: none, then what is cheap in as few layers as needed, then whole layers,
+ * as few as needed. */
+static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
+{
+    int all = layer_count(plan->graph);
+    bool backward = false; /* else there is nothing to make again */
+    for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
+    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+    size_t smallest = SIZE_MAX;
+    for (nbl__recompute mode = o->least; mode <= last; mode++) {
+        NBL_TRY(try_plan(plan, o, mode, mode == NBL_RECOMPUTE_NONE ? 0 : all));
+        size_t total = nbl__plan_total(plan);
+        if (o->budget == 0 || (total <= o->budget && mode == NBL_RECOMPUTE_NONE)) return NBL_OK;
+        if (total <= o->budget) return fewest_layers(plan, o, mode, all);
+        if (total < smallest) smallest = total, best = mode;
+    }
+    NBL_CHECK(plan->ctx, o->or_smallest, NBL_ERROR_MEMORY,
+              "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
+    return best == last ? NBL_OK : try_plan(plan, o, best, best == NBL_RECOMPUTE_NONE ? 0 : all);
 }
 
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan)
@@ -173,122 +173,9 @@ nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, n
 
 void nbl__plan_free(nbl__plan *plan)
 {
-    for (int i = 0; i < NBL_MEMORY_COUNT; i++)
-        if (plan->memory[i] && !plan->borrowed[i]) nbl__free(plan->ctx, plan->memory[i], plan->bytes[i]);
+    nbl__plan_unbind(plan);
     nbl__arena_free(&plan->arena);
     memset(plan, 0, sizeof *plan);
-}
-
-/* ---- running ---- */
-
-void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
-{
-    nbl__value storage = nbl__graph_storage(plan->graph, value);
-    return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage];
-}
-
-static void *address(void *user, nbl__value value)
-{
-    return nbl__plan_data(user, value);
-}
-
-/* Memory of its own for every class but those that are the host's. */
-static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
-{
-    for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
-        bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
-        bool turns = i == NBL_MEMORY_INPUTS || i == NBL_MEMORY_RUN;
-        plan->borrowed[i] = host && (kept || (all && turns));
-        if (!plan->borrowed[i]) {
-            plan->memory[i] = nbl__alloc(plan->ctx, plan->bytes[i]);
-            if (plan->memory[i] == NULL) return NBL_ERROR_MEMORY;
-            continue;
-        }
-        NBL_CHECK(plan->ctx, kept ? plan->bytes[i] == host->bytes[i] : plan->bytes[i] <= host->bytes[i],
-                  NBL_ERROR_INTERNAL, "two plans of one model differ in what they share");
-        plan->memory[i] = host->memory[i];
-    }
-    return infer_both(plan, address);
-}
-
-nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared)
-{
-    return bind_to(plan, shared, false);
-}
-
-nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
-{
-    return bind_to(plan, host, true);
-}
-
-nbl_status nbl__plan_resize(nbl__plan *plan)
-{
-    return infer_all(plan, plan->steps, plan->step_count, address);
-}
-
-static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
-{
-    nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
-                                    plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
-    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
-}
-
-nbl_status nbl__plan_prepare(nbl__plan *plan)
-{
-    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(run_step(plan, &plan->prepare[i]));
-    return NBL_OK;
-}
-
-nbl_status nbl__plan_run(nbl__plan *plan)
-{
-    for (int i = 0; i < plan->step_count; i++) NBL_TRY(run_step(plan, &plan->steps[i]));
-    return NBL_OK;
-}
-
-nbl_status nbl__plan_run_forward(nbl__plan *plan)
-{
-    nbl_status status = NBL_OK;
-    for (int i = 0; i < plan->step_count && !plan->steps[i].backward && status == NBL_OK; i++) {
-        bool *early = nbl__step_attr(&plan->steps[i], "early"), was = early && *early;
-        if (early) *early = false; /* nobody will ask for the gradient */
-        status = run_step(plan, &plan->steps[i]);
-        if (early) *early = was;
-    }
-    return status;
-}
-
-/* ---- looking for what went wrong ---- */
-
-static bool all_finite(nbl_isa isa, const nbl_tensor *t)
-{
-    float values[256];
-    int64_t n = nbl__tensor_elements(t);
-    if (!nbl__is_compute(t->dtype)) return true;
-    for (int64_t at = 0; at < n; at += 256) {
-        int64_t count = nbl__min_i64(256, n - at);
-        nbl__to_f32(isa, t->dtype, (const uint8_t *)t->data + (size_t)at * nbl__size_of(t->dtype), values,
-                    count);
-        for (int64_t i = 0; i < count; i++)
-            if (!isfinite(values[i])) return false;
-    }
-    return true;
-}
-
-nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
-{
-    *node = NULL;
-    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
-        const nbl__planned_step *step = &plan->steps[i];
-        const nbl__slot *slots = step->node->family->slots;
-        NBL_TRY(run_step(plan, step));
-        for (const nbl__slot *slot = slots; slot->name; slot++) {
-            if (step->bound[slot - slots] == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
-            if (all_finite(nbl__isa(plan->ctx), nbl__slot_tensor(slot, step->arguments))) continue;
-            *node = step->node;
-            return NBL_OK;
-        }
-    }
-    return NBL_OK;
 }
 
 void *nbl__step_attr(const nbl__planned_step *step, const char *name)

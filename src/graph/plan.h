@@ -44,6 +44,14 @@ typedef struct nbl__planned_step {
     size_t scratch, scratch_offset;
 } nbl__planned_step;
 
+/* A schedule as a device remembers it. */
+enum { NBL_PLAN_RECORDINGS = 4 };
+typedef struct nbl__recording {
+    uint64_t key; /* of all its arguments; 0: none */
+    void *graph;  /* NULL: it has run once, and is recorded when it comes again */
+    int64_t used; /* the run that used it last */
+} nbl__recording;
+
 typedef struct nbl__plan {
     nbl_context *ctx;
     nbl__graph *graph;
@@ -59,8 +67,13 @@ typedef struct nbl__plan {
     struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
-    uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind */
+    uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
     bool borrowed[NBL_MEMORY_COUNT];
+    uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
+    nbl__recording recordings[NBL_PLAN_RECORDINGS];
+    int64_t runs;
+    uint64_t key;  /* of the arguments of the first key_count steps as they are; 0: they have changed since */
+    int key_count;
 } nbl__plan;
 
 typedef struct nbl__plan_options {
@@ -85,10 +98,16 @@ nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
 /* Binds to the memory of another plan, all of it: `host` was made `with` this one, holds the same parameters and
  * states, and must outlive it. What one run leaves in inputs and results, a run of the other may overwrite. */
 nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host);
-/* The memory of a value; after nbl__plan_bind. */
+/* Where operators find a value; after nbl__plan_bind. That may be a device's memory: see ops/memory.h. */
+void *nbl__plan_address(const nbl__plan *plan, nbl__value value);
+/* An input for the caller to write before a run, or a result to read after it: always the host's memory. */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
+/* Sets all gradients to zero. */
+nbl_status nbl__plan_clear_gradients(nbl__plan *plan);
 /* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
+/* An attribute of a step (nbl__step_attr) was changed: says so before the next run. */
+void nbl__plan_touch(nbl__plan *plan);
 /* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
@@ -98,6 +117,15 @@ nbl_status nbl__plan_run_forward(nbl__plan *plan);
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node);
 /* An attribute in the arguments of a step, by its name; NULL: its family has none such. */
 void *nbl__step_attr(const nbl__planned_step *step, const char *name);
+
+/* ---- plan.c, plan_run.c: for each other ---- */
+
+/* Infers the steps, and with `prepare` those that prepare as well, with the shapes that inputs have now. */
+nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
+void nbl__plan_unbind(nbl__plan *plan);
+nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
+/* profile.c: on a device, runs the first `count` steps and tells the log where their time went. */
+nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
 /* ---- place.c ---- */
 

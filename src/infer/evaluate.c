@@ -3,6 +3,7 @@
 
 #include "infer/language_model.h"
 #include "ops/cross_entropy.h"
+#include "ops/memory.h"
 
 static int64_t longest(const nbl_ids *sequences, int64_t count)
 {
@@ -80,7 +81,9 @@ static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
         const nbl__value_info *info = nbl__info(&s->graph, v);
         if (!info->trained || info->gradient == 0) continue;
         nbl_tensor gradient = nbl__info(&s->graph, info->gradient)->tensor;
-        gradient.data = nbl__plan_data(&s->plan, info->gradient);
+        size_t bytes = (size_t)nbl__tensor_elements(&gradient) * nbl__size_of(gradient.dtype);
+        NBL_TRY(nbl__memory_lend(s->graph.ctx, nbl__plan_address(&s->plan, info->gradient), bytes, true,
+                                 &gradient.data));
         NBL_TRY(fn(user, info->name, &gradient));
     }
     return NBL_OK;
@@ -121,6 +124,7 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
     for (int64_t i = 0; i < (pack ? 1 : count) && status == NBL_OK; i++) {
         status = nbl__session_load(&s, &sequences[i], pack ? count : 1, &labels[i]);
         loss_of(&s)->denominator = (float)nbl__max_i64(*trained, 1);
+        nbl__plan_touch(&s.plan);
         if (status == NBL_OK) status = nbl__plan_run(&s.plan);
         *loss += (double)*(float *)nbl__plan_data(&s.plan, s.build.loss);
     }

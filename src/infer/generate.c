@@ -194,7 +194,7 @@ static nbl_status prefill(writer *w, nbl__session *s)
         w->active[i] = i;
     }
     w->active_count = w->count;
-    NBL_TRY(nbl__plan_resize(&s->plan));
+    NBL_TRY(nbl__session_resize(s));
     NBL_TRY(nbl__plan_run(&s->plan));
     return advance(w, s);
 }

@@ -322,6 +322,7 @@ nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_op
 void nbl_model_close(nbl_model *m)
 {
     if (m == NULL) return;
+    nbl__upload_free(m);
     for (int64_t i = 0; m->weights && i < m->weight_count; i++)
         if (m->weights[i].memory) nbl__free(m->ctx, m->weights[i].memory, m->weights[i].bytes);
     nbl__free(m->ctx, m->quantized, m->quantized_bytes);

@@ -31,11 +31,18 @@ struct nbl_model {
         nbl_weight weight;
         void *memory; /* of the model's own; or NULL */
         size_t bytes;
-        bool used; /* a builder asked for it */
+        bool used;         /* a builder asked for it */
+        nbl_weight placed; /* on a device: the same with the device's pointers; rank 0: not there yet */
     } * weights;
     int64_t weight_count;
     void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
     size_t quantized_bytes, quantized_used;
+
+    struct nbl__upload { /* on a device: its weights, in the pieces in which they came */
+        struct nbl__upload *next;
+        void *memory;
+        size_t bytes;
+    } * uploads;
 
     /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
      * adapter's modules_to_save brought is trained in any case. The trainer sets them, before sessions are made. */
@@ -51,6 +58,13 @@ struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
 /* Would training change this tensor? */
 bool nbl__model_trains(const nbl_model *model, const char *name);
 
+/* ---- upload.c ---- */
+
+/* Where the context runs on a device: brings the weights that the graph multiplies with there, unless they are, and has
+ * the graph point to them. Host memory of mapped files is given up. */
+nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
+void nbl__upload_free(nbl_model *model);
+
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */
 nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);
@@ -64,6 +78,7 @@ typedef struct nbl__session {
     nbl__graph graph;
     nbl__build build;
     nbl__plan plan;
+    bool resized; /* an input has another size than the plan was inferred with */
     bool masters; /* what training changes is this session's own, or that of the one it shares with */
 } nbl__session;
 
@@ -85,8 +100,10 @@ void nbl__session_close(nbl__session *session);
 /* Gives a planned session the memory of an open one, all of it, for runs in turns: the host was opened with
  * options.plan.with = &session->plan, and outlives it. */
 nbl_status nbl__session_join(nbl__session *session, const nbl__session *host);
-/* The memory of an input that holds n numbers in the next run; nbl__plan_resize makes it so. */
+/* The memory of an input that holds n numbers in the next run; nbl__session_resize makes it so. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
+/* Infers again if an input has changed its size. */
+nbl_status nbl__session_resize(nbl__session *s);
 /* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
 

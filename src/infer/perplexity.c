@@ -61,7 +61,7 @@ static nbl_status run_head(evaluation *e, const uint8_t *hidden)
     nbl__session *s = &e->head;
     size_t bytes = (size_t)(e->tile_rows * e->model->decoder.hidden) * nbl__size_of(e->model->dtype);
     memcpy(nbl__session_input(s, s->build.hidden, e->tile_rows), hidden, bytes);
-    NBL_TRY(nbl__plan_resize(&s->plan));
+    NBL_TRY(nbl__session_resize(s));
     NBL_TRY(nbl__plan_run(&s->plan));
     nbl__to_f32(nbl__isa(e->model->ctx), e->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
                 e->logits, e->tile_rows * e->model->decoder.vocabulary);

@@ -1,5 +1,7 @@
 /* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See language_model.h. */
 #include "infer/language_model.h"
+#include "ops/cuda/cuda.h"
+#include "ops/memory.h"
 
 static const nbl_weight *weight_of(void *user, const char *name)
 {
@@ -75,21 +77,28 @@ static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *inf
     return NBL_OK;
 }
 
+static nbl_status fill_parameter(nbl__session *s, nbl__value v)
+{
+    nbl_context *ctx = s->graph.ctx;
+    const nbl__value_info *info = nbl__info(&s->graph, v);
+    const nbl__stored *stored = adapter_tensor(s->model, info->name);
+    int64_t n = nbl__tensor_elements(&info->tensor);
+    size_t bytes = (size_t)n * nbl__size_of(info->tensor.dtype);
+    void *memory = nbl__plan_address(&s->plan, v), *to;
+    NBL_TRY(nbl__memory_lend(ctx, memory, bytes, false, &to));
+    if (stored) NBL_TRY(nbl_convert(ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
+    else NBL_TRY(fill_from_model(s->model, info, to));
+    return nbl__memory_return(ctx, memory, bytes, to);
+}
+
 static nbl_status fill_parameters(nbl__session *s)
 {
-    nbl__graph *g = &s->graph;
-    for (nbl__value v = 1; v <= g->value_count; v++) {
-        const nbl__value_info *info = nbl__info(g, v);
+    const nbl__peft *peft = s->model->peft;
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
+        const nbl__value_info *info = nbl__info(&s->graph, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
-        if (s->model->peft && nbl__peft_is_new(s->model->peft) && strstr(info->name, ".lora_")) continue;
-        void *to = nbl__plan_data(&s->plan, v);
-        int64_t n = nbl__tensor_elements(&info->tensor);
-        const nbl__stored *stored = adapter_tensor(s->model, info->name);
-        if (stored) {
-            NBL_TRY(nbl_convert(g->ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
-            continue;
-        }
-        NBL_TRY(fill_from_model(s->model, info, to));
+        if (peft && nbl__peft_is_new(peft) && strstr(info->name, ".lora_")) continue;
+        NBL_TRY(fill_parameter(s, v));
     }
     return NBL_OK;
 }
@@ -111,6 +120,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
                             .decoded = m->decoded,
+                            .split_mlp = nbl__cuda_of(m->ctx) != NULL,
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};
@@ -127,6 +137,7 @@ static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
 {
     NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
               s->model->path);
+    NBL_TRY(nbl__upload_weights(s->model, &s->graph));
     NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
     if (shared) return NBL_OK;
     NBL_TRY(fill_parameters(s));
@@ -153,6 +164,7 @@ nbl_status nbl__session_bind(nbl__session *session)
 
 nbl_status nbl__session_join(nbl__session *session, const nbl__session *host)
 {
+    NBL_TRY(nbl__upload_weights(session->model, &session->graph));
     return nbl__plan_join(&session->plan, &host->plan);
 }
 
@@ -173,7 +185,9 @@ void nbl__session_close(nbl__session *session)
 
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n)
 {
-    nbl__info(&s->graph, value)->tensor.shape[0] = n;
+    nbl_tensor *t = &nbl__info(&s->graph, value)->tensor;
+    s->resized |= t->shape[0] != n;
+    t->shape[0] = n;
     return nbl__plan_data(&s->plan, value);
 }
 
@@ -200,5 +214,12 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
         }
         starts[i + 1] = (int32_t)at;
     }
+    return nbl__session_resize(s);
+}
+
+nbl_status nbl__session_resize(nbl__session *s)
+{
+    if (!s->resized) return NBL_OK;
+    s->resized = false;
     return nbl__plan_resize(&s->plan);
 }

@@ -29,6 +29,6 @@ typedef struct nbl__adamw_factors {
 } nbl__adamw_factors;
 nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a);
 
-extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu;
+extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu, nbl__adamw_cuda;
 
 #endif

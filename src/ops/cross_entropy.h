@@ -47,6 +47,7 @@ typedef struct nbl__cross_entropy {
 
 extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;
 extern const nbl__impl nbl__cross_entropy_cpu, nbl__cross_entropy_backward_cpu;
+extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 
 /* The trained tokens, in order, to rows [tokens]; refuses a label that is out of range by value and place. */
 nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_entropy *a, int64_t *rows,

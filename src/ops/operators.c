@@ -3,6 +3,7 @@
  * The caller's struct is inferred in a copy; what he said about his outputs must be what comes of it, so that
  * a buffer of another dtype or shape is an error and not a reinterpretation. */
 #include "ops/adamw.h"
+#include "ops/cuda/cuda.h"
 #include "ops/families.h"
 #include "ops/grad_norm.h"
 #include "ops/linear.h"
@@ -110,13 +111,19 @@ static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward
 PUBLIC_CALLS(linear)
 PUBLIC_CALLS(rmsnorm)
 
-/* Operators over lists, whose scratch is small: it comes from the context. */
+/* Operators over lists, whose scratch is small: it comes from the context, or is the device's workspace. */
 static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *call)
 {
     const nbl__impl *impl;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
     NBL_TRY(family->forward.infer(ctx, call));
     NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, call);
+    if (cuda) {
+        NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many",
+                  family->name, bytes);
+        return nbl__op_run(ctx, &family->forward, impl, call, cuda->workspace, cuda->workspace_bytes);
+    }
     void *scratch = nbl__alloc(ctx, bytes);
     if (scratch == NULL) return NBL_ERROR_MEMORY;
     nbl_status status = nbl__op_run(ctx, &family->forward, impl, call, scratch, bytes);
@@ -142,5 +149,13 @@ nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t 
                            .max_norm = max_norm,
                            .norm = {.data = norm},
                            .non_finite = non_finite};
-    return run_list(ctx, &nbl__grad_norm_family, &call);
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda == NULL) return run_list(ctx, &nbl__grad_norm_family, &call);
+    call.norm.data = cuda->mailbox;
+    call.non_finite = (int64_t *)cuda->mailbox + 1;
+    NBL_TRY(run_list(ctx, &nbl__grad_norm_family, &call));
+    NBL_TRY(nbl__cuda_wait(cuda, "grad_norm"));
+    *norm = *(const float *)cuda->mailbox;
+    if (non_finite) *non_finite = *call.non_finite;
+    return NBL_OK;
 }

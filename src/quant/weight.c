@@ -304,3 +304,28 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     return nbl__team_run(ctx, nbl__ceil_div(job.end, NBL_WEIGHT_CHUNK) - job.first_chunk, decode_chunk, &job,
                          NULL);
 }
+
+nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)
+{
+    int64_t n = 1, rows = 1, blocks;
+    for (int i = 0; i < w->rank; i++) n *= w->shape[i];
+    for (int i = 0; i + 1 < w->rank; i++) rows *= w->shape[i];
+    switch (w->format) {
+    case NBL_FORMAT_DENSE: return (nbl__weight_sizes){.data = (size_t)n * nbl__size_of(w->dtype)};
+    case NBL_FORMAT_INT8:
+        return (nbl__weight_sizes){.data = (size_t)n, .scales = (size_t)rows * sizeof(float)};
+    case NBL_FORMAT_MXFP4:
+        return (nbl__weight_sizes){.data = (size_t)n / 2, .scale_codes = (size_t)(n / w->block)};
+    default: break;
+    }
+    blocks = nbl__ceil_div(n, w->block);
+    nbl__weight_sizes sizes = {.data = (size_t)nbl__ceil_div(n, 2)};
+    if (w->nested_scales == NULL) {
+        sizes.scales = (size_t)blocks * sizeof(float);
+        return sizes;
+    }
+    sizes.scale_codes = (size_t)blocks;
+    sizes.nested_scales = (size_t)nbl__ceil_div(blocks, w->nested_block) * sizeof(float);
+    sizes.nested_table = 256 * sizeof(float);
+    return sizes;
+}

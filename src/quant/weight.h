@@ -27,6 +27,11 @@ nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format
 /* Format, dtype, shape, and that every part that will be read is there. */
 nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weight *weight, int64_t *n,
                              int64_t *rows);
+/* Bytes of each part of a weight that was accepted; 0: it has no such part. */
+typedef struct nbl__weight_sizes {
+    size_t data, scales, scale_codes, nested_scales, nested_table;
+} nbl__weight_sizes;
+nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *weight);
 /* The name of a dtype that may be no valid one. */
 const char *nbl__any_dtype_name(nbl_dtype dtype);
 

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "base/philox.h"
+#include "ops/memory.h"
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {
@@ -66,14 +67,16 @@ nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = &s->graph.values[v];
         if (info->kind != NBL_KIND_PARAMETER || !info->trained) continue;
-        float *to = nbl__plan_data(&s->plan, v);
-        if (nbl__ends_with(info->name, a_end)) {
-            uint64_t key = nbl__hash(seed, info->name, strlen(info->name));
-            fill_uniform(to, nbl__tensor_elements(&info->tensor), 1 / sqrt((double)info->tensor.shape[1]),
-                         key);
-        } else if (nbl__ends_with(info->name, magnitude_end)) {
-            NBL_TRY(fill_norms(s->model, info->name, strlen(info->name) - strlen(magnitude_end), to));
-        }
+        bool is_a = nbl__ends_with(info->name, a_end), is_magnitude = nbl__ends_with(info->name, magnitude_end);
+        if (!is_a && !is_magnitude) continue;
+        int64_t n = nbl__tensor_elements(&info->tensor);
+        void *memory = nbl__plan_address(&s->plan, v), *to;
+        NBL_TRY(nbl__memory_lend(s->graph.ctx, memory, (size_t)n * sizeof(float), false, &to));
+        if (is_a)
+            fill_uniform(to, n, 1 / sqrt((double)info->tensor.shape[1]),
+                         nbl__hash(seed, info->name, strlen(info->name)));
+        else NBL_TRY(fill_norms(s->model, info->name, strlen(info->name) - strlen(magnitude_end), to));
+        NBL_TRY(nbl__memory_return(s->graph.ctx, memory, (size_t)n * sizeof(float), to));
     }
     return NBL_OK;
 }

@@ -1,6 +1,8 @@
 /* optimizer.c - see optimizer.h. */
 #include "train/optimizer.h"
 
+#include "ops/memory.h"
+
 enum { SCALE_BLOCK = 256 }; /* bitsandbytes' */
 
 /* Does a name have `part` as one of its members, or a member that ends in it? */
@@ -61,7 +63,7 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
     o->group = nbl__arena_alloc(&o->arena, (size_t)o->count * sizeof *o->group);
     if (o->tensors == NULL || o->gradients == NULL || o->group == NULL) return NBL_ERROR_MEMORY;
     o->moment_bytes = (size_t)nbl__moment_bytes(&s->graph, adam8bit ? 8 : 32);
-    o->moments = nbl__alloc(o->ctx, o->moment_bytes);
+    o->moments = nbl__memory_alloc(o->ctx, o->moment_bytes);
     if (o->moments == NULL) return NBL_ERROR_MEMORY;
     nbl__cut cut = {o->moments, 0};
     int64_t i = 0;
@@ -71,9 +73,9 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
         nbl__trained *t = &o->tensors[i];
         *t = describe(info, adam8bit);
         cut_moments(&cut, t);
-        t->adam.p.data = nbl__plan_data(&s->plan, v);
+        t->adam.p.data = nbl__plan_address(&s->plan, v);
         t->adam.g = s->graph.values[info->gradient].tensor;
-        t->adam.g.data = nbl__plan_data(&s->plan, info->gradient);
+        t->adam.g.data = nbl__plan_address(&s->plan, info->gradient);
         o->gradients[i++] = t->adam.g;
     }
     return NBL_OK;
@@ -90,15 +92,9 @@ nbl_status nbl__optimizer_open(nbl__session *s, bool adam8bit, nbl__optimizer *o
 void nbl__optimizer_close(nbl__optimizer *o)
 {
     if (o->ctx == NULL) return;
-    nbl__free(o->ctx, o->moments, o->moment_bytes);
+    nbl__memory_free(o->ctx, o->moments, o->moment_bytes);
     nbl__arena_free(&o->arena);
     *o = (nbl__optimizer){0};
-}
-
-void nbl__optimizer_clear(nbl__optimizer *o)
-{
-    for (int64_t i = 0; i < o->count; i++)
-        memset(o->gradients[i].data, 0, (size_t)nbl__tensor_elements(&o->gradients[i]) * sizeof(float));
 }
 
 nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, float *norm, const char **bad)
@@ -166,8 +162,11 @@ static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena
     NBL_TRY(nbl__writer_begin_group(writer, output, 0));
     number = 0;
     for (int64_t i = 0; i < o->count; i++)
-        for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++)
-            NBL_TRY(nbl__writer_write(writer, number, parts[k]->data, bytes_of(parts[k]), 0));
+        for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++) {
+            void *host;
+            NBL_TRY(nbl__memory_lend(o->ctx, parts[k]->data, bytes_of(parts[k]), true, &host));
+            NBL_TRY(nbl__writer_write(writer, number, host, bytes_of(parts[k]), 0));
+        }
     return nbl__writer_finish(writer, output, &bytes);
 }
 
@@ -209,7 +208,7 @@ static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__f
                       NBL_ERROR_SHAPE, "%s: \"%s\" is %s %s, the run has %s %s", path, t->name,
                       nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
                       nbl_dtype_name(parts[k]->dtype), nbl__show_shape(parts[k]->rank, parts[k]->shape).text);
-            memcpy(parts[k]->data, t->data, t->bytes);
+            NBL_TRY(nbl__memory_put(o->ctx, parts[k]->data, t->data, t->bytes));
             nbl__file_drop(file, t->data, t->bytes);
         }
     NBL_CHECK(o->ctx, used == count, NBL_ERROR_FORMAT,

@@ -30,8 +30,6 @@ typedef struct nbl__optimizer {
 
 nbl_status nbl__optimizer_open(nbl__session *session, bool adam8bit, nbl__optimizer *optimizer);
 void nbl__optimizer_close(nbl__optimizer *optimizer);
-/* Sets all gradients to zero. */
-void nbl__optimizer_clear(nbl__optimizer *optimizer);
 /* The norm of all gradients; clips them to max_norm > 0. *bad gets the name of the first tensor whose gradient
  * is not finite, or NULL. */
 nbl_status nbl__optimizer_norm(nbl__optimizer *optimizer, double max_norm, float *norm, const char **bad);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "convert/convert.h"
+#include "ops/memory.h"
 #include "train/output_dir.h"
 
 static const char *const staging = "result.partial-final"; /* the folder that nbl__result_publish empties */
@@ -20,6 +21,20 @@ static const nbl_tensor *find(const nbl__optimizer *o, const char *name)
 
 /* ---- an adapter ---- */
 
+/* The tensor in the host's memory: itself, or a copy. */
+static nbl_status on_host(nbl__arena *arena, const nbl_tensor *master, nbl_tensor *tensor)
+{
+    size_t bytes = (size_t)nbl__tensor_elements(master) * sizeof(float);
+    void *lent;
+    *tensor = *master;
+    NBL_TRY(nbl__memory_lend(arena->ctx, master->data, bytes, true, &lent));
+    if (lent == master->data) return NBL_OK;
+    tensor->data = nbl__arena_alloc(arena, bytes);
+    if (tensor->data == NULL) return NBL_ERROR_MEMORY;
+    memcpy(tensor->data, lent, bytes);
+    return NBL_OK;
+}
+
 static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const char *path, const char *part,
                             nbl_tensor *tensor)
 {
@@ -27,8 +42,7 @@ static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const ch
     if (name == NULL) return NBL_ERROR_MEMORY;
     const nbl_tensor *found = find(o, name);
     NBL_CHECK(o->ctx, found, NBL_ERROR_INTERNAL, "\"%s\" is not trained", name);
-    *tensor = *found;
-    return NBL_OK;
+    return on_host(arena, found, tensor);
 }
 
 static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__optimizer *o,
@@ -50,9 +64,12 @@ static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__
         if (peft->settings.dora)
             NBL_TRY(find_part(arena, o, modules[i].path, "lora_magnitude_vector", &modules[i].magnitude));
     }
-    for (int64_t i = 0; i < o->count; i++)
-        if (strstr(o->tensors[i].name, ".lora_") == NULL)
-            others[d->replacement_count++] = (nbl__peft_new_tensor){o->tensors[i].name, o->tensors[i].adam.p};
+    for (int64_t i = 0; i < o->count; i++) {
+        if (strstr(o->tensors[i].name, ".lora_")) continue;
+        nbl__peft_new_tensor *other = &others[d->replacement_count++];
+        other->name = o->tensors[i].name;
+        NBL_TRY(on_host(arena, &o->tensors[i].adam.p, &other->tensor));
+    }
     return NBL_OK;
 }
 
@@ -87,7 +104,9 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
     nbl_status status = NBL_OK;
     for (int64_t at = 0; at < elements && status == NBL_OK; at += PIECE) {
         int64_t n = nbl__min_i64(PIECE, elements - at);
-        status = nbl_convert(v->ctx, NBL_DTYPE_F32, (const float *)master->data + at, dtype, buffer, n);
+        void *from;
+        status = nbl__memory_lend(v->ctx, (float *)master->data + at, (size_t)n * sizeof(float), true, &from);
+        if (status == NBL_OK) status = nbl_convert(v->ctx, NBL_DTYPE_F32, from, dtype, buffer, n);
         if (status == NBL_OK)
             status = nbl__writer_write(v->writer, number, buffer, (size_t)n * nbl__size_of(dtype),
                                        (uint64_t)at * nbl__size_of(dtype));
@@ -153,7 +172,7 @@ nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
             status = nbl__fail(o->ctx, NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s\" of this model", folder,
                                o->tensors[i].name);
         else {
-            memcpy(master->data, w->data, c->tensors[k].bytes);
+            status = nbl__memory_put(o->ctx, master->data, w->data, c->tensors[k].bytes);
             nbl__checkpoint_drop(c, w->data, c->tensors[k].bytes);
         }
     }

@@ -242,6 +242,7 @@ nbl_run_info nbl_run_get_info(const nbl_run *r)
                           .adapter = !r->config.full,
                           .report = r->config.report,
                           .threads = (int)r->config.threads,
+                          .device = r->config.device,
                           .mergeable = nbl__run_mergeable(&r->config)};
 }
 

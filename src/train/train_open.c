@@ -2,7 +2,7 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "base/cpu.h"
+#include "ops/memory.h"
 #include "train/adapter_init.h"
 #include "train/output_dir.h"
 #include "train/run.h"
@@ -55,12 +55,12 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
 
 /* How the step is planned: within `memory`, or what the machine has, less a tenth for what comes and goes. Asked before
  * weights are loaded, so that `plan` says what a run does. */
-static nbl__plan_request request_of(const nbl__run_config *c, uint64_t memory)
+static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, uint64_t memory)
 {
     return (nbl__plan_request){.train = true,
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
-                               .available = nbl__memory_available() / 10 * 9,
+                               .available = nbl__memory_left(ctx) / 10 * 9,
                                .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
                                                                   : NBL_RECOMPUTE_NONE};
 }
@@ -91,8 +91,6 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
 {
     const nbl__run_config *c = t->config;
     int64_t vocabulary = 0;
-    NBL_CHECK(t->ctx, c->device == NULL || strcmp(c->device, "cuda") != 0, NBL_ERROR_UNSUPPORTED,
-              "%s: device: cuda is not there in this build", c->file);
     if (*tokens == 0) {
         NBL_TRY(nbl__run_vocabulary(t->ctx, c->base_model, &vocabulary));
         NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
@@ -109,7 +107,7 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
     nbl__run_config config = r->config;
     if (model) config.base_model = model;
     nbl__trainer t = {.ctx = r->ctx, .arena = nbl__arena_make(r->ctx), .config = &config, .lock = -1};
-    nbl__plan_request request = request_of(&config, memory ? memory : config.memory);
+    nbl__plan_request request = request_of(r->ctx, &config, memory ? memory : config.memory);
     request.sequences = nbl__max_i64(batch, 1);
     request.tokens = tokens * request.sequences;
     nbl_status status = open_parts(&t, NULL, true, &request.tokens, &request.sequences);
@@ -219,7 +217,7 @@ static nbl_status begin_run(nbl__trainer *t)
 static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
 {
     const nbl__run_config *c = t->config;
-    nbl__plan_request request = request_of(c, c->memory);
+    nbl__plan_request request = request_of(t->ctx, c, c->memory);
     NBL_TRY(nbl__output_dir_check(t->ctx, c));
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));

@@ -60,14 +60,19 @@ static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool trai
         *site->rate = training ? site->trained_rate : 0;
         *site->seed = nbl__hash(0, key, sizeof key);
     }
+    if (t->site_count > 0) nbl__plan_touch(&t->session.plan);
 }
 
 static void set_denominator(nbl__trainer *t, int64_t trained)
 {
     for (int i = 0; i < t->session.plan.step_count; i++) {
         nbl__planned_step *step = &t->session.plan.steps[i];
-        if (strcmp(step->node->family->name, "cross_entropy") == 0)
-            ((nbl__cross_entropy *)step->arguments)->denominator = (float)nbl__max_i64(trained, 1);
+        if (strcmp(step->node->family->name, "cross_entropy") != 0) continue;
+        nbl__cross_entropy *loss = step->arguments;
+        float denominator = (float)nbl__max_i64(trained, 1);
+        if (loss->denominator == denominator) continue;
+        loss->denominator = denominator;
+        nbl__plan_touch(&t->session.plan);
     }
 }
 
@@ -95,8 +100,8 @@ static nbl_status blame(nbl__trainer *t)
 /* Forward and backward over the window; gradients are cleared first. */
 static nbl_status run_window(nbl__trainer *t, double *loss)
 {
-    nbl__optimizer_clear(&t->optimizer);
     *loss = 0;
+    NBL_TRY(nbl__plan_clear_gradients(&t->session.plan));
     *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
     for (int64_t b = 0; b < t->window.batches; b++) {
         set_dropout(t, t->state.epoch, t->state.batch + b, true);

@@ -3,6 +3,7 @@
 #include "ops/cuda/cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "ops/cuda/blas.h"
 #include "ops/cuda/dnn.h"
@@ -78,7 +79,7 @@ static nbl_status open_device(nbl__cuda *cuda)
 {
     struct cudaDeviceProp properties;
     cudaStream_t stream;
-    void *fault;
+    void *fault, *mailbox;
     CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
     CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
     NBL_CHECK(cuda->ctx, properties.major >= 8, NBL_ERROR_UNSUPPORTED,
@@ -93,6 +94,8 @@ static nbl_status open_device(nbl__cuda *cuda)
     CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
     memset(fault, 0, sizeof *cuda->fault);
+    CUDA_TRY(cuda, "host memory", cudaHostAlloc(&mailbox, NBL_CUDA_MAILBOX, cudaHostAllocMapped));
+    cuda->mailbox = mailbox;
     cuda->workspace_bytes = WORKSPACE_BYTES;
     cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
@@ -108,6 +111,8 @@ static void close_device(void *device)
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);
+    if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
+    if (cuda->staging) cudaFreeHost(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     nbl__free(cuda->ctx, cuda, sizeof *cuda);
 }
@@ -120,8 +125,10 @@ nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
     NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
     nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
     if (cuda == NULL) return NBL_ERROR_MEMORY;
+    const char *verbose = getenv("NIBBLE_VERBOSE");
     cuda->ctx = ctx;
     cuda->index = index;
+    cuda->profiles = verbose && strcmp(verbose, "profile") == 0;
     nbl_status status = open_device(cuda);
     if (status == NBL_OK) nbl__set_accelerator(ctx, cuda, close_device);
     else close_device(cuda);
@@ -161,6 +168,12 @@ void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
     cuda->allocated -= bytes;
 }
 
+size_t nbl__cuda_left(nbl__cuda *cuda)
+{
+    size_t left = 0, all = 0;
+    return make_current(cuda) == cudaSuccess && cudaMemGetInfo(&left, &all) == cudaSuccess ? left : 0;
+}
+
 void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 {
     void *memory = NULL;
@@ -176,6 +189,19 @@ void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
     if (memory == NULL) return;
     make_current(cuda);
     cudaFreeHost(memory);
+}
+
+nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
+{
+    if (bytes > cuda->staging_bytes) {
+        nbl__cuda_free_host(cuda, cuda->staging);
+        cuda->staging_bytes = 0;
+        cuda->staging = nbl__cuda_alloc_host(cuda, bytes);
+        if (cuda->staging == NULL) return NBL_ERROR_MEMORY;
+        cuda->staging_bytes = bytes;
+    }
+    *host = cuda->staging;
+    return NBL_OK;
 }
 
 static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, bool wait)
@@ -239,6 +265,42 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     CUDA_TRY(cuda, what, make_current(cuda));
     CUDA_TRY(cuda, what, cudaStreamSynchronize(cuda->stream));
     return cuda->fault->kind ? report(cuda) : NBL_OK;
+}
+
+nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+{
+    CUDA_TRY(cuda, "marks", make_current(cuda));
+    NBL_TRY(NBL_ALLOC(cuda->ctx, cuda->marks, count));
+    cuda->mark_count = count;
+    for (int i = 0; i < count; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
+        cuda->marks[i] = event;
+    }
+    return NBL_OK;
+}
+
+void nbl__cuda_marks_close(nbl__cuda *cuda)
+{
+    for (int i = 0; i < cuda->mark_count; i++)
+        if (cuda->marks[i]) cudaEventDestroy(cuda->marks[i]);
+    nbl__free(cuda->ctx, cuda->marks, (size_t)cuda->mark_count * sizeof *cuda->marks);
+    cuda->marks = NULL;
+    cuda->mark_count = 0;
+}
+
+nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+{
+    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->marks[mark], cuda->stream));
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+{
+    float elapsed = 0;
+    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->marks[from], cuda->marks[to]));
+    *milliseconds = (double)elapsed;
+    return NBL_OK;
 }
 
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
@@ -327,6 +389,12 @@ void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
     (void)cuda, (void)memory, (void)bytes;
 }
 
+size_t nbl__cuda_left(nbl__cuda *cuda)
+{
+    (void)cuda;
+    return 0;
+}
+
 void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 {
     (void)cuda, (void)bytes;
@@ -336,6 +404,11 @@ void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
 void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
 {
     (void)cuda, (void)memory;
+}
+
+nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
+{
+    return nbl__cuda_write(cuda, host, NULL, bytes);
 }
 
 nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
@@ -369,6 +442,27 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
 {
     (void)what;
     return nbl__cuda_write(cuda, NULL, NULL, 0);
+}
+
+nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+{
+    return nbl__cuda_write(cuda, NULL, NULL, (size_t)count);
+}
+
+void nbl__cuda_marks_close(nbl__cuda *cuda)
+{
+    (void)cuda;
+}
+
+nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+{
+    return nbl__cuda_write(cuda, NULL, NULL, (size_t)mark);
+}
+
+nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+{
+    (void)from, (void)to;
+    return nbl__cuda_write(cuda, milliseconds, NULL, 0);
 }
 
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)

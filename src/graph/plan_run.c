@@ -1,0 +1,254 @@
+/* plan_run.c - a plan gets its memory, and runs. See plan.h.
+ *
+ * On a device inputs and results also have a place in the host's memory, where the caller writes and reads them: a run
+ * copies the inputs there, and the results back when it is done. A schedule that comes again just as it was (every
+ * argument the same, shapes and attributes included) is recorded the second time and replayed from then on, as one launch. */
+#include <math.h>
+
+#include "base/hash.h"
+#include "graph/plan.h"
+#include "ops/cuda/cuda.h"
+#include "ops/memory.h"
+
+/* ---- memory ---- */
+
+static void *address(void *user, nbl__value value)
+{
+    return nbl__plan_address(user, value);
+}
+
+void *nbl__plan_address(const nbl__plan *plan, nbl__value value)
+{
+    nbl__value storage = nbl__graph_storage(plan->graph, value);
+    return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage];
+}
+
+void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
+{
+    nbl__value storage = nbl__graph_storage(plan->graph, value);
+    bool mirrored = plan->mirror && nbl__plan_class(&plan->graph->values[storage]) == NBL_MEMORY_INPUTS;
+    return mirrored ? plan->mirror + plan->offset[storage] : nbl__plan_address(plan, value);
+}
+
+/* Memory of its own for every class but those that are the host's. */
+static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
+        bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
+        bool turns = i == NBL_MEMORY_INPUTS || i == NBL_MEMORY_RUN;
+        plan->borrowed[i] = host && (kept || (all && turns));
+        if (!plan->borrowed[i]) {
+            plan->memory[i] = nbl__memory_alloc(plan->ctx, plan->bytes[i]);
+            if (plan->memory[i] == NULL) return NBL_ERROR_MEMORY;
+            continue;
+        }
+        NBL_CHECK(plan->ctx, kept ? plan->bytes[i] == host->bytes[i] : plan->bytes[i] <= host->bytes[i],
+                  NBL_ERROR_INTERNAL, "two plans of one model differ in what they share");
+        plan->memory[i] = host->memory[i];
+    }
+    if (cuda && plan->borrowed[NBL_MEMORY_INPUTS]) {
+        plan->mirror = host->mirror;
+    } else if (cuda) {
+        plan->mirror = nbl__cuda_alloc_host(cuda, plan->bytes[NBL_MEMORY_INPUTS]);
+        if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
+        memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
+    }
+    return nbl__plan_infer(plan, true, address);
+}
+
+nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared)
+{
+    return bind_to(plan, shared, false);
+}
+
+nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
+{
+    return bind_to(plan, host, true);
+}
+
+void nbl__plan_unbind(nbl__plan *plan)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
+        if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
+    if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
+    for (int i = 0; i < NBL_MEMORY_COUNT; i++)
+        if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
+}
+
+nbl_status nbl__plan_resize(nbl__plan *plan)
+{
+    return nbl__plan_infer(plan, false, address);
+}
+
+nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
+{
+    return nbl__memory_clear(plan->ctx, plan->memory[NBL_MEMORY_GRADIENTS],
+                             plan->bytes[NBL_MEMORY_GRADIENTS]);
+}
+
+/* ---- running ---- */
+
+nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
+{
+    nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
+                                    plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+}
+
+static nbl_status run_steps(nbl__plan *plan, int count)
+{
+    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
+    return NBL_OK;
+}
+
+/* Copies the inputs to the device (or the results from it), as large as they are now. */
+static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
+{
+    for (nbl__value v = 1; v <= plan->value_count; v++) {
+        const nbl__value_info *info = &plan->graph->values[v];
+        uint64_t bytes;
+        if (info->kind != kind || info->alias) continue;
+        if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes)) continue;
+        void *device = nbl__plan_address(plan, v), *host = nbl__plan_data(plan, v);
+        if (kind == NBL_KIND_INPUT) NBL_TRY(nbl__cuda_write_later(cuda, device, host, (size_t)bytes));
+        else NBL_TRY(nbl__cuda_read_later(cuda, host, device, (size_t)bytes));
+    }
+    return NBL_OK;
+}
+
+/* Everything that decides what the first `count` steps launch. */
+static uint64_t key_of(const nbl__plan *plan, int count)
+{
+    uint64_t key = nbl__hash(0, &count, sizeof count);
+    for (int i = 0; i < count; i++)
+        key = nbl__hash(key, plan->steps[i].arguments, plan->steps[i].node->family->size);
+    return key ? key : 1;
+}
+
+static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, int count, void **graph)
+{
+    NBL_TRY(nbl__cuda_record_begin(cuda));
+    nbl_status status = run_steps(plan, count);
+    nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, graph);
+    return status != NBL_OK ? status : ended;
+}
+
+void nbl__plan_touch(nbl__plan *plan)
+{
+    plan->key = 0;
+}
+
+static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
+{
+    if (plan->key == 0 || plan->key_count != count) plan->key = key_of(plan, count);
+    plan->key_count = count;
+    uint64_t key = plan->key;
+    nbl__recording *oldest = &plan->recordings[0];
+    if (++plan->runs == 2 && cuda->profiles) return nbl__plan_profile(plan, count); /* the first is slow */
+    for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
+        nbl__recording *it = &plan->recordings[i];
+        if (it->key != key) {
+            if (it->used < oldest->used) oldest = it;
+            continue;
+        }
+        it->used = plan->runs;
+        if (it->graph == NULL) NBL_TRY(record(plan, cuda, count, &it->graph));
+        return nbl__cuda_replay(cuda, it->graph);
+    }
+    nbl__cuda_graph_free(cuda, oldest->graph);
+    *oldest = (nbl__recording){.key = key, .used = plan->runs};
+    return run_steps(plan, count);
+}
+
+static nbl_status run_some(nbl__plan *plan, int count)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    if (cuda == NULL) return run_steps(plan, count);
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(launch(plan, cuda, count));
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_RESULT));
+    return nbl__cuda_wait(cuda, "the step");
+}
+
+nbl_status nbl__plan_prepare(nbl__plan *plan)
+{
+    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->prepare[i]));
+    return NBL_OK;
+}
+
+nbl_status nbl__plan_run(nbl__plan *plan)
+{
+    return run_some(plan, plan->step_count);
+}
+
+/* Nobody will ask for gradients: forward steps need not make any. */
+static void set_early(nbl__plan *plan, int count, bool *was)
+{
+    for (int i = 0; i < count; i++) {
+        bool *early = nbl__step_attr(&plan->steps[i], "early");
+        if (early == NULL) continue;
+        bool now = *early;
+        *early = *was;
+        *was = now;
+        nbl__plan_touch(plan);
+    }
+}
+
+nbl_status nbl__plan_run_forward(nbl__plan *plan)
+{
+    int count = 0;
+    bool early = false; /* one operator at most has it: the loss */
+    while (count < plan->step_count && !plan->steps[count].backward) count++;
+    set_early(plan, count, &early);
+    nbl_status status = run_some(plan, count);
+    set_early(plan, count, &early);
+    return status;
+}
+
+/* ---- looking for what went wrong ---- */
+
+static bool all_finite(nbl_isa isa, const nbl_tensor *t)
+{
+    float values[256];
+    int64_t n = nbl__tensor_elements(t);
+    for (int64_t at = 0; at < n; at += 256) {
+        int64_t count = nbl__min_i64(256, n - at);
+        nbl__to_f32(isa, t->dtype, (const uint8_t *)t->data + (size_t)at * nbl__size_of(t->dtype), values,
+                    count);
+        for (int64_t i = 0; i < count; i++)
+            if (!isfinite(values[i])) return false;
+    }
+    return true;
+}
+
+/* Is what a step has written finite? */
+static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, bool *finite)
+{
+    const nbl__slot *slots = step->node->family->slots;
+    *finite = true;
+    for (const nbl__slot *slot = slots; slot->name && *finite; slot++) {
+        if (step->bound[slot - slots] == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
+        nbl_tensor t = *nbl__slot_tensor(slot, step->arguments);
+        if (!nbl__is_compute(t.dtype)) continue;
+        size_t bytes = (size_t)nbl__tensor_elements(&t) * nbl__size_of(t.dtype);
+        NBL_TRY(nbl__memory_lend(plan->ctx, t.data, bytes, true, &t.data));
+        *finite = all_finite(nbl__isa(plan->ctx), &t);
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
+{
+    bool finite = true;
+    *node = NULL;
+    for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
+        NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
+        NBL_TRY(check_step(plan, &plan->steps[i], &finite));
+        if (finite) continue;
+        *node = plan->steps[i].node;
+        return NBL_OK;
+    }
+    return NBL_OK;
+}

@@ -1,0 +1,60 @@
+/* memory.c - see memory.h. */
+#include "ops/memory.h"
+
+#include "ops/cuda/cuda.h"
+
+void *nbl__memory_alloc(nbl_context *ctx, size_t bytes)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda == NULL) return nbl__alloc(ctx, bytes);
+    void *memory = nbl__cuda_alloc(cuda, bytes);
+    if (memory && nbl__cuda_fill(cuda, memory, 0, bytes) != NBL_OK) {
+        nbl__cuda_free(cuda, memory, bytes);
+        return NULL;
+    }
+    return memory;
+}
+
+void nbl__memory_free(nbl_context *ctx, void *memory, size_t bytes)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda) nbl__cuda_free(cuda, memory, bytes);
+    else nbl__free(ctx, memory, bytes);
+}
+
+nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda) return nbl__cuda_fill(cuda, memory, 0, bytes);
+    memset(memory, 0, bytes);
+    return NBL_OK;
+}
+
+uint64_t nbl__memory_left(nbl_context *ctx)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    return cuda ? nbl__cuda_left(cuda) : nbl__memory_available();
+}
+
+nbl_status nbl__memory_lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    *host = memory;
+    if (cuda == NULL) return NBL_OK;
+    NBL_TRY(nbl__cuda_stage(cuda, bytes, host));
+    return read ? nbl__cuda_read(cuda, *host, memory, bytes) : NBL_OK;
+}
+
+nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, const void *host)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    return cuda ? nbl__cuda_write(cuda, memory, host, bytes) : NBL_OK;
+}
+
+nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda) return nbl__cuda_write(cuda, memory, host, bytes);
+    memcpy(memory, host, bytes);
+    return NBL_OK;
+}

@@ -1,0 +1,25 @@
+/* memory.h - memory where the operators of a context run, for code that does not know where that is: the host's, or a
+ * device's (ops/cuda/cuda.h). */
+#ifndef NBL_MEMORY_H
+#define NBL_MEMORY_H
+
+#include "base/base.h"
+
+/* Zeroed; NULL and a recorded failure when there is none. Size 0 gives a valid pointer. */
+void *nbl__memory_alloc(nbl_context *ctx, size_t bytes);
+void nbl__memory_free(nbl_context *ctx, void *memory, size_t bytes); /* NULL is allowed */
+nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes);
+
+/* Bytes that could be had now, less what is the system's to keep; 0: unknown. */
+uint64_t nbl__memory_left(nbl_context *ctx);
+
+/* Lends a piece of it to the host: the memory itself, or a copy. With `read` it holds what is there; else anything. One at a
+ * time; it is valid until the next of these calls, or what the context runs next. After nbl__memory_return what the
+ * host has written counts; who has written nothing need not return it. */
+nbl_status nbl__memory_lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host);
+nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, const void *host);
+
+/* Copies from the host. */
+nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes);
+
+#endif
