@@ -185,18 +185,17 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 /* The kernel for T, for how many rows of x at a time, and how many of its blocks a multiprocessor holds. */
-template <typename T, scale_kind KIND, bool WHOLE> auto kernel_for(int m, int *rows_of_x, int *blocks)
+template <typename T, scale_kind KIND>
+auto kernel_for(int m, [[maybe_unused]] bool whole, int *rows_of_x, int *blocks)
 {
+    *blocks = 2;
     if constexpr (sizeof(T) == 4) {
         *rows_of_x = m > 2 ? 4 : m;
         *blocks = m > 2 ? 1 : 2;
-        return m > 2    ? gemv_ring_f32<KIND, WHOLE, 4>
-               : m == 2 ? gemv_ring_f32<KIND, WHOLE, 2>
-                        : gemv_ring_f32<KIND, WHOLE, 1>;
+        return m > 2 ? gemv_ring_f32<KIND, 4> : m == 2 ? gemv_ring_f32<KIND, 2> : gemv_ring_f32<KIND, 1>;
     } else {
         *rows_of_x = MAX_M;
-        *blocks = 2;
-        return gemv_ring<T, KIND, WHOLE>;
+        return whole ? gemv_ring<T, KIND, true> : gemv_ring<T, KIND, false>;
     }
 }
 
@@ -207,8 +206,7 @@ void launch_ring(const packed &p, int64_t rows, int m, const T *x, T *y, cudaStr
     bool whole = rows % TILE == 0 && p.columns % layout<KIND>::COLUMNS == 0 &&
                  (KIND == SCALES_ROWS || p.block_shift == 6) &&
                  (KIND != SCALES_FLAT || aligned(p.scales, 16));
-    auto kernel = whole ? kernel_for<T, KIND, true>(m, &rows_of_x, &blocks)
-                        : kernel_for<T, KIND, false>(m, &rows_of_x, &blocks);
+    auto kernel = kernel_for<T, KIND>(m, whole, &rows_of_x, &blocks);
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout<KIND>::BYTES);

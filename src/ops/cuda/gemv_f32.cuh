@@ -29,7 +29,7 @@ template <int HALF> __device__ inline float sum_of_rows(float (&values)[TILE], i
 }
 
 /* The M rows of x from blockIdx.y · M on. */
-template <scale_kind KIND, bool WHOLE, int M>
+template <scale_kind KIND, int M>
 __global__ void __launch_bounds__(THREADS,
                                   M > 2 ? 1 : 2) /* 64 sums and 32 values of x need their registers */
     gemv_ring_f32(const __grid_constant__ packed p, int rows, int m, const float *__restrict__ x,
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS,
     int columns = static_cast<int>(p.columns), all_steps = (columns + in::COLUMNS - 1) / in::COLUMNS;
     int first_step = warp * all_steps / WARPS, end_step = (warp + 1) * all_steps / WARPS;
     int tiles = (rows + TILE - 1) / TILE;
-    loader<KIND, WHOLE> ahead(p, shared, rows, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+    loader<KIND, false> ahead(p, shared, rows, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
                               first_step, end_step - first_step, warp, lane);
 #pragma unroll
     for (int d = 0; d < DEPTH - 1; d++) ahead.load(p, lane);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(THREADS,
             __syncwarp(); /* all have read the slot that is filled now */
             ahead.load(p, lane);
             int column = s * in::COLUMNS + lane * EACH;
-            scale_maker<KIND, WHOLE> maker;
+            scale_maker<KIND, false> maker;
             maker.begin(p, granule + s * in::GRANULES, rows - tile * TILE,
                         s * in::COLUMNS + lane % 4 * GRANULE < columns, lane);
             float4 values[M][EACH / 4];
@@ -77,9 +77,8 @@ __global__ void __launch_bounds__(THREADS,
                                     column;
 #pragma unroll
                 for (int e = 0; e < EACH / 4; e++)
-                    values[i][e] = WHOLE || column < columns
-                                       ? __ldg(reinterpret_cast<const float4 *>(from) + e)
-                                       : make_float4(0, 0, 0, 0);
+                    values[i][e] = column < columns ? __ldg(reinterpret_cast<const float4 *>(from) + e)
+                                                    : make_float4(0, 0, 0, 0);
             }
             wait_for_copies<DEPTH - 1>();
             __syncwarp();
