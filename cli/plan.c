@@ -133,10 +133,11 @@ static void print_text(const nbl_model_plan *p)
     for (int64_t i = 0; i < p->cast_count; i++)
         fprintf(cli_out(), "  %s: %s to %s: %s\n", p->casts[i].at, nbl_dtype_name(p->casts[i].from),
                 nbl_dtype_name(p->casts[i].to), p->casts[i].why);
-    if (strcmp(p->recompute, "layers") == 0)
-        fprintf(cli_out(), "  recomputed: %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
-                p->recomputed_layers, p->layers, p->recompute_flops * 1e-9);
-    else fprintf(cli_out(), "  recomputed: %s, %.3f GFLOP\n", p->recompute, p->recompute_flops * 1e-9);
+    if (strcmp(p->recompute, "none") == 0) fprintf(cli_out(), "  recomputed: none\n");
+    else
+        fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
+                strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
+                p->recompute_flops * 1e-9);
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
     fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
 }

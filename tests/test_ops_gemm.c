@@ -455,6 +455,7 @@ static void every_kernel_multiplies_what_was_packed(void **state)
     kernels[count] = &nbl__gemm_f32_14x32_avx512, needs[count++] = NBL_ISA_AVX512;
     kernels[count] = &nbl__gemm_bf16_14x32_avx512bf16, needs[count++] = NBL_ISA_AVX512BF16;
     kernels[count] = &nbl__gemm_bf16_32x32_amx, needs[count++] = NBL_ISA_AMX;
+    kernels[count] = &nbl__gemm_f32_32x32_amx, needs[count++] = NBL_ISA_AMX;
 #endif
     for (int i = 0; i < count; i++)
         for (int way = 0; way < 4; way++) {
@@ -477,12 +478,15 @@ static void every_kernel_multiplies_what_was_packed(void **state)
                                 .alpha = 2,
                                 .tile = own(ROWS * N * sizeof(float)),
                                 .stride = N};
-            void *packed_a = own((size_t)(ROWS * k) * 4), *packed_b = own((size_t)(N * k) * 4);
+            void *packed_a = own((size_t)(ROWS * k) * 6), *packed_b = own((size_t)(N * k) * 6);
             void *scratch = own(nbl__pack_scratch(K, ROWS));
             nbl__pack_a(&left, &part, packed_a, scratch);
             nbl__pack_b(&right, 0, N, 0, K, packed_b, scratch);
             block.a = packed_a;
             block.b = packed_b;
+            block.b_parts = nbl__b_parts(&right);
+            block.b_line = NBL_STRIP;
+            block.b_strip = k * NBL_STRIP;
             kernel->run(&block);
             block.add = true;
             block.alpha = -1;
@@ -497,6 +501,121 @@ static void every_kernel_multiplies_what_was_packed(void **state)
                 }
             free_owned();
         }
+}
+
+/* xa = x·Aᵀ, y = x·Wᵀ + xa·Bᵀ in one call, in one window and in several. */
+static void a_second_stage_reads_what_the_first_made(void **state)
+{
+    (void)state;
+    enum { IN = 80, RANK = 16, OUT = 48, MOST = 1100 };
+    const int64_t sizes[] = {1, 20, 40, 300, MOST};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t m = sizes[i];
+        float *xa = own(MOST * RANK * 4);
+        nbl__mat x = {0}, a = {.transpose = true}, w = {.transpose = true}, b = {.transpose = true};
+        fill_dense(&x, m, IN);
+        fill_dense(&a, RANK, IN);
+        fill_dense(&w, OUT, IN);
+        fill_dense(&b, OUT, RANK);
+        nbl__mat made = {.data = xa, .stride = RANK};
+        nbl__term terms[] = {{.a = x, .b = a, .k = IN, .alpha = 0.5f},
+                             {.a = x, .b = w, .k = IN, .alpha = 1},
+                             {.a = made, .b = b, .k = RANK, .alpha = 1}};
+        nbl__product products[] = {
+            {.m = m, .n = RANK, .terms = terms, .term_count = 1, .c = xa, .stride = RANK},
+            {.m = m, .n = OUT, .terms = terms + 1, .term_count = 2, .stage = 1}};
+        products[1].c = new_result(&products[1]);
+        for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++)
+            for (int t = 0; t < TEAMS; t++) {
+                nbl_context *ctx = contexts[isa][t];
+                void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, products, 2) + 63) / 64 * 64);
+                memset(xa, 0xff, MOST * RANK * 4);
+                assert_ok(ctx, nbl__gemm(ctx, products, 2, scratch));
+                free(scratch);
+                for (int64_t r = 0; r < m; r++)
+                    for (int64_t n = 0; n < OUT; n++) {
+                        double sum = 0;
+                        for (int64_t k = 0; k < IN; k++)
+                            sum += stored(&x, NBL_DTYPE_F32, r, k) * stored(&w, NBL_DTYPE_F32, n, k);
+                        for (int64_t q = 0; q < RANK; q++) {
+                            double inner = 0;
+                            for (int64_t k = 0; k < IN; k++)
+                                inner += stored(&x, NBL_DTYPE_F32, r, k) * stored(&a, NBL_DTYPE_F32, q, k);
+                            sum += 0.5 * inner * stored(&b, NBL_DTYPE_F32, n, q);
+                        }
+                        float got = ((const float *)products[1].c)[r * products[1].stride + n];
+                        if (fabs((double)got - sum) > 1e-3) fail_msg("%s", nbl__isa_name((nbl_isa)isa));
+                    }
+            }
+        free_owned();
+    }
+}
+
+static void a_result_may_be_flipped(void **state)
+{
+    (void)state;
+    enum { N = 100, K = 70 };
+    for (int64_t m = 1; m <= 40; m += 13)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            nbl__mat a = {.transpose = true}, b = {0};
+            fill_dense(&a, K, m);
+            fill_dense(&b, K, N);
+            nbl__term term = {.a = a, .b = b, .k = K, .alpha = 1};
+            float *c = own((size_t)(N * m) * 4);
+            nbl__product p = {.m = m,
+                              .n = N,
+                              .terms = &term,
+                              .term_count = 1,
+                              .c = c,
+                              .stride = m,
+                              .flipped = true,
+                              .accumulate = accumulate};
+            for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++) {
+                nbl_context *ctx = contexts[isa][TEAMS - 1];
+                void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, &p, 1) + 63) / 64 * 64);
+                for (int64_t i = 0; i < N * m; i++) c[i] = 1;
+                assert_ok(ctx, nbl__gemm(ctx, &p, 1, scratch));
+                free(scratch);
+                for (int64_t r = 0; r < m; r++)
+                    for (int64_t n = 0; n < N; n++) {
+                        double sum = accumulate;
+                        for (int64_t k = 0; k < K; k++)
+                            sum += stored(&a, NBL_DTYPE_F32, k, r) * stored(&b, NBL_DTYPE_F32, k, n);
+                        assert_true(fabs((double)c[n * m + r] - sum) < 1e-4);
+                    }
+            }
+            free_owned();
+        }
+}
+
+/* Also where a value is the sum of several of fewer bits. */
+static void f32_products_have_the_precision_of_f32(void **state)
+{
+    (void)state;
+    enum { M = 48, N = 32, K = 512 };
+    nbl__mat a = {0}, b = {.transpose = true};
+    fill_dense(&a, M, K);
+    fill_dense(&b, N, K);
+    nbl__term term = {.a = a, .b = b, .k = K, .alpha = 1};
+    nbl__product p = {.m = M, .n = N, .terms = &term, .term_count = 1, .stride = N, .c = own(M * N * 4)};
+    for (int isa = 0; isa < NBL_ISA_COUNT && contexts[isa][0]; isa++) {
+        void *scratch = aligned_alloc(64, (nbl__gemm_scratch(contexts[isa][0], &p, 1) + 63) / 64 * 64);
+        assert_ok(contexts[isa][0], nbl__gemm(contexts[isa][0], &p, 1, scratch));
+        free(scratch);
+        for (int64_t r = 0; r < M; r++)
+            for (int64_t n = 0; n < N; n++) {
+                double sum = 0, size = 0;
+                for (int64_t k = 0; k < K; k++) {
+                    double product = stored(&a, NBL_DTYPE_F32, r, k) * stored(&b, NBL_DTYPE_F32, n, k);
+                    sum += product;
+                    size += fabs(product);
+                }
+                double error = fabs((double)((const float *)p.c)[r * N + n] - sum);
+                if (error > 0x1p-22 * size)
+                    fail_msg("%s: an error of %g of %g", nbl__isa_name((nbl_isa)isa), error, size);
+            }
+    }
+    free_owned();
 }
 
 static void codes_times_codes_join_a_sum(void **state)
@@ -561,6 +680,9 @@ int main(void)
         cmocka_unit_test(nothing_to_multiply_is_fine),
         cmocka_unit_test(terms_products_masks_and_picks_in_any_mixture),
         cmocka_unit_test(every_kernel_multiplies_what_was_packed),
+        cmocka_unit_test(a_second_stage_reads_what_the_first_made),
+        cmocka_unit_test(a_result_may_be_flipped),
+        cmocka_unit_test(f32_products_have_the_precision_of_f32),
         cmocka_unit_test(codes_times_codes_join_a_sum),
         cmocka_unit_test(a_nan_stays_in_its_row_or_column),
     };

@@ -125,38 +125,38 @@ static int layer_count(const nbl__graph *g)
     return count;
 }
 
-/* The least recomputation that keeps the budget: none, then what is cheap, then as few layers as needed. */
-static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
+/* As few layers as the budget needs; in `many` of them it is kept. */
+static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute mode, int many)
 {
-    struct {
-        nbl__recompute mode;
-        int layers;
-    } tries[] = {
-        {NBL_RECOMPUTE_NONE, 0}, {NBL_RECOMPUTE_CHEAP, 0}, {NBL_RECOMPUTE_LAYERS, layer_count(plan->graph)}};
-    bool backward = false; /* else there is nothing to make again */
-    for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    int best = (int)o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
-    size_t smallest = SIZE_MAX;
-    for (int i = best; i <= last; i++) {
-        NBL_TRY(try_plan(plan, o, tries[i].mode, tries[i].layers));
-        size_t total = nbl__plan_total(plan);
-        bool fits = o->budget == 0 || total <= o->budget;
-        if (fits && i != NBL_RECOMPUTE_LAYERS) return NBL_OK;
-        if (total < smallest) smallest = total, best = i;
-    }
-    if (o->budget == 0 || smallest > o->budget) {
-        NBL_CHECK(plan->ctx, o->budget == 0 || o->or_smallest, NBL_ERROR_MEMORY,
-                  "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
-        return best == last ? NBL_OK : try_plan(plan, o, tries[best].mode, tries[best].layers);
-    }
-    int few = 0, many = tries[NBL_RECOMPUTE_LAYERS].layers; /* `many` fits, `few` does not */
+    int few = 0; /* does not fit, or is not worth the asking */
     while (many - few > 1) {
         int middle = few + (many - few) / 2;
-        NBL_TRY(try_plan(plan, o, NBL_RECOMPUTE_LAYERS, middle));
+        NBL_TRY(try_plan(plan, o, mode, middle));
         if (nbl__plan_total(plan) <= o->budget) many = middle;
         else few = middle;
     }
-    return try_plan(plan, o, NBL_RECOMPUTE_LAYERS, many);
+    return try_plan(plan, o, mode, many);
+}
+
+/* The least recomputation that keeps the budget: none, then what is cheap in as few layers as needed, then whole layers,
+ * as few as needed. */
+static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
+{
+    int all = layer_count(plan->graph);
+    bool backward = false; /* else there is nothing to make again */
+    for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
+    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+    size_t smallest = SIZE_MAX;
+    for (nbl__recompute mode = o->least; mode <= last; mode++) {
+        NBL_TRY(try_plan(plan, o, mode, mode == NBL_RECOMPUTE_NONE ? 0 : all));
+        size_t total = nbl__plan_total(plan);
+        if (o->budget == 0 || (total <= o->budget && mode == NBL_RECOMPUTE_NONE)) return NBL_OK;
+        if (total <= o->budget) return fewest_layers(plan, o, mode, all);
+        if (total < smallest) smallest = total, best = mode;
+    }
+    NBL_CHECK(plan->ctx, o->or_smallest, NBL_ERROR_MEMORY,
+              "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
+    return best == last ? NBL_OK : try_plan(plan, o, best, best == NBL_RECOMPUTE_NONE ? 0 : all);
 }
 
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan)

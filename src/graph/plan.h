@@ -123,6 +123,9 @@ void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 /* Infers the steps, and with `prepare` those that prepare as well, with the shapes that inputs have now. */
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
 void nbl__plan_unbind(nbl__plan *plan);
+nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
+/* profile.c: on a device, runs the first `count` steps and tells the log where their time went. */
+nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
 /* ---- place.c ---- */
 

@@ -90,7 +90,7 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
-static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
+nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
     nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
                                     plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
@@ -99,7 +99,7 @@ static nbl_status run_step(nbl__plan *plan, const nbl__planned_step *step)
 
 static nbl_status run_steps(nbl__plan *plan, int count)
 {
-    for (int i = 0; i < count; i++) NBL_TRY(run_step(plan, &plan->steps[i]));
+    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
     return NBL_OK;
 }
 
@@ -146,7 +146,7 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
     plan->key_count = count;
     uint64_t key = plan->key;
     nbl__recording *oldest = &plan->recordings[0];
-    plan->runs++;
+    if (++plan->runs == 2 && cuda->profiles) return nbl__plan_profile(plan, count); /* the first is slow */
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
         nbl__recording *it = &plan->recordings[i];
         if (it->key != key) {
@@ -174,7 +174,7 @@ static nbl_status run_some(nbl__plan *plan, int count)
 
 nbl_status nbl__plan_prepare(nbl__plan *plan)
 {
-    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(run_step(plan, &plan->prepare[i]));
+    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->prepare[i]));
     return NBL_OK;
 }
 
@@ -244,7 +244,7 @@ nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
     bool finite = true;
     *node = NULL;
     for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
-        NBL_TRY(run_step(plan, &plan->steps[i]));
+        NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
         NBL_TRY(check_step(plan, &plan->steps[i], &finite));
         if (finite) continue;
         *node = plan->steps[i].node;

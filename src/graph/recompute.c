@@ -19,6 +19,7 @@ typedef struct rewrite {
     nbl__graph *g;
     nbl__recompute mode;
     int layers;
+    bool *kept;      /* per value: a backward step reads its memory */
     nbl__value *now; /* per value: what stands for it in the layer being worked on; 0: itself */
     nbl__planned_step *steps;
     int count, room;
@@ -32,6 +33,8 @@ static bool is_cheap(const nbl__family *family)
     return false;
 }
 
+static bool pays(const rewrite *r, const nbl__node *node, int layer);
+
 /* May the memory of this value be given up and made again for `layer`? */
 static bool may_repeat(const rewrite *r, nbl__value value, int layer)
 {
@@ -39,7 +42,38 @@ static bool may_repeat(const rewrite *r, nbl__value value, int layer)
     if (info->kind != NBL_KIND_ACTIVATION || info->pinned || info->producer < 0) return false;
     const nbl__node *node = &r->g->nodes[info->producer];
     if (node->family == NULL || node->layer != layer) return false;
-    return r->mode == NBL_RECOMPUTE_LAYERS || is_cheap(node->family);
+    return r->mode == NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
+}
+
+/* Cheap, and made of what is kept in any case or can be made again itself: a rotation of what nobody else reads would
+ * keep as much as it gives up. */
+static bool pays(const rewrite *r, const nbl__node *node, int layer)
+{
+    if (!is_cheap(node->family)) return false;
+    const nbl__slot *slots = node->family->slots, *sum = nbl__slot_find(node->family, "residual_out");
+    if (sum && node->bound[sum - slots] && r->g->values[node->bound[sum - slots]].pinned) return true;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value value = node->bound[slot - slots];
+        if (value == 0 || (slot->role != NBL_ROLE_INPUT && slot->role != NBL_ROLE_OPTIONAL)) continue;
+        nbl__value storage = nbl__graph_storage(r->g, value);
+        const nbl__value_info *info = &r->g->values[storage];
+        if (info->kind == NBL_KIND_ACTIVATION && !info->pinned && !r->kept[storage] &&
+            !may_repeat(r, value, layer))
+            return false;
+    }
+    return true;
+}
+
+/* What the backward steps read. */
+static void find_kept(rewrite *r)
+{
+    for (int i = 0; i < r->plan->step_count; i++) {
+        const nbl__planned_step *step = &r->plan->steps[i];
+        const nbl__slot *slots = step->node->family->slots;
+        for (const nbl__slot *slot = slots; step->backward && slot->name; slot++)
+            if (step->bound[slot - slots] && nbl__slot_kept(step->node->family, slot, step->bound))
+                r->kept[nbl__graph_storage(r->g, step->bound[slot - slots])] = true;
+    }
 }
 
 static void push(rewrite *r, nbl__planned_step step)
@@ -156,11 +190,13 @@ nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers)
     r.room = plan->step_count * 2;
     r.steps = nbl__arena_alloc(&plan->arena, (size_t)r.room * sizeof *r.steps);
     r.now = nbl__arena_alloc(&plan->arena, (size_t)plan->graph->value_count * 4 * sizeof *r.now);
-    if (r.steps == NULL || r.now == NULL) return NBL_ERROR_MEMORY;
+    r.kept = nbl__arena_alloc(&plan->arena, (size_t)(plan->graph->value_count + 1) * sizeof *r.kept);
+    if (r.steps == NULL || r.now == NULL || r.kept == NULL) return NBL_ERROR_MEMORY;
+    find_kept(&r);
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
         int layer = step->node->layer;
-        bool inside = layer >= 0 && (mode == NBL_RECOMPUTE_CHEAP || layer < layers);
+        bool inside = layer >= 0 && layer < layers;
         if (step->backward && inside) rewrite_backward(&r, *step);
         else push(&r, *step);
     }

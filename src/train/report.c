@@ -251,8 +251,10 @@ static void print_memory(nbl__text *out, const nbl__report *r)
     add(out, "</td></tr>\n");
     open_row(out, "recomputed in the backward pass");
     if (r->recompute == NBL_RECOMPUTE_NONE) add(out, "nothing");
-    else if (r->recompute == NBL_RECOMPUTE_CHEAP) add(out, "norms, rotations and the like");
-    else nbl__text_printf(out, "%" PRId64 " of %" PRId64 " layers", r->recomputed_layers, r->layers);
+    else
+        nbl__text_printf(out, "%s%" PRId64 " of %" PRId64 " layers",
+                         r->recompute == NBL_RECOMPUTE_CHEAP ? "norms, rotations and the like of " : "",
+                         r->recomputed_layers, r->layers);
     add(out, "</td></tr>\n</table>\n</div>\n");
 }
 

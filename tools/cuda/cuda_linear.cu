@@ -5,7 +5,7 @@
  *                                     run: no adapter, nothing decoded
  *   cuda_linear steps [TOKENS ...]    the steps that a layer is made of, one by one, beside a copy of as many bytes
  *
- * Each call is captured in a graph, as training runs it, and replayed; times are medians of 15. */
+ * The environment's DROPOUT is the adapters' dropout. Each call is captured in a graph, as training runs it, and replayed; times are medians of 15. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,33 +114,50 @@ nbl_weight nf4(int64_t out, int64_t in)
 
 /* ---- time ---- */
 
-template <typename F> double milliseconds(F call)
+template <typename F> void *captured(F call)
 {
     void *graph;
-    cudaEvent_t begin, end;
-    float times[15];
     call(); /* loads what is loaded when first used */
     NIBBLE(nbl__cuda_wait(cuda, "first call"));
     NIBBLE(nbl__cuda_record_begin(cuda));
     call();
     NIBBLE(nbl__cuda_record_end(cuda, true, &graph));
+    return graph;
+}
+
+/* Medians of the times of up to two graphs, which take turns, so that both meet the device in the same state. */
+void measure(void *const *graphs, int count, double *medians)
+{
+    cudaEvent_t begin, end;
+    float times[2][15];
+    cudaStream_t stream = static_cast<cudaStream_t>(cuda->stream);
     cudaEventCreate(&begin);
     cudaEventCreate(&end);
-    cudaStream_t stream = static_cast<cudaStream_t>(cuda->stream);
-    for (int i = -2; i < 15; i++) {
-        cudaEventRecord(begin, stream);
-        NIBBLE(nbl__cuda_replay(cuda, graph));
-        cudaEventRecord(end, stream);
-        NIBBLE(nbl__cuda_wait(cuda, "replay"));
-        float time;
-        cudaEventElapsedTime(&time, begin, end);
-        if (i >= 0) times[i] = time;
-    }
+    for (int i = -2; i < 15; i++)
+        for (int g = 0; g < count; g++) {
+            cudaEventRecord(begin, stream);
+            NIBBLE(nbl__cuda_replay(cuda, graphs[g]));
+            cudaEventRecord(end, stream);
+            NIBBLE(nbl__cuda_wait(cuda, "replay"));
+            float time;
+            cudaEventElapsedTime(&time, begin, end);
+            if (i >= 0) times[g][i] = time;
+        }
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
-    nbl__cuda_graph_free(cuda, graph);
-    std::sort(times, times + 15);
-    return times[7];
+    for (int g = 0; g < count; g++) {
+        std::sort(times[g], times[g] + 15);
+        medians[g] = times[g][7];
+        nbl__cuda_graph_free(cuda, graphs[g]);
+    }
+}
+
+template <typename F> double milliseconds(F call)
+{
+    void *graph = captured(call);
+    double median;
+    measure(&graph, 1, &median);
+    return median;
 }
 
 nbl__call call_of(const char *op)
@@ -152,17 +169,22 @@ nbl__call call_of(const char *op)
     return call;
 }
 
-double gemm(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_turned, const void *b,
-            bool b_turned, void *c, nbl_dtype c_dtype, float beta)
+nbl__gemm product_of(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_turned,
+                     const void *b, int64_t ldb, bool b_turned, void *c, nbl_dtype c_dtype, float beta)
 {
-    nbl__call call = call_of("product");
     nbl__gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = c_dtype;
     g.m = m, g.n = n, g.k = k;
     g.a = a, g.b = b, g.c = c;
-    g.lda = lda, g.a_turned = a_turned, g.b_turned = b_turned;
+    g.lda = lda, g.ldb = ldb, g.a_turned = a_turned, g.b_turned = b_turned;
     g.alpha = 1, g.beta = beta;
+    return g;
+}
+
+double gemm(const nbl__gemm &g)
+{
+    nbl__call call = call_of("product");
     return milliseconds([&] { NIBBLE(nbl__cuda_gemm(&call, &g)); });
 }
 
@@ -178,32 +200,28 @@ const shape shapes[] = {{"q, k, v", 3, 4096, {4096, 1024, 1024}},
                         {"gate, up", 2, 4096, {14336, 14336}},
                         {"down", 1, 14336, {4096}}};
 constexpr int64_t RANK = 16;
-
-double run(const nbl__op *op, nbl__linear_group *group, size_t *bytes)
-{
-    const nbl__impl *impl;
-    NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
-    *bytes = nbl__op_scratch(ctx, impl, group);
-    void *scratch = take(*bytes);
-    return milliseconds([&] { NIBBLE(nbl__op_run(ctx, op, impl, group, scratch, *bytes)); });
-}
+float dropout;
 
 struct result {
     double ms, bare, flop;
 };
 
-/* The bare products of a layer, one after another. */
-double bare(const shape &s, int64_t tokens, bool backward, const void *x)
+/* The bare products of a layer, one after another, captured. */
+void *bare(const shape &s, int64_t tokens, bool backward, const void *x)
 {
-    double sum = 0;
+    nbl__gemm products[3];
+    nbl__call call = call_of("product");
+    void *dx = take(static_cast<size_t>(tokens * s.in * 2));
     for (int i = 0; i < s.count; i++) {
         int64_t out = s.outs[i];
-        void *w = filled(2, out * s.in, 0.02f), *y = filled(2, tokens * out, 1),
-             *dx = take(static_cast<size_t>(tokens * s.in * 2));
-        sum += backward ? gemm(tokens, s.in, out, y, 0, false, w, false, dx, NBL_DTYPE_BF16, 0)
-                        : gemm(tokens, out, s.in, x, 0, false, w, true, y, NBL_DTYPE_BF16, 0);
+        void *w = filled(2, out * s.in, 0.02f), *y = filled(2, tokens * out, 1);
+        products[i] = backward
+                          ? product_of(tokens, s.in, out, y, 0, false, w, 0, false, dx, NBL_DTYPE_BF16, 0)
+                          : product_of(tokens, out, s.in, x, 0, false, w, 0, true, y, NBL_DTYPE_BF16, 0);
     }
-    return sum;
+    return captured([&] {
+        for (int i = 0; i < s.count; i++) NIBBLE(nbl__cuda_gemm(&call, &products[i]));
+    });
 }
 
 result layer(const shape &s, int64_t tokens, bool backward)
@@ -216,6 +234,8 @@ result layer(const shape &s, int64_t tokens, bool backward)
     first.threshold = 6;
     first.x = tensor(NBL_DTYPE_BF16, tokens, s.in, 1);
     first.accumulate = true;
+    first.dropout = dropout;
+    first.seed = 1;
     result r = {};
     for (int i = 0; i < s.count; i++) {
         nbl__linear &a = group.members[i];
@@ -235,9 +255,15 @@ result layer(const shape &s, int64_t tokens, bool backward)
         if (backward) a.dlora_b = tensor(NBL_DTYPE_F32, s.outs[i], RANK, 1);
     }
     if (backward) first.dx = tensor(NBL_DTYPE_BF16, tokens, s.in, 1);
-    size_t bytes;
-    r.ms = run(op, &group, &bytes);
-    r.bare = bare(s, tokens, backward, first.x.data);
+    const nbl__impl *impl;
+    NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
+    size_t bytes = nbl__op_scratch(ctx, impl, &group);
+    void *scratch = take(bytes);
+    double times[2];
+    void *graphs[2] = {captured([&] { NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes)); }),
+                       bare(s, tokens, backward, first.x.data)};
+    measure(graphs, 2, times);
+    r.ms = times[0], r.bare = times[1];
     printf("%6lld  %-9s %-9s %8.3f %8.3f %7.3f %9.0f %9.0f %8.0f\n", static_cast<long long>(tokens), s.name,
            backward ? "backward" : "forward", r.ms, r.bare, r.ms / r.bare, r.flop / r.ms * 1e-9,
            r.flop / r.bare * 1e-9, static_cast<double>(bytes) / (1 << 20));
@@ -277,7 +303,8 @@ void steps(int64_t tokens)
         void *x = filled(2, tokens * in, 1), *copy = take(static_cast<size_t>(tokens * (in + 64) * 2));
         void *a = filled(2, 64 * in, 1), *t = filled(2, tokens * 64, 1);
         float *gradient = static_cast<float *>(filled(1, 64 * in, 1));
-        void *scratch = take(nbl__cuda_outer_scratch(tokens, in, 64));
+        void *scratch = take(nbl__cuda_sweep_scratch(tokens, in, 32) +
+                             nbl__cuda_sweep_scratch(tokens, in, 16));
         line("copy", tokens, in, 0, milliseconds([&] {
                  cudaMemcpyAsync(copy, x, static_cast<size_t>(tokens * in * 2), cudaMemcpyDeviceToDevice,
                                  stream);
@@ -293,16 +320,23 @@ void steps(int64_t tokens)
             line("project and copy", tokens, in, wide,
                  milliseconds([&] { NIBBLE(nbl__cuda_project(&call, &p)); }), 4 * n);
             line("the same by cuBLASLt, no copy", tokens, in, wide,
-                 gemm(tokens, wide, in, x, 0, false, a, true, t, NBL_DTYPE_BF16, 0), 2 * n);
-            nbl__outer o = {};
-            o.rows = tokens, o.columns = in, o.z = x, o.v = t, o.v_ld = wide, o.wide = wide, o.part_count = 1;
-            o.parts[0] = {gradient, 0, wide, true, true};
-            line("outer", tokens, in, wide,
-                 milliseconds([&] { NIBBLE(nbl__cuda_outer(&call, &o, scratch)); }), 2 * n);
-            line("the same by cuBLASLt", tokens, in, wide,
-                 gemm(wide, in, tokens, t, wide, true, x, false, gradient, NBL_DTYPE_F32, 1), 2 * n);
+                 gemm(product_of(tokens, wide, in, x, 0, false, a, 0, true, t, NBL_DTYPE_BF16, 0)), 2 * n);
+            line("outer product by cuBLASLt", tokens, in, wide,
+                 gemm(product_of(wide, in, tokens, t, wide, true, x, 0, false, gradient, NBL_DTYPE_F32, 1)),
+                 2 * n);
             line("t times B by cuBLASLt", tokens, wide, in,
-                 gemm(tokens, in, wide, t, 0, false, a, true, copy, NBL_DTYPE_BF16, 0), 2 * n);
+                 gemm(product_of(tokens, in, wide, t, 0, false, a, 0, true, copy, NBL_DTYPE_BF16, 0)), 2 * n);
+            if (wide == 48) continue;
+            nbl__sweep sweep = {};
+            sweep.rows = tokens, sweep.columns = in, sweep.z = x, sweep.wide = sweep.rank = wide, sweep.a = a;
+            sweep.to = t, sweep.to_ld = wide, sweep.scale = 1, sweep.v = t, sweep.v_ld = wide;
+            sweep.gradient = gradient;
+            sweep.to = take(static_cast<size_t>(tokens * wide * 2));
+            line("sweep", tokens, in, wide,
+                 milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 2 * n);
+            sweep.copy = copy, sweep.copy_ld = in + 64;
+            line("sweep and copy", tokens, in, wide,
+                 milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
         }
         give_back();
     }
@@ -314,25 +348,25 @@ void steps(int64_t tokens)
         nbl_weight w = nf4(out, in);
         void *dense = filled(2, out * (in + 64), 0.02f), *x = filled(2, tokens * (in + 64), 1);
         void *y = filled(2, tokens * (out + 64), 1);
-        auto decode = [&](bool turned) {
-            return milliseconds([&] {
-                NIBBLE(nbl__cuda_dequantize(ctx, &w, 0, out, NBL_DTYPE_BF16, turned, dense, cuda->stream));
-            });
-        };
-        line("decode", 0, in, out, decode(false), 2.53 * n);
-        line("decode, turned", 0, in, out, decode(true), 2.53 * n);
+        line("decode", 0, in, out, milliseconds([&] {
+                 NIBBLE(nbl__cuda_dequantize(ctx, &w, 0, out, NBL_DTYPE_BF16, 0, dense, cuda->stream));
+             }),
+             2.53 * n);
         auto product = [&](const char *what, double ms) {
             printf("%-44s %6lld %6lld %6lld %9.1f us %7.0f TFLOP/s\n", what, static_cast<long long>(tokens),
                    static_cast<long long>(in), static_cast<long long>(out), ms * 1e3, flop / ms * 1e-9);
         };
         fill_kernel<<<1024, 256, 0, stream>>>(dense, 2, out * (in + 64), 0.02f, 77);
-        product("x W^T", gemm(tokens, out, in, x, 0, false, dense, true, y, NBL_DTYPE_BF16, 0));
-        product("x W^T + y", gemm(tokens, out, in, x, 0, false, dense, true, y, NBL_DTYPE_BF16, 1));
-        product("x W", gemm(tokens, out, in, x, 0, false, dense, false, y, NBL_DTYPE_BF16, 0));
-        product("[x | t] W, 16 more columns",
-                gemm(tokens, out, in + 16, x, in + 64, false, dense, false, y, NBL_DTYPE_BF16, 0));
-        product("[x | t] W, 48 more columns",
-                gemm(tokens, out, in + 48, x, in + 64, false, dense, false, y, NBL_DTYPE_BF16, 0));
+        product("x W^T",
+                gemm(product_of(tokens, out, in, x, 0, false, dense, 0, true, y, NBL_DTYPE_BF16, 0)));
+        product("x W^T + y",
+                gemm(product_of(tokens, out, in, x, 0, false, dense, 0, true, y, NBL_DTYPE_BF16, 1)));
+        product("[x | t] [W | B]^T, 16 more", gemm(product_of(tokens, out, in + 16, x, in + 64, false, dense,
+                                                              in + 64, true, y, NBL_DTYPE_BF16, 0)));
+        product("[x | t] [W | B]^T, 48 more", gemm(product_of(tokens, out, in + 48, x, in + 64, false, dense,
+                                                              in + 64, true, y, NBL_DTYPE_BF16, 0)));
+        product("[x | t] [W; B], 16 more", gemm(product_of(tokens, out, in + 16, x, in + 64, false, dense, 0,
+                                                           false, y, NBL_DTYPE_BF16, 0)));
         give_back();
     }
 }
@@ -353,6 +387,8 @@ int main(int argc, char **argv)
         return 77;
     }
     cuda = nbl__cuda_of(ctx);
+    const char *rate = getenv("DROPOUT");
+    if (rate) dropout = static_cast<float>(atof(rate));
     for (int i = 2; i < argc; i++) whole ? bench(atoll(argv[i])) : steps(atoll(argv[i]));
     if (argc == 2) whole ? bench(8192) : steps(8192);
     nbl_context_destroy(ctx);

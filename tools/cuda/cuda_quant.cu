@@ -329,10 +329,10 @@ int run_tests(nbl_context *ctx, bool quick)
     } kinds[] = {{NBL_FORMAT_NF4, false, 64},  {NBL_FORMAT_NF4, true, 64},   {NBL_FORMAT_NF4, false, 32},
                  {NBL_FORMAT_NF4, true, 4096}, {NBL_FORMAT_FP4, false, 128}, {NBL_FORMAT_FP4, true, 32},
                  {NBL_FORMAT_INT8, false, 0},  {NBL_FORMAT_MXFP4, false, 32}};
-    static const int64_t shapes[][2] = {{1, 1},     {1, 2},      {3, 5},    {7, 33},    {5, 64},
-                                        {17, 96},   {64, 64},    {33, 127}, {31, 1000}, {129, 200},
-                                        {257, 513}, {9, 4096},   {40, 320}, {1, 8192},  {1000, 72},
-                                        {66, 2080}, {130, 1536}, {4097, 31}};
+    static const int64_t shapes[][2] = {
+        {1, 1},      {1, 2},     {3, 5},     {7, 33},    {5, 64},     {17, 96},  {64, 64},   {33, 127},
+        {31, 1000},  {129, 200}, {257, 513}, {9, 4096},  {40, 320},   {1, 8192}, {1000, 72}, {66, 2080},
+        {130, 1536}, {4097, 31}, {48, 256},  {64, 2304}, {8480, 256}, {8500, 64}};
     tally t = {0, 0};
     int number = 0;
     test_refusals(ctx, &t);
@@ -448,9 +448,14 @@ struct bench_case {
     nbl_dtype dtype;
 };
 
-void bench(nbl_context *ctx, pool *p, bench_case c, int64_t rows, int64_t columns)
+/* `only`: those whose name has this word in it. */
+void bench(nbl_context *ctx, pool *p, const char *only, bench_case c, int64_t rows, int64_t columns)
 {
     enum { COPIES = 64 };
+    char name[64];
+    if (c.m > 0) snprintf(name, sizeof name, "gemv m=%d", c.m);
+    else snprintf(name, sizeof name, "dequantize%s", c.m < 0 ? " transposed" : "");
+    if (only && strstr(name, only) == NULL) return;
     static const size_t flush = size_t(600) << 20; /* ten times the second cache */
     sizes bytes;
     nbl_weight w = weight_of(c.format, c.nested, 64, rows, columns, &bytes), copies[COPIES];
@@ -501,9 +506,6 @@ void bench(nbl_context *ctx, pool *p, bench_case c, int64_t rows, int64_t column
     });
     CUDA(cudaDeviceSynchronize());
     double rate = static_cast<double>(traffic) / seconds * 1e-12, copied = copy_rate(p, traffic);
-    char name[64];
-    if (c.m > 0) snprintf(name, sizeof name, "gemv m=%d", c.m);
-    else snprintf(name, sizeof name, "dequantize%s", c.m < 0 ? " transposed" : "");
     printf("%-22s %-5s %-6s %-4s %6dx%-6d %9.2f us %6.2f TB/s   copy %5.2f   %3.0f %%\n", name,
            nbl_format_name(c.format), c.nested ? "nested" : "flat", nbl_dtype_name(c.dtype),
            static_cast<int>(rows), static_cast<int>(columns), seconds * 1e6, rate, copied,
@@ -511,7 +513,7 @@ void bench(nbl_context *ctx, pool *p, bench_case c, int64_t rows, int64_t column
     fflush(stdout);
 }
 
-int run_bench(nbl_context *ctx)
+int run_bench(nbl_context *ctx, const char *only)
 {
     static const bench_case cases[] = {
         {NBL_FORMAT_NF4, false, 0, NBL_DTYPE_BF16},  {NBL_FORMAT_NF4, true, 0, NBL_DTYPE_BF16},
@@ -526,6 +528,9 @@ int run_bench(nbl_context *ctx)
         {NBL_FORMAT_NF4, false, 8, NBL_DTYPE_F32},
     };
     static const int64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {14336, 4096}};
+    /* what a model of 1 or 8 billion parameters reads for a token */
+    static const int64_t decode[][2] = {{2048, 2048}, {8192, 2048},  {2048, 8192},  {512, 2048},
+                                        {4096, 4096}, {14336, 4096}, {4096, 14336}, {1024, 4096}};
     pool p = {NULL, size_t(4) << 30, 0};
     CUDA(cudaMalloc(&p.memory, p.size));
     fill_bytes<<<4096, 256>>>(reinterpret_cast<uint32_t *>(p.memory), p.size / 4, 77);
@@ -534,7 +539,10 @@ int run_bench(nbl_context *ctx)
            "device to "
            "device, as many bytes read and written\n");
     for (auto shape : shapes)
-        for (auto c : cases) bench(ctx, &p, c, shape[0], shape[1]);
+        for (auto c : cases) bench(ctx, &p, only, c, shape[0], shape[1]);
+    for (auto shape : decode)
+        for (bool nested : {false, true})
+            bench(ctx, &p, only, {NBL_FORMAT_NF4, nested, 1, NBL_DTYPE_BF16}, shape[0], shape[1]);
     CUDA(cudaFree(p.memory));
     return 0;
 }
@@ -544,10 +552,10 @@ int run_bench(nbl_context *ctx)
 int main(int argc, char **argv)
 {
     bool test = argc >= 2 && strcmp(argv[1], "test") == 0,
-         measure = argc == 2 && strcmp(argv[1], "bench") == 0;
+         measure = argc >= 2 && strcmp(argv[1], "bench") == 0;
     bool quick = argc == 3 && strcmp(argv[2], "--quick") == 0;
-    if ((!test && !measure) || argc > 3 || (argc == 3 && !quick)) {
-        fprintf(stderr, "usage: cuda_quant test [--quick] | bench\n");
+    if ((!test && !measure) || argc > 3 || (test && argc == 3 && !quick)) {
+        fprintf(stderr, "usage: cuda_quant test [--quick] | bench [gemv|dequantize]\n");
         return 2;
     }
     nbl_context *ctx = NULL;
@@ -560,7 +568,7 @@ int main(int argc, char **argv)
     }
     printf("%s, compute capability %d.%d, %.0f GiB\n", device.name, device.major, device.minor,
            static_cast<double>(device.memory_bytes) / (1 << 30));
-    int status = test ? run_tests(ctx, quick) : run_bench(ctx);
+    int status = test ? run_tests(ctx, quick) : run_bench(ctx, argc == 3 ? argv[2] : NULL);
     nbl_context_destroy(ctx);
     return status;
 }

@@ -276,7 +276,11 @@ static nbl_status run_image(nbl_context *ctx, const nbl__op *op, const nbl__impl
     NBL_TRY(how == DEVICE_RECORDED
                 ? run_recorded(ctx, op, impl, image)
                 : nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes));
-    return device_fetch(image, impl->name);
+    nbl_status status = device_fetch(image, impl->name);
+    if (status != NBL_ERROR_ARGUMENT) return status;
+    char fault[512]; /* what a kernel found in the data: it does not know whose kernel it is */
+    snprintf(fault, sizeof fault, "%s", nbl_error_message(ctx));
+    return nbl__fail(ctx, status, "%s: %s", op->name, fault);
 }
 
 nbl_status device_run(nbl_context *ctx, const nbl__family *family, const nbl__op *op, const nbl__impl *impl,

@@ -1,308 +1,41 @@
-/* gemm.c - the driver of gemm.h: who packs and multiplies what.
+/* gemm.c - the driver of gemm.h: carries out a plan (gemm_plan.h).
  *
- *     rows       windows of at most WINDOW rows, one after the other; a window is cut into slices
- *     columns    chunks of at most MAX_CHUNK strips of 16
- *     k          blocks of at most the kernel's k_block, in order
- *
- *     per window   1. pack every distinct A: items (operand, slice, block of k, 64 rows)
+ *     per window   for each stage:
+ *                  1. pack every distinct A that the stage is the first to use: items (operand, block of k, 64 rows)
  *                  2. items (product, chunk, slice): for every term, for every block of k, pack the chunk's
  *                     B and multiply it with the slice's panels into the worker's tile; then finish the tile
  *
- * A window's columns are decoded once per slice, so there are several slices only where the columns alone do
- * not give every thread enough items. Tiling decides who computes an element, never how: its sum runs over
- * terms and k in one order.
- *
- * scratch:  plan | panels of A, per operand | per worker: tile, part, panel of B, scratch of packing, lines */
+ * Tiling decides who computes an element, never how: its sum runs over terms and k in one order. */
 #include "ops/cpu/gemm.h"
 
 #include "base/team.h"
 #include "ops/cpu/gemm_finish.h"
+#include "ops/cpu/gemm_plan.h"
 #include "ops/cpu/gemv.h"
 #include "ops/cpu/int8_product.h"
-#include "ops/cpu/pack.h"
 
 enum {
-    WINDOW = 512,         /* rows */
-    BLOCK_ROWS = 256,     /* whose panels stay in the second cache while all strips of a chunk pass */
-    MAX_CHUNK = 8,        /* strips */
-    PACK_ROWS = 64,       /* of an item of packing */
-    ITEMS_PER_THREAD = 6, /* what the chunks aim at */
-    SLICES_PER_THREAD = 2 /* below this many items per thread, rows are cut as well */
+    BLOCK_ROWS = 256,     /* of panels that stay in the second cache while all strips of a chunk pass, */
+    BLOCK_BYTES = 1 << 19 /* or fewer, that are this long */
 };
-
-typedef enum route { BY_PANELS, BY_GEMV, BY_INT8 } route;
-
-/* A distinct left operand. */
-typedef struct operand {
-    nbl__source source;
-    int64_t m, k, k_block, windows, slices;
-    size_t slice_bytes;
-    uint8_t *panels; /* [slice][block of k][panel] */
-} operand;
-
-typedef struct term_plan {
-    route way;
-    int operand;
-} term_plan;
-
-typedef struct product_plan {
-    const nbl__product *product;
-    term_plan *terms;
-    int64_t windows, slices, chunk, chunks; /* chunk: strips */
-} product_plan;
-
-typedef struct worker_room {
-    float *tile, *part;
-    uint8_t *b;
-    void *scratch;
-    float *lines;
-} worker_room;
-
-/* A call has few products and terms; more go in several batches. */
-enum { MAX_PRODUCTS = 16, MAX_TERMS = 64 };
-
-typedef struct arrays {
-    product_plan products[MAX_PRODUCTS];
-    term_plan terms[MAX_TERMS];
-    operand operands[MAX_TERMS];
-} arrays;
-
-typedef struct gemm_plan {
-    nbl_isa isa;
-    int count, operands, workers;
-    product_plan *products;
-    operand *operand;
-    int64_t windows;
-    int64_t tile_rows, tile_columns;
-    size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
-    bool part;
-    uint8_t *rooms;
-    size_t room_bytes;
-    int64_t window; /* the one at work */
-} gemm_plan;
-
-/* ---- cutting ---- */
-
-static int64_t slice_count(int64_t rows, int64_t wanted)
-{
-    return nbl__max_i64(1, nbl__min_i64(wanted, rows / PACK_ROWS));
-}
-
-/* Piece `index` of `count` even pieces of n begins here. */
-static int64_t piece(int64_t n, int64_t count, int64_t index)
-{
-    return index * n / count;
-}
-
-static int64_t window_rows(int64_t m, int64_t windows)
-{
-    return nbl__ceil_div(m, windows);
-}
-
-typedef struct rows_of {
-    int64_t begin, count; /* rows of the product */
-    int64_t panels, padded;
-} rows_of;
-
-static rows_of slice_rows(int64_t m, int64_t windows, int64_t window, int64_t slices, int64_t slice,
-                          const nbl__kernel *kernel)
-{
-    int64_t begin = piece(m, windows, window), rows = piece(m, windows, window + 1) - begin;
-    int64_t first = piece(rows, slices, slice);
-    rows_of r = {.begin = begin + first, .count = piece(rows, slices, slice + 1) - first};
-    r.panels = kernel ? nbl__ceil_div(r.count, kernel->rows) : 0;
-    r.padded = kernel && kernel->padded ? r.panels * kernel->rows : r.count;
-    return r;
-}
-
-static int64_t longest_slice(int64_t m, int64_t windows, int64_t slices)
-{
-    return nbl__ceil_div(window_rows(m, windows), slices);
-}
-
-/* ---- planning: with cut->base NULL it only measures ---- */
-
-static bool same_operand(const nbl__mat *a, const nbl__mat *b)
-{
-    return a->data != NULL && a->data == b->data && a->dtype == b->dtype && a->stride == b->stride &&
-           a->scales == b->scales && a->transpose == b->transpose && a->pick == b->pick &&
-           a->dropout == b->dropout &&
-           (a->dropout == 0 || (a->seed == b->seed && a->drop_columns == b->drop_columns));
-}
-
-static route way_of(const nbl__product *p, const nbl__term *t)
-{
-    const nbl__mat *a = &t->a, *b = &t->b;
-    if (a->pick || b->pick || a->transpose || a->dropout > 0 || b->dropout > 0) return BY_PANELS;
-    if (a->dtype == NBL_DTYPE_I8) {
-        bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
-        return codes ? BY_INT8 : BY_PANELS;
-    }
-    /* Down the columns of B, packing is faster than reading in place even for one row. */
-    bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
-    if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
-    return BY_PANELS;
-}
-
-static int64_t block_of_k(int64_t k, int64_t longest)
-{
-    if (k == 0) return longest;
-    return nbl__round_up(nbl__ceil_div(k, nbl__ceil_div(k, longest)), 64);
-}
-
-/* The operand of a term: one that is there already, or a new one. */
-static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t)
-{
-    const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute);
-    for (int i = 0; i < plan->operands; i++) {
-        const operand *o = &plan->operand[i];
-        if (o->m == p->m && o->k == t->k && o->source.kernel == kernel && same_operand(o->source.mat, &t->a))
-            return i;
-    }
-    plan->operand[plan->operands] = (operand){
-        .source = {plan->isa, kernel, &t->a, t->compute, !t->a.transpose},
-        .m = p->m,
-        .k = t->k,
-        .k_block = block_of_k(t->k, kernel->k_block),
-    };
-    return plan->operands++;
-}
-
-static void plan_sizes(gemm_plan *plan)
-{
-    int threads = plan->workers;
-    int64_t strips = 0, items = 0, wanted = (int64_t)threads * ITEMS_PER_THREAD;
-    for (int i = 0; i < plan->count; i++)
-        strips += plan->products[i].product->m > 0 ? nbl__ceil_div(plan->products[i].product->n, NBL_STRIP)
-                                                   : 0;
-    int64_t chunk = threads == 1 ? MAX_CHUNK : strips / wanted / 2 * 2;
-    chunk = nbl__max_i64(2, nbl__min_i64(MAX_CHUNK, chunk));
-    for (int i = 0; i < plan->count; i++) {
-        product_plan *q = &plan->products[i];
-        int64_t own = nbl__ceil_div(q->product->n, NBL_STRIP);
-        q->chunk = nbl__max_i64(
-            2, nbl__round_up(nbl__ceil_div(own, nbl__max_i64(1, nbl__ceil_div(own, chunk))), 2));
-        q->chunks = nbl__ceil_div(own, q->chunk);
-        q->windows = nbl__max_i64(1, nbl__ceil_div(q->product->m, WINDOW));
-        if (q->product->m > 0) items += q->chunks;
-        plan->windows = nbl__max_i64(plan->windows, q->windows);
-    }
-    int64_t slices = threads == 1 || items == 0 ? 1
-                                                : nbl__ceil_div((int64_t)threads * SLICES_PER_THREAD, items);
-    for (int i = 0; i < plan->count; i++) {
-        product_plan *q = &plan->products[i];
-        q->slices = slice_count(window_rows(q->product->m, q->windows), slices);
-        int64_t rows = nbl__round_up(longest_slice(q->product->m, q->windows, q->slices), NBL_PANEL_MAX_ROWS);
-        plan->tile_rows = nbl__max_i64(plan->tile_rows, rows);
-        plan->tile_columns = nbl__max_i64(plan->tile_columns, q->chunk * NBL_STRIP);
-    }
-}
-
-static size_t panel_bytes(const nbl__kernel *kernel, int64_t elements)
-{
-    return (size_t)elements * (kernel->panel == NBL_PANEL_F32 ? sizeof(float) : sizeof(uint16_t));
-}
-
-/* What a worker needs for a term. */
-static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
-{
-    size_t bytes = 0;
-    if (t->dropout > 0) plan->part = true;
-    if (way->way == BY_INT8)
-        bytes = nbl__int8_product_scratch(plan->isa, t, plan->tile_rows, plan->tile_columns);
-    if (way->way == BY_PANELS) {
-        const operand *o = &plan->operand[way->operand];
-        const nbl__kernel *kernel = o->source.kernel;
-        /* Grows with k, as o->k_block need not: a call may have less k than was measured. */
-        int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
-        size_t b = panel_bytes(kernel, longest * plan->tile_columns);
-        if (b > plan->b_bytes) plan->b_bytes = b;
-        bytes = nbl__pack_scratch(longest, nbl__max_i64(plan->tile_rows, plan->tile_columns));
-    }
-    if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
-}
-
-static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
-{
-    nbl__cut cut = {base, 0};
-    worker_room room = {0};
-    NBL_CUT(&cut, room.tile, plan->tile_rows * plan->tile_columns);
-    if (plan->part) NBL_CUT(&cut, room.part, plan->tile_rows * plan->tile_columns);
-    room.b = nbl__cut_bytes(&cut, plan->b_bytes);
-    room.scratch = nbl__cut_bytes(&cut, plan->scratch_bytes);
-    NBL_CUT(&cut, room.lines, 2 * plan->tile_columns);
-    *bytes = cut.used;
-    return room;
-}
-
-static void plan_operand(operand *o, const product_plan *q, nbl__cut *cut)
-{
-    const nbl__kernel *kernel = o->source.kernel;
-    o->windows = q->windows;
-    o->slices = q->slices;
-    int64_t rows = nbl__round_up(longest_slice(o->m, o->windows, o->slices),
-                                 kernel->padded ? kernel->rows : 1);
-    size_t bytes = panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step));
-    o->slice_bytes = (bytes + 63) / 64 * 64;
-    o->panels = nbl__cut_bytes(cut, o->slice_bytes * (size_t)o->slices);
-}
-
-static void make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
-                      arrays *room, gemm_plan *plan)
-{
-    *plan = (gemm_plan){.isa = nbl__isa(ctx),
-                        .count = count,
-                        .workers = nbl_threads(ctx),
-                        .products = room->products,
-                        .operand = room->operands};
-    term_plan *next = room->terms;
-    for (int i = 0; i < count; i++) {
-        const nbl__product *p = &products[i];
-        product_plan *q = &plan->products[i];
-        *q = (product_plan){.product = p, .terms = next};
-        for (int t = 0; t < p->term_count; t++, next++) {
-            next->way = way_of(p, &p->terms[t]);
-            /* Measured as if packed: a list of picks that is not there yet would have it so. */
-            if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
-            if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
-        }
-    }
-    plan_sizes(plan);
-    for (int i = 0; i < count; i++)
-        for (int t = 0; t < products[i].term_count; t++) {
-            const product_plan *q = &plan->products[i];
-            plan_term(plan, &q->terms[t], &products[i].terms[t]);
-            if (q->terms[t].way != BY_PANELS) continue;
-            operand *o = &plan->operand[q->terms[t].operand];
-            if (o->slices == 0) plan_operand(o, q, cut);
-        }
-    cut_room(NULL, plan, &plan->room_bytes);
-    plan->rooms = nbl__cut_bytes(cut, plan->room_bytes * (size_t)plan->workers);
-}
 
 /* ---- 1. packing A ---- */
 
-static worker_room room_of(const gemm_plan *plan, int worker)
-{
-    size_t bytes;
-    return cut_room(plan->rooms + plan->room_bytes * (size_t)worker, plan, &bytes);
-}
-
-/* Items of packing of a slice of an operand: blocks of k times groups of rows. */
+/* Items of packing of an operand: blocks of k times groups of rows. */
 static int64_t row_groups(const operand *o)
 {
-    return nbl__ceil_div(longest_slice(o->m, o->windows, o->slices), PACK_ROWS);
+    return nbl__ceil_div(window_rows(o->m), PACK_ROWS);
 }
 
 static int64_t pack_items(const gemm_plan *plan, const operand *o)
 {
-    if (plan->window >= o->windows || o->m == 0) return 0;
-    return o->slices * nbl__ceil_div(o->k, o->k_block) * row_groups(o);
+    if (plan->window >= o->windows || o->m == 0 || o->stage != plan->stage) return 0;
+    return nbl__ceil_div(o->k, o->k_block) * row_groups(o);
 }
 
-static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t slice, int64_t k_begin)
+static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t k_begin)
 {
-    return o->panels + o->slice_bytes * (size_t)slice + panel_bytes(o->source.kernel, rows->padded * k_begin);
+    return o->panels + panel_bytes(o->source.kernel, rows->padded * k_begin);
 }
 
 static nbl_status pack_item(void *argument, int64_t item, int worker)
@@ -310,9 +43,8 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
     const gemm_plan *plan = argument;
     const operand *o = plan->operand;
     for (int64_t own; item >= (own = pack_items(plan, o)); o++) item -= own;
-    int64_t groups = row_groups(o), group = item % groups, blocks = nbl__ceil_div(o->k, o->k_block);
-    int64_t block = item / groups % blocks, slice = item / groups / blocks, k_begin = block * o->k_block;
-    rows_of rows = slice_rows(o->m, o->windows, plan->window, o->slices, slice, o->source.kernel);
+    int64_t groups = row_groups(o), group = item % groups, k_begin = item / groups * o->k_block;
+    rows_of rows = rows_in(o->m, o->windows, plan->window, o->source.kernel);
     nbl__pack_rows part = {
         .row = rows.begin,
         .rows = rows.count,
@@ -323,19 +55,36 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
         .k_count = nbl__min_i64(o->k_block, o->k - k_begin),
     };
     if (part.panel_begin < part.panel_end)
-        nbl__pack_a(&o->source, &part, panels_of(o, &rows, slice, k_begin), room_of(plan, worker).scratch);
+        nbl__pack_a(&o->source, &part, panels_of(o, &rows, k_begin), nbl__gemm_room(plan, worker).scratch);
     return NBL_OK;
 }
 
 /* ---- 2. multiplying ---- */
 
 typedef struct place {
-    int64_t slice, row, rows, n_begin, n_end;
+    int64_t slices, slice, row, rows, n_begin, n_end;
 } place;
 
 static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
 {
     memset(tile, 0, (size_t)(rows * plan->tile_columns) * sizeof *tile);
+}
+
+/* How many panels go together; even, since kernels may take two at a time. */
+static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
+{
+    int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
+    return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
+}
+
+/* Few panels of A do not pay for copying a B that lies as it is multiplied. */
+static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const place *at, int64_t panels)
+{
+    enum { FEW = 4 };
+    const nbl__mat *b = &t->b;
+    return kernel->panel == NBL_PANEL_F32 && panels <= FEW && b->weight == NULL &&
+           b->dtype == NBL_DTYPE_F32 && !b->transpose && b->pick == NULL && b->dropout == 0 &&
+           (at->n_end - at->n_begin) % NBL_STRIP == 0;
 }
 
 /* tile (+)= the term; returns whether the tile has been written. */
@@ -355,26 +104,39 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
     }
     const operand *o = &plan->operand[way->operand];
     const nbl__kernel *kernel = o->source.kernel;
-    rows_of rows = slice_rows(o->m, o->windows, plan->window, o->slices, at->slice, kernel);
+    rows_of rows = rows_in(o->m, o->windows, plan->window, kernel);
+    int64_t first = slice_panel(&rows, at->slices, at->slice),
+            last = slice_panel(&rows, at->slices, at->slice + 1);
+    int64_t top = nbl__panel_start(rows.padded, rows.panels, first);
     nbl__source b = {plan->isa, kernel, &t->b, t->compute, t->b.transpose};
+    bool in_place = reads_in_place(kernel, t, at, rows.panels);
     for (int64_t k = 0; k < t->k; k += o->k_block) {
         int64_t count = nbl__min_i64(o->k_block, t->k - k);
-        nbl__pack_b(&b, at->n_begin, at->n_end, k, count, room->b, room->scratch);
+        if (!in_place) nbl__pack_b(&b, at->n_begin, at->n_end, k, count, room->b, room->scratch);
         nbl__block block = {
-            .a = panels_of(o, &rows, at->slice, k),
+            .a = panels_of(o, &rows, k),
             .rows = rows.padded,
             .panels = rows.panels,
             .b = room->b,
+            .b_parts = nbl__b_parts(&b),
             .strips = nbl__ceil_div(at->n_end - at->n_begin, NBL_STRIP),
             .k = nbl__round_up(count, kernel->k_step),
             .alpha = t->alpha,
             .add = add || k > 0,
             .stride = stride,
         };
-        for (int64_t p = 0; p < rows.panels; p = block.panel_end) {
+        block.b_line = NBL_STRIP;
+        block.b_strip = block.k * NBL_STRIP;
+        if (in_place) {
+            block.b = (const float *)t->b.data + k * t->b.stride + at->n_begin;
+            block.b_line = t->b.stride;
+            block.b_strip = NBL_STRIP;
+        }
+        int64_t panels = block_panels(kernel, block.k);
+        for (int64_t p = first; p < last; p = block.panel_end) {
             block.panel_begin = p;
-            block.panel_end = nbl__min_i64(rows.panels, p + BLOCK_ROWS / kernel->rows);
-            block.tile = tile + nbl__panel_start(rows.padded, rows.panels, p) * stride;
+            block.panel_end = nbl__min_i64(last, p + panels);
+            block.tile = tile + (nbl__panel_start(rows.padded, rows.panels, p) - top) * stride;
             kernel->run(&block);
         }
     }
@@ -382,39 +144,52 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
 }
 
 /* Whole strips of f32 sums without an epilogue need no tile: they grow in C itself. */
-static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t columns)
+static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows, int64_t columns)
 {
     const nbl__product *p = q->product;
-    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || columns % NBL_STRIP)
+    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || p->flipped ||
+        columns % NBL_STRIP)
         return false;
     bool any = false;
     for (int t = 0; t < p->term_count; t++) {
         if (q->terms[t].way != BY_PANELS || p->terms[t].dropout > 0) return false;
-        if (plan->operand[q->terms[t].operand].source.kernel->padded) return false;
+        const nbl__kernel *kernel = plan->operand[q->terms[t].operand].source.kernel;
+        if (kernel->padded && rows % kernel->rows) return false;
         any = any || p->terms[t].k > 0;
     }
     return any;
 }
 
-static int64_t multiply_items(const gemm_plan *plan, const product_plan *q)
+static int64_t multiply_items(const gemm_plan *plan)
 {
-    if (plan->window >= q->windows || q->product->m == 0) return 0;
-    return q->slices * q->chunks;
+    int64_t items = 0;
+    for (chunk_at at = {0}; nbl__gemm_step(plan, plan->window, plan->stage, &at);)
+        items += at.product->slices;
+    return items;
 }
 
 static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
-    const product_plan *q = plan->products;
-    for (int64_t own; item >= (own = multiply_items(plan, q)); q++) item -= own;
+    chunk_at chunk = {0};
+    for (nbl__gemm_step(plan, plan->window, plan->stage, &chunk); item >= chunk.product->slices;) {
+        item -= chunk.product->slices;
+        nbl__gemm_step(plan, plan->window, plan->stage, &chunk);
+    }
+    const product_plan *q = chunk.product;
     const nbl__product *p = q->product;
-    worker_room room = room_of(plan, worker);
-    place at = {.slice = item % q->slices, .n_begin = item / q->slices * q->chunk * NBL_STRIP};
-    at.n_end = nbl__min_i64(p->n, at.n_begin + q->chunk * NBL_STRIP);
-    rows_of rows = slice_rows(p->m, q->windows, plan->window, q->slices, at.slice, NULL);
-    at.row = rows.begin;
-    at.rows = rows.count;
-    if (is_direct(plan, q, at.n_end - at.n_begin)) {
+    worker_room room = nbl__gemm_room(plan, worker);
+    rows_of rows = rows_in(p->m, q->windows, plan->window, nbl__kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
+    int64_t top = slice_row(&rows, q->slices, item);
+    place at = {
+        .slices = q->slices,
+        .slice = item,
+        .row = rows.begin + top,
+        .rows = slice_row(&rows, q->slices, item + 1) - top,
+        .n_begin = chunk.begin * NBL_STRIP,
+        .n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP),
+    };
+    if (is_direct(plan, q, at.rows, at.n_end - at.n_begin)) {
         float *c = (float *)p->c + at.row * p->stride + at.n_begin;
         bool add = false;
         for (int t = 0; t < p->term_count; t++)
@@ -457,7 +232,7 @@ size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, i
         nbl__cut cut = {0};
         arrays room;
         gemm_plan plan;
-        make_plan(ctx, products, taken, &cut, &room, &plan);
+        nbl__gemm_make_plan(ctx, products, taken, &cut, &room, &plan);
         if (cut.used > most) most = cut.used;
     }
     return most;
@@ -468,13 +243,14 @@ static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int 
     nbl__cut cut = {scratch, 0};
     arrays room;
     gemm_plan plan;
-    make_plan(ctx, products, count, &cut, &room, &plan);
+    nbl__gemm_make_plan(ctx, products, count, &cut, &room, &plan);
     for (plan.window = 0; plan.window < plan.windows; plan.window++) {
-        int64_t packs = 0, items = 0;
-        for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
-        for (int i = 0; i < count; i++) items += multiply_items(&plan, &plan.products[i]);
-        NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
-        NBL_TRY(nbl__team_run(ctx, items, multiply_item, &plan, NULL));
+        for (plan.stage = 0; plan.stage < STAGES; plan.stage++) {
+            int64_t packs = 0;
+            for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
+            NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
+            NBL_TRY(nbl__team_run(ctx, multiply_items(&plan), multiply_item, &plan, NULL));
+        }
     }
     return NBL_OK;
 }

@@ -5,7 +5,7 @@
  *
  * A sum of terms is how the rank-r update of LoRA joins the base product, and how the gradients of
  * projections that share their input become one dX, with a single rounding. Several products may go in
- * one call: those that share their A (q, k, v and their LoRA A) pack it once.
+ * one call: those that share their A (q, k, v and their LoRA A) pack it once, also when some wait for others (stages).
  *
  * Operands are packed into panels, which is where a storage format is decoded: f32 panels for f32 and
  * f16 arithmetic, pairs of bf16 for machines that multiply them. A packed weight exists decoded only as
@@ -51,12 +51,15 @@ typedef struct nbl__product {
     nbl_dtype dtype;        /* of C: f32, f16, bf16 */
     void *c;
     int64_t stride; /* of C's rows */
+    bool flipped;   /* C is [n, m]; f32, without factor and bias */
     bool accumulate;
+    int stage; /* 0, or 1: its terms may read rows of A that products of stage 0 with as many rows make */
 } nbl__product;
 
 /* Scratch, aligned to 64 bytes, for one call with these products, or with smaller k or fewer terms. Sizes
  * and dtypes count, data pointers do not, except that operands with equal `a.data` (not NULL) and `a.pick`
- * are packed once. A is packed 512 rows at a time: this is about 512 · k floats, and 0.5 MB per thread. */
+ * are packed once. A is packed 512 rows at a time: this is about 512 · k floats (split: half as much again), and 0.5 to
+ * 1.7 MB per thread. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 

@@ -6,50 +6,9 @@
  * A tile of A is 16 rows of 32 consecutive k, one of B 16 pairs of k for 16 columns: 1 KiB each, and
  * consecutive in the panels. Two strips of B (k_block x 64 bytes) stay in the first cache, A streams from
  * the second. The tile unit takes subnormals as zero. */
-#include "ops/cpu/gemm_kernels.h"
+#include "ops/cpu/gemm_amx.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-enum { ROWS = 16, TILE_BYTES = 1024, ROW_BYTES = 64, K_STEP = 32 };
-
-/* Layout fixed by the instruction: palette 1, all tiles 16 rows of 64 bytes. */
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-static const tile_config config = {
-    .palette = 1,
-    .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES},
-    .rows = {ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS},
-};
-
-/* tile[16 rows][16] (+)= alpha · from */
-NBL_TARGET_AMX static void join(const float *from, const nbl__block *block, float *tile)
-{
-    __m512 alpha = _mm512_set1_ps(block->alpha);
-    for (int r = 0; r < ROWS; r++, tile += block->stride, from += NBL_STRIP) {
-        __m512 value = _mm512_mul_ps(alpha, _mm512_load_ps(from));
-        _mm512_store_ps(tile, block->add ? _mm512_add_ps(_mm512_load_ps(tile), value) : value);
-    }
-}
-
-/* The registers' numbers are part of the instructions, hence macros. */
-#define START(c, corner)                                                                                     \
-    do {                                                                                                     \
-        if (direct && block->add) _tile_loadd(c, corner, stride);                                            \
-        else _tile_zero(c);                                                                                  \
-    } while (0)
-#define FINISH(c, corner)                                                                                    \
-    do {                                                                                                     \
-        if (direct) {                                                                                        \
-            _tile_stored(c, corner, stride);                                                                 \
-        } else {                                                                                             \
-            _tile_stored(c, part, ROW_BYTES);                                                                \
-            join(part, block, corner);                                                                       \
-        }                                                                                                    \
-    } while (0)
 
 /* `panels` row panels (1 or 2) by `strips` strips (1 or 2). */
 NBL_TARGET_AMX __attribute__((always_inline)) static inline void
@@ -101,7 +60,7 @@ NBL_TARGET_AMX __attribute__((always_inline)) static inline void run_strips(cons
 NBL_TARGET_AMX static void run(const nbl__block *block)
 {
     int64_t s = 0;
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&amx_config);
     for (; s + 2 <= block->strips; s += 2) run_strips(block, s, 2);
     if (s < block->strips) run_strips(block, s, 1);
     _tile_release();

@@ -14,7 +14,7 @@ enum { ROWS = 6 };
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
 micro(int rows, int64_t k, const float *a, const float *b, const nbl__block *block, float *tile)
 {
-    int64_t stride = block->stride;
+    int64_t stride = block->stride, line = block->b_line;
     __m256 left[ROWS], right[ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -22,8 +22,8 @@ micro(int rows, int64_t k, const float *a, const float *b, const nbl__block *blo
         _mm_prefetch((const char *)(tile + r * stride), _MM_HINT_T0);
     }
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < k; i++, a += rows, b += NBL_STRIP) {
-        __m256 b0 = _mm256_load_ps(b), b1 = _mm256_load_ps(b + 8);
+    for (int64_t i = 0; i < k; i++, a += rows, b += line) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             __m256 x = _mm256_broadcast_ss(a + r);
@@ -64,7 +64,7 @@ static void run(const nbl__block *block)
         for (int64_t p = block->panel_begin, row = first, end; p < block->panel_end; p++, row = end) {
             end = nbl__panel_start(block->rows, block->panels, p + 1);
             micro_of((int)(end - row), (const float *)block->a + row * block->k,
-                     (const float *)block->b + s * block->k * NBL_STRIP, block,
+                     (const float *)block->b + s * block->b_strip, block,
                      block->tile + (row - first) * block->stride + s * NBL_STRIP);
         }
 }

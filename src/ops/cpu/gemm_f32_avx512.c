@@ -13,8 +13,8 @@ enum { ROWS = 14 };
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
 micro(int rows, int strips, const float *a, const float *b, const nbl__block *block, float *tile)
 {
-    int64_t stride = block->stride, k = block->k;
-    const float *next = b + k * NBL_STRIP; /* the second strip */
+    int64_t stride = block->stride, k = block->k, line = block->b_line;
+    const float *next = b + block->b_strip; /* the second strip */
     __m512 left[ROWS], right[ROWS];
 #pragma GCC unroll 14
     for (int r = 0; r < rows; r++) {
@@ -23,8 +23,8 @@ micro(int rows, int strips, const float *a, const float *b, const nbl__block *bl
         if (strips == 2) _mm_prefetch((const char *)(tile + r * stride + NBL_STRIP), _MM_HINT_T0);
     }
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < k; i++, a += rows, b += NBL_STRIP, next += NBL_STRIP) {
-        __m512 b0 = _mm512_load_ps(b), b1 = strips == 2 ? _mm512_load_ps(next) : b0;
+    for (int64_t i = 0; i < k; i++, a += rows, b += line, next += line) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = strips == 2 ? _mm512_loadu_ps(next) : b0;
 #pragma GCC unroll 14
         for (int r = 0; r < rows; r++) {
             __m512 x = _mm512_set1_ps(a[r]);
@@ -61,7 +61,7 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void run_strips(c
                                                                                int64_t strip, int strips)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
-    const float *b = (const float *)block->b + strip * block->k * NBL_STRIP;
+    const float *b = (const float *)block->b + strip * block->b_strip;
     for (int64_t p = block->panel_begin, row = first, end; p < block->panel_end; p++, row = end) {
         end = nbl__panel_start(block->rows, block->panels, p + 1);
         micro_of((int)(end - row), strips, (const float *)block->a + row * block->k, b, block,

@@ -41,9 +41,23 @@ static void mend(nbl_isa isa, float *values, const float *factor, const float *o
     }
 }
 
+/* C is small: the rank of an adapter wide. */
+static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin, int64_t n_end,
+                           const float *tile, int64_t stride)
+{
+    for (int64_t n = n_begin; n < n_end; n++, tile++) {
+        float *c = (float *)p->c + n * p->stride + row;
+        for (int64_t r = 0; r < rows; r++) c[r] = (p->accumulate ? c[r] : 0) + tile[r * stride];
+    }
+}
+
 void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin,
                       int64_t n_end, float *tile, int64_t stride, float *line)
 {
+    if (p->flipped) {
+        finish_flipped(p, row, rows, n_begin, n_end, tile, stride);
+        return;
+    }
     int64_t n = n_end - n_begin;
     size_t size = nbl__size_of(p->dtype);
     float *bias = NULL, *old = line + n;

@@ -5,6 +5,10 @@
  *     f32    A [k][rows of the panel]                 B [k][16]
  *     pairs  A [k/2][rows of the panel][2]            B [k/2][16][2]           bf16, k and k + 1 side by side
  *     tiles  A [k/32][16 rows][32]                    B as pairs: 16 pairs are a tile
+ *     split  A [k/32][3 parts][16 rows][32]           B [k/32][parts][16 pairs][16][2]
+ *
+ * A split f32 is the sum of three bf16, each the rest of the one before, rounded: 8 bits each of 24. Where B is bf16
+ * already, one part is all of it.
  *
  * The rows of a superblock are spread evenly over its panels (a kernel exists for each number of rows), so
  * that no row is computed for nothing; tiles pad to 16 rows with zeros. k is padded with zeros to `k_step`
@@ -17,10 +21,11 @@
 enum {
     NBL_STRIP = 16,          /* columns */
     NBL_PANEL_MAX_ROWS = 16, /* of any kernel */
-    NBL_MAX_K_BLOCK = 1024
+    NBL_MAX_K_BLOCK = 1024,
+    NBL_SPLIT_PARTS = 3
 };
 
-typedef enum nbl__panel { NBL_PANEL_F32, NBL_PANEL_PAIRS, NBL_PANEL_TILES } nbl__panel;
+typedef enum nbl__panel { NBL_PANEL_F32, NBL_PANEL_PAIRS, NBL_PANEL_TILES, NBL_PANEL_SPLIT } nbl__panel;
 
 /* tile (+)= alpha · A · B over one block of k. */
 typedef struct nbl__block {
@@ -28,6 +33,8 @@ typedef struct nbl__block {
     int64_t rows, panels;           /* of the superblock, rows as padded */
     int64_t panel_begin, panel_end; /* the panels to multiply */
     const void *b;                  /* strips, each [k as padded][16] */
+    int64_t b_line, b_strip;        /* f32: elements from one k to the next, and from one strip to the next */
+    int b_parts;                    /* of a split B: 1 or 3 */
     int64_t strips;
     int64_t k; /* as padded */
     float alpha;
@@ -46,8 +53,16 @@ typedef struct nbl__kernel {
     void (*run)(const nbl__block *block);
 } nbl__kernel;
 
-/* The kernel of an instruction set for B in a compute dtype. */
-const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute);
+/* The kernel of an instruction set for m rows of A and B in a compute dtype. */
+const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m);
+
+/* Bytes that an element takes in panels, at most. */
+static inline size_t nbl__panel_element(const nbl__kernel *kernel)
+{
+    return kernel->panel == NBL_PANEL_F32     ? sizeof(float)
+           : kernel->panel == NBL_PANEL_SPLIT ? NBL_SPLIT_PARTS * sizeof(uint16_t)
+                                              : sizeof(uint16_t);
+}
 
 /* The first row of a panel; of panel `panels`: the number of rows. */
 static inline int64_t nbl__panel_start(int64_t rows, int64_t panels, int64_t panel)
@@ -63,7 +78,7 @@ static inline int64_t nbl__round_up(int64_t value, int64_t step)
 extern const nbl__kernel nbl__gemm_f32_4x16_scalar;
 #if defined(__x86_64__)
 extern const nbl__kernel nbl__gemm_f32_6x16_avx2, nbl__gemm_f32_14x32_avx512, nbl__gemm_bf16_14x32_avx512bf16,
-    nbl__gemm_bf16_32x32_amx;
+    nbl__gemm_bf16_32x32_amx, nbl__gemm_f32_32x32_amx;
 #endif
 
 #endif

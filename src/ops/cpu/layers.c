@@ -17,10 +17,10 @@ enum { STAND_IN_SCRATCH = 65536 };
 /* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
  * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
  * few gradients is not evened out by others. */
+enum { FEW_TOKENS = 16 };
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
-    enum { FEW = 16 };
-    return dtype == NBL_DTYPE_BF16 && tokens > FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+    return dtype == NBL_DTYPE_BF16 && tokens > FEW_TOKENS ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
 void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
@@ -176,7 +176,7 @@ nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__t
     *term = (nbl__term){.a = nbl__layers_dropped(j, l),
                         .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
                         .k = j->in,
-                        .alpha = 1,
+                        .alpha = l->a->scale,
                         .compute = l->adapter};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
@@ -207,7 +207,7 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
     terms[count++] = (nbl__term){nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
                                  nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
                                  l->rank,
-                                 a->scale,
+                                 1,
                                  l->adapter,
                                  0,
                                  0};
@@ -218,39 +218,59 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
 
 static nbl_status forward(nbl__layers *j)
 {
-    nbl__term terms[3 * NBL_LAYERS_MOST];
-    nbl__product products[NBL_LAYERS_MOST];
+    nbl__term inner[NBL_LAYERS_MOST], terms[3 * NBL_LAYERS_MOST];
+    nbl__product products[2 * NBL_LAYERS_MOST];
     int count = 0;
     if (j->tokens == 0) return NBL_OK;
     NBL_TRY(nbl__layers_factors(j));
     NBL_TRY(nbl__layers_quantise(j));
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].rank > 0) {
-            products[count] = nbl__layers_inner(j, &j->layers[i], &terms[count]);
+            products[count] = nbl__layers_inner(j, &j->layers[i], &inner[count]);
             count++;
         }
-    NBL_TRY(nbl__layers_multiply(j, products, count));
     for (int i = 0; i < j->count; i++) {
         const nbl__layer *l = &j->layers[i];
-        products[i] = (nbl__product){.m = j->tokens,
-                                     .n = l->out,
-                                     .terms = &terms[3 * i],
-                                     .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
-                                     .factor = l->factor,
-                                     .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
-                                     .dtype = l->y.dtype,
-                                     .c = l->y.data,
-                                     .stride = l->out};
+        products[count++] = (nbl__product){.m = j->tokens,
+                                           .n = l->out,
+                                           .terms = &terms[3 * i],
+                                           .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
+                                           .factor = l->factor,
+                                           .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
+                                           .dtype = l->y.dtype,
+                                           .c = l->y.data,
+                                           .stride = l->out,
+                                           .stage = 1};
     }
-    return nbl__layers_multiply(j, products, j->count);
+    return nbl__layers_multiply(j, products, count);
+}
+
+static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                      nbl_status (*run)(nbl__layers *j))
+{
+    nbl__layers j;
+    nbl__layers_open(&j, ctx, NULL, members, count, backward, NULL, 0);
+    run(&j);
+    return j.cut.used + j.tail;
+}
+
+size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                           nbl_status (*run)(nbl__layers *j))
+{
+    nbl__linear few[NBL_LAYERS_MOST];
+    size_t bytes = measure(ctx, members, count, backward, run);
+    if (nbl__tensor_rows(&members->x) <= FEW_TOKENS) return bytes;
+    memcpy(few, members, (size_t)count * sizeof *few);
+    few->x.rank = 2;
+    few->x.shape[1] = members->w.shape[1];
+    few->x.shape[0] = FEW_TOKENS;
+    size_t least = measure(ctx, few, count, backward, run);
+    return least > bytes ? least : bytes;
 }
 
 size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, NULL, members, count, false, NULL, 0);
-    forward(&j);
-    return j.cut.used + j.tail;
+    return nbl__layers_measure(ctx, members, count, false, forward);
 }
 
 nbl_status nbl__layers_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,

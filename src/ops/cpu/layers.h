@@ -1,10 +1,11 @@
 /* layers.h - linear layers that share their input, as products (gemm.h): what linear, linear_group and mlp run.
  *
- *     forward    xa_i = drop_i(x)·A_iᵀ           one call, then
- *                y_i = factor_i·(x·W_iᵀ + s·xa_i·B_iᵀ) + bias_i      one call: x is packed once
- *     backward   xa_i again, gb_i = dy_i·(factor_i∘B_i)              one call, then
- *                dx = Σ dy'_i·W_i + s·drop_i(gb_i·A_i), dA_i = s·gb_iᵀ·drop_i(x), dB_i = s·dy'_iᵀ·xa_i,
- *                dW_i = dy'_iᵀ·x of a weight that is trained
+ *     forward    xa_i = s·drop_i(x)·A_iᵀ, then
+ *                y_i = factor_i·(x·W_iᵀ + xa_i·B_iᵀ) + bias_i        two stages of one call: x is packed once
+ *     backward   xa_i again, gb_i = s·dy_i·(factor_i∘B_i), then
+ *                dx = Σ dy'_i·W_i + drop_i(gb_i·A_i)                 two stages of one call: dy is packed once
+ *                dA_i = gb_iᵀ·drop_i(x), dB_iᵀ = xa_iᵀ·dy'_i,
+ *                dW_i = dy'_iᵀ·x of a weight that is trained         one call
  *
  * DoRA's dy' = factor∘dy is formed for NBL_LAYERS_CHUNK tokens at a time, and only for dx and dW; elsewhere
  * the factor moves to a small matrix. The gradient of the magnitude computes the outputs again, in chunks.
@@ -69,6 +70,9 @@ typedef struct nbl__layers {
 void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
                       const nbl__linear *members, int count, bool backward, uint8_t *scratch,
                       size_t scratch_bytes);
+/* The scratch that a dry run asks for, enough also for fewer tokens: few of them multiply in other dtypes. */
+size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                           nbl_status (*run)(nbl__layers *j));
 /* The factors of DoRA; after all pieces were cut. */
 nbl_status nbl__layers_factors(nbl__layers *j);
 nbl_status nbl__layers_quantise(nbl__layers *j);

@@ -140,7 +140,7 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                         .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
                                        : nbl__dense(b->dtype, b->data, l->rank),
                         .k = l->out,
-                        .alpha = 1,
+                        .alpha = l->a->scale,
                         .compute = l->adapter};
     return (nbl__product){.m = j->tokens,
                           .n = l->rank,
@@ -151,10 +151,8 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                           .stride = l->rank};
 }
 
-static nbl_status inner_products(nbl__layers *j)
+static int inner_products(nbl__layers *j, nbl__term *terms, nbl__product *products)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST];
-    nbl__product products[2 * NBL_LAYERS_MOST];
     int count = 0;
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
@@ -168,7 +166,7 @@ static nbl_status inner_products(nbl__layers *j)
         products[count] = gradient_of_inner(j, l, &terms[count]);
         count++;
     }
-    return nbl__layers_multiply(j, products, count);
+    return count;
 }
 
 /* ---- dx ---- */
@@ -196,13 +194,13 @@ static nbl__term base_term(const nbl__layers *j, const nbl__layer *l, int64_t ro
                        .compute = l->a->dtype};
 }
 
-/* s·gb·A; the mask is the caller's. */
+/* gb·A; the mask is the caller's. */
 static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t row)
 {
     return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
                        .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
                        .k = l->rank,
-                       .alpha = l->a->scale,
+                       .alpha = 1,
                        .compute = l->adapter};
 }
 
@@ -228,24 +226,34 @@ static nbl__product dw_product(const nbl__layers *j, const nbl__layer *l, int64_
                           .accumulate = l->a->accumulate || row > 0};
 }
 
-/* Without DoRA: dx, dA, dB and dW are one call; with it, all but dx and the dW of layers that have it. */
-static nbl_status outer_products(nbl__layers *j)
+/* xa and gb, and with them dx, which reads dy, too; with DoRA without dx. */
+static nbl_status first_products(nbl__layers *j)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST], small[3 * NBL_LAYERS_MOST];
-    nbl__product products[1 + 3 * NBL_LAYERS_MOST];
-    int term_count = 0, small_count = 0, count = 0;
-    bool with_dx = wanted(j, &j->dx) && !has_dora(j);
-    for (const nbl__layer *l = j->layers; with_dx && l < j->layers + j->count; l++) {
+    nbl__term inner[2 * NBL_LAYERS_MOST], terms[2 * NBL_LAYERS_MOST];
+    nbl__product products[2 * NBL_LAYERS_MOST + 1];
+    int count = inner_products(j, inner, products), term_count = 0;
+    if (!wanted(j, &j->dx) || has_dora(j)) return nbl__layers_multiply(j, products, count);
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         terms[term_count++] = base_term(j, l, 0, NULL);
         if (l->rank == 0) continue;
         terms[term_count] = adapter_term(j, l, 0);
         terms[term_count].dropout = l->a->dropout;
         terms[term_count++].seed = l->a->seed;
     }
-    if (with_dx) products[count++] = dx_product(j, 0, j->tokens, terms, term_count);
+    products[count] = dx_product(j, 0, j->tokens, terms, term_count);
+    products[count++].stage = 1;
+    return nbl__layers_multiply(j, products, count);
+}
+
+/* dA, dB and dW; of layers with DoRA without dW. */
+static nbl_status outer_products(nbl__layers *j)
+{
+    nbl__term small[3 * NBL_LAYERS_MOST];
+    nbl__product products[3 * NBL_LAYERS_MOST];
+    int small_count = 0, count = 0;
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
-        nbl__term term = {.k = j->tokens, .alpha = l->a->scale, .compute = l->adapter};
+        nbl__term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
         nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
@@ -258,11 +266,13 @@ static nbl_status outer_products(nbl__layers *j)
             products[count++] = product;
         }
         if (want.b) {
-            term.a = nbl__flipped(nbl__dense(l->dy.dtype, l->dy.data, l->out));
-            term.b = nbl__dense(NBL_DTYPE_F32, l->xa, l->rank);
+            /* dBᵀ = xaᵀ·dy: few rows, so that dy need not be packed as a left operand. */
+            term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->xa, l->rank));
+            term.b = nbl__dense(l->dy.dtype, l->dy.data, l->out);
             small[small_count] = term;
-            product.m = l->out;
-            product.n = product.stride = l->rank;
+            product.m = product.stride = l->rank;
+            product.n = l->out;
+            product.flipped = true;
             product.c = l->factor ? (void *)l->db_part : l->a->dlora_b.data;
             product.accumulate = l->factor ? false : l->a->accumulate;
             product.terms = &small[small_count++];
@@ -443,7 +453,7 @@ static nbl_status backward(nbl__layers *j)
     NBL_TRY(nbl__layers_factors(j));
     for (int i = 0; i < j->count; i++) quantised |= wishes_of(j, &j->layers[i]).magnitude;
     if (quantised) NBL_TRY(nbl__layers_quantise(j));
-    NBL_TRY(inner_products(j));
+    NBL_TRY(first_products(j));
     NBL_TRY(outer_products(j));
     if (has_dora(j)) NBL_TRY(dora_chunks(j, &w));
     for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
@@ -456,10 +466,7 @@ static nbl_status backward(nbl__layers *j)
 
 size_t nbl__layers_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, NULL, members, count, true, NULL, 0);
-    backward(&j);
-    return j.cut.used + j.tail;
+    return nbl__layers_measure(ctx, members, count, true, backward);
 }
 
 nbl_status nbl__layers_backward_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,

@@ -73,10 +73,10 @@ static const float *read_row(const nbl__source *s, int64_t row, int64_t begin, i
     return to;
 }
 
-/* ---- scratch:  rows [16][k_block] | panel [k_block][16] | a row across all panels ---- */
+/* ---- scratch:  rows [16][k_block] | panel [k_block][16] | a row across all panels | two strips ---- */
 
 typedef struct pieces {
-    float *rows, *panel, *across;
+    float *rows, *panel, *across, *wide;
 } pieces;
 
 static pieces cut(void *scratch, int64_t k_block, int64_t outer, size_t *bytes)
@@ -86,6 +86,7 @@ static pieces cut(void *scratch, int64_t k_block, int64_t outer, size_t *bytes)
     NBL_CUT(&room, p.rows, k_block * NBL_PANEL_MAX_ROWS);
     NBL_CUT(&room, p.panel, nbl__max_i64(k_block, 32) * NBL_PANEL_MAX_ROWS);
     NBL_CUT(&room, p.across, 32 * nbl__round_up(outer, NBL_STRIP));
+    NBL_CUT(&room, p.wide, 2 * NBL_STRIP * k_block);
     if (bytes) *bytes = room.used;
     return p;
 }
@@ -170,6 +171,21 @@ static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_
     }
 }
 
+#if defined(__x86_64__)
+/* The same with three parts of each value. */
+static void split_from_rows(const nbl__source *s, int64_t row, int count, int64_t k_begin, int64_t k,
+                            const pieces *p, uint16_t *to)
+{
+    enum { WIDE = 32 };
+    for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
+        const float *values = p->rows;
+        if (r < count) values = read_row(s, row + r, k_begin, k_begin + k, s->mat->pick, p->rows);
+        else memset(p->rows, 0, (size_t)k * sizeof(float));
+        nbl__split_row_amx(values, k, to + r * WIDE);
+    }
+}
+#endif
+
 /* Asks for the rows of the next panel: each is a short piece of its own page, which the hardware would fetch
  * too late. */
 static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t k_begin, int64_t k)
@@ -197,12 +213,45 @@ static void pack_a_turned(const nbl__source *s, const nbl__pack_rows *part, uint
         if (s->kernel->panel == NBL_PANEL_TILES) {
             tiles_from_rows(s, part->row + start, count, part->k_begin, k, p,
                             (uint16_t *)to + start * padded);
+#if defined(__x86_64__)
+        } else if (s->kernel->panel == NBL_PANEL_SPLIT) {
+            split_from_rows(s, part->row + start, count, part->k_begin, k, p,
+                            (uint16_t *)to + start * padded * NBL_SPLIT_PARTS);
+#endif
         } else if (s->kernel->panel == NBL_PANEL_PAIRS) {
             turned_panel(s, part->row + start, count, count, part->k_begin, k, p, p->panel);
             nbl__pair_bf16(s->isa, p->panel, count, k, (uint16_t *)to + start * padded);
         } else {
             turned_panel(s, part->row + start, count, count, part->k_begin, k, p, (float *)to + start * k);
         }
+    }
+}
+
+/* A tile of 16 rows by 32 of k (or three, split) from `steps` lines along its rows, `count` values from `at` on. */
+static void tile_from_lines(const nbl__source *s, const float *const *lines, int64_t steps, int64_t at,
+                            int64_t count, uint8_t *to)
+{
+    enum { WIDE = 32, HALF = 16 };
+    static const float nothing[NBL_PANEL_MAX_ROWS];
+    float halves[2][NBL_PANEL_MAX_ROWS * HALF], row[WIDE];
+    for (int64_t half = 0; half < 2; half++) {
+        const void *from[HALF];
+        for (int64_t h = 0; h < HALF; h++)
+            from[h] = half * HALF + h < steps ? lines[half * HALF + h] + at : nothing;
+        nbl__turn_f32(s->isa, NBL_DTYPE_F32, from, HALF, count, halves[half]);
+    }
+    for (int64_t r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
+        uint16_t *line = (uint16_t *)(void *)to + r * WIDE;
+        memset(row, 0, sizeof row);
+        for (int64_t half = 0; half < 2 && r < count; half++)
+            memcpy(row + half * HALF, halves[half] + r * HALF, HALF * sizeof(float));
+#if defined(__x86_64__)
+        if (s->kernel->panel == NBL_PANEL_SPLIT) {
+            nbl__split_row_amx(row, WIDE, line);
+            continue;
+        }
+#endif
+        nbl__from_f32(s->isa, row, NBL_DTYPE_BF16, line, WIDE);
     }
 }
 
@@ -227,20 +276,18 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
             int64_t start = nbl__panel_start(rows, part->panels, panel);
             int64_t stop = nbl__panel_start(rows, part->panels, panel + 1);
             int64_t count = nbl__min_i64(stop, real) - start, at = start - begin;
+            if (s->kernel->padded) {
+                tile_from_lines(s, lines, steps, at, count,
+                                to + (size_t)(start * padded + i * NBL_PANEL_MAX_ROWS) *
+                                         nbl__panel_element(s->kernel));
+                continue;
+            }
             float *target = p->panel;
             if (s->kernel->panel == NBL_PANEL_F32) target = (float *)to + start * k + i * count;
             for (int64_t h = 0; h < steps; h++)
                 memcpy(target + h * count, lines[h] + at, (size_t)count * sizeof(float));
-            if (s->kernel->panel == NBL_PANEL_PAIRS) {
+            if (s->kernel->panel == NBL_PANEL_PAIRS)
                 nbl__pair_bf16(s->isa, p->panel, count, steps, (uint16_t *)to + start * padded + i * count);
-            } else if (s->kernel->panel == NBL_PANEL_TILES) {
-                uint16_t *tile = (uint16_t *)to + start * padded + i * NBL_PANEL_MAX_ROWS;
-                for (int64_t r = 0; r < NBL_PANEL_MAX_ROWS; r++)
-                    for (int64_t h = 0; h < STEP; h++)
-                        tile[r * STEP + h] = r < count && h < steps
-                                                 ? nbl__f32_to_bf16(p->panel[h * count + r])
-                                                 : 0;
-            }
         }
     }
 }
@@ -256,7 +303,7 @@ void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to
 
 static size_t strip_bytes(const nbl__kernel *kernel, int64_t padded)
 {
-    return (size_t)(padded * NBL_STRIP) * (kernel->panel == NBL_PANEL_F32 ? 4 : 2);
+    return (size_t)(padded * NBL_STRIP) * nbl__panel_element(kernel);
 }
 
 /* What follows the pairs of a strip up to k_step. */
@@ -435,9 +482,44 @@ static void pack_b_fourbit(const nbl__source *s, const nbl__fourbit_source *f, i
 
 #endif
 
+int nbl__b_parts(const nbl__source *source)
+{
+    plain_rows dense;
+    return plain_rows_of(source, &dense) && dense.dtype == NBL_DTYPE_BF16 ? 1 : NBL_SPLIT_PARTS;
+}
+
+#if defined(__x86_64__)
+/* Two strips at a time as f32, then split. */
+static void pack_b_split(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
+                         int64_t k, uint8_t *to, void *scratch)
+{
+    enum { PAIR = 2 * NBL_STRIP };
+    nbl__source way = *source;
+    way.kernel = &nbl__gemm_bf16_32x32_amx;
+    if (nbl__b_parts(source) == 1) {
+        nbl__pack_b(&way, n_begin, n_end, k_begin, k, to, scratch);
+        return;
+    }
+    way.kernel = &nbl__gemm_f32_14x32_avx512;
+    pieces p = cut(scratch, k, n_end - n_begin, NULL);
+    size_t bytes = strip_bytes(source->kernel, nbl__round_up(k, source->kernel->k_step));
+    for (int64_t n = n_begin; n < n_end; n += PAIR) {
+        nbl__pack_b(&way, n, nbl__min_i64(n + PAIR, n_end), k_begin, k, p.wide, scratch);
+        for (int64_t strip = n; strip < nbl__min_i64(n + PAIR, n_end); strip += NBL_STRIP, to += bytes)
+            nbl__split_strip_amx(p.wide + (strip - n) * k, k, (uint16_t *)(void *)to);
+    }
+}
+#endif
+
 void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k_count,
                  void *to, void *scratch)
 {
+#if defined(__x86_64__)
+    if (source->kernel->panel == NBL_PANEL_SPLIT) {
+        pack_b_split(source, n_begin, n_end, k_begin, k_count, to, scratch);
+        return;
+    }
+#endif
     int64_t first = source->mat->weight ? source->mat->first_row : 0;
     if (source->turn) n_begin += first, n_end += first;
     else k_begin += first;

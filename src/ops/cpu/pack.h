@@ -5,6 +5,7 @@
  *
  *   pack.c                  any operand, either way: rows are read as f32 into scratch, then turned
  *   pack_turn.c             turning rows into panels, f32 into pairs
+ *   pack_split.c            f32 into three bf16
  *   pack_fourbit_avx2.c     NF4, FP4, MXFP4 straight into f32 panels, both ways
  *   pack_fourbit_avx512.c   the same, and into pairs
  *
@@ -40,6 +41,9 @@ void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to
 void nbl__pack_b(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k_count,
                  void *to, void *scratch);
 
+/* Parts of a split B: 1 where it is bf16, to the last bit; else 3. */
+int nbl__b_parts(const nbl__source *source);
+
 /* ---- pieces ---- */
 
 /* to[i * count + r] = rows[r][i] for i < k, r < count <= 16; rows of f32, f16 or bf16. */
@@ -52,6 +56,13 @@ void nbl__turn_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *
 /* Two rows of n bf16 into strips that are `strip` pairs apart; the last one is filled up with zeros. */
 void nbl__join_pairs(nbl_isa isa, const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
                      int64_t strip);
+
+#if defined(__x86_64__)
+/* A row of n f32, split, into the rows `to` of a panel's tiles; k past n up to a multiple of 32 is zero. */
+void nbl__split_row_amx(const float *row, int64_t n, uint16_t *to);
+/* A strip [k][16] of f32, split; k past the end as above. */
+void nbl__split_strip_amx(const float *strip, int64_t k, uint16_t *to);
+#endif
 
 /* ---- four bits ---- */
 

@@ -1,8 +1,9 @@
 /* adamw.cu - adamw for all tensors in one launch, or a few. See adamw.h.
  *
- * 32 bits: 28 bytes per element in f32, and bound by them. A thread loads two runs of four elements of p, g, m and v before
- * it stores the first. 8 bits: a warp takes a block of 256 elements; its moments exist as f32 in registers only, the
- * maps and the search trees of their mid-points lie in shared memory. 16 bytes per element in f32.
+ * 32 bits: 28 bytes per element in f32, and bound by them. A thread loads two runs of four elements of p,
+ * g, m and v before it stores the first. 8 bits: a warp takes a block of 256 elements; its moments exist
+ * as f32 in registers only, the maps and the search trees of their mid-points lie in shared memory. 16
+ * bytes per element in f32.
  *
  * The operations and their order are those of the CPU's kernels with fused multiply-adds: the same bits. */
 #include <float.h>
@@ -51,7 +52,8 @@ __device__ void step(const constants &c, float &p, float g, float &m, float &v)
 }
 
 /* COUNT runs of N elements, `apart` from each other. */
-template <int N, int COUNT> __device__ void step_runs(const constants &c, const entry &e, int64_t first, int64_t apart)
+template <int N, int COUNT>
+__device__ void step_runs(const constants &c, const entry &e, int64_t first, int64_t apart)
 {
     float p[COUNT][N], g[COUNT][N], m[COUNT][N], v[COUNT][N];
 #pragma unroll
@@ -93,44 +95,43 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(cons
 
 __device__ const float maps[2][256] = {{NBL_DYNAMIC_MAP_SIGNED}, {NBL_DYNAMIC_MAP_UNSIGNED}};
 
-/* A map in shared memory, and its mid-points as a search tree: node k has the children 2k and 2k + 1, the root is 1.
- * The nodes of a level lie side by side, so that lanes rarely meet in a bank. */
+/* A map in shared memory, and its mid-points as a search tree: node k has the children 2k and 2k + 1, the
+ * root is 1. The nodes of a level lie side by side, so that lanes rarely meet in a bank. */
 struct coder {
-    float map[256], tree[256];
+    float map[256], tree[256], middles[256]; /* middles: in order; the last is NaN, equal to nothing */
 };
 
 __device__ void fill_coder(coder &c, const float *map)
 {
     unsigned k = threadIdx.x; /* of 256 */
+    float middle = k < 255 ? (map[k] + map[k + 1]) * 0.5f : __int_as_float(0x7fc00000);
     c.map[k] = map[k];
+    c.middles[k] = middle;
+    __syncthreads();
     if (k == 0) return;
-    unsigned level = 31 - __clz(k), width = 256u >> level, place = (k - (1u << level)) * width + width / 2 - 1;
-    c.tree[k] = (map[place] + map[place + 1]) * 0.5f;
+    unsigned level = 31 - __clz(k), width = 256u >> level;
+    c.tree[k] = c.middles[(k - (1u << level)) * width + width / 2 - 1];
 }
 
-/* The nearest entry; an exact tie goes to the even one. The last mid-point that was not below is that of the tie. */
+/* The nearest entry; an exact tie goes to the even one. */
 __device__ unsigned code_of(const coder &c, float y)
 {
     unsigned node = 1;
-    float not_below = __int_as_float(0x7fc00000);
 #pragma unroll
-    for (int level = 0; level < 8; level++) {
-        float middle = c.tree[node];
-        bool above = y > middle;
-        not_below = above ? not_below : middle;
-        node = 2 * node + above;
-    }
+    for (int level = 0; level < 8; level++) node = 2 * node + (y > c.tree[node]);
     unsigned code = node - 256;
-    return y == not_below ? code + (code & 1) : code;
+    return y == c.middles[code] ? code + (code & 1) : code;
 }
 
 /* The codes of a block's moments and its scale, in each lane. */
 template <int COUNT>
-__device__ float encode(const coder &c, bool is_signed, const float (&values)[COUNT], unsigned (&codes)[COUNT])
+__device__ float encode(const coder &c, bool is_signed, const float (&values)[COUNT],
+                        unsigned (&codes)[COUNT])
 {
     float absmax = 0;
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) absmax = fmaxf(absmax, fabsf(values[k]));
+    for (int k = 0; k < COUNT; k++)
+        if (fabsf(values[k]) < INFINITY) absmax = fmaxf(absmax, fabsf(values[k]));
     absmax = warp_max(absmax);
     bool none = absmax < FLT_MIN;
     float reciprocal = __fdiv_rn(1.0f, absmax);
@@ -150,7 +151,8 @@ __device__ void step_block(const constants &c, const entry &e, const coder *code
     int64_t first = block * NBL_ADAMW_BLOCK + threadIdx.x % 32 * N;
     uint8_t *m_codes = static_cast<uint8_t *>(e.m) + first, *v_codes = static_cast<uint8_t *>(e.v) + first;
     using bytes = pieces<uint8_t, N>::piece;
-    float p[RUNS][N], g[RUNS][N], m[COUNT], v[COUNT], m_scale = e.m_absmax[block], v_scale = e.v_absmax[block];
+    float p[RUNS][N], g[RUNS][N], m[COUNT], v[COUNT], m_scale = e.m_absmax[block],
+                                                      v_scale = e.v_absmax[block];
     bytes coded_m[RUNS], coded_v[RUNS];
     unsigned codes[COUNT];
 #pragma unroll
@@ -198,7 +200,8 @@ __device__ void step_block(const constants &c, const entry &e, const coder *code
     }
 }
 
-template <typename LIST> __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIST list)
+template <typename LIST>
+__global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIST list)
 {
     __shared__ coder coders[2];
     fill_coder(coders[0], maps[0]);
@@ -220,11 +223,11 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS, 3) step_8(co
 constants constants_of(const nbl__adamw *a)
 {
     nbl__adamw_factors f = nbl__adamw_factors_of(a);
-    return {static_cast<float>(a->grad_scale),     static_cast<float>(a->beta1), static_cast<float>(1 - a->beta1),
-            static_cast<float>(a->beta2),          static_cast<float>(1 - a->beta2),
-            static_cast<float>(a->eps),            static_cast<float>(f.root_scale),
-            static_cast<float>(f.step_size),       static_cast<float>(f.shrink_before),
-            static_cast<float>(f.shrink_after)};
+    return {static_cast<float>(a->grad_scale),   static_cast<float>(a->beta1),
+            static_cast<float>(1 - a->beta1),    static_cast<float>(a->beta2),
+            static_cast<float>(1 - a->beta2),    static_cast<float>(a->eps),
+            static_cast<float>(f.root_scale),    static_cast<float>(f.step_size),
+            static_cast<float>(f.shrink_before), static_cast<float>(f.shrink_after)};
 }
 
 bool four_aligned(const nbl_tensor *t)
@@ -252,7 +255,8 @@ template <typename LIST> void step_all(const nbl__call *call, const nbl__adamw *
 {
     cudaStream_t stream = stream_of(call);
     for_lists<LIST>(
-        a->count, a->bits == 8 ? STRETCH_8 : STRETCH_32, constants_of(a), [=](int64_t i) { return entry_at(a, i); },
+        a->count, a->bits == 8 ? STRETCH_8 : STRETCH_32, constants_of(a),
+        [=](int64_t i) { return entry_at(a, i); },
         [=](const LIST &list, unsigned stretches) {
             if (a->bits == 8) step_8<<<stretches, THREADS, 0, stream>>>(list);
             else step_32<<<stretches, THREADS, 0, stream>>>(list);

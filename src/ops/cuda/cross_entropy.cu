@@ -5,17 +5,17 @@
  *         rows: sums, loss; gradient d, over the logits   cross_entropy_rows.cuh
  *         dx = d·W,   dw += dᵀ·x
  *
- * A dense W of the compute dtype is used as it lies. Any other is decoded into scratch: whole, once a call, when that is at
- * most WEIGHT_BYTES; else a range of its rows at a time, for each chunk again, with the logits of a range beside
- * each other and dx summed over ranges in f32. (A head of 128256 x 4096 in bf16 is 1 GB, and decoding it for every chunk
- * costs a tenth of a chunk's products.)
+ * A dense W of the compute dtype is used as it lies. Any other is decoded into scratch: whole, once a
+ * call, when that is at most WEIGHT_BYTES; else a range of its rows at a time, for each chunk again, with
+ * the logits of a range beside each other and dx summed over ranges in f32. (A head of 128256 x 4096 in
+ * bf16 is 1 GB, and decoding it for every chunk costs a tenth of a chunk's products.)
  *
- * f16 cannot hold the gradients of a mean over thousands of tokens, nor those of a scaled loss: d then is without that
- * factor, which dx gets in f32 before it is rounded; dw is made by an f32 product.
+ * f16 cannot hold the gradients of a mean over thousands of tokens, nor those of a scaled loss: d then is
+ * without that factor, which dx gets in f32 before it is rounded; dw is made by an f32 product.
  *
- * Which tokens are trained only the device knows: all of them are multiplied; the rows of the others are not read, and
- * their d is 0. The loss is a sum over tokens in a fixed order, in f64. Cost: its products; beside them each chunk of
- * logits is written once and read two or three times. */
+ * Which tokens are trained only the device knows: all of them are multiplied; the rows of the others are
+ * not read, and their d is 0. The loss is a sum over tokens in a fixed order, in f64. Cost: its products;
+ * beside them each chunk of logits is written once and read two or three times. */
 #include "ops/cuda/cross_entropy_rows.cuh"
 
 extern "C" {
@@ -35,9 +35,9 @@ constexpr int64_t LOGIT_BYTES = int64_t{512} << 20, WEIGHT_BYTES = int64_t{256} 
 /* ---- labels, the loss, and dx ---- */
 
 /* What a token's loss is multiplied with; reports the first label that is wrong. One block. */
-__global__ void __launch_bounds__(THREADS) share_kernel(const int32_t *labels, int64_t tokens, int64_t vocabulary,
-                                                        bool mean, float denominator, double *share,
-                                                        nbl__cuda_fault *fault)
+__global__ void __launch_bounds__(THREADS)
+    share_kernel(const int32_t *labels, int64_t tokens, int64_t vocabulary, bool mean, float denominator,
+                 double *share, nbl__cuda_fault *fault)
 {
     __shared__ unsigned long long first_bad;
     unsigned long long bad = ~0ull;
@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(THREADS) share_kernel(const int32_t *labels, i
         report_fault(fault, NBL_CUDA_FAULT_LABEL, static_cast<int64_t>(first_bad), labels[first_bad]);
 }
 
-__global__ void __launch_bounds__(THREADS) mean_kernel(const double *losses, int64_t tokens, const double *share, float *loss)
+__global__ void __launch_bounds__(THREADS)
+    mean_kernel(const double *losses, int64_t tokens, const double *share, float *loss)
 {
     double sum[1] = {0};
     for (int64_t t = threadIdx.x; t < tokens; t += THREADS) sum[0] += losses[t];
@@ -109,12 +110,12 @@ void launch_finish(const nbl__call *call, nbl_dtype dtype, const finish &f, int6
 struct pass {
     const nbl__cross_entropy *a;
     int64_t tokens, hidden, vocabulary, stride;
-    int64_t rows;              /* of a chunk, at most */
-    int64_t range;             /* rows of W that are decoded at a time; 0: none are */
-    bool sums, gradient;       /* what is made: forward, backward, or both: early */
+    int64_t rows;        /* of a chunk, at most */
+    int64_t range;       /* rows of W that are decoded at a time; 0: none are */
+    bool sums, gradient; /* what is made: forward, backward, or both: early */
     bool want_dx, want_dw;
-    bool narrow;               /* f16 */
-    const nbl_tensor *dx;      /* where it goes */
+    bool narrow;          /* f16 */
+    const nbl_tensor *dx; /* where it goes */
     /* scratch */
     double *share, *losses;
     float *logits;
@@ -131,7 +132,8 @@ int64_t least(int64_t a, int64_t b)
 /* dx cannot be the product itself: it is summed over ranges, or multiplied afterwards. */
 bool needs_dx32(const pass *p, bool early)
 {
-    return !early && p->a->dtype != NBL_DTYPE_F32 && (p->narrow || (p->range > 0 && p->range < p->vocabulary));
+    return !early && p->a->dtype != NBL_DTYPE_F32 &&
+           (p->narrow || (p->range > 0 && p->range < p->vocabulary));
 }
 
 size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, pass *p)
@@ -167,7 +169,8 @@ size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, pass *p
     p->decoded = static_cast<uint8_t *>(take(p->range * row_bytes));
     p->d16 = static_cast<__half *>(take(wide ? p->rows * p->stride * 2 : 0));
     p->x32 = static_cast<float *>(take(wide ? p->rows * p->hidden * 4 : 0));
-    p->dx32 = static_cast<float *>(take(needs_dx32(p, !backward) && p->gradient ? p->rows * p->hidden * 4 : 0));
+    p->dx32 = static_cast<float *>(
+        take(needs_dx32(p, !backward) && p->gradient ? p->rows * p->hidden * 4 : 0));
     return cut.used;
 }
 
@@ -207,7 +210,8 @@ nbl_status decode(const nbl__call *call, const pass *p, int64_t begin, int64_t c
 {
     const nbl_weight *w = &p->a->w;
     if (w->format != NBL_FORMAT_DENSE)
-        return nbl__cuda_dequantize(call->ctx, w, begin, begin + count, p->a->dtype, 0, p->decoded, call->cuda->stream);
+        return nbl__cuda_dequantize(call->ctx, w, begin, begin + count, p->a->dtype, 0, p->decoded,
+                                    call->cuda->stream);
     const uint8_t *from = static_cast<const uint8_t *>(w->data) +
                           static_cast<size_t>(begin * p->hidden) * nbl__size_of(w->dtype);
     return cast(call, w->dtype, from, p->a->dtype, p->decoded, count * p->hidden);
@@ -217,7 +221,8 @@ nbl_status decode(const nbl__call *call, const pass *p, int64_t begin, int64_t c
 template <typename F> nbl_status for_ranges(const nbl__call *call, const pass *p, F product)
 {
     if (p->range == 0) return product(p->a->w.data, int64_t{0}, p->vocabulary);
-    if (p->range == p->vocabulary) return product(p->decoded, int64_t{0}, p->vocabulary); /* decoded at the beginning */
+    if (p->range == p->vocabulary)
+        return product(p->decoded, int64_t{0}, p->vocabulary); /* decoded at the beginning */
     for (int64_t begin = 0; begin < p->vocabulary; begin += p->range) {
         int64_t count = least(p->range, p->vocabulary - begin);
         NBL_TRY(decode(call, p, begin, count));
@@ -318,11 +323,12 @@ nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t 
 
 /* ---- the calls ---- */
 
-template <typename T> void launch_rows(cudaStream_t stream, const pass *p, const logit_rows &l, unsigned rows)
+template <typename T, bool CAP>
+void launch_rows(cudaStream_t stream, const pass *p, const logit_rows &l, unsigned rows)
 {
-    if (!p->gradient) logit_kernel<float, true, false><<<rows, LOGIT_THREADS, 0, stream>>>(l);
-    else if (p->sums) logit_kernel<T, true, true><<<rows, LOGIT_THREADS, 0, stream>>>(l);
-    else logit_kernel<T, false, true><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    if (!p->gradient) logit_kernel<float, true, false, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    else if (p->sums) logit_kernel<T, true, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    else logit_kernel<T, false, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
 }
 
 logit_rows rows_of(const pass *p)
@@ -358,8 +364,9 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     layout(a, backward, call->scratch, &p);
     logit_rows l = rows_of(&p);
     if (backward && !p.want_dx && !p.want_dw) return NBL_OK;
-    share_kernel<<<1, THREADS, 0, stream>>>(l.labels, p.tokens, p.vocabulary, a->reduction == NBL_REDUCTION_MEAN,
-                                            a->denominator, p.share, call->cuda->fault);
+    share_kernel<<<1, THREADS, 0, stream>>>(l.labels, p.tokens, p.vocabulary,
+                                            a->reduction == NBL_REDUCTION_MEAN, a->denominator, p.share,
+                                            call->cuda->fault);
     if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(decode(call, &p, 0, p.vocabulary));
     for (int64_t first = 0; first < p.tokens; first += p.rows) {
         int64_t rows = least(p.rows, p.tokens - first);
@@ -367,7 +374,9 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
                         static_cast<size_t>(first * p.hidden) * nbl__size_of(a->dtype);
         NBL_TRY(make_logits(call, &p, x, rows));
         l.first = first;
-        NBL_BY_DTYPE(a->dtype, T, launch_rows<T>(stream, &p, l, static_cast<unsigned>(rows)));
+        unsigned blocks = static_cast<unsigned>(rows);
+        if (a->softcap > 0) NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, true>(stream, &p, l, blocks)));
+        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, false>(stream, &p, l, blocks)));
         NBL_TRY(launched(call));
         if (p.want_dx) NBL_TRY(make_dx(call, &p, first, rows));
         if (p.want_dw) NBL_TRY(make_dw(call, &p, x, first, rows));
@@ -375,8 +384,15 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     if (p.want_dw && p.tokens == 0 && !a->accumulate)
         cudaMemsetAsync(a->dw.data, 0, static_cast<size_t>(p.vocabulary * p.hidden) * sizeof(float), stream);
     if (!backward && a->reduction == NBL_REDUCTION_MEAN)
-        mean_kernel<<<1, THREADS, 0, stream>>>(p.losses, p.tokens, p.share, static_cast<float *>(a->loss.data));
+        mean_kernel<<<1, THREADS, 0, stream>>>(p.losses, p.tokens, p.share,
+                                               static_cast<float *>(a->loss.data));
     return launched(call);
+}
+
+const char *can(const void *arguments)
+{
+    const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
+    return a->w.shape[0] > 1 << 30 ? "more than 2^30 words" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -405,12 +421,12 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 extern "C" {
 const nbl__impl nbl__cross_entropy_cuda = {.name = "cross_entropy_cuda",
                                            .needs = NBL_ISA_SCALAR,
-                                           .can = nullptr,
+                                           .can = can,
                                            .scratch = forward_scratch,
                                            .run = run_forward};
 const nbl__impl nbl__cross_entropy_backward_cuda = {.name = "cross_entropy_backward_cuda",
                                                     .needs = NBL_ISA_SCALAR,
-                                                    .can = nullptr,
+                                                    .can = can,
                                                     .scratch = backward_scratch,
                                                     .run = run_backward};
 }

@@ -1,9 +1,10 @@
 /* cross_entropy_rows.cuh - what is done with a token's logits. Internal to ops/cuda; see cross_entropy.cu.
  *
- * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so far, and once more
- * for the gradient. That is written in the compute dtype into the memory of the logits themselves, from the front
- * of the row: a tile is written only when every thread has read it, and its 2-byte values end before the logits that are
- * still to be read. The last vector of a row may reach into the padding behind it. */
+ * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so
+ * far, and once more for the gradient. That is written in the compute dtype into the memory of the logits
+ * themselves, from the front of the row: a tile is written only when every thread has read it, and its
+ * 2-byte values end before the logits that are still to be read. The last vector of a row may reach into
+ * the padding behind it. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 #define NBL_CUDA_CROSS_ENTROPY_ROWS_CUH
 
@@ -20,7 +21,7 @@ enum { LOGIT_THREADS = 512, LOGIT_VECTORS = 4, LOGIT_TILE = LOGIT_THREADS * LOGI
 constexpr float LOGPROB_LEAST = -44.361419f; /* below it a probability is taken as 0, as on the CPU */
 
 struct logit_rows {
-    float *logits; /* [rows, stride] */
+    float *logits;                             /* [rows, stride] */
     int64_t stride, vocabulary, tokens, first; /* first: the token of row 0 */
     const int32_t *labels;
     const double *share; /* what a token's loss is multiplied with */
@@ -54,16 +55,44 @@ __device__ inline float block_max(float x)
 }
 
 /* The place of vector k of the tile that begins at `base`. */
-__device__ inline int64_t vector_place(int64_t base, int k)
+__device__ inline int vector_place(int base, int k)
 {
     return base + (k * LOGIT_THREADS + static_cast<int>(threadIdx.x)) * 4;
 }
 
-__device__ inline void load_tile(const float *row, int64_t base, int64_t n, float (&u)[LOGIT_VECTORS][4])
+__device__ inline void load_tile(const float *row, int base, int n, float (&u)[LOGIT_VECTORS][4])
 {
 #pragma unroll
     for (int k = 0; k < LOGIT_VECTORS; k++)
         if (vector_place(base, k) < n) load_run<float, 4>(row + vector_place(base, k), u[k]);
+}
+
+/* Of the logits that a thread has seen, relative to the largest. */
+struct logit_sums {
+    float largest, sum, total;
+};
+
+/* WHOLE: no part of the tile is behind the row. */
+template <bool CAP, bool WHOLE>
+__device__ inline void fold_tile(const logit_rows &a, int base, float (&z)[LOGIT_VECTORS][4], logit_sums &s)
+{
+    float most = s.largest;
+#pragma unroll
+    for (int k = 0; k < LOGIT_VECTORS; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            bool inside = WHOLE || vector_place(base, k) + j < static_cast<int>(a.vocabulary);
+            z[k][j] = !inside ? -INFINITY : CAP ? capped(z[k][j], a.softcap) : z[k][j];
+            most = fmaxf(most, z[k][j]);
+            if (inside) s.total += z[k][j];
+        }
+    float zero = most == -INFINITY ? 0 : most;
+    s.sum *= __expf(s.largest - zero);
+    s.largest = most;
+#pragma unroll
+    for (int k = 0; k < LOGIT_VECTORS; k++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s.sum += __expf(z[k][j] - zero);
 }
 
 struct row_sums_of {
@@ -71,33 +100,19 @@ struct row_sums_of {
 };
 
 /* A NaN makes the sum NaN. */
-__device__ inline row_sums_of sum_row(const logit_rows &a, const float *row)
+template <bool CAP> __device__ inline row_sums_of sum_row(const logit_rows &a, const float *row)
 {
-    float largest = -INFINITY, sum = 0, total = 0;
-    int64_t n = a.vocabulary;
-    for (int64_t base = 0; base < n; base += LOGIT_TILE) {
-        float z[LOGIT_VECTORS][4], most = largest;
+    logit_sums mine = {-INFINITY, 0, 0};
+    int n = static_cast<int>(a.vocabulary);
+    for (int base = 0; base < n; base += LOGIT_TILE) {
+        float z[LOGIT_VECTORS][4];
         load_tile(row, base, n, z);
-#pragma unroll
-        for (int k = 0; k < LOGIT_VECTORS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                bool inside = vector_place(base, k) + j < n;
-                z[k][j] = inside ? capped(z[k][j], a.softcap) : -INFINITY;
-                most = fmaxf(most, z[k][j]);
-                total += inside ? z[k][j] : 0;
-            }
-        float zero = most == -INFINITY ? 0 : most;
-        sum *= __expf(largest - zero);
-        largest = most;
-#pragma unroll
-        for (int k = 0; k < LOGIT_VECTORS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) sum += __expf(z[k][j] - zero);
+        if (base + LOGIT_TILE <= n) fold_tile<CAP, true>(a, base, z, mine);
+        else fold_tile<CAP, false>(a, base, z, mine);
     }
-    float most = block_max(largest);
-    double sums[2] = {static_cast<double>(sum) * static_cast<double>(largest == -INFINITY ? 0 : expf(largest - most)),
-                      static_cast<double>(total)};
+    float most = block_max(mine.largest), share = mine.largest == -INFINITY ? 0 : expf(mine.largest - most);
+    double sums[2] = {static_cast<double>(mine.sum) * static_cast<double>(share),
+                      static_cast<double>(mine.total)};
     block_sums(sums);
     return {static_cast<double>(most), log(sums[0]), sums[1]};
 }
@@ -114,28 +129,29 @@ __device__ inline float label_gradient(const logit_rows &a, double u, double lse
     return static_cast<float>((exp(u - lse) - uniform - (1 - static_cast<double>(a.smoothing))) * slope);
 }
 
-template <typename T>
-__device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest, float scale)
+template <typename T, bool CAP>
+__device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest,
+                                    float scale)
 {
-    int64_t n = a.vocabulary;
+    int n = static_cast<int>(a.vocabulary);
     double uniform = static_cast<double>(a.smoothing) / static_cast<double>(n);
     float at_label = label_gradient(a, static_cast<double>(row[label]),
                                     static_cast<double>(lse) + static_cast<double>(rest), uniform);
     float even = static_cast<float>(uniform), d_scale = a.unscaled ? 1 : scale;
     __syncthreads(); /* the label's logit has been read */
-    for (int64_t base = 0; base < n; base += LOGIT_TILE) {
+    for (int base = 0; base < n; base += LOGIT_TILE) {
         float z[LOGIT_VECTORS][4];
         load_tile(row, base, n, z);
         if (sizeof(T) < sizeof(float)) __syncthreads();
 #pragma unroll
         for (int k = 0; k < LOGIT_VECTORS; k++) {
-            int64_t i = vector_place(base, k);
+            int i = vector_place(base, k);
             if (i >= n) break;
             float narrow[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float u = z[k][j], slope = 1;
-                if (a.softcap > 0) {
+                if (CAP) {
                     float t = tanhf(u / a.softcap);
                     u = a.softcap * t;
                     slope = fmaf(-t, t, 1.0f);
@@ -168,7 +184,8 @@ __device__ inline void leave_out(const logit_rows &a, float *row, T *d, int64_t 
     }
 }
 
-template <typename T, bool SUMS, bool GRADIENT>
+/* CAP: there is a soft cap. */
+template <typename T, bool SUMS, bool GRADIENT, bool CAP>
 __global__ void __launch_bounds__(LOGIT_THREADS) logit_kernel(logit_rows a)
 {
     int64_t token = a.first + blockIdx.x;
@@ -180,13 +197,15 @@ __global__ void __launch_bounds__(LOGIT_THREADS) logit_kernel(logit_rows a)
         return;
     }
     if (SUMS) {
-        row_sums_of s = sum_row(a, row);
+        row_sums_of s = sum_row<CAP>(a, row);
         double log_sum = s.largest + s.rest, smoothing = static_cast<double>(a.smoothing);
-        double logprob = static_cast<double>(capped(row[label], a.softcap)) - s.largest - s.rest, loss = -logprob;
+        double logprob = static_cast<double>(capped(row[label], a.softcap)) - s.largest - s.rest,
+               loss = -logprob;
         lse = static_cast<float>(log_sum);
         rest = static_cast<float>(log_sum - static_cast<double>(lse));
         if (smoothing > 0)
-            loss = -(1 - smoothing) * logprob - smoothing * (s.total / static_cast<double>(a.vocabulary) - log_sum);
+            loss = -(1 - smoothing) * logprob -
+                   smoothing * (s.total / static_cast<double>(a.vocabulary) - log_sum);
         if (threadIdx.x == 0) {
             if (a.logprobs) a.logprobs[token] = static_cast<float>(logprob);
             if (a.lse) {
@@ -202,7 +221,7 @@ __global__ void __launch_bounds__(LOGIT_THREADS) logit_kernel(logit_rows a)
     }
     if (!GRADIENT) return;
     double upstream = a.dloss ? static_cast<double>(a.dloss[a.dloss_each ? token : 0]) : 1;
-    gradient_row<T>(a, row, d, label, lse, rest, static_cast<float>(upstream * *a.share));
+    gradient_row<T, CAP>(a, row, d, label, lse, rest, static_cast<float>(upstream * *a.share));
 }
 
 } // namespace nbl_cuda

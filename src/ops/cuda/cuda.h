@@ -38,9 +38,13 @@ typedef struct nbl__cuda {
     size_t workspace_bytes;
     struct nbl__blas *blas; /* blas.h; NULL: its library was not found */
     struct nbl__dnn *dnn;   /* dnn.h; likewise */
+    void *tensor_map_encode; /* hopper.h; found at its first use */
     size_t allocated;       /* bytes of nbl__cuda_alloc that live */
     void *staging;          /* nbl__cuda_stage */
     size_t staging_bytes;
+    bool profiles;          /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
+    void **marks;           /* cudaEvent_t */
+    int mark_count;
     void *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
 } nbl__cuda;
 
@@ -72,6 +76,12 @@ nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, siz
 nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes);
 /* Until everything on the stream is done; reports what went wrong in it. */
 nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what);
+
+/* Marks in the stream, numbered from 0, and the time between two of them once both are past. */
+nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count);
+void nbl__cuda_marks_close(nbl__cuda *cuda);
+nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark);
+nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
 
 /* Stream capture: what is enqueued between the two becomes a graph instead of running. `graph` is a cudaGraphExec_t. */
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda);

@@ -138,15 +138,33 @@ static inline bool shifts_only(const packed &p)
     return p.kind != SCALES_NESTED || p.nested_shift >= 0;
 }
 
-/* The scale of a block of a 4-bit weight. SHIFTS: only for weights with shifts_only; a division of 64 bits costs the
- * kernels registers even where it is not taken. */
+/* What memory has of the scale of a block of a 4-bit weight: loaded early, made a scale when it is needed. */
+struct raw_scale {
+    uint32_t bits; /* of the scale, or its code */
+    float group;   /* nested: its factor */
+};
+
+/* SHIFTS: only for weights with shifts_only; a division of 64 bits costs the kernels registers even where it is not
+ * taken. */
+template <bool SHIFTS> __device__ inline raw_scale fetch_scale(const packed &p, int64_t block)
+{
+    if (p.kind == SCALES_FLAT) return {__float_as_uint(__ldg(p.scales + block)), 0};
+    unsigned code = __ldg(p.scale_codes + block);
+    if (p.kind == SCALES_E8M0) return {code, 0};
+    return {code, __ldg(p.nested_scales + (SHIFTS ? block >> p.nested_shift : block / p.nested_block))};
+}
+
+__device__ inline float scale_from(const packed &p, raw_scale raw)
+{
+    if (p.kind == SCALES_FLAT) return __uint_as_float(raw.bits);
+    if (p.kind == SCALES_E8M0)
+        return __uint_as_float(raw.bits >= 2 ? (raw.bits - 1) << 23 : 0x00200000u << raw.bits);
+    return add_x86(mul_x86(__ldg(p.nested_table + raw.bits), raw.group), p.nested_offset);
+}
+
 template <bool SHIFTS> __device__ inline float scale_of(const packed &p, int64_t block)
 {
-    if (p.kind == SCALES_FLAT) return __ldg(p.scales + block);
-    unsigned code = __ldg(p.scale_codes + block);
-    if (p.kind == SCALES_E8M0) return __uint_as_float(code >= 2 ? (code - 1) << 23 : 0x00200000u << code);
-    int64_t group = SHIFTS ? block >> p.nested_shift : block / p.nested_block;
-    return add_x86(mul_x86(__ldg(p.nested_table + code), __ldg(p.nested_scales + group)), p.nested_offset);
+    return scale_from(p, fetch_scale<SHIFTS>(p, block));
 }
 
 /* Element `index` of the flattened weight. Slow and right: for ragged shapes and unaligned parts. */

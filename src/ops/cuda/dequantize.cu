@@ -1,12 +1,15 @@
 /* dequantize.cu - see dequantize.h.
  *
- *   tiles       a warp decodes 32 lanes x 8 steps x 16 bytes of output. Codes of all steps are loaded first; each lane
+ *   tiles       a warp decodes 32 lanes x 4 steps x 16 bytes of output. Codes of all steps are loaded first; each lane
  *               rebuilds one or two of the tile's scales and the others fetch them by shuffle, as they do the 16 values
  *               of the table: 3.5 instructions per element, no shared memory, every load and store whole sectors.
+ *   int8        the same with rows' scales and nothing to look up
  *   transposed  squares of 64 x 64 through shared memory
  *   any         one element per thread: ragged rows, unaligned parts
  *
- * Bound by memory: for nf4 to bf16 2.56 bytes per element. */
+ * Bound by memory: for nf4 to bf16 2.56 bytes per element, four fifths of them written. Measured on an H200: many short
+ * blocks beat a persistent grid by a tenth, stores past the caches win a little over plain ones, and results that go through
+ * shared memory and bulk copies lose. */
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/dequantize.h"
 
@@ -15,7 +18,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 8, SQUARE = 64 };
+enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 4, ROW_STEPS = 2, SQUARE = 64 };
 
 /* The codes of 16 bytes of output. */
 template <typename T, bool INT8> struct chunk {
@@ -83,68 +86,105 @@ template <typename T, bool INT8> __device__ inline uint4 finish(const float *val
     return out;
 }
 
-/* Elements [begin, begin + count) to out[0 ...], warp by warp. 4-bit: one run of `count` elements, and begin is a
- * multiple of 32; INT8: runs are rows, a multiple of 8 long. `run_tiles`: tiles of a run. */
-template <typename T, bool INT8>
-__global__ void __launch_bounds__(THREADS)
-    decode_tiles(const __grid_constant__ packed p, int64_t begin, int64_t count, int64_t run_tiles,
-                 int64_t tiles, T *__restrict__ out)
+/* Sixteen bytes of results that nobody reads soon, or the first of them up to `limit`. */
+template <typename T> __device__ inline void store(T *out, int64_t i, int64_t limit, uint4 result)
 {
-    typedef chunk<T, INT8> piece;
-    constexpr int STEP = 32 * piece::COUNT, HALF = STEP * STEPS / 2;
+    constexpr int COUNT = 16 / sizeof(T);
+    if (i + COUNT <= limit) {
+        __stcs(reinterpret_cast<uint4 *>(out + i), result);
+    } else if (i < limit) {
+        T rest[COUNT];
+        memcpy(rest, &result, 16);
+        for (int k = 0; k < COUNT; k++)
+            if (i + k < limit) out[i + k] = rest[k];
+    }
+}
+
+/* What a warp loads of a tile. */
+template <typename T> struct tile_of {
+    enum { STEP = 32 * chunk<T, false>::COUNT, HALF = STEP * STEPS / 2, TILE = 2 * HALF };
+    chunk<T, false> codes[STEPS];
+    raw_scale scales[2]; /* of block number `lane` of each half */
+
+    __device__ void load(const packed &p, int64_t begin, int64_t base, int64_t count, int lane)
+    {
+        typedef chunk<T, false> piece;
+#pragma unroll
+        for (int u = 0; u < STEPS; u++) {
+            int64_t i = base + u * STEP + lane * piece::COUNT;
+            codes[u].word = make_uint2(0, 0);
+            if (i + piece::COUNT <= count) codes[u].load(p.codes + ((begin + i) >> 1));
+            else if (i < count) codes[u].load_part(p.codes + ((begin + i) >> 1), (count - i + 1) / 2);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int64_t first = base + h * HALF, left = count - first;
+            if (left <= 0) break;
+            int offset = static_cast<int>((begin + first) & ((1 << p.block_shift) - 1));
+            int last = (offset + static_cast<int>(left < HALF ? left : HALF) - 1) >> p.block_shift;
+            scales[h] = fetch_scale<true>(p,
+                                          ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
+        }
+    }
+};
+
+/* 4-bit: elements [begin, begin + count) to out[0 ...], warp by warp; begin is a multiple of 32. A grid of all tiles is
+ * fastest; from a smaller one the warps go on to further tiles, whose codes they load before they write. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
+                                                           int64_t count, int64_t tiles, T *__restrict__ out)
+{
+    typedef tile_of<T> part;
+    constexpr int COUNT = chunk<T, false>::COUNT;
+    int lane = threadIdx.x % 32;
+    int64_t stride = static_cast<int64_t>(gridDim.x) * WARPS;
+    int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    float mine = table_entry(p, lane);
+    part next = {};
+    if (tile < tiles) next.load(p, begin, tile * part::TILE, count, lane);
+    for (; tile < tiles; tile += stride) {
+        part now = next;
+        int64_t base = tile * part::TILE;
+        float scales[2] = {scale_from(p, now.scales[0]), scale_from(p, now.scales[1])};
+        if (tile + stride < tiles) next.load(p, begin, base + stride * part::TILE, count, lane);
+        bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
+#pragma unroll
+        for (int u = 0; u < STEPS; u++) {
+            int h = u / (STEPS / 2), in_half = u % (STEPS / 2) * part::STEP + lane * COUNT;
+            int offset = static_cast<int>((begin + base + h * part::HALF) & ((1 << p.block_shift) - 1));
+            float scale = __shfl_sync(ALL, scales[h], (offset + in_half) >> p.block_shift), values[COUNT];
+            now.codes[u].look_up(mine, p.low_first, values);
+            store(out, base + u * part::STEP + lane * COUNT, count, finish<T, false>(values, scale, finite));
+        }
+    }
+}
+
+/* int8: rows, a multiple of 8 long, `row_tiles` tiles each, to out[0 ...]. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 8)
+    decode_rows(const __grid_constant__ packed p, int64_t begin, int64_t row_tiles, int64_t tiles,
+                T *__restrict__ out)
+{
+    typedef chunk<T, true> piece;
+    constexpr int STEP = 32 * piece::COUNT;
     int lane = threadIdx.x % 32;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (tile >= tiles) return;
-    int64_t run = INT8 ? tile / run_tiles : 0, base = (tile - run * run_tiles) * (2 * HALF), limit = count;
-    if (INT8) {
-        base += run * p.columns;
-        limit = (run + 1) * p.columns;
-    }
-
-    piece codes[STEPS];
+    int64_t row = tile / row_tiles, limit = (row + 1) * p.columns;
+    int64_t base = row * p.columns + (tile - row * row_tiles) * (STEP * ROW_STEPS) + lane * piece::COUNT;
+    piece codes[ROW_STEPS];
 #pragma unroll
-    for (int u = 0; u < STEPS; u++) {
-        int64_t i = base + u * STEP + lane * piece::COUNT;
-        const uint8_t *from = p.codes + (INT8 ? begin + i : (begin + i) >> 1);
+    for (int u = 0; u < ROW_STEPS; u++) {
         codes[u].word = make_uint2(0, 0);
-        if (i + piece::COUNT <= limit) codes[u].load(from);
-        else if (i < limit) codes[u].load_part(from, (limit - i + 1) / 2);
+        if (base + u * STEP < limit) codes[u].load(p.codes + begin + base + u * STEP);
     }
-
-    float scales[2] = {0, 0}, mine = 0;
-    int offset[2] = {0, 0}; /* of a half's first element in its block */
-    if (INT8) {
-        scales[0] = scales[1] = __ldg(p.scales + (begin + base) / p.columns);
-    } else {
-        mine = table_entry(p, lane);
+    float scale = __ldg(p.scales + begin / p.columns + row);
+    bool finite = is_finite(scale);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int64_t first = base + h * HALF, left = limit - first;
-            if (left <= 0) break;
-            offset[h] = static_cast<int>((begin + first) & ((1 << p.block_shift) - 1));
-            int last = (offset[h] + static_cast<int>(left < HALF ? left : HALF) - 1) >> p.block_shift;
-            scales[h] = scale_of<true>(p, ((begin + first) >> p.block_shift) + (lane < last ? lane : last));
-        }
-    }
-    bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
-
-#pragma unroll
-    for (int u = 0; u < STEPS; u++) {
-        constexpr int STEPS_OF_HALF = STEPS / 2;
-        int h = u / STEPS_OF_HALF, in_half = u % STEPS_OF_HALF * STEP + lane * piece::COUNT;
-        float scale = scales[h], values[piece::COUNT];
-        if (!INT8) scale = __shfl_sync(ALL, scale, (offset[h] + in_half) >> p.block_shift);
-        codes[u].look_up(mine, p.low_first, values);
-        uint4 result = finish<T, INT8>(values, scale, finite);
-        int64_t i = base + u * STEP + lane * piece::COUNT;
-        if (i + piece::COUNT <= limit) {
-            *reinterpret_cast<uint4 *>(out + i) = result;
-        } else if (i < limit) {
-            T rest[piece::COUNT];
-            memcpy(rest, &result, 16);
-            for (int k = 0; k < piece::COUNT; k++)
-                if (i + k < limit) out[i + k] = rest[k];
-        }
+    for (int u = 0; u < ROW_STEPS; u++) {
+        float values[piece::COUNT];
+        codes[u].look_up(0, false, values);
+        store(out, base + u * STEP, limit, finish<T, true>(values, scale, finite));
     }
 }
 
@@ -218,7 +258,7 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, bool INT8>
 void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out, cudaStream_t stream)
 {
-    constexpr int COUNT = 16 / sizeof(T), TILE = 32 * COUNT * STEPS;
+    constexpr int COUNT = 16 / sizeof(T);
     int64_t begin = row_begin * p.columns, count = rows * p.columns;
     if (transpose) {
         bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(p.codes, INT8 ? 8 : 4);
@@ -228,10 +268,11 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
             p, row_begin, rows, column_squares, by_words, by_vectors, out);
     } else if (shifts_only(p) && aligned(out, 16) && aligned(p.codes, 8) &&
                (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
-        int64_t run_tiles = nbl__ceil_div(INT8 ? p.columns : count, TILE),
-                tiles = run_tiles * (INT8 ? rows : 1);
-        decode_tiles<T, INT8><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(
-            p, begin, count, run_tiles, tiles, out);
+        int64_t row_tiles = nbl__ceil_div(p.columns, 32 * COUNT * ROW_STEPS);
+        int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
+        unsigned blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(tiles, WARPS), INT32_MAX));
+        if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
+        else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
         decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);

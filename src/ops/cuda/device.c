@@ -3,6 +3,7 @@
 #include "ops/cuda/cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "ops/cuda/blas.h"
 #include "ops/cuda/dnn.h"
@@ -124,8 +125,10 @@ nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
     NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
     nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
     if (cuda == NULL) return NBL_ERROR_MEMORY;
+    const char *verbose = getenv("NIBBLE_VERBOSE");
     cuda->ctx = ctx;
     cuda->index = index;
+    cuda->profiles = verbose && strcmp(verbose, "profile") == 0;
     nbl_status status = open_device(cuda);
     if (status == NBL_OK) nbl__set_accelerator(ctx, cuda, close_device);
     else close_device(cuda);
@@ -262,6 +265,42 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     CUDA_TRY(cuda, what, make_current(cuda));
     CUDA_TRY(cuda, what, cudaStreamSynchronize(cuda->stream));
     return cuda->fault->kind ? report(cuda) : NBL_OK;
+}
+
+nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+{
+    CUDA_TRY(cuda, "marks", make_current(cuda));
+    NBL_TRY(NBL_ALLOC(cuda->ctx, cuda->marks, count));
+    cuda->mark_count = count;
+    for (int i = 0; i < count; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
+        cuda->marks[i] = event;
+    }
+    return NBL_OK;
+}
+
+void nbl__cuda_marks_close(nbl__cuda *cuda)
+{
+    for (int i = 0; i < cuda->mark_count; i++)
+        if (cuda->marks[i]) cudaEventDestroy(cuda->marks[i]);
+    nbl__free(cuda->ctx, cuda->marks, (size_t)cuda->mark_count * sizeof *cuda->marks);
+    cuda->marks = NULL;
+    cuda->mark_count = 0;
+}
+
+nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+{
+    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->marks[mark], cuda->stream));
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+{
+    float elapsed = 0;
+    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->marks[from], cuda->marks[to]));
+    *milliseconds = (double)elapsed;
+    return NBL_OK;
 }
 
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
@@ -403,6 +442,27 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
 {
     (void)what;
     return nbl__cuda_write(cuda, NULL, NULL, 0);
+}
+
+nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+{
+    return nbl__cuda_write(cuda, NULL, NULL, (size_t)count);
+}
+
+void nbl__cuda_marks_close(nbl__cuda *cuda)
+{
+    (void)cuda;
+}
+
+nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+{
+    return nbl__cuda_write(cuda, NULL, NULL, (size_t)mark);
+}
+
+nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+{
+    (void)from, (void)to;
+    return nbl__cuda_write(cuda, milliseconds, NULL, 0);
 }
 
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)

@@ -26,17 +26,10 @@ struct job {
     float *norm, *own; /* own may be NULL */
 };
 
-__device__ float load(const void *from, nbl_dtype dtype, int64_t i)
-{
-    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
-    if (dtype == NBL_DTYPE_F16) return __half2float(static_cast<const __half *>(from)[i]);
-    return __bfloat162float(static_cast<const __nv_bfloat16 *>(from)[i]);
-}
-
 /* An element of W in the compute dtype. */
 __device__ float weight_at(const job &j, int64_t i)
 {
-    float value = j.dense ? load(j.dense, j.w_dtype, i) : nbl_cuda::value_at(j.p, i);
+    float value = j.dense ? nbl_cuda::load_one(j.dense, j.w_dtype, i) : nbl_cuda::value_at(j.p, i);
     if (j.dtype == NBL_DTYPE_F16) return __half2float(__float2half_rn(value));
     if (j.dtype == NBL_DTYPE_BF16) return __bfloat162float(__float2bfloat16_rn(value));
     return value;
@@ -62,10 +55,12 @@ __global__ void norms(job j)
     for (int64_t k = threadIdx.x; k < j.in; k += THREADS) {
         float delta[ROWS] = {};
         for (int64_t r = 0; r < j.rank; r++) {
-            float a = load(j.a, j.a_dtype, r * j.in + k);
+            float a = nbl_cuda::load_one(j.a, j.a_dtype, r * j.in + k);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
-                if (i < rows) delta[i] = fmaf(load(j.b, j.b_dtype, (first + i) * j.rank + r), a, delta[i]);
+                if (i < rows)
+                    delta[i] = fmaf(nbl_cuda::load_one(j.b, j.b_dtype, (first + i) * j.rank + r), a,
+                                    delta[i]);
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {

@@ -94,7 +94,7 @@ nbl_status run_cast(const nbl__call *call, const void *arguments)
 
 /* ---- check_finite: each block leaves the first place and the count of its part, one block puts them together ---- */
 
-enum { MOST_PARTS = 1024 };
+enum { MOST_PARTS = 1024, LOADS = 4, SEARCHED = LOADS * SPAN };
 
 struct part {
     long long first, count; /* first: n when there is none */
@@ -127,16 +127,23 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) search_kernel(const T *x, int64_t n, bool aligned, part *parts)
 {
     part mine = {n, 0};
-    for (int64_t begin = (int64_t)blockIdx.x * SPAN; begin < n; begin += (int64_t)gridDim.x * SPAN) {
-        if (aligned && begin + SPAN <= n) {
+    for (int64_t begin = (int64_t)blockIdx.x * SEARCHED; begin < n; begin += (int64_t)gridDim.x * SEARCHED) {
+        if (aligned && begin + SEARCHED <= n) {
             int64_t at = begin + (int64_t)threadIdx.x * EACH;
-            eight<T> p = *reinterpret_cast<const eight<T> *>(x + at);
+            eight<T> p[LOADS];
+            bool any = false;
 #pragma unroll
-            for (int k = 0; k < EACH; k++)
-                if (is_odd(to_f32(p.at[k]))) mine = join(mine, {at + k, 1});
+            for (int i = 0; i < LOADS; i++) p[i] = *reinterpret_cast<const eight<T> *>(x + at + i * SPAN);
+#pragma unroll
+            for (int i = 0; i < LOADS * EACH; i++) any |= is_odd(to_f32(p[i / EACH].at[i % EACH]));
+            if (!any) continue;
+#pragma unroll
+            for (int i = 0; i < LOADS * EACH; i++)
+                if (is_odd(to_f32(p[i / EACH].at[i % EACH])))
+                    mine = join(mine, {at + i / EACH * SPAN + i % EACH, 1});
             continue;
         }
-        for (int k = 0; k < EACH; k++) {
+        for (int k = 0; k < LOADS * EACH; k++) {
             int64_t at = begin + k * THREADS + threadIdx.x;
             if (at < n && is_odd(to_f32(x[at]))) mine = join(mine, {at, 1});
         }
@@ -158,7 +165,7 @@ __global__ void __launch_bounds__(THREADS)
 
 int parts_of(const nbl__finite *a)
 {
-    int64_t blocks = (nbl__tensor_elements(&a->x) + SPAN - 1) / SPAN;
+    int64_t blocks = (nbl__tensor_elements(&a->x) + SEARCHED - 1) / SEARCHED;
     return blocks < MOST_PARTS ? (int)blocks : MOST_PARTS;
 }
 

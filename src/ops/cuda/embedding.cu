@@ -1,14 +1,16 @@
 /* embedding.cu - embedding and embedding_backward. See embedding.h.
  *
- * Forward: a block per id. Eight columns per thread where rows and blocks of codes allow it: a dense weight is read in 16-byte
- * pieces, codes of 4 or 8 bits in one piece under one scale. Else column by column. Bound by memory.
+ * Forward: a block per id. Eight columns per thread where rows and blocks of codes allow it: a dense
+ * weight is read in 16-byte pieces, codes of 4 or 8 bits in one piece under one scale. Else column by
+ * column. Bound by memory.
  *
- * Backward: dw's rows are sums of rows of dy in the order of the ids, without floating-point atomics and without
- * sorting. A first kernel notes where each id of the vocabulary occurs first and last (atomic minima of integers: the
- * same whoever comes first). Then the block of a token that is its id's first occurrence walks the ids to the last
- * one, keeps the places that match in order, and adds their rows in registers; the blocks of all other tokens end at once.
- * The walk reads 4 bytes per id between first and last from the cache: for 8192 tokens of 2000 different ids at
- * most 64 MB, which is less time than clearing dw takes. Scratch: 8 bytes per row of the vocabulary. */
+ * Backward: dw's rows are sums of rows of dy in the order of the ids, without floating-point atomics and
+ * without sorting. A first kernel notes where each id of the vocabulary occurs first and last (atomic
+ * minima of integers: the same whoever comes first). Then the block of a token that is its id's first
+ * occurrence walks the ids to the last one, keeps the places that match in order, and adds their rows in
+ * registers; the blocks of all other tokens end at once. The walk reads 4 bytes per id between first and
+ * last from the cache: for 8192 tokens of 2000 different ids at most 64 MB, which is less time than
+ * clearing dw takes. Scratch: 8 bytes per row of the vocabulary. */
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/load.cuh"
 
@@ -177,7 +179,8 @@ __global__ void __launch_bounds__(THREADS) note_places(collect a)
     atomicMin(&a.last[id], NEVER - static_cast<int>(token));
 }
 
-/* The places from `begin` on, up to THREADS of them, that have this id: in order, to `found`; returns how many. */
+/* The places from `begin` on, up to THREADS of them, that have this id: in order, to `found`; returns how
+ * many. */
 __device__ int find_places(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
 {
     __shared__ int counts[THREADS / 32];
@@ -255,7 +258,8 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     note_places<<<static_cast<unsigned>(ceil_div(c.tokens, THREADS)), THREADS, 0, stream>>>(c);
     if (c.dw == nullptr) return launched(call);
     bool runs = c.columns % RUN == 0 && is_aligned(c.dy, 16) && is_aligned(c.dw, 16);
-    dim3 grid(static_cast<unsigned>(c.tokens), static_cast<unsigned>(ceil_div(c.columns, runs ? COLUMNS : int{THREADS})));
+    dim3 grid(static_cast<unsigned>(c.tokens),
+              static_cast<unsigned>(ceil_div(c.columns, runs ? COLUMNS : int{THREADS})));
     if (runs) NBL_BY_DTYPE(a->dtype, T, (sum_rows<T, RUN><<<grid, THREADS, 0, stream>>>(c)));
     else NBL_BY_DTYPE(a->dtype, T, (sum_rows<T, 1><<<grid, THREADS, 0, stream>>>(c)));
     return launched(call);
@@ -271,14 +275,18 @@ const char *can_backward(const void *arguments)
 size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     (void)ctx;
-    return static_cast<size_t>(static_cast<const nbl__embedding *>(arguments)->w.shape[0]) * 2 * sizeof(int) + 64;
+    return static_cast<size_t>(static_cast<const nbl__embedding *>(arguments)->w.shape[0]) * 2 * sizeof(int) +
+           64;
 }
 
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__embedding_cuda = {
-    .name = "embedding_cuda", .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = nullptr, .run = run_forward};
+const nbl__impl nbl__embedding_cuda = {.name = "embedding_cuda",
+                                       .needs = NBL_ISA_SCALAR,
+                                       .can = nullptr,
+                                       .scratch = nullptr,
+                                       .run = run_forward};
 const nbl__impl nbl__embedding_backward_cuda = {.name = "embedding_backward_cuda",
                                                 .needs = NBL_ISA_SCALAR,
                                                 .can = can_backward,

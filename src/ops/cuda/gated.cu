@@ -1,7 +1,8 @@
 /* gated.cu - gated and gated_backward. See elementwise.h.
  *
- * A thread takes EACH times 16 bytes of every tensor, all loads first; what is left at the end, and tensors that are
- * not aligned, go element by element. Bound by memory: three tensors forward, five backward. */
+ * A thread takes EACH times 16 bytes of every tensor, all loads first; what is left at the end, and
+ * tensors that are not aligned, go element by element. Bound by memory: three tensors forward, five
+ * backward. */
 #include "ops/cuda/act.cuh"
 #include "ops/cuda/load.cuh"
 
@@ -22,8 +23,10 @@ struct gates {
     int64_t n;
 };
 
-/* COUNT runs of N elements, THREADS·N apart; all are loaded before the first is stored, which may lie on an input. */
-template <typename T, int ACT, int N, int COUNT, bool BACKWARD> __device__ void gate_runs(const gates &a, int64_t first)
+/* COUNT runs of N elements, THREADS·N apart; all are loaded before the first is stored, which may lie on
+ * an input. */
+template <typename T, int ACT, int N, int COUNT, bool BACKWARD>
+__device__ void gate_runs(const gates &a, int64_t first)
 {
     float gate[COUNT][N], up[COUNT][N], dh[COUNT][N], slope;
 #pragma unroll
@@ -38,7 +41,7 @@ template <typename T, int ACT, int N, int COUNT, bool BACKWARD> __device__ void 
         int64_t i = first + k * THREADS * N;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float value = activation<ACT>(gate[k][j], &slope);
+            float value = activation<ACT, sizeof(T) == 2>(gate[k][j], &slope);
             if (BACKWARD) {
                 gate[k][j] = dh[k][j] * up[k][j] * slope;
                 up[k][j] = dh[k][j] * value;
@@ -50,7 +53,8 @@ template <typename T, int ACT, int N, int COUNT, bool BACKWARD> __device__ void 
     }
 }
 
-template <typename T, int ACT, int N, bool BACKWARD> __global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
+template <typename T, int ACT, int N, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
 {
     int64_t first = (static_cast<int64_t>(blockIdx.x) * EACH * THREADS + threadIdx.x) * N;
     if (first + (EACH - 1) * THREADS * N + N <= a.n) {
@@ -77,8 +81,8 @@ template <typename T, int ACT, bool BACKWARD> void launch(const nbl__call *call,
 template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__gated *a = static_cast<const nbl__gated *>(arguments);
-    gates g = {a->gate.data, a->up.data,    BACKWARD ? a->dh.data : nullptr, BACKWARD ? nullptr : a->h.data,
-               nullptr,      nullptr,       nbl__tensor_elements(&a->gate)};
+    gates g = {a->gate.data, a->up.data, BACKWARD ? a->dh.data : nullptr, BACKWARD ? nullptr : a->h.data,
+               nullptr,      nullptr,    nbl__tensor_elements(&a->gate)};
     if (BACKWARD) {
         g.dgate = a->dgate.data;
         g.dup = a->dup.data;

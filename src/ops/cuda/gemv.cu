@@ -1,26 +1,26 @@
 /* gemv.cu - see gemv.h.
  *
- * At 3.5 TB/s of 4-bit codes a multiprocessor of an H200 must take 30 elements per cycle: four instructions each, and
- * one lookup in shared memory per element would be too many. Hence, for f16 and bf16:
+ * At 3.5 TB/s of 4-bit codes a multiprocessor of an H200 must take 27 elements per cycle: four instructions each at the
+ * very most, and one lookup in shared memory per element would be too many. Hence, for f16 and bf16:
  *
+ *   ring     codes and scales come through shared memory, copied ahead of use (gemv_ring.cuh)
  *   table    a byte of codes looks up both its values at once: 256 pairs, each 32 times, so that a lane finds its own
- *            copy in its own bank: 32 KB, no conflicts
+ *            copy in its own bank: 32 KB, no conflicts, and one instruction makes the address
  *   product  mma.m16n8k16: 16 rows of W times up to 8 rows of x, which cost the same as one. Which 16 columns go
  *            together is free as long as W and x agree: a lane takes 16 neighbouring codes (8 bytes), four lanes a
  *            granule of 64 columns of one row, which lies in one block
  *   scale    f32, on the sum over a granule: one fma per 16 elements
  *
- * The eight warps of a block share 16 or 32 rows of W and divide the columns; their sums are added in the order of the
- * warps. f32, and shapes without granules, use a warp per few rows and fma. */
-#include "ops/cuda/decode.cuh"
-#include "ops/cuda/gemv.h"
+ * The eight warps of a block share 16 rows of W and divide the columns; their sums are added in the order of the warps.
+ * f32 takes the same way with fma in place of the tensor cores: two to five instructions per element and row of x. Shapes
+ * without granules use a warp per few rows. */
+#include "ops/cuda/gemv_f32.cuh"
+#include "ops/cuda/gemv_ring.cuh"
 
 using namespace nbl_cuda;
 
 namespace
 {
-
-enum { THREADS = 256, WARPS = THREADS / 32, GRANULE = 64, MAX_M = NBL__CUDA_GEMV_ROWS };
 
 template <typename T> __device__ void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1);
 template <> __device__ inline void multiply<__half>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
@@ -39,162 +39,184 @@ __device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* What a warp reads of W in one step: TILES x 16 rows, GRANULES x 64 columns. Lane 4g + t has rows g and g + 8 of each
- * tile, and of each granule the codes 16t ... 16t + 15. */
-template <bool INT8, int TILES> struct step {
-    /* 16 registers of codes in every case */
-    enum { WORDS = INT8 ? 4 : 2, GRANULES = 4 / TILES / (INT8 ? 2 : 1), COLUMNS = GRANULES * GRANULE };
-    enum { GRANULE_BYTES = INT8 ? GRANULE : GRANULE / 2, STEP_BYTES = GRANULES * GRANULE_BYTES };
-    uint32_t codes[TILES][2][GRANULES][WORDS];
-    float scales[2]; /* 4-bit: of granule t % GRANULES of tile t / GRANULES, rows g and g + 8 */
-
-    /* `row0`: the lane's codes of row g of the first tile in column 0; `offsets`: from there to its other rows, and
-     * `scale_at`: the first elements of the granules whose scales are its own, in column 0. */
-    __device__ void load(const packed &p, const uint8_t *row0, const uint32_t (*offsets)[2],
-                         const int64_t *scale_at, int64_t at, int t)
-    {
-        const uint8_t *from = row0 + at * STEP_BYTES;
-        int64_t left = p.columns - at * COLUMNS;
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-#pragma unroll
-                for (int k = 0; k < GRANULES; k++) {
-                    uint32_t *to = codes[tile][half][k];
-                    const uint8_t *granule = from + offsets[tile][half] + k * GRANULE_BYTES;
-                    bool inside = k * GRANULE < left;
-                    if constexpr (INT8) {
-                        uint4 v = inside ? stream_u128(granule) : make_uint4(0, 0, 0, 0);
-                        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-                    } else {
-                        uint2 v = inside ? stream_u64(granule) : make_uint2(0, 0);
-                        to[0] = v.x, to[1] = v.y;
-                    }
-                }
-            }
-        }
-        if constexpr (!INT8) {
-            bool inside = t % GRANULES * GRANULE < left;
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                scales[half] = inside ? scale_of<true>(p, (scale_at[half] + at * COLUMNS) >> p.block_shift)
-                                      : 0;
-        }
-    }
-};
-
-/* Two neighbouring values of T: a byte of 4-bit codes through the table, or half a word of int8. */
-template <typename T>
-__device__ inline uint32_t look_up(const uint32_t *table, uint32_t word, int byte, int lane)
+/* Two values of T, of the byte number `byte` of `word`; `mine` is the lane's place in an entry. */
+__device__ inline uint32_t look_up(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
 {
-    uint32_t at = byte == 0 ? word << 7
-                            : word >> (8 * byte - 7); /* the byte, times the 128 bytes of an entry */
-    return *reinterpret_cast<const uint32_t *>(reinterpret_cast<const char *>(table) +
-                                               (at & 0x7f80u | lane * 4u));
+    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
 }
 
-template <typename T, bool INT8, int TILES>
-__global__ void __launch_bounds__(THREADS, 3) gemv_tensor(const __grid_constant__ packed p, int64_t rows,
-                                                          int m, const T *__restrict__ x, T *__restrict__ y)
+template <typename T, scale_kind KIND, bool WHOLE>
+__global__ void __launch_bounds__(THREADS, 2)
+    gemv_ring(const __grid_constant__ packed p, int rows, int m, const T *__restrict__ x, T *__restrict__ y)
 {
-    typedef step<INT8, TILES> part;
-    constexpr int ROWS = TILES * 16, SUMS = WARPS * ROWS * MAX_M;
-    constexpr int SHARED = INT8 || SUMS > 256 * 32 ? SUMS : 256 * 32;
-    __shared__ __align__(128) uint32_t shared[SHARED];
+    typedef layout<KIND> in;
+    extern __shared__ __align__(256) uint8_t shared[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    int64_t first_row = static_cast<int64_t>(blockIdx.x) * ROWS;
-    int64_t steps = (p.columns + part::COLUMNS - 1) / part::COLUMNS;
-    int64_t at = warp * steps / WARPS, end = (warp + 1) * steps / WARPS;
-
-    uint32_t offsets[TILES][2];
-    int64_t scale_at[2] = {0, 0},
-            last = rows - 1 - first_row; /* rows past the end: the last, and nothing is stored */
-    int64_t row_bytes = p.columns >> (INT8 ? 0 : 1);
+    int columns = static_cast<int>(p.columns), all_steps = (columns + in::COLUMNS - 1) / in::COLUMNS;
+    int first_step = warp * all_steps / WARPS, end_step = (warp + 1) * all_steps / WARPS;
+    int tiles = (rows + TILE - 1) / TILE;
+    loader<KIND, WHOLE> ahead(p, shared, rows, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                              first_step, end_step - first_step, warp, lane);
 #pragma unroll
-    for (int i = 0; i < TILES * 2; i++) {
-        int64_t row = i * 8 + g < last ? i * 8 + g : last;
-        offsets[i / 2][i % 2] = static_cast<uint32_t>(row * row_bytes);
-        if (i / 2 == t / part::GRANULES)
-            scale_at[i % 2] = (first_row + row) * p.columns + t % part::GRANULES * GRANULE;
-    }
-    const uint8_t *row0 = p.codes + first_row * row_bytes + t * (part::GRANULE_BYTES / 4);
+    for (int d = 0; d < DEPTH - 1; d++) ahead.load(p, lane);
 
-    part now, next;
-    if (at < end) next.load(p, row0, offsets, scale_at, at, t);
-    if constexpr (!INT8) {
+    if constexpr (!in::INT8) {
         uint32_t both = pair_of<T>(p.table[threadIdx.x >> 4], table_entry(p, lane));
 #pragma unroll
         for (int i = 0; i < 8; i++) /* lanes begin at different banks */
-            reinterpret_cast<uint4 *>(shared)[threadIdx.x * 8 + (i + lane) % 8] = make_uint4(both, both, both,
-                                                                                             both);
+            *reinterpret_cast<uint4 *>(shared + threadIdx.x * in::ROW +
+                                       (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
+        if (KIND == SCALES_NESTED)
+            reinterpret_cast<float *>(shared + in::TABLE)[threadIdx.x] = __ldg(p.nested_table + threadIdx.x);
         __syncthreads();
     }
 
-    float sums[TILES][4] = {};
-    const T *my_x = x + g * p.columns + 16 * t;
-    for (; at < end; at++) {
-        now = next;
-        int64_t column = at * part::COLUMNS;
-        if (at + 1 < end) next.load(p, row0, offsets, scale_at, at + 1, t);
+    /* Lanes for rows of x past the last have any values: they give sums that nobody looks at. */
+    uint4 values[in::GRANULES][2] = {}; /* of x, 16 per granule */
+    const T *my_x = x + static_cast<int64_t>(g < m ? g : 0) * columns + 16 * t;
+    uint8_t *my_codes = shared + in::CODES + (warp * DEPTH * TILE + g) * in::ROW;
+    uint8_t *my_scales = shared + in::SCALES + warp * DEPTH * 4 * in::ROW;
+    int slot = 0;
+    for (int tile = blockIdx.x, parity = 0; tile < tiles; tile += gridDim.x, parity ^= 1) {
+        float sums[4] = {};
+        uint32_t granule = granule_of(tile, g, columns) + t;
+        for (int s = first_step; s < end_step; s++) {
+            __syncwarp(); /* all have read the slot that is filled now */
+            ahead.load(p, lane);
+            int column = s * in::COLUMNS;
+            scale_maker<KIND, WHOLE> maker;
+            maker.begin(p, granule + s * in::GRANULES, rows - tile * TILE, column + t * GRANULE < columns,
+                        lane);
+            const uint4 *from = reinterpret_cast<const uint4 *>(my_x + column);
+            constexpr int STRIDE = GRANULE * sizeof(T) / 16;
+            if (WHOLE || column + in::COLUMNS <= columns) {
+                if (g < m) {
 #pragma unroll
-        for (int k = 0; k < part::GRANULES; k++) {
-            uint32_t values[8] = {}; /* 16 of x */
-            if (g < m && column + k * GRANULE < p.columns) {
-                const uint4 *from = reinterpret_cast<const uint4 *>(my_x + column + k * GRANULE);
-                uint4 a = __ldg(from), b = __ldg(from + 1);
-                values[0] = a.x, values[1] = a.y, values[2] = a.z, values[3] = a.w;
-                values[4] = b.x, values[5] = b.y, values[6] = b.z, values[7] = b.w;
+                    for (int k = 0; k < in::GRANULES; k++) {
+                        values[k][0] = __ldg(from + k * STRIDE);
+                        values[k][1] = __ldg(from + k * STRIDE + 1);
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < in::GRANULES; k++) {
+                    bool inside = column + k * GRANULE < columns;
+                    values[k][0] = inside ? __ldg(from + k * STRIDE) : make_uint4(0, 0, 0, 0);
+                    values[k][1] = inside ? __ldg(from + k * STRIDE + 1) : make_uint4(0, 0, 0, 0);
+                }
             }
+            wait_for_copies<DEPTH - 1>();
+            __syncwarp();
+            float4 scales[2]; /* of rows g and g + 8, by granule */
+            if constexpr (!in::INT8) {
+                uint8_t *lines = my_scales + slot * 4 * in::ROW;
+                maker.make(p, shared, lines, granule + s * in::GRANULES, lane);
+                scales[0] = *reinterpret_cast<float4 *>(lines + in::MADE + g * 16);
+                scales[1] = *reinterpret_cast<float4 *>(lines + in::MADE + in::ROW + g * 16);
+            }
+            const uint8_t *codes_at = my_codes + slot * TILE * in::ROW;
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
 #pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
+            for (int k = 0; k < in::GRANULES; k++) {
+                uint32_t codes[2][4];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const uint8_t *row = codes_at + half * 8 * in::ROW;
+                    if constexpr (in::INT8) {
+                        uint4 v = *reinterpret_cast<const uint4 *>(row + (k ^ (g & 1)) * 64 + t * 16);
+                        codes[half][0] = v.x, codes[half][1] = v.y, codes[half][2] = v.z,
+                        codes[half][3] = v.w;
+                    } else {
+                        uint2 v = *reinterpret_cast<const uint2 *>(row + (k ^ (g & 3)) * 32 + t * 8);
+                        codes[half][0] = v.x, codes[half][1] = v.y;
+                    }
+                }
+                const uint32_t b[8] = {values[k][0].x, values[k][0].y, values[k][0].z, values[k][0].w,
+                                       values[k][1].x, values[k][1].y, values[k][1].z, values[k][1].w};
                 float product[4] = {};
 #pragma unroll
                 for (int j = 0; j < 4; j++) { /* four columns of each lane */
                     uint32_t a[4];
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const uint32_t *codes = now.codes[tile][half][k];
-                        if constexpr (INT8) {
+                        if constexpr (in::INT8) {
                             float four[4];
-                            four_of_int8(codes[j], four);
+                            four_of_int8(codes[half][j], four);
                             a[half] = pair_of<T>(four[0], four[1]);
                             a[half + 2] = pair_of<T>(four[2], four[3]);
                         } else {
-                            a[half] = look_up<T>(shared, codes[j / 2], j % 2 * 2, lane);
-                            a[half + 2] = look_up<T>(shared, codes[j / 2], j % 2 * 2 + 1, lane);
+                            a[half] = look_up(shared, codes[half][j / 2], j % 2 * 2, lane * 4u);
+                            a[half + 2] = look_up(shared, codes[half][j / 2], j % 2 * 2 + 1, lane * 4u);
                         }
                     }
-                    multiply<T>(INT8 ? sums[tile] : product, a, values[2 * j], values[2 * j + 1]);
+                    multiply<T>(in::INT8 ? sums : product, a, b[2 * j], b[2 * j + 1]);
                 }
-                if constexpr (!INT8) {
-                    int owner = lane - t + tile * part::GRANULES + k;
-                    float upper = __shfl_sync(ALL, now.scales[0], owner);
-                    float lower = __shfl_sync(ALL, now.scales[1], owner);
-                    sums[tile][0] = fmaf(upper, product[0], sums[tile][0]);
-                    sums[tile][1] = fmaf(upper, product[1], sums[tile][1]);
-                    sums[tile][2] = fmaf(lower, product[2], sums[tile][2]);
-                    sums[tile][3] = fmaf(lower, product[3], sums[tile][3]);
+                if constexpr (!in::INT8) {
+                    float upper = k == 0   ? scales[0].x
+                                  : k == 1 ? scales[0].y
+                                  : k == 2 ? scales[0].z
+                                           : scales[0].w;
+                    float lower = k == 0   ? scales[1].x
+                                  : k == 1 ? scales[1].y
+                                  : k == 2 ? scales[1].z
+                                           : scales[1].w;
+                    sums[0] = fmaf(upper, product[0], sums[0]);
+                    sums[1] = fmaf(upper, product[1], sums[1]);
+                    sums[2] = fmaf(lower, product[2], sums[2]);
+                    sums[3] = fmaf(lower, product[3], sums[3]);
                 }
             }
         }
-    }
-
-    __syncthreads(); /* the table is no longer needed */
-    float *all = reinterpret_cast<float *>(shared);
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
+        /* The sums of the warps, in their order. The other half may still be read by who is late. */
+        float *all = reinterpret_cast<float *>(shared + in::ALL_SUMS) + parity * SUMS;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            all[(warp * ROWS + tile * 16 + i / 2 * 8 + g) * MAX_M + 2 * t + i % 2] = sums[tile][i];
-    __syncthreads();
-    int r = threadIdx.x % ROWS, n = threadIdx.x / ROWS;
-    if (n >= m || first_row + r >= rows) return;
-    float sum = 0;
-    for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, all[(w * ROWS + r) * MAX_M + n]);
-    if (INT8) sum = __fmul_rn(__fmul_rn(sum, __ldg(p.scales + first_row + r)), INVERSE_127);
-    y[n * rows + first_row + r] = narrow<T>(sum);
+            if (2 * t + i % 2 < m) all[(warp * TILE + i / 2 * 8 + g) * MAX_M + 2 * t + i % 2] = sums[i];
+        __syncthreads();
+        int row = threadIdx.x % TILE, n = threadIdx.x / TILE;
+        if (n < m && tile * TILE + row < rows) {
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, all[(w * TILE + row) * MAX_M + n]);
+            if (in::INT8) sum = __fmul_rn(__fmul_rn(sum, __ldg(p.scales + tile * TILE + row)), INVERSE_127);
+            y[static_cast<int64_t>(n) * rows + tile * TILE + row] = narrow<T>(sum);
+        }
+    }
 }
+
+/* The kernel for T, for how many rows of x at a time, and how many of its blocks a multiprocessor holds. */
+template <typename T, scale_kind KIND>
+auto kernel_for(int m, [[maybe_unused]] bool whole, int *rows_of_x, int *blocks)
+{
+    *blocks = 2;
+    if constexpr (sizeof(T) == 4) {
+        *rows_of_x = m > 2 ? 4 : m;
+        *blocks = m > 2 ? 1 : 2;
+        return m > 2 ? gemv_ring_f32<KIND, 4> : m == 2 ? gemv_ring_f32<KIND, 2> : gemv_ring_f32<KIND, 1>;
+    } else {
+        *rows_of_x = MAX_M;
+        return whole ? gemv_ring<T, KIND, true> : gemv_ring<T, KIND, false>;
+    }
+}
+
+template <typename T, scale_kind KIND>
+void launch_ring(const packed &p, int64_t rows, int m, const T *x, T *y, cudaStream_t stream)
+{
+    int device = 0, processors = 1, rows_of_x, blocks;
+    bool whole = rows % TILE == 0 && p.columns % layout<KIND>::COLUMNS == 0 &&
+                 (KIND == SCALES_ROWS || p.block_shift == 6) &&
+                 (KIND != SCALES_FLAT || aligned(p.scales, 16));
+    auto kernel = kernel_for<T, KIND>(m, whole, &rows_of_x, &blocks);
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout<KIND>::BYTES);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    dim3 grid(static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(rows, TILE), blocks * processors)),
+              static_cast<unsigned>(nbl__ceil_div(m, rows_of_x)));
+    kernel<<<grid, THREADS, layout<KIND>::BYTES, stream>>>(p, static_cast<int>(rows), m, x, y);
+}
+
+/* ---- shapes without granules, and f32 ---- */
 
 /* Eight values of x to f32. */
 template <typename T> __device__ inline void eight_of(const T *from, float *values)
@@ -301,24 +323,14 @@ void launch(const packed &p, int64_t rows, int m, const void *x_bytes, void *y_b
     const T *x = static_cast<const T *>(x_bytes);
     T *y = static_cast<T *>(y_bytes);
     bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(x, 16) && aligned(p.codes, INT8 ? 8 : 4);
-    if constexpr (sizeof(T) == 4) {
-        if (m == 1) launch_plain<T, INT8, 1, 4>(p, rows, m, by_words, x, y, stream);
-        else if (m == 2) launch_plain<T, INT8, 2, 4>(p, rows, m, by_words, x, y, stream);
-        else if (m <= 4) launch_plain<T, INT8, 4, 2>(p, rows, m, by_words, x, y, stream);
-        else launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
-    } else {
-        bool granules = by_words && p.columns % GRANULE == 0 && p.columns <= 1 << 26 &&
-                        aligned(p.codes, 16) && (INT8 || 1 << p.block_shift >= GRANULE);
-        if (!granules) {
-            launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
-        } else if (m <= 2) {
-            gemv_tensor<T, INT8, 1>
-                <<<static_cast<unsigned>(nbl__ceil_div(rows, 16)), THREADS, 0, stream>>>(p, rows, m, x, y);
-        } else { /* more of x: read it for twice as many rows of W */
-            gemv_tensor<T, INT8, 2>
-                <<<static_cast<unsigned>(nbl__ceil_div(rows, 32)), THREADS, 0, stream>>>(p, rows, m, x, y);
-        }
-    }
+    bool granules = by_words && p.columns % GRANULE == 0 && p.columns <= 1 << 26 &&
+                    rows * p.columns <= int64_t(1) << 37 && aligned(p.codes, 16) &&
+                    (INT8 || 1 << p.block_shift >= GRANULE) &&
+                    (p.kind != SCALES_NESTED || aligned(p.scale_codes, 4));
+    if (!granules) launch_plain<T, INT8, 8, 2>(p, rows, m, by_words, x, y, stream);
+    else if constexpr (INT8) launch_ring<T, SCALES_ROWS>(p, rows, m, x, y, stream);
+    else if (p.kind == SCALES_NESTED) launch_ring<T, SCALES_NESTED>(p, rows, m, x, y, stream);
+    else launch_ring<T, SCALES_FLAT>(p, rows, m, x, y, stream);
 }
 
 template <typename T>

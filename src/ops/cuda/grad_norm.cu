@@ -1,11 +1,11 @@
 /* grad_norm.cu - grad_norm. See grad_norm.h.
  *
- *     squares   a block sums the squares of a stretch of 16384 elements in f64 and notes which tensor it was of
- *     finish    one block adds the stretches in a fixed order: norm, factor, and the first tensor that is not finite
+ *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
+ *     finish    one block adds the stretches in a fixed order: norm, factor, the first tensor to blame
  *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1
  *
- * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write. Scratch: 16 bytes per
- * stretch. */
+ * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write.
+ * Scratch: 16 bytes per stretch. */
 #include "ops/cuda/tensors.cuh"
 
 extern "C" {
@@ -17,7 +17,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, N = 8, STRETCH = 16384, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
+enum { THREADS = 256, N = 8, STRETCH = 8192, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
 
 struct part {
     double squares;
@@ -57,7 +57,8 @@ template <typename T, int COUNT> __device__ double add_squares(const T *g, doubl
     float values[COUNT];
     load_run<T, COUNT>(g, values);
 #pragma unroll
-    for (int j = 0; j < COUNT; j++) sum = fma(static_cast<double>(values[j]), static_cast<double>(values[j]), sum);
+    for (int j = 0; j < COUNT; j++)
+        sum = fma(static_cast<double>(values[j]), static_cast<double>(values[j]), sum);
     return sum;
 }
 
@@ -65,12 +66,14 @@ template <typename T> __device__ double squares_of(const T *g, const stretch &s)
 {
     double sum = 0;
 #pragma unroll 4
-    for (int64_t i = s.begin + threadIdx.x * N; i < s.whole; i += THREADS * N) sum = add_squares<T, N>(g + i, sum);
+    for (int64_t i = s.begin + threadIdx.x * N; i < s.whole; i += THREADS * N)
+        sum = add_squares<T, N>(g + i, sum);
     for (int64_t i = s.whole + threadIdx.x; i < s.end; i += THREADS) sum = add_squares<T, 1>(g + i, sum);
     return sum;
 }
 
-template <typename LIST> __global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant__ LIST list)
+template <typename LIST>
+__global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant__ LIST list)
 {
     const entry &e = list.at[entry_of(list, blockIdx.x)];
     double sum[1];
@@ -80,7 +83,8 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) squares_kern
 }
 
 __global__ void __launch_bounds__(FINISH_THREADS)
-    finish_kernel(const part *parts, int64_t count, double max_norm, float *norm, int64_t *non_finite, float *factor)
+    finish_kernel(const part *parts, int64_t count, double max_norm, float *norm, int64_t *non_finite,
+                  float *factor)
 {
     __shared__ unsigned long long blamed;
     unsigned long long mine = ~0ull;
@@ -104,22 +108,30 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     if (non_finite) *non_finite = static_cast<int64_t>(blamed); /* none: -1 */
 }
 
-template <typename T, int COUNT> __device__ void scale_run(T *g, float factor)
+/* RUNS runs of COUNT elements, THREADS·COUNT apart: all are loaded before the first is stored. */
+template <typename T, int COUNT, int RUNS> __device__ void scale_runs(T *g, float factor)
 {
-    float values[COUNT];
-    load_run<T, COUNT>(g, values);
+    float values[RUNS][COUNT];
 #pragma unroll
-    for (int j = 0; j < COUNT; j++) values[j] *= factor;
-    store_run<T, COUNT>(g, values);
+    for (int k = 0; k < RUNS; k++) load_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+#pragma unroll
+    for (int k = 0; k < RUNS; k++) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) values[k][j] *= factor;
+        store_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+    }
 }
 
 template <typename T> __device__ void scale_stretch(T *g, const stretch &s, float factor)
 {
-    for (int64_t i = s.begin + threadIdx.x * N; i < s.whole; i += THREADS * N) scale_run<T, N>(g + i, factor);
-    for (int64_t i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_run<T, 1>(g + i, factor);
+    int64_t i = s.begin + threadIdx.x * N;
+    for (; i + THREADS * N < s.whole; i += 2 * THREADS * N) scale_runs<T, N, 2>(g + i, factor);
+    for (; i < s.whole; i += THREADS * N) scale_runs<T, N, 1>(g + i, factor);
+    for (i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_runs<T, 1, 1>(g + i, factor);
 }
 
-template <typename LIST> __global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ LIST list)
+template <typename LIST>
+__global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ LIST list)
 {
     float factor = *list.common.factor;
     if (factor == 1) return;
@@ -139,7 +151,8 @@ size_t layout(const nbl__grad_norm *a, uint8_t *base, work *w)
 {
     nbl__cut cut = {base, 0};
     w->stretches = 0;
-    for (int64_t i = 0; i < a->count; i++) w->stretches += ceil_div(nbl__tensor_elements(&a->gradients[i]), STRETCH);
+    for (int64_t i = 0; i < a->count; i++)
+        w->stretches += ceil_div(nbl__tensor_elements(&a->gradients[i]), STRETCH);
     w->factor = static_cast<float *>(nbl__cut_bytes(&cut, sizeof(float)));
     w->parts = static_cast<part *>(nbl__cut_bytes(&cut, static_cast<size_t>(w->stretches) * sizeof(part)));
     return cut.used;
@@ -170,12 +183,12 @@ template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__
         next += stretches;
         squares_kernel<<<stretches, THREADS, 0, stream>>>(list);
     });
-    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.stretches, a->max_norm,
-                                                    static_cast<float *>(a->norm.data), a->non_finite, w.factor);
+    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(
+        w.parts, w.stretches, a->max_norm, static_cast<float *>(a->norm.data), a->non_finite, w.factor);
     if (a->max_norm > 0)
-        for_lists<LIST>(a->count, STRETCH, common{nullptr, w.factor}, make, [&](LIST &list, unsigned stretches) {
-            clip_kernel<<<stretches, THREADS, 0, stream>>>(list);
-        });
+        for_lists<LIST>(
+            a->count, STRETCH, common{nullptr, w.factor}, make,
+            [&](LIST &list, unsigned stretches) { clip_kernel<<<stretches, THREADS, 0, stream>>>(list); });
     return launched(call);
 }
 

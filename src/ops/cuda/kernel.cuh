@@ -45,6 +45,20 @@ template <> __device__ inline __nv_bfloat16 from_f32<__nv_bfloat16>(float x)
     return __float2bfloat16_rn(x);
 }
 
+/* One element of an array whose dtype the launch tells: a branch that all threads take alike. */
+__device__ inline float load_one(const void *from, nbl_dtype dtype, int64_t i)
+{
+    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
+    if (dtype == NBL_DTYPE_F16) return to_f32(static_cast<const __half *>(from)[i]);
+    return to_f32(static_cast<const __nv_bfloat16 *>(from)[i]);
+}
+__device__ inline void store_one(void *to, nbl_dtype dtype, int64_t i, float value)
+{
+    if (dtype == NBL_DTYPE_F32) static_cast<float *>(to)[i] = value;
+    else if (dtype == NBL_DTYPE_F16) static_cast<__half *>(to)[i] = from_f32<__half>(value);
+    else static_cast<__nv_bfloat16 *>(to)[i] = from_f32<__nv_bfloat16>(value);
+}
+
 /* 16 bytes of elements, moved in one instruction. */
 template <typename T> struct alignas(16) pack {
     enum { COUNT = 16 / sizeof(T) };

@@ -43,12 +43,15 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__layernorm *a = static_cast<const nbl__layernorm *>(arguments);
     (void)ctx;
-    return 2 * (static_cast<size_t>(most_slots(nbl__tensor_rows(&a->x)) * nbl__last(&a->x)) * sizeof(float) + 64);
+    return 2 * (sums_bytes(nbl__tensor_rows(&a->x), nbl__last(&a->x)) + 64);
 }
 
 extern "C" {
-const nbl__impl nbl__layernorm_cuda = {
-    .name = "layernorm_cuda", .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = nullptr, .run = run_forward};
+const nbl__impl nbl__layernorm_cuda = {.name = "layernorm_cuda",
+                                       .needs = NBL_ISA_SCALAR,
+                                       .can = nullptr,
+                                       .scratch = nullptr,
+                                       .run = run_forward};
 const nbl__impl nbl__layernorm_backward_cuda = {.name = "layernorm_backward_cuda",
                                                 .needs = NBL_ISA_SCALAR,
                                                 .can = nullptr,

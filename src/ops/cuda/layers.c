@@ -5,6 +5,8 @@
 
 #include "ops/cuda/blas.h"
 #include "ops/cuda/dequantize.h"
+#include "ops/cuda/dropout.h"
+#include "ops/cuda/few.h"
 #include "ops/cuda/gemv.h"
 #include "ops/cuda/pieces.h"
 #include "ops/dora_norm.h"
@@ -127,7 +129,7 @@ nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes)
             if (!nbl__given(&a->norm)) NBL_TRY(nbl__cuda_layer_norm(j->call, a, l->inverse));
             NBL_TRY(nbl__cuda_factors(j->call, l->out, &a->magnitude, norm, l->factor, l->inverse));
         }
-        if (l->rank == 0) continue;
+        if (l->rank == 0 || l->few) continue;
         moves[count++] = (nbl__move){.from = a->lora_a.data,
                                      .from_dtype = a->lora_a.dtype,
                                      .to_dtype = j->adapter,
@@ -228,13 +230,31 @@ nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_lay
                                                 .alpha = l->a->scale});
 }
 
-/* Few rows times a packed weight, in the compute dtype, then widened. */
+/* Few rows times a packed weight: its product, then the adapter onto it. Masks go the general way. */
 static bool is_for_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
 {
     nbl_format format = l->a->w.format;
     return j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype && j->x.dtype == j->dtype &&
-           !l->by_codes && l->a->y.dtype == j->dtype && nbl__given(&l->a->y) &&
+           !l->by_codes && (l->rank == 0 || l->a->dropout == 0) && l->a->y.dtype == j->dtype &&
+           nbl__given(&l->a->y) &&
            (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8);
+}
+
+/* to += t·Bᵀ */
+static nbl_status add_adapter(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows, float *to)
+{
+    if (l->rank == 0) return NBL_OK;
+    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
+                                                .c_dtype = NBL_DTYPE_F32,
+                                                .m = rows,
+                                                .n = l->out,
+                                                .k = l->wide,
+                                                .a = j->t,
+                                                .b = l->lora_b,
+                                                .b_turned = true,
+                                                .c = to,
+                                                .alpha = 1,
+                                                .beta = 1});
 }
 
 nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row, int64_t rows,
@@ -245,7 +265,22 @@ nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l,
         NBL_TRY(nbl__cuda_quantise_rows(j->call, rows, j->in, nbl__cuda_row(&j->x, row), j->x.dtype,
                                         l->a->threshold, j->outlier, j->codes, j->scales, j->kept,
                                         j->product));
-        NBL_TRY(nbl__cuda_gemm_i8(j->call, rows, l->out, j->in, j->codes, l->a->w.data, j->code_sums));
+        bool few = rows <= NBL_FEW_ROWS;
+        if (few)
+            NBL_TRY(nbl__cuda_few_codes(j->call, &(nbl__few_codes){.rows = rows,
+                                                                   .in = j->in,
+                                                                   .out = l->out,
+                                                                   .codes = j->codes,
+                                                                   .kept = j->kept,
+                                                                   .kept_dtype = j->product,
+                                                                   .dtype = j->dtype,
+                                                                   .outlier = j->outlier,
+                                                                   .w = l->a->w.data,
+                                                                   .w_scales = l->a->w.scales,
+                                                                   .sums = to,
+                                                                   .code_sums = j->code_sums}));
+        else NBL_TRY(nbl__cuda_gemm_i8(j->call, rows, l->out, j->in, j->codes, l->a->w.data, j->code_sums));
+        if (few) return add_adapter(j, l, rows, to);
         x = j->kept;
     } else {
         NBL_TRY(nbl__cuda_layers_rows(j, &j->x, row, rows, j->product, NULL, j->x_product, &x));
@@ -261,18 +296,7 @@ nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l,
                                                  .b_turned = true,
                                                  .c = to,
                                                  .alpha = 1}));
-    if (l->rank == 0) return NBL_OK;
-    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                .c_dtype = NBL_DTYPE_F32,
-                                                .m = rows,
-                                                .n = l->out,
-                                                .k = l->wide,
-                                                .a = j->t,
-                                                .b = l->lora_b,
-                                                .b_turned = true,
-                                                .c = to,
-                                                .alpha = 1,
-                                                .beta = 1});
+    return add_adapter(j, l, rows, to);
 }
 
 /* ---- forward ---- */
@@ -300,32 +324,25 @@ static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l)
     NBL_TRY(nbl__cuda_gemv(j->call->ctx, &a->w, j->dtype, j->tokens, j->x.data, a->y.data,
                            j->call->cuda->stream));
     if (l->rank == 0 && !l->factor && !nbl__given(&a->bias)) return NBL_OK;
-    float *sums = a->y.dtype == NBL_DTYPE_F32 ? a->y.data : j->sums;
-    if (sums != a->y.data)
-        NBL_TRY(convert(j->call, j->tokens, l->out, a->y.data, a->y.dtype, a->y.dtype, NULL, sums,
-                        NBL_DTYPE_F32));
-    if (l->rank > 0) {
-        const void *x;
-        NBL_TRY(nbl__cuda_layers_dropped(j, l, 0, j->tokens, &x));
-        NBL_TRY(nbl__cuda_layers_inner(j, l, j->tokens, x));
-        NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
-                                                     .c_dtype = NBL_DTYPE_F32,
-                                                     .m = j->tokens,
-                                                     .n = l->out,
-                                                     .k = l->wide,
-                                                     .a = j->t,
-                                                     .b = l->lora_b,
-                                                     .b_turned = true,
-                                                     .c = sums,
-                                                     .alpha = 1,
-                                                     .beta = 1}));
-    }
-    return finish(j, l, 0, j->tokens, sums);
+    nbl__few few = {.rows = j->tokens,
+                    .in = j->in,
+                    .out = l->out,
+                    .rank = l->rank,
+                    .dtype = j->dtype,
+                    .x = j->x.data,
+                    .lora_a = a->lora_a,
+                    .lora_b = a->lora_b,
+                    .scale = a->scale,
+                    .t = j->t,
+                    .factor = l->factor,
+                    .bias = a->bias,
+                    .y = a->y.data};
+    return nbl__cuda_few(j->call, &few);
 }
 
 static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l)
 {
-    if (is_for_gemv(j, l)) return forward_few(j, l);
+    if (l->few) return forward_few(j, l);
     for (int64_t row = 0; row < j->tokens; row += j->rows) {
         int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
         const void *x;
@@ -340,10 +357,11 @@ static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l)
     return NBL_OK;
 }
 
-size_t nbl__cuda_layers_scratch(const nbl__linear *members, int count)
+size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     nbl__cuda_layers j;
-    if (nbl__cuda_fast_takes(members, count, false)) return nbl__cuda_fast_scratch(members, count, false);
+    if (nbl__cuda_fast_takes(members, count, false))
+        return nbl__cuda_fast_scratch(cuda, members, count, false);
     nbl__cuda_layers_open(&j, NULL, members, count, false, NULL);
     return j.used;
 }
@@ -356,6 +374,7 @@ nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *member
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
     if (j.tokens == 0) return NBL_OK;
+    for (int i = 0; i < count; i++) j.layers[i].few = is_for_gemv(&j, &j.layers[i]);
     NBL_TRY(nbl__cuda_layers_prepare(&j, true));
     for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i]));
     return NBL_OK;

@@ -19,9 +19,9 @@
 
 enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096 };
 
-size_t nbl__cuda_layers_scratch(const nbl__linear *members, int count);
+size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
 nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count);
-size_t nbl__cuda_layers_backward_scratch(const nbl__linear *members, int count);
+size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
 nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 
 /* ‖W + s·B·A‖ of a layer that has no norm. */
@@ -30,7 +30,7 @@ nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, flo
 /* ---- the fast way: layers_fast.c ---- */
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
-size_t nbl__cuda_fast_scratch(const nbl__linear *members, int count, bool backward);
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 
@@ -40,6 +40,7 @@ typedef struct nbl__cuda_layer {
     const nbl__linear *a;
     int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
     bool by_codes;
+    bool few;                /* forward: so few rows that the packed weight multiplies as it is */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
     void *lora_a, *lora_b;   /* [wide, in], [out, wide] in the adapters' dtype, zero beyond the rank */
     double *bias_sums, *magnitude_sums; /* [out] */

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/blas.h"
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 
 static bool wanted(const nbl_tensor *gradient)
@@ -177,10 +178,10 @@ static nbl_status put_sums(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
                               a->dmagnitude.data);
 }
 
-size_t nbl__cuda_layers_backward_scratch(const nbl__linear *members, int count)
+size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     nbl__cuda_layers j;
-    if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_scratch(members, count, true);
+    if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_scratch(cuda, members, count, true);
     nbl__cuda_layers_open(&j, NULL, members, count, true, NULL);
     return j.used;
 }

@@ -1,17 +1,15 @@
 /* layers_fast.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See layers.h.
  *
- * t = s·x·Aᵀ of all layers that share x is one pass over x, u = s·dy·B one over dy, and their products with what they
- * came from, dA and dB, one each (skinny.h). The rank-r terms join the base products in one of two ways, whichever moves
- * fewer bytes:
+ * The terms of rank r join the base products in one of two ways:
  *
- *     beside    the pass that makes t copies x, too: [x | t]·[Wᵀ; Bᵀ] is one product, the weight being decoded into
- *               that place. Likewise [dy_0 | dy_1 | u]·[W_0; W_1; A]. Results are rounded once.
- *     before    y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. The copy is saved, at the price of
- *               a result that is written more than once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and
- *               up to 2.5e-3 for the dx of four layers.
+ *     folded    on a Hopper, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
+ *               loop of our own product (layers_fold.c). Results are written and rounded once.
+ *     before    elsewhere: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
+ *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
+ *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies, always `before`. */
+ * used where it lies. Weights are decoded one after another into one place, but for a folded dx. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -19,16 +17,11 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/dequantize.h"
+#include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 
-enum { FEW = 16, LINE = 64 }; /* rows of copies begin at multiples of LINE elements, 128 bytes */
-
-/* Forward: does the layer's B follow its weight? */
-static bool is_beside(const nbl__fast *j, const nbl__fast_layer *l)
-{
-    return j->beside && nbl__fast_packed(&l->a->w);
-}
+enum { FEW = 16 };
 
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
@@ -39,29 +32,20 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool bias = false;
+    bool few = false; /* results of adapters: what the kernels of biases and masks take */
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return false;
     if (nbl__tensor_rows(&members->x) <= FEW || in == 0 || in % 8 != 0) return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        bool dropped = nbl__given(&a->lora_a) && a->dropout > 0;
-        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude) || dropped)
-            return false;
+        if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude)) return false;
         if (!backward && nbl__linear_by_codes(a)) return false;
         if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return false;
         if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return false;
-        bias |= !backward && nbl__given(&a->bias);
+        few |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
         wide += columns_of(a, backward);
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
-    return !bias || wide <= NBL_SKINNY_MOST;
-}
-
-/* Columns that are written or read in addition: a copy of x (or dy), against the result in parts. */
-static bool pays_beside(const nbl__fast *j, bool backward)
-{
-    if (j->wide == 0) return backward && j->count > 1 && 2 * j->outs <= (j->count - 1) * j->in * 3;
-    return backward ? 2 * j->outs <= j->in * (2 + 2 * j->count) : 2 * j->in <= 3 * j->outs;
+    return !few || wide <= NBL_SKINNY_MOST;
 }
 
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
@@ -74,40 +58,42 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static int64_t lines(int64_t n)
+/* Does a sweep take so many results? */
+static bool sweeps(int64_t wide)
 {
-    return (n + LINE - 1) / LINE * LINE;
+    return wide == 16 || wide == 32;
 }
 
-/* Backward: t, and u or the copy that ends in it; then what outer products and sums over tokens need. */
+/* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
 static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
 {
     size_t shares = 0;
     bool bias = false;
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->t_ld = j->wide;
-    if (j->skinny && j->wide > 0) shares = nbl__cuda_outer_scratch(j->tokens, j->in, (int)j->wide);
+    j->over_x = j->count == 1 && j->in > j->outs && sweeps(j->wide);
+    if (j->over_x) shares = nbl__cuda_sweep_scratch(j->tokens, j->in, (int)j->wide);
     for (int i = 0; i < j->count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        if (j->skinny && l->wide > 0)
-            shares = larger(shares, nbl__cuda_outer_scratch(j->tokens, l->out, (int)l->wide));
+        l->swept = !j->over_x && sweeps(l->wide);
+        if (l->swept) shares = larger(shares, nbl__cuda_sweep_scratch(j->tokens, l->out, (int)l->wide));
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
     j->shares = nbl__cut_bytes(c, shares);
+    if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
-static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
-                     bool backward, uint8_t *scratch)
+static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
+                     int count, bool backward, uint8_t *scratch)
 {
     enum { STAND_IN = 64 };
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
     *j = (nbl__fast){.call = call, .x = members->x, .dx = members->dx, .count = count};
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
-    bool all_packed = true, any_packed = false;
-    int64_t most = 0, decoded = 0;
+    bool any_packed = false;
+    int64_t most = 0, decoded = 0, decoded_all = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         *l = (nbl__fast_layer){
@@ -116,46 +102,43 @@ static void open_job(nbl__fast *j, const nbl__call *call, const nbl__linear *mem
         l->first = j->wide;
         j->wide += l->wide;
         j->outs += l->out;
+        j->drops |= l->rank > 0 && l->a->dropout > 0;
         most = nbl__max_i64(most, l->out);
-        if (nbl__fast_packed(&l->a->w)) decoded = nbl__max_i64(decoded, l->out), any_packed = true;
-        else all_packed = false;
+        if (nbl__fast_packed(&l->a->w))
+            decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
     }
-    j->skinny = j->wide <= NBL_SKINNY_MOST;
-    j->beside = pays_beside(j, backward) && (backward ? all_packed : any_packed);
+    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1)) && !(backward && j->drops);
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        l->lora_b = cut(&c, l->wide > 0 && (backward || !is_beside(j, l)), l->wide * l->out);
+        l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
-    bool stacked = backward && j->beside;
-    if (!stacked) j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed,
-               backward ? (stacked ? j->outs + j->wide : decoded) * j->in
-                        : decoded * (j->in + (j->beside ? j->wide : 0)));
-    if (stacked) j->lora_a = (uint8_t *)j->w + (size_t)(j->outs * j->in) * 2;
-    int64_t copied = backward ? j->outs : j->in;
-    if (j->beside) {
-        j->copy_ld = lines(copied + j->wide);
-        j->copy = cut(&c, true, j->tokens * j->copy_ld);
+    j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
+    j->w = cut(&c, any_packed, (backward && j->folds ? decoded_all : decoded) * j->in);
+    int64_t row = 0;
+    for (int i = 0; i < count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        bool packed = nbl__fast_packed(&l->a->w);
+        l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
+        if (packed && backward) row += l->out;
     }
-    void **joined = backward ? &j->u : &j->t; /* what the copy ends in */
-    int64_t *ld = backward ? &j->u_ld : &j->t_ld;
-    *joined = j->beside ? (uint8_t *)j->copy + (size_t)copied * 2 : cut(&c, j->wide > 0, j->tokens * j->wide);
-    *ld = j->beside ? j->copy_ld : j->wide;
+    void **joined = backward ? &j->u : &j->t;
+    *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
+    j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, &c, most);
     j->used = c.used;
 }
 
-size_t nbl__cuda_fast_scratch(const nbl__linear *members, int count, bool backward)
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward)
 {
     nbl__fast j;
-    open_job(&j, NULL, members, count, backward, NULL);
+    open_job(&j, cuda, NULL, members, count, backward, NULL);
     return j.used;
 }
 
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward)
 {
-    open_job(j, call, members, count, backward, call->scratch);
+    open_job(j, call->cuda, call, members, count, backward, call->scratch);
     NBL_CHECK(call->ctx, j->used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j->used);
     return NBL_OK;
@@ -164,7 +147,8 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
 /* ---- steps ---- */
 
 /* B and, forward, the bias behind it, in bf16: [out, wide], or turned. Returns how many moves that takes. */
-static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, void *to, nbl__move moves[2])
+static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, void *to, int64_t ld,
+                      nbl__move moves[2])
 {
     const nbl__linear *a = l->a;
     int64_t columns = with_bias ? l->rank : l->wide;
@@ -178,7 +162,7 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
                    .to = to,
                    .to_rows = turned ? columns : l->out,
                    .to_columns = turned ? l->out : columns,
-                   .to_ld = turned ? l->out : l->wide};
+                   .to_ld = ld};
     moves[0] = moves[1] = b;
     if (!with_bias) return 1;
     nbl__move *bias = &moves[1];
@@ -186,7 +170,7 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
     bias->from_dtype = a->bias.dtype;
     bias->columns = bias->from_ld = 1;
     bias->split = true;
-    bias->to = nbl__fast_at(to, turned ? l->rank * l->out : l->rank);
+    bias->to = nbl__fast_at(to, turned ? l->rank * ld : l->rank);
     *(turned ? &bias->to_rows : &bias->to_columns) = l->wide - l->rank;
     return 2;
 }
@@ -209,124 +193,123 @@ nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
                                      .to_rows = l->wide,
                                      .to_columns = j->in,
                                      .to_ld = j->in};
-        if (backward) count += moves_of_b(l, true, false, l->lora_b, &moves[count]);
-        else if (!is_beside(j, l))
-            count += moves_of_b(l, false, nbl__given(&a->bias), l->lora_b, &moves[count]);
+        if (backward) count += moves_of_b(l, true, false, l->lora_b, l->out, &moves[count]);
+        else count += moves_of_b(l, false, nbl__given(&a->bias), l->lora_b, l->wide, &moves[count]);
     }
     return nbl__cuda_move(j->call, moves, count);
 }
 
-nbl_status nbl__fast_copy(const nbl__fast *j, const void *from, int64_t columns, void *to)
-{
-    cudaError_t error = cudaMemcpy2DAsync(to, (size_t)j->copy_ld * 2, from, (size_t)columns * 2,
-                                          (size_t)columns * 2, (size_t)j->tokens, cudaMemcpyDeviceToDevice,
-                                          j->call->cuda->stream);
-    NBL_CHECK(j->call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: copy: %s", j->call->op,
-              cudaGetErrorString(error));
-    return NBL_OK;
-}
-
-nbl_status nbl__fast_multiply(const nbl__fast *j, nbl__gemm g)
+nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
 {
     g.dtype = NBL_DTYPE_BF16;
-    g.alpha = g.alpha == 0 ? 1 : g.alpha;
+    g.alpha = alpha;
     return nbl__cuda_gemm(j->call, &g);
 }
 
-nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias, void *copy)
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x)
 {
-    if (!j->skinny) {
-        if (copy) NBL_TRY(nbl__fast_copy(j, j->x.data, j->in, copy));
-        for (int i = 0; i < j->count; i++) {
-            const nbl__fast_layer *l = &j->layers[i];
-            NBL_TRY(nbl__fast_multiply(j, (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                                      .m = j->tokens,
-                                                      .n = l->wide,
-                                                      .k = j->in,
-                                                      .a = j->x.data,
-                                                      .b = nbl__fast_at(j->lora_a, l->first * j->in),
-                                                      .b_turned = true,
-                                                      .c = nbl__fast_at(j->t, l->first),
-                                                      .ldc = j->t_ld,
-                                                      .alpha = l->a->scale}));
-        }
-        return NBL_OK;
-    }
+    *x = j->x.data;
+    if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
+    *x = j->dropped;
+    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, 0, j->tokens, j->in, j->x.data, NBL_DTYPE_BF16,
+                          j->dropped, NBL_DTYPE_BF16);
+}
+
+/* t of layers [first, end), which follow each other, in one pass over x. */
+static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias, const void *x)
+{
+    int64_t column = j->layers[first].first;
     nbl__project p = {.rows = j->tokens,
                       .columns = j->in,
-                      .x = j->x.data,
-                      .a = j->lora_a,
-                      .wide = (int)j->wide,
-                      .to = j->t,
-                      .to_ld = j->t_ld,
-                      .copy = copy,
-                      .copy_ld = j->copy_ld};
-    for (int i = 0; i < j->count; i++) {
+                      .x = x,
+                      .a = nbl__fast_at(j->lora_a, column * j->in),
+                      .to = nbl__fast_at(j->t, column),
+                      .to_ld = j->wide};
+    for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        for (int64_t r = l->first / 8; r < (l->first + l->wide) / 8; r++) p.scales[r] = l->a->scale;
-        if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (l->first + l->rank);
+        int64_t at = l->first - column;
+        for (int64_t r = at / 8; r < (at + l->wide) / 8; r++) p.scales[r] = l->a->scale;
+        if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (at + l->rank);
+        p.wide += (int)l->wide;
     }
     return nbl__cuda_project(j->call, &p);
 }
 
-nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, bool turned, void *to)
+nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x)
 {
-    return nbl__cuda_dequantize(j->call->ctx, &l->a->w, 0, l->out, NBL_DTYPE_BF16, turned, to,
+    if (l->wide == 0) return NBL_OK;
+    if (with_bias && nbl__given(&l->a->bias)) {
+        int index = (int)(l - j->layers);
+        return project(j, index, index + 1, true, x);
+    }
+    return nbl__fast_multiply(j, l->a->scale,
+                              (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
+                                          .m = j->tokens,
+                                          .n = l->wide,
+                                          .k = j->in,
+                                          .a = x,
+                                          .b = nbl__fast_at(j->lora_a, l->first * j->in),
+                                          .b_turned = true,
+                                          .c = nbl__fast_at(j->t, l->first),
+                                          .ldc = j->wide});
+}
+
+nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
+{
+    bool bias = false, same = true;
+    for (int i = 0; i < j->count; i++) {
+        bias |= with_bias && nbl__given(&j->layers[i].a->bias);
+        same &= j->layers[i].a->scale == j->layers[0].a->scale;
+    }
+    if (!j->drops && bias) return project(j, 0, j->count, with_bias, j->x.data);
+    if (!j->drops && same) {
+        nbl__fast_layer all = j->layers[0];
+        all.wide = j->wide;
+        return nbl__fast_layer_t(j, &all, false, j->x.data);
+    }
+    for (int i = 0; i < j->count; i++) {
+        const void *x;
+        NBL_TRY(nbl__fast_see(j, &j->layers[i], &x));
+        NBL_TRY(nbl__fast_layer_t(j, &j->layers[i], with_bias, x));
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to)
+{
+    return nbl__cuda_dequantize(j->call->ctx, &l->a->w, 0, l->out, NBL_DTYPE_BF16, 0, to,
                                 j->call->cuda->stream);
 }
 
 /* ---- forward ---- */
 
-/* [x | t]·[Wᵀ; Bᵀ]: the rows of layers before this one are 0. */
-static nbl_status forward_beside(const nbl__fast *j, const nbl__fast_layer *l)
-{
-    NBL_TRY(nbl__fast_decode(j, l, true, j->w));
-    if (l->wide > 0) {
-        nbl__move moves[3] = {{.to_dtype = NBL_DTYPE_BF16,
-                               .to = nbl__fast_at(j->w, j->in * l->out),
-                               .to_rows = l->first,
-                               .to_columns = l->out,
-                               .to_ld = l->out}};
-        void *to = nbl__fast_at(j->w, (j->in + l->first) * l->out);
-        int count = 1 + moves_of_b(l, true, nbl__given(&l->a->bias), to, &moves[1]);
-        NBL_TRY(nbl__cuda_move(j->call, moves, count));
-    }
-    return nbl__fast_multiply(j, (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                             .m = j->tokens,
-                                             .n = l->out,
-                                             .k = j->in + (l->wide > 0 ? l->first + l->wide : 0),
-                                             .a = j->copy,
-                                             .lda = j->copy_ld,
-                                             .b = j->w,
-                                             .c = l->a->y.data});
-}
-
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    const void *w = l->a->w.data;
-    if (nbl__fast_packed(&l->a->w)) {
-        NBL_TRY(nbl__fast_decode(j, l, false, j->w));
-        w = j->w;
-    }
+    bool done = false;
+    if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
+    if (done) return NBL_OK;
     if (l->wide > 0)
-        NBL_TRY(nbl__fast_multiply(j, (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                                  .m = j->tokens,
-                                                  .n = l->out,
-                                                  .k = l->wide,
-                                                  .a = nbl__fast_at(j->t, l->first),
-                                                  .lda = j->t_ld,
-                                                  .b = l->lora_b,
-                                                  .b_turned = true,
-                                                  .c = l->a->y.data}));
-    return nbl__fast_multiply(j, (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
-                                             .m = j->tokens,
-                                             .n = l->out,
-                                             .k = j->in,
-                                             .a = j->x.data,
-                                             .b = w,
-                                             .b_turned = true,
-                                             .c = l->a->y.data,
-                                             .beta = l->wide > 0 ? 1 : 0});
+        NBL_TRY(nbl__fast_multiply(j, 1,
+                                   (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
+                                               .m = j->tokens,
+                                               .n = l->out,
+                                               .k = l->wide,
+                                               .a = nbl__fast_at(j->t, l->first),
+                                               .lda = j->wide,
+                                               .b = l->lora_b,
+                                               .b_turned = true,
+                                               .c = l->a->y.data}));
+    return nbl__fast_multiply(j, 1,
+                              (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
+                                          .m = j->tokens,
+                                          .n = l->out,
+                                          .k = j->in,
+                                          .a = j->x.data,
+                                          .b = l->w,
+                                          .b_turned = true,
+                                          .c = l->a->y.data,
+                                          .beta = l->wide > 0 ? 1 : 0});
 }
 
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count)
@@ -335,11 +318,11 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
     NBL_TRY(nbl__fast_open(&j, call, members, count, false));
     if (j.wide > 0) {
         NBL_TRY(nbl__fast_pack(&j, false));
-        NBL_TRY(nbl__fast_make_t(&j, true, j.copy));
+        NBL_TRY(nbl__fast_make_t(&j, true));
     }
     for (int i = 0; i < count; i++) {
         const nbl__fast_layer *l = &j.layers[i];
-        NBL_TRY(is_beside(&j, l) ? forward_beside(&j, l) : forward_before(&j, l));
+        NBL_TRY(forward_before(&j, l));
     }
     return NBL_OK;
 }

@@ -11,6 +11,8 @@ typedef struct nbl__fast_layer {
     int64_t wide,
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
     void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
+    void *w;      /* decoded, or where it lies; folded */
+    bool swept;   /* backward: u and dB come out of a sweep over dy */
     double *sums; /* [out]; backward with a bias */
 } nbl__fast_layer;
 
@@ -19,15 +21,15 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
-    bool beside, skinny; /* skinny: t and u are few enough for it */
+    bool folds;                 /* all terms of a result in one K loop (hopper.h), where alignment lets them */
+    bool drops, over_x;         /* over_x: backward's one sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
     void *lora_a; /* [wide, in] */
-    void *w;      /* decoded: one weight, or, backward beside, all of them with A below */
-    void *copy;   /* beside: [tokens, copy_ld] */
-    int64_t copy_ld;
-    void *t, *u; /* [tokens, wide] with t_ld, u_ld; inside the copy where that is made */
-    int64_t t_ld, u_ld;
-    void *shares;  /* of outer products */
+    void *w;      /* decoded: one weight, or, backward folded, all of them */
+    void *t, *u; /* [tokens, wide] */
+    void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
+    void *shares;  /* of sweeps */
+    float *da;     /* [wide, in], of several layers */
     double *parts; /* of sums over tokens */
     size_t used;
 } nbl__fast;
@@ -35,16 +37,22 @@ typedef struct nbl__fast {
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
-/* Adapters in bf16, their ranks filled up with zeros; not the B that follow a weight. */
+/* Adapters in bf16, their ranks filled up with zeros. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
-/* t of all layers; with `copy` x goes there, too. */
-nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias, void *copy);
-/* A matrix of bf16 with the rows of the copy. */
-nbl_status nbl__fast_copy(const nbl__fast *j, const void *from, int64_t columns, void *to);
-/* The weight in bf16, [out, in], or turned. */
-nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, bool turned, void *to);
-/* c = a·b + beta·c of bf16; alpha 0 is 1. */
-nbl_status nbl__fast_multiply(const nbl__fast *j, nbl__gemm g);
+/* t of all layers. */
+nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
+/* t of one layer from `x`, which is what its adapter sees. */
+nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x);
+/* What a layer's adapter sees: x, or, in `dropped`, what its mask leaves of it. */
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x);
+/* The weight in bf16, [out, in]. */
+nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to);
+/* c = alpha·a·b + beta·c of bf16. */
+nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
+
+/* layers_fold.c. *done: whether it was possible; else nothing has happened. */
+nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done);
+nbl_status nbl__fold_dx(const nbl__fast *j, bool *done);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)
 {

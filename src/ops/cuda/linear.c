@@ -6,14 +6,12 @@
 
 static size_t linear_scratch(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
-    return nbl__cuda_layers_scratch(arguments, 1);
+    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), arguments, 1);
 }
 
 static size_t linear_backward_scratch(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
-    return nbl__cuda_layers_backward_scratch(arguments, 1);
+    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), arguments, 1);
 }
 
 static nbl_status run_linear(const nbl__call *call, const void *arguments)
@@ -30,18 +28,16 @@ static size_t group_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_GROUP_MOST];
-    (void)ctx;
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_scratch(members, group->count);
+    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), members, group->count);
 }
 
 static size_t group_backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_GROUP_MOST];
-    (void)ctx;
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_backward_scratch(members, group->count);
+    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), members, group->count);
 }
 
 static nbl_status run_group(const nbl__call *call, const void *arguments)

@@ -1,5 +1,5 @@
-/* load.cuh - runs of elements of a dtype that the launch or only the data tells, as f32, and sums over threads.
- * Internal to ops/cuda. */
+/* load.cuh - runs of elements of a dtype that the launch or only the data tells, as f32, and sums over
+ * threads. Internal to ops/cuda. */
 #ifndef NBL_CUDA_LOAD_CUH
 #define NBL_CUDA_LOAD_CUH
 
@@ -8,7 +8,8 @@
 namespace nbl_cuda
 {
 
-/* N elements that lie aligned to 16 bytes or, when they are fewer bytes, to their size: one or two accesses. */
+/* N elements that lie aligned to 16 bytes or, when they are fewer bytes, to their size: one or two
+ * accesses. */
 template <typename T, int N> struct pieces {
     enum { BYTES = N * sizeof(T) > 16 ? 16 : N * sizeof(T), STEP = BYTES / sizeof(T) };
     struct alignas(BYTES) piece {
@@ -52,8 +53,43 @@ template <int N> __device__ inline void store_any(void *to, int dtype, int64_t i
     else store_run<__nv_bfloat16, N>(static_cast<__nv_bfloat16 *>(to) + i, from);
 }
 
-/* Sums over all threads of the block, in a fixed order; the same in every thread. At most 32 warps; no thread may have
- * left. `S` is float or double. */
+/* 16 bytes of elements that stay as they were loaded, in four registers, until they are used. (A struct of
+ * 2-byte members takes a register for each.) */
+template <typename T> __device__ inline void unpack(const uint4 &from, float (&to)[pack<T>::COUNT])
+{
+    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (sizeof(T) == 4) to[i] = __uint_as_float(words[i]);
+        else if constexpr (__is_same(T, __half)) {
+            to[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i])));
+            to[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] >> 16)));
+        } else {
+            to[2 * i] = __uint_as_float(words[i] << 16);
+            to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    }
+}
+
+template <typename T> __device__ inline uint4 packed_up(const float (&from)[pack<T>::COUNT])
+{
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (sizeof(T) == 4) words[i] = __float_as_uint(from[i]);
+        else if constexpr (__is_same(T, __half)) {
+            __half2 two = __floats2half2_rn(from[2 * i], from[2 * i + 1]);
+            words[i] = *reinterpret_cast<uint32_t *>(&two);
+        } else {
+            __nv_bfloat162 two = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+            words[i] = *reinterpret_cast<uint32_t *>(&two);
+        }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Sums over all threads of the block, in a fixed order; the same in every thread. At most 32 warps; no
+ * thread may have left. `S` is float or double. */
 template <typename S, int N> __device__ inline void block_sums(S (&values)[N])
 {
     __shared__ S parts[N][32];

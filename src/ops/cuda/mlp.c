@@ -66,40 +66,38 @@ static size_t largest(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static size_t scratch_of(const nbl__mlp *a, bool backward)
+static size_t scratch_of(const nbl__cuda *cuda, const nbl__mlp *a, bool backward)
 {
     enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
     nbl__linear parts[NBL_MLP_PARTS];
     pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t most = largest(nbl__cuda_layers_scratch(parts, 2),
-                          nbl__cuda_layers_scratch(&parts[NBL_MLP_DOWN], 1));
+    size_t most = largest(nbl__cuda_layers_scratch(cuda, parts, 2),
+                          nbl__cuda_layers_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     if (backward) {
-        most = largest(most, nbl__cuda_layers_backward_scratch(parts, 2));
-        most = largest(most, nbl__cuda_layers_backward_scratch(&parts[NBL_MLP_DOWN], 1));
+        most = largest(most, nbl__cuda_layers_backward_scratch(cuda, parts, 2));
+        most = largest(most, nbl__cuda_layers_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     }
     /* the last chunk is shorter and may go another way */
     int64_t chunks = nbl__mlp_chunks(a);
     if (chunks > 1) {
         parts_of(a, chunks - 1, &p, p.g, parts);
-        most = largest(most, nbl__cuda_layers_scratch(parts, 2));
-        most = largest(most, nbl__cuda_layers_scratch(&parts[NBL_MLP_DOWN], 1));
-        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(parts, 2));
-        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(&parts[NBL_MLP_DOWN], 1));
+        most = largest(most, nbl__cuda_layers_scratch(cuda, parts, 2));
+        most = largest(most, nbl__cuda_layers_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(cuda, parts, 2));
+        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     }
     return p.used + most;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
-    return scratch_of(arguments, false);
+    return scratch_of(nbl__cuda_of(ctx), arguments, false);
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
-    (void)ctx;
-    return scratch_of(arguments, true);
+    return scratch_of(nbl__cuda_of(ctx), arguments, true);
 }
 
 static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pieces *p)

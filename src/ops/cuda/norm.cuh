@@ -4,326 +4,347 @@
  *     y  = n·(w + offset) + b
  *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
  *
- * A row lies in the registers of the threads that share it: up to PACKS times 16 bytes each. Short rows share a block,
- * and a warp. So each byte is read once and written once, and results may lie on inputs. Rows that are
- * too long or not aligned are read again from the cache, an element at a time.
+ * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor
+ * in each thread. Short rows share a block, and a warp. There are as many blocks as the device runs at
+ * once; each goes from row to row, and loads the next one before it sums the one at hand. So each byte is
+ * read once and written once, results may lie on inputs, and memory is busy while threads wait for each
+ * other. Rows that are too long or not aligned are read again from the cache, an element at a time
+ * (norm_slow.cuh). At 4 bytes per element of bf16 memory leaves some 28 instructions for it: w and b wait
+ * in shared memory, as f32 and with the offset in them.
  *
- * dw and db: each of up to SLOTS·(rows per block) sets of threads sums the rows it meets in registers; the sums of the sets,
- * in scratch, are added by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
+ * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added
+ * by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
 #ifndef NBL_CUDA_NORM_CUH
 #define NBL_CUDA_NORM_CUH
 
-#include "ops/cuda/load.cuh"
+#include "ops/cuda/norm_slow.cuh"
 
 namespace nbl_cuda
 {
 
-enum { NORM_PACKS = 2, NORM_THREADS = 1024, NORM_BACKWARD_THREADS = 512, NORM_SHORT_THREADS = 128, NORM_SLOW_THREADS = 256, NORM_SLOTS = 512 };
-
-struct norm_call {
-    const void *x, *residual; /* residual, bias, dresidual, …: NULL when absent */
-    void *sum, *y;
-    const void *dy, *dresidual;
-    void *dx;
-    float *partial_w, *partial_b; /* [slots, columns] */
-    const void *w, *bias;
-    int w_dtype, bias_dtype;
-    int64_t rows, columns;
-    int per_row; /* threads of a row; at most 32: a power of two */
-    float eps, offset;
-    bool round_first;
+/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads
+ * still read the sums of the last call, others may write those of this one. */
+struct norm_sums {
+    enum { MOST = 3, WARPS = NORM_THREADS / 32 };
+    float parts[2][MOST][WARPS];
+    __device__ void clear()
+    {
+        float *all = &parts[0][0][0];
+        for (int i = threadIdx.x; i < 2 * MOST * WARPS; i += blockDim.x) all[i] = 0;
+    }
 };
 
-/* Sums over the threads of a row. */
-template <int N> __device__ inline void row_sums(float (&values)[N], int per_row)
+template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values)[N], int per_row, int &turn)
 {
-    if (per_row > 32) {
-        block_sums(values);
+    if (per_row <= 32) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            for (int i = per_row / 2; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
         return;
     }
+    turn ^= 1;
 #pragma unroll
-    for (int n = 0; n < N; n++)
-        for (int i = per_row / 2; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
+    for (int n = 0; n < N; n++) {
+        values[n] = warp_sum(values[n]);
+        if (threadIdx.x % 32 == 0) sums.parts[turn][n][threadIdx.x / 32] = values[n];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        values[n] = 0;
+#pragma unroll
+        for (int i = 0; i < norm_sums::WARPS; i += 4) { /* behind the last warp there are zeros */
+            if (i * 32 >= per_row) break;
+            float4 four = *reinterpret_cast<const float4 *>(&sums.parts[turn][n][i]);
+            values[n] += (four.x + four.y) + (four.z + four.w);
+        }
+    }
 }
 
-/* What a set of threads works on: `lane` of `per_row`, and the row with which it begins. */
+/* What a thread works on. */
 struct norm_place {
-    int lane;
-    int64_t slot, slots;
+    int lane;            /* of the `per_row` that share its row */
+    int packs;           /* it has so many; the k-th begins at element (lane + k·per_row)·N of the row */
+    int64_t slot, slots; /* its first row, and how far the next one is */
 };
-__device__ inline norm_place place_of(const norm_call &a)
+template <typename T> __device__ inline norm_place place_of(const norm_call &a)
 {
-    int sets = blockDim.x / a.per_row;
-    return {static_cast<int>(threadIdx.x) % a.per_row,
-            static_cast<int64_t>(blockIdx.x) * sets + threadIdx.x / a.per_row,
+    int sets = blockDim.x / a.per_row, lane = static_cast<int>(threadIdx.x) % a.per_row, packs = 0;
+    for (int k = 0; k < NORM_PACKS; k++) packs += (lane + k * a.per_row) * pack<T>::COUNT < a.columns;
+    return {lane, packs, static_cast<int64_t>(blockIdx.x) * sets + threadIdx.x / a.per_row,
             static_cast<int64_t>(gridDim.x) * sets};
 }
 
-template <typename T> __device__ inline pack<T> pack_at(const void *from, int64_t i)
+/* w + offset and b as f32 in shared memory: of each pack the first four elements, then of each the others,
+ * so that neighbouring threads read neighbouring 16 bytes. */
+template <typename T, int N = pack<T>::COUNT>
+__device__ inline void keep_weights(const norm_call &a, float4 *kept)
 {
-    return *reinterpret_cast<const pack<T> *>(static_cast<const T *>(from) + i);
+    int packs = static_cast<int>(a.columns) / N;
+    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
+        float w[N], b[N];
+        load_any<N>(a.w, a.w_dtype, p * N, w);
+        if (a.bias) load_any<N>(a.bias, a.bias_dtype, p * N, b);
+#pragma unroll
+        for (int j = 0; j < N; j += 4) {
+            int at = j / 4 * packs + p;
+            kept[at] = make_float4(w[j] + a.offset, w[j + 1] + a.offset, w[j + 2] + a.offset,
+                                   w[j + 3] + a.offset);
+            if (a.bias) kept[N / 4 * packs + at] = make_float4(b[j], b[j + 1], b[j + 2], b[j + 3]);
+        }
+    }
+    __syncthreads();
 }
 
-/* h of a row into registers; forward stores it, too, when there is a residual. Behind the row: 0. */
-template <typename T>
-__device__ inline void load_sum(const norm_call &a, int64_t row, int lane, bool store, pack<T> (&h)[NORM_PACKS])
+/* Those of pack p; `kept` is that of w, or of b. */
+template <typename T, int N = pack<T>::COUNT>
+__device__ inline void weights_of(const norm_call &a, const float4 *kept, int p, float (&w)[N])
 {
-    constexpr int N = pack<T>::COUNT;
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
-        h[k] = pack<T>{};
-        if (row < a.rows && column < a.columns) h[k] = pack_at<T>(a.x, row * a.columns + column);
+    for (int j = 0; j < N; j += 4) {
+        float4 four = kept[j / 4 * (static_cast<int>(a.columns) / N) + p];
+        w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
     }
-    if (a.residual == nullptr) return;
-    pack<T> other[NORM_PACKS];
+}
+
+/* A row as it was loaded: what a thread has of it. */
+struct norm_row {
+    uint4 x[NORM_PACKS], residual[NORM_PACKS], dy[NORM_PACKS], dresidual[NORM_PACKS];
+};
+
+/* The place in memory of a thread's first pack of a row. */
+template <typename T>
+__device__ inline int64_t first_of(const norm_call &a, const norm_place &at, int64_t row)
+{
+    return row * a.columns + at.lane * pack<T>::COUNT;
+}
+
+/* Behind the row, and behind the last row, there are zeros. */
+template <typename T>
+__device__ inline void load_part(const norm_call &a, const void *from, int64_t first, int packs,
+                                 uint4 (&to)[NORM_PACKS])
+{
+    if (from == nullptr) return;
+    const uint4 *row = reinterpret_cast<const uint4 *>(static_cast<const T *>(from) + first);
 #pragma unroll
     for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
-        other[k] = pack<T>{};
-        if (row < a.rows && column < a.columns) other[k] = pack_at<T>(a.residual, row * a.columns + column);
+        to[k] = make_uint4(0, 0, 0, 0);
+        if (k < packs) to[k] = row[k * a.per_row];
     }
+}
+
+template <typename T, bool RESIDUAL, bool BACKWARD>
+__device__ inline void load_row(const norm_call &a, const norm_place &at, int64_t row, norm_row &to)
+{
+    int64_t first = first_of<T>(a, at, row);
+    int packs = row < a.rows ? at.packs : 0;
+    load_part<T>(a, a.x, first, packs, to.x);
+    if (RESIDUAL) load_part<T>(a, a.residual, first, packs, to.residual);
+    if (BACKWARD) {
+        load_part<T>(a, a.dy, first, packs, to.dy);
+        load_part<T>(a, a.dresidual, first, packs, to.dresidual);
+    }
+}
+
+/* From here on these are unpacked anew: what was unpacked before the sums would take twice the registers. */
+__device__ inline void forget_unpacked(uint4 (&packs)[NORM_PACKS])
+{
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++)
+        asm volatile("" : "+r"(packs[k].x), "+r"(packs[k].y), "+r"(packs[k].z), "+r"(packs[k].w));
+}
+
+/* x becomes h. */
+template <typename T> __device__ inline void add_residual(norm_row &row)
+{
 #pragma unroll
     for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
+        float x[pack<T>::COUNT], residual[pack<T>::COUNT];
+        unpack<T>(row.x[k], x);
+        unpack<T>(row.residual[k], residual);
 #pragma unroll
-        for (int j = 0; j < N; j++) h[k].at[j] = from_f32<T>(to_f32(h[k].at[j]) + to_f32(other[k].at[j]));
-        if (store && row < a.rows && column < a.columns)
-            *reinterpret_cast<pack<T> *>(static_cast<T *>(a.sum) + row * a.columns + column) = h[k];
+        for (int j = 0; j < pack<T>::COUNT; j++) x[j] += residual[j];
+        row.x[k] = packed_up<T>(x);
     }
 }
 
 /* Mean of the row: 0 without CENTER. */
 template <typename T, bool CENTER>
-__device__ inline float mean_of(const norm_call &a, const pack<T> (&h)[NORM_PACKS])
+__device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS], norm_sums &shared,
+                                int &turn)
 {
     float sum[1] = {0};
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS && CENTER; k++)
+    for (int k = 0; k < NORM_PACKS && CENTER; k++) {
+        float h[pack<T>::COUNT];
+        unpack<T>(packs[k], h);
 #pragma unroll
-        for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += to_f32(h[k].at[j]);
-    if (CENTER) row_sums(sum, a.per_row);
+        for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += h[j];
+    }
+    if (CENTER) row_sums(shared, sum, a.per_row, turn);
     return sum[0] / static_cast<float>(a.columns);
 }
 
-template <typename T, bool CENTER> __global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
+template <typename T, bool CENTER, bool RESIDUAL>
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
-    norm_place at = place_of(a);
-    int64_t row = at.slot;
-    pack<T> h[NORM_PACKS];
-    load_sum<T>(a, row, at.lane, true, h);
-    float mean = mean_of<T, CENTER>(a, h), squares[1] = {0};
+    extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
+    norm_place at = place_of<T>(a);
+    norm_row next, it;
+    int turn = 0;
+    load_row<T, RESIDUAL, false>(a, at, at.slot, next);
+    shared.clear();
+    keep_weights<T>(a, kept);
+    /* All sets go round alike: those of a block wait for each other. */
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, RESIDUAL, false>(a, at, row + at.slots, next);
+        if (RESIDUAL) add_residual<T>(it);
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), squares[1] = {0};
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        bool inside = static_cast<int64_t>(at.lane + k * a.per_row) * N < a.columns;
+        for (int k = 0; k < NORM_PACKS; k++) {
+            float h[N];
+            unpack<T>(it.x[k], h);
+            if (CENTER && k >= at.packs) break;
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            float c = to_f32(h[k].at[j]) - mean;
-            if (inside) squares[0] = fmaf(c, c, squares[0]);
+            for (int j = 0; j < N; j++) {
+                float c = CENTER ? h[j] - mean : h[j];
+                squares[0] = fmaf(c, c, squares[0]);
+            }
         }
-    }
-    row_sums(squares, a.per_row);
-    float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
-    if (row >= a.rows) return;
+        row_sums(shared, squares, a.per_row, turn);
+        float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
+        forget_unpacked(it.x);
+        if (row >= a.rows) continue;
+        uint4 *sum = reinterpret_cast<uint4 *>(static_cast<T *>(a.sum) + first_of<T>(a, at, row));
+        uint4 *to = reinterpret_cast<uint4 *>(static_cast<T *>(a.y) + first_of<T>(a, at, row));
 #pragma unroll
-    for (int k = 0; k < NORM_PACKS; k++) {
-        int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-        if (column >= a.columns) break;
-        float w[N], b[N], y[N];
-        load_any<N>(a.w, a.w_dtype, column, w);
-        if (CENTER && a.bias) load_any<N>(a.bias, a.bias_dtype, column, b);
+        for (int k = 0; k < NORM_PACKS; k++) {
+            if (k >= at.packs) break;
+            float w[N], y[N];
+            int p = at.lane + k * a.per_row;
+            if (RESIDUAL) sum[k * a.per_row] = it.x[k];
+            unpack<T>(it.x[k], y);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            y[j] = (to_f32(h[k].at[j]) - mean) * scale;
-            if (!CENTER && a.round_first) y[j] = to_f32(from_f32<T>(y[j]));
-            y[j] *= w[j] + a.offset;
-            if (CENTER && a.bias) y[j] += b[j];
+            for (int j = 0; j < N; j++) y[j] = (CENTER ? y[j] - mean : y[j]) * scale;
+            if (!CENTER && a.round_first) unpack<T>(packed_up<T>(y), y);
+            weights_of<T>(a, kept, p, w);
+#pragma unroll
+            for (int j = 0; j < N; j++) y[j] *= w[j];
+            if (CENTER && a.bias) {
+                weights_of<T>(a, kept + a.columns / 4, p, w);
+#pragma unroll
+                for (int j = 0; j < N; j++) y[j] += w[j];
+            }
+            to[k * a.per_row] = packed_up<T>(y);
         }
-        store_run<T, N>(static_cast<T *>(a.y) + row * a.columns + column, y);
     }
 }
 
-/* SUMS: dw or db is wanted; the grid then is smaller than the number of rows. */
-template <typename T, bool CENTER, bool SUMS>
-__global__ void __launch_bounds__(NORM_BACKWARD_THREADS) norm_rows_backward(norm_call a)
+/* Adds the sums of the block's sets in their order, and puts them in the block's place. */
+template <int N>
+__device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N],
+                                  float *partial)
+{
+    __shared__ float parts[NORM_SHORT_THREADS * NORM_PACKS * N];
+    int sets = blockDim.x / a.per_row, set = threadIdx.x / a.per_row, width = a.per_row * NORM_PACKS * N;
+    partial += blockIdx.x * a.columns;
+    if (sets > 1) {
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++)
+            store_run<float, N>(&parts[set * width + (lane + k * a.per_row) * N], sums[k]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < a.columns; i += blockDim.x) {
+            float sum = parts[i];
+            for (int j = 1; j < sets; j++) sum += parts[j * width + i];
+            partial[i] = sum;
+        }
+        __syncthreads();
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
+        if (column < a.columns) store_run<float, N>(partial + column, sums[k]);
+    }
+}
+
+/* SUMS: dw or db is wanted. */
+template <typename T, bool CENTER, bool RESIDUAL, bool SUMS>
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
-    norm_place at = place_of(a);
-    float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][CENTER ? N : 1] = {};
-    int64_t rounds = (a.rows + at.slots - 1) / at.slots; /* all sets go round alike: they wait for each other */
-    for (int64_t round = 0; round < rounds; round++) {
-        int64_t row = at.slot + round * at.slots, first = row * a.columns;
-        pack<T> h[NORM_PACKS], dy[NORM_PACKS];
-        load_sum<T>(a, row, at.lane, false, h);
+    extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
+    norm_place at = place_of<T>(a);
+    float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
+    norm_row next, it;
+    int turn = 0;
+    load_row<T, RESIDUAL, true>(a, at, at.slot, next);
+    shared.clear();
+    keep_weights<T>(a, kept);
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, RESIDUAL, true>(a, at, row + at.slots, next);
+        if (RESIDUAL) add_residual<T>(it);
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), sums[CENTER ? 3 : 2] = {};
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            dy[k] = pack<T>{};
-            if (row < a.rows && column < a.columns) dy[k] = pack_at<T>(a.dy, first + column);
-        }
-        float mean = mean_of<T, CENTER>(a, h), sums[CENTER ? 3 : 2] = {};
-#pragma unroll
-        for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            float w[N];
-            if (column >= a.columns) break;
-            load_any<N>(a.w, a.w_dtype, column, w);
+            float w[N], h[N], dy[N];
+            if (k >= at.packs) break;
+            weights_of<T>(a, kept, at.lane + k * a.per_row, w);
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float c = to_f32(h[k].at[j]) - mean, g = to_f32(dy[k].at[j]) * (w[j] + a.offset);
+                float c = CENTER ? h[j] - mean : h[j], g = dy[j] * w[j];
                 sums[0] = fmaf(c, c, sums[0]);
                 sums[1] = fmaf(g, c, sums[1]);
                 if (CENTER) sums[CENTER ? 2 : 0] += g;
             }
         }
-        row_sums(sums, a.per_row);
+        row_sums(shared, sums, a.per_row, turn);
         float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
         float pull = s * (s * (s * (sums[1] / n))), shift = CENTER ? s * (sums[CENTER ? 2 : 0] / n) : 0;
+        forget_unpacked(it.x);
+        forget_unpacked(it.dy);
         if (row >= a.rows) continue;
+        uint4 *to = reinterpret_cast<uint4 *>(static_cast<T *>(a.dx) + first_of<T>(a, at, row));
 #pragma unroll
         for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            float w[N], dx[N];
-            if (column >= a.columns) break;
+            float w[N], h[N], dy[N];
+            if (k >= at.packs) break;
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                if (!SUMS) break;
-                float d = to_f32(dy[k].at[j]);
-                dw[k][j] = fmaf(d, (to_f32(h[k].at[j]) - mean) * s, dw[k][j]);
-                if (CENTER) db[k][CENTER ? j : 0] += d;
+                if (CENTER) h[j] -= mean;
+                if (SUMS) dw[k][j] = fmaf(dy[j], h[j] * s, dw[k][j]);
+                if (SUMS && CENTER) db[k][j] += dy[j];
             }
             if (a.dx == nullptr) continue;
-            load_any<N>(a.w, a.w_dtype, column, w);
+            weights_of<T>(a, kept, at.lane + k * a.per_row, w);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float c = to_f32(h[k].at[j]) - mean, g = to_f32(dy[k].at[j]) * (w[j] + a.offset);
-                dx[j] = fmaf(-c, pull, s * g) - shift;
+                h[j] = fmaf(-h[j], pull, s * (dy[j] * w[j]));
+                if (CENTER) h[j] -= shift;
             }
             if (a.dresidual) {
-                pack<T> further = pack_at<T>(a.dresidual, first + column);
+                unpack<T>(it.dresidual[k], w);
 #pragma unroll
-                for (int j = 0; j < N; j++) dx[j] += to_f32(further.at[j]);
+                for (int j = 0; j < N; j++) h[j] += w[j];
             }
-            store_run<T, N>(static_cast<T *>(a.dx) + first + column, dx);
+            to[k * a.per_row] = packed_up<T>(h);
         }
     }
-    if constexpr (SUMS) {
-#pragma unroll
-        for (int k = 0; k < NORM_PACKS; k++) {
-            int64_t column = static_cast<int64_t>(at.lane + k * a.per_row) * N;
-            if (column >= a.columns) break;
-            if (a.partial_w) store_run<float, N>(a.partial_w + at.slot * a.columns + column, dw[k]);
-            if constexpr (CENTER)
-                if (a.partial_b) store_run<float, N>(a.partial_b + at.slot * a.columns + column, db[k]);
-        }
-    }
-}
-
-/* ---- any row: a block each, element by element ---- */
-
-template <typename T> __device__ inline float sum_at(const norm_call &a, int64_t i)
-{
-    float h = to_f32(static_cast<const T *>(a.x)[i]);
-    if (a.residual == nullptr) return h;
-    return to_f32(from_f32<T>(h + to_f32(static_cast<const T *>(a.residual)[i])));
-}
-
-__device__ inline float weight_at(const void *w, int dtype, int64_t k)
-{
-    float value[1];
-    load_any<1>(w, dtype, k, value);
-    return value[0];
-}
-
-template <typename T, bool CENTER> __device__ inline float slow_mean(const norm_call &a, const T *h)
-{
-    float sum[1] = {0};
-    for (int64_t k = threadIdx.x; k < a.columns && CENTER; k += blockDim.x) sum[0] += to_f32(h[k]);
-    if (CENTER) block_sums(sum);
-    return sum[0] / static_cast<float>(a.columns);
-}
-
-template <typename T, bool CENTER> __global__ void norm_rows_slow(norm_call a)
-{
-    int64_t first = blockIdx.x * a.columns;
-    const T *h = static_cast<const T *>(a.residual ? a.sum : a.x) + first;
-    for (int64_t k = threadIdx.x; k < a.columns && a.residual; k += blockDim.x)
-        static_cast<T *>(a.sum)[first + k] = from_f32<T>(sum_at<T>(a, first + k));
-    float mean = slow_mean<T, CENTER>(a, h), squares[1] = {0};
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        float c = to_f32(h[k]) - mean;
-        squares[0] = fmaf(c, c, squares[0]);
-    }
-    block_sums(squares);
-    float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        float n = (to_f32(h[k]) - mean) * scale;
-        if (!CENTER && a.round_first) n = to_f32(from_f32<T>(n));
-        n *= weight_at(a.w, a.w_dtype, k) + a.offset;
-        if (CENTER && a.bias) n += weight_at(a.bias, a.bias_dtype, k);
-        static_cast<T *>(a.y)[first + k] = from_f32<T>(n);
-    }
-}
-
-/* layernorm has no residual: its rows can be read as they lie. The sums of a slot are kept in their place in scratch; a
- * thread always meets the same columns. */
-template <typename T, bool CENTER> __global__ void norm_rows_backward_slow(norm_call a)
-{
-    const T *dy = static_cast<const T *>(a.dy), *further = static_cast<const T *>(a.dresidual);
-    float *dw = a.partial_w ? a.partial_w + blockIdx.x * a.columns : nullptr;
-    float *db = a.partial_b ? a.partial_b + blockIdx.x * a.columns : nullptr;
-    for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-        if (dw) dw[k] = 0;
-        if (db) db[k] = 0;
-    }
-    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        int64_t first = row * a.columns;
-        float mean = slow_mean<T, CENTER>(a, static_cast<const T *>(a.x) + first), sums[3] = {};
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float c = sum_at<T>(a, first + k) - mean;
-            float g = to_f32(dy[first + k]) * (weight_at(a.w, a.w_dtype, k) + a.offset);
-            sums[0] = fmaf(c, c, sums[0]);
-            sums[1] = fmaf(g, c, sums[1]);
-            if (CENTER) sums[2] += g;
-        }
-        block_sums(sums);
-        float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
-        float pull = s * (s * (s * (sums[1] / n))), shift = s * (sums[2] / n);
-        for (int64_t k = threadIdx.x; k < a.columns; k += blockDim.x) {
-            float c = sum_at<T>(a, first + k) - mean, d = to_f32(dy[first + k]);
-            if (dw) dw[k] = fmaf(d, c * s, dw[k]);
-            if (db) db[k] += d;
-            if (a.dx == nullptr) continue;
-            float dx = fmaf(-c, pull, s * (d * (weight_at(a.w, a.w_dtype, k) + a.offset))) - shift;
-            if (further) dx += to_f32(further[first + k]);
-            static_cast<T *>(a.dx)[first + k] = from_f32<T>(dx);
-        }
-    }
-}
-
-/* ---- the sums of the slots ---- */
-
-enum { FOLD_COLUMNS = 32, FOLD_LANES = 16 };
-
-/* to[k] (+)= Σ over slots of partial[slot, k]; which of the two, by blockIdx.y. */
-static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
-    norm_fold(const float *partial_w, const float *partial_b, float *dw, float *db, int64_t slots, int64_t columns,
-              bool accumulate)
-{
-    __shared__ float parts[FOLD_LANES][FOLD_COLUMNS];
-    const float *partial = blockIdx.y ? partial_b : partial_w;
-    float *to = blockIdx.y ? db : dw, sum = 0;
-    int64_t k = static_cast<int64_t>(blockIdx.x) * FOLD_COLUMNS + threadIdx.x;
-    if (to == nullptr) return;
-    if (k < columns)
-#pragma unroll 8
-        for (int64_t s = threadIdx.y; s < slots; s += FOLD_LANES) sum += partial[s * columns + k];
-    parts[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y != 0 || k >= columns) return;
-    for (int i = 1; i < FOLD_LANES; i++) sum += parts[i][threadIdx.x];
-    to[k] = accumulate ? to[k] + sum : sum;
+    if constexpr (SUMS)
+        if (a.partial_w) store_sums<N>(a, at.lane, dw, a.partial_w);
+    if constexpr (SUMS && CENTER)
+        if (a.partial_b) store_sums<N>(a, at.lane, db, a.partial_b);
 }
 
 /* ---- on the host ---- */
@@ -332,70 +353,108 @@ static __global__ void __launch_bounds__(FOLD_COLUMNS *FOLD_LANES)
 struct norm_plan {
     int per_row, threads;
     int64_t sets; /* rows that a block works on at a time */
+    size_t shared;
 };
 
-static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype, int64_t most_threads)
+static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
 {
     int64_t count = dtype == NBL_DTYPE_F32 ? 4 : 8, packs = a.columns / count;
     const void *all[] = {a.x, a.residual, a.sum, a.y, a.dy, a.dresidual, a.dx, a.w, a.bias};
-    bool good = a.columns % count == 0 && packs <= NORM_PACKS * most_threads;
+    bool good = a.columns % count == 0 && packs <= NORM_PACKS * NORM_THREADS;
     for (const void *p : all) good = good && is_aligned(p, 16);
-    if (!good) return {0, NORM_SLOW_THREADS, 1};
+    if (!good) return {0, NORM_SLOW_THREADS, 1, 0};
     int64_t per_row = 8;
     while (per_row < 32 && per_row * NORM_PACKS < packs) per_row *= 2;
     if (per_row * NORM_PACKS < packs) per_row = ceil_div(ceil_div(packs, NORM_PACKS), 32) * 32;
     int64_t threads = per_row > 32 ? per_row : int64_t{NORM_SHORT_THREADS};
-    return {static_cast<int>(per_row), static_cast<int>(threads), threads / per_row};
+    size_t kept = static_cast<size_t>(a.columns) * sizeof(float) * (a.bias ? 2 : 1);
+    return {static_cast<int>(per_row), static_cast<int>(threads), threads / per_row, kept};
 }
 
-/* An upper bound that does not depend on pointers, which change between planning and running. */
-static inline int64_t most_slots(int64_t rows)
+/* Bytes of the blocks' sums, as many as there can be for so many rows, whatever the pointers will be. */
+static inline size_t sums_bytes(int64_t rows, int64_t columns)
 {
-    constexpr int64_t SETS = NORM_SHORT_THREADS / 8;
-    int64_t most = NORM_SLOTS * SETS, all = ceil_div(rows, SETS) * SETS;
-    return all < most ? all : most;
+    int64_t blocks = rows < NORM_MOST_BLOCKS ? rows : int64_t{NORM_MOST_BLOCKS};
+    return static_cast<size_t>(blocks * columns) * sizeof(float);
 }
 
-template <bool CENTER> static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
+/* As many blocks as run at once, or as there are rows for. */
+template <typename KERNEL>
+static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const norm_plan &plan, int64_t rows)
 {
-    norm_plan plan = plan_of(a, dtype, NORM_THREADS);
+    int per_processor = 1, shared = static_cast<int>(plan.shared);
+    if (shared > 16 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, plan.shared);
+    if (per_processor < 1) per_processor = 1; /* the launch will tell */
+    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
+            needed = ceil_div(rows, plan.sets);
+    if (most > NORM_MOST_BLOCKS) most = NORM_MOST_BLOCKS;
+    return static_cast<unsigned>(needed < most ? needed : most);
+}
+
+/* Returns the number of blocks. */
+template <typename KERNEL>
+static inline unsigned launch_norm(const nbl__call *call, KERNEL kernel, const norm_plan &plan,
+                                   const norm_call &a)
+{
+    unsigned blocks = blocks_for(call, kernel, plan, a.rows);
+    if (blocks > 0) kernel<<<blocks, plan.threads, plan.shared, stream_of(call)>>>(a);
+    return blocks;
+}
+
+template <bool CENTER, bool RESIDUAL>
+static inline void launch_forward(const nbl__call *call, nbl_dtype dtype, const norm_plan &plan,
+                                  const norm_call &a)
+{
+    NBL_BY_DTYPE(dtype, T, launch_norm(call, (norm_rows<T, CENTER, RESIDUAL>), plan, a));
+}
+
+template <bool CENTER>
+static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
+{
+    norm_plan plan = plan_of(a, dtype);
     if (a.rows == 0 || a.columns == 0) return NBL_OK;
     a.per_row = plan.per_row;
-    unsigned blocks = static_cast<unsigned>(ceil_div(a.rows, plan.sets));
-    if (plan.per_row == 0)
-        NBL_BY_DTYPE(dtype, T, (norm_rows_slow<T, CENTER><<<blocks, plan.threads, 0, stream_of(call)>>>(a)));
-    else NBL_BY_DTYPE(dtype, T, (norm_rows<T, CENTER><<<blocks, plan.threads, 0, stream_of(call)>>>(a)));
+    if (plan.per_row == 0) NBL_BY_DTYPE(dtype, T, launch_norm(call, norm_rows_slow<T, CENTER>, plan, a));
+    else if (a.residual) launch_forward<CENTER, !CENTER>(call, dtype, plan, a); /* layernorm has none */
+    else launch_forward<CENTER, false>(call, dtype, plan, a);
     return launched(call);
+}
+
+template <bool CENTER, bool RESIDUAL>
+static inline unsigned launch_backward(const nbl__call *call, nbl_dtype dtype, const norm_plan &plan,
+                                       const norm_call &a)
+{
+    bool sums = a.partial_w || a.partial_b;
+    if (sums)
+        NBL_BY_DTYPE(dtype, T,
+                     return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, true>), plan, a));
+    NBL_BY_DTYPE(dtype, T,
+                 return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, false>), plan, a));
 }
 
 /* dw and db: NULL when they are not wanted. */
 template <bool CENTER>
-static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw, float *db,
-                                       bool accumulate)
+static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw,
+                                       float *db, bool accumulate)
 {
-    norm_plan plan = plan_of(a, dtype, NORM_BACKWARD_THREADS);
-    cudaStream_t stream = stream_of(call);
+    norm_plan plan = plan_of(a, dtype);
     bool sums = dw || db;
-    if (a.columns == 0 || (!sums && (a.dx == nullptr || a.rows == 0))) return NBL_OK;
+    unsigned blocks = 0;
+    if (a.columns == 0 || (!sums && a.dx == nullptr)) return NBL_OK;
     nbl__cut cut = {call->scratch, 0};
-    size_t bytes = static_cast<size_t>(most_slots(a.rows) * a.columns) * sizeof(float);
+    size_t bytes = sums_bytes(a.rows, a.columns);
     if (dw) a.partial_w = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     if (db) a.partial_b = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
     a.per_row = plan.per_row;
-    int64_t blocks = ceil_div(a.rows, plan.sets);
-    if (sums && blocks > NORM_SLOTS) blocks = NORM_SLOTS;
-    unsigned grid = static_cast<unsigned>(blocks);
-    if (grid > 0) {
-        if (plan.per_row == 0)
-            NBL_BY_DTYPE(dtype, T, (norm_rows_backward_slow<T, CENTER><<<grid, plan.threads, 0, stream>>>(a)));
-        else if (sums)
-            NBL_BY_DTYPE(dtype, T, (norm_rows_backward<T, CENTER, true><<<grid, plan.threads, 0, stream>>>(a)));
-        else NBL_BY_DTYPE(dtype, T, (norm_rows_backward<T, CENTER, false><<<grid, plan.threads, 0, stream>>>(a)));
-    }
+    if (plan.per_row == 0)
+        NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, norm_rows_backward_slow<T, CENTER>, plan, a));
+    else if (a.residual) blocks = launch_backward<CENTER, !CENTER>(call, dtype, plan, a);
+    else blocks = launch_backward<CENTER, false>(call, dtype, plan, a);
+    dim3 fold(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1);
     if (sums)
-        norm_fold<<<dim3(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1),
-                    dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream>>>(a.partial_w, a.partial_b, dw, db,
-                                                                 blocks * plan.sets, a.columns, accumulate);
+        norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(
+            a.partial_w, a.partial_b, dw, db, blocks, a.columns, accumulate);
     return launched(call);
 }
 

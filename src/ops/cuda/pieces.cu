@@ -1,10 +1,8 @@
 /* pieces.cu - see pieces.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
  * memory, and one kernel serves all. */
-#include "ops/cuda/kernel.cuh"
+#include "ops/cuda/act.cuh"
 
 extern "C" {
-#include "base/philox.h"
-#include "ops/act.h"
 #include "ops/cuda/pieces.h"
 }
 
@@ -21,18 +19,6 @@ unsigned blocks_for(int64_t n)
     return static_cast<unsigned>(blocks < 1 << 16 ? blocks : 1 << 16);
 }
 
-__device__ float load(const void *from, nbl_dtype dtype, int64_t i)
-{
-    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
-    if (dtype == NBL_DTYPE_F16) return to_f32(static_cast<const __half *>(from)[i]);
-    return to_f32(static_cast<const __nv_bfloat16 *>(from)[i]);
-}
-__device__ void store(void *to, nbl_dtype dtype, int64_t i, float value)
-{
-    if (dtype == NBL_DTYPE_F32) static_cast<float *>(to)[i] = value;
-    else if (dtype == NBL_DTYPE_F16) static_cast<__half *>(to)[i] = from_f32<__half>(value);
-    else static_cast<__nv_bfloat16 *>(to)[i] = from_f32<__nv_bfloat16>(value);
-}
 __device__ float rounded(float value, nbl_dtype dtype)
 {
     if (dtype == NBL_DTYPE_F16) return to_f32(from_f32<__half>(value));
@@ -52,7 +38,7 @@ __device__ float moved(const nbl__move &m, int64_t r, int64_t c)
     bool rest = m.split && column == 1;
     if (rest) column = 0;
     if (row >= m.rows || column >= m.columns) return 0;
-    float value = rounded(load(m.from, m.from_dtype, row * m.from_ld + column), m.via);
+    float value = rounded(load_one(m.from, m.from_dtype, row * m.from_ld + column), m.via);
     if (rest) value -= rounded(value, m.to_dtype);
     if (m.factor) value *= m.factor[column];
     return m.scale != 0 ? value * m.scale : value;
@@ -64,38 +50,7 @@ __global__ void move_all(const __grid_constant__ move_list list)
     int64_t n = m.to_rows * m.to_columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         int64_t r = i / m.to_columns, c = i - r * m.to_columns;
-        store(m.to, m.to_dtype, r * m.to_ld + c, moved(m, r, c));
-    }
-}
-
-/* ---- dropout ---- */
-
-__device__ bool keeps(uint64_t seed, float dropout, int64_t index)
-{
-    uint32_t c0 = static_cast<uint32_t>(index >> 2), c1 = static_cast<uint32_t>(index >> 34), c2 = 0, c3 = 0;
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
-        c1 = 0xCD9E8D57u * c2;
-        c3 = 0xD2511F53u * c0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    uint32_t word = index & 2 ? (index & 1 ? c3 : c2) : (index & 1 ? c1 : c0);
-    return static_cast<float>(word >> 8) * 0x1p-24f >= dropout;
-}
-
-__global__ void drop_kernel(uint64_t seed, float dropout, int64_t first, int64_t n, const void *from,
-                            nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
-{
-    float factor = 1 / (1 - dropout);
-    int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
-        float value = keeps(seed, dropout, first + i) ? load(from, from_dtype, i) * factor : 0;
-        store(to, to_dtype, i, add ? load(to, to_dtype, i) + value : value);
+        store_one(m.to, m.to_dtype, r * m.to_ld + c, moved(m, r, c));
     }
 }
 
@@ -112,8 +67,8 @@ __global__ void finish_kernel(nbl__finish f)
             value = fmaf(static_cast<float>(f.codes[i]), scale, value);
         }
         if (f.factor) value *= f.factor[c];
-        if (f.bias) value += load(f.bias, f.bias_dtype, c);
-        store(f.y, f.y_dtype, i, value);
+        if (f.bias) value += load_one(f.bias, f.bias_dtype, c);
+        store_one(f.y, f.y_dtype, i, value);
     }
 }
 
@@ -132,7 +87,7 @@ __global__ void sum_parts(int64_t rows, int64_t columns, const void *dy, nbl_dty
     float sum = 0;
     if (c < columns)
         for (int64_t r = first + line; r < first + SUM_ROWS && r < rows; r += SUM_LINES) {
-            float value = load(dy, dtype, r * columns + c);
+            float value = load_one(dy, dtype, r * columns + c);
             sum = plain ? fmaf(value, plain[r * columns + c], sum) : sum + value;
         }
     lines[line][x] = sum;
@@ -167,7 +122,7 @@ __global__ void factor_kernel(int64_t n, const void *magnitude, nbl_dtype dtype,
     int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= n) return;
     float length = norm[i];
-    factor[i] = load(magnitude, dtype, i) / length;
+    factor[i] = load_one(magnitude, dtype, i) / length;
     inverse[i] = 1 / length;
 }
 
@@ -180,7 +135,7 @@ __global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_
     if (c >= columns) return;
     bool found = false;
     for (int64_t r = blockIdx.y; r < rows; r += gridDim.y)
-        found |= !(fabsf(load(x, dtype, r * columns + c)) < limit);
+        found |= !(fabsf(load_one(x, dtype, r * columns + c)) < limit);
     if (found) outlier[c] = 1; /* whoever writes, writes the same */
 }
 
@@ -191,7 +146,7 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
     int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
     float largest = 0;
     for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
-        float magnitude = fabsf(load(x, dtype, first + c));
+        float magnitude = fabsf(load_one(x, dtype, first + c));
         if (magnitude < limit && magnitude > largest) largest = magnitude;
     }
     largest = warp_max(largest);
@@ -201,7 +156,7 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
     if (threadIdx.x == 0) scales[blockIdx.x] = largest;
     float factor = 127 / largest;
     for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
-        float value = load(x, dtype, first + c);
+        float value = load_one(x, dtype, first + c);
         bool stays = outlier[c];
         int code = 0;
         if (!stays && largest > 0) {
@@ -213,46 +168,19 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
             code = static_cast<int>(whole);
         }
         codes[first + c] = static_cast<int8_t>(code);
-        store(kept, kept_dtype, first + c, stays ? value : 0);
+        store_one(kept, kept_dtype, first + c, stays ? value : 0);
     }
 }
 
 /* ---- the gate of mlp ---- */
 
-__device__ float sigmoid(float x)
-{
-    return 1 / (1 + expf(-x));
-}
-
-/* act(x) and act'(x). The sigmoid form of gelu_tanh does not cancel where 1 + tanh would. */
-__device__ float activate(int act, float x, float *slope)
-{
-    constexpr float SQRT_HALF = 0.70710678118654752440f, INVERSE_SQRT_2PI = 0.39894228040143267794f,
-                    TWO_SQRT_2_OVER_PI = 1.59576912160573071176f;
-    if (act == NBL_ACT_SILU) {
-        float s = sigmoid(x);
-        *slope = s * fmaf(x, 1 - s, 1);
-        return x * s;
-    }
-    if (act == NBL_ACT_GELU) {
-        float c = 0.5f * erfcf(-x * SQRT_HALF);
-        *slope = fmaf(x * INVERSE_SQRT_2PI, expf(-0.5f * x * x), c);
-        return x * c;
-    }
-    float a = fminf(100, fmaxf(-100, x)), square = a * a; /* beyond, all is constant */
-    float s = sigmoid(a * TWO_SQRT_2_OVER_PI * fmaf(square, 0.044715f, 1));
-    float dz = TWO_SQRT_2_OVER_PI * fmaf(square, 3 * 0.044715f, 1);
-    *slope = fmaf(a * s * (1 - s), dz, s);
-    return x * s;
-}
-
-__global__ void gate_kernel(int act, int64_t n, const float *kept_g, const float *kept_u, float *g, float *u,
-                            float *d)
+template <int ACT>
+__global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u, float *g, float *u, float *d)
 {
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         float slope, x = kept_g ? kept_g[i] : g[i], y = kept_u ? kept_u[i] : u[i],
-                     value = activate(act, x, &slope);
+                     value = activation<ACT, false>(x, &slope);
         if (d == NULL) {
             g[i] = value * y;
             continue;
@@ -284,28 +212,6 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
     }
     if (used == 0) return NBL_OK;
     move_all<<<dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, stream_of(call)>>>(list);
-    return launched(call);
-}
-
-extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
-                                     int64_t rows, int64_t columns, const void *from, nbl_dtype from_dtype,
-                                     void *to, nbl_dtype to_dtype)
-{
-    int64_t n = rows * columns;
-    if (n == 0) return NBL_OK;
-    drop_kernel<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, row * columns, n, from,
-                                                                from_dtype, to, to_dtype, false);
-    return launched(call);
-}
-
-extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
-                                         int64_t rows, int64_t columns, const float *from, float *to,
-                                         bool add)
-{
-    int64_t n = rows * columns;
-    if (n == 0) return NBL_OK;
-    drop_kernel<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(seed, dropout, row * columns, n, from,
-                                                                NBL_DTYPE_F32, to, NBL_DTYPE_F32, add);
     return launched(call);
 }
 
@@ -381,6 +287,12 @@ extern "C" nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, 
                                      const float *kept_u, float *g, float *u, float *d)
 {
     if (n == 0) return NBL_OK;
-    gate_kernel<<<blocks_for(n), THREADS, 0, stream_of(call)>>>(act, n, kept_g, kept_u, g, u, d);
+    unsigned blocks = blocks_for(n);
+    cudaStream_t stream = stream_of(call);
+    if (act == NBL_ACT_SILU)
+        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+    else if (act == NBL_ACT_GELU)
+        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+    else gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
     return launched(call);
 }

@@ -1,4 +1,4 @@
-/* pieces.h - the small steps between the products of linear layers: conversions, masks, factors, sums over tokens.
+/* pieces.h - the small steps between the products of linear layers: conversions, factors, sums over tokens.
  *
  * Matrices are row-major; an `ld` is the distance of rows in elements. All pointers are the device's. Each call is one or
  * two launches, bound by memory, with sums in a fixed order. */
@@ -21,14 +21,6 @@ typedef struct nbl__move {
 } nbl__move;
 enum { NBL_MOVES_MOST = 12 };
 nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count); /* one launch */
-
-/* to = mask∘from / (1 - dropout), the mask that of rows [row, row + rows) of a matrix with that many columns. */
-nbl_status nbl__cuda_drop(const nbl__call *call, uint64_t seed, float dropout, int64_t row, int64_t rows,
-                          int64_t columns, const void *from, nbl_dtype from_dtype, void *to,
-                          nbl_dtype to_dtype);
-/* The same of f32, written or added. */
-nbl_status nbl__cuda_drop_add(const nbl__call *call, uint64_t seed, float dropout, int64_t row, int64_t rows,
-                              int64_t columns, const float *from, float *to, bool add);
 
 /* What an output is made of: y = factor∘(sums + codes·row_scales·column_scales/127²) + bias. */
 typedef struct nbl__finish {

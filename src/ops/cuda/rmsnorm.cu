@@ -45,7 +45,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);
     (void)ctx;
-    return static_cast<size_t>(most_slots(nbl__tensor_rows(&a->x)) * nbl__last(&a->x)) * sizeof(float) + 64;
+    return sums_bytes(nbl__tensor_rows(&a->x), nbl__last(&a->x)) + 64;
 }
 
 extern "C" {

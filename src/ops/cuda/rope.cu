@@ -1,9 +1,10 @@
 /* rope.cu - rope_table, rope and rope_backward. See rope.h.
  *
  * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
- * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made as above, into
- *             shared memory once; a thread then turns 16 bytes of both halves of a head. Bound by memory: x
- *             once, y once, and 8·rotary/2 bytes per token for the table. y may lie on x. */
+ * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
+ *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
+ *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
+ *             x. */
 #include "ops/cuda/load.cuh"
 
 extern "C" {
@@ -39,8 +40,9 @@ __device__ void turn_of(const frequencies &f, int position, int i, float *cosine
     *sine = static_cast<float>(s * static_cast<double>(f.scaling));
 }
 
-__global__ void __launch_bounds__(THREADS) table_kernel(const __grid_constant__ frequencies f, const int32_t *positions,
-                                                        int64_t count, float *cosines, float *sines)
+__global__ void __launch_bounds__(THREADS)
+    table_kernel(const __grid_constant__ frequencies f, const int32_t *positions, int64_t count,
+                 float *cosines, float *sines)
 {
     int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     float c, s;
@@ -93,7 +95,8 @@ __device__ void fill_turns(const turn &a, const frequencies *f, float *cosines, 
 }
 
 /* N elements at a time: as many as fit 16 bytes, or 1. */
-template <typename T, int N> __device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
+template <typename T, int N>
+__device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
 {
     int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
     int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
@@ -145,12 +148,15 @@ void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigne
     int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
     int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
-    if (a.cosines) turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
-    else turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a, frequencies_of(rope, a.half));
+    if (a.cosines)
+        turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
+    else
+        turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
+            a, frequencies_of(rope, a.half));
 }
 
-nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from, const nbl_tensor *to,
-                  float sign)
+nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
+                  const nbl_tensor *to, float sign)
 {
     int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
     int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
@@ -166,7 +172,8 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
     if (!nbl__given(to) || heads == 0) return NBL_OK;
     unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
     if (tokens == 0) return NBL_OK;
-    bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) && is_aligned(to->data, 16);
+    bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
+                is_aligned(to->data, 16);
     if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
     else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
     return launched(call);
@@ -176,7 +183,8 @@ const char *can_rotate(const void *arguments)
 {
     const nbl__rope_apply *a = static_cast<const nbl__rope_apply *>(arguments);
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
-    if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX) return "a token has more than 2^31 elements";
+    if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
+        return "a token has more than 2^31 elements";
     return half > (nbl__given(&a->cos) ? MOST_HALF : MOST_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
 }
 
@@ -195,8 +203,11 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__rope_table_cuda = {
-    .name = "rope_table_cuda", .needs = NBL_ISA_SCALAR, .can = can_table, .scratch = nullptr, .run = run_table};
+const nbl__impl nbl__rope_table_cuda = {.name = "rope_table_cuda",
+                                        .needs = NBL_ISA_SCALAR,
+                                        .can = can_table,
+                                        .scratch = nullptr,
+                                        .run = run_table};
 const nbl__impl nbl__rope_cuda = {
     .name = "rope_cuda", .needs = NBL_ISA_SCALAR, .can = can_rotate, .scratch = nullptr, .run = run_forward};
 const nbl__impl nbl__rope_backward_cuda = {.name = "rope_backward_cuda",

@@ -4,8 +4,10 @@
  * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does
  * not matter as long as both operands agree. The warps' sums are added up at the end, in their order.
  *
- * outer: a block has 256 columns and a share of the rows, which come through shared memory (both operands are read
- * across their rows there: ldmatrix.trans). The shares' sums lie in scratch and a second kernel adds them up. */
+ * sweep: a block has a share of the rows and of the columns, 1024 by 1024 or so, which come through shared memory. A warp's
+ * columns stay the same, so that its part of a and its sums of the outer product stay in registers; the
+ * projection of 16 rows is added up over the warps at once. What blocks have in common is added up by a second kernel: a few
+ * per cent of what was read. */
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
@@ -137,15 +139,33 @@ template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaSt
     else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8><<<blocks, THREADS, 0, stream>>>(p);
 }
 
-/* ---- outer ---- */
+/* ---- sweep ---- */
 
-constexpr int COLUMNS = 256, ROWS = 32, STAGES = 4, SHARES = 264;
+constexpr int STAGE_VALUES = 16384, DEVICE = 132; /* of z in a stage; blocks that fill a device */
 
-struct outer_job {
-    int64_t rows, columns, v_ld, share; /* share: rows of a block, a multiple of ROWS */
-    const __nv_bfloat16 *z, *v;
-    float *parts; /* [shares, columns, wide] */
+struct sweep_job {
+    int64_t rows, columns, share, v_ld, copy_ld; /* share: rows of a block */
+    const __nv_bfloat16 *z, *a, *v;
+    __nv_bfloat16 *copy;
+    float *projected,
+        *outer; /* parts: [column blocks, rows, wide] and [shares, columns, wide]; NULL: not wanted */
     bool aligned;
+};
+
+/* Sizes for N times 8 results: the more of them, the fewer columns, so that a warp's sums are 64 registers. */
+template <int N> struct sizes {
+    static constexpr int OF_WARP = 256 / N, COLUMNS = OF_WARP * WARPS, ROWS = STAGE_VALUES / COLUMNS;
+    static constexpr int STAGES = N == 8 ? 3 : 4,
+                         V_LD = 8 * N + 8; /* eight rows of v fall into different banks */
+    struct stage {
+        __nv_bfloat16 z[ROWS]
+                       [COLUMNS]; /* 16-byte pieces of a row are exchanged by the row's last three bits */
+        __nv_bfloat16 v[ROWS][V_LD];
+    };
+    struct memory {
+        stage stages[STAGES];
+        float warps[2][WARPS][16][8 * N];
+    };
 };
 
 __device__ inline uint32_t shared_address(const void *p)
@@ -157,6 +177,12 @@ __device__ inline void copy16(uint32_t to, const void *from, bool inside)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
 }
+__device__ inline void load4(uint32_t (&r)[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from));
+}
 __device__ inline void turn4(uint32_t (&r)[4], uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -164,138 +190,203 @@ __device__ inline void turn4(uint32_t (&r)[4], uint32_t from)
                  : "r"(from));
 }
 
-template <int N> struct stage {
-    static constexpr int V_LD = 8 * N + 8; /* so that eight rows fall into different banks */
-    __nv_bfloat16 z[ROWS][COLUMNS]; /* 16-byte pieces of a row are exchanged by the row's last three bits */
-    __nv_bfloat16 v[ROWS][V_LD];
-};
-
 template <int N>
-__device__ inline void fetch(const outer_job &j, stage<N> &s, int64_t row, int64_t end, int64_t column)
+__device__ inline void fetch(const sweep_job &j, typename sizes<N>::stage &s, int64_t row, int64_t end,
+                             int64_t column)
 {
+    constexpr int PIECES = sizes<N>::COLUMNS / 8;
 #pragma unroll
-    for (int i = 0; i < ROWS * COLUMNS / 8 / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / (COLUMNS / 8), c = piece % (COLUMNS / 8);
+    for (int i = 0; i < STAGE_VALUES / 8 / THREADS; i++) {
+        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
         bool inside = row + r < end && column + 8 * c < j.columns;
         const __nv_bfloat16 *from = inside ? j.z + (row + r) * j.columns + column + 8 * c : j.z;
         __nv_bfloat16 *to = &s.z[r][8 * (c ^ (r & 7))];
         if (j.aligned) copy16(shared_address(to), from, inside);
         else *reinterpret_cast<uint4 *>(to) = inside ? eight(from, false) : make_uint4(0, 0, 0, 0);
     }
-    if (threadIdx.x < ROWS * N) {
-        int r = threadIdx.x / N, c = threadIdx.x % N;
+    if (j.outer == NULL) return;
+    for (int i = threadIdx.x; i < sizes<N>::ROWS * N; i += THREADS) {
+        int r = i / N, c = i % N;
         bool inside = row + r < end;
         copy16(shared_address(&s.v[r][8 * c]), inside ? j.v + (row + r) * j.v_ld + 8 * c : j.v, inside);
     }
 }
 
-template <int N> __global__ void __launch_bounds__(THREADS) outer_kernel(const __grid_constant__ outer_job j)
+/* What was fetched, into the copy, by whoever fetched it. */
+template <int N>
+__device__ inline void hand_on(const sweep_job &j, const typename sizes<N>::stage &s, int64_t row,
+                               int64_t end, int64_t column)
 {
-    extern __shared__ __align__(16) unsigned char memory[];
-    stage<N> *stages = reinterpret_cast<stage<N> *>(memory);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t column = static_cast<int64_t>(blockIdx.x) * COLUMNS, first = blockIdx.y * j.share;
+    constexpr int PIECES = sizes<N>::COLUMNS / 8;
+#pragma unroll
+    for (int i = 0; i < STAGE_VALUES / 8 / THREADS; i++) {
+        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
+        if (row + r >= end || column + 8 * c >= j.columns) continue;
+        *reinterpret_cast<uint4 *>(j.copy + (row + r) * j.copy_ld + column +
+                                   8 * c) = *reinterpret_cast<const uint4 *>(&s.z[r][8 * (c ^ (r & 7))]);
+    }
+}
+
+template <int N>
+__global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant__ sweep_job j)
+{
+    typedef sizes<N> size;
+    constexpr int STEPS = size::OF_WARP / 16, STAGES = size::STAGES;
+    extern __shared__ __align__(16) unsigned char bytes[];
+    typename size::memory &memory = *reinterpret_cast<typename size::memory *>(bytes);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int matrix = lane / 8, line = lane % 8;
+    int64_t column = static_cast<int64_t>(blockIdx.x) * size::COLUMNS, first = blockIdx.y * j.share;
     int64_t end = first + j.share < j.rows ? first + j.share : j.rows;
-    int steps = static_cast<int>((end - first + ROWS - 1) / ROWS);
-    float sums[2][N][4] = {};
+    int steps = static_cast<int>((end - first + size::ROWS - 1) / size::ROWS);
     for (int i = 0; i < STAGES - 1; i++) {
-        if (i < steps) fetch<N>(j, stages[i], first + i * ROWS, end, column);
+        if (i < steps) fetch<N>(j, memory.stages[i], first + i * size::ROWS, end, column);
         asm volatile("cp.async.commit_group;");
     }
-    int matrix = lane / 8, line = lane % 8;
+    uint32_t a[STEPS][N][2]; /* the warp's columns of a never change */
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int64_t c = column + warp * size::OF_WARP + 16 * k + 8 * half + 2 * q;
+                a[k][n][half] = j.projected && c < j.columns
+                                    ? *reinterpret_cast<const uint32_t *>(j.a + (8 * n + g) * j.columns + c)
+                                    : 0;
+            }
+    float outer[STEPS][N][4] = {};
+    int turn = 0;
     for (int i = 0; i < steps; i++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         int ahead = i + STAGES - 1;
-        if (ahead < steps) fetch<N>(j, stages[ahead % STAGES], first + ahead * ROWS, end, column);
+        if (ahead < steps)
+            fetch<N>(j, memory.stages[ahead % STAGES], first + ahead * size::ROWS, end, column);
         asm volatile("cp.async.commit_group;");
-        const stage<N> &s = stages[i % STAGES];
+        const typename size::stage &s = memory.stages[i % STAGES];
+        int64_t row = first + i * size::ROWS;
+        if (j.copy) hand_on<N>(j, s, row, end, column);
+#pragma unroll 1
+        for (int base = 0; base < size::ROWS; base += 16) {
+            uint32_t z[4], v[N][2];
+            float projected[N][4] = {};
+            if (j.outer) {
 #pragma unroll
-        for (int k = 0; k < ROWS; k += 16) {
-            uint32_t a[2][4], b[4];
+                for (int n = 0; n < N; n += 2) {
+                    uint32_t two[4];
+                    turn4(two,
+                          shared_address(&s.v[base + line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
+                    v[n][0] = two[0], v[n][1] = two[1], v[n + 1][0] = two[2], v[n + 1][1] = two[3];
+                }
 #pragma unroll
-            for (int m = 0; m < 2; m++) { /* z, turned: columns are the rows of the product */
-                int r = k + line + (matrix & 2 ? 8 : 0), c = warp * 4 + 2 * m + (matrix & 1);
-                turn4(a[m], shared_address(&s.z[r][8 * (c ^ (r & 7))]));
-            }
+                for (int k = 0; k < STEPS; k++) { /* z, turned: columns are the rows of this product */
+                    int r = base + line + (matrix & 2 ? 8 : 0), c = warp * (2 * STEPS) + 2 * k + (matrix & 1);
+                    turn4(z, shared_address(&s.z[r][8 * (c ^ (r & 7))]));
 #pragma unroll
-            for (int n = 0; n < N; n += 2) {
-                turn4(b, shared_address(&s.v[k + line + (matrix & 1 ? 8 : 0)][8 * (n + (matrix >> 1))]));
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    multiply(sums[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
-                    multiply(sums[m][n + 1], a[m][0], a[m][1], a[m][2], a[m][3], b[2], b[3]);
+                    for (int n = 0; n < N; n++)
+                        multiply(outer[k][n], z[0], z[1], z[2], z[3], v[n][0], v[n][1]);
                 }
             }
+            if (j.projected == NULL) continue;
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                int r = base + line + (matrix & 1 ? 8 : 0), c = warp * (2 * STEPS) + 2 * k + (matrix >> 1);
+                load4(z, shared_address(&s.z[r][8 * (c ^ (r & 7))]));
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    multiply(projected[n], z[0], z[1], z[2], z[3], a[k][n][0], a[k][n][1]);
+            }
+            float(&mine)[16][8 * N] = memory.warps[turn][warp];
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                *reinterpret_cast<float2 *>(&mine[g][8 * n + 2 * q]) = make_float2(projected[n][0],
+                                                                                   projected[n][1]);
+                *reinterpret_cast<float2 *>(&mine[g + 8][8 * n + 2 * q]) = make_float2(projected[n][2],
+                                                                                       projected[n][3]);
+            }
+            __syncthreads();
+            for (int at = threadIdx.x; at < 16 * 8 * N; at += THREADS) {
+                int r = at / (8 * N), c = at % (8 * N);
+                if (row + base + r >= end) continue;
+                float sum = 0;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) sum += memory.warps[turn][w][r][c];
+                j.projected[(blockIdx.x * j.rows + row + base + r) * (8 * N) + c] = sum;
+            }
+            turn ^= 1;
         }
     }
-    int g = lane / 4, q = lane % 4;
-    float *parts = j.parts + blockIdx.y * j.columns * (8 * N);
+    if (j.outer == NULL) return;
+    float *parts = j.outer + blockIdx.y * j.columns * (8 * N);
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int k = 0; k < STEPS; k++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int64_t c = column + warp * 32 + 16 * m + 8 * half + g;
+            int64_t c = column + warp * size::OF_WARP + 16 * k + 8 * half + g;
             if (c >= j.columns) continue;
 #pragma unroll
             for (int n = 0; n < N; n++)
                 *reinterpret_cast<float2 *>(parts + c * (8 * N) + 8 * n + 2 * q) = make_float2(
-                    sums[m][n][2 * half], sums[m][n][2 * half + 1]);
+                    outer[k][n][2 * half], outer[k][n][2 * half + 1]);
         }
 }
 
-struct outer_parts {
-    nbl__outer_part parts[4];
+/* Adds up the parts: first those of the outer product, 32 columns per block, then of the projection, 32 rows. */
+struct gather_job {
+    const float *projected, *outer;
+    int64_t rows, columns, to_ld, outer_blocks;
+    int wide, rank, shares, column_blocks;
+    float scale;
+    __nv_bfloat16 *to;
+    float *gradient;
+    bool turned, accumulate;
 };
 
-/* Adds the shares up and hands the results to their gradients: 32 columns by up to 64 results per block. */
-__global__ void __launch_bounds__(THREADS)
-    gather_kernel(const float *parts, int64_t columns, int wide, int shares,
-                  const __grid_constant__ outer_parts to, int count)
+__global__ void __launch_bounds__(THREADS) gather_kernel(const __grid_constant__ gather_job j)
 {
-    __shared__ float tile[NBL_SKINNY_MOST][33];
-    int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
-    for (int i = threadIdx.x; i < 32 * wide; i += THREADS) {
-        int c = i / wide, r = i % wide;
+    __shared__ float tile[32][NBL_SKINNY_MOST + 1];
+    bool is_outer = blockIdx.x < j.outer_blocks;
+    const float *parts = is_outer ? j.outer : j.projected;
+    int64_t lines = is_outer ? j.columns : j.rows;
+    int64_t first = (is_outer ? blockIdx.x : blockIdx.x - j.outer_blocks) * 32;
+    int count = is_outer ? j.shares : j.column_blocks;
+    for (int i = threadIdx.x; i < 32 * j.wide; i += THREADS) {
+        int l = i / j.wide, r = i % j.wide;
+        if (first + l >= lines) continue;
         float sum = 0;
-        if (first + c < columns)
-            for (int s = 0; s < shares; s++) sum += parts[(s * columns + first + c) * wide + r];
-        tile[r][c] = sum;
+        for (int s = 0; s < count; s++) sum += parts[(s * lines + first + l) * j.wide + r];
+        if (is_outer) tile[l][r] = sum;
+        else j.to[(first + l) * j.to_ld + r] = __float2bfloat16_rn(sum * j.scale);
     }
+    if (!is_outer) return;
     __syncthreads();
-    for (int p = 0; p < count; p++) {
-        const nbl__outer_part &part = to.parts[p];
-        if (part.to == NULL) continue;
-        for (int i = threadIdx.x; i < 32 * part.count; i += THREADS) {
-            int r = part.turned ? i / 32 : i % part.count, c = part.turned ? i % 32 : i / part.count;
-            if (first + c >= columns) continue;
-            float *at = part.to + (part.turned ? r * columns + first + c : (first + c) * part.count + r);
-            *at = part.accumulate ? *at + tile[part.first + r][c] : tile[part.first + r][c];
-        }
+    for (int i = threadIdx.x; i < 32 * j.rank; i += THREADS) {
+        int r = j.turned ? i / 32 : i % j.rank, l = j.turned ? i % 32 : i / j.rank;
+        if (first + l >= lines) continue;
+        float *at = j.gradient + (j.turned ? r * lines + first + l : (first + l) * j.rank + r);
+        *at = j.accumulate ? *at + tile[l][r] : tile[l][r];
     }
 }
 
-template <int N> nbl_status launch_outer(const nbl__call *call, const outer_job &j, int shares)
+int64_t columns_of(int wide)
 {
-    constexpr int BYTES = sizeof(stage<N>) * STAGES;
-    cudaFuncSetAttribute(outer_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    dim3 grid(static_cast<unsigned>((j.columns + COLUMNS - 1) / COLUMNS), static_cast<unsigned>(shares));
-    outer_kernel<N><<<grid, THREADS, BYTES, stream_of(call)>>>(j);
-    return launched(call);
+    return 256 / (wide / 8) * WARPS;
+}
+/* Rows of each share: enough shares to fill the device, in multiples of any stage's rows. */
+int64_t share_of(int64_t rows, int64_t columns, int wide)
+{
+    int64_t across = (columns + columns_of(wide) - 1) / columns_of(wide);
+    int64_t shares = across < DEVICE ? DEVICE / across : 1, share = (rows + shares - 1) / shares;
+    return (share + 63) / 64 * 64;
 }
 
-/* Rows of each share: enough shares to fill the device. */
-int64_t share_of(int64_t rows, int64_t columns)
+template <int N> nbl_status launch_sweep(const nbl__call *call, const sweep_job &j, dim3 grid)
 {
-    int64_t across = (columns + COLUMNS - 1) / COLUMNS, shares = (SHARES + across - 1) / across;
-    int64_t share = (rows + shares - 1) / shares;
-    share = (share + ROWS - 1) / ROWS * ROWS;
-    return share < 4 * ROWS ? 4 * ROWS : share;
-}
-int shares_of(int64_t rows, int64_t columns)
-{
-    int64_t share = share_of(rows, columns);
-    return static_cast<int>((rows + share - 1) / share);
+    constexpr int BYTES = sizeof(typename sizes<N>::memory);
+    cudaFuncSetAttribute(sweep_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    sweep_kernel<N><<<grid, THREADS, BYTES, stream_of(call)>>>(j);
+    return launched(call);
 }
 
 } // namespace
@@ -311,32 +402,85 @@ extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__projec
     return launched(call);
 }
 
-extern "C" size_t nbl__cuda_outer_scratch(int64_t rows, int64_t columns, int wide)
+struct sweep_sizes {
+    int64_t share, shares, column_blocks;
+    size_t outer, projected; /* bytes */
+};
+
+static sweep_sizes sizes_of(int64_t rows, int64_t columns, int wide)
 {
-    return static_cast<size_t>(shares_of(rows, columns)) * static_cast<size_t>(columns) *
-           static_cast<size_t>(wide) * 4;
+    sweep_sizes s;
+    s.share = share_of(rows, columns, wide);
+    s.shares = (rows + s.share - 1) / s.share;
+    s.column_blocks = (columns + columns_of(wide) - 1) / columns_of(wide);
+    s.outer = static_cast<size_t>(s.shares * columns * wide) * 4;
+    s.projected = static_cast<size_t>(s.column_blocks * rows * wide) * 4;
+    return s;
 }
 
-extern "C" nbl_status nbl__cuda_outer(const nbl__call *call, const nbl__outer *o, void *scratch)
+extern "C" size_t nbl__cuda_sweep_scratch(int64_t rows, int64_t columns, int wide)
 {
-    if (o->rows == 0 || o->wide == 0 || o->columns == 0) return NBL_OK;
-    outer_job j = {o->rows,
-                   o->columns,
-                   o->v_ld,
-                   share_of(o->rows, o->columns),
-                   static_cast<const __nv_bfloat16 *>(o->z),
-                   static_cast<const __nv_bfloat16 *>(o->v),
-                   static_cast<float *>(scratch),
-                   is_aligned(o->z, 16)};
-    int shares = shares_of(o->rows, o->columns);
-    if (o->wide == 16) NBL_TRY(launch_outer<2>(call, j, shares));
-    else if (o->wide == 32) NBL_TRY(launch_outer<4>(call, j, shares));
-    else if (o->wide == 48) NBL_TRY(launch_outer<6>(call, j, shares));
-    else NBL_TRY(launch_outer<8>(call, j, shares));
-    outer_parts parts = {};
-    for (int i = 0; i < o->part_count; i++) parts.parts[i] = o->parts[i];
-    unsigned blocks = static_cast<unsigned>((o->columns + 31) / 32);
-    gather_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(static_cast<const float *>(scratch), o->columns,
-                                                           o->wide, shares, parts, o->part_count);
+    sweep_sizes s = sizes_of(rows, columns, wide);
+    return s.outer + s.projected;
+}
+
+extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s, void *scratch)
+{
+    if (s->rows == 0 || s->columns == 0) return NBL_OK;
+    sweep_sizes size = sizes_of(s->rows, s->columns, s->wide);
+    sweep_job j = {};
+    j.rows = s->rows, j.columns = s->columns, j.share = size.share, j.v_ld = s->v_ld, j.copy_ld = s->copy_ld;
+    j.z = static_cast<const __nv_bfloat16 *>(s->z);
+    j.a = static_cast<const __nv_bfloat16 *>(s->a);
+    j.v = static_cast<const __nv_bfloat16 *>(s->v);
+    j.copy = static_cast<__nv_bfloat16 *>(s->copy);
+    j.outer = s->gradient ? static_cast<float *>(scratch) : NULL;
+    j.projected = s->to ? static_cast<float *>(scratch) + size.outer / 4 : NULL;
+    j.aligned = is_aligned(s->z, 16);
+    dim3 grid(static_cast<unsigned>(size.column_blocks), static_cast<unsigned>(size.shares));
+    if (s->wide == 16) NBL_TRY(launch_sweep<2>(call, j, grid));
+    else if (s->wide == 32) NBL_TRY(launch_sweep<4>(call, j, grid));
+    else NBL_TRY(launch_sweep<8>(call, j, grid));
+    gather_job g = {};
+    g.projected = j.projected, g.outer = j.outer;
+    g.rows = s->rows, g.columns = s->columns, g.to_ld = s->to_ld;
+    g.wide = s->wide, g.rank = s->rank;
+    g.shares = static_cast<int>(size.shares), g.column_blocks = static_cast<int>(size.column_blocks);
+    g.scale = s->scale;
+    g.to = static_cast<__nv_bfloat16 *>(s->to), g.gradient = s->gradient;
+    g.turned = s->turned, g.accumulate = s->accumulate;
+    g.outer_blocks = s->gradient ? (s->columns + 31) / 32 : 0;
+    int64_t blocks = g.outer_blocks + (s->to ? (s->rows + 31) / 32 : 0);
+    if (blocks > 0) gather_kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream_of(call)>>>(g);
+    return launched(call);
+}
+
+/* ---- scattering ---- */
+
+namespace
+{
+struct scatter_job {
+    nbl__scatter_part parts[4];
+};
+
+__global__ void scatter_kernel(const float *from, int64_t columns, const __grid_constant__ scatter_job j)
+{
+    const nbl__scatter_part &p = j.parts[blockIdx.y];
+    int64_t n = p.count * columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
+        float value = from[p.first * columns + i];
+        p.to[i] = p.accumulate ? p.to[i] + value : value;
+    }
+}
+} // namespace
+
+extern "C" nbl_status nbl__cuda_scatter(const nbl__call *call, const float *from, int64_t columns,
+                                        const nbl__scatter_part *parts, int count)
+{
+    scatter_job j = {};
+    for (int i = 0; i < count; i++) j.parts[i] = parts[i];
+    if (count == 0 || columns == 0) return NBL_OK;
+    scatter_kernel<<<dim3(128, static_cast<unsigned>(count)), THREADS, 0, stream_of(call)>>>(from, columns,
+                                                                                             j);
     return launched(call);
 }

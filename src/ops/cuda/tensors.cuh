@@ -1,7 +1,8 @@
-/* tensors.cuh - one launch for a list of tensors, whose descriptions travel in the kernel's parameters. Internal to ops/cuda.
+/* tensors.cuh - one launch for a list of tensors, whose descriptions travel in the kernel's parameters.
+ * Internal to ops/cuda.
  *
- * The tensors are cut into stretches of equal length, one per block; a block finds its tensor by bisection. Parameters hold
- * 32 KB; more tensors take more launches, and a short list is a short launch. */
+ * The tensors are cut into stretches of equal length, one per block; a block finds its tensor by
+ * bisection. Parameters hold 32 KB; more tensors take more launches, and a short list is a short launch. */
 #ifndef NBL_CUDA_TENSORS_CUH
 #define NBL_CUDA_TENSORS_CUH
 
@@ -30,7 +31,8 @@ template <typename LIST> __device__ inline int entry_of(const LIST &list, unsign
     return low;
 }
 
-/* Calls launch(list, stretches) for as many lists as `count` tensors take. make(i) gives the entry of tensor i. */
+/* Calls launch(list, stretches) for as many lists as `count` tensors take. make(i) gives the entry of
+ * tensor i. */
 template <typename LIST, typename COMMON, typename MAKE, typename LAUNCH>
 static inline void for_lists(int64_t count, int64_t stretch, COMMON common, MAKE make, LAUNCH launch)
 {

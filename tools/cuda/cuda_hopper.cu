@@ -1,0 +1,520 @@
+/* cuda_hopper.cu - examines the Hopper product (src/ops/cuda/hopper.h) on the first device.
+ *
+ *   cuda_hopper test [--quick]   every variant against sums in f64: sizes that are no multiple of anything, several
+ *                                sources, both ways that b may lie, beta, gated; twice the same bits, nothing written
+ *                                beside the result. Without such a device it says so and exits with 77. --quick: small
+ *                                sizes only, for compute-sanitizer
+ *   cuda_hopper bench            TFLOP/s at the sizes of an 8B model's layers, beside cuBLASLt: every product once, in
+ *                                turns, and medians of the turns
+ *
+ * Values are random numbers in [-1, 1). */
+#include <algorithm>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/cuda/hopper.h"
+}
+
+namespace
+{
+
+#define CUDA(call_)                                                                                          \
+    do {                                                                                                     \
+        cudaError_t error_ = (call_);                                                                        \
+        if (error_ != cudaSuccess) stop(#call_, cudaGetErrorString(error_), __LINE__);                       \
+    } while (0)
+#define NIBBLE(call_)                                                                                        \
+    do {                                                                                                     \
+        if ((call_) != NBL_OK) stop(#call_, nbl_error_message(ctx), __LINE__);                               \
+    } while (0)
+
+[[noreturn]] void stop(const char *call, const char *why, int line)
+{
+    fprintf(stderr, "cuda_hopper: line %d: %s: %s\n", line, call, why);
+    exit(1);
+}
+
+/* ---- values ---- */
+
+__device__ inline float value_of(uint64_t i, uint32_t seed)
+{
+    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed) * 0xd1b54a32d192ed03u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return static_cast<float>(static_cast<int32_t>((z ^ z >> 31) >> 16)) * 0x1p-31f;
+}
+template <typename T> __global__ void fill(T *to, int64_t n, uint32_t seed)
+{
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll)
+        to[i] = nbl_cuda::from_f32<T>(value_of(static_cast<uint64_t>(i), seed));
+}
+
+int64_t bytes_of(nbl_dtype dtype)
+{
+    return dtype == NBL_DTYPE_F32 ? 4 : 2;
+}
+
+void *random_matrix(nbl_dtype dtype, int64_t count, uint32_t seed)
+{
+    void *memory = NULL;
+    CUDA(cudaMalloc(&memory, static_cast<size_t>(count * bytes_of(dtype))));
+    NBL_BY_DTYPE(dtype, T, (fill<<<1024, 256>>>(static_cast<T *>(memory), count, seed)));
+    CUDA(cudaDeviceSynchronize());
+    return memory;
+}
+
+/* ---- the reference ---- */
+
+struct one_source {
+    const void *a, *b;
+    int64_t k, lda, ldb;
+};
+
+template <typename T>
+__global__ void add_product(double *sums, int64_t m, int64_t n, one_source s, bool turned)
+{
+    const T *a = static_cast<const T *>(s.a), *b = static_cast<const T *>(s.b);
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < m * n; i += gridDim.x * 256ll) {
+        int64_t y = i / n, x = i % n;
+        double sum = 0;
+        for (int64_t k = 0; k < s.k; k++)
+            sum += static_cast<double>(nbl_cuda::to_f32(a[y * s.lda + k])) *
+                   static_cast<double>(nbl_cuda::to_f32(turned ? b[x * s.ldb + k] : b[k * s.ldb + x]));
+        sums[i] += sum;
+    }
+}
+template <typename T>
+__global__ void add_old(double *sums, int64_t m, int64_t n, const T *c, int64_t ldc, double beta)
+{
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < m * n; i += gridDim.x * 256ll)
+        sums[i] += beta * static_cast<double>(nbl_cuda::to_f32(c[i / n * ldc + i % n]));
+}
+__global__ void gate_with(double *gate, const double *up, int64_t count, int act)
+{
+    for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
+        double x = gate[i];
+        double y = act == NBL_ACT_SILU ? x / (1 + exp(-x))
+                   : act == NBL_ACT_GELU
+                       ? x * 0.5 * (1 + erf(x * 0.70710678118654752))
+                       : x * 0.5 * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+        gate[i] = y * up[i];
+    }
+}
+/* One block: out = Σ (c - sums)², Σ sums². */
+template <typename T>
+__global__ void compare(const double *sums, int64_t m, int64_t n, const T *c, int64_t ldc, double *out)
+{
+    __shared__ double parts[2][1024];
+    double wrong = 0, all = 0;
+    for (int64_t i = threadIdx.x; i < m * n; i += 1024) {
+        double difference = static_cast<double>(nbl_cuda::to_f32(c[i / n * ldc + i % n])) - sums[i];
+        wrong += difference * difference;
+        all += sums[i] * sums[i];
+    }
+    parts[0][threadIdx.x] = wrong;
+    parts[1][threadIdx.x] = all;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < 1024; i++) wrong += parts[0][i], all += parts[1][i];
+    out[0] = wrong;
+    out[1] = all;
+}
+
+double error_of(nbl_dtype dtype, const double *sums, int64_t m, int64_t n, const void *c, int64_t ldc)
+{
+    double *out, both[2];
+    CUDA(cudaMalloc(&out, 16));
+    NBL_BY_DTYPE(dtype, T, (compare<<<1, 1024>>>(sums, m, n, static_cast<const T *>(c), ldc, out)));
+    CUDA(cudaMemcpy(both, out, 16, cudaMemcpyDeviceToHost));
+    CUDA(cudaFree(out));
+    return sqrt(both[0] / both[1]);
+}
+
+/* ---- tests ---- */
+
+struct test {
+    int64_t m, n, k[NBL_HOPPER_SOURCES];
+    bool straight, wide, gated;
+    float beta;
+    int pad; /* elements between rows */
+};
+
+struct tester {
+    nbl_context *ctx;
+    nbl__call call;
+    int runs, bad;
+    double worst;
+};
+
+/* What the result's memory holds: [m + 1, ldc], the last row and the last columns beside it. */
+struct result {
+    nbl_dtype dtype;
+    int64_t m, n, ld;
+    char *memory, *before, *once, *now;
+    size_t bytes;
+};
+
+void make_result(result *r, nbl_dtype dtype, int64_t m, int64_t n, int64_t ld, uint32_t seed)
+{
+    *r = {dtype, m, n, ld, NULL, NULL, NULL, NULL, static_cast<size_t>((m + 1) * ld * bytes_of(dtype))};
+    r->memory = static_cast<char *>(random_matrix(dtype, (m + 1) * ld, seed));
+    r->before = static_cast<char *>(malloc(r->bytes));
+    r->once = static_cast<char *>(malloc(r->bytes));
+    r->now = static_cast<char *>(malloc(r->bytes));
+    if (!r->before || !r->once || !r->now) stop("malloc", "out of memory", __LINE__);
+    CUDA(cudaMemcpy(r->before, r->memory, r->bytes, cudaMemcpyDeviceToHost));
+}
+void free_result(result *r)
+{
+    CUDA(cudaFree(r->memory));
+    free(r->before);
+    free(r->once);
+    free(r->now);
+}
+/* What is wrong with it, or NULL. */
+const char *examine(result *r, const double *sums, double *error)
+{
+    double bound = r->dtype == NBL_DTYPE_F32 ? 1e-5 : r->dtype == NBL_DTYPE_F16 ? 1e-3 : 8e-3;
+    *error = error_of(r->dtype, sums, r->m, r->n, r->memory, r->ld);
+    CUDA(cudaMemcpy(r->now, r->memory, r->bytes, cudaMemcpyDeviceToHost));
+    if (memcmp(r->now, r->once, r->bytes) != 0) return "another result the second time";
+    size_t size = static_cast<size_t>(bytes_of(r->dtype)), row = static_cast<size_t>(r->ld) * size,
+           used = static_cast<size_t>(r->n) * size;
+    for (int64_t y = 0; y <= r->m; y++) {
+        size_t from = static_cast<size_t>(y) * row + (y < r->m ? used : 0),
+               to = static_cast<size_t>(y + 1) * row;
+        if (memcmp(r->now + from, r->before + from, to - from) != 0) return "wrote beside the result";
+    }
+    *error /= bound;
+    return *error <= 1 ? NULL : "too far from the sums in f64";
+}
+
+void add_source(nbl_dtype dtype, double *sums, const test *c, one_source s)
+{
+    NBL_BY_DTYPE(dtype, T, (add_product<T><<<1024, 256>>>(sums, c->m, c->n, s, !c->straight)));
+}
+
+void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
+{
+    nbl_context *ctx = t->ctx;
+    nbl__hopper p = {};
+    nbl_dtype wide = c->wide ? NBL_DTYPE_F32 : dtype;
+    double *sums[2];
+    size_t sum_bytes = static_cast<size_t>(c->m * c->n) * 8;
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaMalloc(&sums[i], sum_bytes));
+        CUDA(cudaMemset(sums[i], 0, sum_bytes));
+    }
+    p.dtype = dtype;
+    p.c_dtype = wide;
+    p.m = c->m, p.n = c->n;
+    p.b_turned = !c->straight;
+    p.gated = c->gated;
+    p.act = static_cast<nbl__act>(c->m % 3);
+    p.beta = c->beta;
+    p.variant = variant;
+    for (int i = 0; i < NBL_HOPPER_SOURCES && c->k[i] > 0; i++) {
+        nbl__hopper_source *s = &p.sources[p.count++];
+        uint32_t seed = static_cast<uint32_t>(10 * i + variant);
+        s->k = c->k[i];
+        s->lda = (s->k + 7) / 8 * 8 + c->pad;
+        s->ldb = ((c->straight ? c->n : s->k) + 7) / 8 * 8 + c->pad;
+        int64_t b_count = (c->straight ? s->k : c->n) * s->ldb;
+        s->a = random_matrix(dtype, c->m * s->lda, seed + 1);
+        if (!c->gated || i != 2) s->b = random_matrix(dtype, b_count, seed + 2);
+        if (c->gated && i != 1) s->b2 = random_matrix(dtype, b_count, seed + 3);
+        one_source left = {s->a, s->b, s->k, s->lda, s->ldb}, right = {s->a, s->b2, s->k, s->lda, s->ldb};
+        if (s->b) add_source(dtype, sums[0], c, left);
+        if (s->b2) add_source(dtype, sums[1], c, right);
+    }
+    result results[3];
+    int count = c->gated ? 3 : 1;
+    p.ldc = (c->n + 7) / 8 * 8 + c->pad;
+    make_result(&results[0], c->gated ? dtype : wide, c->m, c->n, p.ldc, 5);
+    for (int i = 1; i < count; i++) make_result(&results[i], wide, c->m, c->n, c->n, 5);
+    p.c = results[0].memory;
+    void *elsewhere = NULL; /* every other test adds to what lies elsewhere */
+    if (c->beta != 0 && c->m % 2 == 0) {
+        p.ld_old = p.ldc + 16;
+        p.old = elsewhere = random_matrix(wide, c->m * p.ld_old, 6);
+    }
+    if (c->gated) p.gate = results[1].memory, p.up = results[2].memory;
+    if (c->beta != 0) {
+        const void *from = p.old ? p.old : p.c;
+        int64_t ld = p.old ? p.ld_old : p.ldc;
+        double beta = static_cast<double>(c->beta);
+        NBL_BY_DTYPE(wide, T,
+                     (add_old<<<1024, 256>>>(sums[0], c->m, c->n, static_cast<const T *>(from), ld, beta)));
+    }
+    CUDA(cudaDeviceSynchronize());
+    const char *why = nbl__hopper_can(t->call.cuda, &p);
+    if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < count; i++)
+            CUDA(cudaMemcpy(results[i].memory, results[i].before, results[i].bytes, cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize());
+        void *graph = NULL; /* the second time as a part of one */
+        if (turn == 1) NIBBLE(nbl__cuda_record_begin(t->call.cuda));
+        NIBBLE(nbl__hopper_run(&t->call, &p));
+        if (turn == 1) {
+            NIBBLE(nbl__cuda_record_end(t->call.cuda, true, &graph));
+            NIBBLE(nbl__cuda_replay(t->call.cuda, graph));
+        }
+        NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+        nbl__cuda_graph_free(t->call.cuda, graph);
+        if (turn == 0)
+            for (int i = 0; i < count; i++)
+                CUDA(
+                    cudaMemcpy(results[i].once, results[i].memory, results[i].bytes, cudaMemcpyDeviceToHost));
+    }
+    for (int i = count - 1; i >= 0; i--) { /* gate and up first: then their sums become those of c */
+        if (c->gated && i == 0) gate_with<<<1024, 256>>>(sums[0], sums[1], c->m * c->n, p.act);
+        double error = 0;
+        const char *wrong = examine(&results[i], sums[i == 2], &error);
+        t->runs++;
+        if (!(error <= t->worst)) t->worst = error;
+        if (wrong == NULL) continue;
+        if (t->bad++ < 20)
+            printf("[%" PRId64 ", %" PRId64 "] k %" PRId64 "+%" PRId64 "+%" PRId64
+                   " %s%s%s%s beta %g result %d variant %s: %s (%.2f of the bound)\n",
+                   c->m, c->n, c->k[0], c->k[1], c->k[2], nbl_dtype_name(dtype),
+                   c->straight ? " straight" : "", c->wide ? " wide" : "", c->gated ? " gated" : "",
+                   static_cast<double>(c->beta), i, nbl__hopper_variant(variant), wrong, error);
+    }
+    for (int i = 0; i < count; i++) free_result(&results[i]);
+    for (int i = 0; i < p.count; i++) {
+        CUDA(cudaFree(const_cast<void *>(p.sources[i].a)));
+        CUDA(cudaFree(const_cast<void *>(p.sources[i].b)));
+        CUDA(cudaFree(const_cast<void *>(p.sources[i].b2)));
+    }
+    CUDA(cudaFree(elsewhere));
+    CUDA(cudaFree(sums[0]));
+    CUDA(cudaFree(sums[1]));
+}
+
+int run_tests(tester *t, bool quick)
+{
+    static const test tests[] = {
+        {1, 8, {8}, false, false, false, 0, 0},
+        {128, 256, {64}, false, false, false, 0, 0},
+        {128, 256, {128}, true, false, false, 0, 0},
+        {129, 264, {72, 16}, false, false, false, 0, 8},
+        {129, 264, {72, 16}, true, true, false, 0.5f, 8},
+        {300, 520, {333, 8, 24}, false, false, false, 1, 0},
+        {300, 520, {333, 8, 24}, true, false, false, 0, 8},
+        {200, 136, {200, 16, 16}, false, true, true, 0, 0},
+        {77, 264, {72, 64, 64, 8, 136}, false, false, true, 0, 8},
+        /* larger ones: more units than there are clusters */
+        {3000, 3000, {136, 64}, false, false, false, 0, 0},
+        {3000, 3000, {136, 64}, true, false, false, 0, 0},
+        {2500, 4104, {520}, false, true, false, -1.5f, 0},
+        {2500, 4104, {64, 16, 64, 16, 64, 16, 200, 8}, true, true, false, 1, 8},
+        {3000, 3000, {256, 64, 64}, false, false, true, 0, 0},
+        {513, 1024, {4096, 64}, true, false, false, 0, 0},
+        {1100, 2056, {4096, 16}, false, false, false, 1, 8},
+    };
+    int count = quick ? 9 : static_cast<int>(sizeof tests / sizeof *tests);
+    for (int i = 0; i < count; i++)
+        for (int f16 = 0; f16 < 2; f16++)
+            for (int variant = 1; nbl__hopper_variant(variant); variant++) {
+                if (tests[i].gated && strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
+                run_test(t, &tests[i], f16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, variant);
+            }
+    printf("%d results, %d wrong, worst %.2f of its bound\n", t->runs, t->bad, t->worst);
+    return t->bad > 0;
+}
+
+/* ---- speed ---- */
+
+enum { MOST = 16, TURNS = 15 };
+
+struct contest {
+    nbl_context *ctx;
+    nbl__call call;
+    cudaStream_t stream;
+    cudaEvent_t from[MOST][TURNS], to[MOST][TURNS];
+};
+
+/* Runs `count` ways to compute `flop`, in turns, and prints what they reach. */
+template <typename F> void race(contest *c, const char *what, double flop, int count, F run)
+{
+    for (int turn = -2; turn < TURNS; turn++)
+        for (int i = 0; i < count; i++) {
+            if (turn >= 0) CUDA(cudaEventRecord(c->from[i][turn], c->stream));
+            run(i);
+            if (turn >= 0) CUDA(cudaEventRecord(c->to[i][turn], c->stream));
+        }
+    CUDA(cudaStreamSynchronize(c->stream));
+    printf("%-40s", what);
+    for (int i = 0; i < count; i++) {
+        float times[TURNS];
+        for (int turn = 0; turn < TURNS; turn++)
+            CUDA(cudaEventElapsedTime(&times[turn], c->from[i][turn], c->to[i][turn]));
+        std::sort(times, times + TURNS);
+        printf(" %9.1f", flop / static_cast<double>(times[TURNS / 2]) * 1e-9);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+nbl__gemm gemm_of(const nbl__hopper *p, int source, bool second, float beta)
+{
+    const nbl__hopper_source *s = &p->sources[source];
+    nbl__gemm g = {};
+    g.dtype = p->dtype, g.c_dtype = p->c_dtype;
+    g.m = p->m, g.n = p->n, g.k = s->k;
+    g.a = s->a, g.b = second ? s->b2 : s->b, g.c = p->c;
+    g.b_turned = p->b_turned;
+    g.alpha = 1, g.beta = beta;
+    return g;
+}
+
+int run_bench(nbl_context *ctx, const nbl__call *call)
+{
+    static const int64_t sizes[][3] = {{8192, 4096, 4096},  {8192, 6144, 4096},  {8192, 14336, 4096},
+                                       {8192, 28672, 4096}, {8192, 4096, 14336}, {2048, 1024, 4096},
+                                       {2048, 4096, 4096},  {2048, 6144, 4096},  {2048, 14336, 4096},
+                                       {2048, 28672, 4096}, {2048, 4096, 14336}, {4096, 3584, 3584}};
+    constexpr int64_t ROWS = 8192, WIDE = 28672, DEEP = 14336, RANK = 64;
+    contest *c = static_cast<contest *>(calloc(1, sizeof *c));
+    if (c == NULL) stop("calloc", "out of memory", __LINE__);
+    c->ctx = ctx;
+    c->call = *call;
+    c->stream = static_cast<cudaStream_t>(call->cuda->stream);
+    for (int i = 0; i < MOST * TURNS; i++) {
+        CUDA(cudaEventCreate(&c->from[0][i]));
+        CUDA(cudaEventCreate(&c->to[0][i]));
+    }
+    void *x = random_matrix(NBL_DTYPE_BF16, ROWS * DEEP, 1),
+         *w = random_matrix(NBL_DTYPE_BF16, WIDE * 4096, 2),
+         *w2 = random_matrix(NBL_DTYPE_BF16, DEEP * 4096, 3),
+         *t = random_matrix(NBL_DTYPE_BF16, ROWS * RANK, 4),
+         *t2 = random_matrix(NBL_DTYPE_BF16, ROWS * RANK, 5),
+         *b = random_matrix(NBL_DTYPE_BF16, WIDE * RANK, 6),
+         *y = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 7),
+         *y2 = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 8);
+    int variants = 0;
+    while (nbl__hopper_variant(variants + 1)) variants++;
+    printf("TFLOP/s of the first source; +r: and a second one of rank r (cuBLASLt: a second call); +old: and "
+           "a residual\n");
+    printf("%-40s  cuBLASLt       +64    chosen       +16       +64      +old", "");
+    for (int i = 1; i <= variants; i++) printf(" %9s", nbl__hopper_variant(i));
+    printf("\n");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int turned = 1; turned >= 0; turned--) {
+            nbl__hopper p = {};
+            p.dtype = p.c_dtype = NBL_DTYPE_BF16;
+            p.m = sizes[i][0], p.n = sizes[i][1];
+            p.b_turned = turned;
+            p.c = y;
+            p.sources[0] = {x, w, NULL, sizes[i][2], 0, 0};
+            p.sources[1] = {t, b, NULL, RANK, 0, 0};
+            char what[64];
+            snprintf(what, sizeof what, "%" PRId64 " x %" PRId64 " x %" PRId64 "%s", p.m, p.n, p.sources[0].k,
+                     turned ? "" : " straight");
+            race(c, what,
+                 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(sizes[i][2]),
+                 6 + variants, [&](int way) {
+                     nbl__gemm g = gemm_of(&p, 0, false, 0), more = gemm_of(&p, 1, false, 1);
+                     p.count = way == 3 || way == 4 ? 2 : 1;
+                     p.sources[1].k = way == 3 ? 16 : RANK;
+                     p.beta = way == 5;
+                     p.old = y2;
+                     p.variant = way < 6 ? 0 : way - 5;
+                     if (way < 2) NIBBLE(nbl__cuda_gemm(call, &g));
+                     if (way == 1) NIBBLE(nbl__cuda_gemm(call, &more));
+                     if (way >= 2) NIBBLE(nbl__hopper_run(call, &p));
+                 });
+        }
+    printf("%-40s  cuBLASLt       one\n", "");
+    for (int64_t m = 2048; m <= ROWS; m *= 4) {
+        /* The gradient that q, k and v of a layer send back, with adapters: six sources. */
+        nbl__hopper p = {};
+        char *from = static_cast<char *>(x);
+        p.dtype = p.c_dtype = NBL_DTYPE_BF16;
+        p.m = m, p.n = 4096;
+        p.c = y;
+        p.count = 6;
+        p.sources[0] = {from, w, NULL, 4096, 0, 0};
+        p.sources[1] = {t, b, NULL, RANK, 0, 0};
+        p.sources[2] = {from + m * 8192, w2, NULL, 1024, 0, 0};
+        p.sources[3] = {t2, b, NULL, RANK, 0, 0};
+        p.sources[4] = {from + m * 10240, w2, NULL, 1024, 0, 0};
+        p.sources[5] = {t, b, NULL, RANK, 0, 0};
+        char what[64];
+        snprintf(what, sizeof what, "%" PRId64 " rows, dx of q, k and v", m);
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 2, [&](int way) {
+            for (int i = 0; i < 6 && way == 0; i++) {
+                nbl__gemm g = gemm_of(&p, i, false, i > 0);
+                NIBBLE(nbl__cuda_gemm(call, &g));
+            }
+            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
+        });
+        /* act(gate)·up with adapters, gate and up kept; cuBLASLt without the last step. */
+        p.n = 14336;
+        p.b_turned = p.gated = true;
+        p.act = NBL_ACT_SILU;
+        p.gate = y2;
+        p.up = static_cast<char *>(y2) + m * p.n * 2;
+        p.count = 3;
+        p.sources[0] = {x, w, w2, 4096, 0, 0};
+        p.sources[1] = {t, b, NULL, RANK, 0, 0};
+        p.sources[2] = {t2, NULL, b, RANK, 0, 0};
+        snprintf(what, sizeof what, "%" PRId64 " rows, silu(gate) up, kept", m);
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 2, [&](int way) {
+            nbl__gemm all[] = {gemm_of(&p, 0, false, 0), gemm_of(&p, 1, false, 1), gemm_of(&p, 0, true, 0),
+                               gemm_of(&p, 2, true, 1)};
+            for (int i = 0; i < 4 && way == 0; i++) {
+                all[i].c = i < 2 ? p.gate : p.up;
+                NIBBLE(nbl__cuda_gemm(call, &all[i]));
+            }
+            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
+        });
+    }
+    /* What the host does for a call. */
+    nbl__hopper p = {};
+    p.dtype = p.c_dtype = NBL_DTYPE_BF16;
+    p.m = p.n = 128, p.c = y, p.count = 2, p.b_turned = true;
+    p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0};
+    struct timespec from, to;
+    NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
+    timespec_get(&from, TIME_UTC);
+    for (int i = 0; i < 500; i++) NIBBLE(nbl__hopper_run(call, &p));
+    timespec_get(&to, TIME_UTC);
+    NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
+    printf("a call of two sources takes the host %.1f us\n",
+           (static_cast<double>(to.tv_sec - from.tv_sec) * 1e6 +
+            static_cast<double>(to.tv_nsec - from.tv_nsec) * 1e-3) /
+               500);
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv)
+{
+    bool test = argc >= 2 && strcmp(argv[1], "test") == 0,
+         measure = argc == 2 && strcmp(argv[1], "bench") == 0;
+    bool quick = argc == 3 && strcmp(argv[2], "--quick") == 0;
+    if ((!test && !measure) || argc > 3 || (argc == 3 && !quick)) {
+        fprintf(stderr, "usage: cuda_hopper test [--quick] | bench\n");
+        return 2;
+    }
+    nbl_context *ctx = NULL;
+    nbl_cuda_device device;
+    if (nbl_context_create(NULL, &ctx) != NBL_OK) stop("nbl_context_create", "failed", __LINE__);
+    if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || device.major != 9) {
+        printf("cuda_hopper: skipped: no device of compute capability 9.0\n");
+        nbl_context_destroy(ctx);
+        return 77;
+    }
+    NIBBLE(nbl_context_use_cuda(ctx, 0));
+    printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
+    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx)}, 0, 0, 0};
+    int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
+    nbl_context_destroy(ctx);
+    return status;
+}
