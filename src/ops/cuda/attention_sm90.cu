@@ -1,9 +1,9 @@
-/* attention_sm90.cu - attention of f16 and bf16 on Hopper's matrix unit, heads of up to 128: forward. For
- * sm_90a.
+/* attention_sm90.cu - attention of f16 and bf16 on Hopper's matrix unit, heads of up to 128: forward.
+ * Compiled for sm_90a.
  *
  * The kernel of attention_mma.cu with products of a warpgroup: 64 rows each, two warpgroups to a block, one
- * block to a multiprocessor. Products are asynchronous: O += P·V is under way while S of the next keys
- * becomes P. Limit: the matrix unit; with heads of 64 the exponentials. */
+ * block to a multiprocessor. Products are asynchronous: S of the next keys and O += P·V of these are sent
+ * together, and the next tiles are fetched behind them. Limit: the matrix unit, and the exponentials. */
 #include "ops/cuda/wgmma.cuh"
 
 extern "C" {
