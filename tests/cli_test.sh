@@ -300,7 +300,11 @@ doctor_details() {
         [[ $("$json_get" out libraries/name=PCRE2/version) =~ ^10\. ]] && NIBBLE_ISA=scalar exits 0 doctor && says out PCRE2 utf8proc jansson cores memory avx512bf16 NIBBLE_ISA
 }
 check "doctor tells what was found, what is used and what it enables" doctor_details
-
+no_device() {
+    "$nibble" doctor --json >out
+    [ "$("$json_get" out cuda)" != null ] || refused NBL_ERROR_UNSUPPORTED "no CUDA device" plan model --tokens 8 --device cuda
+}
+check "--device cuda says why there is none" no_device
 
 # ---- convert and compare ----
 
