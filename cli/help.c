@@ -18,8 +18,9 @@ const cli_topic cli_environment[] = {
     {"NIBBLE_ISA", "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: "
                    "the best the machine "
                    "has); results are the same with each"},
-    {"NIBBLE_VERBOSE", "dispatch: tell which implementation of an operator runs and why others do not; profile: where "
-                       "the time of a step goes on a CUDA device"},
+    {"NIBBLE_VERBOSE",
+     "dispatch: tell which implementation of an operator runs and why others do not; profile: where "
+     "the time of a step goes on a CUDA device"},
     {"NIBBLE_IMPL", "an operator implementation to take wherever it exists, e.g. ref; for tests"},
     {"NO_COLOR", "when set to anything, no colours"},
     {"TERM", "when unset or dumb, no colours and no progress bar"},

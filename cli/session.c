@@ -143,7 +143,8 @@ static void on_log(void *user, nbl_log_level level, const char *line)
 {
     cli_progress *shown = user;
     const char *verbose = getenv("NIBBLE_VERBOSE");
-    bool profile = strncmp(line, "profile: ", 9) == 0; /* of all that is told at this level, one or the other */
+    bool profile = strncmp(line, "profile: ", 9) ==
+                   0; /* of all that is told at this level, one or the other */
     if (level == NBL_LOG_DEBUG && verbose && strcmp(verbose, profile ? "profile" : "dispatch") == 0) {
         cli_progress_clear(shown);
         fprintf(stderr, "nibble: %s: %s\n", shown->command, cli_clean(line));

@@ -921,9 +921,9 @@ NBL_API void nbl_run_close(nbl_run *run); /* NULL is allowed */
 /* What a run is about; the texts live as long as the run. */
 typedef struct nbl_run_info {
     const char *base_model, *output_dir;
-    int adapter;   /* 0: the whole model is trained */
-    int report;    /* 0: no report.html is written */
-    int threads;   /* that it asks for; 0: it does not. The caller's choice: see
+    int adapter; /* 0: the whole model is trained */
+    int report;  /* 0: no report.html is written */
+    int threads; /* that it asks for; 0: it does not. The caller's choice: see
                     nbl_context_set_threads */
     const char *device; /* "cpu", "cuda" or "auto"; NULL: it does not say. The
                            caller's choice: see nbl_context_use_cuda */

@@ -111,9 +111,10 @@ typedef struct nbl__build {
     const nbl__model_source *source;
     nbl__mode mode;
     nbl_dtype dtype, kv_dtype;
-    bool train;                            /* adapters and what the source calls trained have gradients */
-    bool decoded;                          /* int8: multiply with decoded weights, as training does */
-    bool split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
+    bool train;   /* adapters and what the source calls trained have gradients */
+    bool decoded; /* int8: multiply with decoded weights, as training does */
+    bool
+        split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
     int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
 
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the

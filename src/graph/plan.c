@@ -1,7 +1,6 @@
 /* plan.c - the schedule, and what fits a budget. See plan.h. */
 #include "graph/plan.h"
 
-
 /* ---- the schedule ---- */
 
 static nbl__planned_step step_of(const nbl__node *node, bool backward)

@@ -110,7 +110,8 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
         const nbl__value_info *info = &plan->graph->values[v];
         uint64_t bytes;
         if (info->kind != kind || info->alias) continue;
-        if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes)) continue;
+        if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes))
+            continue;
         void *device = nbl__plan_address(plan, v), *host = nbl__plan_data(plan, v);
         if (kind == NBL_KIND_INPUT) NBL_TRY(nbl__cuda_write_later(cuda, device, host, (size_t)bytes));
         else NBL_TRY(nbl__cuda_read_later(cuda, host, device, (size_t)bytes));

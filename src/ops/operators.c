@@ -120,8 +120,8 @@ static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *ca
     NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, call);
     if (cuda) {
-        NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY, "%s: %zu bytes of scratch are too many",
-                  family->name, bytes);
+        NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY,
+                  "%s: %zu bytes of scratch are too many", family->name, bytes);
         return nbl__op_run(ctx, &family->forward, impl, call, cuda->workspace, cuda->workspace_bytes);
     }
     void *scratch = nbl__alloc(ctx, bytes);

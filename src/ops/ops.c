@@ -98,7 +98,8 @@ nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *argum
     NBL_CHECK(ctx, force == NULL, NBL_ERROR_ARGUMENT, "%s: no implementation is called \"%s\"", op->name,
               force);
     return nbl__fail(ctx, nbl__cuda_of(ctx) ? NBL_ERROR_UNSUPPORTED : NBL_ERROR_INTERNAL,
-                     "%s: no implementation%s takes these arguments", op->name, nbl__cuda_of(ctx) ? " for CUDA" : "");
+                     "%s: no implementation%s takes these arguments", op->name,
+                     nbl__cuda_of(ctx) ? " for CUDA" : "");
 }
 
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments)

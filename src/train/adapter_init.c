@@ -67,7 +67,8 @@ nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
         const nbl__value_info *info = &s->graph.values[v];
         if (info->kind != NBL_KIND_PARAMETER || !info->trained) continue;
-        bool is_a = nbl__ends_with(info->name, a_end), is_magnitude = nbl__ends_with(info->name, magnitude_end);
+        bool is_a = nbl__ends_with(info->name, a_end),
+             is_magnitude = nbl__ends_with(info->name, magnitude_end);
         if (!is_a && !is_magnitude) continue;
         int64_t n = nbl__tensor_elements(&info->tensor);
         void *memory = nbl__plan_address(&s->plan, v), *to;

@@ -19,15 +19,15 @@ typedef struct nbl__gemm {
     int64_t lda, ldb, ldc; /* elements from row to row as they are stored; 0: dense */
     bool a_turned, b_turned;
     float alpha, beta;
-    int64_t batch;                      /* 0: 1 */
+    int64_t batch;                        /* 0: 1 */
     int64_t a_stride, b_stride, c_stride; /* elements from one matrix of the batch to the next */
 } nbl__gemm;
 
 nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *gemm);
 
 /* i32 c[m, n] = a[m, k]·b[n, k]ᵀ of i8, exact. */
-nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a, const int8_t *b,
-                             int32_t *c);
+nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
+                             const int8_t *b, int32_t *c);
 
 /* Loads the library and makes a handle; without the library *blas is NULL and that is no failure. */
 nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas);

@@ -31,21 +31,22 @@ typedef struct nbl__cuda {
     nbl_context *ctx;
     int index;
     int major, minor, multiprocessors;
-    size_t memory; /* of the device, all of it */
-    void *stream;  /* cudaStream_t */
+    size_t memory;          /* of the device, all of it */
+    void *stream;           /* cudaStream_t */
     nbl__cuda_fault *fault; /* the same address on host and device */
     void *workspace;        /* of the device, for libraries; calls on one stream may share it */
     size_t workspace_bytes;
-    struct nbl__blas *blas; /* blas.h; NULL: its library was not found */
-    struct nbl__dnn *dnn;   /* dnn.h; likewise */
+    struct nbl__blas *blas;  /* blas.h; NULL: its library was not found */
+    struct nbl__dnn *dnn;    /* dnn.h; likewise */
     void *tensor_map_encode; /* hopper.h; found at its first use */
-    size_t allocated;       /* bytes of nbl__cuda_alloc that live */
-    void *staging;          /* nbl__cuda_stage */
+    size_t allocated;        /* bytes of nbl__cuda_alloc that live */
+    void *staging;           /* nbl__cuda_stage */
     size_t staging_bytes;
-    bool profiles;          /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
-    void **marks;           /* cudaEvent_t */
+    bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
+    void **marks;  /* cudaEvent_t */
     int mark_count;
-    void *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
+    void
+        *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
 } nbl__cuda;
 
 enum { NBL_CUDA_MAILBOX = 4096 };

@@ -66,7 +66,8 @@ static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
 {
     cudaGetLastError(); /* told here, not by the next launch */
     nbl_status status = error == cudaErrorMemoryAllocation ? NBL_ERROR_MEMORY : NBL_ERROR_INTERNAL;
-    return nbl__fail(cuda->ctx, status, "CUDA device %d: %s: %s", cuda->index, what, cudaGetErrorString(error));
+    return nbl__fail(cuda->ctx, status, "CUDA device %d: %s: %s", cuda->index, what,
+                     cudaGetErrorString(error));
 }
 
 #define CUDA_TRY(cuda, what, call)                                                                           \
@@ -155,8 +156,8 @@ void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
     size_t free_bytes = 0, all = 0;
     cudaGetLastError();
     cudaMemGetInfo(&free_bytes, &all);
-    nbl__fail(cuda->ctx, NBL_ERROR_MEMORY, "CUDA device %d: no memory for %zu bytes; %zu of %zu are free", cuda->index,
-              bytes, free_bytes, all);
+    nbl__fail(cuda->ctx, NBL_ERROR_MEMORY, "CUDA device %d: no memory for %zu bytes; %zu of %zu are free",
+              cuda->index, bytes, free_bytes, all);
     return NULL;
 }
 
@@ -204,7 +205,8 @@ nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
     return NBL_OK;
 }
 
-static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, bool wait)
+static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                       bool wait)
 {
     if (bytes == 0) return NBL_OK;
     CUDA_TRY(cuda, "copy", make_current(cuda));
@@ -248,7 +250,8 @@ static nbl_status report(nbl__cuda *cuda)
         [NBL_CUDA_FAULT_LABEL] = "the label %" PRId64 " at place %" PRId64 " is not in the vocabulary",
         [NBL_CUDA_FAULT_ROW] = "the row %" PRId64 " at place %" PRId64 " is out of range",
         [NBL_CUDA_FAULT_LENGTH] = "the length %" PRId64 " at place %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_SEQUENCES] = "the start %" PRId64 " at place %" PRId64 " of the sequences is out of order"};
+        [NBL_CUDA_FAULT_SEQUENCES] = "the start %" PRId64 " at place %" PRId64
+                                     " of the sequences is out of order"};
     nbl__cuda_fault fault = *cuda->fault;
     memset(cuda->fault, 0, sizeof *cuda->fault);
     const char *text = texts[fault.kind];

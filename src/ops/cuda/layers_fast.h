@@ -21,12 +21,12 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
-    bool folds;                 /* all terms of a result in one K loop (hopper.h), where alignment lets them */
-    bool drops, over_x;         /* over_x: backward's one sweep is over x, not dy */
+    bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
+    bool drops, over_x; /* over_x: backward's one sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
-    void *lora_a; /* [wide, in] */
-    void *w;      /* decoded: one weight, or, backward folded, all of them */
-    void *t, *u; /* [tokens, wide] */
+    void *lora_a;  /* [wide, in] */
+    void *w;       /* decoded: one weight, or, backward folded, all of them */
+    void *t, *u;   /* [tokens, wide] */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
     float *da;     /* [wide, in], of several layers */

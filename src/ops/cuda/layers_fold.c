@@ -15,15 +15,16 @@ static nbl_status run(const nbl__fast *j, const nbl__hopper *product, bool *done
 
 nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done)
 {
-    nbl__hopper y = {.dtype = NBL_DTYPE_BF16,
-                     .c_dtype = NBL_DTYPE_BF16,
-                     .m = j->tokens,
-                     .n = l->out,
-                     .count = 2,
-                     .b_turned = true,
-                     .c = l->a->y.data,
-                     .sources = {{.a = j->x.data, .b = l->w, .k = j->in},
-                                 {.a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide}}};
+    nbl__hopper y = {
+        .dtype = NBL_DTYPE_BF16,
+        .c_dtype = NBL_DTYPE_BF16,
+        .m = j->tokens,
+        .n = l->out,
+        .count = 2,
+        .b_turned = true,
+        .c = l->a->y.data,
+        .sources = {{.a = j->x.data, .b = l->w, .k = j->in},
+                    {.a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide}}};
     return run(j, &y, done);
 }
 
@@ -36,7 +37,8 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
         dx.sources[dx.count++] = (nbl__hopper_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
     if (j->wide > 0)
-        dx.sources[dx.count++] = (nbl__hopper_source){.a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
+        dx.sources[dx.count++] = (nbl__hopper_source){
+            .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
     *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;
     if (!*done) return NBL_OK;
     for (int i = 0; i < j->count; i++)
