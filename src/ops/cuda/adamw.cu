@@ -40,7 +40,7 @@ struct entry {
 using few = tensor_list<entry, FEW, constants>;
 using many = tensor_list<entry, MANY, constants>;
 
-__device__ void step(const constants &c, float &p, float g, float &m, float &v)
+__device__ inline void step(const constants &c, float &p, float g, float &m, float &v)
 {
     g *= c.grad_scale;
     m = fmaf(c.beta1, m, c.rest1 * g);
@@ -101,7 +101,7 @@ struct coder {
     float map[256], tree[256], middles[256]; /* middles: in order; the last is NaN, equal to nothing */
 };
 
-__device__ void fill_coder(coder &c, const float *map)
+__device__ inline void fill_coder(coder &c, const float *map)
 {
     unsigned k = threadIdx.x; /* of 256 */
     float middle = k < 255 ? (map[k] + map[k + 1]) * 0.5f : __int_as_float(0x7fc00000);
@@ -114,7 +114,7 @@ __device__ void fill_coder(coder &c, const float *map)
 }
 
 /* The nearest entry; an exact tie goes to the even one. */
-__device__ unsigned code_of(const coder &c, float y)
+__device__ inline unsigned code_of(const coder &c, float y)
 {
     unsigned node = 1;
 #pragma unroll

@@ -27,7 +27,7 @@ struct job {
 };
 
 /* An element of W in the compute dtype. */
-__device__ float weight_at(const job &j, int64_t i)
+__device__ inline float weight_at(const job &j, int64_t i)
 {
     float value = j.dense ? nbl_cuda::load_one(j.dense, j.w_dtype, i) : nbl_cuda::value_at(j.p, i);
     if (j.dtype == NBL_DTYPE_F16) return __half2float(__float2half_rn(value));
@@ -35,7 +35,7 @@ __device__ float weight_at(const job &j, int64_t i)
     return value;
 }
 
-__device__ double block_sum(double value)
+__device__ inline double block_sum(double value)
 {
     __shared__ double parts[THREADS / 32];
     for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(nbl_cuda::WARP, value, i);

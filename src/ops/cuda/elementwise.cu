@@ -100,13 +100,13 @@ struct part {
     long long first, count; /* first: n when there is none */
 };
 
-__device__ part join(part a, part b)
+__device__ inline part join(part a, part b)
 {
     return {a.first < b.first ? a.first : b.first, a.count + b.count};
 }
 
 /* In thread 0. */
-__device__ part join_block(part mine)
+__device__ inline part join_block(part mine)
 {
     __shared__ part of_warp[THREADS / 32];
     for (int i = 16; i > 0; i /= 2)
@@ -118,7 +118,7 @@ __device__ part join_block(part mine)
 }
 
 /* A finite value times zero is zero. */
-__device__ bool is_odd(float x)
+__device__ inline bool is_odd(float x)
 {
     return !(x * 0.0f == 0.0f);
 }

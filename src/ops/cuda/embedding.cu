@@ -36,7 +36,8 @@ struct look_up {
 };
 
 /* The token's row of the weight; -1: there is none, which is written down. */
-__device__ int64_t row_of(const int32_t *ids, int64_t token, int64_t vocabulary, nbl__cuda_fault *fault)
+__device__ inline int64_t row_of(const int32_t *ids, int64_t token, int64_t vocabulary,
+                                 nbl__cuda_fault *fault)
 {
     int32_t id = ids[token];
     if (id >= 0 && id < vocabulary) return id;
@@ -72,7 +73,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) look_up_
 }
 
 /* RUN elements from the i-th, a multiple of RUN, of a 4-bit or 8-bit weight. `table` is in shared memory. */
-__device__ void decode_run(const packed &p, const float *table, int64_t i, float (&values)[RUN])
+__device__ inline void decode_run(const packed &p, const float *table, int64_t i, float (&values)[RUN])
 {
     if (p.kind == SCALES_ROWS) {
         uint2 words = *reinterpret_cast<const uint2 *>(p.codes + i);
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(THREADS) note_places(collect a)
 
 /* The places from `begin` on, up to THREADS of them, that have this id: in order, to `found`; returns how
  * many. */
-__device__ int find_places(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
+__device__ inline int find_places(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
 {
     __shared__ int counts[THREADS / 32];
     int64_t token = begin + threadIdx.x;

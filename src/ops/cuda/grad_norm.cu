@@ -45,7 +45,7 @@ using many = tensor_list<entry, MANY, common>;
 struct stretch {
     int64_t begin, whole, end;
 };
-__device__ stretch stretch_of(const entry &e)
+__device__ inline stretch stretch_of(const entry &e)
 {
     int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH;
     int64_t end = begin + STRETCH < e.n ? begin + STRETCH : e.n;

@@ -19,7 +19,7 @@ unsigned blocks_for(int64_t n)
     return static_cast<unsigned>(blocks < 1 << 16 ? blocks : 1 << 16);
 }
 
-__device__ float rounded(float value, nbl_dtype dtype)
+__device__ inline float rounded(float value, nbl_dtype dtype)
 {
     if (dtype == NBL_DTYPE_F16) return to_f32(from_f32<__half>(value));
     if (dtype == NBL_DTYPE_BF16) return to_f32(from_f32<__nv_bfloat16>(value));
@@ -32,7 +32,7 @@ struct move_list {
     nbl__move moves[NBL_MOVES_MOST];
 };
 
-__device__ float moved(const nbl__move &m, int64_t r, int64_t c)
+__device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 {
     int64_t row = m.turned ? c : r, column = m.turned ? r : c;
     bool rest = m.split && column == 1;

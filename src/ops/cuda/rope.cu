@@ -32,7 +32,7 @@ frequencies frequencies_of(const nbl__rope *rope, int64_t half)
     return f;
 }
 
-__device__ void turn_of(const frequencies &f, int position, int i, float *cosine, float *sine)
+__device__ inline void turn_of(const frequencies &f, int position, int i, float *cosine, float *sine)
 {
     double s, c, angle = static_cast<double>(position) * static_cast<double>(f.at[i]);
     sincos(angle, &s, &c);
@@ -80,7 +80,7 @@ struct turn {
     float sign; /* -1: back */
 };
 
-__device__ void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
+__device__ inline void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
 {
     int64_t token = blockIdx.x;
     for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
