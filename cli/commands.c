@@ -39,7 +39,7 @@ const cli_option cli_common_options[] = {
      .argument = "DEVICE",
      .kind = CLI_CHOICE,
      .choices = "cpu|cuda|auto",
-     .fallback = "auto",
+     .fallback = "cpu",
      .help = "where to compute: auto is the first CUDA device, or the CPU"},
     {.name = "quiet", .letter = 'q', .help = "no progress, no warnings and no closing summary"},
     {.name = "json", .help = "exactly one JSON document on standard output, errors included"},

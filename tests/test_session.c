@@ -239,6 +239,77 @@ static void recomputation_changes_no_bit_of_any_architecture(void **state)
     nbl_context_destroy(ctx);
 }
 
+static int again_count(const nbl__plan *plan, const char *family)
+{
+    int count = 0;
+    for (int i = 0; i < plan->step_count; i++)
+        count += plan->steps[i].again && strcmp(plan->steps[i].node->family->name, family) == 0;
+    return count;
+}
+
+/* The worst relative error of a gradient of `a` beside that of the same name in `b`. */
+static double worst_gradient(nbl__session *a, nbl__session *b)
+{
+    double worst = 0;
+    int found = 0;
+    for (nbl__value v = 1; v <= a->graph.value_count; v++)
+        for (nbl__value u = 1; u <= b->graph.value_count; u++) {
+            const nbl__value_info *x = nbl__info(&a->graph, v), *y = nbl__info(&b->graph, u);
+            if (!x->trained || !y->trained || strcmp(x->name, y->name) != 0) continue;
+            const float *p = nbl__plan_data(&a->plan, x->gradient),
+                        *q = nbl__plan_data(&b->plan, y->gradient);
+            double off = 0, norm = 0;
+            for (int64_t i = 0; i < nbl__tensor_elements(&x->tensor); i++) {
+                off += pow((double)p[i] - (double)q[i], 2);
+                norm += pow((double)q[i], 2);
+            }
+            worst = fmax(worst, sqrt(off / norm));
+            found++;
+        }
+    assert_int_equal(found, 42); /* A, B and magnitude of seven layers in two blocks */
+    return worst;
+}
+
+/* The way of devices, on the CPU: the same numbers, and the plan decides what is kept between the operators. */
+static void a_feed_forward_block_of_three_operators_computes_the_same(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < TINY_ARCHITECTURES; i++) {
+        tiny_model tiny;
+        tiny_write(ctx, i, true, &tiny);
+        nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, true);
+        nbl__session s[4];
+        nbl_ids ids = sequence(TOKENS);
+        for (int way = 0; way < 4; way++) { /* one operator; three; three and cheap; three and some of that */
+            nbl__session_options o = training;
+            o.split_mlp = way > 0;
+            o.plan.least = way == 2 ? NBL_RECOMPUTE_CHEAP : NBL_RECOMPUTE_NONE;
+            if (way == 3) o.plan.budget = nbl__plan_total(&s[1].plan) - 1;
+            assert_ok(ctx, nbl__session_open(model, &o, &s[way]));
+            *(float *)nbl__plan_data(&s[way].plan, s[way].build.dloss) = 1;
+            assert_ok(ctx, nbl__session_load(&s[way], &ids, 1, &ids));
+            assert_ok(ctx, nbl__plan_run(&s[way].plan));
+            assert_true(worst_gradient(&s[way], &s[0]) < 1e-5);
+        }
+        for (int way = 2; way < 4; way++)
+            assert_memory_equal(s[way].plan.memory[NBL_MEMORY_GRADIENTS],
+                                s[1].plan.memory[NBL_MEMORY_GRADIENTS],
+                                s[1].plan.bytes[NBL_MEMORY_GRADIENTS]);
+        assert_int_equal(again_count(&s[2].plan, "gated"), 2); /* of two layers */
+        /* What was rotated is as large as what would have to be kept instead, unless that is kept for its norm. */
+        bool normed = strcmp(tiny_architectures[i].type, "qwen3") == 0 ||
+                      strcmp(tiny_architectures[i].type, "gemma3_text") == 0;
+        assert_int_equal(again_count(&s[2].plan, "rope"), normed ? 4 : 0);
+        assert_int_equal(s[3].plan.recompute, NBL_RECOMPUTE_CHEAP);
+        assert_int_equal(s[3].plan.recomputed_layers, 1);
+        for (int way = 0; way < 4; way++) nbl__session_close(&s[way]);
+        nbl_model_close(model);
+        remove_tree(tiny.folder);
+    }
+    nbl_context_destroy(ctx);
+}
+
 static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void **state)
 {
     (void)state;
@@ -337,6 +408,7 @@ int main(void)
         cmocka_unit_test(the_coldest_temperature_takes_the_likeliest_token),
         cmocka_unit_test(norms_of_dora_follow_the_adapter_when_they_are_prepared),
         cmocka_unit_test(recomputation_changes_no_bit_of_any_architecture),
+        cmocka_unit_test(a_feed_forward_block_of_three_operators_computes_the_same),
         cmocka_unit_test(every_failed_allocation_of_a_session_is_an_error_without_a_leak),
         cmocka_unit_test(plans_of_two_dtypes_at_once_give_the_bits_they_give_alone),
     };

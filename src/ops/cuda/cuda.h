@@ -37,7 +37,6 @@ typedef struct nbl__cuda {
     void *workspace;        /* of the device, for libraries; calls on one stream may share it */
     size_t workspace_bytes;
     struct nbl__blas *blas;  /* blas.h; NULL: its library was not found */
-    struct nbl__dnn *dnn;    /* dnn.h; likewise */
     void *tensor_map_encode; /* hopper.h; found at its first use */
     size_t allocated;        /* bytes of nbl__cuda_alloc that live */
     void *staging;           /* nbl__cuda_stage */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "ops/cuda/blas.h"
-#include "ops/cuda/dnn.h"
 
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
@@ -100,15 +99,13 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->workspace_bytes = WORKSPACE_BYTES;
     cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
-    return nbl__dnn_open(cuda, &cuda->dnn);
+    return nbl__blas_open(cuda, &cuda->blas);
 }
 
 static void close_device(void *device)
 {
     nbl__cuda *cuda = device;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-    if (cuda->dnn) nbl__dnn_close(cuda, cuda->dnn);
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);
