@@ -385,7 +385,9 @@ static void patterns_mean_what_they_mean_in_ruby(void **state)
         {"[[:punct:]]+", "a+.b", "[+.]"},
         {"\\bab\\b", "ab abc", "[ab]"},
         {"\\p{L}+", "\xf0\x91\xbc\x84\xf0\x91\xbc\x85",
-         "[\xf0\x91\xbc\x84\xf0\x91\xbc\x85]"}, /* of Unicode 15 */
+         "[\xf0\x91\xbc\x84\xf0\x91\xbc\x85]"},                         /* of Unicode 15 */
+        {"\\p{Han}", "\xf0\x9d\x8d\xae\xe6\x97\xa5", "[\xe6\x97\xa5]"}, /* a counting rod only extends Han */
+        {"[^\\p{Han}]", "\xf0\x9d\x8d\xae\xe6\x97\xa5", "[\xf0\x9d\x8d\xae]"},
     };
     nbl_context *ctx = new_context();
     char found[256];

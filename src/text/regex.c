@@ -6,6 +6,7 @@
 #include "text/regex.h"
 
 #include <pcre2.h>
+#include <stdio.h>
 
 #include "text/chars.h"
 #include "text/unicode.h"
@@ -67,6 +68,25 @@ static nbl_status compile(nbl_context *ctx, nbl__regex *regex, const char *patte
     /* Without the compiler (a system that forbids it) the interpreter does the same, slower. */
     (void)pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE);
     return NBL_OK;
+}
+
+nbl_status nbl__regex_is_script(nbl_context *ctx, const char *where, const char *name, bool *yes)
+{
+    char pattern[80];
+    int code = 0;
+    PCRE2_SIZE at;
+    snprintf(pattern, sizeof pattern, "\\p{sc:%s}", name);
+    pcre2_general_context *general = pcre2_general_context_create(take, give, ctx);
+    pcre2_compile_context *how = general ? pcre2_compile_context_create(general) : NULL;
+    pcre2_code *script = how ? pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code,
+                                             &at, how)
+                             : NULL;
+    bool lacks_memory = how == NULL || (script == NULL && code == PCRE2_ERROR_HEAP_FAILED);
+    *yes = script != NULL;
+    pcre2_code_free(script);
+    pcre2_compile_context_free(how);
+    pcre2_general_context_free(general);
+    return lacks_memory ? out_of_memory(ctx, where) : NBL_OK;
 }
 
 static nbl_status make(nbl_context *ctx, const char *where, const char *pattern, size_t size,

@@ -40,6 +40,9 @@ nbl_status nbl__search_begin(nbl__search *search, nbl__matcher *matcher, const n
  * passed over, as Oniguruma's iterator does. */
 nbl_status nbl__search_next(nbl__search *search, bool *found, size_t *begin, size_t *end);
 
+/* Is this the name of a script ("Han")? */
+nbl_status nbl__regex_is_script(nbl_context *ctx, const char *where, const char *name, bool *yes);
+
 /* ---- regex_translate.c ---- */
 
 /* Appends the pattern in PCRE2's language to `out` and tells whether it refers back to what it matched; fails

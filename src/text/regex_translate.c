@@ -141,8 +141,11 @@ static nbl_status read_property(translator *t, bool negated, char space[128], ch
     }
     clean[length] = '\0';
     if (length == 0) return wrong(t, "a property without a name");
-    snprintf(space, 64, "\\p{%s}", clean);
-    snprintf(space + 64, 64, "\\P{%s}", clean);
+    /* PCRE2 takes a script's bare name for its extensions, which characters of other scripts may have, too. */
+    bool script;
+    NBL_TRY(nbl__regex_is_script(t->ctx, t->where, clean, &script));
+    snprintf(space, 64, "\\p{%s%s}", script ? "sc:" : "", clean);
+    snprintf(space + 64, 64, "\\P{%s%s}", script ? "sc:" : "", clean);
     *set = (charset){space, space + 64};
     return NBL_OK;
 }
