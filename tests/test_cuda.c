@@ -1,0 +1,131 @@
+/* test_cuda.c - a CUDA device beside the CPU: the same runs, the same losses; and beside itself: the same bits. Without a
+ * device the program is skipped. */
+#include "tiny_run.h"
+
+#include <math.h>
+#include <pthread.h>
+
+static nbl_context *on_device(void)
+{
+    nbl_context *ctx;
+    assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
+    assert_ok(ctx, nbl_context_use_cuda(ctx, 0));
+    return ctx;
+}
+
+/* The losses of metrics.jsonl; returns how many. */
+static int read_losses(const fixture *f, const char *name, double losses[STEPS])
+{
+    size_t size;
+    int count = 0;
+    char *text = (char *)read_file(output(f, name, "metrics.jsonl"), &size);
+    text[size] = '\0';
+    for (const char *at = text; count < STEPS && (at = strstr(at, "\"loss\": ")); at += 8)
+        losses[count++] = strtod(at + 8, NULL);
+    free(text);
+    return count;
+}
+
+#define LAYERS "lora_r: 4\nlora_target_linear: true\ngradient_accumulation_steps: 2\nlr_scheduler: cosine\n"
+
+static void a_device_trains_as_the_cpu_does(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *keys;
+        double bound;
+    } runs[] = {
+        {"adapter: lora\n" LAYERS, 1e-5},
+        {"adapter: lora\npeft_use_dora: true\n" LAYERS, 1e-5},
+        {"adapter: qlora\nload_in_4bit: true\n" LAYERS, 1e-5},
+        {"adapter: lora\nload_in_8bit: true\n" LAYERS, 1e-5},
+        {"adapter: lora\noptimizer: adamw_8bit\n" LAYERS, 1e-5},
+        {"adapter: lora\nbf16: true\n" LAYERS, 1e-3},
+        {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS, 1e-3},
+        {"adapter: lora\nfp16: true\n" LAYERS, 1e-3},
+        {"adapter: lora\nbf16: true\ngradient_checkpointing: true\n" LAYERS, 1e-3},
+    };
+    nbl_context *device = on_device();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char here[16], there[16];
+        double cpu[STEPS], cuda[STEPS];
+        snprintf(here, sizeof here, "cpu-%zu", i);
+        snprintf(there, sizeof there, "cuda-%zu", i);
+        assert_ok(f->ctx, train_in(f, f->ctx, here, runs[i].keys, NULL));
+        assert_ok(device, train_in(f, device, there, runs[i].keys, NULL));
+        assert_int_equal(read_losses(f, here, cpu), STEPS);
+        assert_int_equal(read_losses(f, there, cuda), STEPS);
+        for (int k = 0; k < STEPS; k++)
+            if (!(fabs(cuda[k] - cpu[k]) <= runs[i].bound * cpu[k]))
+                fail_msg("%s: step %d: the loss is %.8f, %.8f on the CPU", runs[i].keys, k + 1, cuda[k],
+                         cpu[k]);
+    }
+    nbl_context_destroy(device);
+}
+
+typedef struct worker {
+    const fixture *f;
+    const char *keys, *output;
+    nbl_status status;
+} worker;
+
+static void *train_apart(void *user)
+{
+    worker *w = user;
+    nbl_context *ctx = on_device();
+    nbl_run *run;
+    w->status = nbl_run_open(ctx, in_folder(w->f->tiny.folder, w->keys), NULL, 0, &run);
+    if (w->status == NBL_OK) {
+        w->status = nbl_run_train(run, NULL, NULL);
+        nbl_run_close(run);
+    }
+    nbl_context_destroy(ctx);
+    return NULL;
+}
+
+/* Later steps are replayed from a recording; earlier ones, and those of a run that goes on, are not. */
+static void two_streams_and_replays_give_the_bits_of_one(void **state)
+{
+    fixture *f = *state;
+    static const char keys[] = "adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS;
+    nbl_context *device = on_device();
+    assert_ok(device, train_in(f, device, "alone", keys, NULL));
+    assert_ok(device, train_in(f, device, "again", keys, NULL));
+    assert_same_adapter(f, "alone", "again");
+    int64_t stop = 3;
+    assert_int_equal(
+        train_in(f, device, "stopped", keys, &(nbl_train_options){.event = stop_at, .user = &stop}),
+        NBL_ERROR_CANCELLED);
+    assert_ok(device, train_in(f, device, "stopped", keys, &(nbl_train_options){.resume = 1}));
+    assert_same_adapter(f, "alone", "stopped");
+    pthread_t threads[2];
+    worker workers[2] = {{f, "first.yml", "first", NBL_OK}, {f, "second.yml", "second", NBL_OK}};
+    for (int i = 0; i < 2; i++) {
+        char to[256];
+        snprintf(to, sizeof to, "%s", in_folder(f->tiny.folder, workers[i].keys));
+        assert_int_equal(rename(write_run(f, workers[i].output, keys), to), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, train_apart, &workers[i]), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(workers[i].status, NBL_OK);
+        assert_same_adapter(f, "alone", workers[i].output);
+    }
+    nbl_context_destroy(device);
+}
+
+int main(void)
+{
+    nbl_context *ctx;
+    if (nbl_context_create(NULL, &ctx) != NBL_OK) return 1;
+    nbl_status status = nbl_context_use_cuda(ctx, 0);
+    if (status != NBL_OK) printf("skipped: %s\n", nbl_error_message(ctx));
+    nbl_context_destroy(ctx);
+    if (status != NBL_OK) return 77;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_device_trains_as_the_cpu_does, setup, teardown),
+        cmocka_unit_test_setup_teardown(two_streams_and_replays_give_the_bits_of_one, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
