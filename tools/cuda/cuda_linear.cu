@@ -300,7 +300,7 @@ void steps(int64_t tokens)
     printf("step                                         tokens     in    out      time\n");
     for (int64_t in : sizes) {
         double n = static_cast<double>(tokens) * static_cast<double>(in);
-        void *x = filled(2, tokens * in, 1), *copy = take(static_cast<size_t>(tokens * (in + 64) * 2));
+        void *x = filled(2, tokens * in, 1), *copy = take(static_cast<size_t>(tokens * in * 2));
         void *a = filled(2, 64 * in, 1), *t = filled(2, tokens * 64, 1);
         float *gradient = static_cast<float *>(filled(1, 64 * in, 1));
         void *scratch = take(nbl__cuda_sweep_scratch(tokens, in, 32) +
@@ -316,10 +316,7 @@ void steps(int64_t tokens)
             for (float &scale : p.scales) scale = 1;
             line("project", tokens, in, wide, milliseconds([&] { NIBBLE(nbl__cuda_project(&call, &p)); }),
                  2 * n);
-            p.copy = copy, p.copy_ld = in + 64;
-            line("project and copy", tokens, in, wide,
-                 milliseconds([&] { NIBBLE(nbl__cuda_project(&call, &p)); }), 4 * n);
-            line("the same by cuBLASLt, no copy", tokens, in, wide,
+            line("the same by cuBLASLt", tokens, in, wide,
                  gemm(product_of(tokens, wide, in, x, 0, false, a, 0, true, t, NBL_DTYPE_BF16, 0)), 2 * n);
             line("outer product by cuBLASLt", tokens, in, wide,
                  gemm(product_of(wide, in, tokens, t, wide, true, x, 0, false, gradient, NBL_DTYPE_F32, 1)),
@@ -334,9 +331,6 @@ void steps(int64_t tokens)
             sweep.to = take(static_cast<size_t>(tokens * wide * 2));
             line("sweep", tokens, in, wide,
                  milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 2 * n);
-            sweep.copy = copy, sweep.copy_ld = in + 64;
-            line("sweep and copy", tokens, in, wide,
-                 milliseconds([&] { NIBBLE(nbl__cuda_sweep(&call, &sweep, scratch)); }), 4 * n);
         }
         give_back();
     }

@@ -317,22 +317,12 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    attention_rows rows;
-    (void)ctx;
-    return attention_rows_cut(static_cast<const nbl__attention *>(arguments), NULL, &rows);
-}
-
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
-    attention_rows rows;
-    attention_rows_cut(a, call->scratch, &rows);
-    attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
+    attention_rows rows = attention_rows_make(call, a, p, &data);
     int64_t slots = static_cast<int64_t>(p.tokens) + p.sequences;
     if (data.dq || data.sums)
         NBL_BY_DTYPE(
@@ -351,7 +341,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 namespace nbl_cuda
 {
 
-size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows *rows)
+static size_t cut_rows(const nbl__attention *a, uint8_t *base, attention_rows *rows)
 {
     nbl__cut cut = {base, 0};
     size_t bytes = static_cast<size_t>(a->q.shape[0] * a->q.shape[1]) * sizeof(float);
@@ -363,14 +353,25 @@ size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows
     return cut.used;
 }
 
-void attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
-                         const attention_rows &rows)
+size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments)
 {
+    attention_rows rows;
+    (void)ctx;
+    return cut_rows(static_cast<const nbl__attention *>(arguments), NULL, &rows);
+}
+
+attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                                   attention_data *data)
+{
+    attention_rows rows;
+    cut_rows(a, call->scratch, &rows);
+    data->lse2 = rows.lse2, data->delta = rows.delta, data->sums = rows.sums;
     unsigned blocks = blocks_for(static_cast<int64_t>(p.tokens) * p.heads);
     NBL_BY_DTYPE(a->dtype, T,
                  (make_rows<T><<<blocks, THREADS, 0, stream_of(call)>>>(
                      p, static_cast<const T *>(a->out.data), static_cast<const T *>(a->dout.data),
                      static_cast<const float *>(a->lse.data), rows.lse2, rows.delta)));
+    return rows;
 }
 
 void attention_sinks_add(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
@@ -386,5 +387,5 @@ void attention_sinks_add(const nbl__call *call, const nbl__attention *a, const a
 extern "C" {
 const nbl__impl nbl__attention_cuda = {"attention_cuda", NBL_ISA_SCALAR, can_run, NULL, run_forward};
 const nbl__impl nbl__attention_backward_cuda = {"attention_backward_cuda", NBL_ISA_SCALAR, can_run,
-                                                backward_scratch, run_backward};
+                                                attention_backward_scratch, run_backward};
 }

@@ -55,9 +55,10 @@ attention_data attention_data_of(const nbl__attention *a);
 struct attention_rows {
     float *lse2, *delta, *sums; /* as in attention_data */
 };
-size_t attention_rows_cut(const nbl__attention *a, uint8_t *base, attention_rows *rows);
-void attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
-                         const attention_rows &rows);
+size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments);
+/* In the call's scratch; `data` points to them afterwards. */
+attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                                   attention_data *data);
 void attention_sinks_add(
     const nbl__call *call, const nbl__attention *a, const attention_problem &p,
     const attention_rows &rows); /* after rows.sums is made; does nothing where it is NULL */

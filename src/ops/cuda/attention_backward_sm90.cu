@@ -298,21 +298,13 @@ void launch_backward(const attention_problem &p, const attention_data &data, con
     (p.cap != 0 ? launch_backward_of<T, WIDE, true> : launch_backward_of<T, WIDE, false>)(p, data, call);
 }
 
-size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    return nbl__attention_backward_mma.scratch(ctx, arguments);
-}
-
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     if (call->cuda->major != 9) return nbl__attention_backward_mma.run(call, arguments);
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
-    attention_rows rows;
-    attention_rows_cut(a, call->scratch, &rows);
-    attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
+    attention_rows rows = attention_rows_make(call, a, p, &data);
     if (a->dtype == NBL_DTYPE_F16)
         (p.size <= 64 ? launch_backward<__half, 64> : launch_backward<__half, 128>)(p, data, call);
     else
@@ -326,5 +318,5 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 
 extern "C" {
 const nbl__impl nbl__attention_backward_sm90 = {"attention_backward_sm90", NBL_ISA_SCALAR, can_run,
-                                                backward_scratch, run_backward};
+                                                attention_backward_scratch, run_backward};
 }

@@ -381,13 +381,6 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    attention_rows rows;
-    (void)ctx;
-    return attention_rows_cut(static_cast<const nbl__attention *>(arguments), NULL, &rows);
-}
-
 template <int WIDE>
 void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
 {
@@ -400,10 +393,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
-    attention_rows rows;
-    attention_rows_cut(a, call->scratch, &rows);
-    attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
+    attention_rows rows = attention_rows_make(call, a, p, &data);
     (p.size <= 64 ? launch_backward<64> : launch_backward<128>)(p, data, stream_of(call));
     attention_sinks_add(call, a, p, rows);
     return launched(call);
@@ -414,5 +404,5 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 extern "C" {
 const nbl__impl nbl__attention_f32 = {"attention_f32", NBL_ISA_SCALAR, can_run, NULL, run_forward};
 const nbl__impl nbl__attention_backward_f32 = {"attention_backward_f32", NBL_ISA_SCALAR, can_run,
-                                               backward_scratch, run_backward};
+                                               attention_backward_scratch, run_backward};
 }

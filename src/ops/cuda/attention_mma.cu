@@ -443,22 +443,12 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     return launched(call);
 }
 
-size_t backward_scratch(const nbl_context *ctx, const void *arguments)
-{
-    attention_rows rows;
-    (void)ctx;
-    return attention_rows_cut(static_cast<const nbl__attention *>(arguments), NULL, &rows);
-}
-
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
     attention_problem p = attention_problem_of(call, a);
     attention_data data = attention_data_of(a);
-    attention_rows rows;
-    attention_rows_cut(a, call->scratch, &rows);
-    attention_rows_make(call, a, p, rows);
-    data.lse2 = rows.lse2, data.delta = rows.delta, data.sums = rows.sums;
+    attention_rows rows = attention_rows_make(call, a, p, &data);
     BY_SHAPE(a, launch_backward, p, data, stream_of(call));
     attention_sinks_add(call, a, p, rows);
     return launched(call);
@@ -469,5 +459,5 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
 extern "C" {
 const nbl__impl nbl__attention_mma = {"attention_mma", NBL_ISA_SCALAR, can_run, NULL, run_forward};
 const nbl__impl nbl__attention_backward_mma = {"attention_backward_mma", NBL_ISA_SCALAR, can_run,
-                                               backward_scratch, run_backward};
+                                               attention_backward_scratch, run_backward};
 }

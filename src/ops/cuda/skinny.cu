@@ -62,19 +62,6 @@ __device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t col
     }
 }
 
-template <int M>
-__device__ inline void copy_rows(const nbl__project &p, int64_t row, int64_t column, const rows_part<M> &part)
-{
-    __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.copy);
-    if (column >= p.columns) return;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        int64_t r = row + 16 * m;
-        if (r < p.rows) *reinterpret_cast<uint4 *>(to + r * p.copy_ld + column) = part.upper[m];
-        if (r + 8 < p.rows) *reinterpret_cast<uint4 *>(to + (r + 8) * p.copy_ld + column) = part.lower[m];
-    }
-}
-
 template <bool ALIGNED, int M, int N>
 __global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_constant__ nbl__project p)
 {
@@ -94,7 +81,6 @@ __global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_consta
             b[n] = column < p.columns
                        ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
                        : make_uint4(0, 0, 0, 0);
-        if (p.copy) copy_rows(p, first + g, column, now);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -144,9 +130,8 @@ template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaSt
 constexpr int STAGE_VALUES = 16384, DEVICE = 132; /* of z in a stage; blocks that fill a device */
 
 struct sweep_job {
-    int64_t rows, columns, share, v_ld, copy_ld; /* share: rows of a block */
+    int64_t rows, columns, share, v_ld; /* share: rows of a block */
     const __nv_bfloat16 *z, *a, *v;
-    __nv_bfloat16 *copy;
     float *projected,
         *outer; /* parts: [column blocks, rows, wide] and [shares, columns, wide]; NULL: not wanted */
     bool aligned;
@@ -212,21 +197,6 @@ __device__ inline void fetch(const sweep_job &j, typename sizes<N>::stage &s, in
     }
 }
 
-/* What was fetched, into the copy, by whoever fetched it. */
-template <int N>
-__device__ inline void hand_on(const sweep_job &j, const typename sizes<N>::stage &s, int64_t row,
-                               int64_t end, int64_t column)
-{
-    constexpr int PIECES = sizes<N>::COLUMNS / 8;
-#pragma unroll
-    for (int i = 0; i < STAGE_VALUES / 8 / THREADS; i++) {
-        int piece = i * THREADS + threadIdx.x, r = piece / PIECES, c = piece % PIECES;
-        if (row + r >= end || column + 8 * c >= j.columns) continue;
-        *reinterpret_cast<uint4 *>(j.copy + (row + r) * j.copy_ld + column +
-                                   8 * c) = *reinterpret_cast<const uint4 *>(&s.z[r][8 * (c ^ (r & 7))]);
-    }
-}
-
 template <int N>
 __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant__ sweep_job j)
 {
@@ -266,7 +236,6 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_kernel(const __grid_constant
         asm volatile("cp.async.commit_group;");
         const typename size::stage &s = memory.stages[i % STAGES];
         int64_t row = first + i * size::ROWS;
-        if (j.copy) hand_on<N>(j, s, row, end, column);
 #pragma unroll 1
         for (int base = 0; base < size::ROWS; base += 16) {
             uint32_t z[4], v[N][2];
@@ -429,11 +398,10 @@ extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s
     if (s->rows == 0 || s->columns == 0) return NBL_OK;
     sweep_sizes size = sizes_of(s->rows, s->columns, s->wide);
     sweep_job j = {};
-    j.rows = s->rows, j.columns = s->columns, j.share = size.share, j.v_ld = s->v_ld, j.copy_ld = s->copy_ld;
+    j.rows = s->rows, j.columns = s->columns, j.share = size.share, j.v_ld = s->v_ld;
     j.z = static_cast<const __nv_bfloat16 *>(s->z);
     j.a = static_cast<const __nv_bfloat16 *>(s->a);
     j.v = static_cast<const __nv_bfloat16 *>(s->v);
-    j.copy = static_cast<__nv_bfloat16 *>(s->copy);
     j.outer = s->gradient ? static_cast<float *>(scratch) : NULL;
     j.projected = s->to ? static_cast<float *>(scratch) + size.outer / 4 : NULL;
     j.aligned = is_aligned(s->z, 16);

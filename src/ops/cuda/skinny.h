@@ -21,8 +21,6 @@ typedef struct nbl__project {
     uint64_t ones;                     /* results with this bit are 1 instead */
     void *to;
     int64_t to_ld;
-    void *copy; /* NULL, or where a copy of x goes */
-    int64_t copy_ld;
 } nbl__project;
 nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);
 
@@ -39,8 +37,6 @@ typedef struct nbl__sweep {
     float *gradient; /* [columns, rank], or turned [rank, columns]; NULL: no outer product */
     int rank;        /* results of the outer product that are wanted */
     bool turned, accumulate;
-    void *copy; /* NULL, or where a copy of z goes */
-    int64_t copy_ld;
 } nbl__sweep;
 size_t nbl__cuda_sweep_scratch(int64_t rows, int64_t columns, int wide); /* bytes */
 nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s, void *scratch);
