@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "examine.cuh"
+
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
@@ -20,22 +22,6 @@ extern "C" {
 
 namespace
 {
-
-#define CUDA(call_)                                                                                          \
-    do {                                                                                                     \
-        cudaError_t error_ = (call_);                                                                        \
-        if (error_ != cudaSuccess) stop(#call_, cudaGetErrorString(error_), __LINE__);                       \
-    } while (0)
-#define NIBBLE(call_)                                                                                        \
-    do {                                                                                                     \
-        if ((call_) != NBL_OK) stop(#call_, nbl_error_message(ctx), __LINE__);                               \
-    } while (0)
-
-[[noreturn]] void stop(const char *call, const char *why, int line)
-{
-    fprintf(stderr, "cuda_hopper: line %d: %s: %s\n", line, call, why);
-    exit(1);
-}
 
 /* ---- values ---- */
 

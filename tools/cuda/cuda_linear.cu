@@ -12,6 +12,8 @@
 
 #include <algorithm>
 
+#include "examine.cuh"
+
 #include "ops/cuda/kernel.cuh"
 
 extern "C" {
@@ -26,16 +28,6 @@ namespace
 
 nbl_context *ctx;
 nbl__cuda *cuda;
-
-[[noreturn]] void stop(const char *what, const char *why, int line)
-{
-    fprintf(stderr, "cuda_linear: line %d: %s: %s\n", line, what, why);
-    exit(1);
-}
-#define NIBBLE(call)                                                                                         \
-    do {                                                                                                     \
-        if ((call) != NBL_OK) stop(#call, nbl_error_message(ctx), __LINE__);                                 \
-    } while (0)
 
 /* ---- data ---- */
 

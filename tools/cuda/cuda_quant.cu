@@ -11,28 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "examine.cuh"
+
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/dequantize.h"
 #include "ops/cuda/gemv.h"
 
 namespace
 {
-
-#define CUDA(call)                                                                                           \
-    do {                                                                                                     \
-        cudaError_t error_ = (call);                                                                         \
-        if (error_ != cudaSuccess) stop(#call, cudaGetErrorString(error_), __LINE__);                        \
-    } while (0)
-#define NIBBLE(call)                                                                                         \
-    do {                                                                                                     \
-        if ((call) != NBL_OK) stop(#call, nbl_error_message(ctx), __LINE__);                                 \
-    } while (0)
-
-[[noreturn]] void stop(const char *call, const char *why, int line)
-{
-    fprintf(stderr, "cuda_quant: line %d: %s: %s\n", line, call, why);
-    exit(1);
-}
 
 void *host(size_t bytes)
 {

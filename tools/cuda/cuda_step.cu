@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "examine.cuh"
+
 #include "ops/cuda/load.cuh"
 
 extern "C" {
@@ -27,22 +29,6 @@ namespace
 
 constexpr int SAMPLES = 20, LAYERS = 32, RANK = 16, HIDDEN = 4096, WIDE = 14336, KEYS = 1024, TOKENS = 8192,
               VOCABULARY = 128256, TENSORS = LAYERS * 7 * 2;
-
-#define CUDA(call)                                                                                           \
-    do {                                                                                                     \
-        cudaError_t error_ = (call);                                                                         \
-        if (error_ != cudaSuccess) stop(#call, cudaGetErrorString(error_), __LINE__);                        \
-    } while (0)
-#define NIBBLE(call)                                                                                         \
-    do {                                                                                                     \
-        if ((call) != NBL_OK) stop(#call, nbl_error_message(ctx), __LINE__);                                 \
-    } while (0)
-
-[[noreturn]] void stop(const char *call, const char *why, int line)
-{
-    fprintf(stderr, "cuda_step: line %d: %s: %s\n", line, call, why);
-    exit(1);
-}
 
 enum kind { ZERO, VALUES, POSITIVE, LABELS };
 
