@@ -1201,7 +1201,8 @@ NBL_API nbl_status nbl_cuda_device_get(nbl_context *ctx, int index,
                                        nbl_cuda_device *device);
 
 /* Models that this context opens from now on keep their weights on that
- * device and run there, on a stream of the context's own. Once per context,
+ * device and run there, on a stream of the context's own; operators (section
+ * 6) take the device's memory for tensors, weights and scratch. Once per context,
  * before its first model; it lasts until the context is destroyed.
  * NBL_ERROR_UNSUPPORTED where there is no such device, or one below compute
  * capability 8.0. */
