@@ -120,7 +120,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
                             .decoded = m->decoded,
-                            .split_mlp = o->split_mlp || nbl__cuda_of(m->ctx) != NULL,
+                            .split_mlp = o->split_mlp || (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_DECODE),
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};

@@ -1,0 +1,111 @@
+/* early.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to ops/cuda.
+ *
+ * Decoding a token is a chain of short kernels, each of which waits for the last block of the one before it, is started,
+ * and finds memory idle. A kernel whose first parameter is `early` may be started by launch_early as soon as every block of
+ * its predecessor has called others_may_begin() or left. Until it calls wait_for_others() it may touch only what no kernel
+ * of the stream writes: weights, tables, its own shared memory. After that everything before it in the stream is done and
+ * visible; loads of it must not go through the read-only path (no __ldg, no const __restrict__), which may hold what was
+ * there before.
+ *
+ * Every thread of every block must call wait_for_others(), also in blocks that have nothing to do: a kernel that ends
+ * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter is
+ * what keeps kernels that do not wait from being launched so. */
+#ifndef NBL_CUDA_EARLY_CUH
+#define NBL_CUDA_EARLY_CUH
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+namespace nbl_cuda
+{
+
+struct early {
+    int unused;
+};
+
+__device__ inline void wait_for_others()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void others_may_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* 16 bytes that a kernel before this one has written. */
+__device__ inline uint4 read_written(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+/* Errors are for cudaGetLastError, as with <<<>>>. `cluster`: blocks of grid.x that share their memory. Before compute
+ * capability 9.0 it is a launch like any other. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline void launch_early(void (*kernel)(early, PARAMETERS...), dim3 grid, unsigned threads,
+                                size_t shared, unsigned cluster, cudaStream_t stream, ARGUMENTS... arguments)
+{
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (major >= 9) {
+        attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[0].val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs = 1;
+    }
+    if (cluster > 1) {
+        cudaLaunchAttribute *it = &attributes[config.numAttrs++];
+        it->id = cudaLaunchAttributeClusterDimension;
+        it->val.clusterDim.x = cluster;
+        it->val.clusterDim.y = it->val.clusterDim.z = 1;
+    }
+    early first = {0};
+    cudaLaunchKernelEx(&config, kernel, first, static_cast<PARAMETERS>(arguments)...);
+}
+
+/* ---- clusters: blocks that see each other's shared memory ---- */
+
+__device__ inline uint32_t rank_in_cluster()
+{
+    uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+/* What the threads of the cluster wrote before is seen by all of them after. */
+__device__ inline void wait_for_cluster()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+/* Writes to the place in the shared memory of block `rank` that `to` is in this one's. */
+__device__ inline void store_to_rank(float *to, uint32_t rank, float value)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to)), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+#else
+    (void)to, (void)rank, (void)value;
+#endif
+}
+
+} // namespace nbl_cuda
+#endif

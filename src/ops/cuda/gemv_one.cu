@@ -1,0 +1,383 @@
+/* gemv_one.cu - one row of x times 4-bit weights that share it: see gemv.h.
+ *
+ * What decoding a token does most. Codes come through a ring in shared memory and a table of pairs as in gemv.cu; the
+ * differences are what one row of x alone allows, and what a chain of short kernels asks for:
+ *
+ *   product  mma.m16n8k16 has 8 columns for x. Four granules of 64 columns each take one of them (and, again, one of the
+ *            other four): x of granule k stands in column k and zeros in the others, so that one accumulator keeps the
+ *            sums of the granules apart. Lane 4g + t then has those of granules 2(t % 2) and 2(t % 2) + 1 of row g, or
+ *            (t >= 2) of row g + 8: two scales and two fma per 256 columns, and nothing is exchanged
+ *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of the
+ *            first and 8 of the second, and y = act(first)·second
+ *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
+ *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
+ *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
+ *
+ * Sums are f32 in the order of warps: the same input gives the same bits. Limit: memory; shared memory (a lookup per byte)
+ * would allow for 15 % more. */
+#include "ops/cuda/act.cuh"
+#include "ops/cuda/early.cuh"
+#include "ops/cuda/gemv_ring.cuh"
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int RING = 4, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2;
+
+struct one_weight {
+    const uint8_t *codes;
+    const uint8_t *scales; /* floats, or nested ones' codes */
+    const float *factors, *table;
+    const void *bias;
+    void *y;
+    float offset;
+    int shift, bias_dtype, end_tile; /* end_tile: of the launch */
+};
+
+struct one_job {
+    one_weight at[MOST];
+    const void *x;
+    int count, columns, tiles, act; /* act: nbl__act, -1: none */
+    bool gated, shared_tiles;
+    float table[16];
+};
+
+/* Shared memory: 256 entries of the table in the even lines of 128 bytes; in the odd ones two slots of the ring, the other
+ * two behind them; what belongs to the scales of a slot; tables of nested scales; the sums of the warps. */
+template <bool NESTED> struct one_layout {
+    static constexpr int EIGHT = WARPS, ROWS = TILE;
+    static constexpr int PITCH = 2 * LINE; /* from one row of codes to the next, and of the table */
+    static constexpr int BEHIND = 256 * PITCH, SCALES = BEHIND + EIGHT * ROWS * PITCH;
+    static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4 : ROWS * 16; /* of a slot: codes and factors, or floats */
+    static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
+    static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
+    static constexpr int BYTES = ALL_SUMS + 2 * SHARERS * EIGHT * ROWS * 4;
+    static __device__ uint32_t slot_at(int slot)
+    {
+        return slot < 2 ? LINE + slot * (BEHIND / 2) : BEHIND + (slot - 2) * LINE;
+    }
+};
+
+/* Where the 8 rows of half a tile are. */
+struct one_place {
+    int member, row;
+};
+__device__ inline one_place place_of(const one_job &j, int tile, int half)
+{
+    if (j.gated) return {half, tile * 8};
+    int member = 0, first = 0;
+#pragma unroll
+    for (int i = 0; i + 1 < MOST; i++)
+        if (i + 1 < j.count && tile >= j.at[i].end_tile) member = i + 1, first = j.at[i].end_tile;
+    return {member, (tile - first) * TILE + half * 8};
+}
+
+/* A warp's copies. Lane 8r + i has piece i of the rows r, r + 4, r + 8 and r + 12; lane i < 16 the scales of row i, and
+ * lane 16 + i, nested, their factor. */
+template <bool NESTED> struct one_loader {
+    typedef one_layout<NESTED> in;
+    const uint8_t *source[2], *scales;
+    const float *factors;
+    uint8_t *to, *scales_to;
+    uint32_t granule, four_rows;
+    int tile, step, first_step, end_step, slot, shift;
+
+    __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int first, int end, int warp,
+                          int lane)
+    {
+        int r = lane / 8, piece = lane % 8;
+        first_step = first, end_step = end, slot = 0;
+        four_rows = 2u * static_cast<uint32_t>(j.columns);
+        to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
+        scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
+                    (NESTED ? lane * 4 : lane % 16 * 16);
+        go_to(j, first_tile, lane);
+    }
+
+    __device__ void go_to(const one_job &j, int at, int lane)
+    {
+        tile = first_step < end_step ? at : j.tiles;
+        if (tile >= j.tiles) return;
+        step = first_step;
+        int64_t row_bytes = j.columns / 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            one_place p = place_of(j, tile, half);
+            source[half] = j.at[p.member].codes + (p.row + lane / 8) * row_bytes + step * LINE +
+                           lane % 8 * 16;
+            if (half != lane % 16 / 8) continue;
+            const one_weight &w = j.at[p.member];
+            granule = static_cast<uint32_t>(p.row + lane % 8) * (static_cast<uint32_t>(j.columns) / GRANULE) +
+                      step * 4;
+            scales = w.scales, factors = w.factors, shift = w.shift;
+        }
+    }
+
+    __device__ void load(const one_job &j, int groups, int lane)
+    {
+        if (tile < j.tiles) {
+            uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                copy_16_later(place + i * 4 * in::PITCH,
+                              source[i / 2] + static_cast<size_t>(i % 2) * four_rows);
+            if constexpr (NESTED) {
+                const void *from = lane < 16 ? static_cast<const void *>(scales + granule)
+                                             : factors + (granule >> shift);
+                copy_4_later(scales_place, from);
+            } else if (lane < 16) {
+                copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
+            }
+            source[0] += LINE, source[1] += LINE, granule += 4;
+            if (++step == end_step) go_to(j, tile + groups, lane);
+        }
+        slot = slot + 1 == RING ? 0 : slot + 1;
+        close_copies();
+    }
+};
+
+template <typename T>
+__device__ inline void one_product(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    if constexpr (__is_same(T, __half))
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t pair_at(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
+{
+    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
+}
+
+/* The tables, which need nothing that a kernel has written. */
+template <typename T, bool NESTED> __device__ inline void make_tables(const one_job &j, uint8_t *shared)
+{
+    typedef one_layout<NESTED> in;
+    int lane = threadIdx.x % 32;
+    packed p; /* only its table */
+#pragma unroll
+    for (int i = 0; i < 16; i++) p.table[i] = j.table[i];
+    uint32_t both = pair_of<T>(j.table[threadIdx.x >> 4], table_entry(p, lane));
+#pragma unroll
+    for (int i = 0; i < 8; i++) /* lanes begin at different banks */
+        *reinterpret_cast<uint4 *>(shared + threadIdx.x * in::PITCH +
+                                   (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
+    if constexpr (NESTED) {
+        float *tables = reinterpret_cast<float *>(shared + in::TABLES);
+        for (int i = 0; i < j.count; i++) tables[i * 256 + threadIdx.x] = __ldg(j.at[i].table + threadIdx.x);
+    }
+}
+
+__device__ inline float with_bias(const one_weight &w, int row, float sum)
+{
+    if (w.bias == nullptr) return sum;
+    return __fadd_rn(sum, load_one(w.bias, static_cast<nbl_dtype>(w.bias_dtype), row));
+}
+
+/* A row of a tile: its sums over the warps in their order, with what comes after them. */
+template <typename T>
+__device__ inline void finish_row(const one_job &j, const float *all, int warps, int tile, int row)
+{
+    float sum = 0, second = 0;
+    for (int w = 0; w < warps; w++) sum = __fadd_rn(sum, all[w * TILE + row]);
+    one_place p = place_of(j, tile, row / 8);
+    int at = p.row + row % 8;
+    sum = with_bias(j.at[p.member], at, sum);
+    if (j.gated) {
+        float slope;
+        for (int w = 0; w < warps; w++) second = __fadd_rn(second, all[w * TILE + row + 8]);
+        second = with_bias(j.at[1], at, second);
+        sum = second * (j.act == NBL_ACT_SILU   ? activation<NBL_ACT_SILU, true>(sum, &slope)
+                        : j.act == NBL_ACT_GELU ? activation<NBL_ACT_GELU, true>(sum, &slope)
+                                                : activation<NBL_ACT_GELU_TANH, true>(sum, &slope));
+    }
+    static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
+}
+
+template <typename T, bool NESTED>
+__global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_constant__ one_job j)
+{
+    typedef one_layout<NESTED> in;
+    extern __shared__ __align__(256) uint8_t shared[];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    int sharers = j.shared_tiles ? SHARERS : 1, rank = j.shared_tiles ? rank_in_cluster() : 0;
+    int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
+    int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
+    int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
+    one_loader<NESTED> ahead;
+    ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
+#pragma unroll
+    for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
+    others_may_begin();
+    make_tables<T, NESTED>(j, shared);
+    if (j.shared_tiles) wait_for_cluster(); /* the other block is there, and the tables of this one are made */
+    else __syncthreads();
+    wait_for_others();
+
+    const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
+    const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
+    int my_row = g + t / 2 * 8;
+    const uint8_t *my_scales = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
+                               (NESTED ? my_row * 4 + t % 2 * 2 : my_row * 16 + t % 2 * 8);
+    int slot = 0;
+    for (int tile = first_tile, parity = 0; tile < j.tiles; tile += groups, parity ^= 1) {
+        float sum = 0, offset = 0;
+        const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
+        if constexpr (NESTED) {
+            int member = place_of(j, tile, t / 2).member;
+            table += member * 256, offset = j.at[member].offset;
+        }
+        for (int s = first_step; s < end_step; s++) {
+            uint4 x[2] = {read_written(my_x + s * STEP_COLUMNS), read_written(my_x + s * STEP_COLUMNS + 8)};
+            wait_for_copies<RING - 1>();
+            __syncwarp();
+            const uint8_t *codes_at = my_codes + in::slot_at(slot);
+            uint2 codes[4][2];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    codes[k][half] = *reinterpret_cast<const uint2 *>(
+                        codes_at + half * 8 * in::PITCH + (k ^ (g & 3)) * 32);
+            float scales[2];
+            if constexpr (NESTED) {
+                const uint8_t *from = my_scales + slot * in::SCALE_BYTES;
+                uint32_t two = *reinterpret_cast<const uint16_t *>(from);
+                float factor = *reinterpret_cast<const float *>(from - t % 2 * 2 + TILE * 4);
+                scales[0] = __fadd_rn(__fmul_rn(table[two & 255], factor), offset);
+                scales[1] = __fadd_rn(__fmul_rn(table[two >> 8], factor), offset);
+            } else {
+                float2 two = *reinterpret_cast<const float2 *>(my_scales + slot * in::SCALE_BYTES);
+                scales[0] = two.x, scales[1] = two.y;
+            }
+            __syncwarp(); /* all have read the slot that is filled now */
+            ahead.load(j, groups, lane);
+            slot = slot + 1 == RING ? 0 : slot + 1;
+            const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+            float product[4] = {};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t mine = g % 4 == k ? ~0u : 0u;
+#pragma unroll
+                for (int i = 0; i < 4; i++) { /* four columns of each lane */
+                    uint32_t a[4];
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        uint32_t word = i < 2 ? codes[k][half].x : codes[k][half].y;
+                        a[half] = pair_at(shared, word, i % 2 * 2, lane * 4u);
+                        a[half + 2] = pair_at(shared, word, i % 2 * 2 + 1, lane * 4u);
+                    }
+                    one_product<T>(product, a, b[2 * i] & mine, b[2 * i + 1] & mine);
+                }
+            }
+            sum = fmaf(scales[0], t < 2 ? product[0] : product[2], sum);
+            sum = fmaf(scales[1], t < 2 ? product[1] : product[3], sum);
+        }
+        sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
+        float *all = reinterpret_cast<float *>(shared + in::ALL_SUMS) + parity * SHARERS * WARPS * TILE;
+        float *place = all + worker * TILE + my_row;
+        if (t % 2 == 0) {
+            if (rank == 0) *place = sum;
+            else store_to_rank(place, 0, sum);
+        }
+        if (j.shared_tiles) wait_for_cluster();
+        else __syncthreads();
+        if (rank == 0 && threadIdx.x < (j.gated ? 8 : TILE))
+            finish_row<T>(j, all, workers, tile, static_cast<int>(threadIdx.x));
+    }
+}
+
+int processors_of_device()
+{
+    int device = 0, processors = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return processors;
+}
+
+template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
+{
+    constexpr int BYTES = one_layout<NESTED>::BYTES;
+    static_assert(2 * (BYTES + 1024) <= 227 << 10, "two blocks of a multiprocessor");
+    auto kernel = gemv_one<T, NESTED>;
+    int device = 0, major = 0, processors = processors_of_device();
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * processors;
+    int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
+    int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) * nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
+    j.shared_tiles = major >= 9 && shared < alone;
+    int sharers = j.shared_tiles ? SHARERS : 1;
+    int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
+    launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
+                 static_cast<unsigned>(sharers), stream, j);
+}
+
+} // namespace
+
+extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
+{
+    const nbl_weight *first = g->parts[0].weight;
+    bool good = g->count >= 1 && g->count <= MOST && (g->act < 0 || g->count == 2) &&
+                (g->dtype == NBL_DTYPE_F16 || g->dtype == NBL_DTYPE_BF16) && aligned(g->x, 16);
+    for (int i = 0; good && i < g->count; i++) {
+        const nbl_weight *w = g->parts[i].weight;
+        bool nested = w->nested_scales != NULL;
+        good = (w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4) && w->format == first->format &&
+               w->rank == 2 && w->shape[0] > 0 && w->shape[0] % (g->act < 0 ? TILE : 8) == 0 &&
+               w->shape[0] <= INT32_MAX && w->shape[1] == first->shape[1] && w->shape[1] > 0 &&
+               w->shape[1] % STEP_COLUMNS == 0 && w->shape[1] <= 1 << 26 &&
+               w->shape[0] * w->shape[1] <= int64_t(1) << 37 && w->block == GRANULE && aligned(w->data, 16) &&
+               nested == (first->nested_scales != NULL);
+        if (good && nested)
+            good = w->nested_block >= 4 && (w->nested_block & (w->nested_block - 1)) == 0 &&
+                   aligned(w->scale_codes, 4);
+        else if (good) good = aligned(w->scales, 16);
+    }
+    return good && (g->act < 0 || g->parts[0].weight->shape[0] == g->parts[1].weight->shape[0]);
+}
+
+extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *g, void *stream)
+{
+    one_job j = {};
+    bool nested = g->parts[0].weight->nested_scales != NULL;
+    j.x = g->x;
+    j.count = g->count;
+    j.gated = g->act >= 0;
+    j.act = g->act;
+    j.columns = static_cast<int>(g->parts[0].weight->shape[1]);
+    for (int i = 0; i < g->count; i++) {
+        const nbl__gemv_part *part = &g->parts[i];
+        packed p = packed_of(part->weight);
+        int rows = static_cast<int>(part->weight->shape[0]);
+        if (i == 0) memcpy(j.table, p.table, sizeof j.table);
+        j.tiles = j.gated ? rows / 8 : j.tiles + rows / TILE;
+        j.at[i] = {p.codes,
+                   nested ? p.scale_codes : reinterpret_cast<const uint8_t *>(p.scales),
+                   p.nested_scales,
+                   p.nested_table,
+                   part->bias.data,
+                   part->y,
+                   p.nested_offset,
+                   p.nested_shift,
+                   part->bias.dtype,
+                   j.tiles};
+    }
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    if (g->dtype == NBL_DTYPE_F16 && nested) launch<__half, true>(j, on);
+    else if (g->dtype == NBL_DTYPE_F16) launch<__half, false>(j, on);
+    else if (nested) launch<__nv_bfloat16, true>(j, on);
+    else launch<__nv_bfloat16, false>(j, on);
+    return launched(ctx, "nbl__cuda_gemv_one");
+}
