@@ -88,12 +88,24 @@ __device__ inline uint32_t rank_in_cluster()
 #endif
     return rank;
 }
-/* What the threads of the cluster wrote before is seen by all of them after. */
-__device__ inline void wait_for_cluster()
+/* A barrier in two halves: what the threads of the cluster wrote before the first is seen by all of them after the
+ * second. */
+__device__ inline void arrive_at_cluster()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
+}
+__device__ inline void await_cluster()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster()
+{
+    arrive_at_cluster();
+    await_cluster();
 }
 /* Writes to the place in the shared memory of block `rank` that `to` is in this one's. */
 __device__ inline void store_to_rank(float *to, uint32_t rank, float value)

@@ -10,14 +10,15 @@ extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 extern const nbl__impl nbl__attention_sm90, nbl__attention_backward_sm90, nbl__attention_mma,
     nbl__attention_backward_mma, nbl__attention_f32, nbl__attention_backward_f32, nbl__attention_cuda,
-    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
+    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__attention_step_fast,
+    nbl__attention_step_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
 extern const nbl__impl nbl__rmsnorm_cuda, nbl__rmsnorm_backward_cuda;
 extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
 extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
 extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
-extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
+extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda, nbl__argmax_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -42,6 +43,7 @@ static const struct entry {
      LIST(&nbl__attention_backward_sm90, &nbl__attention_backward_mma, &nbl__attention_backward_f32,
           &nbl__attention_backward_cuda)},
     {"attention_decode", LIST(&nbl__attention_decode_cuda)},
+    {"attention_step", LIST(&nbl__attention_step_fast, &nbl__attention_step_cuda)},
     {"kv_write", LIST(&nbl__kv_write_cuda)},
     {"take_rows", LIST(&nbl__take_rows_cuda)},
     {"rmsnorm", LIST(&nbl__rmsnorm_cuda)},
@@ -59,6 +61,7 @@ static const struct entry {
     {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
+    {"argmax", LIST(&nbl__argmax_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
