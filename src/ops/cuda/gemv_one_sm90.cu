@@ -1,4 +1,4 @@
-/* gemv_one.cu - one row of x times 4-bit weights that share it: see gemv.h.
+/* gemv_one_sm90.cu - one row of x times 4-bit weights that share it: see gemv.h.
  *
  * What decoding a token does most. Codes come through a ring in shared memory and a table of pairs as in gemv.cu; the
  * differences are what one row of x alone allows, and what a chain of short kernels asks for:
@@ -12,6 +12,8 @@
  *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
  *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
  *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
+ *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of them, in
+ *            turns, adds it up a tile later
  *
  * Sums are f32 in the order of warps: the same input gives the same bits. Limit: memory; shared memory (a lookup per byte)
  * would allow for 15 % more. */
@@ -24,7 +26,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-constexpr int RING = 4, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2;
+constexpr int RING = 4, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
 
 struct one_weight {
     const uint8_t *codes;
@@ -53,7 +55,8 @@ template <bool NESTED> struct one_layout {
     static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4 : ROWS * 16; /* of a slot: codes and factors, or floats */
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
     static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
-    static constexpr int BYTES = ALL_SUMS + 2 * SHARERS * EIGHT * ROWS * 4;
+    static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
+    static constexpr int BYTES = BARRIERS + 2 * SUM_SLOTS * 8;
     static __device__ uint32_t slot_at(int slot)
     {
         return slot < 2 ? LINE + slot * (BEHIND / 2) : BEHIND + (slot - 2) * LINE;
@@ -82,7 +85,7 @@ template <bool NESTED> struct one_loader {
     const float *factors;
     uint8_t *to, *scales_to;
     uint32_t granule, four_rows;
-    int tile, step, first_step, end_step, slot, shift;
+    int tile, end_tile, step, first_step, end_step, slot, shift;
 
     __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int first, int end, int warp,
                           int lane)
@@ -99,12 +102,14 @@ template <bool NESTED> struct one_loader {
     __device__ void go_to(const one_job &j, int at, int lane)
     {
         tile = first_step < end_step ? at : j.tiles;
-        if (tile >= j.tiles) return;
         step = first_step;
+        end_tile = 0;
+        if (tile >= j.tiles) return;
         int64_t row_bytes = j.columns / 2;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             one_place p = place_of(j, tile, half);
+            end_tile = j.gated ? j.tiles : j.at[p.member].end_tile;
             source[half] = j.at[p.member].codes + (p.row + lane / 8) * row_bytes + step * LINE +
                            lane % 8 * 16;
             if (half != lane % 16 / 8) continue;
@@ -113,6 +118,21 @@ template <bool NESTED> struct one_loader {
                       step * 4;
             scales = w.scales, factors = w.factors, shift = w.shift;
         }
+    }
+
+    /* Within a member it is as far from every tile to the next. */
+    __device__ void next_tile(const one_job &j, int groups, int lane)
+    {
+        if (tile + groups >= end_tile) {
+            go_to(j, tile + groups, lane);
+            return;
+        }
+        uint32_t rows = static_cast<uint32_t>(groups) * (j.gated ? 8u : 16u);
+        int64_t back = static_cast<int64_t>(end_step - first_step) * LINE;
+        int64_t far = static_cast<int64_t>(rows) * (j.columns / 2) - back;
+        source[0] += far, source[1] += far;
+        granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - (end_step - first_step) * 4;
+        tile += groups, step = first_step;
     }
 
     __device__ void load(const one_job &j, int groups, int lane)
@@ -131,7 +151,7 @@ template <bool NESTED> struct one_loader {
                 copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
             }
             source[0] += LINE, source[1] += LINE, granule += 4;
-            if (++step == end_step) go_to(j, tile + groups, lane);
+            if (++step == end_step) next_tile(j, groups, lane);
         }
         slot = slot + 1 == RING ? 0 : slot + 1;
         close_copies();
@@ -183,24 +203,52 @@ __device__ inline float with_bias(const one_weight &w, int row, float sum)
     return __fadd_rn(sum, load_one(w.bias, static_cast<nbl_dtype>(w.bias_dtype), row));
 }
 
-/* A row of a tile: its sums over the warps in their order, with what comes after them. */
-template <typename T>
-__device__ inline void finish_row(const one_job &j, const float *all, int warps, int tile, int row)
+/* ---- barriers that only some wait at ---- */
+
+__device__ inline void make_barrier(uint64_t *barrier, int count)
 {
-    float sum = 0, second = 0;
-    for (int w = 0; w < warps; w++) sum = __fadd_rn(sum, all[w * TILE + row]);
+    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+__device__ inline void arrive_at(uint64_t *barrier, uint32_t rank)
+{
+    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier)), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+/* Until phase `parity` of the barrier is over. */
+__device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier)), done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(at), "r"(parity)
+                     : "memory");
+}
+
+/* A warp adds up a tile, in the order of the warps, with what comes after it. Lanes 16 and up have what the others have. */
+template <typename T>
+__device__ inline void finish_tile(const one_job &j, const float *all, int workers, int tile, int lane)
+{
+    int row = lane % TILE;
+    float parts[SHARERS * WARPS], sum = 0;
+#pragma unroll
+    for (int w = 0; w < SHARERS * WARPS; w++) parts[w] = w < workers ? all[w * TILE + row] : 0;
+#pragma unroll
+    for (int w = 0; w < SHARERS * WARPS; w++) sum = __fadd_rn(sum, parts[w]);
     one_place p = place_of(j, tile, row / 8);
     int at = p.row + row % 8;
     sum = with_bias(j.at[p.member], at, sum);
     if (j.gated) {
-        float slope;
-        for (int w = 0; w < warps; w++) second = __fadd_rn(second, all[w * TILE + row + 8]);
-        second = with_bias(j.at[1], at, second);
+        float slope, second = __shfl_down_sync(ALL, sum, 8);
         sum = second * (j.act == NBL_ACT_SILU   ? activation<NBL_ACT_SILU, true>(sum, &slope)
                         : j.act == NBL_ACT_GELU ? activation<NBL_ACT_GELU, true>(sum, &slope)
                                                 : activation<NBL_ACT_GELU_TANH, true>(sum, &slope));
     }
-    static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
+    if (lane < (j.gated ? 8 : int{TILE})) static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
 }
 
 template <typename T, bool NESTED>
@@ -219,6 +267,12 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
     others_may_begin();
     make_tables<T, NESTED>(j, shared);
+    uint64_t *full = reinterpret_cast<uint64_t *>(shared + in::BARRIERS), *empty = full + SUM_SLOTS;
+    if (threadIdx.x < SUM_SLOTS) {
+        make_barrier(full + threadIdx.x, workers);
+        make_barrier(empty + threadIdx.x, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     if (j.shared_tiles) wait_for_cluster(); /* the other block is there, and the tables of this one are made */
     else __syncthreads();
     wait_for_others();
@@ -228,8 +282,18 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int my_row = g + t / 2 * 8;
     const uint8_t *my_scales = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
                                (NESTED ? my_row * 4 + t % 2 * 2 : my_row * 16 + t % 2 * 8);
-    int slot = 0;
-    for (int tile = first_tile, parity = 0; tile < j.tiles; tile += groups, parity ^= 1) {
+    float *all_sums = reinterpret_cast<float *>(shared + in::ALL_SUMS);
+    constexpr int OF_TILE = SHARERS * int{WARPS} * int{TILE};
+    /* The tile that is number `n` of this block's. Its place is needed again only where there are SUM_SLOTS more. */
+    auto finish = [&](int n) {
+        int place = n % SUM_SLOTS, tile = first_tile + n * groups;
+        wait_at(full + place, static_cast<uint32_t>(n / SUM_SLOTS & 1));
+        finish_tile<T>(j, all_sums + place * OF_TILE, workers, tile, lane);
+        __syncwarp();
+        if (lane < sharers && tile + SUM_SLOTS * groups < j.tiles) arrive_at(empty + place, lane);
+    };
+    int slot = 0, n = 0;
+    for (int tile = first_tile; tile < j.tiles; tile += groups, n++) {
         float sum = 0, offset = 0;
         const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
         if constexpr (NESTED) {
@@ -248,20 +312,23 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
                 for (int half = 0; half < 2; half++)
                     codes[k][half] = *reinterpret_cast<const uint2 *>(
                         codes_at + half * 8 * in::PITCH + (k ^ (g & 3)) * 32);
+            uint32_t two = 0;
             float scales[2];
             if constexpr (NESTED) {
                 const uint8_t *from = my_scales + slot * in::SCALE_BYTES;
-                uint32_t two = *reinterpret_cast<const uint16_t *>(from);
-                float factor = *reinterpret_cast<const float *>(from - t % 2 * 2 + TILE * 4);
-                scales[0] = __fadd_rn(__fmul_rn(table[two & 255], factor), offset);
-                scales[1] = __fadd_rn(__fmul_rn(table[two >> 8], factor), offset);
+                two = *reinterpret_cast<const uint16_t *>(from);
+                scales[0] = *reinterpret_cast<const float *>(from - t % 2 * 2 + TILE * 4);
             } else {
-                float2 two = *reinterpret_cast<const float2 *>(my_scales + slot * in::SCALE_BYTES);
-                scales[0] = two.x, scales[1] = two.y;
+                float2 both = *reinterpret_cast<const float2 *>(my_scales + slot * in::SCALE_BYTES);
+                scales[0] = both.x, scales[1] = both.y;
             }
             __syncwarp(); /* all have read the slot that is filled now */
             ahead.load(j, groups, lane);
             slot = slot + 1 == RING ? 0 : slot + 1;
+            if constexpr (NESTED) {
+                scales[1] = __fadd_rn(__fmul_rn(table[two >> 8], scales[0]), offset);
+                scales[0] = __fadd_rn(__fmul_rn(table[two & 255], scales[0]), offset);
+            }
             const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
             float product[4] = {};
 #pragma unroll
@@ -283,25 +350,26 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             sum = fmaf(scales[1], t < 2 ? product[1] : product[3], sum);
         }
         sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
-        float *all = reinterpret_cast<float *>(shared + in::ALL_SUMS) + parity * SHARERS * WARPS * TILE;
-        float *place = all + worker * TILE + my_row;
+        int place = n % SUM_SLOTS;
+        if (n >= SUM_SLOTS) wait_at(empty + place, static_cast<uint32_t>(n / SUM_SLOTS - 1 & 1));
+        float *to = all_sums + place * OF_TILE + worker * TILE + my_row;
         if (t % 2 == 0) {
-            if (rank == 0) *place = sum;
-            else store_to_rank(place, 0, sum);
+            if (rank == 0) *to = sum;
+            else store_to_rank(to, 0, sum);
         }
-        if (j.shared_tiles) wait_for_cluster();
-        else __syncthreads();
-        if (rank == 0 && threadIdx.x < (j.gated ? 8 : TILE))
-            finish_row<T>(j, all, workers, tile, static_cast<int>(threadIdx.x));
+        __syncwarp();
+        if (lane == 0) arrive_at(full + place, 0);
+        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
     }
+    if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
 }
 
-int processors_of_device()
+int device_number(cudaDeviceAttr which)
 {
-    int device = 0, processors = 1;
+    int device = 0, number = 1;
     cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return processors;
+    cudaDeviceGetAttribute(&number, which, device);
+    return number;
 }
 
 template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
@@ -309,15 +377,12 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     constexpr int BYTES = one_layout<NESTED>::BYTES;
     static_assert(2 * (BYTES + 1024) <= 227 << 10, "two blocks of a multiprocessor");
     auto kernel = gemv_one<T, NESTED>;
-    int device = 0, major = 0, processors = processors_of_device();
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-    int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * processors;
+    int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
     int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) * nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
-    j.shared_tiles = major >= 9 && shared < alone;
+    j.shared_tiles = shared < alone;
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
     launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
@@ -345,6 +410,7 @@ extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
                    aligned(w->scale_codes, 4);
         else if (good) good = aligned(w->scales, 16);
     }
+    good = good && device_number(cudaDevAttrComputeCapabilityMajor) == 9;
     return good && (g->act < 0 || g->parts[0].weight->shape[0] == g->parts[1].weight->shape[0]);
 }
 
