@@ -91,16 +91,33 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
+static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__neighbour before,
+                              nbl__neighbour after)
+{
+    nbl_status status = nbl__op_run_between(plan->ctx, step->op, step->impl, step->arguments,
+                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
+                                            step->scratch, before, after);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+}
+
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
-    nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
-                                    plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
-    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+    nbl__neighbour nobody = {NULL, NULL};
+    return run_between(plan, step, nobody, nobody);
+}
+
+nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
+{
+    const nbl__planned_step *steps = plan->steps;
+    nbl__neighbour before = {NULL, NULL}, after = {NULL, NULL};
+    if (i > 0) before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
+    if (i + 1 < count) after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
+    return run_between(plan, &steps[i], before, after);
 }
 
 static nbl_status run_steps(nbl__plan *plan, int count)
 {
-    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
+    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_in_order(plan, i, count));
     return NBL_OK;
 }
 

@@ -11,6 +11,8 @@
  *            first and 8 of the second, and y = act(first)·second
  *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
  *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
+ *   norm     x may be what rmsnorm makes of it (and of a residual): every block makes it anew in registers, the first one
+ *            writes it down
  *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
  *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of them, in
  *            turns, adds it up a tile later
@@ -20,6 +22,7 @@
 #include "ops/cuda/act.cuh"
 #include "ops/cuda/early.cuh"
 #include "ops/cuda/gemv_ring.cuh"
+#include "ops/cuda/load.cuh"
 
 using namespace nbl_cuda;
 
@@ -38,8 +41,17 @@ struct one_weight {
     int shift, bias_dtype, end_tile; /* end_tile: of the launch */
 };
 
+struct one_norm {
+    const void *residual, *w; /* w NULL: there is no norm */
+    void *sum, *y;
+    int w_dtype;
+    float eps, offset;
+    bool round_first;
+};
+
 struct one_job {
     one_weight at[MOST];
+    one_norm norm;
     const void *x;
     int count, columns, tiles, act; /* act: nbl__act, -1: none */
     bool gated, shared_tiles;
@@ -56,7 +68,8 @@ template <bool NESTED> struct one_layout {
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
     static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
-    static constexpr int BYTES = BARRIERS + 2 * SUM_SLOTS * 8;
+    static constexpr int SQUARES = BARRIERS + 2 * SUM_SLOTS * 8; /* of the warps' columns */
+    static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
     static __device__ uint32_t slot_at(int slot)
     {
         return slot < 2 ? LINE + slot * (BEHIND / 2) : BEHIND + (slot - 2) * LINE;
@@ -251,6 +264,88 @@ __device__ inline void finish_tile(const one_job &j, const float *all, int worke
     if (lane < (j.gated ? 8 : int{TILE})) static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
 }
 
+/* ---- x ---- */
+
+constexpr int HELD = 2; /* steps of a warp whose part of x fits its registers */
+
+/* The columns that a lane has of each step, as they are or as the norm makes them; all threads of the cluster. */
+template <typename T> struct one_row {
+    uint4 at[HELD][2];
+
+    __device__ void load(const void *x, int first, int count)
+    {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+                at[i][p] = i < count ? read_written(static_cast<const T *>(x) + first + i * STEP_COLUMNS + p * 8)
+                                     : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ void normalise(const one_job &j, float *squares, int first, int count, int worker, int workers,
+                              bool counts, bool writes)
+    {
+        const one_norm &norm = j.norm;
+        float mine = 0;
+        uint4 residual[HELD][2];
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+                if (norm.residual && i < count)
+                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first + i * STEP_COLUMNS +
+                                                  p * 8);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                float h[8], more[8];
+                if (i >= count) continue;
+                unpack<T>(at[i][p], h);
+                if (norm.residual) {
+                    unpack<T>(residual[i][p], more);
+#pragma unroll
+                    for (int e = 0; e < 8; e++) h[e] += more[e];
+                    at[i][p] = packed_up<T>(h);
+                    unpack<T>(at[i][p], h);
+                }
+#pragma unroll
+                for (int e = 0; e < 8; e++) mine = fmaf(h[e], h[e], mine);
+            }
+        mine = warp_sum(counts ? mine : 0);
+        if (j.shared_tiles) {
+            if (threadIdx.x % 32 < SHARERS) store_to_rank(squares + worker, threadIdx.x % 32, mine);
+            wait_for_cluster();
+        } else {
+            if (threadIdx.x % 32 == 0) squares[worker] = mine;
+            __syncthreads();
+        }
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < SHARERS * WARPS; w++) sum += w < workers ? squares[w] : 0;
+        float scale = 1 / sqrtf(sum / static_cast<float>(j.columns) + norm.eps);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                int64_t column = first + i * STEP_COLUMNS + p * 8;
+                float y[8], w[8];
+                if (i >= count) continue;
+                if (writes && norm.sum)
+                    *reinterpret_cast<uint4 *>(static_cast<T *>(norm.sum) + column) = at[i][p];
+                load_any<8>(norm.w, norm.w_dtype, column, w);
+                unpack<T>(at[i][p], y);
+#pragma unroll
+                for (int e = 0; e < 8; e++) y[e] *= scale;
+                if (norm.round_first) unpack<T>(packed_up<T>(y), y);
+#pragma unroll
+                for (int e = 0; e < 8; e++) y[e] *= w[e] + norm.offset;
+                at[i][p] = packed_up<T>(y);
+                if (writes) *reinterpret_cast<uint4 *>(static_cast<T *>(norm.y) + column) = at[i][p];
+            }
+    }
+};
+
 template <typename T, bool NESTED>
 __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_constant__ one_job j)
 {
@@ -275,7 +370,16 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     }
     if (j.shared_tiles) wait_for_cluster(); /* the other block is there, and the tables of this one are made */
     else __syncthreads();
+    int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
+    bool holds = steps <= HELD * workers;
+    if (j.norm.w && threadIdx.x * 64 < j.columns)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
     wait_for_others();
+    one_row<T> row;
+    if (holds) row.load(j.x, my_column, my_steps);
+    if (j.norm.w)
+        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), my_column, my_steps, worker, workers,
+                      g < 4, first_tile == 0 && g < 4);
 
     const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
     const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
@@ -301,7 +405,13 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             table += member * 256, offset = j.at[member].offset;
         }
         for (int s = first_step; s < end_step; s++) {
-            uint4 x[2] = {read_written(my_x + s * STEP_COLUMNS), read_written(my_x + s * STEP_COLUMNS + 8)};
+            uint4 x[2];
+            if (holds) {
+                bool second = s != first_step;
+                x[0] = second ? row.at[1][0] : row.at[0][0], x[1] = second ? row.at[1][1] : row.at[0][1];
+            } else {
+                x[0] = read_written(my_x + s * STEP_COLUMNS), x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
+            }
             wait_for_copies<RING - 1>();
             __syncwarp();
             const uint8_t *codes_at = my_codes + in::slot_at(slot);
@@ -382,7 +492,7 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
     int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) * nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
-    j.shared_tiles = shared < alone;
+    j.shared_tiles = shared < alone || (j.norm.w && steps > HELD * WARPS);
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
     launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
@@ -390,6 +500,19 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
 }
 
 } // namespace
+
+static bool norm_fits(const nbl__gemv_one *g)
+{
+    const nbl_rmsnorm *n = g->norm;
+    const void *all[] = {n->x.data, n->residual.data, n->w.data, n->y.data, n->residual_out.data};
+    for (const void *p : all)
+        if (!aligned(p, 16)) return false;
+    const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
+    for (const void *p : written) /* other blocks still read what the first one is done with */
+        if (p && (p == n->x.data || p == n->residual.data)) return false;
+    return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
+           nbl__last(&n->x) <= HELD * SHARERS * int64_t{WARPS} * STEP_COLUMNS;
+}
 
 extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
 {
@@ -411,6 +534,7 @@ extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
         else if (good) good = aligned(w->scales, 16);
     }
     good = good && device_number(cudaDevAttrComputeCapabilityMajor) == 9;
+    good = good && (g->norm == NULL || norm_fits(g));
     return good && (g->act < 0 || g->parts[0].weight->shape[0] == g->parts[1].weight->shape[0]);
 }
 
@@ -423,6 +547,13 @@ extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *
     j.gated = g->act >= 0;
     j.act = g->act;
     j.columns = static_cast<int>(g->parts[0].weight->shape[1]);
+    if (g->norm) {
+        const nbl_rmsnorm *n = g->norm;
+        j.x = n->x.data;
+        j.norm = {n->residual.data, n->w.data, n->residual_out.data, n->y.data, n->w.dtype, n->eps, n->offset,
+                  n->round == NBL_ROUND_BEFORE_WEIGHT};
+        if (n->residual.data == NULL) j.norm.sum = NULL;
+    }
     for (int i = 0; i < g->count; i++) {
         const nbl__gemv_part *part = &g->parts[i];
         packed p = packed_of(part->weight);
