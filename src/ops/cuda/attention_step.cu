@@ -111,12 +111,18 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
     constexpr int ROUNDS = WIDE <= 64 ? 2 : 1, KEYS = 16 * ROUNDS, SPLIT = DECODE_WARPS * KEYS;
     __shared__ float sums[DECODE_WARPS][HEADS][WIDE], tops[DECODE_WARPS][HEADS], totals[DECODE_WARPS][HEADS];
     __shared__ float parts[RANKS][WIDE], part_tops[RANKS], part_totals[RANKS]; /* of the head of this rank */
+    __shared__ uint64_t all_here;
     int rank = static_cast<int>(rank_in_cluster()), unit = blockIdx.x / RANKS, b = blockIdx.y;
     int key_head = unit / p.d.blocks_per_group, among = unit % p.d.blocks_per_group;
     int head = key_head * p.d.group + among * HEADS;
     int heads = min(HEADS, (key_head + 1) * p.d.group - head);
     int64_t step = static_cast<int64_t>(p.d.key_heads) * p.d.size;
     int64_t base = (static_cast<int64_t>(b) * p.d.cached * p.d.key_heads + key_head) * p.d.size;
+    if (threadIdx.x == 0) {
+        make_barrier(&all_here, 1);
+        arrive_at(&all_here, RANKS * (WIDE + 2) * 4);
+    }
+    __syncwarp();
     arrive_at_cluster();
     others_may_begin();
     fetch_ahead<T, WIDE, SPLIT>(p, base, rank);
@@ -257,15 +263,16 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
             float sum = 0;
 #pragma unroll
             for (int w = 0; w < DECODE_WARPS; w++) sum = fmaf(factor[w], sums[w][h][d], sum);
-            store_to_rank(&parts[rank][d], static_cast<uint32_t>(h), sum);
+            send_to_rank(&parts[rank][d], &all_here, static_cast<uint32_t>(h), sum);
         }
         if (threadIdx.x == 0) {
-            store_to_rank(&part_tops[rank], static_cast<uint32_t>(h), most);
-            store_to_rank(&part_totals[rank], static_cast<uint32_t>(h), all);
+            send_to_rank(&part_tops[rank], &all_here, static_cast<uint32_t>(h), most);
+            send_to_rank(&part_totals[rank], &all_here, static_cast<uint32_t>(h), all);
         }
     }
-    wait_for_cluster();
-    if (rank >= heads || seen.y == 0) return;
+    if (rank >= heads) return;
+    wait_at(&all_here, 0);
+    if (seen.y == 0) return;
     int mine = head + rank;
     float sink = p.d.sinks ? read(p.d.sinks, p.d.sinks_dtype, mine) * LOG2_E : -INFINITY, most = sink;
 #pragma unroll

@@ -88,12 +88,12 @@ __device__ inline uint32_t rank_in_cluster()
 #endif
     return rank;
 }
-/* A barrier in two halves: what the threads of the cluster wrote before the first is seen by all of them after the
- * second. */
+/* A barrier in two halves, for the beginning: after the second all blocks of the cluster run, and their barriers are made. It
+ * says nothing of other memory: what would is as slow as a fence for the whole device, and empties the first-level cache. */
 __device__ inline void arrive_at_cluster()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ inline void await_cluster()
@@ -102,20 +102,56 @@ __device__ inline void await_cluster()
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-__device__ inline void wait_for_cluster()
+
+/* ---- barriers in shared memory: a phase is over when `count` have arrived and all bytes that were announced are there.
+ * What arrivers have written before is then seen by those who have waited. ---- */
+
+__device__ inline uint32_t shared_at(const void *p)
 {
-    arrive_at_cluster();
-    await_cluster();
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-/* Writes to the place in the shared memory of block `rank` that `to` is in this one's. */
-__device__ inline void store_to_rank(float *to, uint32_t rank, float value)
+__device__ inline void make_barrier(uint64_t *barrier, int count)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to)), there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(count) : "memory");
+#endif
+}
+/* `bytes`: that others send to this phase. */
+__device__ inline void arrive_at(uint64_t *barrier, int bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (bytes == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
+    else
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)), "r"(bytes)
+                     : "memory");
+#endif
+}
+/* Until the phase is over; phases have parity 0, 1, 0, … */
+__device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(shared_at(barrier)), "r"(parity)
+                     : "memory");
+#endif
+}
+/* Writes to the place in the shared memory of block `rank` that `to` is in this one's, and tells its barrier so. */
+__device__ inline void send_to_rank(float *to, uint64_t *barrier, uint32_t rank, float value)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t there, bell;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_at(to)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(bell) : "r"(shared_at(barrier)), "r"(rank));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                 "r"(__float_as_uint(value)), "r"(bell)
+                 : "memory");
 #else
-    (void)to, (void)rank, (void)value;
+    (void)to, (void)barrier, (void)rank, (void)value;
 #endif
 }
 

@@ -41,7 +41,7 @@ typedef struct nbl__gemv_one {
     nbl__gemv_part parts[NBL_GEMV_ONE_MOST];
 } nbl__gemv_one;
 /* A Hopper, 16-bit dtypes, `in` in multiples of 256, `out` of 16 (gated: 8), blocks of 64, the alignments that fast ones need above, and
- * all weights of one format and kind of scales. A norm up to 8192 columns, whose results
+ * all weights of one format and kind of scales. A norm up to 4096 columns, whose results
  * do not lie on its inputs. */
 bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g);
 nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *g, void *stream);

@@ -68,7 +68,7 @@ template <bool NESTED> struct one_layout {
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
     static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
-    static constexpr int SQUARES = BARRIERS + 2 * SUM_SLOTS * 8; /* of the warps' columns */
+    static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* of the warps' columns */
     static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
     static __device__ uint32_t slot_at(int slot)
     {
@@ -216,32 +216,6 @@ __device__ inline float with_bias(const one_weight &w, int row, float sum)
     return __fadd_rn(sum, load_one(w.bias, static_cast<nbl_dtype>(w.bias_dtype), row));
 }
 
-/* ---- barriers that only some wait at ---- */
-
-__device__ inline void make_barrier(uint64_t *barrier, int count)
-{
-    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-__device__ inline void arrive_at(uint64_t *barrier, uint32_t rank)
-{
-    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier)), there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-}
-/* Until phase `parity` of the barrier is over. */
-__device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier)), done = 0;
-    while (!done)
-        asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                     "selp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done)
-                     : "r"(at), "r"(parity)
-                     : "memory");
-}
-
 /* A warp adds up a tile, in the order of the warps, with what comes after it. Lanes 16 and up have what the others have. */
 template <typename T>
 __device__ inline void finish_tile(const one_job &j, const float *all, int workers, int tile, int lane)
@@ -282,7 +256,7 @@ template <typename T> struct one_row {
                                      : make_uint4(0, 0, 0, 0);
     }
 
-    __device__ void normalise(const one_job &j, float *squares, int first, int count, int worker, int workers,
+    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count, int worker, int workers,
                               bool counts, bool writes)
     {
         const one_norm &norm = j.norm;
@@ -313,13 +287,12 @@ template <typename T> struct one_row {
                 for (int e = 0; e < 8; e++) mine = fmaf(h[e], h[e], mine);
             }
         mine = warp_sum(counts ? mine : 0);
-        if (j.shared_tiles) {
-            if (threadIdx.x % 32 < SHARERS) store_to_rank(squares + worker, threadIdx.x % 32, mine);
-            wait_for_cluster();
-        } else {
-            if (threadIdx.x % 32 == 0) squares[worker] = mine;
-            __syncthreads();
+        if (threadIdx.x % 32 == 0) {
+            squares[worker] = mine;
+            if (j.shared_tiles) send_to_rank(squares + worker, barrier, worker < WARPS ? 1 : 0, mine);
+            arrive_at(barrier, j.shared_tiles ? 4 : 0); /* as many bytes come from a warp of the other block */
         }
+        wait_at(barrier, 0);
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < SHARERS * WARPS; w++) sum += w < workers ? squares[w] : 0;
@@ -364,12 +337,15 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     make_tables<T, NESTED>(j, shared);
     uint64_t *full = reinterpret_cast<uint64_t *>(shared + in::BARRIERS), *empty = full + SUM_SLOTS;
     if (threadIdx.x < SUM_SLOTS) {
-        make_barrier(full + threadIdx.x, workers);
+        make_barrier(full + threadIdx.x, WARPS);
         make_barrier(empty + threadIdx.x, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        if (threadIdx.x == 0) make_barrier(empty + SUM_SLOTS, WARPS); /* of the norm */
     }
-    if (j.shared_tiles) wait_for_cluster(); /* the other block is there, and the tables of this one are made */
-    else __syncthreads();
+    __syncthreads();
+    if (j.shared_tiles) {
+        arrive_at_cluster();
+        await_cluster();
+    }
     int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
     bool holds = steps <= HELD * workers;
     if (j.norm.w && threadIdx.x * 64 < j.columns)
@@ -378,7 +354,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     one_row<T> row;
     if (holds) row.load(j.x, my_column, my_steps);
     if (j.norm.w)
-        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), my_column, my_steps, worker, workers,
+        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column, my_steps, worker, workers,
                       g < 4, first_tile == 0 && g < 4);
 
     const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
@@ -388,13 +364,13 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
                                (NESTED ? my_row * 4 + t % 2 * 2 : my_row * 16 + t % 2 * 8);
     float *all_sums = reinterpret_cast<float *>(shared + in::ALL_SUMS);
     constexpr int OF_TILE = SHARERS * int{WARPS} * int{TILE};
-    /* The tile that is number `n` of this block's. Its place is needed again only where there are SUM_SLOTS more. */
+    /* The tile that is number `n` of this block's. Blocks that share tiles have no more than SUM_SLOTS. */
     auto finish = [&](int n) {
         int place = n % SUM_SLOTS, tile = first_tile + n * groups;
         wait_at(full + place, static_cast<uint32_t>(n / SUM_SLOTS & 1));
         finish_tile<T>(j, all_sums + place * OF_TILE, workers, tile, lane);
         __syncwarp();
-        if (lane < sharers && tile + SUM_SLOTS * groups < j.tiles) arrive_at(empty + place, lane);
+        if (lane == 0) arrive_at(empty + place, 0);
     };
     int slot = 0, n = 0;
     for (int tile = first_tile; tile < j.tiles; tile += groups, n++) {
@@ -465,10 +441,10 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         float *to = all_sums + place * OF_TILE + worker * TILE + my_row;
         if (t % 2 == 0) {
             if (rank == 0) *to = sum;
-            else store_to_rank(to, 0, sum);
+            else send_to_rank(to, full + place, 0, sum);
         }
         __syncwarp();
-        if (lane == 0) arrive_at(full + place, 0);
+        if (lane == 0 && rank == 0) arrive_at(full + place, j.shared_tiles ? TILE * 4 : 0);
         if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
     }
     if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
@@ -492,7 +468,8 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
     int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) * nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
-    j.shared_tiles = shared < alone || (j.norm.w && steps > HELD * WARPS);
+    bool few = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
+    j.shared_tiles = few && shared < alone;
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
     launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
@@ -511,7 +488,7 @@ static bool norm_fits(const nbl__gemv_one *g)
     for (const void *p : written) /* other blocks still read what the first one is done with */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
     return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
-           nbl__last(&n->x) <= HELD * SHARERS * int64_t{WARPS} * STEP_COLUMNS;
+           nbl__last(&n->x) <= HELD * int64_t{WARPS} * STEP_COLUMNS;
 }
 
 extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
