@@ -86,8 +86,7 @@ template <typename T, int WIDE>
 __device__ inline void turn_row(const step_problem &p, int b, int t, uint4 (&row)[WIDE / 32])
 {
 #pragma unroll
-    for (int i = 0; i < WIDE / 64; i++)
-        turn_eight<T>(p, b, i * 32 + t * 8, &row[i], &row[i + WIDE / 64]);
+    for (int i = 0; i < WIDE / 64; i++) turn_eight<T>(p, b, i * 32 + t * 8, &row[i], &row[i + WIDE / 64]);
 }
 
 /* Keys and values that this block will read, except those of this step. */
@@ -135,7 +134,8 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
     T *k = static_cast<T *>(const_cast<void *>(p.d.k)) + base;
     T *v = static_cast<T *>(const_cast<void *>(p.d.v)) + base;
     int64_t fresh = (static_cast<int64_t>(b) * p.d.key_heads + key_head) * p.d.size;
-    const T *new_k = static_cast<const T *>(p.new_k) + fresh, *new_v = static_cast<const T *>(p.new_v) + fresh;
+    const T *new_k = static_cast<const T *>(p.new_k) + fresh,
+            *new_v = static_cast<const T *>(p.new_v) + fresh;
     const T *q = static_cast<const T *>(p.d.q) + (static_cast<int64_t>(b) * p.d.heads + head) * p.d.size;
     auto is_seen = [&](int key) { return key >= seen.x && key < seen.y; };
 
@@ -164,8 +164,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
                 }
         if (first_pass) {
 #pragma unroll
-            for (int i = 0; i < WIDE / 32; i++)
-                x[i] = read_if(q + g * p.d.size + i * 32 + t * 8, g < heads);
+            for (int i = 0; i < WIDE / 32; i++) x[i] = read_if(q + g * p.d.size + i * 32 + t * 8, g < heads);
             turn_row<T, WIDE>(p, b, t, x);
             first_pass = false;
         }
@@ -231,7 +230,8 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
                 for (int j = 0; j < 8; j++) {
                     uint32_t pick = j % 2 ? 0x7632 : 0x5410;
                     const uint4(&y)[4] = values[r][c];
-                    multiply<T>(out[c][j], a0, a2, __byte_perm(word_of(y[0], j / 2), word_of(y[1], j / 2), pick),
+                    multiply<T>(out[c][j], a0, a2,
+                                __byte_perm(word_of(y[0], j / 2), word_of(y[1], j / 2), pick),
                                 __byte_perm(word_of(y[2], j / 2), word_of(y[3], j / 2), pick));
                 }
             }
@@ -288,7 +288,8 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
         float sum = 0;
 #pragma unroll
         for (int r = 0; r < RANKS; r++) sum = fmaf(factor[r], parts[r][d], sum);
-        static_cast<T *>(p.d.out)[(static_cast<int64_t>(b) * p.d.heads + mine) * p.d.size + d] = from_f32<T>(sum / all);
+        static_cast<T *>(p.d.out)[(static_cast<int64_t>(b) * p.d.heads + mine) * p.d.size + d] = from_f32<T>(
+            sum / all);
     }
 }
 
@@ -364,7 +365,8 @@ const char *can_fast(const void *arguments)
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (major < 9) return "it needs compute capability 9.0";
-    if (a->dtype == NBL_DTYPE_F32 || a->keys.dtype != a->dtype) return "16-bit values in a cache of their dtype only";
+    if (a->dtype == NBL_DTYPE_F32 || a->keys.dtype != a->dtype)
+        return "16-bit values in a cache of their dtype only";
     if (size != 64 && size != 128) return "heads of 64 or 128 only";
     if (2 * a->cos.shape[1] != size) return "heads that turn as a whole only";
     if (a->q.shape[0] > 65535 || a->keys.shape[1] > 1 << 24) return "too many sequences or keys";
@@ -374,8 +376,8 @@ const char *can_fast(const void *arguments)
 /* Addresses are not there yet when implementations are chosen; those of a plan always are aligned. */
 bool is_all_aligned(const nbl__attention_step *a)
 {
-    const void *all[] = {a->q.data,    a->k.data,      a->v.data,  a->cos.data,
-                         a->sin.data,  a->keys.data,   a->values.data};
+    const void *all[] = {a->q.data,   a->k.data,    a->v.data,     a->cos.data,
+                         a->sin.data, a->keys.data, a->values.data};
     for (const void *p : all)
         if (!is_aligned(p, 16)) return false;
     return true;
@@ -437,7 +439,8 @@ const char *can_general(const void *arguments)
 } // namespace
 
 extern "C" {
-const nbl__impl nbl__attention_step_fast = {"attention_step_fast", NBL_ISA_SCALAR, can_fast, scratch_of, run_fast};
+const nbl__impl nbl__attention_step_fast = {"attention_step_fast", NBL_ISA_SCALAR, can_fast, scratch_of,
+                                            run_fast};
 const nbl__impl nbl__attention_step_cuda = {"attention_step_cuda", NBL_ISA_SCALAR, can_general, scratch_of,
                                             run_general};
 }

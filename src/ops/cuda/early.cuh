@@ -93,7 +93,8 @@ __device__ inline uint32_t rank_in_cluster()
 __device__ inline void arrive_at_cluster()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.relaxed.aligned;" ::
+                     : "memory");
 #endif
 }
 __device__ inline void await_cluster()
@@ -120,9 +121,11 @@ __device__ inline void make_barrier(uint64_t *barrier, int count)
 __device__ inline void arrive_at(uint64_t *barrier, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (bytes == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
+    if (bytes == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
     else
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)), "r"(bytes)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
+                     "r"(bytes)
                      : "memory");
 #endif
 }
@@ -147,9 +150,10 @@ __device__ inline void send_to_rank(float *to, uint64_t *barrier, uint32_t rank,
     uint32_t there, bell;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_at(to)), "r"(rank));
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(bell) : "r"(shared_at(barrier)), "r"(rank));
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-                 "r"(__float_as_uint(value)), "r"(bell)
-                 : "memory");
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+        "r"(__float_as_uint(value)), "r"(bell)
+        : "memory");
 #else
     (void)to, (void)barrier, (void)rank, (void)value;
 #endif

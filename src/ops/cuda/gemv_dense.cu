@@ -59,7 +59,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(e
     if (row < j.rows) now.load(row_at(row), row_at(row + 1), lane, j.packs);
     others_may_begin();
     wait_for_others();
-    for (int i = threadIdx.x; i < j.packs; i += THREADS) x[i] = read_written(static_cast<const uint4 *>(j.x) + i);
+    for (int i = threadIdx.x; i < j.packs; i += THREADS)
+        x[i] = read_written(static_cast<const uint4 *>(j.x) + i);
     __syncthreads();
     for (bool first = true; row < j.rows; row += warps * PAIR, first = false) {
         float sums[PAIR] = {};
@@ -113,13 +114,11 @@ extern "C" bool nbl__cuda_gemv_dense_takes(const nbl_weight *w, nbl_dtype dtype,
 extern "C" nbl_status nbl__cuda_gemv_dense(nbl_context *ctx, const nbl_weight *w, const void *x,
                                            const nbl_tensor *bias, void *y, void *stream)
 {
-    dense_job j = {w->data,
-                   x,
-                   bias->data,
-                   y,
-                   w->shape[0],
-                   static_cast<int>(w->shape[1] * static_cast<int64_t>(nbl__size_of(w->dtype)) / 16),
-                   bias->dtype};
+    dense_job j = {
+        w->data,     x,
+        bias->data,  y,
+        w->shape[0], static_cast<int>(w->shape[1] * static_cast<int64_t>(nbl__size_of(w->dtype)) / 16),
+        bias->dtype};
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     NBL_BY_DTYPE(w->dtype, T, launch<T>(j, on));
     cudaError_t error = cudaGetLastError();

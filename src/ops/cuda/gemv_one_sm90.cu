@@ -44,7 +44,6 @@ struct one_weight {
 struct one_norm {
     const void *residual, *w; /* w NULL: there is no norm */
     void *sum, *y;
-    int w_dtype;
     float eps, offset;
     bool round_first;
 };
@@ -64,7 +63,8 @@ template <bool NESTED> struct one_layout {
     static constexpr int EIGHT = WARPS, ROWS = TILE;
     static constexpr int PITCH = 2 * LINE; /* from one row of codes to the next, and of the table */
     static constexpr int BEHIND = 256 * PITCH, SCALES = BEHIND + EIGHT * ROWS * PITCH;
-    static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4 : ROWS * 16; /* of a slot: codes and factors, or floats */
+    static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4
+                                              : ROWS * 16; /* of a slot: codes and factors, or floats */
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
     static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
@@ -109,47 +109,41 @@ template <bool NESTED> struct one_loader {
         to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
         scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
                     (NESTED ? lane * 4 : lane % 16 * 16);
-        go_to(j, first_tile, lane);
+        tile = first_tile, end_tile = 0, step = end;
     }
 
-    __device__ void go_to(const one_job &j, int at, int lane)
+    /* To the first step of the tile; `far`: it is so many tiles from the one before, of the same member. */
+    __device__ void go_to(const one_job &j, int at, int far, int lane)
     {
         tile = first_step < end_step ? at : j.tiles;
         step = first_step;
-        end_tile = 0;
+        if (tile < end_tile) { /* within a member it is as far from every tile to the next */
+            uint32_t rows = static_cast<uint32_t>(far) * (j.gated ? 8u : 16u), back = end_step - first_step;
+            int64_t bytes = static_cast<int64_t>(rows) * (j.columns / 2) - static_cast<int64_t>(back) * LINE;
+            source[0] += bytes, source[1] += bytes;
+            granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - back * 4;
+            return;
+        }
         if (tile >= j.tiles) return;
         int64_t row_bytes = j.columns / 2;
-#pragma unroll
+#pragma unroll 1
         for (int half = 0; half < 2; half++) {
             one_place p = place_of(j, tile, half);
-            end_tile = j.gated ? j.tiles : j.at[p.member].end_tile;
-            source[half] = j.at[p.member].codes + (p.row + lane / 8) * row_bytes + step * LINE +
-                           lane % 8 * 16;
-            if (half != lane % 16 / 8) continue;
             const one_weight &w = j.at[p.member];
+            const uint8_t *from = w.codes + (p.row + lane / 8) * row_bytes + step * LINE + lane % 8 * 16;
+            end_tile = j.gated ? j.tiles : w.end_tile;
+            if (half == 0) source[0] = from;
+            else source[1] = from;
+            if (half != lane % 16 / 8) continue;
             granule = static_cast<uint32_t>(p.row + lane % 8) * (static_cast<uint32_t>(j.columns) / GRANULE) +
                       step * 4;
             scales = w.scales, factors = w.factors, shift = w.shift;
         }
     }
 
-    /* Within a member it is as far from every tile to the next. */
-    __device__ void next_tile(const one_job &j, int groups, int lane)
-    {
-        if (tile + groups >= end_tile) {
-            go_to(j, tile + groups, lane);
-            return;
-        }
-        uint32_t rows = static_cast<uint32_t>(groups) * (j.gated ? 8u : 16u);
-        int64_t back = static_cast<int64_t>(end_step - first_step) * LINE;
-        int64_t far = static_cast<int64_t>(rows) * (j.columns / 2) - back;
-        source[0] += far, source[1] += far;
-        granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - (end_step - first_step) * 4;
-        tile += groups, step = first_step;
-    }
-
     __device__ void load(const one_job &j, int groups, int lane)
     {
+        if (step == end_step && tile < j.tiles) go_to(j, end_tile == 0 ? tile : tile + groups, groups, lane);
         if (tile < j.tiles) {
             uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
 #pragma unroll
@@ -163,8 +157,7 @@ template <bool NESTED> struct one_loader {
             } else if (lane < 16) {
                 copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
             }
-            source[0] += LINE, source[1] += LINE, granule += 4;
-            if (++step == end_step) next_tile(j, groups, lane);
+            source[0] += LINE, source[1] += LINE, granule += 4, step++;
         }
         slot = slot + 1 == RING ? 0 : slot + 1;
         close_copies();
@@ -206,6 +199,7 @@ template <typename T, bool NESTED> __device__ inline void make_tables(const one_
                                    (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
     if constexpr (NESTED) {
         float *tables = reinterpret_cast<float *>(shared + in::TABLES);
+#pragma unroll 1
         for (int i = 0; i < j.count; i++) tables[i * 256 + threadIdx.x] = __ldg(j.at[i].table + threadIdx.x);
     }
 }
@@ -252,12 +246,13 @@ template <typename T> struct one_row {
         for (int i = 0; i < HELD; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++)
-                at[i][p] = i < count ? read_written(static_cast<const T *>(x) + first + i * STEP_COLUMNS + p * 8)
-                                     : make_uint4(0, 0, 0, 0);
+                at[i][p] = i < count
+                               ? read_written(static_cast<const T *>(x) + first + i * STEP_COLUMNS + p * 8)
+                               : make_uint4(0, 0, 0, 0);
     }
 
-    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count, int worker, int workers,
-                              bool counts, bool writes)
+    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
+                              int worker, int workers, bool counts, bool writes)
     {
         const one_norm &norm = j.norm;
         float mine = 0;
@@ -267,8 +262,8 @@ template <typename T> struct one_row {
 #pragma unroll
             for (int p = 0; p < 2; p++)
                 if (norm.residual && i < count)
-                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first + i * STEP_COLUMNS +
-                                                  p * 8);
+                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first +
+                                                  i * STEP_COLUMNS + p * 8);
 #pragma unroll
         for (int i = 0; i < HELD; i++)
 #pragma unroll
@@ -290,7 +285,8 @@ template <typename T> struct one_row {
         if (threadIdx.x % 32 == 0) {
             squares[worker] = mine;
             if (j.shared_tiles) send_to_rank(squares + worker, barrier, worker < WARPS ? 1 : 0, mine);
-            arrive_at(barrier, j.shared_tiles ? 4 : 0); /* as many bytes come from a warp of the other block */
+            arrive_at(barrier,
+                      j.shared_tiles ? 4 : 0); /* as many bytes come from a warp of the other block */
         }
         wait_at(barrier, 0);
         float sum = 0;
@@ -306,7 +302,7 @@ template <typename T> struct one_row {
                 if (i >= count) continue;
                 if (writes && norm.sum)
                     *reinterpret_cast<uint4 *>(static_cast<T *>(norm.sum) + column) = at[i][p];
-                load_any<8>(norm.w, norm.w_dtype, column, w);
+                unpack<T>(__ldg(reinterpret_cast<const uint4 *>(static_cast<const T *>(norm.w) + column)), w);
                 unpack<T>(at[i][p], y);
 #pragma unroll
                 for (int e = 0; e < 8; e++) y[e] *= scale;
@@ -331,7 +327,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
     one_loader<NESTED> ahead;
     ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
     others_may_begin();
     make_tables<T, NESTED>(j, shared);
@@ -349,13 +345,14 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
     bool holds = steps <= HELD * workers;
     if (j.norm.w && threadIdx.x * 64 < j.columns)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
     wait_for_others();
     one_row<T> row;
     if (holds) row.load(j.x, my_column, my_steps);
     if (j.norm.w)
-        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column, my_steps, worker, workers,
-                      g < 4, first_tile == 0 && g < 4);
+        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
+                      my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
 
     const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
     const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
@@ -373,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         if (lane == 0) arrive_at(empty + place, 0);
     };
     int slot = 0, n = 0;
-    for (int tile = first_tile; tile < j.tiles; tile += groups, n++) {
+    auto compute = [&](int tile) {
         float sum = 0, offset = 0;
         const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
         if constexpr (NESTED) {
@@ -386,7 +383,8 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
                 bool second = s != first_step;
                 x[0] = second ? row.at[1][0] : row.at[0][0], x[1] = second ? row.at[1][1] : row.at[0][1];
             } else {
-                x[0] = read_written(my_x + s * STEP_COLUMNS), x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
+                x[0] = read_written(my_x + s * STEP_COLUMNS),
+                x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
             }
             wait_for_copies<RING - 1>();
             __syncwarp();
@@ -396,8 +394,8 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             for (int k = 0; k < 4; k++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    codes[k][half] = *reinterpret_cast<const uint2 *>(
-                        codes_at + half * 8 * in::PITCH + (k ^ (g & 3)) * 32);
+                    codes[k][half] = *reinterpret_cast<const uint2 *>(codes_at + half * 8 * in::PITCH +
+                                                                      (k ^ (g & 3)) * 32);
             uint32_t two = 0;
             float scales[2];
             if constexpr (NESTED) {
@@ -445,9 +443,11 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         }
         __syncwarp();
         if (lane == 0 && rank == 0) arrive_at(full + place, j.shared_tiles ? TILE * 4 : 0);
-        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
+    };
+    for (int tile = first_tile; tile < j.tiles + groups; tile += groups, n++) {
+        if (tile < j.tiles) compute(tile);
+        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1); /* a tile later */
     }
-    if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
 }
 
 int device_number(cudaDeviceAttr which)
@@ -467,7 +467,8 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
-    int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) * nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
+    int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) *
+                     nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
     bool few = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
     j.shared_tiles = few && shared < alone;
     int sharers = j.shared_tiles ? SHARERS : 1;
@@ -487,7 +488,8 @@ static bool norm_fits(const nbl__gemv_one *g)
     const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
     for (const void *p : written) /* other blocks still read what the first one is done with */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
-    return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
+    return n->dtype == g->dtype && n->w.dtype == g->dtype && n->y.data == g->x &&
+           nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
            nbl__last(&n->x) <= HELD * int64_t{WARPS} * STEP_COLUMNS;
 }
 
@@ -527,7 +529,12 @@ extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *
     if (g->norm) {
         const nbl_rmsnorm *n = g->norm;
         j.x = n->x.data;
-        j.norm = {n->residual.data, n->w.data, n->residual_out.data, n->y.data, n->w.dtype, n->eps, n->offset,
+        j.norm = {n->residual.data,
+                  n->w.data,
+                  n->residual_out.data,
+                  n->y.data,
+                  n->eps,
+                  n->offset,
                   n->round == NBL_ROUND_BEFORE_WEIGHT};
         if (n->residual.data == NULL) j.norm.sum = NULL;
     }
@@ -537,16 +544,11 @@ extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *
         int rows = static_cast<int>(part->weight->shape[0]);
         if (i == 0) memcpy(j.table, p.table, sizeof j.table);
         j.tiles = j.gated ? rows / 8 : j.tiles + rows / TILE;
-        j.at[i] = {p.codes,
-                   nested ? p.scale_codes : reinterpret_cast<const uint8_t *>(p.scales),
-                   p.nested_scales,
-                   p.nested_table,
-                   part->bias.data,
-                   part->y,
-                   p.nested_offset,
-                   p.nested_shift,
-                   part->bias.dtype,
-                   j.tiles};
+        j.at[i] = {p.codes,          nested ? p.scale_codes : reinterpret_cast<const uint8_t *>(p.scales),
+                   p.nested_scales,  p.nested_table,
+                   part->bias.data,  part->y,
+                   p.nested_offset,  p.nested_shift,
+                   part->bias.dtype, j.tiles};
     }
     cudaStream_t on = static_cast<cudaStream_t>(stream);
     if (g->dtype == NBL_DTYPE_F16 && nested) launch<__half, true>(j, on);
