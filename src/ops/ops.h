@@ -34,13 +34,14 @@ typedef struct nbl__call {
     uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
     size_t scratch_bytes;
     struct nbl__cuda *cuda; /* the device that it runs on (ops/cuda/cuda.h); NULL: the CPU */
-    nbl__neighbour before, after; /* two implementations may agree, by the arguments alone, that one does both's work */
+    nbl__neighbour before,
+        after; /* two implementations may agree, by the arguments alone, that one does both's work */
 } nbl__call;
 
 typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": operator, then what makes it different */
     nbl_isa needs;
-    const char *(*can)(const void *arguments);                        /* NULL: yes; else why not */
+    const char *(*can)(const void *arguments); /* NULL: yes; else why not */
     /* Bytes; NULL: none. It is planned for the most tokens that a run may have: never more with fewer. */
     size_t (*scratch)(const nbl_context *ctx, const void *arguments);
     nbl_status (*run)(const nbl__call *call, const void *arguments);

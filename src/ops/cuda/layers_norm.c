@@ -14,7 +14,8 @@ bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, nbl__gemv_o
         return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        if (nbl__linear_rank(a) > 0 || nbl__given(&a->magnitude) || a->y.dtype != a->dtype || !nbl__given(&a->y))
+        if (nbl__linear_rank(a) > 0 || nbl__given(&a->magnitude) || a->y.dtype != a->dtype ||
+            !nbl__given(&a->y))
             return false;
         one->parts[i] = (nbl__gemv_part){.weight = &a->w, .bias = a->bias, .y = a->y.data};
     }
