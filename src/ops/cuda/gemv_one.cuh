@@ -25,6 +25,7 @@ struct one_weight {
 struct one_norm {
     const void *residual, *w; /* w NULL: there is no norm */
     void *sum, *y;
+    int w_dtype;
     float eps, offset;
     bool round_first;
 };
@@ -90,41 +91,47 @@ template <bool NESTED> struct one_loader {
         to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
         scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
                     (NESTED ? lane * 4 : lane % 16 * 16);
-        tile = first_tile, end_tile = 0, step = end;
+        go_to(j, first_tile, lane);
     }
 
-    /* To the first step of the tile; `far`: it is so many tiles from the one before, of the same member. */
-    __device__ void go_to(const one_job &j, int at, int far, int lane)
+    __device__ void go_to(const one_job &j, int at, int lane)
     {
         tile = first_step < end_step ? at : j.tiles;
         step = first_step;
-        if (tile < end_tile) { /* within a member it is as far from every tile to the next */
-            uint32_t rows = static_cast<uint32_t>(far) * (j.gated ? 8u : 16u), back = end_step - first_step;
-            int64_t bytes = static_cast<int64_t>(rows) * (j.columns / 2) - static_cast<int64_t>(back) * LINE;
-            source[0] += bytes, source[1] += bytes;
-            granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - back * 4;
-            return;
-        }
+        end_tile = 0;
         if (tile >= j.tiles) return;
         int64_t row_bytes = j.columns / 2;
-#pragma unroll 1
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             one_place p = place_of(j, tile, half);
-            const one_weight &w = j.at[p.member];
-            const uint8_t *from = w.codes + (p.row + lane / 8) * row_bytes + step * LINE + lane % 8 * 16;
-            end_tile = j.gated ? j.tiles : w.end_tile;
-            if (half == 0) source[0] = from;
-            else source[1] = from;
+            end_tile = j.gated ? j.tiles : j.at[p.member].end_tile;
+            source[half] = j.at[p.member].codes + (p.row + lane / 8) * row_bytes + step * LINE +
+                           lane % 8 * 16;
             if (half != lane % 16 / 8) continue;
+            const one_weight &w = j.at[p.member];
             granule = static_cast<uint32_t>(p.row + lane % 8) * (static_cast<uint32_t>(j.columns) / GRANULE) +
                       step * 4;
             scales = w.scales, factors = w.factors, shift = w.shift;
         }
     }
 
+    /* Within a member it is as far from every tile to the next. */
+    __device__ void next_tile(const one_job &j, int groups, int lane)
+    {
+        if (tile + groups >= end_tile) {
+            go_to(j, tile + groups, lane);
+            return;
+        }
+        uint32_t rows = static_cast<uint32_t>(groups) * (j.gated ? 8u : 16u);
+        int64_t back = static_cast<int64_t>(end_step - first_step) * LINE;
+        int64_t far = static_cast<int64_t>(rows) * (j.columns / 2) - back;
+        source[0] += far, source[1] += far;
+        granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - (end_step - first_step) * 4;
+        tile += groups, step = first_step;
+    }
+
     __device__ void load(const one_job &j, int groups, int lane)
     {
-        if (step == end_step && tile < j.tiles) go_to(j, end_tile == 0 ? tile : tile + groups, groups, lane);
         if (tile < j.tiles) {
             uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
 #pragma unroll
@@ -138,7 +145,8 @@ template <bool NESTED> struct one_loader {
             } else if (lane < 16) {
                 copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
             }
-            source[0] += LINE, source[1] += LINE, granule += 4, step++;
+            source[0] += LINE, source[1] += LINE, granule += 4;
+            if (++step == end_step) next_tile(j, groups, lane);
         }
         slot = slot + 1 == RING ? 0 : slot + 1;
         close_copies();
@@ -215,7 +223,7 @@ template <typename T> struct one_row {
                 if (i >= count) continue;
                 if (writes && norm.sum)
                     *reinterpret_cast<uint4 *>(static_cast<T *>(norm.sum) + column) = at[i][p];
-                unpack<T>(__ldg(reinterpret_cast<const uint4 *>(static_cast<const T *>(norm.w) + column)), w);
+                load_any<8>(norm.w, norm.w_dtype, column, w);
                 unpack<T>(at[i][p], y);
 #pragma unroll
                 for (int e = 0; e < 8; e++) y[e] *= scale;

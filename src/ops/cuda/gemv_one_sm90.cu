@@ -62,7 +62,6 @@ template <typename T, bool NESTED> __device__ inline void make_tables(const one_
                                    (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
     if constexpr (NESTED) {
         float *tables = reinterpret_cast<float *>(shared + in::TABLES);
-#pragma unroll 1
         for (int i = 0; i < j.count; i++) tables[i * 256 + threadIdx.x] = __ldg(j.at[i].table + threadIdx.x);
     }
 }
@@ -107,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
     one_loader<NESTED> ahead;
     ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
     others_may_begin();
     make_tables<T, NESTED>(j, shared);
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         if (lane == 0) arrive_at(empty + place, 0);
     };
     int slot = 0, n = 0;
-    auto compute = [&](int tile) {
+    for (int tile = first_tile; tile < j.tiles; tile += groups, n++) {
         float sum = 0, offset = 0;
         const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
         if constexpr (NESTED) {
@@ -223,11 +222,9 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         }
         __syncwarp();
         if (lane == 0 && rank == 0) arrive_at(full + place, j.shared_tiles ? TILE * 4 : 0);
-    };
-    for (int tile = first_tile; tile < j.tiles + groups; tile += groups, n++) {
-        if (tile < j.tiles) compute(tile);
-        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1); /* a tile later */
+        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
     }
+    if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
 }
 
 int device_number(cudaDeviceAttr which)
@@ -268,8 +265,8 @@ static bool norm_fits(const nbl__gemv_one *g)
     const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
     for (const void *p : written) /* other blocks still read what the first one is done with */
         if (p && (p == n->x.data || p == n->residual.data)) return false;
-    return n->dtype == g->dtype && n->w.dtype == g->dtype && n->y.data == g->x &&
-           nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
+    return n->dtype == g->dtype && n->y.data == g->x && nbl__tensor_rows(&n->x) == 1 &&
+           nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
            nbl__last(&n->x) <= HELD * int64_t{WARPS} * STEP_COLUMNS;
 }
 
@@ -313,6 +310,7 @@ extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *
                   n->w.data,
                   n->residual_out.data,
                   n->y.data,
+                  n->w.dtype,
                   n->eps,
                   n->offset,
                   n->round == NBL_ROUND_BEFORE_WEIGHT};
