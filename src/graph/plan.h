@@ -28,10 +28,14 @@ typedef enum nbl__memory_class {
     NBL_MEMORY_COUNT
 } nbl__memory_class;
 
+/* What is made again instead of kept: each rung what the one below it makes again, and more. */
 typedef enum nbl__recompute {
-    NBL_RECOMPUTE_NONE, /* and operators keep what their flags ask for (nbl__slot.when); the others keep none of it */
-    NBL_RECOMPUTE_CHEAP, /* norms, rotations and the like are made again; products are kept */
-    NBL_RECOMPUTE_LAYERS /* some layers are made again from their input */
+    NBL_RECOMPUTE_NONE,
+    NBL_RECOMPUTE_NORMS,   /* norms, rotations and the like: as many bytes are read as are saved */
+    NBL_RECOMPUTE_CHEAP,   /* all that is no product: gated activations, made of two values that are kept */
+    NBL_RECOMPUTE_FLAGGED, /* what operators of layers save when a flag asks them to (nbl__slot.when) */
+    NBL_RECOMPUTE_LAYERS,  /* layers, from their input */
+    NBL_RECOMPUTE_ALL      /* what flags ask for outside of layers: the logits are made twice */
 } nbl__recompute;
 
 typedef struct nbl__planned_step {
@@ -62,8 +66,8 @@ typedef struct nbl__plan {
     nbl__planned_step *prepare;
     int prepare_count;
     nbl__recompute recompute;
-    int recomputed_layers;
-    size_t *offset;           /* per value, in the memory of its class */
+    int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
+    size_t *offset;        /* per value, in the memory of its class */
     struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
@@ -79,6 +83,7 @@ typedef struct nbl__plan {
 typedef struct nbl__plan_options {
     size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
     nbl__recompute least; /* at least this much recomputation */
+    bool thrifty;         /* more than that without a budget: what saves far more memory than it takes time */
     bool or_smallest;     /* when the budget cannot be kept: the smallest plan instead of an error */
     const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
                                      are made large enough for both */
@@ -155,11 +160,16 @@ double nbl__step_flops(const nbl__planned_step *step);
 double nbl__step_bytes(const nbl__planned_step *step);
 /* Bytes of a weight as it is kept. */
 uint64_t nbl__weight_bytes(const nbl_weight *weight);
+/* How long a run takes on a device, in bytes that it could have moved meanwhile: a step is bound by its bytes, or
+ * by its operations. To compare plans with, not to tell the time. */
+double nbl__plan_time(const nbl__plan *plan);
 
 /* ---- recompute.c ---- */
 
-/* Rewrites the schedule so that values which `again` allows are made anew just before the backward pass of
- * their layer. `layers`: how many, from the first. */
-nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers);
+/* The rung that a layer stands on. */
+nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer);
+/* Rewrites the schedule so that values which the layer's rung gives up are made anew just before the layer's backward
+ * pass. */
+nbl_status nbl__plan_recompute(nbl__plan *plan);
 
 #endif

@@ -7,8 +7,9 @@ static const nbl_weight *weight_of(void *user, const char *name)
 {
     const nbl__session *s = user;
     struct nbl__held *held = nbl__model_find(s->model, name);
-    if (held) held->used = true;
-    return held ? &held->weight : NULL;
+    if (held == NULL) return NULL;
+    held->used = true;
+    return s->build.train && held->decoded ? &held->as_used : &held->weight;
 }
 
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)

@@ -22,4 +22,7 @@ nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, cons
 /* Copies from the host. */
 nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes);
 
+/* All of a weight whose data lies in such memory, decoded into other such memory. */
+nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory);
+
 #endif

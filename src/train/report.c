@@ -253,7 +253,7 @@ static void print_memory(nbl__text *out, const nbl__report *r)
     if (r->recompute == NBL_RECOMPUTE_NONE) add(out, "nothing");
     else
         nbl__text_printf(out, "%s%" PRId64 " of %" PRId64 " layers",
-                         r->recompute == NBL_RECOMPUTE_CHEAP ? "norms, rotations and the like of " : "",
+                         r->recompute < NBL_RECOMPUTE_LAYERS ? "norms, rotations and the like of " : "",
                          r->recomputed_layers, r->layers);
     add(out, "</td></tr>\n</table>\n</div>\n");
 }

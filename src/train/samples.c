@@ -98,7 +98,7 @@ static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes
     o.plan.with = &next.plan;
     if (status == NBL_OK) status = nbl__session_plan(m, &o, &first);
     if (status == NBL_OK)
-        *bytes = nbl__model_bytes(m) + nbl__plan_total(&first.plan) + nbl__generation_bytes(m, 1);
+        *bytes = nbl__model_bytes(m, false) + nbl__plan_total(&first.plan) + nbl__generation_bytes(m, 1);
     if (first.model) nbl__session_close(&first);
     if (next.model) nbl__session_close(&next);
     return status;

@@ -88,7 +88,7 @@ void nbl__trainer_describe(nbl__trainer *t)
         .config = t->config,
         .records = &t->records,
         .samples = &t->samples,
-        .arenas = {.weights = nbl__model_bytes(t->model),
+        .arenas = {.weights = nbl__model_bytes(t->model, true),
                    .adapters = plan->bytes[NBL_MEMORY_PARAMETERS] + plan->bytes[NBL_MEMORY_GRADIENTS],
                    .optimizer = t->optimizer.moment_bytes,
                    .saved = plan->saved_bytes,
