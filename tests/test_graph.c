@@ -383,6 +383,16 @@ static void check_recomputation(const kind *how)
         assert_true(nbl__plan_total(&other.plan) <= reached);
         drop(&other);
     }
+    build(ctx, &other, how, &(nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS, .offload = true});
+    assert_true(other.plan.host_bytes > 0 && nbl__plan_total(&other.plan) <= total);
+    for (int i = 0; i < 2; i++) { /* again: what waited in the first run does not matter */
+        memset(other.plan.host, 0xFF, other.plan.host_bytes);
+        assert_int_equal(nbl__plan_clear_gradients(&other.plan), NBL_OK);
+        run(ctx, &other);
+        assert_memory_equal(other.plan.memory[NBL_MEMORY_GRADIENTS], plain.plan.memory[NBL_MEMORY_GRADIENTS],
+                            plain.plan.bytes[NBL_MEMORY_GRADIENTS]);
+    }
+    drop(&other);
     nbl__graph_close(&(nbl__graph){.ctx = ctx, .arena = nbl__arena_make(ctx)});
     nbl__plan refused;
     assert_int_equal(nbl__plan_make(&plain.g, &(nbl__plan_options){.budget = 1000}, &refused),

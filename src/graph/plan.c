@@ -116,9 +116,11 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     plan->graph->value_count = plan->value_count; /* without those of an earlier try */
     plan->recompute = rung;
     plan->recomputed_layers = rung == NBL_RECOMPUTE_NONE ? 0 : layers;
+    plan->host_bytes = 0;
     choose_kept(plan);
     NBL_TRY(schedule(plan));
     if (rung != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan));
+    if (rung >= NBL_RECOMPUTE_LAYERS && options->offload) NBL_TRY(nbl__plan_offload(plan));
     NBL_TRY(nbl__plan_infer(plan, true, NULL));
     NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
     NBL_TRY(choose_all(plan, plan->steps, plan->step_count));

@@ -8,6 +8,7 @@
  *     states       KV caches
  *     inputs       what the caller writes and reads
  *     run          activations, saved values and scratch, each at an address that is free while it lives
+ *     host         beside them, on a device: values that wait in the host's memory
  *
  * Two schedules: `steps` are every run; `prepare` is what depends on weights and parameters alone (the norms of
  * DoRA) and runs when these have changed: after loading, and after each step of an optimiser.
@@ -73,6 +74,9 @@ typedef struct nbl__plan {
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
     bool borrowed[NBL_MEMORY_COUNT];
+    size_t
+        host_bytes; /* what waits in the host's memory meanwhile (offload.c), and where: no part of the total */
+    uint8_t *host;
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
@@ -84,6 +88,7 @@ typedef struct nbl__plan_options {
     size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
     nbl__recompute least; /* at least this much recomputation */
     bool thrifty;         /* more than that without a budget: what saves far more memory than it takes time */
+    bool offload;         /* what layers are made again from waits in the host's memory */
     bool or_smallest;     /* when the budget cannot be kept: the smallest plan instead of an error */
     const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
                                      are made large enough for both */
@@ -171,5 +176,10 @@ nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer);
 /* Rewrites the schedule so that values which the layer's rung gives up are made anew just before the layer's backward
  * pass. */
 nbl_status nbl__plan_recompute(nbl__plan *plan);
+
+/* ---- offload.c ---- */
+
+/* Adds the steps that take what layers are made again from to the host and back. */
+nbl_status nbl__plan_offload(nbl__plan *plan);
 
 #endif

@@ -33,6 +33,7 @@ struct nbl_model {
         size_t bytes;
         bool used;    /* a builder asked for it */
         bool decoded; /* training on a device keeps it in the compute dtype there, and not as it is stored */
+        bool on_host; /* a device reads it where it is: in the host's memory */
         nbl_weight placed; /* on a device: the same with the device's pointers; rank 0: not there yet */
         nbl_weight
             as_used; /* decoded: what the graph of training sees; with the device's pointer once it is there */
@@ -45,6 +46,7 @@ struct nbl_model {
         struct nbl__upload *next;
         void *memory;
         size_t bytes;
+        bool on_host; /* pinned memory of the host's */
     } * uploads;
 
     /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
@@ -55,7 +57,7 @@ struct nbl_model {
 };
 
 /* Bytes of all weights as they are kept: none of them where all are trained, for the masters are parameters. With
- * `train`: as training keeps them on a device, where some may be decoded. */
+ * `train`: as training keeps them on a device, where some may be decoded. What stays on the host is not counted there. */
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
@@ -69,11 +71,14 @@ bool nbl__model_trains(const nbl_model *model, const char *name);
 nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
 void nbl__upload_free(nbl_model *model); /* no session uses them any more */
 
-/* ---- decoded.c: packed weights that training on a device decodes once, not in every step ---- */
+/* ---- residence.c: how training on a device keeps weights ---- */
 
-/* Marks as many as take no more than `room` bytes beyond what they take packed, those first that gain most per byte;
+/* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what they take packed, those first that gain most per byte;
  * others are unmarked. Returns what they take beyond it; *more: whether there was one that did not fit. */
 uint64_t nbl__decoded_choose(nbl_model *model, uint64_t room, bool *more);
+/* Has the embedding stay in the host's memory, or not. Returns by how many bytes that changes what is on the device: 0
+ * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */
+uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */

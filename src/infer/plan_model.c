@@ -4,6 +4,7 @@
  * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
 #include "infer/plan_list.h"
 #include "ops/cuda/cuda.h"
+#include "ops/memory.h"
 
 int nbl__moment_bits(const nbl__value_info *info, int bits)
 {
@@ -30,6 +31,7 @@ uint64_t nbl__model_bytes(const nbl_model *m, bool train)
     uint64_t bytes = 0;
     for (int64_t i = 0; i < m->weight_count && !m->train_all; i++) {
         const struct nbl__held *held = &m->weights[i];
+        if (held->on_host) continue;
         bytes += nbl__weight_bytes(train && held->decoded ? &held->as_used : &held->weight);
     }
     return bytes;
@@ -57,6 +59,11 @@ static uint64_t total_of(const planned *p)
     return fixed_of(p) + nbl__plan_total(&p->step->plan);
 }
 
+static bool trains_on_device(const nbl_model *m, const nbl__plan_request *r)
+{
+    return r->train && nbl__cuda_of(m->ctx);
+}
+
 static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
     nbl__session_options o = {.mode = r->train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
@@ -69,7 +76,7 @@ static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__p
     if (!r->train) {
         NBL_TRY(nbl__generation_plan(m, &o, &p->decode));
         o.plan.with = &p->decode.plan;
-        p->beside = nbl__generation_bytes(m, r->sequences);
+        p->beside += nbl__generation_bytes(m, r->sequences);
     }
     NBL_TRY(nbl__session_plan(m, &o, p->step));
     p->optimizer = r->train ? nbl__moment_bytes(&p->step->graph, r->optimizer_bits) : 0;
@@ -81,7 +88,9 @@ static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_
                             nbl__session *session, planned *p)
 {
     memset(session, 0, sizeof *session);
-    *p = (planned){.step = session, .weights = nbl__model_bytes(m, r->train)};
+    *p = (planned){
+        .step = session, .weights = nbl__model_bytes(m, r->train), .beside = nbl__memory_beside(m->ctx)};
+    how.offload = trains_on_device(m, r);
     return plan_sessions(m, r, how, p);
 }
 
@@ -90,9 +99,11 @@ static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint6
 {
     nbl__session session;
     planned p;
+    bool moved = r->train && nbl__embedding_on_host(m, true);
     nbl_status status = plan_step(m, r, (nbl__plan_options){.budget = 1, .or_smallest = true}, &session, &p);
     if (status == NBL_OK) *total = total_of(&p);
     free_planned(&p);
+    if (moved) nbl__embedding_on_host(m, false);
     return status;
 }
 
@@ -102,9 +113,11 @@ static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
 {
     nbl__session session;
     planned p;
+    bool moved = r->train && nbl__embedding_on_host(m, true);
     nbl_status status = plan_step(m, r, (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS}, &session, &p);
     uint64_t total = status == NBL_OK ? total_of(&p) : 0;
     free_planned(&p);
+    if (moved) nbl__embedding_on_host(m, false);
     if (status == NBL_OK && total > r->memory && r->train) status = smallest_total(m, r, &total);
     *yes = total <= r->memory;
     return status;
@@ -138,7 +151,17 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
         .saved = step->saved_bytes,
         .scratch = bytes[NBL_MEMORY_RUN] - step->saved_bytes + bytes[NBL_MEMORY_INPUTS] + p->beside,
         .kv = bytes[NBL_MEMORY_STATES],
+        .device = nbl__memory_beside(m->ctx),
     };
+    plan->arenas.scratch -= plan->arenas.device;
+    plan->host_bytes = step->host_bytes;
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const struct nbl__held *held = &m->weights[i];
+        if (held->on_host) plan->host_bytes += nbl__weight_bytes(&held->weight);
+        if (!held->decoded) continue;
+        plan->decoded_weights++;
+        plan->decoded_bytes += nbl__weight_bytes(&held->as_used);
+    }
     plan->total_bytes = total_of(p);
     plan->recompute = names[step->recompute];
     plan->recomputed_layers = step->recomputed_layers;
@@ -149,19 +172,30 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
     nbl__list_casts(plan, m, step);
 }
 
-/* Plans again what takes more than it may; `how` comes back as what it was planned with. */
+static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t least)
+{
+    return nbl__fail(m->ctx, NBL_ERROR_MEMORY,
+                     "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
+                     " sequences: the smallest budget is %" PRIu64 " bytes",
+                     m->path, r->memory, r->tokens, r->sequences, least);
+}
+
+/* Plans again what takes more than it may; `how` comes back as what it was planned with. Before whole layers are made
+ * again, the embedding stays on the host. */
 static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_options *how, planned *p)
 {
-    uint64_t budget = r->memory ? r->memory : r->available, fixed = fixed_of(p);
+    uint64_t budget = r->memory ? r->memory : r->available;
     if (budget == 0 || total_of(p) <= budget) return NBL_OK;
-    NBL_CHECK(m->ctx, r->memory == 0 || fixed < r->memory, NBL_ERROR_MEMORY,
-              "%s: weights and moments alone need %" PRIu64 " bytes; memory is %" PRIu64, m->path, fixed,
-              r->memory);
-    how->budget = budget > fixed ? (size_t)(budget - fixed) : 1;
-    how->or_smallest = r->memory == 0;
-    how->least = r->least > NBL_RECOMPUTE_NORMS ? r->least : NBL_RECOMPUTE_NORMS;
-    free_planned(p);
-    return plan_step(m, r, *how, p->step, p);
+    *how = (nbl__plan_options){.least = r->least > NBL_RECOMPUTE_NORMS ? r->least : NBL_RECOMPUTE_NORMS,
+                               .or_smallest = true};
+    do {
+        uint64_t fixed = nbl__model_bytes(m, r->train) + p->optimizer + p->beside;
+        how->budget = budget > fixed ? (size_t)(budget - fixed) : 1;
+        free_planned(p);
+        NBL_TRY(plan_step(m, r, *how, p->step, p));
+    } while ((total_of(p) > budget || p->step->plan.recompute >= NBL_RECOMPUTE_LAYERS) && r->train &&
+             nbl__embedding_on_host(m, true));
+    return r->memory && total_of(p) > r->memory ? too_little(m, r, total_of(p)) : NBL_OK;
 }
 
 /* Uses what a budget leaves on a device: weights are kept decoded as far as that goes, and when it goes for all of them, less
@@ -185,16 +219,23 @@ static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_o
     return plan_step(m, r, how, p->step, p);
 }
 
+/* As if nothing had been planned. */
+static void reset(nbl_model *m)
+{
+    bool more;
+    nbl__decoded_choose(m, 0, &more);
+    nbl__embedding_on_host(m, false);
+}
+
 /* The plan to run with: within the budget, or the error that it cannot be. */
 static nbl_status plan_best(nbl_model *m, const nbl__plan_request *r, nbl__session *session, planned *p)
 {
-    bool device = r->train && nbl__cuda_of(m->ctx);
-    nbl__plan_options how = {.least = r->least, .thrifty = device};
-    bool more;
-    nbl__decoded_choose(m, 0, &more);
+    nbl__plan_options how = {.least = r->least, .thrifty = trains_on_device(m, r)};
+    reset(m);
+    if (r->train && r->least >= NBL_RECOMPUTE_LAYERS) nbl__embedding_on_host(m, true);
     nbl_status status = plan_step(m, r, how, session, p);
     if (status == NBL_OK) status = shrink(m, r, &how, p);
-    if (status == NBL_OK && device && r->memory) status = use_rest(m, r, how, p);
+    if (status == NBL_OK && trains_on_device(m, r) && r->memory) status = use_rest(m, r, how, p);
     return status;
 }
 
@@ -211,19 +252,15 @@ nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *r, nbl__ses
 /* The plan that keeps the budget, or the error that names the least that one can be. */
 static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
 {
-    bool more;
-    nbl__decoded_choose(m, 0, &more);
+    reset(m);
     NBL_TRY(smallest_total(m, r, &plan->smallest_memory));
-    NBL_CHECK(m->ctx, r->memory == 0 || r->memory >= plan->smallest_memory, NBL_ERROR_MEMORY,
-              "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
-              " sequences: the smallest budget is %" PRIu64 " bytes",
-              m->path, r->memory, r->tokens, r->sequences, plan->smallest_memory);
+    if (r->memory && r->memory < plan->smallest_memory) return too_little(m, r, plan->smallest_memory);
     nbl__session session;
     planned p;
     nbl_status status = plan_best(m, r, &session, &p);
     if (status == NBL_OK) report(m, &p, plan);
     free_planned(&p);
-    nbl__decoded_choose(m, 0, &more); /* what is asked next begins without */
+    reset(m);
     return status;
 }
 

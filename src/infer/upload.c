@@ -2,7 +2,8 @@
  *
  * All that a graph needs and that is not there yet goes into one piece of the device's memory, so that what is taken is
  * what was planned: the parts of a weight one after the other, each at a multiple of 256 bytes. What training keeps
- * decoded (decoded.c) comes packed as well, to a place that is given back, and is decoded on the device. */
+ * decoded (residence.c) comes packed as well, to a place that is given back, and is decoded on the device. What stays on the
+ * host goes to memory that the device can read. */
 #include "infer/language_model.h"
 #include "ops/cuda/cuda.h"
 #include "ops/memory.h"
@@ -36,7 +37,7 @@ typedef struct upload {
     nbl_model *m;
     nbl__cuda *cuda;
     uint8_t *base; /* NULL: it only counts */
-    size_t used;
+    size_t used, host_used;
     uint8_t *packed; /* what is to be decoded, on its way */
     size_t packed_bytes;
 } upload;
@@ -77,6 +78,33 @@ static nbl_status place_decoded(upload *u, struct nbl__held *held)
     return NBL_OK;
 }
 
+/* A piece of memory that goes with the model. */
+static void *add_piece(upload *u, size_t bytes, bool on_host)
+{
+    struct nbl__upload *it = nbl__arena_alloc(&u->m->arena, sizeof *it);
+    if (it == NULL) return NULL;
+    void *memory = on_host ? nbl__cuda_alloc_host(u->cuda, bytes) : nbl__cuda_alloc(u->cuda, bytes);
+    if (memory == NULL) return NULL;
+    *it = (struct nbl__upload){u->m->uploads, memory, bytes, on_host};
+    u->m->uploads = it;
+    return memory;
+}
+
+static nbl_status place_on_host(upload *u, const struct nbl__held *held, nbl_weight *placed)
+{
+    part parts[5];
+    *placed = held->weight;
+    for (int i = 0, n = parts_of(&held->weight, parts); i < n; i++) {
+        u->host_used += parts[i].bytes;
+        if (u->base == NULL) continue;
+        void *memory = add_piece(u, parts[i].bytes, true);
+        if (memory == NULL) return NBL_ERROR_MEMORY;
+        memcpy(memory, *pointer_of(placed, &parts[i]), parts[i].bytes);
+        *pointer_of(placed, &parts[i]) = memory;
+    }
+    return NBL_OK;
+}
+
 /* Does the graph see this weight decoded? */
 static bool is_decoded(const nbl__value_info *info, const struct nbl__held *held)
 {
@@ -96,6 +124,7 @@ static nbl_status walk(upload *u, nbl__graph *g)
         nbl_weight placed;
         if (decoded ? held->as_used.data != NULL : held->placed.rank > 0) continue;
         if (decoded) NBL_TRY(place_decoded(u, held));
+        else if (held->on_host) NBL_TRY(place_on_host(u, held, &placed));
         else NBL_TRY(place(u, held->weight, u->base, &u->used, &placed));
         if (u->base == NULL) continue;
         if (!decoded) held->placed = placed;
@@ -110,15 +139,11 @@ nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
     upload u = {.m = m, .cuda = nbl__cuda_of(m->ctx)};
     if (u.cuda == NULL) return NBL_OK;
     NBL_TRY(walk(&u, g));
-    if (u.used) {
-        struct nbl__upload *it = nbl__arena_alloc(&m->arena, sizeof *it);
-        if (it == NULL) return NBL_ERROR_MEMORY;
-        *it = (struct nbl__upload){m->uploads, nbl__cuda_alloc(u.cuda, u.used), u.used};
-        if (it->memory == NULL) return NBL_ERROR_MEMORY;
-        m->uploads = it;
+    if (u.used || u.host_used) {
+        u.base = add_piece(&u, u.used, false);
+        if (u.base == NULL) return NBL_ERROR_MEMORY;
         if (u.packed_bytes) u.packed = nbl__cuda_alloc(u.cuda, u.packed_bytes);
         if (u.packed_bytes && u.packed == NULL) return NBL_ERROR_MEMORY;
-        u.base = it->memory;
         u.used = 0;
         nbl_status status = walk(&u, g);
         nbl__cuda_free(u.cuda, u.packed, u.packed_bytes);
@@ -136,7 +161,10 @@ nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
 void nbl__upload_free(nbl_model *m)
 {
     nbl__cuda *cuda = nbl__cuda_of(m->ctx);
-    for (struct nbl__upload *it = m->uploads; it; it = it->next) nbl__cuda_free(cuda, it->memory, it->bytes);
+    for (struct nbl__upload *it = m->uploads; it; it = it->next) {
+        if (it->on_host) nbl__cuda_free_host(cuda, it->memory);
+        else nbl__cuda_free(cuda, it->memory, it->bytes);
+    }
     m->uploads = NULL;
     for (int64_t i = 0; i < m->weight_count; i++) {
         m->weights[i].placed.rank = 0;

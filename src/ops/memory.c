@@ -37,6 +37,12 @@ uint64_t nbl__memory_left(nbl_context *ctx)
     return cuda ? nbl__cuda_left(cuda) : nbl__memory_available();
 }
 
+uint64_t nbl__memory_beside(nbl_context *ctx)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    return cuda ? cuda->beside : 0;
+}
+
 nbl_status nbl__memory_lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);

@@ -60,7 +60,7 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
     return (nbl__plan_request){.train = true,
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
-                               .available = nbl__memory_left(ctx) / 10 * 9,
+                               .available = (nbl__memory_left(ctx) + nbl__memory_beside(ctx)) / 10 * 9,
                                .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
                                                                   : NBL_RECOMPUTE_NONE};
 }

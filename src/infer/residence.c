@@ -1,11 +1,15 @@
-/* decoded.c - packed weights that training on a device decodes once. See language_model.h.
+/* residence.c - how training on a device keeps weights: as they are stored, decoded, or in the host's memory. See
+ * language_model.h.
  *
- * A step decodes every packed weight twice or, where its layer is recomputed, three times; a copy in the compute dtype takes its
- * place where a budget has room for it, with the same bits. Per byte all weights gain alike but for what a launch costs:
- * the smallest come first, and those of one size in the order of the model. */
+ * Decoded. A step decodes every packed weight twice or, where its layer is recomputed, three times; a copy in the compute
+ * dtype takes its place where a budget has room for it, with the same bits. Per byte all weights gain alike but for what a
+ * launch costs: the smallest come first, and those of one size in the order of the model.
+ *
+ * In the host's memory. Of an embedding a step reads one row per token, over the bus where it must be. */
 #include <stdlib.h>
 
 #include "infer/language_model.h"
+#include "ops/cuda/cuda.h"
 
 /* A matrix of a layer: what is looked up row by row is decoded for few of its rows, and what is trained has a master. */
 static bool may_be_decoded(const nbl_model *m, const struct nbl__held *held)
@@ -52,4 +56,15 @@ uint64_t nbl__decoded_choose(nbl_model *m, uint64_t room, bool *more)
     }
     *more = full;
     return taken;
+}
+
+uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
+{
+    static const char name[] = "model.embed_tokens.weight";
+    struct nbl__held *held = nbl__model_find(m, name);
+    if (held == NULL || m->decoder.tied || nbl__model_trains(m, name) || nbl__cuda_of(m->ctx) == NULL)
+        return 0;
+    uint64_t spared = yes != held->on_host ? nbl__weight_bytes(&held->weight) : 0;
+    held->on_host = yes;
+    return spared;
 }
