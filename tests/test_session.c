@@ -321,17 +321,22 @@ static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void
     tiny_model tiny;
     tiny_write(ctx, 3, true, &tiny);
     nbl_model *model = open_tiny(ctx, &tiny, "f32", NULL, true);
-    int64_t live = counter.live, failures = 0;
-    for (nbl_status status = NBL_ERROR_MEMORY; status != NBL_OK; failures++) {
-        nbl__session s;
-        counter.fail_at = counter.calls + 1 + failures;
-        status = nbl__session_open(model, &training, &s);
-        counter.fail_at = 0;
-        if (status == NBL_OK) nbl__session_close(&s);
-        else assert_int_equal(status, NBL_ERROR_MEMORY);
-        assert_int_equal(counter.live, live);
+    for (int offload = 0; offload < 2; offload++) {
+        int64_t live = counter.live, failures = 0;
+        nbl__session_options o = training;
+        if (offload) o.plan = (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS, .offload = true};
+        for (nbl_status status = NBL_ERROR_MEMORY; status != NBL_OK; failures++) {
+            nbl__session s;
+            counter.fail_at = counter.calls + 1 + failures;
+            status = nbl__session_open(model, &o, &s);
+            counter.fail_at = 0;
+            assert_true(status != NBL_OK || (s.plan.host_bytes > 0) == offload);
+            if (status == NBL_OK) nbl__session_close(&s);
+            else assert_int_equal(status, NBL_ERROR_MEMORY);
+            assert_int_equal(counter.live, live);
+        }
+        assert_true(failures > 10);
     }
-    assert_true(failures > 10);
     nbl_model_close(model);
     remove_tree(tiny.folder);
     nbl_context_destroy(ctx);

@@ -1,7 +1,9 @@
 /* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
  *
  * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm
- * adds them. The stream at a layer's start is pinned: recomputation starts there. */
+ * adds them. The stream at a layer's start is pinned: recomputation starts there, and on a device in its middle as well. (What
+ * is pinned waits on the host there: the middle costs no memory, spares a product, and the halves' values need not be there
+ * at once.) */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -346,6 +348,7 @@ static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int6
     x = self_attention(b, x, layer);
     if (d->gemma) x = norm(b, x, NULL, "post_attention_layernorm", d->hidden);
     x = norm(b, x, stream, d->gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm", d->hidden);
+    if (b->halves) nbl__graph_pin(b->g, *stream);
     x = feed_forward(b, x);
     if (d->gemma) x = norm(b, x, NULL, "post_feedforward_layernorm", d->hidden);
     return x;
