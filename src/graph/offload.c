@@ -1,13 +1,13 @@
 /* offload.c - what layers are recomputed from waits in the host's memory.
  *
- * With layers made again from their input, those inputs are most of what lives from forward to backward. Here each goes to
- * the host once the forward pass is done with it, and comes back one layer before the backward pass wants it:
+ * With layers (or halves of them) made again from their input, those inputs are most of what lives from forward to backward.
+ * Here each goes to the host once the forward pass is done with it, and comes back before the backward pass wants it:
  *
- *     forward, done with input k:     wait for input k-1 to be gone, put input k
- *     backward, about to use k:       wait for input k to be back, get input k-1
+ *     forward, done with input k:     wait for input k-2 to be gone, put input k
+ *     backward, about to use k:       wait for input k to be back, get input k-2
  *
- * So three of them are on the device at most, and copies have a layer's time to hide in. The last input is wanted at once and
- * stays. In backward a value of its own stands for what came back; the bits are the same. */
+ * So a few of them are on the device at a time, and copies have a layer's time to hide in. The last input is wanted at once
+ * and stays. In backward a value of its own stands for what came back; the bits are the same. */
 #include <stdlib.h>
 
 #include "graph/plan.h"
@@ -115,43 +115,75 @@ static nbl_status add_step(rewrite *r, nbl__aside arguments, nbl__value x, nbl__
     return NBL_OK;
 }
 
-static nbl_status put(rewrite *r, traveller *t)
+static nbl_status put(rewrite *r, int k)
 {
+    traveller *t = &r->travellers[k];
     size_t bytes;
     NBL_TRY(nbl__plan_value_bytes(r->plan, t->value, &bytes));
-    nbl__aside a = {.what = NBL_ASIDE_PUT, .offset = r->plan->host_bytes};
+    nbl__aside a = {.what = NBL_ASIDE_PUT, .slot = k % NBL_ASIDE_SLOTS, .offset = r->plan->host_bytes};
     r->plan->host_bytes += bytes;
     return add_step(r, a, t->value, 0, &t->put);
 }
 
-static nbl_status get(rewrite *r, traveller *t)
+static nbl_status get(rewrite *r, int k)
 {
+    traveller *t = &r->travellers[k];
     nbl__graph *g = r->plan->graph;
     t->back = nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[t->value].name);
     if (t->back == 0) return NBL_ERROR_MEMORY;
     g->values[t->back].tensor = g->values[t->value].tensor;
-    nbl__aside a = {.what = NBL_ASIDE_GET, .offset = t->put->offset, .put = t->put};
+    nbl__aside a = {
+        .what = NBL_ASIDE_GET, .slot = k % NBL_ASIDE_SLOTS, .offset = t->put->offset, .put = t->put};
     return add_step(r, a, 0, t->back, NULL);
 }
 
-static nbl_status wait_for(rewrite *r, nbl__value value)
+static nbl_status wait_for(rewrite *r, int k, bool back)
 {
-    return add_step(r, (nbl__aside){.what = NBL_ASIDE_WAIT}, value, 0, NULL);
+    const traveller *t = &r->travellers[k];
+    nbl__aside a = {.what = NBL_ASIDE_WAIT, .slot = k % NBL_ASIDE_SLOTS};
+    return add_step(r, a, back ? t->back : t->value, 0, NULL);
 }
 
-/* A step of the backward pass, which reads what came back. */
+/* Forward is done with traveller k: it goes, or, the last, stays; then all others must be gone. */
+static nbl_status leave(rewrite *r, int k)
+{
+    if (k >= NBL_ASIDE_SLOTS) NBL_TRY(wait_for(r, k - NBL_ASIDE_SLOTS, false));
+    if (k < r->count - 1) return put(r, k);
+    for (int i = k < NBL_ASIDE_SLOTS ? 0 : k - NBL_ASIDE_SLOTS + 1; i < k; i++)
+        NBL_TRY(wait_for(r, i, false));
+    return NBL_OK;
+}
+
+/* Backward is about to use traveller k; those from *fetched on are on their way. */
+static nbl_status arrive(rewrite *r, int k, int *fetched)
+{
+    if (k < r->count - 1) NBL_TRY(wait_for(r, k, true));
+    while (*fetched > 0 && *fetched > k - NBL_ASIDE_SLOTS) NBL_TRY(get(r, --*fetched));
+    return NBL_OK;
+}
+
+/* A step of the backward pass reads what came back. Arguments of its own: those of a node may serve forward, too. */
 static nbl_status push_backward(rewrite *r, nbl__planned_step step)
 {
-    const nbl__slot *slots = step.node->family->slots;
-    int count = 0;
-    while (slots[count].name) count++;
+    const nbl__family *family = step.node->family;
+    int count = 0, changed = 0;
+    while (family->slots[count].name) count++;
     nbl__value *bound = nbl__arena_alloc(&r->plan->arena, (size_t)count * sizeof *bound);
     if (bound == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < count; i++) {
-        int k = step.bound[i] ? find(r, step.bound[i]) : -1;
-        bound[i] = k >= 0 && r->travellers[k].back ? r->travellers[k].back : step.bound[i];
+        bound[i] = step.bound[i];
+        int k = bound[i] && nbl__step_touches(&step, &family->slots[i]) ? find(r, bound[i]) : -1;
+        if (k < 0 || r->travellers[k].back == 0) continue;
+        bound[i] = r->travellers[k].back;
+        changed++;
     }
-    step.bound = bound;
+    if (changed) {
+        void *arguments = nbl__arena_alloc(&r->plan->arena, family->size);
+        if (arguments == NULL) return NBL_ERROR_MEMORY;
+        memcpy(arguments, step.arguments, family->size);
+        step.arguments = arguments;
+        step.bound = bound;
+    }
     r->steps[r->step_count++] = step;
     return NBL_OK;
 }
@@ -165,20 +197,12 @@ nbl_status nbl__plan_offload(nbl__plan *plan)
     size_t room = (size_t)plan->step_count + 4 * (size_t)r.count;
     r.steps = nbl__arena_alloc(&plan->arena, room * sizeof *r.steps);
     if (r.steps == NULL) return NBL_ERROR_MEMORY;
-    int next = 0, last = r.count - 1, back = last;
+    int next = 0, back = r.count - 1, fetched = back;
     for (int i = 0; i < plan->step_count; i++) {
-        if (back >= 0 && i == r.travellers[back].first) {
-            if (back < last) NBL_TRY(wait_for(&r, r.travellers[back].back));
-            if (back > 0) NBL_TRY(get(&r, &r.travellers[back - 1]));
-            back--;
-        }
+        if (back >= 0 && i == r.travellers[back].first) NBL_TRY(arrive(&r, back--, &fetched));
         if (i < r.turn) r.steps[r.step_count++] = plan->steps[i];
         else NBL_TRY(push_backward(&r, plan->steps[i]));
-        if (next <= last && i == r.travellers[next].last) {
-            if (next > 0) NBL_TRY(wait_for(&r, r.travellers[next - 1].value));
-            if (next < last) NBL_TRY(put(&r, &r.travellers[next]));
-            next++;
-        }
+        if (next < r.count && i == r.travellers[next].last) NBL_TRY(leave(&r, next++));
     }
     plan->steps = r.steps;
     plan->step_count = r.step_count;

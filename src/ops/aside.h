@@ -1,12 +1,14 @@
 /* aside.h - values that wait in the host's memory while a device has no use for them.
  *
  * Not an operator for users: plans put these steps into their schedules (graph/offload.c), so they are not in the table of
- * families. One copy is under way at a time, beside what the device computes; before the next begins, and before what it
- * brought or took away is touched, comes a `wait`. On the CPU a copy is done when its step is. */
+ * families. Copies run one after the other beside what the device computes. Each has a slot: before the next of the slot
+ * begins, and before what it brought or took away is touched, comes a `wait`. On the CPU a copy is done when its step is. */
 #ifndef NBL_ASIDE_H
 #define NBL_ASIDE_H
 
 #include "ops/ops.h"
+
+enum { NBL_ASIDE_SLOTS = 2 };
 
 typedef enum nbl__aside_what {
     NBL_ASIDE_PUT, /* x to the host */
@@ -16,6 +18,7 @@ typedef enum nbl__aside_what {
 
 typedef struct nbl__aside {
     int what;                     /* nbl__aside_what */
+    int slot;                     /* below NBL_ASIDE_SLOTS */
     nbl_tensor x;                 /* put, wait */
     nbl_tensor y;                 /* get */
     size_t offset;                /* in the plan's memory on the host */

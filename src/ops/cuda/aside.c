@@ -10,7 +10,7 @@
 
 struct nbl__cuda_aside {
     cudaStream_t stream;
-    cudaEvent_t before, done;
+    cudaEvent_t before, done[NBL_ASIDE_SLOTS];
 };
 
 static nbl_status check(nbl__cuda *cuda, cudaError_t error)
@@ -30,7 +30,8 @@ nbl_status nbl__cuda_aside_open(nbl__cuda *cuda)
     cudaError_t error = cudaSetDevice(cuda->index);
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&aside->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&aside->before, cudaEventDisableTiming);
-    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&aside->done, cudaEventDisableTiming);
+    for (int i = 0; i < NBL_ASIDE_SLOTS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&aside->done[i], cudaEventDisableTiming);
     return check(cuda, error);
 }
 
@@ -40,18 +41,20 @@ void nbl__cuda_aside_close(nbl__cuda *cuda)
     if (aside == NULL) return;
     if (aside->stream) cudaStreamDestroy(aside->stream);
     if (aside->before) cudaEventDestroy(aside->before);
-    if (aside->done) cudaEventDestroy(aside->done);
+    for (int i = 0; i < NBL_ASIDE_SLOTS; i++)
+        if (aside->done[i]) cudaEventDestroy(aside->done[i]);
     nbl__free(cuda->ctx, aside, sizeof *aside);
     cuda->aside = NULL;
 }
 
-static nbl_status copy(nbl__cuda *cuda, void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, size_t bytes,
+                       enum cudaMemcpyKind kind)
 {
     struct nbl__cuda_aside *aside = cuda->aside;
     cudaError_t error = cudaEventRecord(aside->before, cuda->stream);
     if (error == cudaSuccess) error = cudaStreamWaitEvent(aside->stream, aside->before, 0);
     if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, aside->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(aside->done, aside->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(aside->done[slot], aside->stream);
     return check(cuda, error);
 }
 
@@ -61,10 +64,10 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     nbl__cuda *cuda = call->cuda;
     switch (a->what) {
     case NBL_ASIDE_PUT:
-        return copy(cuda, a->host, a->x.data, nbl__aside_bytes(&a->x), cudaMemcpyDeviceToHost);
+        return copy(cuda, a->slot, a->host, a->x.data, nbl__aside_bytes(&a->x), cudaMemcpyDeviceToHost);
     case NBL_ASIDE_GET:
-        return copy(cuda, a->y.data, a->host, nbl__aside_bytes(&a->y), cudaMemcpyHostToDevice);
-    default: return check(cuda, cudaStreamWaitEvent(cuda->stream, cuda->aside->done, 0));
+        return copy(cuda, a->slot, a->y.data, a->host, nbl__aside_bytes(&a->y), cudaMemcpyHostToDevice);
+    default: return check(cuda, cudaStreamWaitEvent(cuda->stream, cuda->aside->done[a->slot], 0));
     }
 }
 
