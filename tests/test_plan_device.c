@@ -15,7 +15,8 @@ enum { DEVICE_BYTES = 600 << 20 };
 typedef struct widths {
     int64_t hidden, inner, heads, kv, dim;
 } widths;
-static const widths usual = {2048, 8192, 32, 8, 64}, narrow = {64, 256, 4, 1, 16};
+static const widths usual = {2048, 8192, 32, 8, 64}, narrow = {64, 256, 4, 1, 16},
+                    wide = {4096, 14336, 32, 8, 128};
 
 typedef struct header {
     char text[1 << 16];
@@ -245,6 +246,23 @@ static void layers_made_again_wait_on_the_host_and_so_does_an_embedding(void **s
     }
 }
 
+/* The wider a layer, the more can cross the bus while it is computed. */
+static void a_wide_layer_sends_what_attention_gives_as_well(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, &wide, true, "nf4");
+    make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
+    assert_int_equal(again("attention"), 0);
+    assert_int_equal(again("linear_group"), 2 * LAYERS); /* q, k and v; gate and up */
+    assert_int_equal(plan.host_bytes, (3 * LAYERS - 1) * (uint64_t)(TOKENS * wide.hidden * 2));
+    close_fixture(&f);
+    open_fixture(&f, &narrow, true, "nf4");
+    make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
+    assert_int_equal(plan.host_bytes, (LAYERS - 1) * (uint64_t)(TOKENS * narrow.hidden * 2));
+    close_fixture(&f);
+}
+
 int main(void)
 {
     if (!nbl_cuda_built()) {
@@ -255,6 +273,7 @@ int main(void)
         cmocka_unit_test(what_is_cheap_is_made_again_without_being_asked_for),
         cmocka_unit_test(what_would_cost_time_is_not),
         cmocka_unit_test(the_rest_of_a_budget_keeps_weights_decoded),
+        cmocka_unit_test(a_wide_layer_sends_what_attention_gives_as_well),
         cmocka_unit_test(layers_made_again_wait_on_the_host_and_so_does_an_embedding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
