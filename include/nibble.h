@@ -839,6 +839,8 @@ typedef struct nbl_plan_arenas { /* bytes */
     uint64_t saved;     /* lives from the forward to the backward pass */
     uint64_t scratch;   /* everything else of a step */
     uint64_t kv;        /* keys and values */
+    uint64_t device;    /* of a CUDA device: its context, libraries, kernels and
+                           their workspace; 0: the CPU */
 } nbl_plan_arenas;
 
 typedef struct nbl_planned_op {
@@ -886,6 +888,13 @@ typedef struct nbl_model_plan {
                                   limit: the model's own */
     uint64_t smallest_memory; /* the least for the sequence asked about, with
                                   all the recomputation there is */
+    int64_t decoded_weights;  /* on a device, training within a budget: packed
+                                  weights that are decoded once, and not in
+                                  every step; */
+    uint64_t decoded_bytes;   /* their part of arenas.weights */
+    uint64_t host_bytes;      /* of the host's memory, beside the total, when
+                                  all is on a device: layers' inputs that wait
+                                  there, an embedding that stays there */
 } nbl_model_plan;
 
 /* For `batch` sequences of `tokens`. memory: bytes of everything, weights

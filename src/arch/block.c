@@ -1,7 +1,9 @@
 /* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
  *
  * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm
- * adds them. The stream at a layer's start is pinned: recomputation starts there. */
+ * adds them. The stream at a layer's start is pinned: recomputation starts there. More may be (nbl__build.pins): where it waits on the
+ * host it takes no memory of a device; from the middle on the output product need not be made again, and the values of the
+ * two halves need not be there at once; with attention's result neither need that. */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -253,7 +255,12 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
     nbl__graph_bind(b->g, "k", k);
     nbl__graph_bind(b->g, "v", v);
     nbl__graph_bind(b->g, "cu_seqlens", b->cu_seqlens);
-    return nbl__graph_end(b->g);
+    nbl__value out = nbl__graph_end(b->g), lse = nbl__graph_output(b->g, "lse");
+    if (b->pins >= 3 && out && lse) {
+        nbl__graph_pin(b->g, out);
+        nbl__graph_pin(b->g, lse);
+    }
+    return out;
 }
 
 static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
@@ -346,6 +353,7 @@ static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int6
     x = self_attention(b, x, layer);
     if (d->gemma) x = norm(b, x, NULL, "post_attention_layernorm", d->hidden);
     x = norm(b, x, stream, d->gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm", d->hidden);
+    if (b->pins >= 2) nbl__graph_pin(b->g, *stream);
     x = feed_forward(b, x);
     if (d->gemma) x = norm(b, x, NULL, "post_feedforward_layernorm", d->hidden);
     return x;

@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "graph/plan.h"
+#include "ops/aside.h"
 #include "ops/cuda/cuda.h"
 #include "ops/memory.h"
 
@@ -28,6 +29,22 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
     nbl__value storage = nbl__graph_storage(plan->graph, value);
     bool mirrored = plan->mirror && nbl__plan_class(&plan->graph->values[storage]) == NBL_MEMORY_INPUTS;
     return mirrored ? plan->mirror + plan->offset[storage] : nbl__plan_address(plan, value);
+}
+
+/* The memory where values wait, and where in it each does. */
+static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
+{
+    if (plan->host_bytes == 0) return NBL_OK;
+    if (cuda) NBL_TRY(nbl__cuda_aside_open(cuda));
+    plan->host = cuda ? nbl__cuda_alloc_host(cuda, plan->host_bytes)
+                      : nbl__alloc(plan->ctx, plan->host_bytes);
+    if (plan->host == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < plan->step_count; i++) {
+        if (plan->steps[i].node->family != &nbl__aside_family) continue;
+        nbl__aside *a = plan->steps[i].arguments;
+        a->host = plan->host + a->offset;
+    }
+    return NBL_OK;
 }
 
 /* Memory of its own for every class but those that are the host's. */
@@ -54,6 +71,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
         if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
         memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
     }
+    NBL_TRY(bind_host(plan, cuda));
     return nbl__plan_infer(plan, true, address);
 }
 
@@ -73,6 +91,8 @@ void nbl__plan_unbind(nbl__plan *plan)
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
         if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
+    if (cuda) nbl__cuda_free_host(cuda, plan->host);
+    else nbl__free(plan->ctx, plan->host, plan->host_bytes);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }

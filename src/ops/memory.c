@@ -2,6 +2,7 @@
 #include "ops/memory.h"
 
 #include "ops/cuda/cuda.h"
+#include "ops/cuda/dequantize.h"
 
 void *nbl__memory_alloc(nbl_context *ctx, size_t bytes)
 {
@@ -36,6 +37,12 @@ uint64_t nbl__memory_left(nbl_context *ctx)
     return cuda ? nbl__cuda_left(cuda) : nbl__memory_available();
 }
 
+uint64_t nbl__memory_beside(nbl_context *ctx)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    return cuda ? cuda->beside : 0;
+}
+
 nbl_status nbl__memory_lend(nbl_context *ctx, void *memory, size_t bytes, bool read, void **host)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -57,4 +64,13 @@ nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, siz
     if (cuda) return nbl__cuda_write(cuda, memory, host, bytes);
     memcpy(memory, host, bytes);
     return NBL_OK;
+}
+
+nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory)
+{
+#ifdef NIBBLE_CUDA_BUILT
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda) return nbl__cuda_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, memory, cuda->stream);
+#endif
+    return nbl_dequantize(ctx, weight, 0, weight->shape[0], dtype, 0, memory);
 }

@@ -13,6 +13,10 @@ nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes);
 /* Bytes that could be had now, less what is the system's to keep; 0: unknown. */
 uint64_t nbl__memory_left(nbl_context *ctx);
 
+/* Bytes of the device that the process takes beside everything that is allocated there: its context, libraries, kernels and
+ * recordings; 0 on the CPU. */
+uint64_t nbl__memory_beside(nbl_context *ctx);
+
 /* Lends a piece of it to the host: the memory itself, or a copy. With `read` it holds what is there; else anything. One at a
  * time; it is valid until the next of these calls, or what the context runs next. After nbl__memory_return what the
  * host has written counts; who has written nothing need not return it. */
@@ -21,5 +25,8 @@ nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, cons
 
 /* Copies from the host. */
 nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes);
+
+/* All of a weight whose data lies in such memory, decoded into other such memory. */
+nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory);
 
 #endif

@@ -60,29 +60,9 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
     return (nbl__plan_request){.train = true,
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
-                               .available = nbl__memory_left(ctx) / 10 * 9,
+                               .available = (nbl__memory_left(ctx) + nbl__memory_beside(ctx)) / 10 * 9,
                                .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
                                                                   : NBL_RECOMPUTE_NONE};
-}
-
-static nbl_status plan_session(nbl__trainer *t, const nbl__plan_request *r)
-{
-    nbl__session_options options = {.mode = NBL_MODE_TRAIN,
-                                    .tokens = r->tokens,
-                                    .sequences = r->sequences,
-                                    .train = true,
-                                    .plan.least = r->least};
-    NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, r->optimizer_bits);
-    t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
-    if (!nbl__plan_must_shrink(r, fixed, t->memory_bytes, &options.plan)) return NBL_OK;
-    nbl__session_close(&t->session);
-    NBL_CHECK(t->ctx, r->memory == 0 || fixed < r->memory, NBL_ERROR_MEMORY,
-              "%s: weights and moments alone need %" PRIu64 " bytes; memory is %" PRIu64, t->config->file,
-              fixed, r->memory);
-    NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
-    return NBL_OK;
 }
 
 /* Data and model. `tokens`, `sequences`: of the largest micro-batch; told, or 0. */
@@ -184,6 +164,7 @@ static nbl_status begin_run(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
     NBL_TRY(count_steps(t));
+    if (t->samples.count) nbl__upload_free(t->model); /* what training keeps decoded would be there twice */
     NBL_TRY(nbl__session_bind(&t->session));
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
@@ -222,7 +203,7 @@ static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
-    NBL_TRY(plan_session(t, &request));
+    NBL_TRY(nbl__plan_training(t->model, &request, &t->session, &t->memory_bytes));
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));

@@ -48,6 +48,8 @@ typedef struct nbl__cuda {
     int mark_count;
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
+    struct nbl__cuda_aside *aside; /* aside.c; NULL: not opened */
+    size_t beside; /* bytes of the device that are taken and not by nbl__cuda_alloc, but for the workspace */
 } nbl__cuda;
 
 enum { NBL_CUDA_MAILBOX = 4096 };
@@ -87,6 +89,10 @@ nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count);
 void nbl__cuda_marks_close(nbl__cuda *cuda);
 nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark);
 nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
+
+/* aside.c: before the first copy that runs beside the computation (ops/aside.h). */
+nbl_status nbl__cuda_aside_open(nbl__cuda *cuda);
+void nbl__cuda_aside_close(nbl__cuda *cuda);
 
 /* Stream capture: what is enqueued between the two becomes a graph instead of running. `graph` is a cudaGraphExec_t. */
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda);

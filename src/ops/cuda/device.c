@@ -13,6 +13,16 @@
 
 enum { WORKSPACE_BYTES = 64 << 20 };
 
+/* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
+ * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond CONTEXT_MOST is theirs. Kernels
+ * that are loaded when first used, and recorded schedules, will take some MiB. */
+static size_t taken_beside(nbl__cuda *cuda)
+{
+    enum { CONTEXT_MOST = 640 << 20, LATER = 8 << 20 };
+    size_t left = nbl__cuda_left(cuda), taken = left ? cuda->memory - left : 0;
+    return (taken < CONTEXT_MOST ? taken : CONTEXT_MOST) + LATER;
+}
+
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
 {
     return nbl__accelerator(ctx);
@@ -56,13 +66,16 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->workspace_bytes = WORKSPACE_BYTES;
     cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
-    return nbl__blas_open(cuda, &cuda->blas);
+    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
+    cuda->beside = taken_beside(cuda);
+    return NBL_OK;
 }
 
 static void close_device(void *device)
 {
     nbl__cuda *cuda = device;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    nbl__cuda_aside_close(cuda);
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);

@@ -18,6 +18,7 @@ extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
+extern const nbl__impl nbl__aside_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -59,6 +60,7 @@ static const struct entry {
     {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
+    {"aside", LIST(&nbl__aside_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 
