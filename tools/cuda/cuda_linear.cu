@@ -1,11 +1,14 @@
 /* cuda_linear.cu - how fast linear layers with adapters are on the first device, beside their bare products.
  *
- *   cuda_linear bench [TOKENS ...]    the layers of an 8B model (Llama-3.1), NF4 with nested scales, bf16, rank 16, forward
- *                                     and backward. "bare" is the base products alone, dense bf16 by cuBLASLt in the same
- *                                     run: no adapter, nothing decoded
+ *   cuda_linear bench [TOKENS ...]    the layers of models of some sizes, NF4 with nested scales, bf16, rank 16, forward and
+ *                                     backward. "bare" is the base products alone, dense bf16 by cuBLASLt, in turns with
+ *                                     the layer: no adapter, nothing decoded. Below each line the kernels of the layer, in
+ *                                     their order and microseconds: between events, which cost one or two of them each
  *   cuda_linear steps [TOKENS ...]    the steps that a layer is made of, one by one, beside a copy of as many bytes
  *
- * The environment's DROPOUT is the adapters' dropout. Each call is captured in a graph, as training runs it, and replayed; times are medians of 15. */
+ * The environment's DROPOUT is the adapters' dropout, MODEL the only model wanted. Layer and bare products are captured many times
+ * over in one graph, so that they run as hot as in training; times are medians. */
+#include <cuda.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,10 +190,14 @@ struct shape {
     int count;
     int64_t in, outs[3];
 };
-const shape shapes[] = {{"q, k, v", 3, 4096, {4096, 1024, 1024}},
-                        {"o", 1, 4096, {4096}},
-                        {"gate, up", 2, 4096, {14336, 14336}},
-                        {"down", 1, 14336, {4096}}};
+struct model {
+    const char *name;
+    int64_t hidden, queries, keys, inner;
+};
+const model models[] = {{"8B", 4096, 4096, 1024, 14336},
+                        {"1B", 2048, 2048, 512, 8192},
+                        {"Qwen3-1.7B", 2048, 2048, 1024, 6144},
+                        {"Qwen3-0.6B", 1024, 2048, 1024, 3072}};
 constexpr int64_t RANK = 16;
 float dropout;
 
@@ -198,25 +205,178 @@ struct result {
     double ms, bare, flop;
 };
 
-/* The bare products of a layer, one after another, captured. */
-void *bare(const shape &s, int64_t tokens, bool backward, const void *x)
+struct products {
+    nbl__gemm list[3];
+    int count;
+};
+
+/* The bare products of a layer. */
+products bare(const shape &s, int64_t tokens, bool backward, const void *x)
 {
-    nbl__gemm products[3];
-    nbl__call call = call_of("product");
+    products p = {};
     void *dx = take(static_cast<size_t>(tokens * s.in * 2));
     for (int i = 0; i < s.count; i++) {
         int64_t out = s.outs[i];
         void *w = filled(2, out * s.in, 0.02f), *y = filled(2, tokens * out, 1);
-        products[i] = backward
-                          ? product_of(tokens, s.in, out, y, 0, false, w, 0, false, dx, NBL_DTYPE_BF16, 0)
-                          : product_of(tokens, out, s.in, x, 0, false, w, 0, true, y, NBL_DTYPE_BF16, 0);
+        p.list[p.count++] = backward ? product_of(tokens, s.in, out, y, 0, false, w, 0, false, dx,
+                                                  NBL_DTYPE_BF16, 0)
+                                     : product_of(tokens, out, s.in, x, 0, false, w, 0, true, y,
+                                                  NBL_DTYPE_BF16, 0);
     }
-    return captured([&] {
-        for (int i = 0; i < s.count; i++) NIBBLE(nbl__cuda_gemm(&call, &products[i]));
-    });
+    return p;
 }
 
-result layer(const shape &s, int64_t tokens, bool backward)
+/* ---- the kernels of a graph ---- */
+
+enum { NODES = 1024, KERNELS = 40 };
+
+/* The function's own name, out of a mangled one or as it is. */
+void short_name(const char *name, char *to, size_t size)
+{
+    const char *at = strncmp(name, "_ZN", 3) == 0 ? name + 3 : strncmp(name, "_Z", 2) == 0 ? name + 2 : name;
+    size_t length = strlen(name);
+    if (at != name)
+        while (*at >= '0' && *at <= '9') {
+            char *end;
+            length = strtoul(at, &end, 10);
+            name = end;
+            at = end + (length < strlen(end) ? length : strlen(end));
+        }
+    length = length < 22 ? length : 22;
+    snprintf(to, size, "%.*s", static_cast<int>(length), name);
+}
+
+template <typename F> F driver(const char *name)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    CUDA(cudaGetDriverEntryPointByVersion(name, &function, 12030, cudaEnableDefault, &found));
+    if (function == NULL) stop(name, "the driver has it not", __LINE__);
+    return reinterpret_cast<F>(function);
+}
+
+/* What is captured is a chain: its nodes in order. */
+struct chain {
+    cudaGraph_t graph;
+    cudaGraphNode_t nodes[NODES];
+    int count;
+};
+
+template <typename F> void record(chain *c, F call)
+{
+    cudaStream_t stream = static_cast<cudaStream_t>(cuda->stream);
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    call();
+    CUDA(cudaStreamEndCapture(stream, &c->graph));
+    size_t roots = 1;
+    CUDA(cudaGraphGetRootNodes(c->graph, c->nodes, &roots));
+    for (c->count = 1;; c->count++) {
+        size_t next = 1;
+        CUDA(cudaGraphNodeGetDependentNodes(c->nodes[c->count - 1], NULL, NULL, &next));
+        if (next == 0) return;
+        if (next > 1 || c->count == NODES) stop("capture", "not a chain", __LINE__);
+        cudaGraphEdgeData edge;
+        CUDA(cudaGraphNodeGetDependentNodes(c->nodes[c->count - 1], &c->nodes[c->count], &edge, &next));
+    }
+}
+
+void name_of(cudaGraphNode_t node, char *to, size_t size)
+{
+    cudaGraphNodeType type;
+    CUDA(cudaGraphNodeGetType(node, &type));
+    snprintf(to, size, "%s", type == cudaGraphNodeTypeMemset ? "memset" : "?");
+    if (type != cudaGraphNodeTypeKernel) return;
+    CUDA_KERNEL_NODE_PARAMS p = {};
+    const char *name = "?";
+    driver<CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)>("cuGraphKernelNodeGetParams")(node, &p);
+    if (p.func) driver<CUresult (*)(const char **, CUfunction)>("cuFuncGetName")(&name, p.func);
+    else if (p.kern) driver<CUresult (*)(const char **, CUkernel)>("cuKernelGetName")(&name, p.kern);
+    short_name(name, to, size);
+}
+
+cudaEvent_t events[NODES + 1];
+
+/* An event before each node that is `wanted`, and one at the end. */
+template <typename F> void insert_events(chain *c, F wanted)
+{
+    int used = 0;
+    for (int i = 0; i < c->count; i++) {
+        if (!wanted(i)) continue;
+        cudaGraphNode_t event, *node = &c->nodes[i], *before = i > 0 ? node - 1 : NULL;
+        cudaGraphEdgeData edge;
+        size_t one = 1;
+        if (before) {
+            CUDA(cudaGraphNodeGetDependencies(*node, before, &edge, &one));
+            CUDA(cudaGraphRemoveDependencies(c->graph, before, node, &edge, 1));
+        }
+        CUDA(cudaGraphAddEventRecordNode(&event, c->graph, before, before ? 1 : 0, events[used++]));
+        CUDA(cudaGraphAddDependencies(c->graph, &event, node, NULL, 1));
+    }
+    cudaGraphNode_t last;
+    CUDA(cudaGraphAddEventRecordNode(&last, c->graph, &c->nodes[c->count - 1], 1, events[used]));
+}
+
+/* Runs it twice and frees it. */
+void replay(chain *c)
+{
+    cudaGraphExec_t ready;
+    CUDA(cudaGraphInstantiate(&ready, c->graph, 0));
+    for (int i = 0; i < 2; i++) CUDA(cudaGraphLaunch(ready, static_cast<cudaStream_t>(cuda->stream)));
+    NIBBLE(nbl__cuda_wait(cuda, "replay"));
+    CUDA(cudaGraphExecDestroy(ready));
+    CUDA(cudaGraphDestroy(c->graph));
+}
+
+/* The median of the times between event `from` and the `length`th after it, over all turns. */
+double median_of(int from, int length, int period, int turns)
+{
+    float times[64];
+    for (int i = 0; i < turns; i++)
+        CUDA(cudaEventElapsedTime(&times[i], events[i * period + from], events[i * period + from + length]));
+    std::sort(times, times + turns);
+    return static_cast<double>(times[turns / 2]);
+}
+
+/* Times of a layer and of the bare products, in turns, and then of each kernel of the layer. */
+template <typename F, typename G>
+void measure_layer(F call, G bare_call, double *ms, double *bare_ms, char *text, size_t size)
+{
+    static chain c;
+    if (events[0] == NULL)
+        for (cudaEvent_t &event : events) CUDA(cudaEventCreate(&event));
+    call();
+    bare_call();
+    NIBBLE(nbl__cuda_wait(cuda, "first call"));
+    record(&c, call);
+    int kernels = c.count;
+    CUDA(cudaGraphDestroy(c.graph));
+    record(&c, bare_call);
+    int period = kernels + c.count, turns = NODES / period;
+    CUDA(cudaGraphDestroy(c.graph));
+    turns = turns < 21 ? turns : 21;
+    auto in_turns = [&] {
+        for (int i = 0; i < turns; i++) {
+            call();
+            bare_call();
+        }
+    };
+    record(&c, in_turns);
+    insert_events(&c, [&](int i) { return i % period == 0 || i % period == kernels; });
+    replay(&c);
+    *ms = median_of(0, 1, 2, turns);
+    *bare_ms = median_of(1, 1, 2, turns);
+    record(&c, in_turns);
+    char names[KERNELS][32];
+    for (int i = 0; i < kernels && i < KERNELS; i++) name_of(c.nodes[i], names[i], sizeof names[i]);
+    insert_events(&c, [](int) { return true; });
+    replay(&c);
+    size_t at = 0;
+    for (int i = 0; i < kernels && i < KERNELS && at < size; i++)
+        at += static_cast<size_t>(
+            snprintf(text + at, size - at, " %s %.1f", names[i], median_of(i, 1, period, turns) * 1e3));
+}
+
+result layer(const model &m, const shape &s, int64_t tokens, bool backward)
 {
     static nbl__linear_group group;
     group = {};
@@ -251,29 +411,43 @@ result layer(const shape &s, int64_t tokens, bool backward)
     NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, &group);
     void *scratch = take(bytes);
-    double times[2];
-    void *graphs[2] = {captured([&] { NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes)); }),
-                       bare(s, tokens, backward, first.x.data)};
-    measure(graphs, 2, times);
-    r.ms = times[0], r.bare = times[1];
-    printf("%6lld  %-9s %-9s %8.3f %8.3f %7.3f %9.0f %9.0f %8.0f\n", static_cast<long long>(tokens), s.name,
-           backward ? "backward" : "forward", r.ms, r.bare, r.ms / r.bare, r.flop / r.ms * 1e-9,
-           r.flop / r.bare * 1e-9, static_cast<double>(bytes) / (1 << 20));
+    products plain = bare(s, tokens, backward, first.x.data);
+    nbl__call call = call_of("product");
+    char text[2000] = "";
+    measure_layer([&] { NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes)); },
+                  [&] {
+                      for (int i = 0; i < plain.count; i++) NIBBLE(nbl__cuda_gemm(&call, &plain.list[i]));
+                  },
+                  &r.ms, &r.bare, text, sizeof text);
+    printf("%-10s %5lld %-8s %-8s %9.1f %9.1f %7.3f %6.0f %6.0f %6.0f |%s\n", m.name,
+           static_cast<long long>(tokens), s.name, backward ? "backward" : "forward", r.ms * 1e3,
+           r.bare * 1e3, r.ms / r.bare, r.flop / r.ms * 1e-9, r.flop / r.bare * 1e-9,
+           static_cast<double>(bytes) / (1 << 20), text);
     give_back();
     return r;
 }
 
 void bench(int64_t tokens)
 {
-    printf("tokens  layers    direction       ms  bare ms   ratio  TFLOP/s  bare TF/s  scratch MiB\n");
-    result all = {};
-    for (int backward = 0; backward < 2; backward++)
-        for (const shape &s : shapes) {
-            result r = layer(s, tokens, backward != 0);
-            all.ms += r.ms, all.bare += r.bare, all.flop += r.flop;
-        }
-    printf("%6lld  all                 %8.3f %8.3f %7.3f %9.0f %9.0f\n", static_cast<long long>(tokens),
-           all.ms, all.bare, all.ms / all.bare, all.flop / all.ms * 1e-9, all.flop / all.bare * 1e-9);
+    printf("model     tokens layers   direction        us   bare us   ratio TFLOP/s bare  scratch MiB | "
+           "kernels\n");
+    const char *only = getenv("MODEL");
+    for (const model &m : models) {
+        if (only && strcmp(only, m.name) != 0) continue;
+        const shape shapes[] = {{"qkv", 3, m.hidden, {m.queries, m.keys, m.keys}},
+                                {"o", 1, m.queries, {m.hidden}},
+                                {"gate_up", 2, m.hidden, {m.inner, m.inner}},
+                                {"down", 1, m.inner, {m.hidden}}};
+        result all = {};
+        for (int backward = 0; backward < 2; backward++)
+            for (const shape &s : shapes) {
+                result r = layer(m, s, tokens, backward != 0);
+                all.ms += r.ms, all.bare += r.bare, all.flop += r.flop;
+            }
+        printf("%-10s %5lld all               %9.1f %9.1f %7.3f %6.0f %6.0f\n", m.name,
+               static_cast<long long>(tokens), all.ms * 1e3, all.bare * 1e3, all.ms / all.bare,
+               all.flop / all.ms * 1e-9, all.flop / all.bare * 1e-9);
+    }
 }
 
 /* ---- steps ---- */

@@ -2,14 +2,14 @@
  * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
 #include "ops/cuda/hopper_kernel.cuh"
 
-#include <cudaTypedefs.h>
+#include "ops/cuda/tensor_map.cuh"
 
 using namespace nbl_hopper;
 
 namespace
 {
 
-using encoder = PFN_cuTensorMapEncodeTiled_v12000;
+using encoder = map_encoder;
 
 struct variant {
     const char *name;
@@ -75,27 +75,6 @@ const variant *choose(const nbl__hopper *p, int multiprocessors)
     return best;
 }
 
-size_t size_of(nbl_dtype dtype)
-{
-    return dtype == NBL_DTYPE_F32 ? 4 : 2;
-}
-
-/* Boxes of `rows` lines of 128 bytes of a matrix [height, width]. */
-bool describe(encoder encode, CUtensorMap *map, nbl_dtype dtype, const void *data, int64_t height,
-              int64_t width, int64_t ld, int rows)
-{
-    CUtensorMapDataType type = dtype == NBL_DTYPE_F32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : dtype == NBL_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                        : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-    cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * size_of(dtype)};
-    cuuint32_t box[2] = {static_cast<cuuint32_t>(LINE / size_of(dtype)), static_cast<cuuint32_t>(rows)},
-               ones[2] = {1, 1};
-    return encode(map, type, 2, const_cast<void *>(data), sizes, strides, box, ones,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__hopper_source *s,
                      int half_rows)
 {
@@ -134,19 +113,6 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
            (!job->keeps_gate ||
             describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
            (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
-}
-
-encoder find_encoder(nbl__cuda *cuda)
-{
-    if (cuda->tensor_map_encode == NULL) {
-        cudaDriverEntryPointQueryResult found;
-        void *function = NULL;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &found) == cudaSuccess &&
-            found == cudaDriverEntryPointSuccess)
-            cuda->tensor_map_encode = function;
-    }
-    return reinterpret_cast<encoder>(cuda->tensor_map_encode);
 }
 
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
