@@ -20,6 +20,7 @@
 #include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/sweep.h"
 
 enum { FEW = 16 };
 
@@ -58,27 +59,33 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Does a sweep take so many results? */
-static bool sweeps(int64_t wide)
+/* What a sweep over matrices of so many columns needs, if there can be one. */
+static size_t for_sweep(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns, int count)
 {
-    return wide == 16 || wide == 32;
+    nbl__sweep s = {.rows = rows, .wide = wide, .count = count};
+    for (int i = 0; i < count; i++) s.parts[i].columns = columns[i];
+    bool taken = cuda->major == 9 && (wide == 16 || wide == 32 || wide == 48);
+    return taken ? nbl__sweep_scratch(cuda, &s) : 0;
 }
 
 /* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
-static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
+static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t most)
 {
-    size_t shares = 0;
     bool bias = false;
+    int adapted = 0;
+    int64_t outs[NBL_CUDA_LAYERS_MOST], wide = 0;
+    size_t shares = for_sweep(cuda, j->tokens, j->wide, &j->in, 1);
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->over_x = j->count == 1 && j->in > j->outs && sweeps(j->wide);
-    if (j->over_x) shares = nbl__cuda_sweep_scratch(j->tokens, j->in, (int)j->wide);
+    j->over_x = j->count == 1 && j->in > j->outs;
     for (int i = 0; i < j->count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        l->swept = !j->over_x && sweeps(l->wide);
-        if (l->swept) shares = larger(shares, nbl__cuda_sweep_scratch(j->tokens, l->out, (int)l->wide));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &l->out, 1));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &j->in, 1));
+        if (l->wide > 0) outs[adapted++] = l->out, wide = l->wide;
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
+    shares = larger(shares, for_sweep(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
@@ -124,7 +131,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
-    if (backward) cut_backward(j, &c, most);
+    if (backward) cut_backward(j, cuda, &c, most);
     j->used = c.used;
 }
 

@@ -12,7 +12,6 @@ typedef struct nbl__fast_layer {
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
     void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
     void *w;      /* decoded, or where it lies; folded */
-    bool swept;   /* backward: u and dB come out of a sweep over dy */
     double *sums; /* [out]; backward with a bias */
 } nbl__fast_layer;
 
@@ -22,7 +21,7 @@ typedef struct nbl__fast {
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
-    bool drops, over_x; /* over_x: backward's one sweep is over x, not dy */
+    bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
     void *lora_a;  /* [wide, in] */
     void *w;       /* decoded: one weight, or, backward folded, all of them */
