@@ -20,10 +20,10 @@ struct variant {
     size_t bytes;
 };
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, int KIND>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, KIND>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -31,10 +31,12 @@ cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
 {
-    if constexpr (BN == 256)
-        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true>(config, p);
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false>(config, p);
+    constexpr int plain = NBL_HOPPER_PLAIN, gated = NBL_HOPPER_GATED, backward = NBL_HOPPER_GATED_BACKWARD;
+    if (product->kind == gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, gated>(config, p);
+    if (product->kind == backward)
+        return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, backward>(config, p);
+    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, plain>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, plain>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
@@ -44,13 +46,15 @@ cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product,
     return launch_of<__nv_bfloat16, BN, STAGES, BUFFERS, CLUSTER>(config, product, p);
 }
 
-template <int BN, int STAGES, int CLUSTER> constexpr variant make(const char *name, double cost)
-{
-    return {name, BN, CLUSTER, cost, launch<BN, STAGES, 2, CLUSTER>, layout<BN, STAGES, 2>::BYTES};
-}
-/* Four stages of 48 KiB or six of 32. A cluster of one is for a last row of tiles that has no other. */
-const variant variants[] = {make<256, 4, 2>("256x2", 1.0), make<128, 6, 2>("128x2", 0.52),
-                            make<256, 4, 1>("256x1", 1.01), make<128, 6, 1>("128x1", 0.53)};
+/* Those with four stages of 48 KiB or six of 32; two boxes each way out. A cluster of one is for a last row of tiles that
+ * has no other. */
+#define VARIANT(BN, STAGES, CLUSTER, cost)                                                                   \
+    {                                                                                                        \
+#BN "x" #CLUSTER, BN, CLUSTER, cost, launch < BN, STAGES, 2, CLUSTER>, layout < BN, STAGES,          \
+            2> ::BYTES                                                                                       \
+    }
+const variant variants[] = {VARIANT(256, 4, 2, 1.0), VARIANT(128, 6, 2, 0.52), VARIANT(256, 4, 1, 1.01),
+                            VARIANT(128, 6, 1, 0.53)};
 constexpr int VARIANTS = sizeof variants / sizeof *variants;
 
 int64_t whole(int64_t size, int64_t part)
@@ -58,61 +62,98 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
+int part_count(const nbl__hopper *p)
+{
+    return p->part_count > 0 ? p->part_count : 1;
+}
+nbl__hopper_part part_of(const nbl__hopper *p, int i)
+{
+    return p->part_count > 0 ? p->parts[i] : nbl__hopper_part{p->c, p->n, p->count};
+}
+/* Units of a part beside each other. */
+int64_t units_right(const nbl__hopper *p, const variant *v, int part)
+{
+    return whole(part_of(p, part).n, p->kind == NBL_HOPPER_GATED ? v->width / 2 : v->width);
+}
+
 /* The quickest, by how often every multiprocessor gets a tile. */
 const variant *choose(const nbl__hopper *p, int multiprocessors)
 {
-    if (p->variant > 0 && p->variant <= VARIANTS && (!p->gated || variants[p->variant - 1].width == 256))
-        return &variants[p->variant - 1];
+    if (p->variant > 0 && p->variant <= VARIANTS) return &variants[p->variant - 1];
     const variant *best = &variants[0];
     double least = INFINITY;
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
-        if (p->gated && v->width != 256) continue;
-        int64_t units = whole(p->m, BM * v->cluster) * whole(p->n, p->gated ? v->width / 2 : v->width);
+        int64_t units = 0;
+        for (int part = 0; part < part_count(p); part++) units += units_right(p, v, part);
+        units *= whole(p->m, BM * v->cluster);
         double time = static_cast<double>(whole(units, multiprocessors / v->cluster)) * v->cost;
         if (time < least) least = time, best = v;
     }
     return best;
 }
 
-bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__hopper_source *s,
+/* The next source of the last part, which is n columns wide. */
+bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, const nbl__hopper_source *s,
                      int half_rows)
 {
-    int i = job->count++;
-    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
+    int i = job->first_source[job->parts]++;
+    bool gated = p->kind == NBL_HOPPER_GATED;
+    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
-    job->all_steps += job->steps[i];
+    job->all_steps[job->parts - 1] += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
-        const void *b = half && p->gated ? s->b2 : s->b;
+        const void *b = half && gated ? s->b2 : s->b;
         job->has_b[i][half] = b != NULL;
         if (b == NULL) b = s->b ? s->b : s->b2; /* a map for what is read outside of it */
-        if (half && (!p->gated || !job->has_b[i][1])) {
+        if (half && (!gated || !job->has_b[i][1])) {
             job->b[i][1] = job->b[i][0];
             continue;
         }
-        if (!(p->b_turned ? describe(encode, &job->b[i][half], p->dtype, b, p->n, s->k, ldb, half_rows)
-                          : describe(encode, &job->b[i][half], p->dtype, b, s->k, p->n, ldb, BK)))
+        if (!(p->b_turned ? describe(encode, &job->b[i][half], p->dtype, b, n, s->k, ldb, half_rows)
+                          : describe(encode, &job->b[i][half], p->dtype, b, s->k, n, ldb, BK)))
             return false;
     }
     return true;
 }
 
+bool describe_result(encoder encode, job *job, const nbl__hopper *p, int which, nbl_dtype dtype, void *data,
+                     int64_t n, int64_t ld)
+{
+    job->has_result[which] = data != NULL;
+    return data == NULL || describe(encode, &job->result[which], dtype, data, p->m, n, ld, BOX_LINES);
+}
+bool describe_input(encoder encode, job *job, const nbl__hopper *p, const void *data, int64_t ld)
+{
+    int i = job->inputs++;
+    job->from[i] = data;
+    job->ld_from = ld;
+    return describe(encode, &job->input[i], p->c_dtype, data, p->m, p->n, ld, BM);
+}
+
 bool describe_results(encoder encode, job *job, const nbl__hopper *p)
 {
-    int64_t ldc = p->ldc ? p->ldc : p->n;
-    job->beta = p->beta;
-    job->old = p->old ? p->old : p->c;
-    job->ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
+    int64_t ldc = p->ldc ? p->ldc : p->n, ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
     job->wide = p->c_dtype == NBL_DTYPE_F32;
-    job->keeps_gate = p->gated && p->gate != NULL;
-    job->keeps_up = p->gated && p->up != NULL;
-    nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
-    return describe(encode, &job->c, dtype, p->c, p->m, p->n, ldc, BOX_LINES) &&
-           (!job->keeps_gate ||
-            describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
-           (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
+    job->beta = p->beta;
+    job->act = p->act;
+    bool good = true;
+    for (int i = 0; i < p->part_count; i++)
+        good = good &&
+               describe_result(encode, job, p, i, p->c_dtype, p->parts[i].c, p->parts[i].n, p->parts[i].n);
+    if (p->part_count > 0) return good;
+    if (p->kind == NBL_HOPPER_PLAIN)
+        return describe_result(encode, job, p, 0, p->c_dtype, p->c, p->n, ldc) &&
+               (p->beta == 0 || describe_input(encode, job, p, p->old ? p->old : p->c, ld_old));
+    bool backward = p->kind == NBL_HOPPER_GATED_BACKWARD;
+    nbl_dtype kept = backward ? p->dtype : p->c_dtype;
+    return describe_result(encode, job, p, 0, p->dtype, p->c, p->n, ldc) &&
+           describe_result(encode, job, p, 1, kept, backward ? p->dgate : p->gate, p->n, p->n) &&
+           describe_result(encode, job, p, 2, kept, backward ? p->dup : p->up, p->n, p->n) &&
+           (!backward ||
+            (describe_input(encode, job, p, p->gate, p->n) && describe_input(encode, job, p, p->up, p->n)));
 }
 
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
@@ -128,21 +169,17 @@ extern "C" const char *nbl__hopper_variant(int variant)
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
-extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
+/* NULL, or what is wrong with a part whose sources begin at `first`. */
+static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, int first, int64_t ldc)
 {
     constexpr int64_t MOST = 1 << 30;
-    if (cuda->major != 9) return "needs compute capability 9.0";
-    if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
-    if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
-    if (p->count < 1 || p->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
-    if (p->m >= MOST || p->n >= MOST) return "too large";
-    if (p->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
-    if (p->gated && (!p->b_turned || p->beta != 0))
-        return "gated products take turned weights only, and no beta";
+    if (part->count < 1 || first + part->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
+    if (p->m >= MOST || part->n >= MOST) return "too large";
+    if (part->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
     int64_t sum = 0;
-    for (int i = 0; i < p->count; i++) {
+    for (int i = first; i < first + part->count; i++) {
         const nbl__hopper_source *s = &p->sources[i];
-        int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
+        int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : part->n;
         if (s->k >= MOST) return "too large";
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
             !fits(s->b2, ldb, p->dtype))
@@ -150,8 +187,32 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
         sum += s->k;
     }
     if (sum == 0) return "nothing to sum";
-    if (!fits(p->c, p->ldc ? p->ldc : p->n, p->gated ? p->dtype : p->c_dtype) ||
-        !fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
+    return fits(part->c, ldc, p->kind == NBL_HOPPER_PLAIN ? p->c_dtype : p->dtype)
+               ? NULL
+               : "results must be aligned to 16 bytes";
+}
+
+extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
+{
+    if (cuda->major != 9) return "needs compute capability 9.0";
+    if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
+    if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
+    if (p->kind != NBL_HOPPER_PLAIN && (p->b_turned != (p->kind == NBL_HOPPER_GATED) || p->beta != 0))
+        return "gated products take turned weights, their gradients straight ones, and neither takes beta";
+    if (p->kind == NBL_HOPPER_GATED_BACKWARD && !(p->gate && p->up && p->dgate && p->dup))
+        return "needs gate and up";
+    if (p->part_count > 0 &&
+        (p->kind != NBL_HOPPER_PLAIN || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
+        return "only plain products without beta come in parts";
+    int first = 0;
+    for (int i = 0; i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        const char *why = part_can(p, &part, first, p->part_count == 0 && p->ldc ? p->ldc : part.n);
+        if (why) return why;
+        first += part.count;
+    }
+    if (!fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
+        !fits(p->dgate, p->n, p->dtype) || !fits(p->dup, p->n, p->dtype) ||
         !fits(p->old, p->ld_old ? p->ld_old : p->n, p->c_dtype))
         return "results must be aligned to 16 bytes";
     return NULL;
@@ -159,23 +220,31 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
 
 extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *p)
 {
-    if (p->m == 0 || p->n == 0) return NBL_OK;
     encoder encode = find_encoder(call->cuda);
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
     const variant *v = choose(p, call->cuda->multiprocessors);
     job job;
     memset(&job, 0, sizeof job);
+    if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
-    for (int i = 0; good && i < p->count; i++)
-        if (p->sources[i].k > 0) good = describe_source(encode, &job, p, &p->sources[i], v->width / 2);
+    int32_t steps = INT32_MAX;
+    for (int i = 0, next = 0; good && i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        job.parts = i + 1;
+        job.first_source[i + 1] = job.first_source[i];
+        for (int end = next + part.count; good && next < end; next++)
+            if (p->sources[next].k > 0)
+                good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
+        job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
+        steps = job.all_steps[i] < steps ? job.all_steps[i] : steps;
+    }
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
-    job.units_right = static_cast<int32_t>(whole(p->n, p->gated ? v->width / 2 : v->width));
     job.group = 16 / v->cluster;
-    job.act = p->act;
+    job.lag = steps > p->lag ? p->lag : 0;
     job.m = p->m, job.n = p->n;
-    int64_t units = static_cast<int64_t>(job.units_down) * job.units_right,
+    int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
             at_once = call->cuda->multiprocessors / v->cluster;
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;

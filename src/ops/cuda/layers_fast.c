@@ -9,7 +9,7 @@
  *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies. Weights are decoded one after another into one place, but for a folded dx. */
+ * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -120,13 +120,13 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed, (backward && j->folds ? decoded_all : decoded) * j->in);
+    j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         bool packed = nbl__fast_packed(&l->a->w);
         l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
-        if (packed && backward) row += l->out;
+        if (packed && j->folds) row += l->out;
     }
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
@@ -292,10 +292,7 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    bool done = false;
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
-    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
-    if (done) return NBL_OK;
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -327,10 +324,9 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
         NBL_TRY(nbl__fast_pack(&j, false));
         NBL_TRY(nbl__fast_make_t(&j, true));
     }
-    for (int i = 0; i < count; i++) {
-        const nbl__fast_layer *l = &j.layers[i];
-        NBL_TRY(forward_before(&j, l));
-    }
+    bool done = false;
+    if (j.folds) NBL_TRY(nbl__fold_forward(&j, &done));
+    for (int i = 0; i < count && !done; i++) NBL_TRY(forward_before(&j, &j.layers[i]));
     return NBL_OK;
 }
 

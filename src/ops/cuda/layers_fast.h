@@ -24,7 +24,7 @@ typedef struct nbl__fast {
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
     void *lora_a;  /* [wide, in] */
-    void *w;       /* decoded: one weight, or, backward folded, all of them */
+    void *w;       /* decoded: one weight, or, folded, all of them */
     void *t, *u;   /* [tokens, wide] */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
@@ -50,7 +50,7 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
 /* layers_fold.c. *done: whether it was possible; else nothing has happened. */
-nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done);
+nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
 nbl_status nbl__fold_dx(const nbl__fast *j, bool *done);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)

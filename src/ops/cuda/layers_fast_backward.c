@@ -233,9 +233,8 @@ static nbl_status dx_before(const nbl__fast *j)
     }
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        void *w = j->folds || !nbl__fast_packed(&l->a->w) ? l->w : j->w;
-        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, w));
-        g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = w;
+        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+        g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = l->w;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
         g.beta = 1;
     }
