@@ -4,15 +4,13 @@
  *                                sources, both ways that b may lie, beta, gated; twice the same bits, nothing written
  *                                beside the result. Without such a device it says so and exits with 77. --quick: small
  *                                sizes only, for compute-sanitizer
- *   cuda_hopper bench [--pauses] TFLOP/s at the sizes of an 8B model's layers, beside cuBLASLt: every product once, in
- *                                turns, and medians of the turns; --pauses: the device rests before each, so that
- *                                its power does not hold its clock down
+ *   cuda_hopper bench            TFLOP/s at the sizes of an 8B model's layers, beside cuBLASLt: every product once, in
+ *                                turns, and medians of the turns
  *
  * Values are random numbers in [-1, 1). */
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "examine.cuh"
 
@@ -80,30 +78,15 @@ __global__ void add_old(double *sums, int64_t m, int64_t n, const T *c, int64_t 
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < m * n; i += gridDim.x * 256ll)
         sums[i] += beta * static_cast<double>(nbl_cuda::to_f32(c[i / n * ldc + i % n]));
 }
-/* What is between the products. Gated: sums are those of gate and up, and become c, gate, up. Backward: the first sums
- * are the gradient, and become c and the gradients of gate and up. */
-template <typename T>
-__global__ void finish(double *c, double *first, double *second, int64_t count, int act, const T *gate,
-                       const T *up)
+__global__ void gate_with(double *gate, const double *up, int64_t count, int act)
 {
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-        bool backward = gate != NULL;
-        double x = backward ? static_cast<double>(nbl_cuda::to_f32(gate[i])) : c[i];
-        double y = backward ? static_cast<double>(nbl_cuda::to_f32(up[i])) : first[i], share, slope;
-        if (act == NBL_ACT_SILU) {
-            share = 1 / (1 + exp(-x));
-            slope = share + x * share * (1 - share);
-        } else if (act == NBL_ACT_GELU) {
-            share = 0.5 * (1 + erf(x * 0.70710678118654752));
-            slope = share + x * 0.39894228040143268 * exp(-0.5 * x * x);
-        } else {
-            double t = tanh(0.79788456080286536 * (x + 0.044715 * x * x * x));
-            share = 0.5 * (1 + t);
-            slope = share + 0.5 * x * (1 - t * t) * 0.79788456080286536 * (1 + 3 * 0.044715 * x * x);
-        }
-        first[i] = backward ? c[i] * y * slope : x;
-        second[i] = backward ? c[i] * x * share : y;
-        c[i] = x * share * y;
+        double x = gate[i];
+        double y = act == NBL_ACT_SILU ? x / (1 + exp(-x))
+                   : act == NBL_ACT_GELU
+                       ? x * 0.5 * (1 + erf(x * 0.70710678118654752))
+                       : x * 0.5 * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+        gate[i] = y * up[i];
     }
 }
 /* One block: out = Σ (c - sums)², Σ sums². */
@@ -140,8 +123,7 @@ double error_of(nbl_dtype dtype, const double *sums, int64_t m, int64_t n, const
 
 struct test {
     int64_t m, n, k[NBL_HOPPER_SOURCES];
-    bool straight, wide;
-    nbl__hopper_kind kind;
+    bool straight, wide, gated;
     float beta;
     int pad; /* elements between rows */
 };
@@ -201,21 +183,14 @@ void add_source(nbl_dtype dtype, double *sums, const test *c, one_source s)
     NBL_BY_DTYPE(dtype, T, (add_product<T><<<1024, 256>>>(sums, c->m, c->n, s, !c->straight)));
 }
 
-template <typename T>
-void finish_all(double *const *sums, int64_t count, int act, const void *gate, const void *up)
-{
-    finish<<<1024, 256>>>(sums[0], sums[1], sums[2], count, act, static_cast<const T *>(gate),
-                          static_cast<const T *>(up));
-}
-
 void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
 {
     nbl_context *ctx = t->ctx;
     nbl__hopper p = {};
     nbl_dtype wide = c->wide ? NBL_DTYPE_F32 : dtype;
-    double *sums[3];
+    double *sums[2];
     size_t sum_bytes = static_cast<size_t>(c->m * c->n) * 8;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         CUDA(cudaMalloc(&sums[i], sum_bytes));
         CUDA(cudaMemset(sums[i], 0, sum_bytes));
     }
@@ -223,9 +198,7 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     p.c_dtype = wide;
     p.m = c->m, p.n = c->n;
     p.b_turned = !c->straight;
-    p.kind = c->kind;
-    p.lag = variant % 3;
-    bool gated = c->kind == NBL_HOPPER_GATED, backward = c->kind == NBL_HOPPER_GATED_BACKWARD;
+    p.gated = c->gated;
     p.act = static_cast<nbl__act>(c->m % 3);
     p.beta = c->beta;
     p.variant = variant;
@@ -237,32 +210,24 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
         s->ldb = ((c->straight ? c->n : s->k) + 7) / 8 * 8 + c->pad;
         int64_t b_count = (c->straight ? s->k : c->n) * s->ldb;
         s->a = random_matrix(dtype, c->m * s->lda, seed + 1);
-        if (!gated || i != 2) s->b = random_matrix(dtype, b_count, seed + 2);
-        if (gated && i != 1) s->b2 = random_matrix(dtype, b_count, seed + 3);
+        if (!c->gated || i != 2) s->b = random_matrix(dtype, b_count, seed + 2);
+        if (c->gated && i != 1) s->b2 = random_matrix(dtype, b_count, seed + 3);
         one_source left = {s->a, s->b, s->k, s->lda, s->ldb}, right = {s->a, s->b2, s->k, s->lda, s->ldb};
         if (s->b) add_source(dtype, sums[0], c, left);
         if (s->b2) add_source(dtype, sums[1], c, right);
     }
     result results[3];
-    int count = c->kind == NBL_HOPPER_PLAIN ? 1 : 3;
+    int count = c->gated ? 3 : 1;
     p.ldc = (c->n + 7) / 8 * 8 + c->pad;
-    make_result(&results[0], count == 3 ? dtype : wide, c->m, c->n, p.ldc, 5);
-    for (int i = 1; i < count; i++) make_result(&results[i], backward ? dtype : wide, c->m, c->n, c->n, 5);
+    make_result(&results[0], c->gated ? dtype : wide, c->m, c->n, p.ldc, 5);
+    for (int i = 1; i < count; i++) make_result(&results[i], wide, c->m, c->n, c->n, 5);
     p.c = results[0].memory;
     void *elsewhere = NULL; /* every other test adds to what lies elsewhere */
     if (c->beta != 0 && c->m % 2 == 0) {
         p.ld_old = p.ldc + 16;
         p.old = elsewhere = random_matrix(wide, c->m * p.ld_old, 6);
     }
-    if (gated) p.gate = results[1].memory, p.up = results[2].memory;
-    bool in_place = backward && !c->wide && c->m % 2 == 0;
-    if (backward) {
-        p.gate = in_place ? results[1].memory : random_matrix(wide, c->m * c->n, 7);
-        p.up = in_place ? results[2].memory : random_matrix(wide, c->m * c->n, 8);
-        p.dgate = results[1].memory, p.dup = results[2].memory;
-    }
-    if (count == 3)
-        NBL_BY_DTYPE(wide, T, finish_all<T>(sums, c->m * c->n, p.act, backward ? p.gate : NULL, p.up));
+    if (c->gated) p.gate = results[1].memory, p.up = results[2].memory;
     if (c->beta != 0) {
         const void *from = p.old ? p.old : p.c;
         int64_t ld = p.old ? p.ld_old : p.ldc;
@@ -291,9 +256,10 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
                 CUDA(
                     cudaMemcpy(results[i].once, results[i].memory, results[i].bytes, cudaMemcpyDeviceToHost));
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = count - 1; i >= 0; i--) { /* gate and up first: then their sums become those of c */
+        if (c->gated && i == 0) gate_with<<<1024, 256>>>(sums[0], sums[1], c->m * c->n, p.act);
         double error = 0;
-        const char *wrong = examine(&results[i], sums[i], &error);
+        const char *wrong = examine(&results[i], sums[i == 2], &error);
         t->runs++;
         if (!(error <= t->worst)) t->worst = error;
         if (wrong == NULL) continue;
@@ -301,10 +267,7 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
             printf("[%" PRId64 ", %" PRId64 "] k %" PRId64 "+%" PRId64 "+%" PRId64
                    " %s%s%s%s beta %g result %d variant %s: %s (%.2f of the bound)\n",
                    c->m, c->n, c->k[0], c->k[1], c->k[2], nbl_dtype_name(dtype),
-                   c->straight ? " straight" : "", c->wide ? " wide" : "",
-                   gated      ? " gated"
-                   : backward ? " backward"
-                              : "",
+                   c->straight ? " straight" : "", c->wide ? " wide" : "", c->gated ? " gated" : "",
                    static_cast<double>(c->beta), i, nbl__hopper_variant(variant), wrong, error);
     }
     for (int i = 0; i < count; i++) free_result(&results[i]);
@@ -313,12 +276,9 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
         CUDA(cudaFree(const_cast<void *>(p.sources[i].b)));
         CUDA(cudaFree(const_cast<void *>(p.sources[i].b2)));
     }
-    if (backward && !in_place) {
-        CUDA(cudaFree(p.gate));
-        CUDA(cudaFree(p.up));
-    }
     CUDA(cudaFree(elsewhere));
-    for (int i = 0; i < 3; i++) CUDA(cudaFree(sums[i]));
+    CUDA(cudaFree(sums[0]));
+    CUDA(cudaFree(sums[1]));
 }
 
 /* Results in parts have the bits of those made one by one. */
@@ -330,7 +290,7 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
     void *ones[3];
     nbl__hopper all = {};
     all.dtype = all.c_dtype = NBL_DTYPE_BF16;
-    all.m = m, all.b_turned = !straight, all.variant = variant, all.part_count = 3, all.lag = variant % 3;
+    all.m = m, all.b_turned = !straight, all.variant = variant, all.part_count = 3;
     int next = 0;
     for (int i = 0; i < 3; i++) {
         nbl__hopper one = all;
@@ -383,36 +343,30 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
 
 int run_tests(tester *t, bool quick)
 {
-    constexpr nbl__hopper_kind PLAIN = NBL_HOPPER_PLAIN, GATED = NBL_HOPPER_GATED,
-                               BACKWARD = NBL_HOPPER_GATED_BACKWARD;
     static const test tests[] = {
-        {1, 8, {8}, false, false, PLAIN, 0, 0},
-        {128, 256, {64}, false, false, PLAIN, 0, 0},
-        {128, 256, {128}, true, false, PLAIN, 0, 0},
-        {129, 264, {72, 16}, false, false, PLAIN, 0, 8},
-        {129, 264, {72, 16}, true, true, PLAIN, 0.5f, 8},
-        {300, 520, {333, 8, 24}, false, false, PLAIN, 1, 0},
-        {300, 520, {333, 8, 24}, true, false, PLAIN, 0, 8},
-        {200, 136, {200, 16, 16}, false, true, GATED, 0, 0},
-        {77, 264, {72, 64, 64, 8, 136}, false, false, GATED, 0, 8},
-        {77, 264, {72, 16}, true, false, BACKWARD, 0, 8},
-        {300, 136, {200}, true, true, BACKWARD, 0, 0},
-        {128, 520, {64, 64}, true, false, BACKWARD, 0, 0},
+        {1, 8, {8}, false, false, false, 0, 0},
+        {128, 256, {64}, false, false, false, 0, 0},
+        {128, 256, {128}, true, false, false, 0, 0},
+        {129, 264, {72, 16}, false, false, false, 0, 8},
+        {129, 264, {72, 16}, true, true, false, 0.5f, 8},
+        {300, 520, {333, 8, 24}, false, false, false, 1, 0},
+        {300, 520, {333, 8, 24}, true, false, false, 0, 8},
+        {200, 136, {200, 16, 16}, false, true, true, 0, 0},
+        {77, 264, {72, 64, 64, 8, 136}, false, false, true, 0, 8},
         /* larger ones: more units than there are clusters */
-        {3000, 3000, {136, 64}, false, false, PLAIN, 0, 0},
-        {3000, 3000, {136, 64}, true, false, PLAIN, 0, 0},
-        {2500, 4104, {520}, false, true, PLAIN, -1.5f, 0},
-        {2500, 4104, {64, 16, 64, 16, 64, 16, 200, 8}, true, true, PLAIN, 1, 8},
-        {3000, 3000, {256, 64, 64}, false, false, GATED, 0, 0},
-        {3001, 3000, {256, 64}, true, false, BACKWARD, 0, 0},
-        {3000, 1000, {128, 64}, true, true, BACKWARD, 0, 0},
-        {513, 1024, {4096, 64}, true, false, PLAIN, 0, 0},
-        {1100, 2056, {4096, 16}, false, false, PLAIN, 1, 8},
+        {3000, 3000, {136, 64}, false, false, false, 0, 0},
+        {3000, 3000, {136, 64}, true, false, false, 0, 0},
+        {2500, 4104, {520}, false, true, false, -1.5f, 0},
+        {2500, 4104, {64, 16, 64, 16, 64, 16, 200, 8}, true, true, false, 1, 8},
+        {3000, 3000, {256, 64, 64}, false, false, true, 0, 0},
+        {513, 1024, {4096, 64}, true, false, false, 0, 0},
+        {1100, 2056, {4096, 16}, false, false, false, 1, 8},
     };
-    int count = quick ? 12 : static_cast<int>(sizeof tests / sizeof *tests);
+    int count = quick ? 9 : static_cast<int>(sizeof tests / sizeof *tests);
     for (int i = 0; i < count; i++)
         for (int f16 = 0; f16 < 2; f16++)
             for (int variant = 1; nbl__hopper_variant(variant); variant++) {
+                if (tests[i].gated && strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
                 run_test(t, &tests[i], f16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, variant);
             }
     for (int variant = 1; nbl__hopper_variant(variant); variant++)
@@ -432,7 +386,6 @@ struct contest {
     nbl_context *ctx;
     nbl__call call;
     cudaStream_t stream;
-    int pause; /* microseconds before every run: the device's clock then is not held down by its power */
     cudaEvent_t from[MOST][TURNS], to[MOST][TURNS];
 };
 
@@ -441,11 +394,6 @@ template <typename F> void race(contest *c, const char *what, double flop, int c
 {
     for (int turn = -2; turn < TURNS; turn++)
         for (int i = 0; i < count; i++) {
-            if (c->pause > 0) {
-                CUDA(cudaStreamSynchronize(c->stream));
-                timespec time = {0, c->pause * 1000};
-                nanosleep(&time, NULL);
-            }
             if (turn >= 0) CUDA(cudaEventRecord(c->from[i][turn], c->stream));
             run(i);
             if (turn >= 0) CUDA(cudaEventRecord(c->to[i][turn], c->stream));
@@ -475,7 +423,7 @@ nbl__gemm gemm_of(const nbl__hopper *p, int source, bool second, float beta)
     return g;
 }
 
-int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
+int run_bench(nbl_context *ctx, const nbl__call *call)
 {
     static const int64_t sizes[][3] = {{8192, 4096, 4096},  {8192, 6144, 4096},  {8192, 14336, 4096},
                                        {8192, 28672, 4096}, {8192, 4096, 14336}, {2048, 1024, 4096},
@@ -486,7 +434,6 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
     if (c == NULL) stop("calloc", "out of memory", __LINE__);
     c->ctx = ctx;
     c->call = *call;
-    c->pause = pause;
     c->stream = static_cast<cudaStream_t>(call->cuda->stream);
     for (int i = 0; i < MOST * TURNS; i++) {
         CUDA(cudaEventCreate(&c->from[0][i]));
@@ -500,10 +447,12 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
          *b = random_matrix(NBL_DTYPE_BF16, WIDE * RANK, 6),
          *y = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 7),
          *y2 = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 8);
+    int variants = 0;
+    while (nbl__hopper_variant(variants + 1)) variants++;
     printf("TFLOP/s of the first source; +r: and a second one of rank r (cuBLASLt: a second call); +old: and "
            "a residual\n");
     printf("%-40s  cuBLASLt       +64    chosen       +16       +64      +old", "");
-    for (int i = 0; i < 6; i++) printf(" %7s/%d", nbl__hopper_variant(i % 2 + 1), i / 2);
+    for (int i = 1; i <= variants; i++) printf(" %9s", nbl__hopper_variant(i));
     printf("\n");
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int turned = 1; turned >= 0; turned--) {
@@ -519,14 +468,13 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
                      turned ? "" : " straight");
             race(c, what,
                  2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(sizes[i][2]),
-                 12, [&](int way) {
+                 6 + variants, [&](int way) {
                      nbl__gemm g = gemm_of(&p, 0, false, 0), more = gemm_of(&p, 1, false, 1);
                      p.count = way == 3 || way == 4 ? 2 : 1;
                      p.sources[1].k = way == 3 ? 16 : RANK;
                      p.beta = way == 5;
                      p.old = y2;
-                     p.variant = way < 6 ? 0 : (way - 6) % 2 + 1;
-                     p.lag = way < 6 ? 0 : (way - 6) / 2 % 3;
+                     p.variant = way < 6 ? 0 : way - 5;
                      if (way < 2) NIBBLE(nbl__cuda_gemm(call, &g));
                      if (way == 1) NIBBLE(nbl__cuda_gemm(call, &more));
                      if (way >= 2) NIBBLE(nbl__hopper_run(call, &p));
@@ -549,18 +497,16 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
         p.sources[5] = {t, b, NULL, RANK, 0, 0};
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " rows, dx of q, k and v", m);
-        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 4, [&](int way) {
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 6144, 2, [&](int way) {
             for (int i = 0; i < 6 && way == 0; i++) {
                 nbl__gemm g = gemm_of(&p, i, false, i > 0);
                 NIBBLE(nbl__cuda_gemm(call, &g));
             }
-            p.lag = way - 1;
-            if (way > 0) NIBBLE(nbl__hopper_run(call, &p));
+            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
         });
         /* act(gate)·up with adapters, gate and up kept; cuBLASLt without the last step. */
         p.n = 14336;
-        p.kind = NBL_HOPPER_GATED;
-        p.b_turned = true;
+        p.b_turned = p.gated = true;
         p.act = NBL_ACT_SILU;
         p.gate = y2;
         p.up = static_cast<char *>(y2) + m * p.n * 2;
@@ -569,31 +515,14 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
         p.sources[1] = {t, b, NULL, RANK, 0, 0};
         p.sources[2] = {t2, NULL, b, RANK, 0, 0};
         snprintf(what, sizeof what, "%" PRId64 " rows, silu(gate) up, kept", m);
-        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 4, [&](int way) {
+        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 28672, 2, [&](int way) {
             nbl__gemm all[] = {gemm_of(&p, 0, false, 0), gemm_of(&p, 1, false, 1), gemm_of(&p, 0, true, 0),
                                gemm_of(&p, 2, true, 1)};
             for (int i = 0; i < 4 && way == 0; i++) {
                 all[i].c = i < 2 ? p.gate : p.up;
                 NIBBLE(nbl__cuda_gemm(call, &all[i]));
             }
-            p.lag = way - 1;
-            if (way > 0) NIBBLE(nbl__hopper_run(call, &p));
-        });
-        /* The gradient of act(gate)·up turned into those of gate and up at once; cuBLASLt: the products alone. */
-        p.kind = NBL_HOPPER_GATED_BACKWARD;
-        p.b_turned = false;
-        p.dgate = y, p.dup = static_cast<char *>(y) + m * p.n * 2, p.c = NULL;
-        p.count = 2;
-        p.sources[0] = {x, w, NULL, 4096, 0, 0};
-        snprintf(what, sizeof what, "%" PRId64 " rows, its gradients", m);
-        race(c, what, 2.0 * static_cast<double>(m) * 4096 * 14336, 4, [&](int way) {
-            for (int i = 0; i < 2 && way == 0; i++) {
-                nbl__gemm g = gemm_of(&p, i, false, i > 0);
-                g.c = y;
-                NIBBLE(nbl__cuda_gemm(call, &g));
-            }
-            p.lag = way - 1;
-            if (way > 0) NIBBLE(nbl__hopper_run(call, &p));
+            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
         });
     }
     /* What the host does for a call. */
@@ -619,11 +548,10 @@ int run_bench(nbl_context *ctx, const nbl__call *call, int pause)
 int main(int argc, char **argv)
 {
     bool test = argc >= 2 && strcmp(argv[1], "test") == 0,
-         measure = argc >= 2 && strcmp(argv[1], "bench") == 0;
-    bool quick = test && argc == 3 && strcmp(argv[2], "--quick") == 0;
-    bool pauses = measure && argc == 3 && strcmp(argv[2], "--pauses") == 0;
-    if ((!test && !measure) || argc > 3 || (argc == 3 && !quick && !pauses)) {
-        fprintf(stderr, "usage: cuda_hopper test [--quick] | bench [--pauses]\n");
+         measure = argc == 2 && strcmp(argv[1], "bench") == 0;
+    bool quick = argc == 3 && strcmp(argv[2], "--quick") == 0;
+    if ((!test && !measure) || argc > 3 || (argc == 3 && !quick)) {
+        fprintf(stderr, "usage: cuda_hopper test [--quick] | bench\n");
         return 2;
     }
     nbl_context *ctx = NULL;
@@ -637,7 +565,7 @@ int main(int argc, char **argv)
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
     tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx)}, 0, 0, 0};
-    int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call, pauses ? 3000 : 0);
+    int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;
 }

@@ -12,6 +12,7 @@
  * shared memory and bulk copies lose. */
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/dequantize.h"
+#include "ops/cuda/kernel.cuh"
 
 using namespace nbl_cuda;
 
@@ -152,6 +153,8 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
                                                            int64_t count, int64_t tiles, T *__restrict__ out)
 {
+    earlier_are_done();
+    next_may_begin();
     int lane = threadIdx.x % 32;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (tile >= tiles) return;
@@ -171,6 +174,8 @@ template <typename T> struct decode_list {
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) decode_all(const __grid_constant__ decode_list<T> list)
 {
+    earlier_are_done();
+    next_may_begin();
     int lane = threadIdx.x % 32, which = 0;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     while (which < list.count && tile >= list.ends[which]) which++;
@@ -280,7 +285,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T, bool INT8>
-void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out, cudaStream_t stream)
+void launch(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out,
+            cudaStream_t stream)
 {
     constexpr int COUNT = 16 / sizeof(T);
     int64_t begin = row_begin * p.columns, count = rows * p.columns;
@@ -296,7 +302,9 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
         int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
         unsigned blocks = static_cast<unsigned>(nbl__ceil_div(tiles, WARPS));
         if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
-        else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
+        else
+            launch_next(cuda, stream, decode_tiles<T>, dim3(blocks), dim3(THREADS), 0, p, begin, count, tiles,
+                        out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
         decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
@@ -304,11 +312,12 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
 }
 
 template <typename T>
-void launch_as(const packed &p, int64_t row_begin, int64_t rows, bool transpose, void *out,
-               cudaStream_t stream)
+void launch_as(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t rows, bool transpose,
+               void *out, cudaStream_t stream)
 {
-    if (p.kind == SCALES_ROWS) launch<T, true>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
-    else launch<T, false>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
+    if (p.kind == SCALES_ROWS)
+        launch<T, true>(cuda, p, row_begin, rows, transpose, static_cast<T *>(out), stream);
+    else launch<T, false>(cuda, p, row_begin, rows, transpose, static_cast<T *>(out), stream);
 }
 
 } // namespace
@@ -338,15 +347,17 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
               NBL_ERROR_UNSUPPORTED, "%s: shape %s is too large for one launch", call,
               nbl__show_shape(weight->rank, weight->shape).text);
     packed p = packed_of(weight);
+    const nbl__cuda *cuda = nbl__cuda_of(ctx);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);
-    else if (dtype == NBL_DTYPE_F16) launch_as<__half>(p, row_begin, count, transpose != 0, out, on);
-    else launch_as<__nv_bfloat16>(p, row_begin, count, transpose != 0, out, on);
+    if (dtype == NBL_DTYPE_F32) launch_as<float>(cuda, p, row_begin, count, transpose != 0, out, on);
+    else if (dtype == NBL_DTYPE_F16) launch_as<__half>(cuda, p, row_begin, count, transpose != 0, out, on);
+    else launch_as<__nv_bfloat16>(cuda, p, row_begin, count, transpose != 0, out, on);
     return launched(ctx, call);
 }
 
 template <typename T>
-static void launch_all(const nbl_weight *const *weights, void *const *outs, int count, cudaStream_t stream)
+static void launch_all(const nbl__cuda *cuda, const nbl_weight *const *weights, void *const *outs, int count,
+                       cudaStream_t stream)
 {
     decode_list<T> list = {};
     int64_t tiles = 0;
@@ -357,7 +368,8 @@ static void launch_all(const nbl_weight *const *weights, void *const *outs, int 
         list.ends[i] = tiles += nbl__ceil_div(list.counts[i], tile_of<T>::TILE);
     }
     list.count = count;
-    decode_all<T><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(list);
+    launch_next(cuda, stream, decode_all<T>, dim3(static_cast<unsigned>(nbl__ceil_div(tiles, WARPS))),
+                dim3(THREADS), 0, list);
 }
 
 extern "C" nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weight *const *weights,
@@ -381,7 +393,7 @@ extern "C" nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weigh
         return NBL_OK;
     }
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (dtype == NBL_DTYPE_F16) launch_all<__half>(weights, outs, count, on);
-    else launch_all<__nv_bfloat16>(weights, outs, count, on);
+    if (dtype == NBL_DTYPE_F16) launch_all<__half>(nbl__cuda_of(ctx), weights, outs, count, on);
+    else launch_all<__nv_bfloat16>(nbl__cuda_of(ctx), weights, outs, count, on);
     return launched(ctx, call);
 }

@@ -8,14 +8,12 @@
  * of rank r costs its arithmetic (r in steps of 16), and c is rounded once. Sums are f32, in the order of the
  * sources and of k: the same bits each time.
  *
- *     gated:            c = act(Σ a_i · b_i) · (Σ a_i · b2_i),   both sums kept in gate and up where those are given
- *     gated, backward:  with dh = Σ a_i · b_i:   dgate = dh · up · act'(gate),   dup = dh · act(gate),
- *                       and c = act(gate) · up once more where it is given
+ *     gated:  c = act(Σ a_i · b_i) · (Σ a_i · b2_i),   both sums kept in gate and up where those are given
  *
- *     in parts:         results of their own columns, sources and memory, which share their rows, in one go
+ *     in parts:  results of their own columns, sources and memory, which share their rows, in one go
  *
- * What is between the products happens in the registers that hold the sums, in f32. b or b2 may be NULL in a source that
- * adds to one of the two sums only (it costs as much as if it were there).
+ * The two sums of an element are in one thread's registers; b and b2 may be NULL in a source that adds to one of them
+ * only (it costs as much as if it were there).
  *
  * Row-major, with leading dimensions. Any m and k, n a multiple of 8; what the copy engine needs is that every pointer is
  * aligned to 16 bytes and every leading dimension is a whole number of 16 bytes: ask nbl__hopper_can and use blas.h
@@ -30,16 +28,10 @@
 enum { NBL_HOPPER_SOURCES = 8, NBL_HOPPER_PARTS = 4 };
 
 typedef struct nbl__hopper_source {
-    const void *a, *b, *b2; /* b2: of gated ones */
+    const void *a, *b, *b2; /* b2: of `gated` */
     int64_t k;              /* 0: adds nothing */
     int64_t lda, ldb;       /* elements from row to row as they are stored (ldb: of b2 too); 0: dense */
 } nbl__hopper_source;
-
-typedef enum nbl__hopper_kind {
-    NBL_HOPPER_PLAIN,
-    NBL_HOPPER_GATED,         /* b_turned */
-    NBL_HOPPER_GATED_BACKWARD /* not b_turned */
-} nbl__hopper_kind;
 
 /* Its sources follow those of the part before. */
 typedef struct nbl__hopper_part {
@@ -49,26 +41,23 @@ typedef struct nbl__hopper_part {
 } nbl__hopper_part;
 
 typedef struct nbl__hopper {
-    nbl__hopper_kind kind;
-    nbl_dtype dtype; /* of a, b: bf16 or f16 */
-    nbl_dtype
-        c_dtype; /* of c and old: the same, or f32; gated: of gate and up (c, dgate and dup have `dtype`) */
+    nbl_dtype dtype;   /* of a, b: bf16 or f16 */
+    nbl_dtype c_dtype; /* the same, or f32; gated: c has `dtype`, and this is that of gate and up */
     int64_t m, n;
     int count;
     nbl__hopper_source sources[NBL_HOPPER_SOURCES];
     bool b_turned;
     void *c;
-    int64_t ldc;     /* 0: dense; gate, up and their gradients are */
-    float beta;      /* plain only */
-    const void *old; /* what beta multiplies; NULL: c itself */
+    int64_t ldc;     /* 0: dense; gate and up are dense */
+    float beta;      /* not gated */
+    const void *old; /* what beta multiplies, of c_dtype; NULL: c itself */
     int64_t ld_old;  /* 0: dense */
+    bool gated;      /* b_turned only */
     nbl__act act;
-    void *gate, *up;   /* gated: results, NULL: not kept; backward: inputs */
-    void *dgate, *dup; /* of backward; may be gate and up themselves where those have `dtype` */
-    int part_count; /* 0: one, which is told by n, count, c and ldc above; else these are not read. Plain, no beta */
+    void *gate, *up; /* NULL: not kept */
+    int part_count; /* 0: one, which n, count, c and ldc above tell; else these are not read. Plain, no beta */
     nbl__hopper_part parts[NBL_HOPPER_PARTS];
     int variant; /* 0: chosen by the shape; else which one, from 1, for measurements */
-    int lag;
 } nbl__hopper;
 
 /* NULL: yes; else why not. */

@@ -71,16 +71,6 @@ __device__ inline void warpgroup_sync(int number)
     asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
-/* Of two warpgroups: one waits until the other goes on. */
-__device__ inline void warpgroups_wait()
-{
-    asm volatile("bar.sync 3, 256;" ::: "memory");
-}
-__device__ inline void warpgroups_go_on()
-{
-    asm volatile("bar.arrive 3, 256;" ::: "memory");
-}
-
 /* ---- the copy engine ---- */
 
 __device__ inline void load_box(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
@@ -99,11 +89,6 @@ __device__ inline void load_box_to(uint32_t to, const CUtensorMap *map, int x, i
         " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
         : "memory");
-}
-__device__ inline void fetch_to_l2(const CUtensorMap *map, int x, int y)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
-                 : "memory");
 }
 __device__ inline void store_box(const CUtensorMap *map, int x, int y, uint32_t from)
 {

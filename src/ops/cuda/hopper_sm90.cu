@@ -20,10 +20,10 @@ struct variant {
     size_t bytes;
 };
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, int KIND>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, KIND>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -31,12 +31,10 @@ cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
 {
-    constexpr int plain = NBL_HOPPER_PLAIN, gated = NBL_HOPPER_GATED, backward = NBL_HOPPER_GATED_BACKWARD;
-    if (product->kind == gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, gated>(config, p);
-    if (product->kind == backward)
-        return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, backward>(config, p);
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, plain>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, plain>(config, p);
+    if constexpr (BN == 256)
+        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true>(config, p);
+    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
@@ -46,15 +44,13 @@ cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product,
     return launch_of<__nv_bfloat16, BN, STAGES, BUFFERS, CLUSTER>(config, product, p);
 }
 
-/* Those with four stages of 48 KiB or six of 32; two boxes each way out. A cluster of one is for a last row of tiles that
- * has no other. */
-#define VARIANT(BN, STAGES, CLUSTER, cost)                                                                   \
-    {                                                                                                        \
-#BN "x" #CLUSTER, BN, CLUSTER, cost, launch < BN, STAGES, 2, CLUSTER>, layout < BN, STAGES,          \
-            2> ::BYTES                                                                                       \
-    }
-const variant variants[] = {VARIANT(256, 4, 2, 1.0), VARIANT(128, 6, 2, 0.52), VARIANT(256, 4, 1, 1.01),
-                            VARIANT(128, 6, 1, 0.53)};
+template <int BN, int STAGES, int CLUSTER> constexpr variant make(const char *name, double cost)
+{
+    return {name, BN, CLUSTER, cost, launch<BN, STAGES, 2, CLUSTER>, layout<BN, STAGES, 2>::BYTES};
+}
+/* Four stages of 48 KiB or six of 32. A cluster of one is for a last row of tiles that has no other. */
+const variant variants[] = {make<256, 4, 2>("256x2", 1.0), make<128, 6, 2>("128x2", 0.52),
+                            make<256, 4, 1>("256x1", 1.01), make<128, 6, 1>("128x1", 0.53)};
 constexpr int VARIANTS = sizeof variants / sizeof *variants;
 
 int64_t whole(int64_t size, int64_t part)
@@ -73,17 +69,19 @@ nbl__hopper_part part_of(const nbl__hopper *p, int i)
 /* Units of a part beside each other. */
 int64_t units_right(const nbl__hopper *p, const variant *v, int part)
 {
-    return whole(part_of(p, part).n, p->kind == NBL_HOPPER_GATED ? v->width / 2 : v->width);
+    return whole(part_of(p, part).n, p->gated ? v->width / 2 : v->width);
 }
 
 /* The quickest, by how often every multiprocessor gets a tile. */
 const variant *choose(const nbl__hopper *p, int multiprocessors)
 {
-    if (p->variant > 0 && p->variant <= VARIANTS) return &variants[p->variant - 1];
+    if (p->variant > 0 && p->variant <= VARIANTS && (!p->gated || variants[p->variant - 1].width == 256))
+        return &variants[p->variant - 1];
     const variant *best = &variants[0];
     double least = INFINITY;
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
+        if (p->gated && v->width != 256) continue;
         int64_t units = 0;
         for (int part = 0; part < part_count(p); part++) units += units_right(p, v, part);
         units *= whole(p->m, BM * v->cluster);
@@ -98,17 +96,16 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, 
                      int half_rows)
 {
     int i = job->first_source[job->parts]++;
-    bool gated = p->kind == NBL_HOPPER_GATED;
     int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
     job->all_steps[job->parts - 1] += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
-        const void *b = half && gated ? s->b2 : s->b;
+        const void *b = half && p->gated ? s->b2 : s->b;
         job->has_b[i][half] = b != NULL;
         if (b == NULL) b = s->b ? s->b : s->b2; /* a map for what is read outside of it */
-        if (half && (!gated || !job->has_b[i][1])) {
+        if (half && (!p->gated || !job->has_b[i][1])) {
             job->b[i][1] = job->b[i][0];
             continue;
         }
@@ -119,41 +116,26 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, 
     return true;
 }
 
-bool describe_result(encoder encode, job *job, const nbl__hopper *p, int which, nbl_dtype dtype, void *data,
-                     int64_t n, int64_t ld)
-{
-    job->has_result[which] = data != NULL;
-    return data == NULL || describe(encode, &job->result[which], dtype, data, p->m, n, ld, BOX_LINES);
-}
-bool describe_input(encoder encode, job *job, const nbl__hopper *p, const void *data, int64_t ld)
-{
-    int i = job->inputs++;
-    job->from[i] = data;
-    job->ld_from = ld;
-    return describe(encode, &job->input[i], p->c_dtype, data, p->m, p->n, ld, BM);
-}
-
 bool describe_results(encoder encode, job *job, const nbl__hopper *p)
 {
-    int64_t ldc = p->ldc ? p->ldc : p->n, ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
-    job->wide = p->c_dtype == NBL_DTYPE_F32;
+    int64_t ldc = p->ldc ? p->ldc : p->n;
     job->beta = p->beta;
-    job->act = p->act;
+    job->old = p->old ? p->old : p->c;
+    job->ld_old = !p->old ? ldc : p->ld_old ? p->ld_old : p->n;
+    job->wide = p->c_dtype == NBL_DTYPE_F32;
+    job->keeps_gate = p->gated && p->gate != NULL;
+    job->keeps_up = p->gated && p->up != NULL;
+    nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
     bool good = true;
-    for (int i = 0; i < p->part_count; i++)
-        good = good &&
-               describe_result(encode, job, p, i, p->c_dtype, p->parts[i].c, p->parts[i].n, p->parts[i].n);
-    if (p->part_count > 0) return good;
-    if (p->kind == NBL_HOPPER_PLAIN)
-        return describe_result(encode, job, p, 0, p->c_dtype, p->c, p->n, ldc) &&
-               (p->beta == 0 || describe_input(encode, job, p, p->old ? p->old : p->c, ld_old));
-    bool backward = p->kind == NBL_HOPPER_GATED_BACKWARD;
-    nbl_dtype kept = backward ? p->dtype : p->c_dtype;
-    return describe_result(encode, job, p, 0, p->dtype, p->c, p->n, ldc) &&
-           describe_result(encode, job, p, 1, kept, backward ? p->dgate : p->gate, p->n, p->n) &&
-           describe_result(encode, job, p, 2, kept, backward ? p->dup : p->up, p->n, p->n) &&
-           (!backward ||
-            (describe_input(encode, job, p, p->gate, p->n) && describe_input(encode, job, p, p->up, p->n)));
+    for (int i = 0; i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        good = good && describe(encode, &job->c[i], dtype, part.c, p->m, part.n,
+                                p->part_count > 0 ? part.n : ldc, BOX_LINES);
+    }
+    return good &&
+           (!job->keeps_gate ||
+            describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
+           (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
 }
 
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
@@ -187,9 +169,8 @@ static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, 
         sum += s->k;
     }
     if (sum == 0) return "nothing to sum";
-    return fits(part->c, ldc, p->kind == NBL_HOPPER_PLAIN ? p->c_dtype : p->dtype)
-               ? NULL
-               : "results must be aligned to 16 bytes";
+    return fits(part->c, ldc, p->gated ? p->dtype : p->c_dtype) ? NULL
+                                                                : "results must be aligned to 16 bytes";
 }
 
 extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
@@ -197,12 +178,9 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
     if (cuda->major != 9) return "needs compute capability 9.0";
     if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
     if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
-    if (p->kind != NBL_HOPPER_PLAIN && (p->b_turned != (p->kind == NBL_HOPPER_GATED) || p->beta != 0))
-        return "gated products take turned weights, their gradients straight ones, and neither takes beta";
-    if (p->kind == NBL_HOPPER_GATED_BACKWARD && !(p->gate && p->up && p->dgate && p->dup))
-        return "needs gate and up";
-    if (p->part_count > 0 &&
-        (p->kind != NBL_HOPPER_PLAIN || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
+    if (p->gated && (!p->b_turned || p->beta != 0))
+        return "gated products take turned weights only, and no beta";
+    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
         return "only plain products without beta come in parts";
     int first = 0;
     for (int i = 0; i < part_count(p); i++) {
@@ -212,7 +190,6 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
         first += part.count;
     }
     if (!fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
-        !fits(p->dgate, p->n, p->dtype) || !fits(p->dup, p->n, p->dtype) ||
         !fits(p->old, p->ld_old ? p->ld_old : p->n, p->c_dtype))
         return "results must be aligned to 16 bytes";
     return NULL;
@@ -228,7 +205,6 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
     memset(&job, 0, sizeof job);
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
-    int32_t steps = INT32_MAX;
     for (int i = 0, next = 0; good && i < part_count(p); i++) {
         nbl__hopper_part part = part_of(p, i);
         job.parts = i + 1;
@@ -237,26 +213,27 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
             if (p->sources[next].k > 0)
                 good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
         job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
-        steps = job.all_steps[i] < steps ? job.all_steps[i] : steps;
     }
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
     job.group = 16 / v->cluster;
-    job.lag = steps > p->lag ? p->lag : 0;
+    job.act = p->act;
     job.m = p->m, job.n = p->n;
     int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
             at_once = call->cuda->multiprocessors / v->cluster;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(v->cluster);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = static_cast<unsigned>(v->cluster);
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>((units < at_once ? units : at_once) * v->cluster));
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = v->bytes;
     config.stream = nbl_cuda::stream_of(call);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaError_t error = v->launch(&config, p, &job);
     NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
               cudaGetErrorString(error));

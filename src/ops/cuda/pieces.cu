@@ -47,6 +47,8 @@ __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 __global__ void move_all(const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
+    earlier_are_done();
+    next_may_begin();
     int64_t n = m.to_rows * m.to_columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
         int64_t r = i / m.to_columns, c = i - r * m.to_columns;
@@ -211,7 +213,8 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
         most = n > most ? n : most;
     }
     if (used == 0) return NBL_OK;
-    move_all<<<dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, stream_of(call)>>>(list);
+    launch_next(call->cuda, stream_of(call), move_all, dim3(blocks_for(most), static_cast<unsigned>(used)),
+                THREADS, 0, list);
     return launched(call);
 }
 

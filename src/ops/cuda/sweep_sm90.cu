@@ -265,6 +265,8 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant_
         barriers_made();
     }
     __syncthreads();
+    nbl_cuda::earlier_are_done();
+    nbl_cuda::next_may_begin();
     block_place b = place_of(p);
     int group = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128, 0);
     if (group < 2) multiply_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers, group);
@@ -293,6 +295,8 @@ constexpr int GATHER_THREADS = 256, GATHER_LINES = 64;
 __global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
 {
     __shared__ float tile[GATHER_LINES][49];
+    nbl_cuda::earlier_are_done();
+    nbl_cuda::next_may_begin();
     int which = 0;
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
@@ -368,13 +372,13 @@ plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
     return best;
 }
 
-template <int WIDE, bool PROJECTS> cudaError_t launch(const sweep_job &job, dim3 grid, cudaStream_t stream)
+template <int WIDE, bool PROJECTS> cudaError_t launch(const nbl__call *call, const sweep_job &job, dim3 grid)
 {
     constexpr int PAIRS = most_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;
     auto kernel = sweep_boxes<WIDE, PAIRS, PROJECTS>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    if (error == cudaSuccess) kernel<<<grid, THREADS, BYTES, stream>>>(job);
-    return error;
+    if (error != cudaSuccess) return error;
+    return nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), kernel, grid, THREADS, BYTES, job);
 }
 
 bool fits(const void *data)
@@ -461,12 +465,13 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     for (int i = 0; i < additions; i++)
         sums.list[i].end_block = gathered += whole(sums.list[i].lines, GATHER_LINES);
     dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
-    cudaStream_t stream = nbl_cuda::stream_of(call);
-    cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(job, grid, stream)
-                        : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(job, grid, stream)
-                                        : launch<48, false>(job, grid, stream);
+    cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(call, job, grid)
+                        : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(call, job, grid)
+                                        : launch<48, false>(call, job, grid);
+    if (error == cudaSuccess)
+        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), gather,
+                                      dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, sums);
     NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
               cudaGetErrorString(error));
-    gather<<<static_cast<unsigned>(gathered), GATHER_THREADS, 0, stream>>>(sums);
     return nbl_cuda::launched(call);
 }
