@@ -12,7 +12,6 @@
  * shared memory and bulk copies lose. */
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/dequantize.h"
-#include "ops/cuda/kernel.cuh"
 
 using namespace nbl_cuda;
 
@@ -20,72 +19,6 @@ namespace
 {
 
 enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 4, ROW_STEPS = 2, SQUARE = 64 };
-
-/* The codes of 16 bytes of output. */
-template <typename T, bool INT8> struct chunk {
-    enum { COUNT = 16 / sizeof(T), BYTES = INT8 ? COUNT : COUNT / 2 };
-    uint2 word; /* 2, 4 or 8 bytes */
-
-    __device__ void load(const uint8_t *from)
-    {
-        word.y = 0;
-        if (BYTES == 2) word.x = stream_u16(from);
-        else if (BYTES == 4) word.x = stream_u32(from);
-        else word = stream_u64(from);
-    }
-    /* The first `bytes` only; 4-bit formats. */
-    __device__ void load_part(const uint8_t *from, int64_t bytes)
-    {
-        word = make_uint2(0, 0);
-        for (int i = 0; i < BYTES && i < bytes; i++) word.x |= static_cast<uint32_t>(from[i]) << 8 * i;
-    }
-    /* The values before the scale; `mine` is the table's entry number lane % 16. Every lane must come along. */
-    __device__ void look_up(float mine, bool low_first, float *values) const
-    {
-        if (INT8) {
-            four_of_int8(word.x, values);
-            if (COUNT == 8) four_of_int8(word.y, values + 4);
-            return;
-        }
-        uint32_t w = word.x;
-        if (low_first) w = (w >> 4 & 0x0f0f0f0fu) | (w & 0x0f0f0f0fu) << 4;
-#pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            values[k] = __shfl_sync(ALL, mine, static_cast<int>(w >> (8 * (k / 2) + (k % 2 ? 0 : 4))), 16);
-    }
-};
-
-/* Values times their scale, rounded to T, as 16 bytes. */
-template <typename T, bool INT8> __device__ inline uint4 finish(const float *values, float scale, bool finite)
-{
-    constexpr int COUNT = 16 / sizeof(T);
-    uint4 out;
-    if (!finite) { /* the same for all lanes of a warp */
-        T result[COUNT];
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            float product = mul_x86(values[k], scale);
-            result[k] = narrow<T>(INT8 ? mul_x86(product, INVERSE_127) : product);
-        }
-        memcpy(&out, result, 16);
-        return out;
-    }
-    float product[COUNT];
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        product[k] = __fmul_rn(values[k], scale);
-        if (INT8) product[k] = __fmul_rn(product[k], INVERSE_127);
-    }
-    if constexpr (sizeof(T) == 4) {
-        memcpy(&out, product, 16);
-    } else {
-        out.x = pair_of<T>(product[0], product[1]);
-        out.y = pair_of<T>(product[2], product[3]);
-        out.z = pair_of<T>(product[4], product[5]);
-        out.w = pair_of<T>(product[6], product[7]);
-    }
-    return out;
-}
 
 /* Sixteen bytes of results that nobody reads soon, or the first of them up to `limit`. */
 template <typename T> __device__ inline void store(T *out, int64_t i, int64_t limit, uint4 result)
@@ -153,8 +86,6 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
                                                            int64_t count, int64_t tiles, T *__restrict__ out)
 {
-    earlier_are_done();
-    next_may_begin();
     int lane = threadIdx.x % 32;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (tile >= tiles) return;
@@ -174,8 +105,6 @@ template <typename T> struct decode_list {
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) decode_all(const __grid_constant__ decode_list<T> list)
 {
-    earlier_are_done();
-    next_may_begin();
     int lane = threadIdx.x % 32, which = 0;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
     while (which < list.count && tile >= list.ends[which]) which++;
@@ -285,8 +214,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T, bool INT8>
-void launch(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out,
-            cudaStream_t stream)
+void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T *out, cudaStream_t stream)
 {
     constexpr int COUNT = 16 / sizeof(T);
     int64_t begin = row_begin * p.columns, count = rows * p.columns;
@@ -302,9 +230,7 @@ void launch(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t r
         int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
         unsigned blocks = static_cast<unsigned>(nbl__ceil_div(tiles, WARPS));
         if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
-        else
-            launch_next(cuda, stream, decode_tiles<T>, dim3(blocks), dim3(THREADS), 0, p, begin, count, tiles,
-                        out);
+        else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
         decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
@@ -312,12 +238,11 @@ void launch(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t r
 }
 
 template <typename T>
-void launch_as(const nbl__cuda *cuda, const packed &p, int64_t row_begin, int64_t rows, bool transpose,
-               void *out, cudaStream_t stream)
+void launch_as(const packed &p, int64_t row_begin, int64_t rows, bool transpose, void *out,
+               cudaStream_t stream)
 {
-    if (p.kind == SCALES_ROWS)
-        launch<T, true>(cuda, p, row_begin, rows, transpose, static_cast<T *>(out), stream);
-    else launch<T, false>(cuda, p, row_begin, rows, transpose, static_cast<T *>(out), stream);
+    if (p.kind == SCALES_ROWS) launch<T, true>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
+    else launch<T, false>(p, row_begin, rows, transpose, static_cast<T *>(out), stream);
 }
 
 } // namespace
@@ -347,17 +272,15 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
               NBL_ERROR_UNSUPPORTED, "%s: shape %s is too large for one launch", call,
               nbl__show_shape(weight->rank, weight->shape).text);
     packed p = packed_of(weight);
-    const nbl__cuda *cuda = nbl__cuda_of(ctx);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (dtype == NBL_DTYPE_F32) launch_as<float>(cuda, p, row_begin, count, transpose != 0, out, on);
-    else if (dtype == NBL_DTYPE_F16) launch_as<__half>(cuda, p, row_begin, count, transpose != 0, out, on);
-    else launch_as<__nv_bfloat16>(cuda, p, row_begin, count, transpose != 0, out, on);
+    if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);
+    else if (dtype == NBL_DTYPE_F16) launch_as<__half>(p, row_begin, count, transpose != 0, out, on);
+    else launch_as<__nv_bfloat16>(p, row_begin, count, transpose != 0, out, on);
     return launched(ctx, call);
 }
 
 template <typename T>
-static void launch_all(const nbl__cuda *cuda, const nbl_weight *const *weights, void *const *outs, int count,
-                       cudaStream_t stream)
+static void launch_all(const nbl_weight *const *weights, void *const *outs, int count, cudaStream_t stream)
 {
     decode_list<T> list = {};
     int64_t tiles = 0;
@@ -368,8 +291,7 @@ static void launch_all(const nbl__cuda *cuda, const nbl_weight *const *weights, 
         list.ends[i] = tiles += nbl__ceil_div(list.counts[i], tile_of<T>::TILE);
     }
     list.count = count;
-    launch_next(cuda, stream, decode_all<T>, dim3(static_cast<unsigned>(nbl__ceil_div(tiles, WARPS))),
-                dim3(THREADS), 0, list);
+    decode_all<T><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(list);
 }
 
 extern "C" nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weight *const *weights,
@@ -393,7 +315,7 @@ extern "C" nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weigh
         return NBL_OK;
     }
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (dtype == NBL_DTYPE_F16) launch_all<__half>(nbl__cuda_of(ctx), weights, outs, count, on);
-    else launch_all<__nv_bfloat16>(nbl__cuda_of(ctx), weights, outs, count, on);
+    if (dtype == NBL_DTYPE_F16) launch_all<__half>(weights, outs, count, on);
+    else launch_all<__nv_bfloat16>(weights, outs, count, on);
     return launched(ctx, call);
 }

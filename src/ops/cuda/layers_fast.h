@@ -23,7 +23,9 @@ typedef struct nbl__fast {
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
-    void *lora_a;  /* [wide, in] */
+    void *lora_a; /* [wide, in] */
+    float *flags; /* of weights that the product decodes, set to 0 with the adapters; NULL: none does */
+    int64_t flag_count;
     void *w;       /* decoded: one weight, or, folded, all of them */
     void *t, *u;   /* [tokens, wide] */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
@@ -36,7 +38,7 @@ typedef struct nbl__fast {
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
-/* Adapters in bf16, their ranks filled up with zeros. */
+/* Adapters in bf16, their ranks filled up with zeros; and the flags. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
 /* t of all layers. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
