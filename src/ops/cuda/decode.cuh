@@ -261,5 +261,71 @@ __device__ inline uint4 stream_u128(const uint8_t *from)
     return value;
 }
 
+/* The codes of 16 bytes of output. */
+template <typename T, bool INT8> struct chunk {
+    enum { COUNT = 16 / sizeof(T), BYTES = INT8 ? COUNT : COUNT / 2 };
+    uint2 word; /* 2, 4 or 8 bytes */
+
+    __device__ void load(const uint8_t *from)
+    {
+        word.y = 0;
+        if (BYTES == 2) word.x = stream_u16(from);
+        else if (BYTES == 4) word.x = stream_u32(from);
+        else word = stream_u64(from);
+    }
+    /* The first `bytes` only; 4-bit formats. */
+    __device__ void load_part(const uint8_t *from, int64_t bytes)
+    {
+        word = make_uint2(0, 0);
+        for (int i = 0; i < BYTES && i < bytes; i++) word.x |= static_cast<uint32_t>(from[i]) << 8 * i;
+    }
+    /* The values before the scale; `mine` is the table's entry number lane % 16. Every lane must come along. */
+    __device__ void look_up(float mine, bool low_first, float *values) const
+    {
+        if (INT8) {
+            four_of_int8(word.x, values);
+            if (COUNT == 8) four_of_int8(word.y, values + 4);
+            return;
+        }
+        uint32_t w = word.x;
+        if (low_first) w = (w >> 4 & 0x0f0f0f0fu) | (w & 0x0f0f0f0fu) << 4;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            values[k] = __shfl_sync(ALL, mine, static_cast<int>(w >> (8 * (k / 2) + (k % 2 ? 0 : 4))), 16);
+    }
+};
+
+/* Values times their scale, rounded to T, as 16 bytes. */
+template <typename T, bool INT8> __device__ inline uint4 finish(const float *values, float scale, bool finite)
+{
+    constexpr int COUNT = 16 / sizeof(T);
+    uint4 out;
+    if (!finite) { /* the same for all lanes of a warp */
+        T result[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            float product = mul_x86(values[k], scale);
+            result[k] = narrow<T>(INT8 ? mul_x86(product, INVERSE_127) : product);
+        }
+        memcpy(&out, result, 16);
+        return out;
+    }
+    float product[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        product[k] = __fmul_rn(values[k], scale);
+        if (INT8) product[k] = __fmul_rn(product[k], INVERSE_127);
+    }
+    if constexpr (sizeof(T) == 4) {
+        memcpy(&out, product, 16);
+    } else {
+        out.x = pair_of<T>(product[0], product[1]);
+        out.y = pair_of<T>(product[2], product[3]);
+        out.z = pair_of<T>(product[4], product[5]);
+        out.w = pair_of<T>(product[6], product[7]);
+    }
+    return out;
+}
+
 } // namespace nbl_cuda
 #endif

@@ -9,7 +9,7 @@
  *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies. Weights are decoded one after another into one place, but for a folded dx. */
+ * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -18,8 +18,10 @@
 
 #include "ops/cuda/dequantize.h"
 #include "ops/cuda/dropout.h"
+#include "ops/cuda/hopper.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/sweep.h"
 
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
@@ -56,27 +58,33 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Does a sweep take so many results? */
-static bool sweeps(int64_t wide)
+/* What a sweep over matrices of so many columns needs, if there can be one. */
+static size_t for_sweep(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns, int count)
 {
-    return wide == 16 || wide == 32;
+    nbl__sweep s = {.rows = rows, .wide = wide, .count = count};
+    for (int i = 0; i < count; i++) s.parts[i].columns = columns[i];
+    bool taken = cuda->major == 9 && (wide == 16 || wide == 32 || wide == 48);
+    return taken ? nbl__sweep_scratch(cuda, &s) : 0;
 }
 
 /* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
-static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
+static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t most)
 {
-    size_t shares = 0;
     bool bias = false;
+    int adapted = 0;
+    int64_t outs[NBL_CUDA_LAYERS_MOST], wide = 0;
+    size_t shares = for_sweep(cuda, j->tokens, j->wide, &j->in, 1);
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->over_x = j->count == 1 && j->in > j->outs && sweeps(j->wide);
-    if (j->over_x) shares = nbl__cuda_sweep_scratch(j->tokens, j->in, (int)j->wide);
+    j->over_x = j->count == 1 && j->in > j->outs;
     for (int i = 0; i < j->count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        l->swept = !j->over_x && sweeps(l->wide);
-        if (l->swept) shares = larger(shares, nbl__cuda_sweep_scratch(j->tokens, l->out, (int)l->wide));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &l->out, 1));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &j->in, 1));
+        if (l->wide > 0) outs[adapted++] = l->out, wide = l->wide;
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
+    shares = larger(shares, for_sweep(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
@@ -111,18 +119,21 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed, (backward && j->folds ? decoded_all : decoded) * j->in);
+    for (int i = 0; i < count && j->folds && j->wide > 0; i++)
+        if (nbl__fast_packed(&members[i].w)) j->flag_count += (int64_t)(nbl__hopper_flags(&members[i].w) / 4);
+    if (j->flag_count > 0) NBL_CUT(&c, j->flags, j->flag_count);
+    j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         bool packed = nbl__fast_packed(&l->a->w);
         l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
-        if (packed && backward) row += l->out;
+        if (packed && j->folds) row += l->out;
     }
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
-    if (backward) cut_backward(j, &c, most);
+    if (backward) cut_backward(j, cuda, &c, most);
     j->used = c.used;
 }
 
@@ -175,8 +186,15 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
 
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
 {
-    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST];
+    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST + 1];
     int count = 0;
+    if (j->flags)
+        moves[count++] = (nbl__move){.from_dtype = NBL_DTYPE_F32,
+                                     .to_dtype = NBL_DTYPE_F32,
+                                     .to = j->flags,
+                                     .to_rows = 1,
+                                     .to_columns = j->flag_count,
+                                     .to_ld = j->flag_count};
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         const nbl__linear *a = l->a;
@@ -283,10 +301,7 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    bool done = false;
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
-    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
-    if (done) return NBL_OK;
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -318,10 +333,9 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
         NBL_TRY(nbl__fast_pack(&j, false));
         NBL_TRY(nbl__fast_make_t(&j, true));
     }
-    for (int i = 0; i < count; i++) {
-        const nbl__fast_layer *l = &j.layers[i];
-        NBL_TRY(forward_before(&j, l));
-    }
+    bool done = false;
+    if (j.folds) NBL_TRY(nbl__fold_forward(&j, &done));
+    for (int i = 0; i < count && !done; i++) NBL_TRY(forward_before(&j, &j.layers[i]));
     return NBL_OK;
 }
 

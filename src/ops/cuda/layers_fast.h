@@ -12,7 +12,6 @@ typedef struct nbl__fast_layer {
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
     void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
     void *w;      /* decoded, or where it lies; folded */
-    bool swept;   /* backward: u and dB come out of a sweep over dy */
     double *sums; /* [out]; backward with a bias */
 } nbl__fast_layer;
 
@@ -22,10 +21,12 @@ typedef struct nbl__fast {
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
-    bool drops, over_x; /* over_x: backward's one sweep is over x, not dy */
+    bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
-    void *lora_a;  /* [wide, in] */
-    void *w;       /* decoded: one weight, or, backward folded, all of them */
+    void *lora_a; /* [wide, in] */
+    float *flags; /* of weights that the product decodes, set to 0 with the adapters; NULL: none does */
+    int64_t flag_count;
+    void *w;       /* decoded: one weight, or, folded, all of them */
     void *t, *u;   /* [tokens, wide] */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
@@ -37,7 +38,7 @@ typedef struct nbl__fast {
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
-/* Adapters in bf16, their ranks filled up with zeros. */
+/* Adapters in bf16, their ranks filled up with zeros; and the flags. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
 /* t of all layers. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
@@ -51,7 +52,7 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
 /* layers_fold.c. *done: whether it was possible; else nothing has happened. */
-nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done);
+nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
 nbl_status nbl__fold_dx(const nbl__fast *j, bool *done);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)

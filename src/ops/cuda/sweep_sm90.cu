@@ -1,0 +1,477 @@
+/* sweep_sm90.cu - see sweep.h.
+ *
+ * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
+ * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
+ * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's rows. The
+ * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
+ * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
+#include "ops/cuda/hopper_mma.cuh"
+#include "ops/cuda/tensor_map.cuh"
+
+extern "C" {
+#include "ops/cuda/sweep.h"
+}
+
+using namespace nbl_hopper;
+
+namespace
+{
+
+constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8;
+constexpr int WORKERS = 256,
+              THREADS = WORKERS + 32; /* two warpgroups that multiply, and a warp that copies */
+
+struct place {
+    int32_t first_block, first_column; /* of all parts' */
+    int32_t boxes;                     /* across */
+    int32_t v_first;
+};
+
+struct sweep_job {
+    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS];
+    place places[NBL_SWEEP_PARTS];
+    int32_t count, pairs;        /* pairs: stages of a line of boxes, at most */
+    int32_t lines, share;        /* of boxes: all, and of a block */
+    int64_t rows, columns, v_ld; /* columns: of all parts */
+    const __nv_bfloat16 *v;
+    float *projected, *outer; /* [column blocks, rows, wide] and [shares, columns, wide] */
+};
+
+/* PAIRS: stages of a line that a warpgroup's registers have room for. */
+template <int WIDE, int PAIRS, bool PROJECTS> struct room {
+    static constexpr int A = STAGES * STAGE, A_BOX = WIDE * LINE;    /* a's columns of every box */
+    static constexpr int V = A + (PROJECTS ? 2 * PAIRS * A_BOX : 0); /* v turned: two of each warpgroup */
+    static constexpr int SUMS = V + 4 * A_BOX; /* the second warpgroup's projections, two */
+    static constexpr int BARRIERS = SUMS + (PROJECTS ? 2 * SIDE * WIDE * 4 : 0);
+    static constexpr int BYTES = BARRIERS + (2 * STAGES + 1) * 8 + 1024;
+};
+
+#define D8(i)                                                                                                \
+    "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
+        "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+/* d[64, WIDE] (+)= a·b over 16; TURNED: a lies by its columns. */
+template <bool TURNED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "%8, %9, p, 1, 1, %11, 0;\n}"
+                 : D8(0)
+                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+}
+template <bool TURNED> __device__ inline void multiply_add(float (&d)[16], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, 0;\n}"
+                 : D8(0), D8(8)
+                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+}
+template <bool TURNED> __device__ inline void multiply_add(float (&d)[24], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
+                 "%24, %25, p, 1, 1, %27, 0;\n}"
+                 : D8(0), D8(8), D8(16)
+                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+}
+#undef D8
+
+/* Where the block is. */
+struct block_place {
+    int part, box, pairs; /* its first box of the part, and stages of a line */
+    int line, end;
+};
+__device__ inline block_place place_of(const sweep_job &p)
+{
+    block_place b = {};
+    int block = static_cast<int>(blockIdx.x);
+    while (b.part + 1 < p.count && block >= p.places[b.part + 1].first_block) b.part++;
+    b.box = (block - p.places[b.part].first_block) * 2 * p.pairs;
+    b.pairs = min(p.pairs, (p.places[b.part].boxes - b.box + 1) / 2);
+    b.line = static_cast<int>(blockIdx.y) * p.share;
+    b.end = min(b.line + p.share, p.lines);
+    return b;
+}
+
+template <int WIDE, int PAIRS, bool PROJECTS>
+__device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint32_t ring, uint32_t barriers)
+{
+    using at = room<WIDE, PAIRS, PROJECTS>;
+    uint32_t all_a = barriers + 2 * STAGES * 8, parity = 1; /* the first round finds all stages free */
+    if (PROJECTS) {
+        barrier_expect(all_a, static_cast<uint32_t>(2 * b.pairs * at::A_BOX));
+        for (int i = 0; i < 2 * b.pairs; i++)
+            load_box(ring + at::A + i * at::A_BOX, &p.a[b.part], (b.box + i) * SIDE, 0, all_a);
+    }
+    int stage = 0;
+    for (int line = b.line; line < b.end; line++)
+        for (int j = 0; j < b.pairs; j++) {
+            uint32_t full = barriers + stage * 8;
+            barrier_wait(full + STAGES * 8, parity);
+            barrier_expect(full, STAGE);
+            for (int i = 0; i < 2; i++)
+                load_box(ring + stage * STAGE + i * BOX, &p.z[b.part], (b.box + 2 * j + i) * SIDE,
+                         line * SIDE, full);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+}
+
+/* 64 rows of v, WIDE of its columns each: a thread has half of those of a row. */
+template <int WIDE> struct v_rows {
+    static constexpr int PIECES = WIDE / 16; /* of 16 bytes, every other one of the row */
+    uint4 pieces[PIECES];
+
+    __device__ inline void load(const sweep_job &p, int64_t column, int line)
+    {
+        int64_t row = static_cast<int64_t>(line) * SIDE + threadIdx.x % 128 / 2;
+        const __nv_bfloat16 *from = p.v + row * p.v_ld + column + threadIdx.x % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+            pieces[i] = row < p.rows ? *reinterpret_cast<const uint4 *>(from + 16 * i)
+                                     : make_uint4(0, 0, 0, 0);
+    }
+    /* Turned: a line of 64 rows for each column, as the copy engine would write it. */
+    __device__ inline void store(uint32_t to) const
+    {
+        uint32_t row = threadIdx.x % 128 / 2, half = threadIdx.x % 2;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
+#pragma unroll
+            for (uint32_t k = 0; k < 8; k++) {
+                uint32_t column = static_cast<uint32_t>(16 * i) + 8 * half + k;
+                uint32_t address = to + column * LINE + ((row / 8) ^ k) * 16 + row % 8 * 2;
+                asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
+                             "h"(static_cast<uint16_t>(words[k / 2] >> (k % 2 * 16)))
+                             : "memory");
+            }
+        }
+    }
+};
+
+__device__ inline void workers_sync()
+{
+    asm volatile("bar.sync 3, 256;" ::: "memory");
+}
+
+/* The projections of a line of boxes: those of the second warpgroup come to the first through shared memory. Of 64 rows a
+ * thread has row lane / 4 of its warp's 16 and the one 8 below, and of every 8 columns the two from lane % 4 · 2. */
+template <int WIDE>
+__device__ inline void put_projections(const sweep_job &p, int line, int group, uint32_t shared,
+                                       const float (&d)[WIDE / 2])
+{
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
+    if (group == 1)
+#pragma unroll
+        for (int i = 0; i < WIDE / 4; i++) {
+            uint32_t to = shared + ((row + i % 2 * 8) * WIDE + i / 2 * 8 + column) * 4;
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(d[2 * i]), "f"(d[2 * i + 1])
+                         : "memory");
+        }
+    workers_sync();
+    if (group == 1) return;
+    int64_t first = static_cast<int64_t>(line) * SIDE;
+    float *to = p.projected + (blockIdx.x * p.rows + first) * WIDE;
+#pragma unroll
+    for (int i = 0; i < WIDE / 4; i++) {
+        int r = row + i % 2 * 8, c = i / 2 * 8 + column;
+        float x, y;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(x), "=f"(y)
+                     : "r"(shared + (r * WIDE + c) * 4)
+                     : "memory");
+        if (first + r < p.rows)
+            *reinterpret_cast<float2 *>(to + r * WIDE + c) = make_float2(d[2 * i] + x, d[2 * i + 1] + y);
+    }
+}
+
+template <int WIDE, int PAIRS, bool PROJECTS>
+__device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, uint32_t ring,
+                                      uint32_t barriers, int group)
+{
+    using at = room<WIDE, PAIRS, PROJECTS>;
+    constexpr int STEP_TURNED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
+    float outer[PAIRS][WIDE / 2];
+    v_rows<WIDE> next;
+    uint32_t parity = 0, turn = 0;
+    int stage = 0, lane = threadIdx.x % 32;
+    const place &here = p.places[b.part];
+    next.load(p, here.v_first, b.line);
+    if (PROJECTS) barrier_wait(barriers + 2 * STAGES * 8, 0);
+    for (int line = b.line; line < b.end; line++, turn ^= 1) {
+        uint32_t v = ring + at::V + (2 * group + turn) * at::A_BOX;
+        float projected[WIDE / 2];
+        next.store(v);
+        written_for_copies();
+        warpgroup_sync(1 + group);
+        if (line + 1 < b.end) next.load(p, here.v_first, line + 1);
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            if (j >= b.pairs) break;
+            uint32_t z = ring + stage * STAGE + group * BOX, a = ring + at::A + (2 * j + group) * at::A_BOX;
+            barrier_wait(barriers + stage * 8, parity);
+            products_begin();
+            if constexpr (PROJECTS) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    multiply_add<false>(projected, descriptor_of<false>(z) + 2 * i,
+                                        descriptor_of<false>(a) + 2 * i, j + i);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TURNED * i,
+                                   descriptor_of<false>(v) + 2 * i, line - b.line + i);
+            products_commit();
+            products_wait<0>();
+            if constexpr (PROJECTS) sums_are_there(projected);
+            sums_are_there(outer[j]);
+            if (lane == 0) barrier_arrive(barriers + (STAGES + stage) * 8);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        if constexpr (PROJECTS)
+            put_projections<WIDE>(p, line, group, ring + at::SUMS + turn * SIDE * WIDE * 4, projected);
+    }
+    int64_t first = here.first_column,
+            end = b.part + 1 < p.count ? p.places[b.part + 1].first_column : p.columns;
+    float *to = p.outer + blockIdx.y * p.columns * WIDE;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        if (j >= b.pairs) break;
+        int64_t column = first + (b.box + 2 * j + group) * SIDE + threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < WIDE / 4; i++) {
+            int64_t c = column + i % 2 * 8;
+            if (c < end)
+                *reinterpret_cast<float2 *>(to + c * WIDE + i / 2 * 8 +
+                                            lane % 4 * 2) = make_float2(outer[j][2 * i], outer[j][2 * i + 1]);
+        }
+    }
+}
+
+template <int WIDE, int PAIRS, bool PROJECTS>
+__global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant__ sweep_job p)
+{
+    using at = room<WIDE, PAIRS, PROJECTS>;
+    extern __shared__ uint8_t memory[];
+    uint32_t ring = (static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
+    uint32_t barriers = ring + at::BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_make(barriers + i * 8, 1);
+            barrier_make(barriers + (STAGES + i) * 8, WORKERS / 32);
+        }
+        barrier_make(barriers + 2 * STAGES * 8, 1);
+        barriers_made();
+    }
+    __syncthreads();
+    nbl_cuda::earlier_are_done();
+    nbl_cuda::next_may_begin();
+    block_place b = place_of(p);
+    int group = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128, 0);
+    if (group < 2) multiply_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers, group);
+    else if (threadIdx.x == WORKERS) copy_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers);
+}
+
+/* ---- what blocks have in common ---- */
+
+struct addition { /* of lines of `wide` values */
+    const float *from;
+    int64_t lines, apart; /* apart: elements from one summand to the next */
+    int32_t summands, first, rank;
+    float scale;
+    float *gradient; /* or NULL, and: */
+    __nv_bfloat16 *to;
+    int64_t to_ld;
+    bool turned, accumulate;
+    int64_t end_block;
+};
+struct gather_job {
+    addition list[2 * NBL_SWEEP_PARTS];
+    int wide;
+};
+constexpr int GATHER_THREADS = 256, GATHER_LINES = 64;
+
+__global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
+{
+    __shared__ float tile[GATHER_LINES][49];
+    nbl_cuda::earlier_are_done();
+    nbl_cuda::next_may_begin();
+    int which = 0;
+    while (blockIdx.x >= j.list[which].end_block) which++;
+    const addition &p = j.list[which];
+    int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * GATHER_LINES;
+    int quarters = (p.rank + 3) / 4; /* wide is a multiple of 16 */
+    for (int i = threadIdx.x; i < GATHER_LINES * quarters; i += GATHER_THREADS) {
+        int l = i / quarters, r = i % quarters * 4;
+        if (first + l >= p.lines) continue;
+        const float *from = p.from + (first + l) * j.wide + p.first + r;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int s = 0; s < p.summands; s++) {
+            float4 one = *reinterpret_cast<const float4 *>(from + s * p.apart);
+            sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+        }
+        if (p.gradient) {
+            tile[l][r] = sum.x, tile[l][r + 1] = sum.y, tile[l][r + 2] = sum.z, tile[l][r + 3] = sum.w;
+        } else {
+            __nv_bfloat162 low = __floats2bfloat162_rn(sum.x * p.scale, sum.y * p.scale),
+                           high = __floats2bfloat162_rn(sum.z * p.scale, sum.w * p.scale);
+            uint2 both = {*reinterpret_cast<uint32_t *>(&low), *reinterpret_cast<uint32_t *>(&high)};
+            *reinterpret_cast<uint2 *>(p.to + (first + l) * p.to_ld + r) = both;
+        }
+    }
+    if (p.gradient == NULL) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < GATHER_LINES * p.rank; i += GATHER_THREADS) {
+        int r = p.turned ? i / GATHER_LINES : i % p.rank, l = p.turned ? i % GATHER_LINES : i / p.rank;
+        if (first + l >= p.lines) continue;
+        float *at = p.gradient + (p.turned ? r * p.lines + first + l : (first + l) * p.rank + r);
+        *at = p.accumulate ? *at + tile[l][r] : tile[l][r];
+    }
+}
+
+/* ---- the host's part ---- */
+
+int64_t whole(int64_t size, int64_t part)
+{
+    return (size + part - 1) / part;
+}
+
+constexpr int most_pairs(int64_t wide)
+{
+    return wide == 16 ? 8 : 4;
+}
+
+struct plan {
+    int64_t pairs, blocks, share, shares, lines, columns;
+    size_t projected, outer; /* bytes */
+};
+
+/* As many columns for a block as read the fewest bytes, with all multiprocessors busy. */
+plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
+{
+    plan best = {};
+    double least = INFINITY;
+    for (int64_t pairs = 1; pairs <= most_pairs(s->wide); pairs++) {
+        plan p = {pairs, 0, 0, 0, whole(s->rows, SIDE), 0, 0, 0};
+        for (int i = 0; i < s->count; i++) {
+            p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
+            p.columns += s->parts[i].columns;
+        }
+        int64_t at_once = cuda->multiprocessors / p.blocks;
+        p.share = whole(p.lines, at_once > 0 ? at_once : 1);
+        p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
+        p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * s->rows * s->wide) * 4;
+        p.outer = static_cast<size_t>(p.shares * p.columns * s->wide) * 4;
+        double rounds = static_cast<double>(whole(p.blocks * p.shares, cuda->multiprocessors)),
+               time = rounds * static_cast<double>(p.share * pairs * STAGE) * cuda->multiprocessors +
+                      2 * static_cast<double>(p.projected + p.outer);
+        if (time < least) least = time, best = p;
+    }
+    return best;
+}
+
+template <int WIDE, bool PROJECTS> cudaError_t launch(const nbl__call *call, const sweep_job &job, dim3 grid)
+{
+    constexpr int PAIRS = most_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;
+    auto kernel = sweep_boxes<WIDE, PAIRS, PROJECTS>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    if (error != cudaSuccess) return error;
+    return nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), kernel, grid, THREADS, BYTES, job);
+}
+
+bool fits(const void *data)
+{
+    return nbl_cuda::is_aligned(data, 16);
+}
+
+} // namespace
+
+extern "C" bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s)
+{
+    if (cuda->major != 9 || (s->wide != 16 && s->wide != 32 && (s->wide != 48 || s->to))) return false;
+    if (s->rows > INT32_MAX / 2 || s->to_ld % 8 != 0 || s->v_ld % 8 != 0 || !fits(s->to) || !fits(s->v))
+        return false;
+    for (int i = 0; i < s->count; i++) {
+        const nbl__sweep_part *part = &s->parts[i];
+        if (part->columns == 0 || part->columns > INT32_MAX / 8 || part->columns % 8 != 0 || !fits(part->z) ||
+            !fits(part->a) || part->first % 8 != 0 || part->v_first % 8 != 0)
+            return false;
+    }
+    return s->count > 0 && s->gradient_count > 0;
+}
+
+extern "C" size_t nbl__sweep_scratch(const nbl__cuda *cuda, const nbl__sweep *s)
+{
+    plan p = plan_of(cuda, s);
+    return p.projected + p.outer;
+}
+
+extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s, void *scratch)
+{
+    if (s->rows == 0) return NBL_OK;
+    map_encoder encode = find_encoder(call->cuda);
+    NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
+              "%s: the driver has no cuTensorMapEncodeTiled", call->op);
+    plan plan = plan_of(call->cuda, s);
+    sweep_job job = {};
+    gather_job sums = {};
+    int additions = 0;
+    int64_t blocks = 0, column = 0;
+    bool good = true;
+    job.count = s->count;
+    job.pairs = static_cast<int32_t>(plan.pairs);
+    job.lines = static_cast<int32_t>(plan.lines);
+    job.share = static_cast<int32_t>(plan.share);
+    job.rows = s->rows, job.columns = plan.columns;
+    job.v = static_cast<const __nv_bfloat16 *>(s->v), job.v_ld = s->v_ld;
+    job.outer = static_cast<float *>(scratch);
+    job.projected = s->to ? static_cast<float *>(scratch) + plan.outer / 4 : NULL;
+    sums.wide = static_cast<int>(s->wide);
+    for (int i = 0; i < s->count; i++) {
+        const nbl__sweep_part *part = &s->parts[i];
+        int64_t across = whole(part->columns, 2 * plan.pairs * SIDE);
+        job.places[i] = {static_cast<int32_t>(blocks), static_cast<int32_t>(column),
+                         static_cast<int32_t>(whole(part->columns, SIDE)),
+                         static_cast<int32_t>(part->v_first)};
+        good = good && describe(encode, &job.z[i], NBL_DTYPE_BF16, part->z, s->rows, part->columns,
+                                part->columns, SIDE);
+        if (s->to) {
+            good = good && describe(encode, &job.a[i], NBL_DTYPE_BF16, part->a, s->wide, part->columns,
+                                    part->columns, static_cast<int>(s->wide));
+            addition *add = &sums.list[additions++];
+            add->from = job.projected + blocks * s->rows * s->wide;
+            add->lines = s->rows, add->apart = s->rows * s->wide;
+            add->summands = static_cast<int32_t>(across);
+            add->rank = static_cast<int32_t>(s->wide);
+            add->scale = part->scale;
+            add->to = static_cast<__nv_bfloat16 *>(s->to) + part->first, add->to_ld = s->to_ld;
+        }
+        blocks += across;
+        column += part->columns;
+    }
+    NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
+    for (int i = 0; i < s->gradient_count; i++) {
+        const nbl__sweep_gradient *g = &s->gradients[i];
+        addition *add = &sums.list[additions++];
+        add->from = job.outer + job.places[g->part].first_column * s->wide;
+        add->lines = s->parts[g->part].columns, add->apart = plan.columns * s->wide;
+        add->summands = static_cast<int32_t>(plan.shares);
+        add->first = static_cast<int32_t>(g->first), add->rank = static_cast<int32_t>(g->rank);
+        add->gradient = g->to, add->turned = g->turned, add->accumulate = g->accumulate;
+    }
+    int64_t gathered = 0;
+    for (int i = 0; i < additions; i++)
+        sums.list[i].end_block = gathered += whole(sums.list[i].lines, GATHER_LINES);
+    dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
+    cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(call, job, grid)
+                        : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(call, job, grid)
+                                        : launch<48, false>(call, job, grid);
+    if (error == cudaSuccess)
+        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), gather,
+                                      dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, sums);
+    NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
+              cudaGetErrorString(error));
+    return nbl_cuda::launched(call);
+}
