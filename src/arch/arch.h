@@ -116,13 +116,16 @@ typedef struct nbl__build {
     bool
         split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
     int pins; /* what recomputation of a layer starts from: its input, 2: its middle as well, 3: what attention gives, too */
+    bool joined;  /* decode: rotation, writing to the cache and attention are one operator */
     int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
 
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the
      * cache) in prefill and decode; last (rows of the last tokens) in prefill; lengths in decode. */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss;
     nbl__value *keys, *values; /* the caches, per layer; states */
+    bool picks;                /* of logits only where the highest are is a result */
     nbl__value loss, logits;   /* results */
+    nbl__value best, strange;  /* results with `picks`: of argmax.h */
     nbl__value hidden;         /* [tokens, hidden]: the result of HIDDEN, the one input of HEAD */
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* the weight: of the head as well where they are tied */

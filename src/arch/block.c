@@ -263,6 +263,28 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
     return out;
 }
 
+/* The same from q and k that are not yet turned, in one operator. */
+static nbl__value attend_joined(nbl__build *b, const nbl__value qkv[3], int64_t layer, bool local,
+                                const char *name)
+{
+    const nbl__decoder *d = b->d;
+    nbl__attention_step *a = nbl__graph_begin(b->g, "attention_step", name);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->scale = d->attention_scale;
+    a->window = d->sliding[layer] ? d->window : 0;
+    a->softcap = d->attention_cap;
+    nbl__graph_bind(b->g, "q", qkv[0]);
+    nbl__graph_bind(b->g, "k", qkv[1]);
+    nbl__graph_bind(b->g, "v", qkv[2]);
+    nbl__graph_bind(b->g, "cos", local ? b->local_cos : b->cos);
+    nbl__graph_bind(b->g, "sin", local ? b->local_sin : b->sin);
+    nbl__graph_bind(b->g, "keys", b->keys[layer]);
+    nbl__graph_bind(b->g, "values", b->values[layer]);
+    nbl__graph_bind(b->g, "lengths", b->lengths);
+    return nbl__graph_end(b->g);
+}
+
 static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
 {
     static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
@@ -285,14 +307,15 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     group->members[0].dropout = dropout;
     nbl__value qkv[3];
     qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
+    bool local = d->sliding[layer] && d->local_rope.theta > 0, joined = b->joined && b->mode == NBL_MODE_DECODE;
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;
         if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
-        bool local = d->sliding[layer] && d->local_rope.theta > 0;
-        qkv[i] = rotate(b, qkv[i], parts[i], local);
+        if (!joined) qkv[i] = rotate(b, qkv[i], parts[i], local);
     }
-    x = attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
+    x = joined ? attend_joined(b, qkv, layer, local, "self_attn")
+               : attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
     x = nbl__graph_view(b->g, x, d->heads * d->head_dim, 0);
     names n = module(b, "", "", "self_attn.o_proj");
     return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias);
@@ -454,7 +477,17 @@ static void finish(nbl__build *b, nbl__value x)
         fail(b, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED,
                           "an adapter of lm_head on a model whose head is its embedding"));
     b->logits = linear(b, x, &head, d->vocabulary, d->hidden, false);
-    if (b->logits) nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;
+    if (b->logits == 0) return;
+    if (!b->picks) {
+        nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;
+        return;
+    }
+    nbl__graph_begin(b->g, "argmax", "best");
+    nbl__graph_bind(b->g, "x", b->logits);
+    b->best = nbl__graph_end(b->g);
+    b->strange = nbl__graph_output(b->g, "strange");
+    if (b->best) nbl__info(b->g, b->best)->kind = NBL_KIND_RESULT;
+    if (b->strange) nbl__info(b->g, b->strange)->kind = NBL_KIND_RESULT;
 }
 
 nbl_status nbl__decoder_build(nbl__build *b)

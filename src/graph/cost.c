@@ -137,6 +137,14 @@ static double decode_flops(const void *arguments, bool backward)
     return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
 }
 
+static double step_flops(const void *arguments, bool backward)
+{
+    const nbl__attention_step *a = arguments;
+    nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
+    double turned = 3 * (double)(nbl__tensor_elements(&a->q) + nbl__tensor_elements(&a->k));
+    return decode_flops(&decode, backward) + turned;
+}
+
 /* ---- the rest ---- */
 
 /* The head's product; backward makes it again, unless forward has made dx, too. */
@@ -160,7 +168,9 @@ static const struct family_cost {
     {"dora_norm", dora_norm_flops, 0, 0},
     {"attention", attention_flops, 0, 0},
     {"attention_decode", decode_flops, 0, 0},
+    {"attention_step", step_flops, 0, 0},
     {"cross_entropy", loss_flops, 0, 0},
+    {"argmax", NULL, 1, 0},
     {"rmsnorm", NULL, 5, 9},
     {"layernorm", NULL, 8, 14},
     {"rope_table", NULL, 2, 0},

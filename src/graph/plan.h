@@ -133,7 +133,10 @@ void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 /* Infers the steps, and with `prepare` those that prepare as well, with the shapes that inputs have now. */
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
 void nbl__plan_unbind(nbl__plan *plan);
+/* A step alone; all that it writes is there afterwards (on a device: in the order of its stream). */
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
+/* Step i of the first `count`, which run all, in their order: neighbours may share their work. */
+nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count);
 /* profile.c: on a device, runs the first `count` steps and tells the log where their time went. */
 nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 

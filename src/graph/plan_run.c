@@ -2,7 +2,8 @@
  *
  * On a device inputs and results also have a place in the host's memory, where the caller writes and reads them: a run
  * copies the inputs there, and the results back when it is done. A schedule that comes again just as it was (every
- * argument the same, shapes and attributes included) is recorded the second time and replayed from then on, as one launch. */
+ * argument the same, shapes and attributes included) is recorded the second time, copies and all, and replayed from then on,
+ * as one launch. */
 #include <math.h>
 
 #include "base/hash.h"
@@ -110,33 +111,65 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
+static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__neighbour before,
+                              nbl__neighbour after)
+{
+    nbl_status status = nbl__op_run_between(plan->ctx, step->op, step->impl, step->arguments,
+                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
+                                            step->scratch, before, after);
+    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+}
+
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
-    nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
-                                    plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
-    return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
+    nbl__neighbour nobody = {NULL, NULL};
+    return run_between(plan, step, nobody, nobody);
+}
+
+nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
+{
+    const nbl__planned_step *steps = plan->steps;
+    nbl__neighbour before = {NULL, NULL}, after = {NULL, NULL};
+    if (i > 0) before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
+    if (i + 1 < count) after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
+    return run_between(plan, &steps[i], before, after);
 }
 
 static nbl_status run_steps(nbl__plan *plan, int count)
 {
-    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
+    for (int i = 0; i < count; i++) NBL_TRY(nbl__plan_run_in_order(plan, i, count));
     return NBL_OK;
 }
 
-/* Copies the inputs to the device (or the results from it), as large as they are now. */
+static nbl_status move_span(const nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind, size_t begin, size_t end)
+{
+    uint8_t *device = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
+    if (begin == end) return NBL_OK;
+    return kind == NBL_KIND_INPUT ? nbl__cuda_write_later(cuda, device, host, end - begin)
+                                  : nbl__cuda_read_later(cuda, host, device, end - begin);
+}
+
+/* Copies the inputs to the device (or the results from it), as large as they are now. Those that follow each other with
+ * nothing but padding between them go at once: a copy of a few bytes takes as long as one of a page. */
 static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
 {
+    enum { PADDING = 63 };
+    size_t begin = 0, end = 0;
     for (nbl__value v = 1; v <= plan->value_count; v++) {
         const nbl__value_info *info = &plan->graph->values[v];
         uint64_t bytes;
         if (info->kind != kind || info->alias) continue;
-        if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes))
+        if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes) ||
+            bytes == 0)
             continue;
-        void *device = nbl__plan_address(plan, v), *host = nbl__plan_data(plan, v);
-        if (kind == NBL_KIND_INPUT) NBL_TRY(nbl__cuda_write_later(cuda, device, host, (size_t)bytes));
-        else NBL_TRY(nbl__cuda_read_later(cuda, host, device, (size_t)bytes));
+        size_t at = plan->offset[v];
+        if (begin == end || at < end || at - end > PADDING) {
+            NBL_TRY(move_span(plan, cuda, kind, begin, end));
+            begin = at;
+        }
+        end = at + (size_t)bytes;
     }
-    return NBL_OK;
+    return move_span(plan, cuda, kind, begin, end);
 }
 
 /* Everything that decides what the first `count` steps launch. */
@@ -148,10 +181,17 @@ static uint64_t key_of(const nbl__plan *plan, int count)
     return key ? key : 1;
 }
 
+static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, int count)
+{
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(run_steps(plan, count));
+    return move_ends(plan, cuda, NBL_KIND_RESULT);
+}
+
 static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, int count, void **graph)
 {
     NBL_TRY(nbl__cuda_record_begin(cuda));
-    nbl_status status = run_steps(plan, count);
+    nbl_status status = enqueue(plan, cuda, count);
     nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, graph);
     return status != NBL_OK ? status : ended;
 }
@@ -168,7 +208,11 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
     plan->key_count = count;
     uint64_t key = plan->key;
     nbl__recording *oldest = &plan->recordings[0];
-    if (++plan->runs == 2 && cuda->profiles) return nbl__plan_profile(plan, count); /* the first is slow */
+    if (++plan->runs == 2 && cuda->profiles) { /* the first is slow */
+        NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+        NBL_TRY(nbl__plan_profile(plan, count));
+        return move_ends(plan, cuda, NBL_KIND_RESULT);
+    }
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
         nbl__recording *it = &plan->recordings[i];
         if (it->key != key) {
@@ -181,16 +225,14 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
     }
     nbl__cuda_graph_free(cuda, oldest->graph);
     *oldest = (nbl__recording){.key = key, .used = plan->runs};
-    return run_steps(plan, count);
+    return enqueue(plan, cuda, count);
 }
 
 static nbl_status run_some(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     if (cuda == NULL) return run_steps(plan, count);
-    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     NBL_TRY(launch(plan, cuda, count));
-    NBL_TRY(move_ends(plan, cuda, NBL_KIND_RESULT));
     return nbl__cuda_wait(cuda, "the step");
 }
 

@@ -9,6 +9,8 @@
 
 #include "base/philox.h"
 #include "infer/language_model.h"
+#include "ops/cuda/cuda.h"
+#include "ops/memory.h"
 
 typedef struct candidate {
     float logit;
@@ -148,26 +150,67 @@ static bool is_end(const writer *w, int32_t id)
     return false;
 }
 
-/* Takes the next token of every active sequence from its row of logits; those that end leave. */
+static nbl_status refuse_strange(const writer *w, int64_t sequence, int64_t strange, float logit)
+{
+    return nbl__fail(w->model->ctx, NBL_ERROR_FORMAT,
+                     "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
+                     " is %g; a weight is not finite, "
+                     "or %s is too narrow",
+                     w->model->path, sequence, w->results[sequence].ids.count, strange, (double)logit,
+                     nbl_dtype_name(w->model->dtype));
+}
+
+/* Where nothing but the likeliest token is wanted of the logits, a device finds it, and they stay there. A cap of the
+ * logits may make equal what was not: that is left to the host. */
+static bool lets_device_pick(const writer *w)
+{
+    bool penalised = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
+    return nbl__cuda_of(w->model->ctx) && !(w->how->temperature > 0) && !penalised &&
+           !(w->model->decoder.final_cap > 0);
+}
+
+/* The token that the device has picked for a sequence: its row is the sequence's. */
+static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
+{
+    const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
+                  *strange = nbl__plan_data(&s->plan, s->build.strange);
+    *id = best[sequence];
+    if (strange[sequence] < 0) return NBL_OK;
+    int64_t place = sequence * w->model->decoder.vocabulary + strange[sequence];
+    size_t size = nbl__size_of(w->model->dtype);
+    void *logit;
+    float value;
+    NBL_TRY(nbl__memory_lend(w->model->ctx,
+                             (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)place * size,
+                             size, true, &logit));
+    nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, logit, &value, 1);
+    return refuse_strange(w, sequence, strange[sequence], value);
+}
+
+/* The token of active sequence i from its row of logits, which are in w->logits. */
+static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
+{
+    int64_t vocabulary = w->model->decoder.vocabulary;
+    float cap = w->model->decoder.final_cap, *logits = w->logits + i * vocabulary;
+    int64_t strange = first_strange(logits, vocabulary);
+    if (strange < vocabulary) return refuse_strange(w, w->active[i], strange, logits[strange]);
+    for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
+    *id = sample(w, w->active[i], logits);
+    return NBL_OK;
+}
+
+/* Takes the next token of every active sequence; those that end leave. */
 static nbl_status advance(writer *w, nbl__session *s)
 {
-    int64_t vocabulary = w->model->decoder.vocabulary, staying = 0;
-    float cap = w->model->decoder.final_cap;
-    nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
-                w->logits, w->active_count * vocabulary);
+    int64_t staying = 0;
+    if (!s->build.picks)
+        nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, nbl__plan_data(&s->plan, s->build.logits),
+                    w->logits, w->active_count * w->model->decoder.vocabulary);
     for (int64_t i = 0; i < w->active_count; i++) {
         int64_t sequence = w->active[i];
         nbl_generated *r = &w->results[sequence];
-        float *logits = w->logits + i * vocabulary;
-        int64_t strange = first_strange(logits, vocabulary);
-        NBL_CHECK(w->model->ctx, strange == vocabulary, NBL_ERROR_FORMAT,
-                  "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
-                  " is %g; a weight is not finite, "
-                  "or %s is too narrow",
-                  w->model->path, sequence, r->ids.count, strange, (double)logits[strange],
-                  nbl_dtype_name(w->model->dtype));
-        for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
-        int32_t id = sample(w, sequence, logits);
+        int32_t id = 0;
+        NBL_TRY(s->build.picks ? picked(w, s, sequence, &id) : chosen(w, i, &id));
         r->stopped = is_end(w, id);
         if (!r->stopped) {
             r->ids.ids[r->ids.count++] = id;
@@ -220,6 +263,7 @@ static nbl_status decode(writer *w, nbl__session *s)
     }
     /* The sizes are those that were planned, in every step: nothing is inferred again. */
     NBL_TRY(nbl__plan_run(&s->plan));
+    if (s->build.picks) return advance(w, s);
     /* Rows of logits of those that go on, side by side, as advance reads them. */
     size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);
     uint8_t *logits = nbl__plan_data(&s->plan, s->build.logits);
@@ -243,7 +287,8 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
                               .tokens = tokens,
                               .sequences = w->count,
                               .cache_size = longest + w->how->max_tokens,
-                              .kv_dtype = w->model->dtype};
+                              .kv_dtype = w->model->dtype,
+                              .picks = lets_device_pick(w)};
     NBL_TRY(nbl__generation_plan(w->model, &o, next));
     o.plan.with = &next->plan;
     NBL_TRY(nbl__session_open(w->model, &o, first));

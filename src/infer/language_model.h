@@ -102,7 +102,8 @@ typedef struct nbl__session_options {
     int64_t tokens, sequences, cache_size; /* the largest */
     nbl_dtype kv_dtype;
     bool train;
-    bool split_mlp; /* nbl__build.split_mlp; on a device it is so in any case */
+    bool split_mlp; /* nbl__build.split_mlp; on a device it is so in any case but decode */
+    bool picks;     /* nbl__build.picks */
     nbl__plan_options plan;
     const nbl__session *shared; /* parameters and states are this one's */
 } nbl__session_options;

@@ -48,6 +48,24 @@ typedef struct nbl__attention_decode {
     nbl_tensor out;
 } nbl__attention_decode;
 
+/* attention_decode with what comes just before it: q and the new key of each sequence are turned (rope.h) and rounded, the
+ * new key and value become entry lengths[b] - 1 of the caches (one rounding more where these have another dtype), and then
+ * all entries up to that one are seen. */
+typedef struct nbl__attention_step {
+    nbl_dtype dtype;         /* of q, k, v and out */
+    nbl_tensor q, k, v;      /* [B, Hq, D], [B, Hkv, D] twice; q and k not yet turned */
+    nbl_tensor cos, sin;     /* f32 [B, rotary/2] */
+    nbl_tensor keys, values; /* [B, S, Hkv, D]: f32, f16 or bf16, both the same; written in place */
+    nbl_tensor lengths;      /* i32 [B], 1 … S: with the new token */
+    nbl_tensor sinks;
+    float scale;
+    int64_t window;
+    float softcap;
+    nbl_tensor out;
+} nbl__attention_step;
+/* The attention_decode that is left when q is turned and the caches are written. */
+nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const nbl_tensor *q);
+
 extern const nbl__impl nbl__attention_cpu, nbl__attention_backward_cpu, nbl__attention_decode_cpu;
 extern const nbl__impl nbl__attention_ref, nbl__attention_backward_ref, nbl__attention_decode_ref;
 

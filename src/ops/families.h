@@ -24,6 +24,8 @@
     X(dora_norm)                                                                                             \
     X(attention)                                                                                             \
     X(attention_decode)                                                                                      \
+    X(attention_step)                                                                                        \
+    X(argmax)                                                                                                \
     X(kv_write)                                                                                              \
     X(take_rows)
 

@@ -107,17 +107,25 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
     return impl->scratch ? impl->scratch(ctx, arguments) : 0;
 }
 
-nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
-                       void *scratch, size_t scratch_bytes)
+nbl_status nbl__op_run_between(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+                               const void *arguments, void *scratch, size_t scratch_bytes,
+                               nbl__neighbour before, nbl__neighbour after)
 {
     size_t needed = nbl__op_scratch(ctx, impl, arguments);
     NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
               op->name, scratch_bytes, impl->name, needed);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx)};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx), before, after};
     NBL_TRY(impl->run(&call, arguments));
     return call.cuda && call.cuda->debugs ? nbl__cuda_wait(call.cuda, impl->name) : NBL_OK;
+}
+
+nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
+                       void *scratch, size_t scratch_bytes)
+{
+    nbl__neighbour nobody = {NULL, NULL};
+    return nbl__op_run_between(ctx, op, impl, arguments, scratch, scratch_bytes, nobody, nobody);
 }
 
 /* ---- shared checks ---- */

@@ -22,12 +22,19 @@
 #include "quant/weight.h"
 #include "tensor/dtype.h"
 
+/* What a schedule runs just before a call, or just after it. */
+typedef struct nbl__neighbour {
+    const struct nbl__op *op; /* NULL: nothing, or nobody knows */
+    const void *arguments;
+} nbl__neighbour;
+
 typedef struct nbl__call {
     nbl_context *ctx;
     const char *op;   /* its name, for messages */
     uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
     size_t scratch_bytes;
     struct nbl__cuda *cuda; /* the device that it runs on (ops/cuda/cuda.h); NULL: the CPU */
+    nbl__neighbour before, after; /* two implementations may agree, by the arguments alone, that one does both's work */
 } nbl__call;
 
 typedef struct nbl__impl {
@@ -138,6 +145,11 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
 /* Runs an implementation that was chosen; outputs have their data by now. */
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes);
+
+/* The same as a part of a schedule, in which its neighbours run as well, in this order. */
+nbl_status nbl__op_run_between(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+                               const void *arguments, void *scratch, size_t scratch_bytes,
+                               nbl__neighbour before, nbl__neighbour after);
 
 /* Scratch is cut front to back: each piece aligned to 64 bytes. With base NULL it only measures. */
 typedef struct nbl__cut {

@@ -306,6 +306,125 @@ void test_refusals(nbl_context *ctx, tally *t)
     free_both(&b);
 }
 
+/* Values of a 16-bit dtype on both sides: as floats here, as they are there. */
+float *make_row(nbl_context *ctx, both_sides *b, nbl_dtype dtype, int64_t n, uint32_t seed, void **device)
+{
+    float *values = static_cast<float *>(host(static_cast<size_t>(n) * 4));
+    uint8_t *bytes = static_cast<uint8_t *>(host(static_cast<size_t>(n) * 2));
+    for (int64_t i = 0; i < n; i++) values[i] = unit_of(static_cast<uint64_t>(i), seed);
+    NIBBLE(nbl_convert(ctx, NBL_DTYPE_F32, values, dtype, bytes, n));
+    NIBBLE(nbl_convert(ctx, dtype, bytes, NBL_DTYPE_F32, values, n));
+    *device = on_device(b, bytes, static_cast<size_t>(n) * 2, 0);
+    free(bytes);
+    return values;
+}
+
+float *fetch(nbl_context *ctx, nbl_dtype dtype, const void *device, int64_t n)
+{
+    uint8_t *bytes = static_cast<uint8_t *>(host(static_cast<size_t>(n) * 2));
+    float *values = static_cast<float *>(host(static_cast<size_t>(n) * 4));
+    CUDA(cudaMemcpy(bytes, device, static_cast<size_t>(n) * 2, cudaMemcpyDeviceToHost));
+    NIBBLE(nbl_convert(ctx, dtype, bytes, NBL_DTYPE_F32, values, n));
+    free(bytes);
+    return values;
+}
+
+double distance(const float *got, const double *want, int64_t n)
+{
+    double wrong = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = static_cast<double>(got[i]) - want[i];
+        wrong += d * d, norm += want[i] * want[i];
+    }
+    return sqrt(wrong / norm);
+}
+
+/* One row, its norm and residual sum, and two weights in one launch: each its product, or silu(first)·second. */
+void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool gated, bool normed, int64_t rows,
+                 int64_t columns)
+{
+    double bound = dtype == NBL_DTYPE_F16 ? 2e-3 : 1.6e-2;
+    both_sides weights[2], on = {};
+    sizes bytes;
+    for (int i = 0; i < 2; i++) {
+        int64_t mine = gated || i == 0 ? rows : 32;
+        nbl_weight w = weight_of(NBL_FORMAT_NF4, nested, 64, mine, columns, &bytes);
+        make_both(w, bytes, static_cast<uint32_t>(40 + i), false, 0, &weights[i]);
+    }
+    void *x_there, *more_there, *scale_there, *sum_there, *y_there, *out_there[2];
+    float *x = make_row(ctx, &on, dtype, columns, 1, &x_there),
+          *more = make_row(ctx, &on, dtype, columns, 2, &more_there),
+          *scale = make_row(ctx, &on, dtype, columns, 3, &scale_there);
+    free(make_row(ctx, &on, dtype, columns, 4, &sum_there));
+    free(make_row(ctx, &on, dtype, columns, 5, &y_there));
+    for (void *&out : out_there) free(make_row(ctx, &on, dtype, rows, 6, &out));
+    nbl_rmsnorm norm = {};
+    norm.dtype = dtype, norm.eps = 1e-5f, norm.round = NBL_ROUND_BEFORE_WEIGHT;
+    norm.x = nbl_matrix(dtype, 1, columns, x_there), norm.residual = nbl_matrix(dtype, 1, columns, more_there);
+    norm.w = nbl_vector(dtype, columns, scale_there), norm.y = nbl_matrix(dtype, 1, columns, y_there);
+    norm.residual_out = nbl_matrix(dtype, 1, columns, sum_there);
+    nbl__gemv_one one = {.dtype = dtype,
+                         .x = normed ? y_there : x_there,
+                         .count = 2,
+                         .act = gated ? 0 : -1, /* silu is the first */
+                         .norm = normed ? &norm : NULL,
+                         .parts = {{&weights[0].device, {}, out_there[0]}, {&weights[1].device, {}, out_there[1]}}};
+    bool takes = nbl__cuda_gemv_one_takes(&one);
+    if (takes) NIBBLE(nbl__cuda_gemv_one(ctx, &one, NULL));
+    CUDA(cudaDeviceSynchronize());
+
+    double *row = static_cast<double *>(host(static_cast<size_t>(columns) * 8)), squares = 0;
+    float *sum = fetch(ctx, dtype, sum_there, columns);
+    for (int64_t k = 0; k < columns; k++) {
+        row[k] = static_cast<double>(normed ? x[k] + more[k] : x[k]);
+        squares += row[k] * row[k];
+    }
+    double error = normed ? distance(sum, row, columns) : 0;
+    for (int64_t k = 0; k < columns && normed; k++)
+        row[k] *= static_cast<double>(scale[k]) / sqrt(squares / static_cast<double>(columns) + 1e-5);
+    float *y = fetch(ctx, dtype, y_there, columns);
+    if (normed) error = fmax(error, distance(y, row, columns));
+    double *want[2];
+    for (int i = 0; i < 2; i++) {
+        const nbl_weight *w = &weights[i].host;
+        int64_t n = w->shape[0];
+        float *values = static_cast<float *>(host(static_cast<size_t>(n * columns) * 4));
+        want[i] = static_cast<double *>(host(static_cast<size_t>(n) * 8));
+        NIBBLE(nbl_dequantize(ctx, w, 0, n, NBL_DTYPE_F32, 0, values));
+        for (int64_t r = 0; r < n; r++) {
+            want[i][r] = 0;
+            for (int64_t k = 0; k < columns; k++) want[i][r] += row[k] * static_cast<double>(values[r * columns + k]);
+        }
+        free(values);
+    }
+    for (int64_t r = 0; r < rows && gated; r++) want[0][r] = want[0][r] / (1 + exp(-want[0][r])) * want[1][r];
+    for (int i = 0; i < (gated ? 1 : 2); i++) {
+        float *out = fetch(ctx, dtype, out_there[i], weights[i].host.shape[0]);
+        error = fmax(error, distance(out, want[i], weights[i].host.shape[0]));
+        free(out);
+    }
+    char what[200];
+    snprintf(what, sizeof what, "two weights at once%s%s: %s, relative error %.3g, bound %.3g", gated ? ", gated" : "",
+             normed ? ", normed" : "", takes ? "taken" : "not taken", error, bound);
+    report(t, takes && error <= bound, &weights[0].host, dtype, what);
+    for (int i = 0; i < 2; i++) free_both(&weights[i]), free(want[i]);
+    for (int i = 0; i < on.count; i++) CUDA(cudaFree(on.to_free[i]));
+    for (void *it : {static_cast<void *>(x), static_cast<void *>(more), static_cast<void *>(scale),
+                     static_cast<void *>(sum), static_cast<void *>(y), static_cast<void *>(row)})
+        free(it);
+}
+
+void test_joined_ones(nbl_context *ctx, tally *t)
+{
+    static const int64_t shapes[][2] = {{64, 256}, {64, 2048}, {6144, 4096}, {48, 4096}, {4400, 512}};
+    nbl_cuda_device device;
+    if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || device.major != 9) return;
+    for (auto shape : shapes)
+        for (nbl_dtype dtype : {NBL_DTYPE_F16, NBL_DTYPE_BF16})
+            for (int how = 0; how < 8; how++)
+                test_joined(ctx, t, dtype, how & 1, how & 2, how & 4, shape[0], shape[1]);
+}
+
 int run_tests(nbl_context *ctx, bool quick)
 {
     static const struct {
@@ -322,6 +441,7 @@ int run_tests(nbl_context *ctx, bool quick)
     tally t = {0, 0};
     int number = 0;
     test_refusals(ctx, &t);
+    test_joined_ones(ctx, &t);
     for (auto kind : kinds) {
         for (auto shape : shapes) {
             int64_t rows = shape[0], columns = shape[1];

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "case.h"
+#include "ops/families.h"
 
 void case_begin(const op_case *c, const case_run *forward, case_run *r)
 {
@@ -80,8 +81,10 @@ static nbl_status run_guarded(nbl_context *ctx, const op_case *c, const nbl__op 
     NBL_CHECK(ctx, inside, NBL_ERROR_INTERNAL, "%s wrote outside its scratch", impl->name);
     NBL_CHECK(ctx, outputs, NBL_ERROR_INTERNAL, "%s wrote outside an output", impl->name);
     NBL_CHECK(ctx, case_zones_intact(&c->memory), NBL_ERROR_INTERNAL, "%s wrote beside an input", impl->name);
-    NBL_CHECK(ctx, case_checksum(&c->memory) == c->checksum, NBL_ERROR_INTERNAL, "%s wrote to an input",
-              impl->name);
+    /* Caches are written in place, by every implementation alike. */
+    bool in_place = c->family == &nbl__attention_step_family;
+    NBL_CHECK(ctx, in_place || case_checksum(&c->memory) == c->checksum, NBL_ERROR_INTERNAL,
+              "%s wrote to an input", impl->name);
     return NBL_OK;
 }
 

@@ -109,7 +109,9 @@ static nbl_status add_slots(device_image *image, const nbl__family *family, bool
         nbl_tensor *t = nbl__slot_tensor(slot, image->arguments);
         bool result = slot->role == NBL_ROLE_OUTPUT || slot->role == NBL_ROLE_SAVED;
         bool gradient = slot->role == NBL_ROLE_GRADIENT;
-        bool in_place = family == &nbl__kv_write_family && strcmp(slot->name, "cache") == 0;
+        bool in_place = (family == &nbl__kv_write_family && strcmp(slot->name, "cache") == 0) ||
+                        (family == &nbl__attention_step_family &&
+                         (strcmp(slot->name, "keys") == 0 || strcmp(slot->name, "values") == 0));
         if ((gradient && !backward) || ((gradient || result) && t->rank == 0)) t->data = NULL;
         NBL_TRY(add_tensor(image, t, backward ? gradient : result || in_place));
     }

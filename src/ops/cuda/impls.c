@@ -10,7 +10,8 @@ extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
 extern const nbl__impl nbl__attention_sm90, nbl__attention_backward_sm90, nbl__attention_mma,
     nbl__attention_backward_mma, nbl__attention_f32, nbl__attention_backward_f32, nbl__attention_cuda,
-    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
+    nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__attention_step_fast,
+    nbl__attention_step_cuda, nbl__kv_write_cuda, nbl__take_rows_cuda;
 extern const nbl__impl nbl__rmsnorm_cuda, nbl__rmsnorm_backward_cuda;
 extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
 extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
@@ -19,6 +20,7 @@ extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
 extern const nbl__impl nbl__aside_cuda;
+extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda, nbl__argmax_cuda;
 
 /* clang-format off */
 #define LIST(...) (const nbl__impl *const[]) {__VA_ARGS__, NULL}
@@ -43,6 +45,7 @@ static const struct entry {
      LIST(&nbl__attention_backward_sm90, &nbl__attention_backward_mma, &nbl__attention_backward_f32,
           &nbl__attention_backward_cuda)},
     {"attention_decode", LIST(&nbl__attention_decode_cuda)},
+    {"attention_step", LIST(&nbl__attention_step_fast, &nbl__attention_step_cuda)},
     {"kv_write", LIST(&nbl__kv_write_cuda)},
     {"take_rows", LIST(&nbl__take_rows_cuda)},
     {"rmsnorm", LIST(&nbl__rmsnorm_cuda)},
@@ -61,6 +64,7 @@ static const struct entry {
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
     {"aside", LIST(&nbl__aside_cuda)},
+    {"argmax", LIST(&nbl__argmax_cuda)},
     {NULL, NULL}};
 /* clang-format on */
 

@@ -229,14 +229,21 @@ nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_lay
                                                 .alpha = l->a->scale});
 }
 
-/* Few rows times a packed weight: its product, then the adapter onto it. Masks go the general way. */
+static bool is_for_dense_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
+{
+    return j->tokens == 1 && nbl__cuda_gemv_dense_takes(&l->a->w, j->dtype, j->x.data);
+}
+
+/* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
+ * way. */
 static bool is_for_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
 {
     nbl_format format = l->a->w.format;
     return j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype && j->x.dtype == j->dtype &&
            !l->by_codes && (l->rank == 0 || l->a->dropout == 0) && l->a->y.dtype == j->dtype &&
            nbl__given(&l->a->y) &&
-           (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8);
+           (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8 ||
+            is_for_dense_gemv(j, l));
 }
 
 /* to += t·Bᵀ */
@@ -317,12 +324,42 @@ static nbl_status finish(const nbl__cuda_layers *j, const nbl__cuda_layer *l, in
     return as_it_is ? NBL_OK : nbl__cuda_finish(j->call, &f);
 }
 
-static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l)
+/* Nothing but a bias comes after the product. */
+static bool is_plain(const nbl__cuda_layer *l)
+{
+    return l->rank == 0 && !l->factor;
+}
+
+/* All layers in one launch, where one row of x meets 4-bit weights of shapes that models have. */
+static nbl_status products_at_once(nbl__cuda_layers *j, bool *done)
+{
+    nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
+    *done = false;
+    if (j->tokens != 1 || j->count > NBL_GEMV_ONE_MOST) return NBL_OK;
+    for (int i = 0; i < j->count; i++) {
+        const nbl__cuda_layer *l = &j->layers[i];
+        if (!l->few) return NBL_OK;
+        one.parts[i] = (nbl__gemv_part){.weight = &l->a->w, .y = l->a->y.data};
+        if (is_plain(l)) one.parts[i].bias = l->a->bias;
+    }
+    if (!nbl__cuda_gemv_one_takes(&one)) return NBL_OK;
+    *done = true;
+    return nbl__cuda_gemv_one(j->call->ctx, &one, j->call->cuda->stream);
+}
+
+/* `multiplied`: products_at_once has been here. */
+static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
-    NBL_TRY(nbl__cuda_gemv(j->call->ctx, &a->w, j->dtype, j->tokens, j->x.data, a->y.data,
-                           j->call->cuda->stream));
-    if (l->rank == 0 && !l->factor && !nbl__given(&a->bias)) return NBL_OK;
+    void *stream = j->call->cuda->stream;
+    bool has_bias = nbl__given(&a->bias), dense = is_for_dense_gemv(j, l);
+    nbl_tensor none = {0};
+    if (dense)
+        NBL_TRY(nbl__cuda_gemv_dense(j->call->ctx, &a->w, j->x.data, is_plain(l) ? &a->bias : &none,
+                                     a->y.data, stream));
+    else if (!multiplied)
+        NBL_TRY(nbl__cuda_gemv(j->call->ctx, &a->w, j->dtype, j->tokens, j->x.data, a->y.data, stream));
+    if (is_plain(l) && (!has_bias || dense || multiplied)) return NBL_OK;
     nbl__few few = {.rows = j->tokens,
                     .in = j->in,
                     .out = l->out,
@@ -339,9 +376,9 @@ static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l)
     return nbl__cuda_few(j->call, &few);
 }
 
-static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l)
+static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l, bool multiplied)
 {
-    if (l->few) return forward_few(j, l);
+    if (l->few) return forward_few(j, l, multiplied);
     for (int64_t row = 0; row < j->tokens; row += j->rows) {
         int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
         const void *x;
@@ -393,7 +430,9 @@ nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *member
     if (j.tokens == 0) return NBL_OK;
     for (int i = 0; i < count; i++) j.layers[i].few = is_for_gemv(&j, &j.layers[i]);
     NBL_TRY(nbl__cuda_layers_prepare(&j, true));
-    for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i]));
+    bool multiplied;
+    NBL_TRY(products_at_once(&j, &multiplied));
+    for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i], multiplied));
     return NBL_OK;
 }
 

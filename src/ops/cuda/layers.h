@@ -27,6 +27,17 @@ nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linea
 /* ‖W + s·B·A‖ of a layer that has no norm. */
 nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
+/* One row through all of these layers in one launch: is that possible, and how? Without adapters, DoRA and the like. */
+struct nbl__gemv_one;
+bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
+/* layers_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
+ * then. Both sides ask, with the arguments of both. */
+bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op, const void *layers,
+                          struct nbl__gemv_one *one);
+/* mlp.c: gate, up and act of one row in one launch; the place of its result is not filled in. */
+struct nbl__mlp;
+bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
+
 /* ---- the fast way: layers_fast.c ---- */
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);

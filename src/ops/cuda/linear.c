@@ -1,4 +1,5 @@
 /* linear.c - linear and linear_group on the device, through layers.h. */
+#include "ops/cuda/gemv.h"
 #include "ops/cuda/layers.h"
 #include "ops/linear_group.h"
 
@@ -44,6 +45,9 @@ static nbl_status run_group(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_GROUP_MOST];
+    nbl__gemv_one one;
+    if (call->before.op && nbl__cuda_norm_joins(call->before.op->name, call->before.arguments, call->op, group, &one))
+        return nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream);
     nbl__linear_group_spread(group, members);
     return nbl__cuda_layers_run(call, members, group->count);
 }

@@ -7,26 +7,38 @@
  *                gradients of down's parameters from d, then all of gate and up, and dx
  *
  * Chunks of this size are small for a device: where speed matters, a graph of linear_group, gated and linear does the same.
- * With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them. */
+ * With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them.
+ *
+ * A few rows of bf16, as decoding has them, have bf16 between their layers, which multiply packed weights as they are; for one
+ * row without adapters gate, up and act are one launch, and act(g)·u is rounded once. */
 #include "ops/mlp.h"
 
 #ifdef NIBBLE_CUDA_BUILT
 
+#include "ops/cuda/few.h"
+#include "ops/cuda/gemv.h"
 #include "ops/cuda/layers.h"
 #include "ops/cuda/pieces.h"
+#include "ops/elementwise.h"
 
 typedef struct pieces {
+    nbl_dtype between;           /* of g, u and d */
     float *g, *u, *d;            /* [rows, inner] */
     float *norms[NBL_MLP_PARTS]; /* [out of the part], or NULL */
     size_t used;
 } pieces;
+
+static bool has_few_rows(const nbl__mlp *a)
+{
+    return nbl__tensor_rows(&a->gate.x) <= NBL_FEW_ROWS && a->gate.dtype == NBL_DTYPE_BF16 && !a->keep;
+}
 
 static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
 {
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
     int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
     nbl__cut cut = {base, 0};
-    pieces p = {0};
+    pieces p = {.between = !backward && has_few_rows(a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
     NBL_CUT(&cut, p.g, values);
     NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
     NBL_CUT(&cut, p.d, backward ? values : 0);
@@ -37,9 +49,9 @@ static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
     return p;
 }
 
-static nbl_tensor between(float *data, int64_t rows, int64_t columns)
+static nbl_tensor between(nbl_dtype dtype, float *data, int64_t rows, int64_t columns)
 {
-    return (nbl_tensor){.dtype = NBL_DTYPE_F32, .rank = 2, .shape = {rows, columns}, .data = data};
+    return (nbl_tensor){.dtype = dtype, .rank = 2, .shape = {rows, columns}, .data = data};
 }
 
 /* The parts of a chunk: outputs of gate and up in g and u, their gradients too; down's input in `h`. */
@@ -49,13 +61,13 @@ static void parts_of(const nbl__mlp *a, int64_t chunk, const pieces *p, float *h
     int64_t inner = a->gate.w.shape[0];
     nbl__mlp_chunk(a, chunk, parts);
     int64_t rows = parts[NBL_MLP_GATE].x.shape[0];
-    parts[NBL_MLP_GATE].y = parts[NBL_MLP_GATE].dy = between(p->g, rows, inner);
-    parts[NBL_MLP_UP].y = parts[NBL_MLP_UP].dy = between(p->u, rows, inner);
-    parts[NBL_MLP_DOWN].x = between(h, rows, inner);
-    parts[NBL_MLP_DOWN].dx = between(p->d, rows, inner);
+    parts[NBL_MLP_GATE].y = parts[NBL_MLP_GATE].dy = between(p->between, p->g, rows, inner);
+    parts[NBL_MLP_UP].y = parts[NBL_MLP_UP].dy = between(p->between, p->u, rows, inner);
+    parts[NBL_MLP_DOWN].x = between(p->between, h, rows, inner);
+    parts[NBL_MLP_DOWN].dx = between(p->between, p->d, rows, inner);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
         if (p->norms[i]) {
-            parts[i].norm = between(p->norms[i], 0, 0);
+            parts[i].norm = between(NBL_DTYPE_F32, p->norms[i], 0, 0);
             parts[i].norm.rank = 1;
             parts[i].norm.shape[0] = parts[i].w.shape[0];
         }
@@ -124,6 +136,40 @@ static nbl_status gate(const nbl__call *call, const nbl__mlp *a, int64_t chunk, 
                           backward ? p->d : NULL);
 }
 
+bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
+{
+    const nbl__linear *parts[2] = {&a->gate, &a->up};
+    *one = (nbl__gemv_one){.dtype = a->gate.dtype, .x = a->gate.x.data, .count = 2, .act = a->act};
+    if (nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
+    for (int i = 0; i < 2; i++) {
+        if (nbl__linear_rank(parts[i]) > 0 || nbl__given(&parts[i]->magnitude)) return false;
+        one->parts[i] = (nbl__gemv_part){.weight = &parts[i]->w, .bias = parts[i]->bias};
+    }
+    return nbl__cuda_gemv_one_takes(one);
+}
+
+static nbl_status run_few(const nbl__call *call, const nbl__mlp *a, const pieces *p, nbl__call *inner)
+{
+    nbl__linear parts[NBL_MLP_PARTS];
+    nbl__gemv_one one;
+    parts_of(a, 0, p, p->g, parts);
+    bool joined = call->before.op &&
+                  nbl__cuda_norm_joins(call->before.op->name, call->before.arguments, call->op, a, &one);
+    if (joined || nbl__cuda_mlp_at_once(a, &one)) {
+        one.parts[0].y = p->g;
+        NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream));
+    } else {
+        nbl__gated gated = {.dtype = p->between,
+                            .act = a->act,
+                            .gate = parts[NBL_MLP_GATE].y,
+                            .up = parts[NBL_MLP_UP].y,
+                            .h = parts[NBL_MLP_DOWN].x};
+        NBL_TRY(nbl__cuda_layers_run(inner, parts, 2));
+        NBL_TRY(nbl__gated_cuda.run(call, &gated));
+    }
+    return nbl__cuda_layers_run(inner, &parts[NBL_MLP_DOWN], 1);
+}
+
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__mlp *a = arguments;
@@ -132,6 +178,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
     NBL_TRY(make_norms(call, a, &p));
+    if (has_few_rows(a)) return run_few(call, a, &p, &inner);
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.g, parts);

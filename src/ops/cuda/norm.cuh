@@ -17,6 +17,7 @@
 #ifndef NBL_CUDA_NORM_CUH
 #define NBL_CUDA_NORM_CUH
 
+#include "ops/cuda/early.cuh"
 #include "ops/cuda/norm_slow.cuh"
 
 namespace nbl_cuda
@@ -185,8 +186,9 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
     return sum[0] / static_cast<float>(a.columns);
 }
 
+/* Begins early (early.cuh): until its predecessor is done it brings w into the second-level cache. */
 template <typename T, bool CENTER, bool RESIDUAL>
-__global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows(early, norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
     extern __shared__ float4 kept[];
@@ -194,8 +196,12 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(norm_call a)
     norm_place at = place_of<T>(a);
     norm_row next, it;
     int turn = 0;
-    load_row<T, RESIDUAL, false>(a, at, at.slot, next);
+    others_may_begin();
+    for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) + k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
     shared.clear();
+    wait_for_others();
+    load_row<T, RESIDUAL, false>(a, at, at.slot, next);
     keep_weights<T>(a, kept);
     /* All sets go round alike: those of a block wait for each other. */
     for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
@@ -406,7 +412,10 @@ template <bool CENTER, bool RESIDUAL>
 static inline void launch_forward(const nbl__call *call, nbl_dtype dtype, const norm_plan &plan,
                                   const norm_call &a)
 {
-    NBL_BY_DTYPE(dtype, T, launch_norm(call, (norm_rows<T, CENTER, RESIDUAL>), plan, a));
+    NBL_BY_DTYPE(dtype, T,
+                 launch_early(norm_rows<T, CENTER, RESIDUAL>,
+                              dim3(blocks_for(call, norm_rows<T, CENTER, RESIDUAL>, plan, a.rows)),
+                              static_cast<unsigned>(plan.threads), plan.shared, 1, stream_of(call), a));
 }
 
 template <bool CENTER>

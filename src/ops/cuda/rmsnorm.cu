@@ -2,6 +2,8 @@
 #include "ops/cuda/norm.cuh"
 
 extern "C" {
+#include "ops/cuda/gemv.h"
+#include "ops/cuda/layers.h"
 #include "ops/rmsnorm.h"
 }
 
@@ -25,6 +27,9 @@ static norm_call call_of(const nbl__rmsnorm *a)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);
+    nbl__gemv_one one;
+    if (call->after.op && nbl__cuda_norm_joins(call->op, a, call->after.op->name, call->after.arguments, &one))
+        return NBL_OK; /* who comes next does it */
     norm_call c = call_of(a);
     c.sum = a->residual_out.data;
     c.y = a->y.data;

@@ -111,7 +111,10 @@ static nbl_status run_first(const nbl__call *inner, int act, const scratch *s, c
 
 static nbl__call behind(const nbl__call *call, size_t used)
 {
-    return (nbl__call){call->ctx, call->op, call->scratch + used, call->scratch_bytes - used, NULL};
+    return (nbl__call){.ctx = call->ctx,
+                       .op = call->op,
+                       .scratch = call->scratch + used,
+                       .scratch_bytes = call->scratch_bytes - used};
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)

@@ -1,0 +1,559 @@
+/* gemv_one_sm90.cu - one row of x times 4-bit weights that share it: see gemv.h.
+ *
+ * What decoding a token does most. Codes come through a ring in shared memory and a table of pairs as in gemv.cu; the
+ * differences are what one row of x alone allows, and what a chain of short kernels asks for:
+ *
+ *   product  mma.m16n8k16 has 8 columns for x. Four granules of 64 columns each take one of them (and, again, one of the
+ *            other four): x of granule k stands in column k and zeros in the others, so that one accumulator keeps the
+ *            sums of the granules apart. Lane 4g + t then has those of granules 2(t % 2) and 2(t % 2) + 1 of row g, or
+ *            (t >= 2) of row g + 8: two scales and two fma per 256 columns, and nothing is exchanged
+ *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of the
+ *            first and 8 of the second, and y = act(first)·second
+ *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
+ *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
+ *   norm     x may be what rmsnorm makes of it (and of a residual): every block makes it anew in registers, the first one
+ *            writes it down
+ *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
+ *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of them, in
+ *            turns, adds it up a tile later
+ *
+ * Sums are f32 in the order of warps: the same input gives the same bits. Limit: memory; shared memory (a lookup per byte)
+ * would allow for 15 % more. */
+#include "ops/cuda/act.cuh"
+#include "ops/cuda/early.cuh"
+#include "ops/cuda/gemv_ring.cuh"
+#include "ops/cuda/load.cuh"
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int RING = 4, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
+
+struct one_weight {
+    const uint8_t *codes;
+    const uint8_t *scales; /* floats, or nested ones' codes */
+    const float *factors, *table;
+    const void *bias;
+    void *y;
+    float offset;
+    int shift, bias_dtype, end_tile; /* end_tile: of the launch */
+};
+
+struct one_norm {
+    const void *residual, *w; /* w NULL: there is no norm */
+    void *sum, *y;
+    float eps, offset;
+    bool round_first;
+};
+
+struct one_job {
+    one_weight at[MOST];
+    one_norm norm;
+    const void *x;
+    int count, columns, tiles, act; /* act: nbl__act, -1: none */
+    bool gated, shared_tiles;
+    float table[16];
+};
+
+/* Shared memory: 256 entries of the table in the even lines of 128 bytes; in the odd ones two slots of the ring, the other
+ * two behind them; what belongs to the scales of a slot; tables of nested scales; the sums of the warps. */
+template <bool NESTED> struct one_layout {
+    static constexpr int EIGHT = WARPS, ROWS = TILE;
+    static constexpr int PITCH = 2 * LINE; /* from one row of codes to the next, and of the table */
+    static constexpr int BEHIND = 256 * PITCH, SCALES = BEHIND + EIGHT * ROWS * PITCH;
+    static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4
+                                              : ROWS * 16; /* of a slot: codes and factors, or floats */
+    static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
+    static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
+    static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
+    static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* of the warps' columns */
+    static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
+    static __device__ uint32_t slot_at(int slot)
+    {
+        return slot < 2 ? LINE + slot * (BEHIND / 2) : BEHIND + (slot - 2) * LINE;
+    }
+};
+
+/* Where the 8 rows of half a tile are. */
+struct one_place {
+    int member, row;
+};
+__device__ inline one_place place_of(const one_job &j, int tile, int half)
+{
+    if (j.gated) return {half, tile * 8};
+    int member = 0, first = 0;
+#pragma unroll
+    for (int i = 0; i + 1 < MOST; i++)
+        if (i + 1 < j.count && tile >= j.at[i].end_tile) member = i + 1, first = j.at[i].end_tile;
+    return {member, (tile - first) * TILE + half * 8};
+}
+
+/* A warp's copies. Lane 8r + i has piece i of the rows r, r + 4, r + 8 and r + 12; lane i < 16 the scales of row i, and
+ * lane 16 + i, nested, their factor. */
+template <bool NESTED> struct one_loader {
+    typedef one_layout<NESTED> in;
+    const uint8_t *source[2], *scales;
+    const float *factors;
+    uint8_t *to, *scales_to;
+    uint32_t granule, four_rows;
+    int tile, end_tile, step, first_step, end_step, slot, shift;
+
+    __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int first, int end, int warp,
+                          int lane)
+    {
+        int r = lane / 8, piece = lane % 8;
+        first_step = first, end_step = end, slot = 0;
+        four_rows = 2u * static_cast<uint32_t>(j.columns);
+        to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
+        scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
+                    (NESTED ? lane * 4 : lane % 16 * 16);
+        tile = first_tile, end_tile = 0, step = end;
+    }
+
+    /* To the first step of the tile; `far`: it is so many tiles from the one before, of the same member. */
+    __device__ void go_to(const one_job &j, int at, int far, int lane)
+    {
+        tile = first_step < end_step ? at : j.tiles;
+        step = first_step;
+        if (tile < end_tile) { /* within a member it is as far from every tile to the next */
+            uint32_t rows = static_cast<uint32_t>(far) * (j.gated ? 8u : 16u), back = end_step - first_step;
+            int64_t bytes = static_cast<int64_t>(rows) * (j.columns / 2) - static_cast<int64_t>(back) * LINE;
+            source[0] += bytes, source[1] += bytes;
+            granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - back * 4;
+            return;
+        }
+        if (tile >= j.tiles) return;
+        int64_t row_bytes = j.columns / 2;
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            one_place p = place_of(j, tile, half);
+            const one_weight &w = j.at[p.member];
+            const uint8_t *from = w.codes + (p.row + lane / 8) * row_bytes + step * LINE + lane % 8 * 16;
+            end_tile = j.gated ? j.tiles : w.end_tile;
+            if (half == 0) source[0] = from;
+            else source[1] = from;
+            if (half != lane % 16 / 8) continue;
+            granule = static_cast<uint32_t>(p.row + lane % 8) * (static_cast<uint32_t>(j.columns) / GRANULE) +
+                      step * 4;
+            scales = w.scales, factors = w.factors, shift = w.shift;
+        }
+    }
+
+    __device__ void load(const one_job &j, int groups, int lane)
+    {
+        if (step == end_step && tile < j.tiles) go_to(j, end_tile == 0 ? tile : tile + groups, groups, lane);
+        if (tile < j.tiles) {
+            uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                copy_16_later(place + i * 4 * in::PITCH,
+                              source[i / 2] + static_cast<size_t>(i % 2) * four_rows);
+            if constexpr (NESTED) {
+                const void *from = lane < 16 ? static_cast<const void *>(scales + granule)
+                                             : factors + (granule >> shift);
+                copy_4_later(scales_place, from);
+            } else if (lane < 16) {
+                copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
+            }
+            source[0] += LINE, source[1] += LINE, granule += 4, step++;
+        }
+        slot = slot + 1 == RING ? 0 : slot + 1;
+        close_copies();
+    }
+};
+
+template <typename T>
+__device__ inline void one_product(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    if constexpr (__is_same(T, __half))
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t pair_at(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
+{
+    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
+}
+
+/* The tables, which need nothing that a kernel has written. */
+template <typename T, bool NESTED> __device__ inline void make_tables(const one_job &j, uint8_t *shared)
+{
+    typedef one_layout<NESTED> in;
+    int lane = threadIdx.x % 32;
+    packed p; /* only its table */
+#pragma unroll
+    for (int i = 0; i < 16; i++) p.table[i] = j.table[i];
+    uint32_t both = pair_of<T>(j.table[threadIdx.x >> 4], table_entry(p, lane));
+#pragma unroll
+    for (int i = 0; i < 8; i++) /* lanes begin at different banks */
+        *reinterpret_cast<uint4 *>(shared + threadIdx.x * in::PITCH +
+                                   (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
+    if constexpr (NESTED) {
+        float *tables = reinterpret_cast<float *>(shared + in::TABLES);
+#pragma unroll 1
+        for (int i = 0; i < j.count; i++) tables[i * 256 + threadIdx.x] = __ldg(j.at[i].table + threadIdx.x);
+    }
+}
+
+__device__ inline float with_bias(const one_weight &w, int row, float sum)
+{
+    if (w.bias == nullptr) return sum;
+    return __fadd_rn(sum, load_one(w.bias, static_cast<nbl_dtype>(w.bias_dtype), row));
+}
+
+/* A warp adds up a tile, in the order of the warps, with what comes after it. Lanes 16 and up have what the others have. */
+template <typename T>
+__device__ inline void finish_tile(const one_job &j, const float *all, int workers, int tile, int lane)
+{
+    int row = lane % TILE;
+    float parts[SHARERS * WARPS], sum = 0;
+#pragma unroll
+    for (int w = 0; w < SHARERS * WARPS; w++) parts[w] = w < workers ? all[w * TILE + row] : 0;
+#pragma unroll
+    for (int w = 0; w < SHARERS * WARPS; w++) sum = __fadd_rn(sum, parts[w]);
+    one_place p = place_of(j, tile, row / 8);
+    int at = p.row + row % 8;
+    sum = with_bias(j.at[p.member], at, sum);
+    if (j.gated) {
+        float slope, second = __shfl_down_sync(ALL, sum, 8);
+        sum = second * (j.act == NBL_ACT_SILU   ? activation<NBL_ACT_SILU, true>(sum, &slope)
+                        : j.act == NBL_ACT_GELU ? activation<NBL_ACT_GELU, true>(sum, &slope)
+                                                : activation<NBL_ACT_GELU_TANH, true>(sum, &slope));
+    }
+    if (lane < (j.gated ? 8 : int{TILE})) static_cast<T *>(j.at[p.member].y)[at] = narrow<T>(sum);
+}
+
+/* ---- x ---- */
+
+constexpr int HELD = 2; /* steps of a warp whose part of x fits its registers */
+
+/* The columns that a lane has of each step, as they are or as the norm makes them; all threads of the cluster. */
+template <typename T> struct one_row {
+    uint4 at[HELD][2];
+
+    __device__ void load(const void *x, int first, int count)
+    {
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+                at[i][p] = i < count
+                               ? read_written(static_cast<const T *>(x) + first + i * STEP_COLUMNS + p * 8)
+                               : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
+                              int worker, int workers, bool counts, bool writes)
+    {
+        const one_norm &norm = j.norm;
+        float mine = 0;
+        uint4 residual[HELD][2];
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+                if (norm.residual && i < count)
+                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first +
+                                                  i * STEP_COLUMNS + p * 8);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                float h[8], more[8];
+                if (i >= count) continue;
+                unpack<T>(at[i][p], h);
+                if (norm.residual) {
+                    unpack<T>(residual[i][p], more);
+#pragma unroll
+                    for (int e = 0; e < 8; e++) h[e] += more[e];
+                    at[i][p] = packed_up<T>(h);
+                    unpack<T>(at[i][p], h);
+                }
+#pragma unroll
+                for (int e = 0; e < 8; e++) mine = fmaf(h[e], h[e], mine);
+            }
+        mine = warp_sum(counts ? mine : 0);
+        if (threadIdx.x % 32 == 0) {
+            squares[worker] = mine;
+            if (j.shared_tiles) send_to_rank(squares + worker, barrier, worker < WARPS ? 1 : 0, mine);
+            arrive_at(barrier,
+                      j.shared_tiles ? 4 : 0); /* as many bytes come from a warp of the other block */
+        }
+        wait_at(barrier, 0);
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < SHARERS * WARPS; w++) sum += w < workers ? squares[w] : 0;
+        float scale = 1 / sqrtf(sum / static_cast<float>(j.columns) + norm.eps);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                int64_t column = first + i * STEP_COLUMNS + p * 8;
+                float y[8], w[8];
+                if (i >= count) continue;
+                if (writes && norm.sum)
+                    *reinterpret_cast<uint4 *>(static_cast<T *>(norm.sum) + column) = at[i][p];
+                unpack<T>(__ldg(reinterpret_cast<const uint4 *>(static_cast<const T *>(norm.w) + column)), w);
+                unpack<T>(at[i][p], y);
+#pragma unroll
+                for (int e = 0; e < 8; e++) y[e] *= scale;
+                if (norm.round_first) unpack<T>(packed_up<T>(y), y);
+#pragma unroll
+                for (int e = 0; e < 8; e++) y[e] *= w[e] + norm.offset;
+                at[i][p] = packed_up<T>(y);
+                if (writes) *reinterpret_cast<uint4 *>(static_cast<T *>(norm.y) + column) = at[i][p];
+            }
+    }
+};
+
+template <typename T, bool NESTED>
+__global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_constant__ one_job j)
+{
+    typedef one_layout<NESTED> in;
+    extern __shared__ __align__(256) uint8_t shared[];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    int sharers = j.shared_tiles ? SHARERS : 1, rank = j.shared_tiles ? rank_in_cluster() : 0;
+    int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
+    int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
+    int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
+    one_loader<NESTED> ahead;
+    ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
+#pragma unroll 1
+    for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
+    others_may_begin();
+    make_tables<T, NESTED>(j, shared);
+    uint64_t *full = reinterpret_cast<uint64_t *>(shared + in::BARRIERS), *empty = full + SUM_SLOTS;
+    if (threadIdx.x < SUM_SLOTS) {
+        make_barrier(full + threadIdx.x, WARPS);
+        make_barrier(empty + threadIdx.x, 1);
+        if (threadIdx.x == 0) make_barrier(empty + SUM_SLOTS, WARPS); /* of the norm */
+    }
+    __syncthreads();
+    if (j.shared_tiles) {
+        arrive_at_cluster();
+        await_cluster();
+    }
+    int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
+    bool holds = steps <= HELD * workers;
+    if (j.norm.w && threadIdx.x * 64 < j.columns)
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
+    wait_for_others();
+    one_row<T> row;
+    if (holds) row.load(j.x, my_column, my_steps);
+    if (j.norm.w)
+        row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
+                      my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
+
+    const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
+    const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
+    int my_row = g + t / 2 * 8;
+    const uint8_t *my_scales = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
+                               (NESTED ? my_row * 4 + t % 2 * 2 : my_row * 16 + t % 2 * 8);
+    float *all_sums = reinterpret_cast<float *>(shared + in::ALL_SUMS);
+    constexpr int OF_TILE = SHARERS * int{WARPS} * int{TILE};
+    /* The tile that is number `n` of this block's. Blocks that share tiles have no more than SUM_SLOTS. */
+    auto finish = [&](int n) {
+        int place = n % SUM_SLOTS, tile = first_tile + n * groups;
+        wait_at(full + place, static_cast<uint32_t>(n / SUM_SLOTS & 1));
+        finish_tile<T>(j, all_sums + place * OF_TILE, workers, tile, lane);
+        __syncwarp();
+        if (lane == 0) arrive_at(empty + place, 0);
+    };
+    int slot = 0, n = 0;
+    auto compute = [&](int tile) {
+        float sum = 0, offset = 0;
+        const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
+        if constexpr (NESTED) {
+            int member = place_of(j, tile, t / 2).member;
+            table += member * 256, offset = j.at[member].offset;
+        }
+        for (int s = first_step; s < end_step; s++) {
+            uint4 x[2];
+            if (holds) {
+                bool second = s != first_step;
+                x[0] = second ? row.at[1][0] : row.at[0][0], x[1] = second ? row.at[1][1] : row.at[0][1];
+            } else {
+                x[0] = read_written(my_x + s * STEP_COLUMNS),
+                x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
+            }
+            wait_for_copies<RING - 1>();
+            __syncwarp();
+            const uint8_t *codes_at = my_codes + in::slot_at(slot);
+            uint2 codes[4][2];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    codes[k][half] = *reinterpret_cast<const uint2 *>(codes_at + half * 8 * in::PITCH +
+                                                                      (k ^ (g & 3)) * 32);
+            uint32_t two = 0;
+            float scales[2];
+            if constexpr (NESTED) {
+                const uint8_t *from = my_scales + slot * in::SCALE_BYTES;
+                two = *reinterpret_cast<const uint16_t *>(from);
+                scales[0] = *reinterpret_cast<const float *>(from - t % 2 * 2 + TILE * 4);
+            } else {
+                float2 both = *reinterpret_cast<const float2 *>(my_scales + slot * in::SCALE_BYTES);
+                scales[0] = both.x, scales[1] = both.y;
+            }
+            __syncwarp(); /* all have read the slot that is filled now */
+            ahead.load(j, groups, lane);
+            slot = slot + 1 == RING ? 0 : slot + 1;
+            if constexpr (NESTED) {
+                scales[1] = __fadd_rn(__fmul_rn(table[two >> 8], scales[0]), offset);
+                scales[0] = __fadd_rn(__fmul_rn(table[two & 255], scales[0]), offset);
+            }
+            const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+            float product[4] = {};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t mine = g % 4 == k ? ~0u : 0u;
+#pragma unroll
+                for (int i = 0; i < 4; i++) { /* four columns of each lane */
+                    uint32_t a[4];
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        uint32_t word = i < 2 ? codes[k][half].x : codes[k][half].y;
+                        a[half] = pair_at(shared, word, i % 2 * 2, lane * 4u);
+                        a[half + 2] = pair_at(shared, word, i % 2 * 2 + 1, lane * 4u);
+                    }
+                    one_product<T>(product, a, b[2 * i] & mine, b[2 * i + 1] & mine);
+                }
+            }
+            sum = fmaf(scales[0], t < 2 ? product[0] : product[2], sum);
+            sum = fmaf(scales[1], t < 2 ? product[1] : product[3], sum);
+        }
+        sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
+        int place = n % SUM_SLOTS;
+        if (n >= SUM_SLOTS) wait_at(empty + place, static_cast<uint32_t>(n / SUM_SLOTS - 1 & 1));
+        float *to = all_sums + place * OF_TILE + worker * TILE + my_row;
+        if (t % 2 == 0) {
+            if (rank == 0) *to = sum;
+            else send_to_rank(to, full + place, 0, sum);
+        }
+        __syncwarp();
+        if (lane == 0 && rank == 0) arrive_at(full + place, j.shared_tiles ? TILE * 4 : 0);
+    };
+    for (int tile = first_tile; tile < j.tiles + groups; tile += groups, n++) {
+        if (tile < j.tiles) compute(tile);
+        if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1); /* a tile later */
+    }
+}
+
+int device_number(cudaDeviceAttr which)
+{
+    int device = 0, number = 1;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&number, which, device);
+    return number;
+}
+
+template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
+{
+    constexpr int BYTES = one_layout<NESTED>::BYTES;
+    static_assert(2 * (BYTES + 1024) <= 227 << 10, "two blocks of a multiprocessor");
+    auto kernel = gemv_one<T, NESTED>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    int64_t steps = j.columns / STEP_COLUMNS, blocks = 2 * device_number(cudaDevAttrMultiProcessorCount);
+    int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
+    int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) *
+                     nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
+    bool few = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
+    j.shared_tiles = few && shared < alone;
+    int sharers = j.shared_tiles ? SHARERS : 1;
+    int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
+    launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
+                 static_cast<unsigned>(sharers), stream, j);
+}
+
+} // namespace
+
+static bool norm_fits(const nbl__gemv_one *g)
+{
+    const nbl_rmsnorm *n = g->norm;
+    const void *all[] = {n->x.data, n->residual.data, n->w.data, n->y.data, n->residual_out.data};
+    for (const void *p : all)
+        if (!aligned(p, 16)) return false;
+    const void *written[] = {n->y.data, n->residual.data ? n->residual_out.data : NULL};
+    for (const void *p : written) /* other blocks still read what the first one is done with */
+        if (p && (p == n->x.data || p == n->residual.data)) return false;
+    return n->dtype == g->dtype && n->w.dtype == g->dtype && n->y.data == g->x &&
+           nbl__tensor_rows(&n->x) == 1 && nbl__last(&n->x) == g->parts[0].weight->shape[1] &&
+           nbl__last(&n->x) <= HELD * int64_t{WARPS} * STEP_COLUMNS;
+}
+
+extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
+{
+    const nbl_weight *first = g->parts[0].weight;
+    bool good = g->count >= 1 && g->count <= MOST && (g->act < 0 || g->count == 2) &&
+                (g->dtype == NBL_DTYPE_F16 || g->dtype == NBL_DTYPE_BF16) && aligned(g->x, 16);
+    for (int i = 0; good && i < g->count; i++) {
+        const nbl_weight *w = g->parts[i].weight;
+        bool nested = w->nested_scales != NULL;
+        good = (w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4) && w->format == first->format &&
+               w->rank == 2 && w->shape[0] > 0 && w->shape[0] % (g->act < 0 ? TILE : 8) == 0 &&
+               w->shape[0] <= INT32_MAX && w->shape[1] == first->shape[1] && w->shape[1] > 0 &&
+               w->shape[1] % STEP_COLUMNS == 0 && w->shape[1] <= 1 << 26 &&
+               w->shape[0] * w->shape[1] <= int64_t(1) << 37 && w->block == GRANULE && aligned(w->data, 16) &&
+               nested == (first->nested_scales != NULL);
+        if (good && nested)
+            good = w->nested_block >= 4 && (w->nested_block & (w->nested_block - 1)) == 0 &&
+                   aligned(w->scale_codes, 4);
+        else if (good) good = aligned(w->scales, 16);
+    }
+    good = good && device_number(cudaDevAttrComputeCapabilityMajor) == 9;
+    good = good && (g->norm == NULL || norm_fits(g));
+    return good && (g->act < 0 || g->parts[0].weight->shape[0] == g->parts[1].weight->shape[0]);
+}
+
+extern "C" nbl_status nbl__cuda_gemv_one(nbl_context *ctx, const nbl__gemv_one *g, void *stream)
+{
+    one_job j = {};
+    bool nested = g->parts[0].weight->nested_scales != NULL;
+    j.x = g->x;
+    j.count = g->count;
+    j.gated = g->act >= 0;
+    j.act = g->act;
+    j.columns = static_cast<int>(g->parts[0].weight->shape[1]);
+    if (g->norm) {
+        const nbl_rmsnorm *n = g->norm;
+        j.x = n->x.data;
+        j.norm = {n->residual.data,
+                  n->w.data,
+                  n->residual_out.data,
+                  n->y.data,
+                  n->eps,
+                  n->offset,
+                  n->round == NBL_ROUND_BEFORE_WEIGHT};
+        if (n->residual.data == NULL) j.norm.sum = NULL;
+    }
+    for (int i = 0; i < g->count; i++) {
+        const nbl__gemv_part *part = &g->parts[i];
+        packed p = packed_of(part->weight);
+        int rows = static_cast<int>(part->weight->shape[0]);
+        if (i == 0) memcpy(j.table, p.table, sizeof j.table);
+        j.tiles = j.gated ? rows / 8 : j.tiles + rows / TILE;
+        j.at[i] = {p.codes,          nested ? p.scale_codes : reinterpret_cast<const uint8_t *>(p.scales),
+                   p.nested_scales,  p.nested_table,
+                   part->bias.data,  part->y,
+                   p.nested_offset,  p.nested_shift,
+                   part->bias.dtype, j.tiles};
+    }
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    if (g->dtype == NBL_DTYPE_F16 && nested) launch<__half, true>(j, on);
+    else if (g->dtype == NBL_DTYPE_F16) launch<__half, false>(j, on);
+    else if (nested) launch<__nv_bfloat16, true>(j, on);
+    else launch<__nv_bfloat16, false>(j, on);
+    return launched(ctx, "nbl__cuda_gemv_one");
+}
