@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include "base/cpu.h"
 #include "infer/language_model.h"
 #include "ops/cuda/cuda.h"
 
@@ -251,6 +252,7 @@ static void a_wide_layer_sends_what_attention_gives_as_well(void **state)
 {
     (void)state;
     fixture f;
+    if (nbl__memory_available() / 2 < (3 * LAYERS - 1) * (uint64_t)(TOKENS * wide.hidden * 2)) skip();
     open_fixture(&f, &wide, true, "nf4");
     make_plan(&f, 0, NBL_RECOMPUTE_LAYERS);
     assert_int_equal(again("attention"), 0);

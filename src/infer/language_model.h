@@ -73,8 +73,9 @@ void nbl__upload_free(nbl_model *model); /* no session uses them any more */
 
 /* ---- residence.c: how training on a device keeps weights ---- */
 
-/* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what they take packed, those first that gain most per byte;
- * others are unmarked. Returns what they take beyond it; *more: whether there was one that did not fit. */
+/* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what
+ * they take packed, those first that gain most per byte; others are unmarked. Returns what they take beyond it; *more:
+ * whether there was one that did not fit. */
 uint64_t nbl__decoded_choose(nbl_model *model, uint64_t room, bool *more);
 /* Has the embedding stay in the host's memory, or not. Returns by how many bytes that changes what is on the device: 0
  * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */

@@ -91,6 +91,11 @@ static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_
     *p = (planned){
         .step = session, .weights = nbl__model_bytes(m, r->train), .beside = nbl__memory_beside(m->ctx)};
     how.offload = trains_on_device(m, r);
+    NBL_TRY(plan_sessions(m, r, how, p));
+    uint64_t host = nbl__memory_available();
+    if (host == 0 || p->step->plan.host_bytes <= host / 2) return NBL_OK;
+    nbl__session_close(session); /* the host has too little of its own */
+    how.offload = false;
     return plan_sessions(m, r, how, p);
 }
 
