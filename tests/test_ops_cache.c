@@ -1,8 +1,10 @@
 /* test_ops_cache.c - kv_write and take_rows: rows go where they are told, the others stay, one rounding where
- * dtypes differ, and rows that are out of range are refused by name. */
+ * dtypes differ, and rows that are out of range are refused by name. attention_step leaves the same caches. */
 #include "op_runner.h"
 
+#include "ops/attention.h"
 #include "ops/cache.h"
+#include "ops/rope.h"
 
 enum { SEQUENCES = 3, SIZE = 5, HEADS = 2, DIM = 4, WIDTH = HEADS * DIM, TOKENS = 4 };
 
@@ -45,6 +47,68 @@ static void rows_land_where_they_are_told_and_all_others_stay(void **state)
             free(a.cache.data);
             free(want.data);
         }
+    nbl_context_destroy(ctx);
+}
+
+static void run_with_scratch(nbl_context *ctx, const nbl__family *family, void *arguments)
+{
+    const nbl__impl *impl;
+    assert_ok(ctx, family->forward.infer(ctx, arguments));
+    assert_ok(ctx, nbl__op_choose(ctx, &family->forward, arguments, "ref", &impl));
+    size_t bytes = (nbl__op_scratch(ctx, impl, arguments) + 63) / 64 * 64;
+    void *scratch = aligned_alloc(64, bytes + 64);
+    assert_non_null(scratch);
+    assert_ok(ctx, nbl__op_run(ctx, &family->forward, impl, arguments, scratch, bytes));
+    free(scratch);
+}
+
+/* One operator instead of rope, kv_write and attention_decode: the same caches and results, bit by bit. */
+static void a_step_is_its_parts(void **state)
+{
+    (void)state;
+    static const int32_t lengths[SEQUENCES] = {5, 1, 3},
+                         rows[SEQUENCES] = {0 * SIZE + 4, 1 * SIZE + 0, 2 * SIZE + 2};
+    nbl_context *ctx = new_context();
+    for (int d = 0; d < 3; d++) {
+        nbl_dtype dtype = compute_dtypes[d], kept = compute_dtypes[(d + 1) % 3];
+        size_t bytes = (size_t)(SEQUENCES * SIZE * WIDTH) * nbl__size_of(kept);
+        nbl__attention_step a = {.dtype = dtype,
+                                 .q = random_tensor(dtype, 1, 1, SHAPE(SEQUENCES, 2 * HEADS, DIM)),
+                                 .k = random_tensor(dtype, 2, 1, SHAPE(SEQUENCES, HEADS, DIM)),
+                                 .v = random_tensor(dtype, 3, 1, SHAPE(SEQUENCES, HEADS, DIM)),
+                                 .cos = random_tensor(NBL_DTYPE_F32, 4, 1, SHAPE(SEQUENCES, DIM / 2)),
+                                 .sin = random_tensor(NBL_DTYPE_F32, 5, 1, SHAPE(SEQUENCES, DIM / 2)),
+                                 .keys = random_tensor(kept, 6, 1, SHAPE(SEQUENCES, SIZE, HEADS, DIM)),
+                                 .values = random_tensor(kept, 7, 1, SHAPE(SEQUENCES, SIZE, HEADS, DIM)),
+                                 .lengths = rows_of(SEQUENCES, lengths),
+                                 .out = tensor_of(dtype, SHAPE(SEQUENCES, 2 * HEADS, DIM))};
+        nbl__rope_apply turn[2];
+        nbl__kv_write write[2];
+        for (int i = 0; i < 2; i++) {
+            turn[i] = (nbl__rope_apply){.dtype = dtype, .x = i ? a.k : a.q, .cos = a.cos, .sin = a.sin};
+            turn[i].rope = (nbl__rope){.theta = 10000, .rotary_dim = DIM};
+            turn[i].y = tensor_of(dtype, turn[i].x.rank, turn[i].x.shape);
+            run_with_scratch(ctx, &nbl__rope_family, &turn[i]);
+            write[i] = (nbl__kv_write){
+                .rows = rows_of(SEQUENCES, rows),
+                .cache = random_tensor(kept, i ? 7 : 6, 1, SHAPE(SEQUENCES, SIZE, HEADS, DIM))};
+        }
+        write[0].x = turn[1].y, write[1].x = a.v;
+        for (int i = 0; i < 2; i++) assert_ok(ctx, run(ctx, &nbl__kv_write_family, &write[i]));
+        nbl__attention_decode decode = nbl__attention_of_step(&a, &turn[0].y);
+        decode.k = write[0].cache, decode.v = write[1].cache;
+        decode.out = tensor_of(dtype, SHAPE(SEQUENCES, 2 * HEADS, DIM));
+        run_with_scratch(ctx, &nbl__attention_decode_family, &decode);
+        run_with_scratch(ctx, &nbl__attention_step_family, &a);
+        assert_memory_equal(a.keys.data, write[0].cache.data, bytes);
+        assert_memory_equal(a.values.data, write[1].cache.data, bytes);
+        assert_memory_equal(a.out.data, decode.out.data,
+                            (size_t)(SEQUENCES * 2 * WIDTH) * nbl__size_of(dtype));
+        nbl_tensor *all[] = {&a.q,           &a.k,       &a.v,      &a.cos,     &a.sin,     &a.keys,
+                             &a.values,      &a.lengths, &a.out,    &turn[0].y, &turn[1].y, &write[0].rows,
+                             &write[1].rows, &decode.k,  &decode.v, &decode.out};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
+    }
     nbl_context_destroy(ctx);
 }
 
@@ -143,6 +207,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_land_where_they_are_told_and_all_others_stay),
+        cmocka_unit_test(a_step_is_its_parts),
         cmocka_unit_test(rows_are_taken_in_any_order_and_more_than_once),
         cmocka_unit_test(no_rows_are_no_work),
         cmocka_unit_test(rows_out_of_range_and_misfits_are_refused_by_name),

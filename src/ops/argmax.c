@@ -27,8 +27,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
         float highest = -INFINITY;
         for (int64_t k = 0; k < columns; k++) {
             float x;
-            nbl__to_f32(NBL_ISA_SCALAR, a->x.dtype, (const uint8_t *)a->x.data + (size_t)(r * columns + k) * size,
-                        &x, 1);
+            nbl__to_f32(NBL_ISA_SCALAR, a->x.dtype,
+                        (const uint8_t *)a->x.data + (size_t)(r * columns + k) * size, &x, 1);
             if (!isfinite(x) && strange < 0) strange = (int32_t)k;
             if (x > highest) highest = x, best = (int32_t)k;
         }

@@ -65,14 +65,16 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
     return lay_out(a, NULL).used + nbl__attention_decode_ref.scratch(ctx, &decode);
 }
 
-static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x, const nbl_tensor *y)
+static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                       const nbl_tensor *y)
 {
     nbl__rope_apply rope = {.dtype = a->dtype, .x = *x, .cos = a->cos, .sin = a->sin, .y = *y};
     rope.rope.rotary_dim = 2 * a->cos.shape[1];
     return nbl__rope_ref.run(call, &rope);
 }
 
-static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x, const nbl_tensor *cache)
+static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                       const nbl_tensor *cache)
 {
     int64_t width = a->k.shape[1] * a->k.shape[2];
     size_t from = (size_t)width * nbl__size_of(a->dtype), to = (size_t)width * nbl__size_of(cache->dtype);

@@ -102,9 +102,18 @@ static size_t scratch_of(const nbl__cuda *cuda, const nbl__mlp *a, bool backward
     return p.used + most;
 }
 
+/* Planned for many rows, it may run with a few, which go another way. */
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 {
-    return scratch_of(nbl__cuda_of(ctx), arguments, false);
+    const nbl__mlp *a = arguments;
+    nbl__mlp few = *a;
+    size_t most = scratch_of(nbl__cuda_of(ctx), a, false);
+    if (nbl__tensor_rows(&a->gate.x) <= NBL_FEW_ROWS) return most;
+    few.gate.x.rank = few.down.y.rank = 2;
+    few.gate.x.shape[0] = few.down.y.shape[0] = NBL_FEW_ROWS;
+    few.gate.x.shape[1] = a->gate.w.shape[1];
+    few.down.y.shape[1] = a->down.w.shape[0];
+    return largest(most, scratch_of(nbl__cuda_of(ctx), &few, false));
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
