@@ -166,7 +166,7 @@ void nbl__upload_free(nbl_model *m)
         else nbl__cuda_free(cuda, it->memory, it->bytes);
     }
     m->uploads = NULL;
-    for (int64_t i = 0; i < m->weight_count; i++) {
+    for (int64_t i = 0; m->weights && i < m->weight_count; i++) {
         m->weights[i].placed.rank = 0;
         m->weights[i].as_used.data = NULL;
     }
