@@ -19,7 +19,6 @@
  *
  * Sums are f32 in the order of warps: the same input gives the same bits. Limit: memory; shared memory (a lookup per byte)
  * would allow for 15 % more. */
-#include <stdlib.h>
 #include "ops/cuda/act.cuh"
 #include "ops/cuda/early.cuh"
 #include "ops/cuda/gemv_ring.cuh"
@@ -54,7 +53,7 @@ struct one_job {
     one_norm norm;
     const void *x;
     int count, columns, tiles, act; /* act: nbl__act, -1: none */
-    bool gated, shared_tiles, interleaved;
+    bool gated, shared_tiles;
     float table[16];
 };
 
@@ -99,28 +98,27 @@ template <bool NESTED> struct one_loader {
     const float *factors;
     uint8_t *to, *scales_to;
     uint32_t granule, four_rows;
-    int tile, end_tile, left, count, first, stride, slot, shift;
+    int tile, end_tile, step, first_step, end_step, slot, shift;
 
-    /* `steps` of each tile: number `from`, and then every `apart`th. */
-    __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int steps, int from, int apart,
-                          int warp, int lane)
+    __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int first, int end, int warp,
+                          int lane)
     {
         int r = lane / 8, piece = lane % 8;
-        count = steps, first = from, stride = apart, slot = 0;
+        first_step = first, end_step = end, slot = 0;
         four_rows = 2u * static_cast<uint32_t>(j.columns);
         to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
         scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
                     (NESTED ? lane * 4 : lane % 16 * 16);
-        tile = first_tile, end_tile = 0, left = 0;
+        tile = first_tile, end_tile = 0, step = end;
     }
 
     /* To the first step of the tile; `far`: it is so many tiles from the one before, of the same member. */
     __device__ void go_to(const one_job &j, int at, int far, int lane)
     {
-        tile = count > 0 ? at : j.tiles;
-        left = count;
+        tile = first_step < end_step ? at : j.tiles;
+        step = first_step;
         if (tile < end_tile) { /* within a member it is as far from every tile to the next */
-            uint32_t rows = static_cast<uint32_t>(far) * (j.gated ? 8u : 16u), back = count * stride;
+            uint32_t rows = static_cast<uint32_t>(far) * (j.gated ? 8u : 16u), back = end_step - first_step;
             int64_t bytes = static_cast<int64_t>(rows) * (j.columns / 2) - static_cast<int64_t>(back) * LINE;
             source[0] += bytes, source[1] += bytes;
             granule += rows * (static_cast<uint32_t>(j.columns) / GRANULE) - back * 4;
@@ -132,20 +130,20 @@ template <bool NESTED> struct one_loader {
         for (int half = 0; half < 2; half++) {
             one_place p = place_of(j, tile, half);
             const one_weight &w = j.at[p.member];
-            const uint8_t *from = w.codes + (p.row + lane / 8) * row_bytes + first * LINE + lane % 8 * 16;
+            const uint8_t *from = w.codes + (p.row + lane / 8) * row_bytes + step * LINE + lane % 8 * 16;
             end_tile = j.gated ? j.tiles : w.end_tile;
             if (half == 0) source[0] = from;
             else source[1] = from;
             if (half != lane % 16 / 8) continue;
             granule = static_cast<uint32_t>(p.row + lane % 8) * (static_cast<uint32_t>(j.columns) / GRANULE) +
-                      first * 4;
+                      step * 4;
             scales = w.scales, factors = w.factors, shift = w.shift;
         }
     }
 
     __device__ void load(const one_job &j, int groups, int lane)
     {
-        if (left == 0 && tile < j.tiles) go_to(j, end_tile == 0 ? tile : tile + groups, groups, lane);
+        if (step == end_step && tile < j.tiles) go_to(j, end_tile == 0 ? tile : tile + groups, groups, lane);
         if (tile < j.tiles) {
             uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
 #pragma unroll
@@ -159,7 +157,7 @@ template <bool NESTED> struct one_loader {
             } else if (lane < 16) {
                 copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
             }
-            source[0] += stride * LINE, source[1] += stride * LINE, granule += stride * 4, left--;
+            source[0] += LINE, source[1] += LINE, granule += 4, step++;
         }
         slot = slot + 1 == RING ? 0 : slot + 1;
         close_copies();
@@ -242,18 +240,19 @@ constexpr int HELD = 2; /* steps of a warp whose part of x fits its registers */
 template <typename T> struct one_row {
     uint4 at[HELD][2];
 
-    __device__ void load(const void *x, int first, int far, int count)
+    __device__ void load(const void *x, int first, int count)
     {
 #pragma unroll
         for (int i = 0; i < HELD; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++)
-                at[i][p] = i < count ? read_written(static_cast<const T *>(x) + first + i * far + p * 8)
-                                     : make_uint4(0, 0, 0, 0);
+                at[i][p] = i < count
+                               ? read_written(static_cast<const T *>(x) + first + i * STEP_COLUMNS + p * 8)
+                               : make_uint4(0, 0, 0, 0);
     }
 
-    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int far,
-                              int count, int worker, int workers, bool counts, bool writes)
+    __device__ void normalise(const one_job &j, float *squares, uint64_t *barrier, int first, int count,
+                              int worker, int workers, bool counts, bool writes)
     {
         const one_norm &norm = j.norm;
         float mine = 0;
@@ -263,8 +262,8 @@ template <typename T> struct one_row {
 #pragma unroll
             for (int p = 0; p < 2; p++)
                 if (norm.residual && i < count)
-                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first + i * far +
-                                                  p * 8);
+                    residual[i][p] = read_written(static_cast<const T *>(norm.residual) + first +
+                                                  i * STEP_COLUMNS + p * 8);
 #pragma unroll
         for (int i = 0; i < HELD; i++)
 #pragma unroll
@@ -298,7 +297,7 @@ template <typename T> struct one_row {
         for (int i = 0; i < HELD; i++)
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                int64_t column = first + i * far + p * 8;
+                int64_t column = first + i * STEP_COLUMNS + p * 8;
                 float y[8], w[8];
                 if (i >= count) continue;
                 if (writes && norm.sum)
@@ -324,13 +323,10 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     int sharers = j.shared_tiles ? SHARERS : 1, rank = j.shared_tiles ? rank_in_cluster() : 0;
     int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
-    int first_step = worker * steps / workers, my_steps = (worker + 1) * steps / workers - first_step,
-        stride = 1;
-    if (j.interleaved)
-        first_step = worker, my_steps = (steps - worker + workers - 1) / workers, stride = workers;
+    int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
     one_loader<NESTED> ahead;
-    ahead.begin(j, shared, first_tile, my_steps, first_step, stride, warp, lane);
+    ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
 #pragma unroll 1
     for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
     others_may_begin();
@@ -346,19 +342,19 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         arrive_at_cluster();
         await_cluster();
     }
-    int my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
+    int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
     bool holds = steps <= HELD * workers;
     if (j.norm.w && threadIdx.x * 64 < j.columns)
         asm volatile(
             "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
     wait_for_others();
     one_row<T> row;
-    if (holds) row.load(j.x, my_column, stride * STEP_COLUMNS, my_steps);
+    if (holds) row.load(j.x, my_column, my_steps);
     if (j.norm.w)
         row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
-                      stride * STEP_COLUMNS, my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
+                      my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
 
-    const T *my_x = static_cast<const T *>(j.x) + my_column;
+    const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
     const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
     int my_row = g + t / 2 * 8;
     const uint8_t *my_scales = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
@@ -381,14 +377,14 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             int member = place_of(j, tile, t / 2).member;
             table += member * 256, offset = j.at[member].offset;
         }
-        for (int s = 0; s < my_steps; s++) {
+        for (int s = first_step; s < end_step; s++) {
             uint4 x[2];
             if (holds) {
-                bool second = s != 0;
+                bool second = s != first_step;
                 x[0] = second ? row.at[1][0] : row.at[0][0], x[1] = second ? row.at[1][1] : row.at[0][1];
             } else {
-                const T *from = my_x + s * stride * STEP_COLUMNS;
-                x[0] = read_written(from), x[1] = read_written(from + 8);
+                x[0] = read_written(my_x + s * STEP_COLUMNS),
+                x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
             }
             wait_for_copies<RING - 1>();
             __syncwarp();
@@ -475,7 +471,6 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
                      nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
     bool few = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
     j.shared_tiles = few && shared < alone;
-    j.interleaved = getenv("ILV") != NULL;
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
     launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
