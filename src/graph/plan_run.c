@@ -92,8 +92,11 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    if (cuda) cuda->kept = step->kept > 0 ? plan->memory[NBL_MEMORY_RUN] + step->kept_offset : NULL;
     nbl_status status = nbl__op_run(plan->ctx, step->op, step->impl, step->arguments,
                                     plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch);
+    if (cuda) cuda->kept = NULL;
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
 }
 

@@ -44,11 +44,16 @@ typedef struct nbl__cuda {
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
     void **marks;  /* cudaEvent_t */
     int mark_count;
+    void *kept; /* of the call at hand: nbl__cuda_kept; NULL: none */
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
 } nbl__cuda;
 
 enum { NBL_CUDA_MAILBOX = 4096 };
+
+/* Bytes that a forward call can leave for its backward call, which is spared some work by them; 0: none. A plan that has them
+ * tells both calls where they lie (`kept`); without them nothing is left. */
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments);
 
 /* The device of a context; NULL: the CPU. */
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx);

@@ -31,6 +31,8 @@ nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, flo
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
+/* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 

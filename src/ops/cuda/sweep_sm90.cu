@@ -290,11 +290,13 @@ struct gather_job {
     addition list[2 * NBL_SWEEP_PARTS];
     int wide;
 };
-constexpr int GATHER_THREADS = 256, GATHER_LINES = 64;
+/* A block has 16 lines. Four threads share the summands of four values, so that most of them are under way at once; their
+ * sums are added up in the threads' order. */
+constexpr int GATHER_THREADS = 256, GATHER_LINES = 16, SHARERS = 4, GATHER_WIDE = 48;
 
 __global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
 {
-    __shared__ float tile[GATHER_LINES][49];
+    __shared__ float4 sums[SHARERS][GATHER_LINES * GATHER_WIDE / 4];
     nbl_cuda::earlier_are_done();
     nbl_cuda::next_may_begin();
     int which = 0;
@@ -302,32 +304,37 @@ __global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__
     const addition &p = j.list[which];
     int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * GATHER_LINES;
     int quarters = (p.rank + 3) / 4; /* wide is a multiple of 16 */
-    for (int i = threadIdx.x; i < GATHER_LINES * quarters; i += GATHER_THREADS) {
+    int sharer = threadIdx.x / (GATHER_THREADS / SHARERS), begin = threadIdx.x % (GATHER_THREADS / SHARERS);
+    int share = (p.summands + SHARERS - 1) / SHARERS, from = sharer * share,
+        end = min(from + share, p.summands);
+    for (int i = begin; i < GATHER_LINES * quarters; i += GATHER_THREADS / SHARERS) {
         int l = i / quarters, r = i % quarters * 4;
-        if (first + l >= p.lines) continue;
-        const float *from = p.from + (first + l) * j.wide + p.first + r;
         float4 sum = make_float4(0, 0, 0, 0);
+        if (first + l < p.lines) {
+            const float *at = p.from + (first + l) * j.wide + p.first + r;
 #pragma unroll 8
-        for (int s = 0; s < p.summands; s++) {
-            float4 one = *reinterpret_cast<const float4 *>(from + s * p.apart);
-            sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+            for (int s = from; s < end; s++) {
+                float4 one = *reinterpret_cast<const float4 *>(at + s * p.apart);
+                sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+            }
         }
-        if (p.gradient) {
-            tile[l][r] = sum.x, tile[l][r + 1] = sum.y, tile[l][r + 2] = sum.z, tile[l][r + 3] = sum.w;
-        } else {
-            __nv_bfloat162 low = __floats2bfloat162_rn(sum.x * p.scale, sum.y * p.scale),
-                           high = __floats2bfloat162_rn(sum.z * p.scale, sum.w * p.scale);
-            uint2 both = {*reinterpret_cast<uint32_t *>(&low), *reinterpret_cast<uint32_t *>(&high)};
-            *reinterpret_cast<uint2 *>(p.to + (first + l) * p.to_ld + r) = both;
-        }
+        sums[sharer][i] = sum;
     }
-    if (p.gradient == NULL) return;
     __syncthreads();
+    const float *parts = reinterpret_cast<const float *>(sums);
+    constexpr int APART = GATHER_LINES * GATHER_WIDE;
     for (int i = threadIdx.x; i < GATHER_LINES * p.rank; i += GATHER_THREADS) {
         int r = p.turned ? i / GATHER_LINES : i % p.rank, l = p.turned ? i % GATHER_LINES : i / p.rank;
         if (first + l >= p.lines) continue;
+        float sum = 0;
+#pragma unroll
+        for (int s = 0; s < SHARERS; s++) sum += parts[s * APART + l * 4 * quarters + r];
+        if (p.gradient == NULL) {
+            p.to[(first + l) * p.to_ld + r] = __float2bfloat16_rn(sum * p.scale);
+            continue;
+        }
         float *at = p.gradient + (p.turned ? r * p.lines + first + l : (first + l) * p.rank + r);
-        *at = p.accumulate ? *at + tile[l][r] : tile[l][r];
+        *at = p.accumulate ? *at + sum : sum;
     }
 }
 
