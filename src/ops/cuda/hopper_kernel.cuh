@@ -338,13 +338,13 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     nbl_cuda::earlier_are_done();
     nbl_cuda::next_may_begin();
     if (threadIdx.x < 128) {
-        registers_give<UNPACKS ? 64 : 40>();
+        registers_give<UNPACKS ? 72 : 40>(); /* of 168 for each, all in all */
         if (threadIdx.x == 0)
             copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED, UNPACKS>(p, ring, barriers, rank);
         if (UNPACKS && threadIdx.x >= 32) unpack_squares<STRAIGHT>(p.unpack);
         __syncwarp();
     } else {
-        registers_take<UNPACKS ? 224 : 232>();
+        registers_take<UNPACKS ? 216 : 232>();
         int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
                                   0); /* the same in a warp, and known to be */
         count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank, counter);
