@@ -2,7 +2,8 @@
  *
  * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
  * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
- * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's rows. The
+ * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's.
+ * The
  * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
  * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
 #include "ops/cuda/hopper_mma.cuh"
@@ -17,7 +18,7 @@ using namespace nbl_hopper;
 namespace
 {
 
-constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8;
+constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8, V_STAGES = 4;
 constexpr int WORKERS = 256,
               THREADS = WORKERS + 32; /* two warpgroups that multiply, and a warp that copies */
 
@@ -28,33 +29,32 @@ struct place {
 };
 
 struct sweep_job {
-    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS];
+    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS], v;
     place places[NBL_SWEEP_PARTS];
-    int32_t count, pairs;        /* pairs: stages of a line of boxes, at most */
-    int32_t lines, share;        /* of boxes: all, and of a block */
-    int64_t rows, columns, v_ld; /* columns: of all parts */
-    const __nv_bfloat16 *v;
+    int32_t count, pairs;     /* pairs: stages of a line of boxes, at most */
+    int32_t lines, share;     /* of boxes: all, and of a block */
+    int64_t rows, columns;    /* columns: of all parts */
     float *projected, *outer; /* [column blocks, rows, wide] and [shares, columns, wide] */
 };
 
 /* PAIRS: stages of a line that a warpgroup's registers have room for. */
 template <int WIDE, int PAIRS, bool PROJECTS> struct room {
     static constexpr int A = STAGES * STAGE, A_BOX = WIDE * LINE;    /* a's columns of every box */
-    static constexpr int V = A + (PROJECTS ? 2 * PAIRS * A_BOX : 0); /* v turned: two of each warpgroup */
-    static constexpr int SUMS = V + 4 * A_BOX; /* the second warpgroup's projections, two */
+    static constexpr int V = A + (PROJECTS ? 2 * PAIRS * A_BOX : 0); /* v's rows of lines */
+    static constexpr int SUMS = V + V_STAGES * BOX; /* the second warpgroup's projections, two */
     static constexpr int BARRIERS = SUMS + (PROJECTS ? 2 * SIDE * WIDE * 4 : 0);
-    static constexpr int BYTES = BARRIERS + (2 * STAGES + 1) * 8 + 1024;
+    static constexpr int BYTES = BARRIERS + (2 * STAGES + 1 + 2 * V_STAGES) * 8 + 1024;
 };
 
 #define D8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-/* d[64, WIDE] (+)= a·b over 16; TURNED: a lies by its columns. */
+/* d[64, WIDE] (+)= a·b over 16; TURNED: both lie by the rows that are summed over. */
 template <bool TURNED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "%8, %9, p, 1, 1, %11, 0;\n}"
+                 "%8, %9, p, 1, 1, %11, %11;\n}"
                  : D8(0)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -62,7 +62,7 @@ template <bool TURNED> __device__ inline void multiply_add(float (&d)[16], uint6
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, 0;\n}"
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, %19;\n}"
                  : D8(0), D8(8)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -71,7 +71,7 @@ template <bool TURNED> __device__ inline void multiply_add(float (&d)[24], uint6
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-                 "%24, %25, p, 1, 1, %27, 0;\n}"
+                 "%24, %25, p, 1, 1, %27, %27;\n}"
                  : D8(0), D8(8), D8(16)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -105,7 +105,11 @@ __device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint
             load_box(ring + at::A + i * at::A_BOX, &p.a[b.part], (b.box + i) * SIDE, 0, all_a);
     }
     int stage = 0;
-    for (int line = b.line; line < b.end; line++)
+    for (int line = b.line; line < b.end; line++) {
+        uint32_t turn = (line - b.line) % V_STAGES, v_full = all_a + 8 + turn * 8;
+        barrier_wait(v_full + V_STAGES * 8, (line - b.line) / V_STAGES % 2 ^ 1);
+        barrier_expect(v_full, BOX);
+        load_box(ring + at::V + turn * BOX, &p.v, p.places[b.part].v_first, line * SIDE, v_full);
         for (int j = 0; j < b.pairs; j++) {
             uint32_t full = barriers + stage * 8;
             barrier_wait(full + STAGES * 8, parity);
@@ -115,40 +119,8 @@ __device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint
                          line * SIDE, full);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+    }
 }
-
-/* 64 rows of v, WIDE of its columns each: a thread has half of those of a row. */
-template <int WIDE> struct v_rows {
-    static constexpr int PIECES = WIDE / 16; /* of 16 bytes, every other one of the row */
-    uint4 pieces[PIECES];
-
-    __device__ inline void load(const sweep_job &p, int64_t column, int line)
-    {
-        int64_t row = static_cast<int64_t>(line) * SIDE + threadIdx.x % 128 / 2;
-        const __nv_bfloat16 *from = p.v + row * p.v_ld + column + threadIdx.x % 2 * 8;
-#pragma unroll
-        for (int i = 0; i < PIECES; i++)
-            pieces[i] = row < p.rows ? *reinterpret_cast<const uint4 *>(from + 16 * i)
-                                     : make_uint4(0, 0, 0, 0);
-    }
-    /* Turned: a line of 64 rows for each column, as the copy engine would write it. */
-    __device__ inline void store(uint32_t to) const
-    {
-        uint32_t row = threadIdx.x % 128 / 2, half = threadIdx.x % 2;
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
-#pragma unroll
-            for (uint32_t k = 0; k < 8; k++) {
-                uint32_t column = static_cast<uint32_t>(16 * i) + 8 * half + k;
-                uint32_t address = to + column * LINE + ((row / 8) ^ k) * 16 + row % 8 * 2;
-                asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
-                             "h"(static_cast<uint16_t>(words[k / 2] >> (k % 2 * 16)))
-                             : "memory");
-            }
-        }
-    }
-};
 
 __device__ inline void workers_sync()
 {
@@ -193,19 +165,14 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
     using at = room<WIDE, PAIRS, PROJECTS>;
     constexpr int STEP_TURNED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
     float outer[PAIRS][WIDE / 2];
-    v_rows<WIDE> next;
-    uint32_t parity = 0, turn = 0;
+    uint32_t parity = 0, turn = 0, of_v = barriers + (2 * STAGES + 1) * 8;
     int stage = 0, lane = threadIdx.x % 32;
     const place &here = p.places[b.part];
-    next.load(p, here.v_first, b.line);
     if (PROJECTS) barrier_wait(barriers + 2 * STAGES * 8, 0);
     for (int line = b.line; line < b.end; line++, turn ^= 1) {
-        uint32_t v = ring + at::V + (2 * group + turn) * at::A_BOX;
+        uint32_t v_turn = (line - b.line) % V_STAGES, v = ring + at::V + v_turn * BOX;
         float projected[WIDE / 2];
-        next.store(v);
-        written_for_copies();
-        warpgroup_sync(1 + group);
-        if (line + 1 < b.end) next.load(p, here.v_first, line + 1);
+        barrier_wait(of_v + v_turn * 8, (line - b.line) / V_STAGES % 2);
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             if (j >= b.pairs) break;
@@ -221,7 +188,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TURNED * i,
-                                   descriptor_of<false>(v) + 2 * i, line - b.line + i);
+                                   descriptor_of<true>(v) + STEP_TURNED * i, line - b.line + i);
             products_commit();
             products_wait<0>();
             if constexpr (PROJECTS) sums_are_there(projected);
@@ -229,6 +196,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
             if (lane == 0) barrier_arrive(barriers + (STAGES + stage) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+        if (lane == 0) barrier_arrive(of_v + (V_STAGES + v_turn) * 8);
         if constexpr (PROJECTS)
             put_projections<WIDE>(p, line, group, ring + at::SUMS + turn * SIDE * WIDE * 4, projected);
     }
@@ -262,6 +230,10 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant_
             barrier_make(barriers + (STAGES + i) * 8, WORKERS / 32);
         }
         barrier_make(barriers + 2 * STAGES * 8, 1);
+        for (int i = 0; i < V_STAGES; i++) {
+            barrier_make(barriers + (2 * STAGES + 1 + i) * 8, 1);
+            barrier_make(barriers + (2 * STAGES + 1 + V_STAGES + i) * 8, WORKERS / 32);
+        }
         barriers_made();
     }
     __syncthreads();
@@ -426,13 +398,12 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     gather_job sums = {};
     int additions = 0;
     int64_t blocks = 0, column = 0;
-    bool good = true;
+    bool good = describe(encode, &job.v, NBL_DTYPE_BF16, s->v, s->rows, s->v_ld, s->v_ld, SIDE);
     job.count = s->count;
     job.pairs = static_cast<int32_t>(plan.pairs);
     job.lines = static_cast<int32_t>(plan.lines);
     job.share = static_cast<int32_t>(plan.share);
     job.rows = s->rows, job.columns = plan.columns;
-    job.v = static_cast<const __nv_bfloat16 *>(s->v), job.v_ld = s->v_ld;
     job.outer = static_cast<float *>(scratch);
     job.projected = s->to ? static_cast<float *>(scratch) + plan.outer / 4 : NULL;
     sums.wide = static_cast<int>(s->wide);
