@@ -2,8 +2,7 @@
  *
  * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
  * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
- * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's.
- * The
+ * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's. The
  * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
  * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
 #include "ops/cuda/hopper_mma.cuh"
