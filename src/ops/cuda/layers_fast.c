@@ -18,7 +18,6 @@
 
 #include "ops/cuda/dequantize.h"
 #include "ops/cuda/dropout.h"
-#include "ops/cuda/hopper.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 #include "ops/cuda/sweep.h"
@@ -144,9 +143,6 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    for (int i = 0; i < count && j->folds && j->wide > 0; i++)
-        if (nbl__fast_packed(&members[i].w)) j->flag_count += (int64_t)(nbl__hopper_flags(&members[i].w) / 4);
-    if (j->flag_count > 0) NBL_CUT(&c, j->flags, j->flag_count);
     j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
@@ -212,15 +208,8 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
 
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
 {
-    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST + 1];
+    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST];
     int count = 0;
-    if (j->flags)
-        moves[count++] = (nbl__move){.from_dtype = NBL_DTYPE_F32,
-                                     .to_dtype = NBL_DTYPE_F32,
-                                     .to = j->flags,
-                                     .to_rows = 1,
-                                     .to_columns = j->flag_count,
-                                     .to_ld = j->flag_count};
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         const nbl__linear *a = l->a;

@@ -56,14 +56,11 @@ __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 /* Eight elements of a row as they come from f32, which nothing else happens to: all loads first. */
 __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
 {
-    const float *from = static_cast<const float *>(m.from);
+    const float *from = static_cast<const float *>(m.from) + r * m.from_ld + c;
     float values[8];
     uint32_t words[4];
 #pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        int64_t row = m.turned ? c + k : r, column = m.turned ? r : c + k;
-        values[k] = row < m.rows && column < m.columns ? from[row * m.from_ld + column] : 0;
-    }
+    for (uint32_t k = 0; k < 8; k++) values[k] = r < m.rows && c + k < m.columns ? from[k] : 0;
 #pragma unroll
     for (int k = 0; k < 4; k++)
         words[k] = m.to_dtype == NBL_DTYPE_F16 ? two_of<__half>(values[2 * k], values[2 * k + 1])
@@ -249,8 +246,8 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
         if (n == 0) continue;
         bool by_eight = m->from_dtype == NBL_DTYPE_F32 && m->via != NBL_DTYPE_F16 &&
                         m->via != NBL_DTYPE_BF16 && m->factor == NULL && m->scale == 0 && !m->split &&
-                        m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 && m->to_ld % 8 == 0 &&
-                        is_aligned(m->to, 16) && n < INT32_MAX;
+                        !m->turned && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
+                        m->to_ld % 8 == 0 && is_aligned(m->to, 16) && n < INT32_MAX;
         list.by_eight[used] = by_eight;
         list.moves[used++] = *m;
         if (by_eight) n /= 8;

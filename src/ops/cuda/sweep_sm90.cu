@@ -261,45 +261,46 @@ struct gather_job {
     addition list[2 * NBL_SWEEP_PARTS];
     int wide;
 };
-/* A block has 16 lines. Four threads share the summands of four values, so that most of them are under way at once; their
- * sums are added up in the threads' order. */
-constexpr int GATHER_THREADS = 256, GATHER_LINES = 16, SHARERS = 4, GATHER_WIDE = 48;
+/* A block has 64 lines; where that makes few blocks, 16, and four threads share the summands of a value, so that more of them
+ * are under way at once. Their sums are added up in the threads' order. */
+constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_MANY = 256;
 
+template <int SHARERS>
 __global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
 {
-    __shared__ float4 sums[SHARERS][GATHER_LINES * GATHER_WIDE / 4];
+    constexpr int LINES = GATHER_LINES / SHARERS, APART = LINES * GATHER_WIDE,
+                  EACH = GATHER_THREADS / SHARERS;
+    __shared__ float sums[SHARERS * APART];
     nbl_cuda::earlier_are_done();
     nbl_cuda::next_may_begin();
     int which = 0;
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
-    int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * GATHER_LINES;
+    int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * LINES;
     int quarters = (p.rank + 3) / 4; /* wide is a multiple of 16 */
-    int sharer = threadIdx.x / (GATHER_THREADS / SHARERS), begin = threadIdx.x % (GATHER_THREADS / SHARERS);
-    int share = (p.summands + SHARERS - 1) / SHARERS, from = sharer * share,
-        end = min(from + share, p.summands);
-    for (int i = begin; i < GATHER_LINES * quarters; i += GATHER_THREADS / SHARERS) {
+    int sharer = threadIdx.x / EACH, share = (p.summands + SHARERS - 1) / SHARERS;
+    int begin = sharer * share, end = min(begin + share, p.summands);
+    for (int i = threadIdx.x % EACH; i < LINES * quarters; i += EACH) {
         int l = i / quarters, r = i % quarters * 4;
         float4 sum = make_float4(0, 0, 0, 0);
         if (first + l < p.lines) {
             const float *at = p.from + (first + l) * j.wide + p.first + r;
 #pragma unroll 8
-            for (int s = from; s < end; s++) {
+            for (int s = begin; s < end; s++) {
                 float4 one = *reinterpret_cast<const float4 *>(at + s * p.apart);
                 sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
             }
         }
-        sums[sharer][i] = sum;
+        float *to = sums + sharer * APART + l * GATHER_WIDE + r;
+        to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
     }
     __syncthreads();
-    const float *parts = reinterpret_cast<const float *>(sums);
-    constexpr int APART = GATHER_LINES * GATHER_WIDE;
-    for (int i = threadIdx.x; i < GATHER_LINES * p.rank; i += GATHER_THREADS) {
-        int r = p.turned ? i / GATHER_LINES : i % p.rank, l = p.turned ? i % GATHER_LINES : i / p.rank;
+    for (int i = threadIdx.x; i < LINES * p.rank; i += GATHER_THREADS) {
+        int r = p.turned ? i / LINES : i % p.rank, l = p.turned ? i % LINES : i / p.rank;
         if (first + l >= p.lines) continue;
         float sum = 0;
 #pragma unroll
-        for (int s = 0; s < SHARERS; s++) sum += parts[s * APART + l * 4 * quarters + r];
+        for (int s = 0; s < SHARERS; s++) sum += sums[s * APART + l * GATHER_WIDE + r];
         if (p.gradient == NULL) {
             p.to[(first + l) * p.to_ld + r] = __float2bfloat16_rn(sum * p.scale);
             continue;
@@ -324,30 +325,43 @@ constexpr int most_pairs(int64_t wide)
 struct plan {
     int64_t pairs, blocks, share, shares, lines, columns;
     size_t projected, outer; /* bytes */
+    size_t scratch;          /* of these rows or fewer */
 };
 
-/* As many columns for a block as read the fewest bytes, with all multiprocessors busy. */
+/* With so many columns for a block. */
+plan plan_with(const nbl__cuda *cuda, const nbl__sweep *s, int64_t rows, int64_t pairs)
+{
+    plan p = {};
+    p.pairs = pairs, p.lines = whole(rows, SIDE);
+    for (int i = 0; i < s->count; i++) {
+        p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
+        p.columns += s->parts[i].columns;
+    }
+    int64_t most = cuda->multiprocessors > p.blocks ? cuda->multiprocessors / p.blocks : 1;
+    p.share = whole(p.lines, most);
+    p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
+    size_t line = static_cast<size_t>(p.columns * s->wide) * 4;
+    p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * rows * s->wide) * 4;
+    p.outer = static_cast<size_t>(p.shares) * line;
+    p.scratch = p.projected + static_cast<size_t>(p.lines < most ? p.lines : most) * line;
+    return p;
+}
+
+/* As many columns for a block as let a sweep over many rows move the fewest bytes, with all multiprocessors busy: not by the
+ * rows at hand, so that fewer never need more scratch. */
 plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
 {
-    plan best = {};
+    constexpr int64_t MANY = 8192;
+    int64_t best = 1;
     double least = INFINITY;
     for (int64_t pairs = 1; pairs <= most_pairs(s->wide); pairs++) {
-        plan p = {pairs, 0, 0, 0, whole(s->rows, SIDE), 0, 0, 0};
-        for (int i = 0; i < s->count; i++) {
-            p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
-            p.columns += s->parts[i].columns;
-        }
-        int64_t at_once = cuda->multiprocessors / p.blocks;
-        p.share = whole(p.lines, at_once > 0 ? at_once : 1);
-        p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
-        p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * s->rows * s->wide) * 4;
-        p.outer = static_cast<size_t>(p.shares * p.columns * s->wide) * 4;
+        plan p = plan_with(cuda, s, MANY, pairs);
         double rounds = static_cast<double>(whole(p.blocks * p.shares, cuda->multiprocessors)),
                time = rounds * static_cast<double>(p.share * pairs * STAGE) * cuda->multiprocessors +
                       2 * static_cast<double>(p.projected + p.outer);
-        if (time < least) least = time, best = p;
+        if (time < least) least = time, best = pairs;
     }
-    return best;
+    return plan_with(cuda, s, s->rows, best);
 }
 
 template <int WIDE, bool PROJECTS> cudaError_t launch(const nbl__call *call, const sweep_job &job, dim3 grid)
@@ -382,8 +396,7 @@ extern "C" bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s)
 
 extern "C" size_t nbl__sweep_scratch(const nbl__cuda *cuda, const nbl__sweep *s)
 {
-    plan p = plan_of(cuda, s);
-    return p.projected + p.outer;
+    return plan_of(cuda, s).scratch;
 }
 
 extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s, void *scratch)
@@ -439,14 +452,17 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
         add->gradient = g->to, add->turned = g->turned, add->accumulate = g->accumulate;
     }
     int64_t gathered = 0;
-    for (int i = 0; i < additions; i++)
-        sums.list[i].end_block = gathered += whole(sums.list[i].lines, GATHER_LINES);
+    for (int i = 0; i < additions; i++) gathered += whole(sums.list[i].lines, GATHER_LINES);
+    auto add_up = gathered < GATHER_MANY ? gather<4> : gather<1>;
+    int64_t lines = gathered < GATHER_MANY ? GATHER_LINES / 4 : GATHER_LINES;
+    gathered = 0;
+    for (int i = 0; i < additions; i++) sums.list[i].end_block = gathered += whole(sums.list[i].lines, lines);
     dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
     cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(call, job, grid)
                         : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(call, job, grid)
                                         : launch<48, false>(call, job, grid);
     if (error == cudaSuccess)
-        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), gather,
+        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), add_up,
                                       dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, sums);
     NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
               cudaGetErrorString(error));
