@@ -41,6 +41,8 @@ typedef struct nbl__cuda {
     size_t allocated;        /* bytes of nbl__cuda_alloc that live */
     void *staging;           /* nbl__cuda_stage */
     size_t staging_bytes;
+    bool
+        debugs; /* NIBBLE_CUDA_DEBUG=1: every operator is waited for, so that a fault is told with its name */
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
     void **marks;  /* cudaEvent_t */
     int mark_count;
@@ -64,6 +66,9 @@ const nbl__impl *const *nbl__cuda_impls(const char *op);
  * and what is free, when there is none. Size 0 gives a valid pointer. */
 void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes);
 void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes); /* NULL is allowed; waits for the device */
+/* Is it of a kind that the kernels are made for? */
+nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device);
+
 /* Bytes that are free; 0: unknown. */
 size_t nbl__cuda_left(nbl__cuda *cuda);
 /* Host memory that copies run at full speed from and to. */
