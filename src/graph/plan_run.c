@@ -111,28 +111,27 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
-static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__neighbour before,
-                              nbl__neighbour after)
+static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__around around)
 {
-    nbl_status status = nbl__op_run_between(plan->ctx, step->op, step->impl, step->arguments,
-                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
-                                            step->scratch, before, after);
+    if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
+    nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
+                                           plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
+                                           step->scratch, around);
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
 }
 
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
-    nbl__neighbour nobody = {NULL, NULL};
-    return run_between(plan, step, nobody, nobody);
+    return run_between(plan, step, (nbl__around){0});
 }
 
 nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
 {
     const nbl__planned_step *steps = plan->steps;
-    nbl__neighbour before = {NULL, NULL}, after = {NULL, NULL};
-    if (i > 0) before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
-    if (i + 1 < count) after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
-    return run_between(plan, &steps[i], before, after);
+    nbl__around around = {0};
+    if (i > 0) around.before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
+    if (i + 1 < count) around.after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
+    return run_between(plan, &steps[i], around);
 }
 
 static nbl_status run_steps(nbl__plan *plan, int count)

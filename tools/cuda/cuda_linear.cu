@@ -431,6 +431,22 @@ unsigned long long bits_of(const nbl__linear_group &group)
     return all;
 }
 
+/* The outputs of a group, and room for what a forward call leaves for its backward call, which it leaves there. */
+void *run_forward(nbl__linear_group *group, int64_t tokens)
+{
+    const nbl__op *op = &nbl__linear_group_family.forward;
+    const nbl__impl *impl;
+    NIBBLE(op->infer(ctx, group));
+    for (int i = 0; i < group->count; i++)
+        group->members[i].y = tensor(NBL_DTYPE_BF16, tokens, group->members[i].w.shape[0], 1);
+    NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
+    size_t bytes = nbl__op_scratch(ctx, impl, group), kept = nbl__cuda_kept(impl, group);
+    cuda->kept = kept > 0 ? take(kept) : NULL;
+    NIBBLE(nbl__op_run(ctx, op, impl, group, take(bytes), bytes));
+    NIBBLE(nbl__cuda_wait(cuda, "forward"));
+    return cuda->kept;
+}
+
 result layer(const model &m, const shape &s, int64_t tokens, bool backward)
 {
     static nbl__linear_group group;
@@ -453,11 +469,11 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
         r.flop += 2.0 * static_cast<double>(tokens) * static_cast<double>(s.in) *
                   static_cast<double>(s.outs[i]);
     }
+    void *kept = run_forward(&group, tokens); /* as training does */
     const nbl__op *op = backward ? &nbl__linear_group_family.backward : &nbl__linear_group_family.forward;
     NIBBLE(op->infer(ctx, &group));
     for (int i = 0; i < s.count; i++) {
         nbl__linear &a = group.members[i];
-        if (!backward) a.y = tensor(NBL_DTYPE_BF16, tokens, s.outs[i], 1);
         if (backward) a.dlora_a = tensor(NBL_DTYPE_F32, RANK, s.in, 1);
         if (backward) a.dlora_b = tensor(NBL_DTYPE_F32, s.outs[i], RANK, 1);
     }
@@ -466,6 +482,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, &group);
     void *scratch = take(bytes);
+    cuda->kept = kept;
     unsigned long long bits[2];
     double error = 0;
     first.accumulate = false;
@@ -489,6 +506,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
            static_cast<long long>(tokens), s.name, backward ? "backward" : "forward", r.ms * 1e3,
            r.bare * 1e3, r.ms / r.bare, r.flop / r.ms * 1e-9, r.flop / r.bare * 1e-9,
            static_cast<double>(bytes) / (1 << 20), error, text);
+    cuda->kept = NULL;
     give_back();
     return r;
 }

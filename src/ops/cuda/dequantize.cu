@@ -20,6 +20,72 @@ namespace
 
 enum { THREADS = 256, WARPS = THREADS / 32, STEPS = 4, ROW_STEPS = 2, SQUARE = 64 };
 
+/* The codes of 16 bytes of output. */
+template <typename T, bool INT8> struct chunk {
+    enum { COUNT = 16 / sizeof(T), BYTES = INT8 ? COUNT : COUNT / 2 };
+    uint2 word; /* 2, 4 or 8 bytes */
+
+    __device__ void load(const uint8_t *from)
+    {
+        word.y = 0;
+        if (BYTES == 2) word.x = stream_u16(from);
+        else if (BYTES == 4) word.x = stream_u32(from);
+        else word = stream_u64(from);
+    }
+    /* The first `bytes` only; 4-bit formats. */
+    __device__ void load_part(const uint8_t *from, int64_t bytes)
+    {
+        word = make_uint2(0, 0);
+        for (int i = 0; i < BYTES && i < bytes; i++) word.x |= static_cast<uint32_t>(from[i]) << 8 * i;
+    }
+    /* The values before the scale; `mine` is the table's entry number lane % 16. Every lane must come along. */
+    __device__ void look_up(float mine, bool low_first, float *values) const
+    {
+        if (INT8) {
+            four_of_int8(word.x, values);
+            if (COUNT == 8) four_of_int8(word.y, values + 4);
+            return;
+        }
+        uint32_t w = word.x;
+        if (low_first) w = (w >> 4 & 0x0f0f0f0fu) | (w & 0x0f0f0f0fu) << 4;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            values[k] = __shfl_sync(ALL, mine, static_cast<int>(w >> (8 * (k / 2) + (k % 2 ? 0 : 4))), 16);
+    }
+};
+
+/* Values times their scale, rounded to T, as 16 bytes. */
+template <typename T, bool INT8> __device__ inline uint4 finish(const float *values, float scale, bool finite)
+{
+    constexpr int COUNT = 16 / sizeof(T);
+    uint4 out;
+    if (!finite) { /* the same for all lanes of a warp */
+        T result[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            float product = mul_x86(values[k], scale);
+            result[k] = narrow<T>(INT8 ? mul_x86(product, INVERSE_127) : product);
+        }
+        memcpy(&out, result, 16);
+        return out;
+    }
+    float product[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        product[k] = __fmul_rn(values[k], scale);
+        if (INT8) product[k] = __fmul_rn(product[k], INVERSE_127);
+    }
+    if constexpr (sizeof(T) == 4) {
+        memcpy(&out, product, 16);
+    } else {
+        out.x = pair_of<T>(product[0], product[1]);
+        out.y = pair_of<T>(product[2], product[3]);
+        out.z = pair_of<T>(product[4], product[5]);
+        out.w = pair_of<T>(product[6], product[7]);
+    }
+    return out;
+}
+
 /* Sixteen bytes of results that nobody reads soon, or the first of them up to `limit`. */
 template <typename T> __device__ inline void store(T *out, int64_t i, int64_t limit, uint4 result)
 {
@@ -62,59 +128,35 @@ template <typename T> struct tile_of {
     }
 };
 
-/* A tile, loaded, to out[0 ...]. Every lane must come along. */
-template <typename T>
-__device__ inline void decode_tile(const packed &p, const tile_of<T> &now, float mine, int64_t begin,
-                                   int64_t base, int64_t count, int lane, T *out)
-{
-    typedef tile_of<T> part;
-    constexpr int COUNT = chunk<T, false>::COUNT;
-    float scales[2] = {scale_from(p, now.scales[0]), scale_from(p, now.scales[1])};
-    bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
-#pragma unroll
-    for (int u = 0; u < STEPS; u++) {
-        int h = u / (STEPS / 2), in_half = u % (STEPS / 2) * part::STEP + lane * COUNT;
-        int offset = static_cast<int>((begin + base + h * part::HALF) & ((1 << p.block_shift) - 1));
-        float scale = __shfl_sync(ALL, scales[h], (offset + in_half) >> p.block_shift), values[COUNT];
-        now.codes[u].look_up(mine, p.low_first, values);
-        store(out, base + u * part::STEP + lane * COUNT, count, finish<T, false>(values, scale, finite));
-    }
-}
-
-/* 4-bit: elements [begin, begin + count) to out[0 ...], a tile for each warp; begin is a multiple of 32. */
+/* 4-bit: elements [begin, begin + count) to out[0 ...], warp by warp; begin is a multiple of 32. A grid of all tiles is
+ * fastest; from a smaller one the warps go on to further tiles, whose codes they load before they write. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
                                                            int64_t count, int64_t tiles, T *__restrict__ out)
 {
+    typedef tile_of<T> part;
+    constexpr int COUNT = chunk<T, false>::COUNT;
     int lane = threadIdx.x % 32;
+    int64_t stride = static_cast<int64_t>(gridDim.x) * WARPS;
     int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    if (tile >= tiles) return;
-    int64_t base = tile * tile_of<T>::TILE;
-    tile_of<T> now = {};
-    now.load(p, begin, base, count, lane);
-    decode_tile<T>(p, now, table_entry(p, lane), begin, base, count, lane, out);
-}
-
-/* The same for all of several weights. */
-template <typename T> struct decode_list {
-    packed weights[NBL_DEQUANTIZE_MOST];
-    T *outs[NBL_DEQUANTIZE_MOST];
-    int64_t counts[NBL_DEQUANTIZE_MOST], ends[NBL_DEQUANTIZE_MOST]; /* ends: in tiles, of all */
-    int count;
-};
-template <typename T>
-__global__ void __launch_bounds__(THREADS, 6) decode_all(const __grid_constant__ decode_list<T> list)
-{
-    int lane = threadIdx.x % 32, which = 0;
-    int64_t tile = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    while (which < list.count && tile >= list.ends[which]) which++;
-    if (which == list.count) return;
-    if (which > 0) tile -= list.ends[which - 1];
-    const packed &p = list.weights[which];
-    int64_t base = tile * tile_of<T>::TILE, count = list.counts[which];
-    tile_of<T> now = {};
-    now.load(p, 0, base, count, lane);
-    decode_tile<T>(p, now, table_entry(p, lane), 0, base, count, lane, list.outs[which]);
+    float mine = table_entry(p, lane);
+    part next = {};
+    if (tile < tiles) next.load(p, begin, tile * part::TILE, count, lane);
+    for (; tile < tiles; tile += stride) {
+        part now = next;
+        int64_t base = tile * part::TILE;
+        float scales[2] = {scale_from(p, now.scales[0]), scale_from(p, now.scales[1])};
+        if (tile + stride < tiles) next.load(p, begin, base + stride * part::TILE, count, lane);
+        bool finite = __all_sync(ALL, is_finite(scales[0]) && is_finite(scales[1]));
+#pragma unroll
+        for (int u = 0; u < STEPS; u++) {
+            int h = u / (STEPS / 2), in_half = u % (STEPS / 2) * part::STEP + lane * COUNT;
+            int offset = static_cast<int>((begin + base + h * part::HALF) & ((1 << p.block_shift) - 1));
+            float scale = __shfl_sync(ALL, scales[h], (offset + in_half) >> p.block_shift), values[COUNT];
+            now.codes[u].look_up(mine, p.low_first, values);
+            store(out, base + u * part::STEP + lane * COUNT, count, finish<T, false>(values, scale, finite));
+        }
+    }
 }
 
 /* int8: rows, a multiple of 8 long, `row_tiles` tiles each, to out[0 ...]. */
@@ -228,7 +270,7 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
                (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
         int64_t row_tiles = nbl__ceil_div(p.columns, 32 * COUNT * ROW_STEPS);
         int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
-        unsigned blocks = static_cast<unsigned>(nbl__ceil_div(tiles, WARPS));
+        unsigned blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(tiles, WARPS), INT32_MAX));
         if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
         else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
     } else {
@@ -276,46 +318,5 @@ extern "C" nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *w
     if (dtype == NBL_DTYPE_F32) launch_as<float>(p, row_begin, count, transpose != 0, out, on);
     else if (dtype == NBL_DTYPE_F16) launch_as<__half>(p, row_begin, count, transpose != 0, out, on);
     else launch_as<__nv_bfloat16>(p, row_begin, count, transpose != 0, out, on);
-    return launched(ctx, call);
-}
-
-template <typename T>
-static void launch_all(const nbl_weight *const *weights, void *const *outs, int count, cudaStream_t stream)
-{
-    decode_list<T> list = {};
-    int64_t tiles = 0;
-    for (int i = 0; i < count; i++) {
-        list.weights[i] = packed_of(weights[i]);
-        list.outs[i] = static_cast<T *>(outs[i]);
-        list.counts[i] = weights[i]->shape[0] * weights[i]->shape[1];
-        list.ends[i] = tiles += nbl__ceil_div(list.counts[i], tile_of<T>::TILE);
-    }
-    list.count = count;
-    decode_all<T><<<static_cast<unsigned>(nbl__ceil_div(tiles, WARPS)), THREADS, 0, stream>>>(list);
-}
-
-extern "C" nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weight *const *weights,
-                                               void *const *outs, int count, nbl_dtype dtype, void *stream)
-{
-    static const char call[] = "nbl__cuda_dequantize_all";
-    int64_t n, rows, sum = 0;
-    bool together = count > 1 && count <= NBL_DEQUANTIZE_MOST && dtype != NBL_DTYPE_F32;
-    for (int i = 0; i < count; i++) {
-        const nbl_weight *w = weights[i];
-        NBL_TRY(nbl__check_weight(ctx, call, w, &n, &rows));
-        sum += n;
-        together = together && w->rank == 2 && w->format != NBL_FORMAT_DENSE &&
-                   w->format != NBL_FORMAT_INT8 && shifts_only(packed_of(w)) && aligned(outs[i], 16) &&
-                   aligned(w->data, 8);
-    }
-    if (!together || sum / 512 > INT32_MAX) {
-        for (int i = 0; i < count; i++)
-            NBL_TRY(
-                nbl__cuda_dequantize(ctx, weights[i], 0, weights[i]->shape[0], dtype, 0, outs[i], stream));
-        return NBL_OK;
-    }
-    cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (dtype == NBL_DTYPE_F16) launch_all<__half>(weights, outs, count, on);
-    else launch_all<__nv_bfloat16>(weights, outs, count, on);
     return launched(ctx, call);
 }

@@ -21,11 +21,6 @@ extern "C" {
 nbl_status nbl__cuda_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t row_begin,
                                 int64_t row_end, nbl_dtype dtype, int transpose, void *out, void *stream);
 
-enum { NBL_DEQUANTIZE_MOST = 4 };
-/* Whole weights, each to its own place: in one launch where all are of 4 bits and come the fast way. */
-nbl_status nbl__cuda_dequantize_all(nbl_context *ctx, const nbl_weight *const *weights, void *const *outs,
-                                    int count, nbl_dtype dtype, void *stream);
-
 #ifdef __cplusplus
 }
 #endif

@@ -10,7 +10,6 @@
  *
  *     gated:  c = act(Σ a_i · b_i) · (Σ a_i · b2_i),   both sums kept in gate and up where those are given
  *
- *     packed:    weights of 4 bits, decoded to where b is while products run that do not need them yet
  *     in parts:  results of their own columns, sources and memory, which share their rows, in one go
  *
  * The two sums of an element are in one thread's registers; b and b2 may be NULL in a source that adds to one of them
@@ -32,9 +31,6 @@ typedef struct nbl__hopper_source {
     const void *a, *b, *b2; /* b2: of `gated` */
     int64_t k;              /* 0: adds nothing */
     int64_t lda, ldb;       /* elements from row to row as they are stored (ldb: of b2 too); 0: dense */
-    /* b is where this weight is decoded to, dense, while the product runs: one that nbl__hopper_unpacks takes, at most
-     * NBL_HOPPER_PARTS of them in all. NULL: b is there. */
-    const nbl_weight *packed;
 } nbl__hopper_source;
 
 /* Its sources follow those of the part before. */
@@ -61,15 +57,11 @@ typedef struct nbl__hopper {
     void *gate, *up; /* NULL: not kept */
     int part_count; /* 0: one, which n, count, c and ldc above tell; else these are not read. Plain, no beta */
     nbl__hopper_part parts[NBL_HOPPER_PARTS];
-    void *flags; /* of packed sources: the sum of their nbl__hopper_flags bytes, all 0 */
     int variant; /* 0: chosen by the shape; else which one, from 1, for measurements */
 } nbl__hopper;
 
 /* NULL: yes; else why not. */
 const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *product);
-/* Can a source of this product be such a weight? */
-bool nbl__hopper_unpacks(const nbl__hopper *product, const nbl_weight *weight);
-size_t nbl__hopper_flags(const nbl_weight *weight);
 nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *product);
 /* Name of a variant, from 1; NULL: there are no more. */
 const char *nbl__hopper_variant(int variant);

@@ -20,7 +20,11 @@
 #define NBL_CUDA_HOPPER_KERNEL_CUH
 
 #include "ops/cuda/hopper_mma.cuh"
-#include "ops/cuda/hopper_unpack.cuh"
+#include "ops/cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/cuda/hopper.h"
+}
 
 namespace nbl_hopper
 {
@@ -45,7 +49,6 @@ struct job {
     float beta;
     const void *old;
     int64_t ld_old, m, n;
-    unpacking unpack;
 };
 
 template <int BN, int STAGES, int BUFFERS> struct layout {
@@ -74,25 +77,18 @@ template <int BN, int CLUSTER, bool GATED> __device__ inline unit_place place_of
 
 /* ---- the copier ---- */
 
-template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED, bool UNPACKS>
+template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
 __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank)
 {
     using at = layout<BN, STAGES, BUFFERS>;
     constexpr int HALF = BN / 2;
     int stage = 0, units = unit_count(p);
     uint32_t parity = 1; /* the first round finds all stages free */
-    flag_reader flags = {false, 0};
     for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
         unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
         int row = place.row + rank * BM, column = place.column;
-        if (UNPACKS) flags.begin_unit(p.unpack);
         for (int s = p.first_source[place.part]; s < p.first_source[place.part + 1]; s++) {
-            flags.seen = 0;
             for (int step = 0; step < p.steps[s]; step++) {
-                if (UNPACKS)
-                    flags.await<STRAIGHT, BN / CLUSTER / SQUARE>(p.unpack, p.unpack.of_source[s],
-                                                                 column + (CLUSTER == 2 ? rank * HALF : 0),
-                                                                 step, p.steps[s]);
                 uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
                 barrier_wait(empty, parity);
                 barrier_expect(full, at::STAGE);
@@ -317,7 +313,7 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
     if (out.leads) stores_read<0>();
 }
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED, bool UNPACKS>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
 __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ job p)
 {
     using at = layout<BN, STAGES, BUFFERS>;
@@ -338,13 +334,12 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     nbl_cuda::earlier_are_done();
     nbl_cuda::next_may_begin();
     if (threadIdx.x < 128) {
-        registers_give<UNPACKS ? 64 : 40>();
+        registers_give<40>();
         if (threadIdx.x == 0)
-            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED, UNPACKS>(p, ring, barriers, rank);
-        if (UNPACKS && threadIdx.x >= 32) unpack_squares<STRAIGHT>(p.unpack);
+            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank);
         __syncwarp();
     } else {
-        registers_take<UNPACKS ? 224 : 232>();
+        registers_take<232>();
         int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
                                   0); /* the same in a warp, and known to be */
         count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank, counter);

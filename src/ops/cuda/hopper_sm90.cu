@@ -20,10 +20,10 @@ struct variant {
     size_t bytes;
 };
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED, bool UNPACKS>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED, UNPACKS>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -32,14 +32,9 @@ template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
 {
     if constexpr (BN == 256)
-        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true, false>(config, p);
-    if constexpr (!IS_HALF<T>) {
-        if (p->unpack.flags && product->b_turned)
-            return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false, true>(config, p);
-        if (p->unpack.flags) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false, true>(config, p);
-    }
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false, false>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false, false>(config, p);
+        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true>(config, p);
+    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
@@ -121,28 +116,6 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, 
     return true;
 }
 
-/* Squares of a weight along its rows or its columns. */
-int32_t squares(int64_t size)
-{
-    return static_cast<int32_t>(whole(size, SQUARE));
-}
-
-/* A source of the last part whose b is decoded on the way. */
-void describe_packed(job *job, const nbl__hopper *p, const nbl__hopper_source *s)
-{
-    unpacking *u = &job->unpack;
-    int i = u->first_weight[job->parts]++, source = job->first_source[job->parts] - 1;
-    u->weights[i] = nbl_cuda::packed_of(s->packed);
-    u->to[i] = static_cast<__nv_bfloat16 *>(const_cast<void *>(s->b));
-    u->rows[i] = static_cast<int32_t>(s->packed->shape[0]);
-    u->of_source[source] = static_cast<int8_t>(i);
-    u->flags = static_cast<uint32_t *>(p->flags);
-    int32_t down = squares(s->packed->shape[0]), right = squares(s->packed->shape[1]);
-    if (i + 1 < NBL_HOPPER_PARTS) u->first_flag[i + 1] = u->first_flag[i] + down * right;
-    int32_t across = p->b_turned ? down : right, deep = p->b_turned ? right : down;
-    u->first_task[job->parts] += static_cast<int32_t>(whole(across, u->set)) * u->set * deep;
-}
-
 bool describe_results(encoder encode, job *job, const nbl__hopper *p)
 {
     int64_t ldc = p->ldc ? p->ldc : p->n;
@@ -178,23 +151,6 @@ extern "C" const char *nbl__hopper_variant(int variant)
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
-extern "C" bool nbl__hopper_unpacks(const nbl__hopper *p, const nbl_weight *w)
-{
-    bool four_bits = w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4 ||
-                     w->format == NBL_FORMAT_MXFP4;
-    if (!four_bits || p->dtype != NBL_DTYPE_BF16 || p->gated || w->rank != 2) return false;
-    nbl_cuda::packed packed = nbl_cuda::packed_of(w);
-    return w->shape[1] % SQUARE == 0 && w->shape[0] <= INT32_MAX / 2 / w->shape[1] &&
-           packed.block_shift >= 5 && nbl_cuda::shifts_only(packed) && nbl_cuda::is_aligned(w->data, 4);
-}
-
-extern "C" size_t nbl__hopper_flags(const nbl_weight *w)
-{
-    return (static_cast<size_t>(squares(w->shape[0])) * static_cast<size_t>(squares(w->shape[1])) +
-            FLAGS_FIRST) *
-           4;
-}
-
 /* NULL, or what is wrong with a part whose sources begin at `first`. */
 static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, int first, int64_t ldc)
 {
@@ -207,9 +163,6 @@ static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, 
         const nbl__hopper_source *s = &p->sources[i];
         int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : part->n;
         if (s->k >= MOST) return "too large";
-        if (s->packed &&
-            (!nbl__hopper_unpacks(p, s->packed) || p->flags == NULL || ldb != s->packed->shape[1]))
-            return "a weight that must be decoded before";
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
             !fits(s->b2, ldb, p->dtype))
             return "a and b must be aligned to 16 bytes";
@@ -252,30 +205,22 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
     memset(&job, 0, sizeof job);
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
-    int64_t at_once = call->cuda->multiprocessors / v->cluster;
-    job.group = 16 / v->cluster;
-    job.unpack.set = static_cast<int32_t>(whole(at_once, job.group)) * v->width / SQUARE;
     for (int i = 0, next = 0; good && i < part_count(p); i++) {
         nbl__hopper_part part = part_of(p, i);
         job.parts = i + 1;
         job.first_source[i + 1] = job.first_source[i];
-        job.unpack.first_weight[i + 1] = job.unpack.first_weight[i];
-        job.unpack.first_task[i + 1] = job.unpack.first_task[i];
-        job.unpack.parts = i + 1;
-        for (int end = next + part.count; good && next < end; next++) {
-            const nbl__hopper_source *s = &p->sources[next];
-            if (s->k == 0) continue;
-            good = describe_source(encode, &job, p, part.n, s, v->width / 2);
-            job.unpack.of_source[job.first_source[i + 1] - 1] = -1;
-            if (s->packed) describe_packed(&job, p, s);
-        }
+        for (int end = next + part.count; good && next < end; next++)
+            if (p->sources[next].k > 0)
+                good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
         job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
     }
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
+    job.group = 16 / v->cluster;
     job.act = p->act;
     job.m = p->m, job.n = p->n;
-    int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts];
+    int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
+            at_once = call->cuda->multiprocessors / v->cluster;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = static_cast<unsigned>(v->cluster);

@@ -18,7 +18,6 @@
 
 #include "ops/cuda/dequantize.h"
 #include "ops/cuda/dropout.h"
-#include "ops/cuda/hopper.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 #include "ops/cuda/sweep.h"
@@ -46,6 +45,14 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
     return !few || wide <= NBL_SKINNY_MOST;
+}
+
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
+{
+    int64_t wide = 0;
+    if (!nbl__cuda_fast_takes(members, count, false)) return 0;
+    for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
+    return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
 
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
@@ -90,6 +97,21 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
+/* t is what forward leaves for backward, if there is room for that; else scratch. */
+static void place_t(nbl__fast *j, bool backward)
+{
+    void *kept = j->call ? j->call->around.kept : NULL;
+    j->t_ld = 0;
+    for (int i = 0; i < j->count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        l->t_first = j->t_ld;
+        j->t_ld += kept ? columns_of(l->a, false) : l->wide;
+    }
+    if (kept && j->wide > 0) j->t = kept;
+    j->has_t = backward && kept && j->wide > 0;
+    if (j->has_t) j->over_x = false;
+}
+
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
                      int count, bool backward, uint8_t *scratch)
 {
@@ -119,9 +141,6 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    for (int i = 0; i < count && j->folds && j->wide > 0; i++)
-        if (nbl__fast_packed(&members[i].w)) j->flag_count += (int64_t)(nbl__hopper_flags(&members[i].w) / 4);
-    if (j->flag_count > 0) NBL_CUT(&c, j->flags, j->flag_count);
     j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
@@ -134,6 +153,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, cuda, &c, most);
+    place_t(j, backward);
     j->used = c.used;
 }
 
@@ -186,15 +206,8 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
 
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
 {
-    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST + 1];
+    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST];
     int count = 0;
-    if (j->flags)
-        moves[count++] = (nbl__move){.from_dtype = NBL_DTYPE_F32,
-                                     .to_dtype = NBL_DTYPE_F32,
-                                     .to = j->flags,
-                                     .to_rows = 1,
-                                     .to_columns = j->flag_count,
-                                     .to_ld = j->flag_count};
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         const nbl__linear *a = l->a;
@@ -239,8 +252,8 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .columns = j->in,
                       .x = x,
                       .a = nbl__fast_at(j->lora_a, column * j->in),
-                      .to = nbl__fast_at(j->t, column),
-                      .to_ld = j->wide};
+                      .to = nbl__fast_at(j->t, j->layers[first].t_first),
+                      .to_ld = j->t_ld};
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         int64_t at = l->first - column;
@@ -266,8 +279,8 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .a = x,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_turned = true,
-                                          .c = nbl__fast_at(j->t, l->first),
-                                          .ldc = j->wide});
+                                          .c = nbl__fast_at(j->t, l->t_first),
+                                          .ldc = j->t_ld});
 }
 
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
@@ -308,8 +321,8 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                                .m = j->tokens,
                                                .n = l->out,
                                                .k = l->wide,
-                                               .a = nbl__fast_at(j->t, l->first),
-                                               .lda = j->wide,
+                                               .a = nbl__fast_at(j->t, l->t_first),
+                                               .lda = j->t_ld,
                                                .b = l->lora_b,
                                                .b_turned = true,
                                                .c = l->a->y.data}));

@@ -10,9 +10,10 @@ typedef struct nbl__fast_layer {
     int64_t out, rank;
     int64_t wide,
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
-    void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
-    void *w;      /* decoded, or where it lies; folded */
-    double *sums; /* [out]; backward with a bias */
+    int64_t t_first; /* its columns of t: forward may have left a wider one */
+    void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
+    void *w;         /* decoded, or where it lies; folded */
+    double *sums;    /* [out]; backward with a bias */
 } nbl__fast_layer;
 
 typedef struct nbl__fast {
@@ -24,10 +25,10 @@ typedef struct nbl__fast {
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
     void *lora_a; /* [wide, in] */
-    float *flags; /* of weights that the product decodes, set to 0 with the adapters; NULL: none does */
-    int64_t flag_count;
-    void *w;       /* decoded: one weight, or, folded, all of them */
-    void *t, *u;   /* [tokens, wide] */
+    void *w;      /* decoded: one weight, or, folded, all of them */
+    void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
+    int64_t t_ld;
+    bool has_t;    /* backward: forward left it */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
     float *da;     /* [wide, in], of several layers */
@@ -38,7 +39,7 @@ typedef struct nbl__fast {
 /* Lays out scratch, which must be large enough. */
 nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
                           bool backward);
-/* Adapters in bf16, their ranks filled up with zeros; and the flags. */
+/* Adapters in bf16, their ranks filled up with zeros. */
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
 /* t of all layers. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);

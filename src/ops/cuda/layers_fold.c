@@ -6,35 +6,14 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 
-#include "ops/cuda/dequantize.h"
 #include "ops/cuda/hopper.h"
 
-/* With fewer tokens a product is over before its weights could be decoded behind it. */
-enum { TOKENS_TO_UNPACK = 1024 };
-
-/* Layer i's weight as a source: decoded while the product runs, or before it. */
-static nbl__hopper_source weight(const nbl__fast *j, const nbl__hopper *product, int i, const void *a,
-                                 int64_t k)
+/* All weights that need it, side by side. */
+static nbl_status decode(const nbl__fast *j)
 {
-    const nbl_weight *w = &j->layers[i].a->w;
-    bool unpacks = j->flags && j->tokens >= TOKENS_TO_UNPACK && nbl__fast_packed(w) &&
-                   nbl__hopper_unpacks(product, w);
-    return (nbl__hopper_source){.a = a, .b = j->layers[i].w, .k = k, .packed = unpacks ? w : NULL};
-}
-
-/* All weights that the product does not decode itself. */
-static nbl_status decode(const nbl__fast *j, const nbl__hopper *product)
-{
-    const nbl_weight *weights[NBL_CUDA_LAYERS_MOST];
-    void *to[NBL_CUDA_LAYERS_MOST];
-    int count = 0;
-    for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        bool done = !nbl__fast_packed(&l->a->w);
-        for (int s = 0; s < NBL_HOPPER_SOURCES; s++) done |= product->sources[s].packed == &l->a->w;
-        if (!done) weights[count] = &l->a->w, to[count++] = l->w;
-    }
-    return nbl__cuda_dequantize_all(j->call->ctx, weights, to, count, NBL_DTYPE_BF16, j->call->cuda->stream);
+    for (int i = 0; i < j->count; i++)
+        if (nbl__fast_packed(&j->layers[i].a->w)) NBL_TRY(nbl__fast_decode(j, &j->layers[i], j->layers[i].w));
+    return NBL_OK;
 }
 
 nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
@@ -43,40 +22,35 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
                      .c_dtype = NBL_DTYPE_BF16,
                      .m = j->tokens,
                      .b_turned = true,
-                     .flags = j->flags,
                      .part_count = j->count};
     for (int i = 0, next = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         y.parts[i] = (nbl__hopper_part){.c = l->a->y.data, .n = l->out, .count = l->wide > 0 ? 2 : 1};
-        y.sources[next++] = weight(j, &y, i, j->x.data, j->in);
+        y.sources[next++] = (nbl__hopper_source){.a = j->x.data, .b = l->w, .k = j->in};
         if (l->wide > 0)
             y.sources[next++] = (nbl__hopper_source){
-                .a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide};
+                .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
     }
     *done = nbl__hopper_can(j->call->cuda, &y) == NULL;
     if (!*done) return NBL_OK;
-    NBL_TRY(decode(j, &y));
+    NBL_TRY(decode(j));
     return nbl__hopper_run(j->call, &y);
 }
 
 nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
 {
-    nbl__hopper dx = {.dtype = NBL_DTYPE_BF16,
-                      .c_dtype = NBL_DTYPE_BF16,
-                      .m = j->tokens,
-                      .n = j->in,
-                      .c = j->dx.data,
-                      .flags = j->flags};
+    nbl__hopper dx = {
+        .dtype = NBL_DTYPE_BF16, .c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        dx.sources[dx.count++] = weight(j, &dx, i, l->a->dy.data, l->out);
+        dx.sources[dx.count++] = (nbl__hopper_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
     if (j->wide > 0)
         dx.sources[dx.count++] = (nbl__hopper_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
     *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;
     if (!*done) return NBL_OK;
-    NBL_TRY(decode(j, &dx));
+    NBL_TRY(decode(j));
     return nbl__hopper_run(j->call, &dx);
 }
 

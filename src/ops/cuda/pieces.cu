@@ -53,8 +53,21 @@ __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
     return m.scale != 0 ? value * m.scale : value;
 }
 
-/* A thread makes eight elements of a row, and stores 16 bytes at once where that is possible: rows are multiples of eight
- * then, and results have 16 bits. */
+/* Eight elements of a row as they come from f32, which nothing else happens to: all loads first. */
+__device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
+{
+    const float *from = static_cast<const float *>(m.from) + r * m.from_ld + c;
+    float values[8];
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) values[k] = r < m.rows && c + k < m.columns ? from[k] : 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        words[k] = m.to_dtype == NBL_DTYPE_F16 ? two_of<__half>(values[2 * k], values[2 * k + 1])
+                                               : two_of<__nv_bfloat16>(values[2 * k], values[2 * k + 1]);
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 __global__ void move_all(const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
@@ -72,15 +85,8 @@ __global__ void move_all(const __grid_constant__ move_list list)
     uint32_t eights = static_cast<uint32_t>(m.to_columns / 8);
     for (int64_t n = m.to_rows * eights; i < n; i += step) {
         uint32_t r = static_cast<uint32_t>(i) / eights, c = (static_cast<uint32_t>(i) - r * eights) * 8;
-        uint32_t words[4];
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) {
-            float low = moved(m, r, c + 2 * k), high = moved(m, r, c + 2 * k + 1);
-            words[k] = m.to_dtype == NBL_DTYPE_F16 ? two_of<__half>(low, high)
-                                                   : two_of<__nv_bfloat16>(low, high);
-        }
-        *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(m.to) + static_cast<int64_t>(r) * m.to_ld +
-                                   c) = make_uint4(words[0], words[1], words[2], words[3]);
+        uint16_t *to = static_cast<uint16_t *>(m.to) + static_cast<int64_t>(r) * m.to_ld + c;
+        *reinterpret_cast<uint4 *>(to) = eight_of(m, r, c);
     }
 }
 
@@ -238,8 +244,10 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
         const nbl__move *m = &moves[i];
         int64_t n = m->to_rows * m->to_columns;
         if (n == 0) continue;
-        bool by_eight = m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 && m->to_ld % 8 == 0 &&
-                        is_aligned(m->to, 16) && n < INT32_MAX;
+        bool by_eight = m->from_dtype == NBL_DTYPE_F32 && m->via != NBL_DTYPE_F16 &&
+                        m->via != NBL_DTYPE_BF16 && m->factor == NULL && m->scale == 0 && !m->split &&
+                        !m->turned && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
+                        m->to_ld % 8 == 0 && is_aligned(m->to, 16) && n < INT32_MAX;
         list.by_eight[used] = by_eight;
         list.moves[used++] = *m;
         if (by_eight) n /= 8;

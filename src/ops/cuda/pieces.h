@@ -19,7 +19,7 @@ typedef struct nbl__move {
     float scale;                        /* likewise; 0: 1 */
     bool split; /* one column is read twice: to[., 0] is its value, to[., 1] what rounding took from that */
 } nbl__move;
-enum { NBL_MOVES_MOST = 13 };
+enum { NBL_MOVES_MOST = 12 };
 nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count); /* one launch */
 
 /* What an output is made of: y = factor∘(sums + codes·row_scales·column_scales/127²) + bias. */

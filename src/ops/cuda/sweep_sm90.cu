@@ -2,7 +2,7 @@
  *
  * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
  * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
- * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's rows. The
+ * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's. The
  * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
  * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
 #include "ops/cuda/hopper_mma.cuh"
@@ -17,7 +17,7 @@ using namespace nbl_hopper;
 namespace
 {
 
-constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8;
+constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8, V_STAGES = 4;
 constexpr int WORKERS = 256,
               THREADS = WORKERS + 32; /* two warpgroups that multiply, and a warp that copies */
 
@@ -28,33 +28,32 @@ struct place {
 };
 
 struct sweep_job {
-    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS];
+    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS], v;
     place places[NBL_SWEEP_PARTS];
-    int32_t count, pairs;        /* pairs: stages of a line of boxes, at most */
-    int32_t lines, share;        /* of boxes: all, and of a block */
-    int64_t rows, columns, v_ld; /* columns: of all parts */
-    const __nv_bfloat16 *v;
+    int32_t count, pairs;     /* pairs: stages of a line of boxes, at most */
+    int32_t lines, share;     /* of boxes: all, and of a block */
+    int64_t rows, columns;    /* columns: of all parts */
     float *projected, *outer; /* [column blocks, rows, wide] and [shares, columns, wide] */
 };
 
 /* PAIRS: stages of a line that a warpgroup's registers have room for. */
 template <int WIDE, int PAIRS, bool PROJECTS> struct room {
     static constexpr int A = STAGES * STAGE, A_BOX = WIDE * LINE;    /* a's columns of every box */
-    static constexpr int V = A + (PROJECTS ? 2 * PAIRS * A_BOX : 0); /* v turned: two of each warpgroup */
-    static constexpr int SUMS = V + 4 * A_BOX; /* the second warpgroup's projections, two */
+    static constexpr int V = A + (PROJECTS ? 2 * PAIRS * A_BOX : 0); /* v's rows of lines */
+    static constexpr int SUMS = V + V_STAGES * BOX; /* the second warpgroup's projections, two */
     static constexpr int BARRIERS = SUMS + (PROJECTS ? 2 * SIDE * WIDE * 4 : 0);
-    static constexpr int BYTES = BARRIERS + (2 * STAGES + 1) * 8 + 1024;
+    static constexpr int BYTES = BARRIERS + (2 * STAGES + 1 + 2 * V_STAGES) * 8 + 1024;
 };
 
 #define D8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-/* d[64, WIDE] (+)= a·b over 16; TURNED: a lies by its columns. */
+/* d[64, WIDE] (+)= a·b over 16; TURNED: both lie by the rows that are summed over. */
 template <bool TURNED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "%8, %9, p, 1, 1, %11, 0;\n}"
+                 "%8, %9, p, 1, 1, %11, %11;\n}"
                  : D8(0)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -62,7 +61,7 @@ template <bool TURNED> __device__ inline void multiply_add(float (&d)[16], uint6
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, 0;\n}"
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, %19;\n}"
                  : D8(0), D8(8)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -71,7 +70,7 @@ template <bool TURNED> __device__ inline void multiply_add(float (&d)[24], uint6
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
-                 "%24, %25, p, 1, 1, %27, 0;\n}"
+                 "%24, %25, p, 1, 1, %27, %27;\n}"
                  : D8(0), D8(8), D8(16)
                  : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
 }
@@ -105,7 +104,11 @@ __device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint
             load_box(ring + at::A + i * at::A_BOX, &p.a[b.part], (b.box + i) * SIDE, 0, all_a);
     }
     int stage = 0;
-    for (int line = b.line; line < b.end; line++)
+    for (int line = b.line; line < b.end; line++) {
+        uint32_t turn = (line - b.line) % V_STAGES, v_full = all_a + 8 + turn * 8;
+        barrier_wait(v_full + V_STAGES * 8, (line - b.line) / V_STAGES % 2 ^ 1);
+        barrier_expect(v_full, BOX);
+        load_box(ring + at::V + turn * BOX, &p.v, p.places[b.part].v_first, line * SIDE, v_full);
         for (int j = 0; j < b.pairs; j++) {
             uint32_t full = barriers + stage * 8;
             barrier_wait(full + STAGES * 8, parity);
@@ -115,40 +118,8 @@ __device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint
                          line * SIDE, full);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+    }
 }
-
-/* 64 rows of v, WIDE of its columns each: a thread has half of those of a row. */
-template <int WIDE> struct v_rows {
-    static constexpr int PIECES = WIDE / 16; /* of 16 bytes, every other one of the row */
-    uint4 pieces[PIECES];
-
-    __device__ inline void load(const sweep_job &p, int64_t column, int line)
-    {
-        int64_t row = static_cast<int64_t>(line) * SIDE + threadIdx.x % 128 / 2;
-        const __nv_bfloat16 *from = p.v + row * p.v_ld + column + threadIdx.x % 2 * 8;
-#pragma unroll
-        for (int i = 0; i < PIECES; i++)
-            pieces[i] = row < p.rows ? *reinterpret_cast<const uint4 *>(from + 16 * i)
-                                     : make_uint4(0, 0, 0, 0);
-    }
-    /* Turned: a line of 64 rows for each column, as the copy engine would write it. */
-    __device__ inline void store(uint32_t to) const
-    {
-        uint32_t row = threadIdx.x % 128 / 2, half = threadIdx.x % 2;
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
-#pragma unroll
-            for (uint32_t k = 0; k < 8; k++) {
-                uint32_t column = static_cast<uint32_t>(16 * i) + 8 * half + k;
-                uint32_t address = to + column * LINE + ((row / 8) ^ k) * 16 + row % 8 * 2;
-                asm volatile("st.shared.u16 [%0], %1;" ::"r"(address),
-                             "h"(static_cast<uint16_t>(words[k / 2] >> (k % 2 * 16)))
-                             : "memory");
-            }
-        }
-    }
-};
 
 __device__ inline void workers_sync()
 {
@@ -193,19 +164,14 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
     using at = room<WIDE, PAIRS, PROJECTS>;
     constexpr int STEP_TURNED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
     float outer[PAIRS][WIDE / 2];
-    v_rows<WIDE> next;
-    uint32_t parity = 0, turn = 0;
+    uint32_t parity = 0, turn = 0, of_v = barriers + (2 * STAGES + 1) * 8;
     int stage = 0, lane = threadIdx.x % 32;
     const place &here = p.places[b.part];
-    next.load(p, here.v_first, b.line);
     if (PROJECTS) barrier_wait(barriers + 2 * STAGES * 8, 0);
     for (int line = b.line; line < b.end; line++, turn ^= 1) {
-        uint32_t v = ring + at::V + (2 * group + turn) * at::A_BOX;
+        uint32_t v_turn = (line - b.line) % V_STAGES, v = ring + at::V + v_turn * BOX;
         float projected[WIDE / 2];
-        next.store(v);
-        written_for_copies();
-        warpgroup_sync(1 + group);
-        if (line + 1 < b.end) next.load(p, here.v_first, line + 1);
+        barrier_wait(of_v + v_turn * 8, (line - b.line) / V_STAGES % 2);
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             if (j >= b.pairs) break;
@@ -221,7 +187,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TURNED * i,
-                                   descriptor_of<false>(v) + 2 * i, line - b.line + i);
+                                   descriptor_of<true>(v) + STEP_TURNED * i, line - b.line + i);
             products_commit();
             products_wait<0>();
             if constexpr (PROJECTS) sums_are_there(projected);
@@ -229,6 +195,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
             if (lane == 0) barrier_arrive(barriers + (STAGES + stage) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+        if (lane == 0) barrier_arrive(of_v + (V_STAGES + v_turn) * 8);
         if constexpr (PROJECTS)
             put_projections<WIDE>(p, line, group, ring + at::SUMS + turn * SIDE * WIDE * 4, projected);
     }
@@ -262,6 +229,10 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant_
             barrier_make(barriers + (STAGES + i) * 8, WORKERS / 32);
         }
         barrier_make(barriers + 2 * STAGES * 8, 1);
+        for (int i = 0; i < V_STAGES; i++) {
+            barrier_make(barriers + (2 * STAGES + 1 + i) * 8, 1);
+            barrier_make(barriers + (2 * STAGES + 1 + V_STAGES + i) * 8, WORKERS / 32);
+        }
         barriers_made();
     }
     __syncthreads();
@@ -290,44 +261,52 @@ struct gather_job {
     addition list[2 * NBL_SWEEP_PARTS];
     int wide;
 };
-constexpr int GATHER_THREADS = 256, GATHER_LINES = 64;
+/* A block has 64 lines; where that makes few blocks, 16, and four threads share the summands of a value, so that more of them
+ * are under way at once. Their sums are added up in the threads' order. */
+constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_MANY = 256;
 
+template <int SHARERS>
 __global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
 {
-    __shared__ float tile[GATHER_LINES][49];
+    constexpr int LINES = GATHER_LINES / SHARERS, APART = LINES * GATHER_WIDE,
+                  EACH = GATHER_THREADS / SHARERS;
+    __shared__ float sums[SHARERS * APART];
     nbl_cuda::earlier_are_done();
     nbl_cuda::next_may_begin();
     int which = 0;
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
-    int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * GATHER_LINES;
+    int64_t first = (blockIdx.x - (which > 0 ? j.list[which - 1].end_block : 0)) * LINES;
     int quarters = (p.rank + 3) / 4; /* wide is a multiple of 16 */
-    for (int i = threadIdx.x; i < GATHER_LINES * quarters; i += GATHER_THREADS) {
+    int sharer = threadIdx.x / EACH, share = (p.summands + SHARERS - 1) / SHARERS;
+    int begin = sharer * share, end = min(begin + share, p.summands);
+    for (int i = threadIdx.x % EACH; i < LINES * quarters; i += EACH) {
         int l = i / quarters, r = i % quarters * 4;
-        if (first + l >= p.lines) continue;
-        const float *from = p.from + (first + l) * j.wide + p.first + r;
         float4 sum = make_float4(0, 0, 0, 0);
+        if (first + l < p.lines) {
+            const float *at = p.from + (first + l) * j.wide + p.first + r;
 #pragma unroll 8
-        for (int s = 0; s < p.summands; s++) {
-            float4 one = *reinterpret_cast<const float4 *>(from + s * p.apart);
-            sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+            for (int s = begin; s < end; s++) {
+                float4 one = *reinterpret_cast<const float4 *>(at + s * p.apart);
+                sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+            }
         }
-        if (p.gradient) {
-            tile[l][r] = sum.x, tile[l][r + 1] = sum.y, tile[l][r + 2] = sum.z, tile[l][r + 3] = sum.w;
-        } else {
-            __nv_bfloat162 low = __floats2bfloat162_rn(sum.x * p.scale, sum.y * p.scale),
-                           high = __floats2bfloat162_rn(sum.z * p.scale, sum.w * p.scale);
-            uint2 both = {*reinterpret_cast<uint32_t *>(&low), *reinterpret_cast<uint32_t *>(&high)};
-            *reinterpret_cast<uint2 *>(p.to + (first + l) * p.to_ld + r) = both;
-        }
+        float *to = sums + sharer * APART + l * GATHER_WIDE + r;
+        to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
     }
-    if (p.gradient == NULL) return;
     __syncthreads();
-    for (int i = threadIdx.x; i < GATHER_LINES * p.rank; i += GATHER_THREADS) {
-        int r = p.turned ? i / GATHER_LINES : i % p.rank, l = p.turned ? i % GATHER_LINES : i / p.rank;
+    for (int i = threadIdx.x; i < LINES * p.rank; i += GATHER_THREADS) {
+        int r = p.turned ? i / LINES : i % p.rank, l = p.turned ? i % LINES : i / p.rank;
         if (first + l >= p.lines) continue;
+        float sum = 0;
+#pragma unroll
+        for (int s = 0; s < SHARERS; s++) sum += sums[s * APART + l * GATHER_WIDE + r];
+        if (p.gradient == NULL) {
+            p.to[(first + l) * p.to_ld + r] = __float2bfloat16_rn(sum * p.scale);
+            continue;
+        }
         float *at = p.gradient + (p.turned ? r * p.lines + first + l : (first + l) * p.rank + r);
-        *at = p.accumulate ? *at + tile[l][r] : tile[l][r];
+        *at = p.accumulate ? *at + sum : sum;
     }
 }
 
@@ -346,30 +325,43 @@ constexpr int most_pairs(int64_t wide)
 struct plan {
     int64_t pairs, blocks, share, shares, lines, columns;
     size_t projected, outer; /* bytes */
+    size_t scratch;          /* of these rows or fewer */
 };
 
-/* As many columns for a block as read the fewest bytes, with all multiprocessors busy. */
+/* With so many columns for a block. */
+plan plan_with(const nbl__cuda *cuda, const nbl__sweep *s, int64_t rows, int64_t pairs)
+{
+    plan p = {};
+    p.pairs = pairs, p.lines = whole(rows, SIDE);
+    for (int i = 0; i < s->count; i++) {
+        p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
+        p.columns += s->parts[i].columns;
+    }
+    int64_t most = cuda->multiprocessors > p.blocks ? cuda->multiprocessors / p.blocks : 1;
+    p.share = whole(p.lines, most);
+    p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
+    size_t line = static_cast<size_t>(p.columns * s->wide) * 4;
+    p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * rows * s->wide) * 4;
+    p.outer = static_cast<size_t>(p.shares) * line;
+    p.scratch = p.projected + static_cast<size_t>(p.lines < most ? p.lines : most) * line;
+    return p;
+}
+
+/* As many columns for a block as let a sweep over many rows move the fewest bytes, with all multiprocessors busy: not by the
+ * rows at hand, so that fewer never need more scratch. */
 plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
 {
-    plan best = {};
+    constexpr int64_t MANY = 8192;
+    int64_t best = 1;
     double least = INFINITY;
     for (int64_t pairs = 1; pairs <= most_pairs(s->wide); pairs++) {
-        plan p = {pairs, 0, 0, 0, whole(s->rows, SIDE), 0, 0, 0};
-        for (int i = 0; i < s->count; i++) {
-            p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
-            p.columns += s->parts[i].columns;
-        }
-        int64_t at_once = cuda->multiprocessors / p.blocks;
-        p.share = whole(p.lines, at_once > 0 ? at_once : 1);
-        p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
-        p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * s->rows * s->wide) * 4;
-        p.outer = static_cast<size_t>(p.shares * p.columns * s->wide) * 4;
+        plan p = plan_with(cuda, s, MANY, pairs);
         double rounds = static_cast<double>(whole(p.blocks * p.shares, cuda->multiprocessors)),
                time = rounds * static_cast<double>(p.share * pairs * STAGE) * cuda->multiprocessors +
                       2 * static_cast<double>(p.projected + p.outer);
-        if (time < least) least = time, best = p;
+        if (time < least) least = time, best = pairs;
     }
-    return best;
+    return plan_with(cuda, s, s->rows, best);
 }
 
 template <int WIDE, bool PROJECTS> cudaError_t launch(const nbl__call *call, const sweep_job &job, dim3 grid)
@@ -404,8 +396,7 @@ extern "C" bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s)
 
 extern "C" size_t nbl__sweep_scratch(const nbl__cuda *cuda, const nbl__sweep *s)
 {
-    plan p = plan_of(cuda, s);
-    return p.projected + p.outer;
+    return plan_of(cuda, s).scratch;
 }
 
 extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s, void *scratch)
@@ -419,13 +410,12 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     gather_job sums = {};
     int additions = 0;
     int64_t blocks = 0, column = 0;
-    bool good = true;
+    bool good = describe(encode, &job.v, NBL_DTYPE_BF16, s->v, s->rows, s->v_ld, s->v_ld, SIDE);
     job.count = s->count;
     job.pairs = static_cast<int32_t>(plan.pairs);
     job.lines = static_cast<int32_t>(plan.lines);
     job.share = static_cast<int32_t>(plan.share);
     job.rows = s->rows, job.columns = plan.columns;
-    job.v = static_cast<const __nv_bfloat16 *>(s->v), job.v_ld = s->v_ld;
     job.outer = static_cast<float *>(scratch);
     job.projected = s->to ? static_cast<float *>(scratch) + plan.outer / 4 : NULL;
     sums.wide = static_cast<int>(s->wide);
@@ -462,14 +452,17 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
         add->gradient = g->to, add->turned = g->turned, add->accumulate = g->accumulate;
     }
     int64_t gathered = 0;
-    for (int i = 0; i < additions; i++)
-        sums.list[i].end_block = gathered += whole(sums.list[i].lines, GATHER_LINES);
+    for (int i = 0; i < additions; i++) gathered += whole(sums.list[i].lines, GATHER_LINES);
+    auto add_up = gathered < GATHER_MANY ? gather<4> : gather<1>;
+    int64_t lines = gathered < GATHER_MANY ? GATHER_LINES / 4 : GATHER_LINES;
+    gathered = 0;
+    for (int i = 0; i < additions; i++) sums.list[i].end_block = gathered += whole(sums.list[i].lines, lines);
     dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
     cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(call, job, grid)
                         : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(call, job, grid)
                                         : launch<48, false>(call, job, grid);
     if (error == cudaSuccess)
-        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), gather,
+        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), add_up,
                                       dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, sums);
     NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
               cudaGetErrorString(error));
