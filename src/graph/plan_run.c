@@ -1,7 +1,8 @@
 /* plan_run.c - a plan gets its memory, and runs. See plan.h.
  *
  * On a device inputs and results also have a place in the host's memory, where the caller writes and reads them: a run
- * copies the inputs there, and the results back when it is done. A schedule that comes again just as it was (every
+ * copies the inputs there, and the results back when it is done. Runs that are enqueued take turns between two such
+ * places, so that the inputs of the next can be written while those of this one wait to be copied. A schedule that comes again just as it was (every
  * argument the same, shapes and attributes included) is recorded the second time and replayed from then on, as one launch. */
 #include <math.h>
 
@@ -73,6 +74,7 @@ void nbl__plan_unbind(nbl__plan *plan)
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
         if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
+    if (plan->spare) nbl__cuda_free_host(cuda, plan->spare);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }
@@ -184,6 +186,26 @@ nbl_status nbl__plan_run(nbl__plan *plan)
     return run_some(plan, plan->step_count);
 }
 
+nbl_status nbl__plan_run_later(nbl__plan *plan)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    if (cuda == NULL || plan->borrowed[NBL_MEMORY_INPUTS]) return run_some(plan, plan->step_count);
+    if (plan->spare == NULL) {
+        plan->spare = nbl__memory_alloc_host(plan->ctx, plan->bytes[NBL_MEMORY_INPUTS]);
+        if (plan->spare == NULL) return NBL_ERROR_MEMORY;
+    }
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(nbl__cuda_note(cuda, &plan->copied));
+    NBL_TRY(launch(plan, cuda, plan->step_count));
+    uint8_t *mirror = plan->mirror;
+    int64_t copied = plan->copied;
+    plan->mirror = plan->spare;
+    plan->copied = plan->spare_copied;
+    plan->spare = mirror;
+    plan->spare_copied = copied;
+    return nbl__cuda_wait_for(cuda, plan->copied, "the inputs");
+}
+
 /* Nobody will ask for gradients: forward steps need not make any. */
 static void set_early(nbl__plan *plan, int count, bool *was)
 {
@@ -243,7 +265,9 @@ static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, boo
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
 {
     bool finite = true;
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     *node = NULL;
+    if (cuda) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
         NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
         NBL_TRY(check_step(plan, &plan->steps[i], &finite));

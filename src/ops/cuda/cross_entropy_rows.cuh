@@ -129,6 +129,20 @@ __device__ inline float label_gradient(const logit_rows &a, double u, double lse
     return static_cast<float>((exp(u - lse) - uniform - (1 - static_cast<double>(a.smoothing))) * slope);
 }
 
+/* The gradient of a logit that is not the label's. */
+template <bool CAP>
+__device__ inline float logit_gradient(const logit_rows &a, float u, float lse, float rest, float even)
+{
+    float slope = 1;
+    if (CAP) {
+        float t = tanhf(u / a.softcap);
+        u = a.softcap * t;
+        slope = fmaf(-t, t, 1.0f);
+    }
+    float x = (u - lse) - rest, p = x < LOGPROB_LEAST ? 0 : __expf(x);
+    return (p - even) * slope;
+}
+
 template <typename T, bool CAP>
 __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest,
                                     float scale)
@@ -150,14 +164,8 @@ __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int l
             float narrow[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                float u = z[k][j], slope = 1;
-                if (CAP) {
-                    float t = tanhf(u / a.softcap);
-                    u = a.softcap * t;
-                    slope = fmaf(-t, t, 1.0f);
-                }
-                float x = (u - lse) - rest, p = x < LOGPROB_LEAST ? 0 : __expf(x);
-                float value = i + j == label ? at_label : (p - even) * slope;
+                float value = logit_gradient<CAP>(a, z[k][j], lse, rest, even);
+                if (i + j == label) value = at_label;
                 narrow[j] = value * d_scale;
                 z[k][j] = value * scale;
             }

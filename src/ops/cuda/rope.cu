@@ -1,8 +1,8 @@
 /* rope.cu - rope_table, rope and rope_backward. See rope.h.
  *
  * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
- * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
- *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
+ * rope        a thread turns 16 bytes of both halves of a head, in two tokens at a time. Cosines and sines come
+ *             from the table, which the cache holds, or are made as above once per token, in shared memory.
  *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
  *             x. */
 #include "ops/cuda/load.cuh"
@@ -16,7 +16,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { MOST_FREQUENCIES = 512, MOST_HALF = 4096, THREADS = 256 };
+enum { MOST_FREQUENCIES = 512, THREADS = 256, EACH = 2 };
 
 /* By value in the parameters of a kernel. */
 struct frequencies {
@@ -77,82 +77,103 @@ struct turn {
     const float *cosines, *sines; /* [tokens, half]; NULL: from positions */
     const int32_t *positions;
     int heads, columns, half;
+    int64_t tokens;
     float sign; /* -1: back */
 };
 
-__device__ inline void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
-{
-    int64_t token = blockIdx.x;
-    for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
-        if (f) turn_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
-        else {
-            cosines[i] = a.cosines[token * a.half + i];
-            sines[i] = a.sines[token * a.half + i];
-        }
-        sines[i] *= a.sign;
+/* N elements of both halves of a head, or of what does not turn: a thread's share of a token. */
+template <typename T, int N> struct piece {
+    float left[N], right[N];
+    __device__ void load(const turn &a, int64_t token, int head, int i, bool turns)
+    {
+        const T *x = static_cast<const T *>(a.from) + (token * a.heads + head) * a.columns + i;
+        load_run<T, N>(x + (turns ? 0 : a.half), left);
+        if (turns) load_run<T, N>(x + a.half, right);
     }
-    __syncthreads();
-}
-
-/* N elements at a time: as many as fit 16 bytes, or 1. */
-template <typename T, int N>
-__device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
-{
-    int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
-    const T *from = static_cast<const T *>(a.from) + first;
-    T *to = static_cast<T *>(a.to) + first;
-    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
-        int head = item / work, i = item % work;
-        const T *x = from + static_cast<int64_t>(head) * a.columns;
-        T *y = to + static_cast<int64_t>(head) * a.columns;
-        float left[N], right[N], c[N], s[N];
-        if (i >= lanes) { /* past the dimensions that turn */
-            load_run<T, N>(x + a.half + i * N, left);
-            store_run<T, N>(y + a.half + i * N, left);
-            continue;
-        }
-        load_run<T, N>(x + i * N, left);
-        load_run<T, N>(x + a.half + i * N, right);
-        load_run<float, N>(cosines + i * N, c);
-        load_run<float, N>(sines + i * N, s);
+    __device__ void store(const turn &a, int64_t token, int head, int i, bool turns) const
+    {
+        T *y = static_cast<T *>(a.to) + (token * a.heads + head) * a.columns + i;
+        store_run<T, N>(y + (turns ? 0 : a.half), left);
+        if (turns) store_run<T, N>(y + a.half, right);
+    }
+    __device__ void rotate(const float (&c)[N], const float (&s)[N], float sign)
+    {
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float turned = left[j] * c[j] - right[j] * s[j];
-            right[j] = right[j] * c[j] + left[j] * s[j];
+            float sine = s[j] * sign, turned = left[j] * c[j] - right[j] * sine;
+            right[j] = right[j] * c[j] + left[j] * sine;
             left[j] = turned;
         }
-        store_run<T, N>(y + i * N, left);
-        store_run<T, N>(y + a.half + i * N, right);
+    }
+};
+
+/* Threads of a block: pieces of a token times tokens. Each has EACH tokens, all of which it loads before it stores the
+ * first. */
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
+{
+    int lanes = a.half / N, work = lanes + (a.columns - 2 * a.half) / N;
+    int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y) * EACH;
+    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
+        int head = item / work, i = item % work * N;
+        bool turns = i < a.half;
+        piece<T, N> pieces[EACH];
+        float c[EACH][N], s[EACH][N];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            int64_t token = first + k;
+            if (token >= a.tokens) break;
+            pieces[k].load(a, token, head, i, turns);
+            if (!turns) continue;
+            load_run<float, N>(a.cosines + token * a.half + i, c[k]);
+            load_run<float, N>(a.sines + token * a.half + i, s[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            if (first + k >= a.tokens) break;
+            if (turns) pieces[k].rotate(c[k], s[k], a.sign);
+            pieces[k].store(a, first + k, head, i, turns);
+        }
     }
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
-{
-    extern __shared__ __align__(16) float turns[];
-    fill_turns(a, nullptr, turns, turns + a.half);
-    turn_heads<T, N>(a, turns, turns + a.half);
-}
-
+/* A block makes the cosines and sines of its token once. */
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS) turn_by_position(turn a, const __grid_constant__ frequencies f)
 {
-    extern __shared__ __align__(16) float turns[];
-    fill_turns(a, &f, turns, turns + a.half);
-    turn_heads<T, N>(a, turns, turns + a.half);
+    extern __shared__ __align__(16) float turns_of[];
+    float *cosines = turns_of, *sines = turns_of + a.half;
+    int lanes = a.half / N, work = lanes + (a.columns - 2 * a.half) / N;
+    for (int i = threadIdx.x; i < a.half; i += blockDim.x)
+        turn_of(f, a.positions[blockIdx.x], i, &cosines[i], &sines[i]);
+    __syncthreads();
+    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
+        int head = item / work, i = item % work * N;
+        bool turns = i < a.half;
+        piece<T, N> it;
+        float c[N], s[N];
+        it.load(a, blockIdx.x, head, i, turns);
+        if (turns) {
+            load_run<float, N>(cosines + i, c);
+            load_run<float, N>(sines + i, s);
+            it.rotate(c, s, a.sign);
+        }
+        it.store(a, blockIdx.x, head, i, turns);
+    }
 }
 
-template <typename T, int N>
-void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigned tokens)
+template <typename T, int N> void launch(const nbl__call *call, const turn &a, const nbl__rope *rope)
 {
     int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
-    int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
+    unsigned threads = static_cast<unsigned>(work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32);
+    if (a.cosines) {
+        dim3 block(threads, THREADS / threads);
+        unsigned blocks = static_cast<unsigned>(ceil_div(a.tokens, static_cast<int64_t>(block.y) * EACH));
+        turn_by_table<T, N><<<blocks, block, 0, stream_of(call)>>>(a);
+        return;
+    }
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
-    if (a.cosines)
-        turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
-    else
-        turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
-            a, frequencies_of(rope, a.half));
+    turn_by_position<T, N><<<static_cast<unsigned>(a.tokens), threads, shared, stream_of(call)>>>(
+        a, frequencies_of(rope, a.half));
 }
 
 nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
@@ -168,14 +189,13 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
               static_cast<int>(heads),
               static_cast<int>(columns),
               static_cast<int>(half),
+              heads > 0 ? nbl__tensor_rows(&a->x) / heads : 0,
               sign};
-    if (!nbl__given(to) || heads == 0) return NBL_OK;
-    unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
-    if (tokens == 0) return NBL_OK;
+    if (!nbl__given(to) || t.tokens == 0) return NBL_OK;
     bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
-                is_aligned(to->data, 16);
-    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
-    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
+                is_aligned(to->data, 16) && is_aligned(t.cosines, 16) && is_aligned(t.sines, 16);
+    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope)));
     return launched(call);
 }
 
@@ -185,7 +205,7 @@ const char *can_rotate(const void *arguments)
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
     if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
         return "a token has more than 2^31 elements";
-    return half > (nbl__given(&a->cos) ? MOST_HALF : MOST_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
+    return half > MOST_FREQUENCIES && !nbl__given(&a->cos) ? "rotary_dim is too large" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
