@@ -5,6 +5,8 @@
  *             from the table, which the cache holds, or are made as above once per token, in shared memory.
  *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
  *             x. */
+#include <type_traits>
+
 #include "ops/cuda/load.cuh"
 
 extern "C" {
@@ -81,29 +83,46 @@ struct turn {
     float sign; /* -1: back */
 };
 
-/* N elements of both halves of a head, or of what does not turn: a thread's share of a token. */
+/* N elements of both halves of a head, or of what does not turn: a thread's share of a token. They stay as they were
+ * loaded, 16 bytes or one element, until they are turned. */
 template <typename T, int N> struct piece {
-    float left[N], right[N];
+    using raw = std::conditional_t<N == 1, T, uint4>;
+    raw left, right;
     __device__ void load(const turn &a, int64_t token, int head, int i, bool turns)
     {
         const T *x = static_cast<const T *>(a.from) + (token * a.heads + head) * a.columns + i;
-        load_run<T, N>(x + (turns ? 0 : a.half), left);
-        if (turns) load_run<T, N>(x + a.half, right);
+        left = *reinterpret_cast<const raw *>(x + (turns ? 0 : a.half));
+        if (turns) right = *reinterpret_cast<const raw *>(x + a.half);
     }
     __device__ void store(const turn &a, int64_t token, int head, int i, bool turns) const
     {
         T *y = static_cast<T *>(a.to) + (token * a.heads + head) * a.columns + i;
-        store_run<T, N>(y + (turns ? 0 : a.half), left);
-        if (turns) store_run<T, N>(y + a.half, right);
+        *reinterpret_cast<raw *>(y + (turns ? 0 : a.half)) = left;
+        if (turns) *reinterpret_cast<raw *>(y + a.half) = right;
+    }
+    static __device__ void open(const raw &from, float (&to)[N])
+    {
+        if constexpr (N == 1) to[0] = to_f32(from);
+        else unpack<T>(from, to);
+    }
+    static __device__ raw close(const float (&from)[N])
+    {
+        if constexpr (N == 1) return from_f32<T>(from[0]);
+        else return packed_up<T>(from);
     }
     __device__ void rotate(const float (&c)[N], const float (&s)[N], float sign)
     {
+        float x[N], y[N];
+        open(left, x);
+        open(right, y);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float sine = s[j] * sign, turned = left[j] * c[j] - right[j] * sine;
-            right[j] = right[j] * c[j] + left[j] * sine;
-            left[j] = turned;
+            float sine = s[j] * sign, turned = x[j] * c[j] - y[j] * sine;
+            y[j] = y[j] * c[j] + x[j] * sine;
+            x[j] = turned;
         }
+        left = close(x);
+        right = close(y);
     }
 };
 
