@@ -321,7 +321,8 @@ static void the_norm_and_the_clipping_are_the_references(void **state)
         make_gradients(fast);
         make_gradients(slow);
         for (int i = 0; i < 2; i++) {
-            nbl__grad_norm a = {i ? slow : fast, TENSORS, limits[k % 3], {.data = &norms[i]}, &blamed[i], NULL};
+            nbl__grad_norm a = {i ? slow : fast,     TENSORS,    limits[k % 3],
+                                {.data = &norms[i]}, &blamed[i], NULL};
             run_op(ctx, &nbl__grad_norm_family.forward, i ? "ref" : "cpu", &a);
         }
         assert_true(fabsf(norms[0] - norms[1]) <= 1e-6f * norms[1] && norms[1] > 100);
@@ -416,7 +417,8 @@ static void a_step_clips_by_the_factor_that_the_norm_leaves(void **state)
         at_once.args.grad_factor = &clipping.factor;
         run_op(ctx, &nbl__adamw_family.forward, k / 2 % 2 ? "ref" : "cpu", &at_once.args);
         run_op(ctx, &nbl__adamw_family.forward, k / 2 % 2 ? "ref" : "cpu", &apart.args);
-        for (int i = 0; i < TENSORS; i++) assert_true(error_of(&at_once.tensors[i].p, &apart.tensors[i].p) < 1e-7);
+        for (int i = 0; i < TENSORS; i++)
+            assert_true(error_of(&at_once.tensors[i].p, &apart.tensors[i].p) < 1e-7);
         free_model(&apart);
         free_model(&at_once);
     }

@@ -48,7 +48,7 @@ typedef struct nbl__trainer {
     nbl__epoch epoch, next_epoch, validation; /* next_epoch: when the window that has begun is in it */
     nbl__run_state state;
     nbl__window windows[2], *window; /* of this step, one of the two */
-    bool begun;                      /* the other one is the next step's, and its first micro-batch is enqueued */
+    bool begun; /* the other one is the next step's, and its first micro-batch is enqueued */
     nbl__dropout_site *sites;
     int64_t site_count;
     int64_t max_steps, steps_per_epoch, warmup;

@@ -91,7 +91,8 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(cons
     int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH_32;
     int64_t end = begin + STRETCH_32 < e.n ? begin + STRETCH_32 : e.n;
     if (!e.aligned) {
-        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) step_runs<1, 1>(list.common, scale, e, i, 0);
+        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
+            step_runs<1, 1>(list.common, scale, e, i, 0);
         return;
     }
     int64_t i = begin + threadIdx.x * N;
@@ -154,7 +155,8 @@ __device__ float encode(const coder &c, bool is_signed, const float (&values)[CO
 
 /* A block of a tensor, by a warp: 8 elements per lane, in runs of N. WHOLE: all 256 are there. */
 template <int N, bool WHOLE>
-__device__ void step_block(const constants &c, float scale, const entry &e, const coder *coders, int64_t block)
+__device__ void step_block(const constants &c, float scale, const entry &e, const coder *coders,
+                           int64_t block)
 {
     constexpr int COUNT = NBL_ADAMW_BLOCK / 32, RUNS = COUNT / N;
     int64_t first = block * NBL_ADAMW_BLOCK + threadIdx.x % 32 * N;
@@ -234,11 +236,16 @@ __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIS
 constants constants_of(const nbl__adamw *a)
 {
     nbl__adamw_factors f = nbl__adamw_factors_of(a);
-    return {static_cast<float>(a->grad_scale),   static_cast<float>(a->beta1),
-            static_cast<float>(1 - a->beta1),    static_cast<float>(a->beta2),
-            static_cast<float>(1 - a->beta2),    static_cast<float>(a->eps),
-            static_cast<float>(f.root_scale),    static_cast<float>(f.step_size),
-            static_cast<float>(f.shrink_before), static_cast<float>(f.shrink_after),
+    return {static_cast<float>(a->grad_scale),
+            static_cast<float>(a->beta1),
+            static_cast<float>(1 - a->beta1),
+            static_cast<float>(a->beta2),
+            static_cast<float>(1 - a->beta2),
+            static_cast<float>(a->eps),
+            static_cast<float>(f.root_scale),
+            static_cast<float>(f.step_size),
+            static_cast<float>(f.shrink_before),
+            static_cast<float>(f.shrink_after),
             a->grad_factor};
 }
 

@@ -63,8 +63,8 @@ struct nbl__blas {
     cublasStatus_t (*preference_init)(cublasLtMatmulPreference_t, size_t);
     cublasStatus_t (*preference_set)(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
                                      const void *, size_t);
-    cublasStatus_t (*algorithm_get)(const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t, void *,
-                                    size_t, size_t *);
+    cublasStatus_t (*algorithm_get)(const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t,
+                                    void *, size_t, size_t *);
     const char *(*status_text)(cublasStatus_t);
 };
 

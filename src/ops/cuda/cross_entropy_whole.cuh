@@ -113,8 +113,7 @@ __device__ inline whole_row finish_row(const logit_rows &a, whole_part part, int
 {
     double largest = static_cast<double>(part.largest), smoothing = static_cast<double>(a.smoothing),
            n = static_cast<double>(a.vocabulary);
-    for (int i = WHOLE_BLOCKS / 2; i > 0; i /= 2)
-        largest = fmax(largest, __shfl_xor_sync(WARP, largest, i));
+    for (int i = WHOLE_BLOCKS / 2; i > 0; i /= 2) largest = fmax(largest, __shfl_xor_sync(WARP, largest, i));
     if (!isnan(part.sum))
         part.sum *= part.largest == -INFINITY ? 0 : exp(static_cast<double>(part.largest) - largest);
     for (int i = WHOLE_BLOCKS / 2; i > 0; i /= 2) {

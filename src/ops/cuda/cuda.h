@@ -46,7 +46,8 @@ typedef struct nbl__cuda {
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
     void **marks;  /* cudaEvent_t */
     int mark_count;
-    void *notes[NBL_CUDA_NOTES]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
+    void
+        *notes[NBL_CUDA_NOTES]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
     int64_t noted;
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */

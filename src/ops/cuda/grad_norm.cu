@@ -184,9 +184,9 @@ template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__
         next += stretches;
         squares_kernel<<<stretches, THREADS, 0, stream>>>(list);
     });
-    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(
-        w.parts, w.stretches, a->max_norm, static_cast<float *>(a->norm.data), a->non_finite,
-        a->factor ? a->factor : w.factor, a->factor != nullptr);
+    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.stretches, a->max_norm,
+                                                    static_cast<float *>(a->norm.data), a->non_finite,
+                                                    a->factor ? a->factor : w.factor, a->factor != nullptr);
     if (a->max_norm > 0 && !a->factor)
         for_lists<LIST>(
             a->count, STRETCH, common{nullptr, w.factor}, make,
