@@ -83,14 +83,12 @@ size_t nbl__plan_total(const nbl__plan *plan)
 }
 
 /* Operators are asked to keep what would spare their backward step a product, where memory is not short: in plans that
- * recompute nothing; outside of layers, where it is the loss and lives for a moment, in all but the last resort. (Saved
- * or made again, the values are the same.) */
-static void choose_kept(nbl__graph *g, nbl__recompute mode, bool sparing)
+ * recompute nothing. (Saved or made again, the values are the same.) */
+static void choose_kept(nbl__graph *g, bool keep)
 {
     for (int i = 0; i < g->step_count;
          i++) { /* forward steps come first: only those with a backward step keep */
         const nbl__node *node = &g->nodes[g->steps[i].node];
-        bool keep = !sparing && (mode == NBL_RECOMPUTE_NONE || node->layer < 0);
         for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
             if (slot->when && node->bound[slot - node->family->slots])
                 *(bool *)nbl__node_attr(node, slot->when) = keep && g->steps[i].backward;
@@ -104,7 +102,7 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     plan->graph->value_count = plan->value_count; /* without those of an earlier try */
     plan->recompute = mode;
     plan->recomputed_layers = layers;
-    choose_kept(plan->graph, mode, plan->sparing);
+    choose_kept(plan->graph, mode == NBL_RECOMPUTE_NONE);
     NBL_TRY(schedule(plan));
     if (mode != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan, mode, layers));
     NBL_TRY(nbl__plan_infer(plan, true, NULL));
@@ -140,29 +138,24 @@ static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl
 }
 
 /* The least recomputation that keeps the budget: none, then what is cheap in as few layers as needed, then whole layers,
- * as few as needed, and at last without anything that is kept for speed alone. */
+ * as few as needed. */
 static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
 {
     int all = layer_count(plan->graph);
     bool backward = false; /* else there is nothing to make again */
     for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    nbl__recompute last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
-    int best = o->least, ways = last + (last == NBL_RECOMPUTE_LAYERS); /* the last one is sparing */
+    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
     size_t smallest = SIZE_MAX;
-    for (int way = o->least; way <= ways; way++) {
-        nbl__recompute mode = way > (int)last ? last : (nbl__recompute)way;
-        plan->sparing = way > (int)last;
+    for (nbl__recompute mode = o->least; mode <= last; mode++) {
         NBL_TRY(try_plan(plan, o, mode, mode == NBL_RECOMPUTE_NONE ? 0 : all));
         size_t total = nbl__plan_total(plan);
         if (o->budget == 0 || (total <= o->budget && mode == NBL_RECOMPUTE_NONE)) return NBL_OK;
         if (total <= o->budget) return fewest_layers(plan, o, mode, all);
-        if (total < smallest) smallest = total, best = way;
+        if (total < smallest) smallest = total, best = mode;
     }
     NBL_CHECK(plan->ctx, o->or_smallest, NBL_ERROR_MEMORY,
               "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
-    if (best == ways) return NBL_OK;
-    plan->sparing = false;
-    return try_plan(plan, o, (nbl__recompute)best, best == NBL_RECOMPUTE_NONE ? 0 : all);
+    return best == last ? NBL_OK : try_plan(plan, o, best, best == NBL_RECOMPUTE_NONE ? 0 : all);
 }
 
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan)

@@ -29,7 +29,7 @@ typedef enum nbl__memory_class {
 } nbl__memory_class;
 
 typedef enum nbl__recompute {
-    NBL_RECOMPUTE_NONE, /* and operators keep what their flags ask for (nbl__slot.when); with the others the loss alone */
+    NBL_RECOMPUTE_NONE, /* and operators keep what their flags ask for (nbl__slot.when); the others keep none of it */
     NBL_RECOMPUTE_CHEAP, /* norms, rotations and the like are made again; products are kept */
     NBL_RECOMPUTE_LAYERS /* some layers are made again from their input */
 } nbl__recompute;
@@ -63,7 +63,6 @@ typedef struct nbl__plan {
     int prepare_count;
     nbl__recompute recompute;
     int recomputed_layers;
-    bool sparing;             /* nothing is kept that can be made again */
     size_t *offset;           /* per value, in the memory of its class */
     struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
     size_t bytes[NBL_MEMORY_COUNT];

@@ -8,8 +8,8 @@
  *                layers made, and, when only cheap things are made again, the products
  *     again:     everything else that a backward step of the layer reads, and what that needs in turn
  *
- * What a flag asks a node of a layer to keep (nbl__slot.when) is asked for only in plans that recompute nothing: here such
- * slots are unbound, so that no step asks for values that none makes.
+ * What a flag asks a node to keep (nbl__slot.when) is asked for only in plans that recompute nothing: here such slots
+ * are unbound, so that no step asks for values that none makes.
  *
  * A norm that adds its residual starts from its pinned sum: the sum is kept, so neither addend is. */
 #include "graph/plan.h"
