@@ -126,13 +126,12 @@ static nbl_status show(const cli_call *call, nbl_run *run)
 
 static int run(cli_call *call)
 {
-    const cli_value *set = cli_get(call, "set");
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_run *opened = NULL;
     cli_work_begin("");
-    nbl_status code = nbl_run_open(ctx, call->arguments[0], set->all, set->count, &opened);
+    nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), &opened);
     if (code == NBL_OK) code = show(call, opened);
     cli_work_end(code);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);

@@ -144,8 +144,8 @@ static void print_text(const nbl_model_plan *p)
 
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
 {
-    nbl_status code = nbl_run_open(ctx, cli_get(call, "train")->text, NULL, 0, run);
-    if (code == NBL_OK) code = cli_use_device(call, ctx, nbl_run_get_info(*run).device);
+    nbl_status code = cli_run_open(call, ctx, cli_get(call, "train")->text, NULL, run);
+    if (code == NBL_OK) code = cli_use_device_of(ctx, *run);
     if (code != NBL_OK) return code;
     const cli_value *tokens = cli_get(call, "tokens");
     return nbl_run_make_plan(*run, call->arguments[0], tokens->given ? tokens->integer : 0,
@@ -161,7 +161,7 @@ static int run(cli_call *call)
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
-    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx, NULL);
+    nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx);
     if (code == NBL_OK && !of_run) code = cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
         code = nbl_model_make_plan(model, cli_get(call, "tokens")->integer, cli_get(call, "batch")->integer,

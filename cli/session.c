@@ -156,16 +156,35 @@ static void on_log(void *user, nbl_log_level level, const char *line)
             cli_clean(line));
 }
 
-nbl_status cli_use_device(const cli_call *call, nbl_context *ctx, const char *named)
+nbl_status cli_use_device(const cli_call *call, nbl_context *ctx)
 {
     const char *device = cli_get(call, "device")->text;
     int count;
-    if (strcmp(device, "auto") == 0 && named) device = named;
-    if (strcmp(device, "cuda") == 0) return nbl_context_use_cuda(ctx, 0);
-    if (strcmp(device, "cpu") == 0 || !nbl_cuda_built() || nbl_cuda_device_count(ctx, &count) != NBL_OK)
-        return NBL_OK;
-    nbl_status status = nbl_context_use_cuda(ctx, 0);
-    return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status; /* one that is too old */
+    if (strcmp(device, "cpu") == 0) return NBL_OK;
+    if (strcmp(device, "cuda") == 0 || nbl_cuda_usable(ctx)) return nbl_context_use_cuda(ctx, 0);
+    if (nbl_cuda_device_count(ctx, &count) != NBL_OK || progress.quiet) return NBL_OK;
+    nbl_cuda_usable(ctx); /* for its message: there is a device, and it lies idle */
+    fprintf(stderr, "nibble: %s: warning: the CPU computes: %s\n", progress.command,
+            cli_clean(nbl_error_message(ctx)));
+    return NBL_OK;
+}
+
+nbl_status cli_run_open(const cli_call *call, nbl_context *ctx, const char *path, const cli_value *sets,
+                        nbl_run **run)
+{
+    const cli_value *device = cli_get(call, "device");
+    int64_t count = sets ? sets->count : 0;
+    const char **overrides = cli_alloc(((size_t)count + 1) * sizeof *overrides);
+    for (int64_t i = 0; i < count; i++) overrides[i] = sets->all[i];
+    if (device->given) overrides[count++] = cli_format("device=%s", device->text);
+    nbl_status status = nbl_run_open(ctx, path, overrides, count, run);
+    free(overrides);
+    return status;
+}
+
+nbl_status cli_use_device_of(nbl_context *ctx, const nbl_run *run)
+{
+    return strcmp(nbl_run_get_info(run).device, "cuda") == 0 ? nbl_context_use_cuda(ctx, 0) : NBL_OK;
 }
 
 nbl_context *cli_context(const cli_call *call, int *status)
@@ -182,7 +201,7 @@ nbl_context *cli_context(const cli_call *call, int *status)
     nbl_status code = nbl_context_create(&options, &ctx);
     *status = CLI_DONE;
     if (code == NBL_OK && call->command->computes) {
-        nbl_status device = cli_use_device(call, ctx, NULL);
+        nbl_status device = cli_use_device(call, ctx);
         if (device == NBL_OK) return ctx;
         *status = cli_failure(call, ctx, device);
         cli_context_end(ctx);

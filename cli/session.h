@@ -11,9 +11,13 @@ void cli_session_end(void);
 
 /* The library's context for this call, or NULL after an error line; *status is the exit status. */
 nbl_context *cli_context(const cli_call *call, int *status);
-/* Has the context run on what --device says; where that is auto: on what `named` says (NULL: nothing), else on the first
- * CUDA device if there is one. */
-nbl_status cli_use_device(const cli_call *call, nbl_context *ctx, const char *named);
+/* Has the context run on what --device says; auto is the first CUDA device if it can be used. */
+nbl_status cli_use_device(const cli_call *call, nbl_context *ctx);
+/* Opens a run with what --set (NULL: the command has none) and --device say of it; the context is not on its device yet. */
+nbl_status cli_run_open(const cli_call *call, nbl_context *ctx, const char *path, const cli_value *sets,
+                        nbl_run **run);
+/* Has the context run on the device that a run was given. */
+nbl_status cli_use_device_of(nbl_context *ctx, const nbl_run *run);
 /* Ends progress and releases the context. */
 void cli_context_end(nbl_context *ctx);
 

@@ -15,6 +15,7 @@ static const double redraw_seconds = 0.1, plain_seconds = 2;
 
 typedef struct watcher {
     const cli_call *call;
+    const char *device;
     bool quiet, terminal, drawn, begun;
     double last;
 } watcher;
@@ -55,7 +56,7 @@ static int on_event(void *user, const nbl_train_event *e)
             fprintf(stderr, "going on from %s, step %lld of %lld\n", cli_clean(e->text), (long long)e->step,
                     (long long)e->steps);
         else if (e->kind == NBL_TRAIN_BEGIN)
-            fprintf(stderr, "%lld steps, %s planned\n", (long long)e->steps,
+            fprintf(stderr, "%lld steps on %s, %s planned\n", (long long)e->steps, w->device,
                     cli_bytes((double)e->memory_bytes));
         else if (e->kind == NBL_TRAIN_EVALUATION)
             fprintf(stderr, "step %lld  evaluation loss %.4f\n", (long long)e->step, e->loss);
@@ -68,9 +69,8 @@ static int on_event(void *user, const nbl_train_event *e)
 /* The file's `threads` counts where the command line says nothing. */
 static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
 {
-    const cli_value *sets = cli_get(call, "set");
-    nbl_status code = nbl_run_open(ctx, call->arguments[0], sets->all, sets->count, r);
-    if (code == NBL_OK) code = cli_use_device(call, ctx, nbl_run_get_info(*r).device);
+    nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), r);
+    if (code == NBL_OK) code = cli_use_device_of(ctx, *r);
     if (code != NBL_OK || call->threads > 0) return code;
     return nbl_context_set_threads(ctx, nbl_run_get_info(*r).threads);
 }
@@ -106,9 +106,11 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
 static const char *resume_hint(const cli_call *call)
 {
     const cli_value *sets = cli_get(call, "set"), *samples = cli_get(call, "samples");
+    const cli_value *device = cli_get(call, "device");
     const char *line = cli_format("nibble train %s", cli_shell_word(call->arguments[0]));
     for (int i = 0; i < sets->count; i++)
         line = cli_format("%s --set %s", line, cli_shell_word(sets->all[i]));
+    if (device->given) line = cli_format("%s --device %s", line, device->text);
     if (samples->given) line = cli_format("%s --samples %lld", line, (long long)samples->integer);
     return cli_format("%s --resume goes on", line);
 }
@@ -126,6 +128,7 @@ static int run(cli_call *call)
     if (samples->given) options.samples = samples->integer > 0 ? (int)samples->integer : -1;
     cli_work_begin("");
     nbl_status code = open_run(ctx, call, &r);
+    if (code == NBL_OK) w.device = nbl_run_get_info(r).device;
     if (code == NBL_OK) code = nbl_run_train(r, &options, &summary);
     clear_line(&w);
     cli_work_end(code);

@@ -928,8 +928,9 @@ typedef struct nbl_run_info {
     int report;  /* 0: no report.html is written */
     int threads; /* that it asks for; 0: it does not. The caller's choice: see
                     nbl_context_set_threads */
-    const char *device; /* "cpu", "cuda" or "auto"; NULL: it does not say. The
-                           caller's choice: see nbl_context_use_cuda */
+    const char *device; /* "cpu" or "cuda", never "auto": chosen when the run
+                           was opened. The caller follows it, or does not:
+                           see nbl_context_use_cuda */
     int mergeable; /* an adapter whose base is a folder, not a .gguf file */
 } nbl_run_info;
 NBL_API nbl_run_info nbl_run_get_info(const nbl_run *run);
@@ -1202,6 +1203,11 @@ typedef struct nbl_cuda_device {
 NBL_API nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count);
 NBL_API nbl_status nbl_cuda_device_get(nbl_context *ctx, int index,
                                        nbl_cuda_device *device);
+
+/* 1: nbl_context_use_cuda(ctx, 0) has all it needs (a driver, a device of
+ * compute capability 8.0 or later, cuBLASLt); 0: the message says what is
+ * missing. What "auto" asks, here and in a run's configuration. */
+NBL_API int nbl_cuda_usable(nbl_context *ctx);
 
 /* Models that this context opens from now on keep their weights on that
  * device and run there, on a stream of the context's own; operators (section

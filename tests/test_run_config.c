@@ -140,7 +140,8 @@ static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
                 c->save_total_limit == 0);
     assert_true(c->loss_watchdog_threshold == 0 && c->early_stopping_patience == 0);
     assert_string_equal(c->output_dir, "./model-out");
-    assert_true(c->seed == 42 && c->threads == 0 && c->memory == 0 && c->report && c->device == NULL);
+    assert_true(c->seed == 42 && c->threads == 0 && c->memory == 0 && c->report);
+    assert_string_equal(c->device, nbl_cuda_usable(f.ctx) ? "cuda" : "cpu");
     assert_null(c->chat_template);
     const nbl__dataset_config *d = c->datasets;
     assert_int_equal(c->dataset_count, 1);
@@ -312,13 +313,16 @@ static void bf16_auto_is_decided_by_the_machine(void **state)
     (void)state;
     fixture f;
     begin(&f);
-    bool has = nbl__isa(f.ctx) >= NBL_ISA_AVX512BF16;
-    assert_int_equal(read_good(&f, LEAST "bf16: auto\n", NULL)->compute,
+    bool has = nbl__isa(f.ctx) >= NBL_ISA_AVX512BF16, device = nbl_cuda_usable(f.ctx);
+    assert_int_equal(read_good(&f, LEAST "bf16: auto\ndevice: cpu\n", NULL)->compute,
                      has ? NBL_DTYPE_BF16 : NBL_DTYPE_F32);
+    assert_int_equal(read_good(&f, LEAST "bf16: auto\n", NULL)->compute,
+                     has || device ? NBL_DTYPE_BF16 : NBL_DTYPE_F32);
     assert_int_equal(read_good(&f, LEAST "bf16: auto\nfp16: true\n", NULL)->compute, NBL_DTYPE_F16);
     assert_int_equal(read_good(&f, LEAST "bf16: auto\ndevice: cuda\n", NULL)->compute, NBL_DTYPE_BF16);
-    assert_null(read_good(&f, LEAST "bf16: true\ndevice: auto\n", NULL)->device);
-    assert_int_equal(f.run->config.compute, NBL_DTYPE_BF16);
+    const nbl__run_config *c = read_good(&f, LEAST "bf16: true\ndevice: auto\n", NULL);
+    assert_string_equal(c->device, device ? "cuda" : "cpu");
+    assert_int_equal(c->compute, NBL_DTYPE_BF16);
     end(&f);
 }
 

@@ -34,7 +34,8 @@ typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": operator, then what makes it different */
     nbl_isa needs;
     const char *(*can)(const void *arguments);                        /* NULL: yes; else why not */
-    size_t (*scratch)(const nbl_context *ctx, const void *arguments); /* NULL: none */
+    /* Bytes; NULL: none. It is planned for the most tokens that a run may have: never more with fewer. */
+    size_t (*scratch)(const nbl_context *ctx, const void *arguments);
     nbl_status (*run)(const nbl__call *call, const void *arguments);
 } nbl__impl;
 

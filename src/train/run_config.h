@@ -113,7 +113,7 @@ typedef struct nbl__run_config {
     uint64_t seed;                      /* 42 */
     const char *resume_from_checkpoint; /* a folder; or NULL */
     bool auto_resume;
-    const char *device; /* NULL: the default */
+    const char *device; /* "cpu" or "cuda": what `device: auto` found */
     int64_t threads;    /* 0: the context's */
     uint64_t memory;    /* bytes; 0: no limit */
     bool report;        /* true */

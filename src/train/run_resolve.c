@@ -44,15 +44,22 @@ static nbl_status base_is_quantized(reader *r, bool *quantized)
     return status == NBL_ERROR_MEMORY ? status : NBL_OK;
 }
 
+/* The context's own device if it has one, or what can be used. */
+static void resolve_device(reader *r)
+{
+    nbl__run_config *c = &r->draft.config;
+    if (c->device && strcmp(c->device, "auto") != 0) return;
+    c->device = nbl__accelerator(r->ctx) || nbl_cuda_usable(r->ctx) ? "cuda" : "cpu";
+}
+
 static nbl_status resolve_precision(reader *r)
 {
     nbl__run_draft *d = &r->draft;
     nbl__run_config *c = &d->config;
     if (d->bf16 == 1 && d->fp16) return contradiction(r, "bf16", "fp16", "one dtype computes");
-    if (c->device && strcmp(c->device, "auto") == 0) c->device = NULL;
+    resolve_device(r);
     if (d->bf16 == 2)
-        d->bf16 = !d->fp16 &&
-                  (nbl__isa(r->ctx) >= NBL_ISA_AVX512BF16 || (c->device && strcmp(c->device, "cuda") == 0));
+        d->bf16 = !d->fp16 && (nbl__isa(r->ctx) >= NBL_ISA_AVX512BF16 || strcmp(c->device, "cuda") == 0);
     c->compute = d->bf16 ? NBL_DTYPE_BF16 : d->fp16 ? NBL_DTYPE_F16 : NBL_DTYPE_F32;
     c->tf32 = d->tf32 == 1;
     if (c->load_in_4bit && c->load_in_8bit)

@@ -158,6 +158,10 @@ nbl_status case_backward(nbl_context *ctx, const op_case *c, const nbl__impl *im
 bool case_takes(const nbl_context *ctx, const nbl__impl *impl, const case_run *r);
 const nbl__impl *case_reference(const nbl__op *op);
 
+/* Is the scratch for fewer tokens never more than that for those of the case? `arguments` are inferred. */
+bool case_scratch_grows(const nbl_context *ctx, const op_case *c, const nbl__impl *impl,
+                        const void *arguments, char why[CASE_TEXT]);
+
 /* ‖got − want‖ / ‖want‖ in f64, where the root mean square of `want` counts as at least `zero`. Infinite
  * when a NaN or an infinity is not in the same places. Integers must be equal. */
 double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero);

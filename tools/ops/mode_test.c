@@ -120,6 +120,13 @@ static bool pass(testing *t, nbl_context *ctx, const nbl__impl *impl, bool backw
     return false;
 }
 
+static void test_scratch(testing *t, const nbl_context *ctx, const nbl__impl *impl, const case_run *r)
+{
+    char why[CASE_TEXT];
+    if (!case_scratch_grows(ctx, t->c, impl, r->arguments, why))
+        fail(t->all, t->c->text, impl->name, ctx, why);
+}
+
 static bool wanted(const tally *all, const nbl__impl *impl)
 {
     return all->o->impl == NULL || strcmp(all->o->impl, impl->name) == 0;
@@ -137,7 +144,10 @@ static void test_impls(testing *t, nbl_isa isa, const nbl__op *op, const case_ru
         if (impl == case_reference(op) && isa != NBL_ISA_SCALAR) continue; /* knows no instruction set */
         if (!case_takes(one, impl, forward ? forward : &t->reference)) continue;
         ran(t->all, impl->name);
-        if (pass(t, one, impl, backward, false, forward, &a)) compare(t, impl->name, one, &a, backward);
+        if (pass(t, one, impl, backward, false, forward, &a)) {
+            compare(t, impl->name, one, &a, backward);
+            test_scratch(t, one, impl, &a);
+        }
         if (a.arguments && impl != case_reference(op) && pass(t, many, impl, backward, true, forward, &b)) {
             same_bits(t, impl->name, many, &a, &b, backward, "than with one thread");
             if (pass(t, many, impl, backward, false, forward, &again))
@@ -227,6 +237,7 @@ static void test_device_impls(testing *t, const nbl__op *op, const case_run *for
         if (pass(t, ctx, impl, backward, false, forward, &a)) {
             ran(t->all, impl->name);
             compare(t, impl->name, ctx, &a, backward);
+            test_scratch(t, ctx, impl, &a);
             if (pass(t, ctx, impl, backward, false, forward, &again))
                 same_bits(t, impl->name, ctx, &a, &again, backward, "when it runs again");
         }

@@ -102,9 +102,24 @@ static void close_library(nbl__cuda *cuda, struct nbl__blas *blas)
     nbl__free(cuda->ctx, blas, sizeof *blas);
 }
 
-nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **result)
+static void *load_library(void)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+    void *library = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && library == NULL; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+bool nbl__blas_found(void)
+{
+    void *library = load_library();
+    if (library) dlclose(library);
+    return library != NULL;
+}
+
+nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **result)
+{
     *result = NULL;
     struct nbl__blas *blas = nbl__alloc(cuda->ctx, sizeof *blas);
     if (blas == NULL) return NBL_ERROR_MEMORY;
@@ -113,8 +128,7 @@ nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **result)
         close_library(cuda, blas);
         return NBL_ERROR_MEMORY;
     }
-    for (size_t i = 0; i < sizeof names / sizeof *names && blas->library == NULL; i++)
-        blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    blas->library = load_library();
     if (blas->library == NULL || !find_functions(blas) ||
         blas->create(&blas->handle) != CUBLAS_STATUS_SUCCESS) {
         close_library(cuda, blas);

@@ -29,6 +29,8 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *gemm);
 nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
                              const int8_t *b, int32_t *c);
 
+/* Is the library there? */
+bool nbl__blas_found(void);
 /* Loads the library and makes a handle; without the library *blas is NULL and that is no failure. */
 nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas);
 void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas);

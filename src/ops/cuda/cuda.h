@@ -64,6 +64,9 @@ const nbl__impl *const *nbl__cuda_impls(const char *op);
  * and what is free, when there is none. Size 0 gives a valid pointer. */
 void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes);
 void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes); /* NULL is allowed; waits for the device */
+/* Is it of a kind that the kernels are made for? */
+nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device);
+
 /* Bytes that are free; 0: unknown. */
 size_t nbl__cuda_left(nbl__cuda *cuda);
 /* Host memory that copies run at full speed from and to. */

@@ -1,5 +1,4 @@
-/* device.c - the CUDA devices of this machine, as nibble.h tells of them, and one of them opened for a context, as
- * cuda.h does. Every build has this file: without the backend it says so. */
+/* device.c - a CUDA device opened for a context, as cuda.h has it. */
 #include "ops/cuda/cuda.h"
 
 #include <stdio.h>
@@ -9,48 +8,6 @@
 
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
-
-int nbl_cuda_built(void)
-{
-    return 1;
-}
-
-nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
-{
-    NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
-    *count = 0;
-    cudaError_t error = cudaGetDeviceCount(count);
-    if (error != cudaSuccess) {
-        int version = 0;
-        *count = 0;
-        cudaGetLastError(); /* told here, not by the next launch */
-        if (cudaDriverGetVersion(&version) == cudaSuccess && version == 0)
-            return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: no NVIDIA driver was found");
-        return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: %s", cudaGetErrorString(error));
-    }
-    NBL_CHECK(ctx, *count > 0, NBL_ERROR_UNSUPPORTED, "no CUDA device: the driver knows none");
-    return NBL_OK;
-}
-
-nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
-{
-    int count;
-    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
-    NBL_TRY(nbl_cuda_device_count(ctx, &count));
-    NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
-    struct cudaDeviceProp properties;
-    cudaError_t error = cudaGetDeviceProperties(&properties, index);
-    if (error != cudaSuccess) {
-        cudaGetLastError();
-        return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "CUDA device %d: %s", index, cudaGetErrorString(error));
-    }
-    memset(device, 0, sizeof *device);
-    snprintf(device->name, sizeof device->name, "%s", properties.name);
-    device->major = properties.major;
-    device->minor = properties.minor;
-    device->memory_bytes = properties.totalGlobalMem;
-    return NBL_OK;
-}
 
 /* ---- a device of a context ---- */
 
@@ -78,13 +35,13 @@ static nbl_status failed(nbl__cuda *cuda, const char *what, cudaError_t error)
 static nbl_status open_device(nbl__cuda *cuda)
 {
     struct cudaDeviceProp properties;
+    nbl_cuda_device device;
     cudaStream_t stream;
     void *fault, *mailbox;
+    NBL_TRY(nbl_cuda_device_get(cuda->ctx, cuda->index, &device));
+    NBL_TRY(nbl__cuda_supports(cuda->ctx, cuda->index, &device));
     CUDA_TRY(cuda, "open", cudaSetDevice(cuda->index));
     CUDA_TRY(cuda, "properties", cudaGetDeviceProperties(&properties, cuda->index));
-    NBL_CHECK(cuda->ctx, properties.major >= 8, NBL_ERROR_UNSUPPORTED,
-              "CUDA device %d: %s has compute capability %d.%d; 8.0 or later is needed", cuda->index,
-              properties.name, properties.major, properties.minor);
     cuda->major = properties.major;
     cuda->minor = properties.minor;
     cuda->multiprocessors = properties.multiProcessorCount;
@@ -124,10 +81,7 @@ static void close_device(void *device)
 
 nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
 {
-    int count;
     NBL_CHECK(ctx, nbl__cuda_of(ctx) == NULL, NBL_ERROR_ARGUMENT, "the context already runs on a device");
-    NBL_TRY(nbl_cuda_device_count(ctx, &count));
-    NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
     nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
     if (cuda == NULL) return NBL_ERROR_MEMORY;
     const char *verbose = getenv("NIBBLE_VERBOSE");
@@ -363,162 +317,6 @@ void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph)
     if (graph == NULL) return;
     make_current(cuda);
     cudaGraphExecDestroy(graph);
-}
-
-#else
-
-int nbl_cuda_built(void)
-{
-    return 0;
-}
-
-nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
-{
-    NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
-    *count = 0;
-    return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: this library was built without CUDA");
-}
-
-nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
-{
-    int count;
-    (void)index;
-    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
-    return nbl_cuda_device_count(ctx, &count);
-}
-
-/* ---- nothing of cuda.h is ever called: there is no device ---- */
-
-nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
-{
-    (void)ctx;
-    return NULL;
-}
-
-nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
-{
-    int count;
-    (void)index;
-    return nbl_cuda_device_count(ctx, &count);
-}
-
-void *nbl__cuda_alloc(nbl__cuda *cuda, size_t bytes)
-{
-    (void)cuda, (void)bytes;
-    return NULL;
-}
-
-void nbl__cuda_free(nbl__cuda *cuda, void *memory, size_t bytes)
-{
-    (void)cuda, (void)memory, (void)bytes;
-}
-
-size_t nbl__cuda_left(nbl__cuda *cuda)
-{
-    (void)cuda;
-    return 0;
-}
-
-void *nbl__cuda_alloc_host(nbl__cuda *cuda, size_t bytes)
-{
-    (void)cuda, (void)bytes;
-    return NULL;
-}
-
-void nbl__cuda_free_host(nbl__cuda *cuda, void *memory)
-{
-    (void)cuda, (void)memory;
-}
-
-nbl_status nbl__cuda_stage(nbl__cuda *cuda, size_t bytes, void **host)
-{
-    return nbl__cuda_write(cuda, host, NULL, bytes);
-}
-
-nbl_status nbl__cuda_write(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    (void)cuda, (void)to, (void)from, (void)bytes;
-    return NBL_ERROR_INTERNAL;
-}
-
-nbl_status nbl__cuda_read(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return nbl__cuda_write(cuda, to, from, bytes);
-}
-
-nbl_status nbl__cuda_write_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return nbl__cuda_write(cuda, to, from, bytes);
-}
-
-nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    return nbl__cuda_write(cuda, to, from, bytes);
-}
-
-nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes)
-{
-    (void)byte;
-    return nbl__cuda_write(cuda, to, NULL, bytes);
-}
-
-nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
-{
-    (void)what;
-    return nbl__cuda_write(cuda, NULL, NULL, 0);
-}
-
-nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
-{
-    return nbl__cuda_write(cuda, place, NULL, 0);
-}
-
-nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
-{
-    (void)place;
-    return nbl__cuda_wait(cuda, what);
-}
-
-nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
-{
-    return nbl__cuda_write(cuda, NULL, NULL, (size_t)count);
-}
-
-void nbl__cuda_marks_close(nbl__cuda *cuda)
-{
-    (void)cuda;
-}
-
-nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
-{
-    return nbl__cuda_write(cuda, NULL, NULL, (size_t)mark);
-}
-
-nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
-{
-    (void)from, (void)to;
-    return nbl__cuda_write(cuda, milliseconds, NULL, 0);
-}
-
-nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
-{
-    return nbl__cuda_write(cuda, NULL, NULL, 0);
-}
-
-nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph)
-{
-    (void)good;
-    return nbl__cuda_write(cuda, graph, NULL, 0);
-}
-
-nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph)
-{
-    return nbl__cuda_write(cuda, graph, NULL, 0);
-}
-
-void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph)
-{
-    (void)cuda, (void)graph;
 }
 
 #endif

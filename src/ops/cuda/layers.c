@@ -17,8 +17,7 @@ extern const nbl__impl nbl__dora_norm_cuda;
  * tokens: there an error of one of them is not evened out by the others'. */
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
-    enum { FEW = 16 };
-    return dtype == NBL_DTYPE_BF16 && tokens > FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+    return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
 /* What lies between the layers of mlp is f32: in f16 it may be out of range, so its products are f32 then. */
@@ -357,13 +356,31 @@ static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l)
     return NBL_OK;
 }
 
-size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward)
 {
     nbl__cuda_layers j;
-    if (nbl__cuda_fast_takes(members, count, false))
-        return nbl__cuda_fast_scratch(cuda, members, count, false);
-    nbl__cuda_layers_open(&j, NULL, members, count, false, NULL);
-    return j.used;
+    nbl__linear few[NBL_CUDA_LAYERS_MOST];
+    size_t most = 0;
+    bool fast = nbl__cuda_fast_takes(members, count, backward);
+    if (!fast) {
+        nbl__cuda_layers_open(&j, NULL, members, count, backward, NULL);
+        most = j.used;
+    }
+    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_FEW) return most;
+    for (int i = 0; i < count; i++) few[i] = members[i];
+    few->x.rank = 2;
+    few->x.shape[0] = NBL_CUDA_FEW;
+    few->x.shape[1] = members->w.shape[1];
+    nbl__cuda_layers_open(&j, NULL, few, count, backward, NULL);
+    return j.used > most ? j.used : most;
+}
+
+size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+{
+    size_t general = nbl__cuda_general_scratch(members, count, false);
+    if (!nbl__cuda_fast_takes(members, count, false)) return general;
+    size_t fast = nbl__cuda_fast_scratch(cuda, members, count, false);
+    return fast > general ? fast : general;
 }
 
 nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count)

@@ -9,15 +9,15 @@
  * time, with f32 sums between the products: every result is rounded once.
  *
  * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
- * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is that of the arguments as they
- * are, but is measured as if every gradient were wanted. */
+ * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is measured as if every gradient were
+ * wanted, and is enough for fewer tokens, too: NBL_CUDA_FEW or less go the general way, their adapters in f32. */
 #ifndef NBL_CUDA_LAYERS_H
 #define NBL_CUDA_LAYERS_H
 
 #include "ops/cuda/cuda.h"
 #include "ops/linear.h"
 
-enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096 };
+enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_FEW = 16 };
 
 size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
 nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count);
@@ -74,6 +74,8 @@ typedef struct nbl__cuda_layers {
 /* Lays out all pieces from `scratch` on; NULL measures. */
 void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch);
+/* The most that the general way takes for these arguments, or for them with few tokens. */
+size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward);
 /* Factors of DoRA, adapters in their dtype, int8's outlier columns (`codes`: when they will be used). */
 nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes);
 nbl_status nbl__cuda_layers_weight(nbl__cuda_layers *j, const nbl__cuda_layer *l, const void **w);

@@ -180,10 +180,10 @@ static nbl_status put_sums(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
 
 size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
-    nbl__cuda_layers j;
-    if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_scratch(cuda, members, count, true);
-    nbl__cuda_layers_open(&j, NULL, members, count, true, NULL);
-    return j.used;
+    size_t general = nbl__cuda_general_scratch(members, count, true);
+    if (!nbl__cuda_fast_takes(members, count, true)) return general;
+    size_t fast = nbl__cuda_fast_scratch(cuda, members, count, true);
+    return fast > general ? fast : general;
 }
 
 nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count)

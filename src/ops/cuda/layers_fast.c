@@ -21,8 +21,6 @@
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
 
-enum { FEW = 16 };
-
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
     int64_t columns = nbl__linear_rank(a) + (!backward && nbl__given(&a->bias) ? 2 : 0);
@@ -34,7 +32,7 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     int64_t in = members->w.shape[1], wide = 0;
     bool few = false; /* results of adapters: what the kernels of biases and masks take */
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return false;
-    if (nbl__tensor_rows(&members->x) <= FEW || in == 0 || in % 8 != 0) return false;
+    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_FEW || in == 0 || in % 8 != 0) return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
         if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude)) return false;

@@ -343,10 +343,15 @@ int64_t columns_of(int wide)
     return 256 / (wide / 8) * WARPS;
 }
 /* Rows of each share: enough shares to fill the device, in multiples of any stage's rows. */
-int64_t share_of(int64_t rows, int64_t columns, int wide)
+int64_t shares_wanted(int64_t columns, int wide)
 {
     int64_t across = (columns + columns_of(wide) - 1) / columns_of(wide);
-    int64_t shares = across < DEVICE ? DEVICE / across : 1, share = (rows + shares - 1) / shares;
+    return across < DEVICE ? DEVICE / across : 1;
+}
+
+int64_t share_of(int64_t rows, int64_t columns, int wide)
+{
+    int64_t shares = shares_wanted(columns, wide), share = (rows + shares - 1) / shares;
     return (share + 63) / 64 * 64;
 }
 
@@ -389,8 +394,9 @@ static sweep_sizes sizes_of(int64_t rows, int64_t columns, int wide)
 
 extern "C" size_t nbl__cuda_sweep_scratch(int64_t rows, int64_t columns, int wide)
 {
-    sweep_sizes s = sizes_of(rows, columns, wide);
-    return s.outer + s.projected;
+    int64_t pieces = (rows + 63) / 64, most = shares_wanted(columns, wide); /* fewer rows may have more shares */
+    return static_cast<size_t>((pieces < most ? pieces : most) * columns * wide) * 4 +
+           sizes_of(rows, columns, wide).projected;
 }
 
 extern "C" nbl_status nbl__cuda_sweep(const nbl__call *call, const nbl__sweep *s, void *scratch)
