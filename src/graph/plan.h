@@ -70,8 +70,6 @@ typedef struct nbl__plan {
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
     bool borrowed[NBL_MEMORY_COUNT];
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
-    uint8_t *spare;  /* its place is taken by this one, and turns, when a run is enqueued; or NULL */
-    int64_t copied, spare_copied; /* when the inputs in there are on the device (nbl__cuda_note) */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
     uint64_t key; /* of the arguments of the first key_count steps as they are; 0: they have changed since */
@@ -113,8 +111,8 @@ void nbl__plan_touch(nbl__plan *plan);
 /* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
-/* Enqueues a run where there is a device, and returns while it works on it: at most two runs behind. Every input must
- * be written before each such run. Results are what nbl__memory_fetch finds at nbl__plan_address. */
+/* Enqueues a run where there is a device, and returns when the device begins with it: what is written to the inputs from
+ * then on is the next run's. Results are what nbl__memory_fetch finds at nbl__plan_address. */
 nbl_status nbl__plan_run_later(nbl__plan *plan);
 /* The forward steps only: results, no gradients. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);

@@ -1,8 +1,7 @@
 /* plan_run.c - a plan gets its memory, and runs. See plan.h.
  *
  * On a device inputs and results also have a place in the host's memory, where the caller writes and reads them: a run
- * copies the inputs there, and the results back when it is done. Runs that are enqueued take turns between two such
- * places, so that the inputs of the next can be written while those of this one wait to be copied. A schedule that comes again just as it was (every
+ * copies the inputs there, and the results back when it is done. A schedule that comes again just as it was (every
  * argument the same, shapes and attributes included) is recorded the second time and replayed from then on, as one launch. */
 #include <math.h>
 
@@ -74,7 +73,6 @@ void nbl__plan_unbind(nbl__plan *plan)
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
         if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
-    if (plan->spare) nbl__cuda_free_host(cuda, plan->spare);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }
@@ -189,21 +187,12 @@ nbl_status nbl__plan_run(nbl__plan *plan)
 nbl_status nbl__plan_run_later(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
-    if (cuda == NULL || plan->borrowed[NBL_MEMORY_INPUTS]) return run_some(plan, plan->step_count);
-    if (plan->spare == NULL) {
-        plan->spare = nbl__memory_alloc_host(plan->ctx, plan->bytes[NBL_MEMORY_INPUTS]);
-        if (plan->spare == NULL) return NBL_ERROR_MEMORY;
-    }
+    int64_t copied;
+    if (cuda == NULL) return run_steps(plan, plan->step_count);
     NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-    NBL_TRY(nbl__cuda_note(cuda, &plan->copied));
+    NBL_TRY(nbl__cuda_note(cuda, &copied));
     NBL_TRY(launch(plan, cuda, plan->step_count));
-    uint8_t *mirror = plan->mirror;
-    int64_t copied = plan->copied;
-    plan->mirror = plan->spare;
-    plan->copied = plan->spare_copied;
-    plan->spare = mirror;
-    plan->spare_copied = copied;
-    return nbl__cuda_wait_for(cuda, plan->copied, "the inputs");
+    return nbl__cuda_wait_for(cuda, copied, "the inputs");
 }
 
 /* Nobody will ask for gradients: forward steps need not make any. */
