@@ -1,12 +1,10 @@
 /* rope.cu - rope_table, rope and rope_backward. See rope.h.
  *
  * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
- * rope        a thread turns 16 bytes of both halves of a head, in two tokens at a time. Cosines and sines come
- *             from the table, which the cache holds, or are made as above once per token, in shared memory.
+ * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
+ *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
  *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
  *             x. */
-#include <type_traits>
-
 #include "ops/cuda/load.cuh"
 
 extern "C" {
@@ -18,7 +16,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { MOST_FREQUENCIES = 512, THREADS = 256, EACH = 2 };
+enum { MOST_FREQUENCIES = 512, MOST_HALF = 4096, THREADS = 256 };
 
 /* By value in the parameters of a kernel. */
 struct frequencies {
@@ -79,120 +77,82 @@ struct turn {
     const float *cosines, *sines; /* [tokens, half]; NULL: from positions */
     const int32_t *positions;
     int heads, columns, half;
-    int64_t tokens;
     float sign; /* -1: back */
 };
 
-/* N elements of both halves of a head, or of what does not turn: a thread's share of a token. They stay as they were
- * loaded, 16 bytes or one element, until they are turned. */
-template <typename T, int N> struct piece {
-    using raw = std::conditional_t<N == 1, T, uint4>;
-    raw left, right;
-    __device__ void load(const turn &a, int64_t token, int head, int i, bool turns)
-    {
-        const T *x = static_cast<const T *>(a.from) + (token * a.heads + head) * a.columns + i;
-        left = *reinterpret_cast<const raw *>(x + (turns ? 0 : a.half));
-        if (turns) right = *reinterpret_cast<const raw *>(x + a.half);
+__device__ inline void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
+{
+    int64_t token = blockIdx.x;
+    for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
+        if (f) turn_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
+        else {
+            cosines[i] = a.cosines[token * a.half + i];
+            sines[i] = a.sines[token * a.half + i];
+        }
+        sines[i] *= a.sign;
     }
-    __device__ void store(const turn &a, int64_t token, int head, int i, bool turns) const
-    {
-        T *y = static_cast<T *>(a.to) + (token * a.heads + head) * a.columns + i;
-        *reinterpret_cast<raw *>(y + (turns ? 0 : a.half)) = left;
-        if (turns) *reinterpret_cast<raw *>(y + a.half) = right;
-    }
-    static __device__ void open(const raw &from, float (&to)[N])
-    {
-        if constexpr (N == 1) to[0] = to_f32(from);
-        else unpack<T>(from, to);
-    }
-    static __device__ raw close(const float (&from)[N])
-    {
-        if constexpr (N == 1) return from_f32<T>(from[0]);
-        else return packed_up<T>(from);
-    }
-    __device__ void rotate(const float (&c)[N], const float (&s)[N], float sign)
-    {
-        float x[N], y[N];
-        open(left, x);
-        open(right, y);
+    __syncthreads();
+}
+
+/* N elements at a time: as many as fit 16 bytes, or 1. */
+template <typename T, int N>
+__device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
+{
+    int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
+    const T *from = static_cast<const T *>(a.from) + first;
+    T *to = static_cast<T *>(a.to) + first;
+    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
+        int head = item / work, i = item % work;
+        const T *x = from + static_cast<int64_t>(head) * a.columns;
+        T *y = to + static_cast<int64_t>(head) * a.columns;
+        float left[N], right[N], c[N], s[N];
+        if (i >= lanes) { /* past the dimensions that turn */
+            load_run<T, N>(x + a.half + i * N, left);
+            store_run<T, N>(y + a.half + i * N, left);
+            continue;
+        }
+        load_run<T, N>(x + i * N, left);
+        load_run<T, N>(x + a.half + i * N, right);
+        load_run<float, N>(cosines + i * N, c);
+        load_run<float, N>(sines + i * N, s);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float sine = s[j] * sign, turned = x[j] * c[j] - y[j] * sine;
-            y[j] = y[j] * c[j] + x[j] * sine;
-            x[j] = turned;
+            float turned = left[j] * c[j] - right[j] * s[j];
+            right[j] = right[j] * c[j] + left[j] * s[j];
+            left[j] = turned;
         }
-        left = close(x);
-        right = close(y);
-    }
-};
-
-/* Threads of a block: pieces of a token times tokens. Each has EACH tokens, all of which it loads before it stores the
- * first. */
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
-{
-    int lanes = a.half / N, work = lanes + (a.columns - 2 * a.half) / N;
-    int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y) * EACH;
-    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
-        int head = item / work, i = item % work * N;
-        bool turns = i < a.half;
-        piece<T, N> pieces[EACH];
-        float c[EACH][N], s[EACH][N];
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            int64_t token = first + k;
-            if (token >= a.tokens) break;
-            pieces[k].load(a, token, head, i, turns);
-            if (!turns) continue;
-            load_run<float, N>(a.cosines + token * a.half + i, c[k]);
-            load_run<float, N>(a.sines + token * a.half + i, s[k]);
-        }
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            if (first + k >= a.tokens) break;
-            if (turns) pieces[k].rotate(c[k], s[k], a.sign);
-            pieces[k].store(a, first + k, head, i, turns);
-        }
+        store_run<T, N>(y + i * N, left);
+        store_run<T, N>(y + a.half + i * N, right);
     }
 }
 
-/* A block makes the cosines and sines of its token once. */
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
+{
+    extern __shared__ __align__(16) float turns[];
+    fill_turns(a, nullptr, turns, turns + a.half);
+    turn_heads<T, N>(a, turns, turns + a.half);
+}
+
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS) turn_by_position(turn a, const __grid_constant__ frequencies f)
 {
-    extern __shared__ __align__(16) float turns_of[];
-    float *cosines = turns_of, *sines = turns_of + a.half;
-    int lanes = a.half / N, work = lanes + (a.columns - 2 * a.half) / N;
-    for (int i = threadIdx.x; i < a.half; i += blockDim.x)
-        turn_of(f, a.positions[blockIdx.x], i, &cosines[i], &sines[i]);
-    __syncthreads();
-    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
-        int head = item / work, i = item % work * N;
-        bool turns = i < a.half;
-        piece<T, N> it;
-        float c[N], s[N];
-        it.load(a, blockIdx.x, head, i, turns);
-        if (turns) {
-            load_run<float, N>(cosines + i, c);
-            load_run<float, N>(sines + i, s);
-            it.rotate(c, s, a.sign);
-        }
-        it.store(a, blockIdx.x, head, i, turns);
-    }
+    extern __shared__ __align__(16) float turns[];
+    fill_turns(a, &f, turns, turns + a.half);
+    turn_heads<T, N>(a, turns, turns + a.half);
 }
 
-template <typename T, int N> void launch(const nbl__call *call, const turn &a, const nbl__rope *rope)
+template <typename T, int N>
+void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigned tokens)
 {
     int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
-    unsigned threads = static_cast<unsigned>(work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32);
-    if (a.cosines) {
-        dim3 block(threads, THREADS / threads);
-        unsigned blocks = static_cast<unsigned>(ceil_div(a.tokens, static_cast<int64_t>(block.y) * EACH));
-        turn_by_table<T, N><<<blocks, block, 0, stream_of(call)>>>(a);
-        return;
-    }
+    int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
-    turn_by_position<T, N><<<static_cast<unsigned>(a.tokens), threads, shared, stream_of(call)>>>(
-        a, frequencies_of(rope, a.half));
+    if (a.cosines)
+        turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
+    else
+        turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
+            a, frequencies_of(rope, a.half));
 }
 
 nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
@@ -208,13 +168,14 @@ nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_ten
               static_cast<int>(heads),
               static_cast<int>(columns),
               static_cast<int>(half),
-              heads > 0 ? nbl__tensor_rows(&a->x) / heads : 0,
               sign};
-    if (!nbl__given(to) || t.tokens == 0) return NBL_OK;
+    if (!nbl__given(to) || heads == 0) return NBL_OK;
+    unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
+    if (tokens == 0) return NBL_OK;
     bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
-                is_aligned(to->data, 16) && is_aligned(t.cosines, 16) && is_aligned(t.sines, 16);
-    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope)));
-    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope)));
+                is_aligned(to->data, 16);
+    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
     return launched(call);
 }
 
@@ -224,7 +185,7 @@ const char *can_rotate(const void *arguments)
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
     if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
         return "a token has more than 2^31 elements";
-    return half > MOST_FREQUENCIES && !nbl__given(&a->cos) ? "rotary_dim is too large" : nullptr;
+    return half > (nbl__given(&a->cos) ? MOST_HALF : MOST_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
