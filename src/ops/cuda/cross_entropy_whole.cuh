@@ -228,6 +228,8 @@ static inline void launch_whole(const nbl__call *call, const logit_rows &a, unsi
     config.numAttrs = 1;
     cudaFuncSetAttribute(whole_kernel<T, CAP>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(shared));
+    cudaFuncSetAttribute(whole_kernel<T, CAP>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                         cudaSharedmemCarveoutMaxShared);
     cudaLaunchKernelEx(&config, whole_kernel<T, CAP>, a);
 }
 
