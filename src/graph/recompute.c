@@ -27,7 +27,8 @@ typedef struct rewrite {
 
 static bool is_cheap(const nbl__family *family)
 {
-    static const char *const cheap[] = {"rmsnorm", "layernorm", "rope", "gated", "cast", "scale", "add"};
+    static const char *const cheap[] = {"rmsnorm", "layernorm", "rope",  "norm_rope",
+                                        "gated",   "cast",      "scale", "add"};
     for (size_t i = 0; i < sizeof cheap / sizeof *cheap; i++)
         if (strcmp(cheap[i], family->name) == 0) return true;
     return false;
