@@ -177,9 +177,7 @@ nbl_status cli_run_open(const cli_call *call, nbl_context *ctx, const char *path
     const char **overrides = cli_alloc(((size_t)count + 1) * sizeof *overrides);
     for (int64_t i = 0; i < count; i++) overrides[i] = sets->all[i];
     if (device->given) overrides[count++] = cli_format("device=%s", device->text);
-    nbl_status status = nbl_run_open(ctx, path, overrides, count, run);
-    free(overrides);
-    return status;
+    return nbl_run_open(ctx, path, overrides, count, run);
 }
 
 nbl_status cli_use_device_of(nbl_context *ctx, const nbl_run *run)

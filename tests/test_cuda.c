@@ -5,6 +5,9 @@
 #include <math.h>
 #include <pthread.h>
 
+#include "ops/elementwise.h"
+#include "ops/families.h"
+
 static nbl_context *on_device(void)
 {
     nbl_context *ctx;
@@ -123,6 +126,25 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
     nbl_context_destroy(device);
 }
 
+/* The last of all: the device is lost for this process. */
+static void in_debug_mode_a_fault_is_told_with_its_operator(void **state)
+{
+    (void)state;
+    setenv("NIBBLE_CUDA_DEBUG", "1", 1);
+    nbl_context *ctx = on_device();
+    const nbl__impl *impl;
+    void *nowhere = (void *)(uintptr_t)4096;
+    nbl__add a = {.dtype = NBL_DTYPE_F32,
+                  .a = nbl_vector(NBL_DTYPE_F32, 64, nowhere),
+                  .b = nbl_vector(NBL_DTYPE_F32, 64, nowhere)};
+    assert_ok(ctx, nbl__add_family.forward.infer(ctx, &a));
+    a.y.data = nowhere;
+    assert_ok(ctx, nbl__op_choose(ctx, &nbl__add_family.forward, &a, NULL, &impl));
+    assert_int_equal(nbl__op_run(ctx, &nbl__add_family.forward, impl, &a, NULL, 0), NBL_ERROR_INTERNAL);
+    assert_non_null(strstr(nbl_error_message(ctx), "add_cuda"));
+    nbl_context_destroy(ctx);
+}
+
 int main(void)
 {
     nbl_context *ctx;
@@ -134,6 +156,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_device_trains_as_the_cpu_does, setup, teardown),
         cmocka_unit_test_setup_teardown(two_streams_and_replays_give_the_bits_of_one, setup, teardown),
+        cmocka_unit_test(in_debug_mode_a_fault_is_told_with_its_operator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,6 +143,7 @@ void nbl__plan_touch(nbl__plan *plan)
 
 static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
 {
+    if (cuda->debugs) return run_steps(plan, count); /* a recording cannot be waited for in between */
     if (plan->key == 0 || plan->key_count != count) plan->key = key_of(plan, count);
     plan->key_count = count;
     uint64_t key = plan->key;

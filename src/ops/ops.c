@@ -116,7 +116,8 @@ nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *imp
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
     nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx)};
-    return impl->run(&call, arguments);
+    NBL_TRY(impl->run(&call, arguments));
+    return call.cuda && call.cuda->debugs ? nbl__cuda_wait(call.cuda, impl->name) : NBL_OK;
 }
 
 /* ---- shared checks ---- */

@@ -43,6 +43,8 @@ typedef struct nbl__cuda {
     size_t allocated;        /* bytes of nbl__cuda_alloc that live */
     void *staging;           /* nbl__cuda_stage */
     size_t staging_bytes;
+    bool
+        debugs; /* NIBBLE_CUDA_DEBUG=1: every operator is waited for, so that a fault is told with its name */
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
     void **marks;  /* cudaEvent_t */
     int mark_count;

@@ -84,9 +84,10 @@ nbl_status nbl_context_use_cuda(nbl_context *ctx, int index)
     NBL_CHECK(ctx, nbl__cuda_of(ctx) == NULL, NBL_ERROR_ARGUMENT, "the context already runs on a device");
     nbl__cuda *cuda = nbl__alloc(ctx, sizeof *cuda);
     if (cuda == NULL) return NBL_ERROR_MEMORY;
-    const char *verbose = getenv("NIBBLE_VERBOSE");
+    const char *verbose = getenv("NIBBLE_VERBOSE"), *debug = getenv("NIBBLE_CUDA_DEBUG");
     cuda->ctx = ctx;
     cuda->index = index;
+    cuda->debugs = debug && strcmp(debug, "1") == 0;
     cuda->profiles = verbose && strcmp(verbose, "profile") == 0;
     nbl_status status = open_device(cuda);
     if (status == NBL_OK) nbl__set_accelerator(ctx, cuda, close_device);
@@ -224,8 +225,11 @@ static nbl_status report(nbl__cuda *cuda)
 nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
 {
     CUDA_TRY(cuda, what, make_current(cuda));
-    CUDA_TRY(cuda, what, cudaStreamSynchronize(cuda->stream));
-    return cuda->fault->kind ? report(cuda) : NBL_OK;
+    cudaError_t error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess) return cuda->fault->kind ? report(cuda) : NBL_OK;
+    nbl_status status = failed(cuda, what, error);
+    return cuda->debugs ? status
+                        : nbl__hint(cuda->ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
 }
 
 nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
