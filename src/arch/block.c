@@ -220,7 +220,7 @@ static bool joins_norm(const nbl__build *b, const char *name, bool local)
     char full[256];
     int64_t dim = b->d->head_dim, turns = nbl__rope_dim(local ? &b->d->local_rope : &b->d->rope, dim);
     snprintf(full, sizeof full, "%s%s.weight", b->at, name);
-    return b->mode == NBL_MODE_TRAIN && b->split_mlp && !is_trained(b, full) && turns == dim &&
+    return b->mode == NBL_MODE_TRAIN && b->joins_norms && !is_trained(b, full) && turns == dim &&
            (dim & (dim - 1)) == 0;
 }
 

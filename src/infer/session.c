@@ -121,6 +121,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .train = o->train,
                             .decoded = m->decoded,
                             .split_mlp = o->split_mlp || nbl__cuda_of(m->ctx) != NULL,
+                            .joins_norms = nbl__cuda_of(m->ctx) != NULL,
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};

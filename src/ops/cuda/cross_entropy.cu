@@ -327,7 +327,9 @@ template <typename T, bool CAP>
 void launch_rows(const nbl__call *call, const pass *p, const logit_rows &l, unsigned rows)
 {
     cudaStream_t stream = stream_of(call);
-    if (p->sums && p->gradient && can_be_whole(call, p->vocabulary)) launch_whole<T, CAP>(call, l, rows);
+    bool whole = p->sums && can_be_whole(call, p->vocabulary);
+    if (whole && !p->gradient) launch_whole<float, false, CAP>(call, l, rows);
+    else if (whole) launch_whole<T, true, CAP>(call, l, rows);
     else if (!p->gradient) logit_kernel<float, true, false, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
     else if (p->sums) logit_kernel<T, true, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
     else logit_kernel<T, false, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);

@@ -18,7 +18,6 @@ namespace nbl_cuda
 {
 
 enum { LOGIT_THREADS = 512, LOGIT_VECTORS = 4, LOGIT_TILE = LOGIT_THREADS * LOGIT_VECTORS * 4 };
-constexpr float LOGPROB_LEAST = -44.361419f; /* below it a probability is taken as 0, as on the CPU */
 
 struct logit_rows {
     float *logits;                             /* [rows, stride] */
@@ -129,6 +128,11 @@ __device__ inline float label_gradient(const logit_rows &a, double u, double lse
     return static_cast<float>((exp(u - lse) - uniform - (1 - static_cast<double>(a.smoothing))) * slope);
 }
 
+__device__ inline float probability(float z, float lse, float rest)
+{
+    return __expf((z - lse) - rest);
+}
+
 /* The gradient of a logit that is not the label's. */
 template <bool CAP>
 __device__ inline float logit_gradient(const logit_rows &a, float u, float lse, float rest, float even)
@@ -139,8 +143,7 @@ __device__ inline float logit_gradient(const logit_rows &a, float u, float lse, 
         u = a.softcap * t;
         slope = fmaf(-t, t, 1.0f);
     }
-    float x = (u - lse) - rest, p = x < LOGPROB_LEAST ? 0 : __expf(x);
-    return (p - even) * slope;
+    return (probability(u, lse, rest) - even) * slope;
 }
 
 template <typename T, bool CAP>

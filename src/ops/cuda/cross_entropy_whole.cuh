@@ -2,7 +2,7 @@
  * cross_entropy.cu.
  *
  * A cluster of WHOLE_BLOCKS blocks has a row, which lies in their shared memory: the blocks sum their parts, exchange
- * the sums, and make the gradient of what they hold. When the first writes, all have read: the gradient may lie on the
+ * the sums, and make the gradient of what they hold, where it is wanted. When the first writes, all have read: the gradient may lie on the
  * logits. Bound by memory: 4 bytes read and 2 written per logit; while some blocks of a multiprocessor work, those of
  * other rows wait for theirs. From compute capability 9.0, and up to WHOLE_MOST words. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
@@ -74,22 +74,35 @@ __device__ inline float block_largest(float x)
     return x;
 }
 
-/* The n logits of a block's part. A NaN makes the sum NaN. */
-template <bool CAP> __device__ inline whole_part sum_part(const logit_rows &a, const float *part, int n)
+/* Four logits of a part of n, from its i-th on; behind them there is -inf. */
+template <bool CAP>
+__device__ inline void load_four(const logit_rows &a, const float *part, int i, int n, float (&z)[4])
+{
+    if (i + 4 <= n) {
+        load_run<float, 4>(part + i, z);
+#pragma unroll
+        for (int j = 0; CAP && j < 4; j++) z[j] = capped(z[j], a.softcap);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        z[j] = i + j >= n ? -INFINITY : CAP ? capped(part[i + j], a.softcap) : part[i + j];
+}
+
+/* The n logits of a block's part. A NaN makes the sum NaN. PLAIN: their total is not needed. */
+template <bool CAP, bool PLAIN>
+__device__ inline whole_part sum_part(const logit_rows &a, const float *part, int n)
 {
     logit_sums s = {-INFINITY, 0, 0};
     for (int base = static_cast<int>(threadIdx.x) * 4; base < n; base += WHOLE_TILE) {
         float z[WHOLE_VECTORS][4], most = s.largest;
 #pragma unroll
         for (int k = 0; k < WHOLE_VECTORS; k++) {
-            int i = base + k * WHOLE_THREADS * 4;
-            if (i < n) load_run<float, 4>(part + i, z[k]);
+            load_four<CAP>(a, part, base + k * WHOLE_THREADS * 4, n, z[k]);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                bool inside = i + j < n;
-                z[k][j] = !inside ? -INFINITY : CAP ? capped(z[k][j], a.softcap) : z[k][j];
                 most = fmaxf(most, z[k][j]);
-                if (inside) s.total += z[k][j];
+                if (!PLAIN && base + k * WHOLE_THREADS * 4 + j < n) s.total += z[k][j];
             }
         }
         float zero = most == -INFINITY ? 0 : most;
@@ -137,8 +150,9 @@ __device__ inline whole_row finish_row(const logit_rows &a, whole_part part, int
     return {lse, rest, label_gradient(a, static_cast<double>(at_label), full, smoothing / n)};
 }
 
-/* The gradient of the n logits of a part, of which `label` is one or none, to row and d, which begin there too. */
-template <typename T, bool CAP>
+/* The gradient of the n logits of a part, of which `label` is one or none, to row and d, which begin there too. PLAIN:
+ * neither cap nor smoothing, and only to d. */
+template <typename T, bool CAP, bool PLAIN>
 __device__ inline void store_part(const logit_rows &a, const float *part, int n, float *row, T *d, int label,
                                   const whole_row &r, float scale)
 {
@@ -150,14 +164,17 @@ __device__ inline void store_part(const logit_rows &a, const float *part, int n,
         load_run<float, 4>(part + i, z);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float value = logit_gradient<CAP>(a, z[j], r.lse, r.rest, even);
-            if (i + j == label) value = r.at_label;
-            narrow[j] = value * d_scale;
-            z[j] = value * scale;
+            z[j] = PLAIN ? probability(z[j], r.lse, r.rest)
+                         : logit_gradient<CAP>(a, z[j], r.lse, r.rest, even);
+            narrow[j] = z[j] * d_scale;
+            z[j] *= scale;
         }
         store_run<T, 4>(d + i, narrow);
-        if (a.wide) store_run<float, 4>(row + i, z);
+        if (!PLAIN && a.wide) store_run<float, 4>(row + i, z);
     }
+    bool mine = label >= 0 && label < n && label / 4 % WHOLE_THREADS == static_cast<int>(threadIdx.x);
+    if (mine) d[label] = from_f32<T>(r.at_label * d_scale); /* over what this thread has just written */
+    if (mine && !PLAIN && a.wide) row[label] = r.at_label * scale;
 }
 
 /* Words of a block's part, at most: a multiple of 4. */
@@ -166,8 +183,9 @@ __host__ __device__ inline int whole_width(int64_t vocabulary)
     return static_cast<int>((vocabulary + 4 * WHOLE_BLOCKS - 1) / (4 * WHOLE_BLOCKS)) * 4;
 }
 
-/* CAP: there is a soft cap. */
-template <typename T, bool CAP> __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
+/* CAP: there is a soft cap. PLAIN: as store_part. */
+template <typename T, bool GRADIENT, bool CAP, bool PLAIN>
+__global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
 {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) float logits[];
@@ -183,16 +201,17 @@ template <typename T, bool CAP> __global__ void __launch_bounds__(WHOLE_THREADS)
     T *d = static_cast<T *>(a.d) + index * a.d_stride;
     if (label < 0 || label >= a.vocabulary) { /* ignored, or wrong: that is reported elsewhere */
         if (rank == 0) leave_out<T, true, false>(a, row, d, token);
-        for (int i = begin + static_cast<int>(threadIdx.x) * 4; i < begin + n; i += WHOLE_THREADS * 4) {
+        for (int i = begin + static_cast<int>(threadIdx.x) * 4; GRADIENT && i < begin + n;
+             i += WHOLE_THREADS * 4) {
             const float none[4] = {};
             store_run<T, 4>(d + i, none);
             if (a.wide) store_run<float, 4>(row + i, none);
         }
         return;
     }
-    float at_label = row[label];
     copy_part(logits, row + begin, static_cast<unsigned>((n + 3) / 4) * 16);
-    whole_part part = sum_part<CAP>(a, logits, n);
+    float at_label = row[label];
+    whole_part part = sum_part<CAP, PLAIN>(a, logits, n);
     if (threadIdx.x == 0) shared = part;
     cluster.sync(); /* all of the row has been read */
     if (threadIdx.x < 32) {
@@ -201,9 +220,10 @@ template <typename T, bool CAP> __global__ void __launch_bounds__(WHOLE_THREADS)
         if (threadIdx.x == 0) told = r;
     }
     cluster.sync(); /* and every sum: a block may end */
+    if (!GRADIENT) return;
     double upstream = a.dloss ? static_cast<double>(a.dloss[a.dloss_each ? token : 0]) : 1;
-    store_part<T, CAP>(a, logits, n, row + begin, d + begin, label - begin, told,
-                       static_cast<float>(upstream * *a.share));
+    store_part<T, CAP, PLAIN>(a, logits, n, row + begin, d + begin, label - begin, told,
+                              static_cast<float>(upstream * *a.share));
 #endif
 }
 
@@ -212,9 +232,10 @@ static inline bool can_be_whole(const nbl__call *call, int64_t vocabulary)
     return call->cuda->major >= 9 && vocabulary <= WHOLE_MOST;
 }
 
-template <typename T, bool CAP>
-static inline void launch_whole(const nbl__call *call, const logit_rows &a, unsigned rows)
+template <typename T, bool GRADIENT, bool CAP, bool PLAIN>
+static inline void launch_whole_as(const nbl__call *call, const logit_rows &a, unsigned rows)
 {
+    auto kernel = whole_kernel<T, GRADIENT, CAP, PLAIN>;
     size_t shared = static_cast<size_t>(whole_width(a.vocabulary)) * sizeof(float);
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -226,11 +247,15 @@ static inline void launch_whole(const nbl__call *call, const logit_rows &a, unsi
     config.stream = stream_of(call);
     config.attrs = &cluster;
     config.numAttrs = 1;
-    cudaFuncSetAttribute(whole_kernel<T, CAP>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(shared));
-    cudaFuncSetAttribute(whole_kernel<T, CAP>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                         cudaSharedmemCarveoutMaxShared);
-    cudaLaunchKernelEx(&config, whole_kernel<T, CAP>, a);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    cudaLaunchKernelEx(&config, kernel, a);
+}
+
+template <typename T, bool GRADIENT, bool CAP>
+static inline void launch_whole(const nbl__call *call, const logit_rows &a, unsigned rows)
+{
+    if (!CAP && a.smoothing == 0 && !a.wide) launch_whole_as<T, GRADIENT, false, true>(call, a, rows);
+    else launch_whole_as<T, GRADIENT, CAP, false>(call, a, rows);
 }
 
 } // namespace nbl_cuda
