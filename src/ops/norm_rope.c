@@ -1,5 +1,5 @@
 /* norm_rope.c - the rows of norm_rope and norm_rope_backward: checks, and their reference, which runs the operators that
- * they stand for with f32 between them. */
+ * they stand for with f64 between them. */
 #include "ops/norm_rope.h"
 
 #include "ops/families.h"
@@ -52,8 +52,8 @@ static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
 {
     nbl__cut cut = {base, 0};
     nbl_tensor middle = a->x;
-    middle.dtype = NBL_DTYPE_F32;
-    middle.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->x) * sizeof(float));
+    middle.dtype = NBL_DTYPE_F64;
+    middle.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->x) * sizeof(double));
     *used = cut.used;
     return middle;
 }
