@@ -541,6 +541,9 @@ typedef struct nbl_adamw {
     double grad_scale; /* multiplies g: clipping, unscaling; 1: none */
     int64_t step;      /* from 1 */
     int bits;          /* 32 or 8 */
+    /* One more factor of g, in the memory where the context computes, read
+     * when the step runs; NULL: none. When it is NaN nothing changes. */
+    const float *grad_factor;
 } nbl_adamw;
 
 NBL_API nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call);

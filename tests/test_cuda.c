@@ -47,6 +47,9 @@ static void a_device_trains_as_the_cpu_does(void **state)
         {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS, 1e-3},
         {"adapter: lora\nfp16: true\n" LAYERS, 1e-3},
         {"adapter: lora\nbf16: true\ngradient_checkpointing: true\n" LAYERS, 1e-3},
+        {"adapter: lora\nlora_dropout: 0.2\nmax_grad_norm: 0.1\n" LAYERS, 1e-5},
+        {"adapter: qlora\nload_in_4bit: true\nbf16: true\nlora_dropout: 0.2\nmax_grad_norm: 0.1\n" LAYERS,
+         1e-3},
     };
     nbl_context *device = on_device();
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
@@ -95,6 +98,11 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
     assert_ok(device, train_in(f, device, "alone", keys, NULL));
     assert_ok(device, train_in(f, device, "again", keys, NULL));
     assert_same_adapter(f, "alone", "again");
+    /* Nothing is saved in between: every step is begun while the one before it is worked on. */
+    assert_ok(device,
+              train_in(f, device, "ahead",
+                       "adapter: qlora\nload_in_4bit: true\nbf16: true\nsave_steps: 100\n" LAYERS, NULL));
+    assert_same_adapter(f, "alone", "ahead");
     int64_t stop = 3;
     assert_int_equal(
         train_in(f, device, "stopped", keys, &(nbl_train_options){.event = stop_at, .user = &stop}),

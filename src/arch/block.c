@@ -17,6 +17,7 @@
 #include "ops/embedding.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
+#include "ops/norm_rope.h"
 #include "ops/rmsnorm.h"
 
 /* ---- weights and parameters by name ---- */
@@ -214,6 +215,35 @@ static nbl__value rotate(nbl__build *b, nbl__value x, const char *name, bool loc
     return nbl__graph_end(b->g);
 }
 
+/* Both in one, where training leaves the norm's weight alone and the graph is as devices have it; of heads that divide
+ * into equal pieces, and turn as a whole. */
+static bool joins_norm(const nbl__build *b, const char *name, bool local)
+{
+    char full[256];
+    int64_t dim = b->d->head_dim, turns = nbl__rope_dim(local ? &b->d->local_rope : &b->d->rope, dim);
+    snprintf(full, sizeof full, "%s%s.weight", b->at, name);
+    return b->mode == NBL_MODE_TRAIN && b->joins_norms && !is_trained(b, full) && turns == dim &&
+           (dim & (dim - 1)) == 0;
+}
+
+static nbl__value norm_rotate(nbl__build *b, nbl__value x, const char *norm_name, const char *name,
+                              bool local)
+{
+    char full[256];
+    nbl__norm_rope *a = nbl__graph_begin(b->g, "norm_rope", name);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->eps = b->d->norm_eps;
+    a->offset = b->d->gemma;
+    a->round = b->d->gemma ? NBL_ROUND_AFTER_WEIGHT : NBL_ROUND_BEFORE_WEIGHT;
+    snprintf(full, sizeof full, "%s%s.weight", b->at, norm_name);
+    nbl__graph_bind(b->g, "x", x);
+    nbl__graph_bind(b->g, "w", vector(b, full, b->d->head_dim, false));
+    nbl__graph_bind(b->g, "cos", local ? b->local_cos : b->cos);
+    nbl__graph_bind(b->g, "sin", local ? b->local_sin : b->sin);
+    return nbl__graph_end(b->g);
+}
+
 static void remember(nbl__build *b, nbl__value x, nbl__value cache, const char *name)
 {
     nbl__graph_begin(b->g, "kv_write", name);
@@ -311,6 +341,10 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;
+        if (d->qk_norm && joins_norm(b, norms[i], local)) {
+            qkv[i] = norm_rotate(b, qkv[i], norms[i], parts[i], local);
+            continue;
+        }
         if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
         if (!joined) qkv[i] = rotate(b, qkv[i], parts[i], local);
     }

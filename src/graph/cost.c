@@ -175,6 +175,7 @@ static const struct family_cost {
     {"layernorm", NULL, 8, 14},
     {"rope_table", NULL, 2, 0},
     {"rope", NULL, 3, 3},
+    {"norm_rope", NULL, 8, 12},
     {"gated", NULL, 5, 10},
     {"add", NULL, 1, 0},
     {"scale", NULL, 1, 0},

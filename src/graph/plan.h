@@ -122,9 +122,13 @@ void nbl__plan_touch(nbl__plan *plan);
 /* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
+/* Enqueues a run where there is a device, and returns when the device begins with it: what is written to the inputs from
+ * then on is the next run's. Results are what nbl__memory_fetch finds at nbl__plan_address. */
+nbl_status nbl__plan_run_later(nbl__plan *plan);
 /* The forward steps only: results, no gradients. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
-/* Runs the forward steps again, one by one, and tells the first whose output is not finite; NULL: none. */
+/* Runs the forward steps one by one, with the inputs as they are now, and tells the first whose output is not finite;
+ * NULL: none. */
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node);
 /* An attribute in the arguments of a step, by its name; NULL: its family has none such. */
 void *nbl__step_attr(const nbl__planned_step *step, const char *name);

@@ -246,6 +246,17 @@ nbl_status nbl__plan_run(nbl__plan *plan)
     return run_some(plan, plan->step_count);
 }
 
+nbl_status nbl__plan_run_later(nbl__plan *plan)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    int64_t copied;
+    if (cuda == NULL) return run_steps(plan, plan->step_count);
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(nbl__cuda_note(cuda, &copied));
+    NBL_TRY(launch(plan, cuda, plan->step_count));
+    return nbl__cuda_wait_for(cuda, copied, "the inputs");
+}
+
 /* Nobody will ask for gradients: forward steps need not make any. */
 static void set_early(nbl__plan *plan, int count, bool *was)
 {
@@ -305,7 +316,9 @@ static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, boo
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
 {
     bool finite = true;
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     *node = NULL;
+    if (cuda) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
         NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
         NBL_TRY(check_step(plan, &plan->steps[i], &finite));

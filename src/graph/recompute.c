@@ -26,7 +26,7 @@ typedef struct rewrite {
 
 static bool is_cheap(const nbl__family *family, nbl__recompute rung)
 {
-    static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "cast", "scale", "add"};
+    static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "norm_rope", "cast", "scale", "add"};
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
         if (strcmp(norms[i], family->name) == 0) return true;
     return rung >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;

@@ -138,6 +138,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .split_mlp = o->split_mlp || (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_DECODE),
                             .picks = o->picks,
                             .joined = nbl__cuda_of(m->ctx) != NULL,
+                            .joins_norms = nbl__cuda_of(m->ctx) != NULL,
                             .pins = pins_of(m, o->plan.offload),
                             .tokens = o->tokens,
                             .sequences = o->sequences,

@@ -29,4 +29,16 @@ nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, siz
 /* All of a weight whose data lies in such memory, decoded into other such memory. */
 nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory);
 
+/* ---- reading without waiting ---- */
+
+/* Memory of the host that a device can write beside its other work; zeroed. */
+void *nbl__memory_alloc_host(nbl_context *ctx, size_t bytes);
+void nbl__memory_free_host(nbl_context *ctx, void *host, size_t bytes); /* NULL is allowed */
+/* Copies to such memory what is there when all that was enqueued before is done; nbl__memory_wait tells when that is. */
+nbl_status nbl__memory_fetch(nbl_context *ctx, void *host, const void *memory, size_t bytes);
+/* A place in the order of what is enqueued, and waiting until everything before it is done. Reports what went wrong in
+ * it; 0 is the beginning. */
+nbl_status nbl__memory_note(nbl_context *ctx, int64_t *place);
+nbl_status nbl__memory_wait(nbl_context *ctx, int64_t place, const char *what);
+
 #endif

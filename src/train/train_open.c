@@ -102,9 +102,8 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
 /* ---- what a step needs beside the plan ---- */
 
 /* A window ends with its epoch: it never holds more micro-batches than there are examples. */
-static nbl_status open_window(nbl__trainer *t)
+static nbl_status open_window(nbl__trainer *t, nbl__window *w)
 {
-    nbl__window *w = &t->window;
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
                                         nbl__data_count(t->data).examples);
     w->room = t->session.build.tokens * accumulation;
@@ -114,7 +113,11 @@ static nbl_status open_window(nbl__trainer *t)
     w->sequences = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->sequences);
     w->targets = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->targets);
     w->starts = nbl__arena_alloc(&t->arena, (size_t)(accumulation + 1) * sizeof *w->starts);
-    return w->ids && w->labels && w->sequences && w->targets && w->starts ? NBL_OK : NBL_ERROR_MEMORY;
+    w->result_bytes = sizeof *w->clipping + (size_t)accumulation * sizeof *w->losses;
+    w->clipping = nbl__memory_alloc_host(t->ctx, w->result_bytes);
+    w->losses = (float *)(void *)(w->clipping + 1);
+    return w->ids && w->labels && w->sequences && w->targets && w->starts && w->clipping ? NBL_OK
+                                                                                         : NBL_ERROR_MEMORY;
 }
 
 static nbl_status find_sites(nbl__trainer *t)
@@ -168,7 +171,8 @@ static nbl_status begin_run(nbl__trainer *t)
     NBL_TRY(nbl__session_bind(&t->session));
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
-    NBL_TRY(open_window(t));
+    t->window = t->windows;
+    for (int i = 0; i < 2; i++) NBL_TRY(open_window(t, &t->windows[i]));
     NBL_TRY(find_sites(t));
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,
@@ -224,7 +228,11 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bo
 static void release(nbl__trainer *t)
 {
     nbl__optimizer_close(&t->optimizer);
-    if (t->session.model) nbl__session_close(&t->session);
+    if (t->session.model) nbl__session_close(&t->session); /* a device has written what it was to write now */
+    for (int i = 0; i < 2; i++) {
+        nbl__memory_free_host(t->ctx, t->windows[i].clipping, t->windows[i].result_bytes);
+        t->windows[i].clipping = NULL;
+    }
     nbl_model_close(t->model);
     t->model = NULL;
 }
@@ -242,6 +250,7 @@ void nbl__trainer_close(nbl__trainer *t)
 {
     if (t->ctx == NULL) return;
     nbl__epoch_free(t->ctx, &t->epoch);
+    nbl__epoch_free(t->ctx, &t->next_epoch);
     nbl__epoch_free(t->ctx, &t->validation);
     nbl__records_close(&t->records);
     nbl__samples_close(&t->samples);

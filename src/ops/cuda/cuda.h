@@ -27,6 +27,8 @@ typedef struct nbl__cuda_fault {
     int64_t place, value;
 } nbl__cuda_fault;
 
+enum { NBL_CUDA_NOTES = 8 };
+
 typedef struct nbl__cuda {
     nbl_context *ctx;
     int index;
@@ -46,6 +48,9 @@ typedef struct nbl__cuda {
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
     void **marks;  /* cudaEvent_t */
     int mark_count;
+    void
+        *notes[NBL_CUDA_NOTES]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
+    int64_t noted;
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
     struct nbl__cuda_aside *aside; /* aside.c; NULL: not opened */
@@ -87,6 +92,9 @@ nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, siz
 nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes);
 /* Until everything on the stream is done; reports what went wrong in it. */
 nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what);
+/* The same for what is on the stream at a nbl__cuda_note, whose places count from 1; 0: nothing. */
+nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place);
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what);
 
 /* Marks in the stream, numbered from 0, and the time between two of them once both are past. */
 nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count);

@@ -58,6 +58,11 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->memory = properties.totalGlobalMem;
     CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda->stream = stream;
+    for (int i = 0; i < NBL_CUDA_NOTES; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        cuda->notes[i] = event;
+    }
     CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
     memset(fault, 0, sizeof *cuda->fault);
@@ -81,6 +86,8 @@ static void close_device(void *device)
     if (cuda->fault) cudaFreeHost(cuda->fault);
     if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
     if (cuda->staging) cudaFreeHost(cuda->staging);
+    for (int i = 0; i < NBL_CUDA_NOTES; i++)
+        if (cuda->notes[i]) cudaEventDestroy(cuda->notes[i]);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     nbl__free(cuda->ctx, cuda, sizeof *cuda);
 }
@@ -236,6 +243,23 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     nbl_status status = failed(cuda, what, error);
     return cuda->debugs ? status
                         : nbl__hint(cuda->ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
+}
+
+nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
+{
+    *place = cuda->noted + 1;
+    CUDA_TRY(cuda, "note", make_current(cuda));
+    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->notes[*place % NBL_CUDA_NOTES], cuda->stream));
+    cuda->noted = *place;
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
+{
+    if (place == 0) return NBL_OK;
+    CUDA_TRY(cuda, what, make_current(cuda));
+    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->notes[place % NBL_CUDA_NOTES])); /* or of a later one */
+    return cuda->fault->kind ? report(cuda) : NBL_OK;
 }
 
 nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
