@@ -1,15 +1,14 @@
 /* hopper_sm90.cu - see hopper.h: what a product asks for, as the kernel of hopper_kernel.cuh takes it. The work of the
  * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
 #include "ops/cuda/hopper_kernel.cuh"
-
-#include <cudaTypedefs.h>
+#include "ops/cuda/tensor_map.cuh"
 
 using namespace nbl_hopper;
 
 namespace
 {
 
-using encoder = PFN_cuTensorMapEncodeTiled_v12000;
+using encoder = nbl_cuda::tensor_map_encoder;
 
 struct variant {
     const char *name;
@@ -136,19 +135,6 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
            (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
 }
 
-encoder find_encoder(nbl__cuda *cuda)
-{
-    if (cuda->tensor_map_encode == NULL) {
-        cudaDriverEntryPointQueryResult found;
-        void *function = NULL;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &found) == cudaSuccess &&
-            found == cudaDriverEntryPointSuccess)
-            cuda->tensor_map_encode = function;
-    }
-    return reinterpret_cast<encoder>(cuda->tensor_map_encode);
-}
-
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
 {
     return data == NULL ||
@@ -194,7 +180,7 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
 extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *p)
 {
     if (p->m == 0 || p->n == 0) return NBL_OK;
-    encoder encode = find_encoder(call->cuda);
+    encoder encode = nbl_cuda::tensor_map_encoder_of(call->cuda);
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
     const variant *v = choose(p, call->cuda->multiprocessors);
