@@ -49,7 +49,38 @@ struct attention_item {
 /* Registers of a thread of the others, where those of the feeder have FEEDER: all together what a block has at
  * its start, with one block to a multiprocessor, or two where GROUPS is 1. Who asks for more waits for ever. */
 template <int GROUPS, int FEEDER>
-constexpr int REGISTERS_LEFT = ((GROUPS == 1 ? 256 : GROUPS == 2 ? 504 : 512) - FEEDER) / GROUPS;
+constexpr int REGISTERS_LEFT = ((GROUPS == 1 ? 256 : 504) - FEEDER) / GROUPS;
+
+/* The tile with the rank-th longest walk in a causal pack without a window (others are right too, in some order):
+ * of queries that is the last of its sequence, of keys the first. A walk of w tiles belongs to every sequence
+ * of at least w tiles, so that Σ max(tiles - w + 1, 0) walks are not shorter. All lanes of a warp call it;
+ * false: there are not so many. Packs of more sequences than lanes have enough tiles for any order. */
+template <int TILE>
+__device__ inline bool find_ranked(const attention_problem &p, int rank, bool of_keys, attention_tile *tile)
+{
+    if (p.sequences >= 32) {
+        int slots = p.tokens / TILE + p.sequences;
+        return find_tile<TILE>(p, of_keys ? rank : slots - 1 - rank, tile);
+    }
+    int lane = threadIdx.x % 32;
+    int first = min(max(lane <= p.sequences ? p.at[lane] : 0, 0), p.tokens);
+    int n = max(__shfl_down_sync(WARP, first, 1) - first, 0);
+    int tiles = lane < p.sequences ? (n + TILE - 1) / TILE : 0;
+    int walk = 0, too_long = p.tokens / TILE + 2;
+    while (too_long - walk > 1) {
+        int middle = (walk + too_long) / 2;
+        if (static_cast<int>(__reduce_add_sync(WARP, max(tiles - middle + 1, 0))) > rank) walk = middle;
+        else too_long = middle;
+    }
+    if (walk == 0) return false;
+    int before = __reduce_add_sync(WARP, max(tiles - walk, 0));
+    unsigned owners = __ballot_sync(WARP, tiles >= walk);
+    bool chosen = tiles >= walk && __popc(owners & ((1u << lane) - 1)) == rank - before;
+    int owner = __ffs(static_cast<int>(__ballot_sync(WARP, chosen))) - 1;
+    *tile = {__shfl_sync(WARP, first, owner), __shfl_sync(WARP, n, owner),
+             (of_keys ? __shfl_sync(WARP, tiles, owner) - walk : walk - 1) * TILE};
+    return true;
+}
 
 /* The keys that a tile of queries walks over, in whole tiles from the first. */
 template <int KEYS> __device__ inline int first_key_of(const attention_problem &p, const attention_tile &tile)

@@ -17,7 +17,7 @@ namespace nbl_cuda
 template <int WIDE, int COUNT> struct keys_shape {
     static constexpr int GROUPS = COUNT, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
     static constexpr int FEEDER = 24; /* registers */
-    static constexpr int QUERIES = 64, N = QUERIES / 8, STAGES = GROUPS == 1 ? 2 : 3;
+    static constexpr int QUERIES = 64, N = QUERIES / 8, STAGES = (GROUPS == 1 ? 2 : 3) * (128 / WIDE);
     static constexpr int K = 0, OWN = ROWS * WIDE * 2, V = OWN, TILE = QUERIES * WIDE * 2, Q = V + OWN,
                          DOUT = Q + STAGES * TILE, OUT = GROUPS == 1 ? K : DOUT + STAGES * TILE,
                          NUMBERS = GROUPS == 1 ? DOUT + STAGES * TILE : OUT + OWN,
@@ -84,10 +84,10 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
     };
     feeder.for_items(items, [&](int number) {
         attention_tile tile;
-        int head = number % p.key_heads, slot = number / p.key_heads, slots = items.count / p.key_heads;
-        if (GROUPS == 1 && slot >= slots / 2)
-            slot = slots - 1 - (slot - slots / 2); /* a long walk beside a short one */
-        if (!find_tile<z::ROWS>(p, slot, &tile)) return;
+        int head = number % p.key_heads, rank = number / p.key_heads, ranks = items.count / p.key_heads;
+        if (GROUPS == 1 && rank >= ranks / 2)
+            rank = ranks - 1 - (rank - ranks / 2); /* a long walk beside a short one */
+        if (!find_ranked<z::ROWS>(p, rank, true, &tile)) return;
         int first = block.first_query_of(p, tile), walk = block.walk_of(p, tile);
         int token = tile.first + tile.start, valid = tile.n - tile.start;
         block.own.await_empty(tiles);

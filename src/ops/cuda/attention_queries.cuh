@@ -13,7 +13,7 @@ namespace nbl_cuda
 template <int WIDE> struct queries_shape {
     static constexpr int GROUPS = 2, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
     static constexpr int FEEDER = 40; /* registers */
-    static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 2;
+    static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 256 / WIDE;
     static constexpr int Q = 0, OWN = ROWS * WIDE * 2, DOUT = OWN, TILE = KEYS * WIDE * 2, K = DOUT + OWN,
                          V = K + STAGES * TILE, OUT = V + STAGES * TILE, BARRIERS = OUT + OWN;
     static constexpr int ITEM = BARRIERS + ring<1>::BYTES + 2 * ring<STAGES>::BYTES + 8;
@@ -57,7 +57,7 @@ __device__ inline void feed_queries(const attention_problem &p, const attention_
     feeder.for_items(items, [&](int number) {
         attention_tile tile;
         int head = number % p.heads, key_head = head / p.group;
-        if (!find_tile<z::ROWS>(p, (items.count - 1 - number) / p.heads, &tile)) return;
+        if (!find_ranked<z::ROWS>(p, number / p.heads, false, &tile)) return;
         int first = first_key_of<z::KEYS>(p, tile), end = end_key_of<z::ROWS>(p, tile);
         int token = tile.first + tile.start, valid = tile.n - tile.start;
         block.own.await_empty(tiles);

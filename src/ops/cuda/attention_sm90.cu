@@ -12,16 +12,15 @@ extern const nbl__impl nbl__attention_mma;
 extern const nbl__impl nbl__attention_sm90;
 }
 
-#include <stdlib.h>
 using namespace nbl_cuda;
 
 namespace
 {
 
-template <int WIDE, int G> struct forward_shape {
-    static constexpr int GROUPS = G, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
-    static constexpr int FEEDER = GROUPS == 3 ? 32 : 40; /* registers */
-    static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 2;
+template <int WIDE> struct forward_shape {
+    static constexpr int GROUPS = 2, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
+    static constexpr int FEEDER = 40; /* registers */
+    static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 256 / WIDE;
     /* Places in shared memory. */
     static constexpr int Q = 0, K = ROWS * WIDE * 2, TILE = KEYS * WIDE * 2, V = K + STAGES * TILE,
                          OUT = V + STAGES * TILE, BARRIERS = OUT + ROWS * WIDE * 2;
@@ -30,8 +29,8 @@ template <int WIDE, int G> struct forward_shape {
 };
 
 /* What all warpgroups of a block know. */
-template <int WIDE, int GROUPS> struct forward_block {
-    typedef forward_shape<WIDE, GROUPS> z;
+template <int WIDE> struct forward_block {
+    typedef forward_shape<WIDE> z;
     char *shared;
     ring<1> queries; /* with them comes the item */
     ring<z::STAGES> keys, values;
@@ -57,18 +56,18 @@ template <int WIDE, int GROUPS> struct forward_block {
     }
 };
 
-template <typename T, int WIDE, int GROUPS>
+template <typename T, int WIDE>
 __device__ inline void feed(const attention_problem &p, const attention_data &data,
                             const attention_maps &maps, const attention_items &items,
-                            const forward_block<WIDE, GROUPS> &block)
+                            const forward_block<WIDE> &block)
 {
-    typedef forward_shape<WIDE, GROUPS> z;
+    typedef forward_shape<WIDE> z;
     feeder feeder = {p, block.spare};
     int tiles = 0, step = 0; /* blocks of keys, over all tiles */
     feeder.for_items(items, [&](int number) {
         attention_tile tile;
         int head = number % p.heads, key_head = head / p.group;
-        if (!find_tile<z::ROWS>(p, (items.count - 1 - number) / p.heads, &tile)) return;
+        if (!find_ranked<z::ROWS>(p, number / p.heads, false, &tile)) return;
         int first = first_key_of<z::KEYS>(p, tile), end = end_key_of<z::ROWS>(p, tile);
         auto send_keys = [&](const ring<z::STAGES> &ring, int place, const CUtensorMap *map, const void *from,
                              int at, int j) {
@@ -92,11 +91,11 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
 }
 
 /* BENT: the products are not logits up to a positive factor: there is a cap, or the scale is negative. */
-template <typename T, int WIDE, int GROUPS, bool BENT>
+template <typename T, int WIDE, bool BENT>
 __device__ inline void multiply(const attention_problem &p, const attention_data &data,
-                                const forward_block<WIDE, GROUPS> &block, int group)
+                                const forward_block<WIDE> &block, int group)
 {
-    typedef forward_shape<WIDE, GROUPS> z;
+    typedef forward_shape<WIDE> z;
     constexpr int N = z::N, KEYS = z::KEYS, ROWS = z::ROWS;
     const int warp = threadIdx.x / 32 - 4;
     const int64_t q_step = static_cast<int64_t>(p.heads) * p.size;
@@ -104,7 +103,7 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
     const uint32_t q = shared_address(block.shared + z::Q) + group * 64 * 128,
                    keys = shared_address(block.shared + z::K), values = shared_address(block.shared + z::V);
     int step = 0;
-    begin_turns<GROUPS>(group);
+    begin_turns<z::GROUPS>(group);
     for (int tiles = 0;; tiles++) {
         block.queries.await_full(tiles);
         const attention_tile tile = block.item->tile;
@@ -132,14 +131,14 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         round_scores<T>(weights, s);
         while (j + KEYS < end) {
             block.keys.await_full(step + 1);
-            begin_turn<GROUPS>(group);
+            begin_turn<z::GROUPS>(group);
             multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.place(step + 1) * z::TILE);
             products_sent();
             block.values.await_full(step);
             products_begin();
             multiply_scores<T>(out, weights, values + block.values.place(step) * z::TILE);
             products_sent();
-            end_turn<GROUPS>(group);
+            end_turn<z::GROUPS>(group);
             await_products<1>();
             settled(s);
             block.keys.release(step + 1);
@@ -169,24 +168,24 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
     }
 }
 
-template <typename T, int WIDE, int GROUPS, bool BENT>
-__global__ void __launch_bounds__(forward_shape<WIDE, GROUPS>::THREADS, 1)
+template <typename T, int WIDE, bool BENT>
+__global__ void __launch_bounds__(forward_shape<WIDE>::THREADS, 1)
     forward_sm90(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data,
                  const __grid_constant__ attention_maps maps, const attention_items items)
 {
-    typedef forward_shape<WIDE, GROUPS> z;
+    typedef forward_shape<WIDE> z;
     extern __shared__ char raw[];
-    forward_block<WIDE, GROUPS> block(aligned(raw));
+    forward_block<WIDE> block(aligned(raw));
     if (blockIdx.x == 0) check_sequences(p);
     if (threadIdx.x == 0) block.make_barriers();
     __syncthreads();
     int group = group_of_warps();
     if (group == 0) {
         registers_give<z::FEEDER>();
-        if (threadIdx.x < 32 || !p.wide) feed<T, WIDE, GROUPS>(p, data, maps, items, block);
+        if (threadIdx.x < 32 || !p.wide) feed<T, WIDE>(p, data, maps, items, block);
     } else {
-        registers_take<REGISTERS_LEFT<GROUPS, z::FEEDER>>();
-        multiply<T, WIDE, GROUPS, BENT>(p, data, block, group - 1);
+        registers_take<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
+        multiply<T, WIDE, BENT>(p, data, block, group - 1);
     }
 }
 
@@ -198,15 +197,15 @@ const char *can_run(const void *arguments)
     return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(arguments);
 }
 
-template <typename T, int WIDE, int GROUPS, bool BENT>
+template <typename T, int WIDE, bool BENT>
 void launch_forward_of(const attention_problem &p, const attention_data &data, const attention_maps &maps,
                        const nbl__call *call)
 {
-    typedef forward_shape<WIDE, GROUPS> z;
+    typedef forward_shape<WIDE> z;
     attention_items items = items_of(call, p, z::ROWS, p.heads);
     unsigned blocks = static_cast<unsigned>(call->cuda->multiprocessors);
-    cudaFuncSetAttribute(forward_sm90<T, WIDE, GROUPS, BENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, z::BYTES);
-    forward_sm90<T, WIDE, GROUPS, BENT><<<blocks, z::THREADS, z::BYTES, stream_of(call)>>>(p, data, maps, items);
+    cudaFuncSetAttribute(forward_sm90<T, WIDE, BENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, z::BYTES);
+    forward_sm90<T, WIDE, BENT><<<blocks, z::THREADS, z::BYTES, stream_of(call)>>>(p, data, maps, items);
 }
 
 template <typename T, int WIDE>
@@ -214,8 +213,7 @@ void launch_forward(const attention_problem &p, const attention_data &data, cons
                     const nbl__call *call)
 {
     bool bent = p.cap != 0 || p.factor < 0;
-    if constexpr (WIDE == 64) if (!getenv("G2")) {(bent ? launch_forward_of<T, WIDE, 3, true> : launch_forward_of<T, WIDE, 3, false>)(p, data, maps, call); return; }
-    (bent ? launch_forward_of<T, WIDE, 2, true> : launch_forward_of<T, WIDE, 2, false>)(p, data, maps, call);
+    (bent ? launch_forward_of<T, WIDE, true> : launch_forward_of<T, WIDE, false>)(p, data, maps, call);
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)
