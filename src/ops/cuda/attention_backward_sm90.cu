@@ -1,5 +1,5 @@
-/* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks, one for dK and dV
- * (attention_keys.cuh) and one for dQ (attention_queries.cuh), which makes S and dP once more. Seven products
+/* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks, one for dQ (attention_queries.cuh) and
+ * then one for dK and dV (attention_keys.cuh), which makes S and dP once more. Seven products
  * instead of five, but every sum stays in the registers of one warpgroup: nothing waits for another block, and
  * no order depends on timing. Compiled for sm_90a. Limit: the matrix unit. */
 #include "ops/cuda/attention_keys.cuh"
@@ -42,10 +42,10 @@ struct pass {
     }
     template <typename T, int WIDE> void run() const
     {
+        if (p.cap != 0 && (data.dq || data.sums)) queries<T, WIDE, true, true>();
+        else if (data.sums) queries<T, WIDE, false, true>();
+        else if (data.dq) queries<T, WIDE, false, false>();
         if (data.dk || data.dv) p.cap != 0 ? keys<T, WIDE, true>() : keys<T, WIDE, false>();
-        if (!data.dq && !data.sums) return;
-        if (p.cap != 0) queries<T, WIDE, true, true>();
-        else data.sums ? queries<T, WIDE, false, true>() : queries<T, WIDE, false, false>();
     }
 };
 
@@ -65,7 +65,8 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
     attention_maps maps;
     if (call->cuda->major != 9 || !attention_maps_of(call, a, p, &maps))
         return nbl__attention_backward_mma.run(call, arguments);
-    attention_rows rows = attention_rows_make(call, a, p, &data);
+    attention_rows rows = attention_rows_of(call, a, &data);
+    if (!data.dq && !data.sums) attention_rows_make(call, a, p, &data); /* else the walk for dQ does it */
     pass pass = {p, data, maps, call};
     if (a->dtype == NBL_DTYPE_F16) p.size <= 64 ? pass.run<__half, 64>() : pass.run<__half, 128>();
     else p.size <= 64 ? pass.run<__nv_bfloat16, 64>() : pass.run<__nv_bfloat16, 128>();

@@ -32,7 +32,7 @@ constexpr int BOX_ROWS = 64; /* of 64 columns: what one copy brings */
 
 /* [T, heads, D] each, as the copy engine knows them; nothing in them where it cannot. */
 struct attention_maps {
-    CUtensorMap q, k, v, dout;
+    CUtensorMap q, k, v, out, dout;
 };
 
 /* Tiles of heads: numbers from 0, in the order in which blocks should take them. */
@@ -250,12 +250,12 @@ __device__ inline void store_lines(char *tile, T *to, int64_t step, int row, int
 static inline bool attention_maps_of(const nbl__call *call, const nbl__attention *a,
                                      const attention_problem &p, attention_maps *maps)
 {
-    const nbl_tensor *from[4] = {&a->q, &a->k, &a->v, &a->dout};
-    CUtensorMap *to[4] = {&maps->q, &maps->k, &maps->v, &maps->dout};
+    const nbl_tensor *from[5] = {&a->q, &a->k, &a->v, &a->out, &a->dout};
+    CUtensorMap *to[5] = {&maps->q, &maps->k, &maps->v, &maps->out, &maps->dout};
     tensor_map_encoder encode = tensor_map_encoder_of(call->cuda);
     memset(maps, 0, sizeof *maps);
     if (!p.wide || p.tokens == 0) return true;
-    for (int i = 0; encode != NULL && i < 4; i++) {
+    for (int i = 0; encode != NULL && i < 5; i++) {
         cuuint64_t size = static_cast<cuuint64_t>(p.size), heads = static_cast<cuuint64_t>(from[i]->shape[1]);
         cuuint64_t sizes[3] = {size, heads, static_cast<cuuint64_t>(p.tokens)};
         cuuint64_t strides[2] = {size * 2, heads * size * 2};

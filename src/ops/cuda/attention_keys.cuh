@@ -16,7 +16,7 @@ namespace nbl_cuda
 
 template <int WIDE, int COUNT> struct keys_shape {
     static constexpr int GROUPS = COUNT, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
-    static constexpr int FEEDER = 24; /* registers */
+    static constexpr int FEEDER = WIDE == 64 ? 40 : 24; /* registers */
     static constexpr int QUERIES = 64, N = QUERIES / 8, STAGES = (GROUPS == 1 ? 2 : 3) * (128 / WIDE);
     static constexpr int K = 0, OWN = ROWS * WIDE * 2, V = OWN, TILE = QUERIES * WIDE * 2, Q = V + OWN,
                          DOUT = Q + STAGES * TILE, OUT = GROUPS == 1 ? K : DOUT + STAGES * TILE,
