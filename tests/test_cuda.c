@@ -126,6 +126,27 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
     nbl_context_destroy(device);
 }
 
+/* What is recomputed, what waits on the host, which weights are kept decoded: all of that is memory and time, no bits. */
+static void memory_changes_no_bit_of_a_run(void **state)
+{
+    fixture *f = *state;
+    static const char *const base[] = {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS,
+                                       "adapter: qlora\nload_in_4bit: true\npeft_use_dora: true\n" LAYERS};
+    static const char *const memory[] = {"", "memory: 4GiB\n", "gradient_checkpointing: true\n",
+                                         "gradient_checkpointing: true\nmemory: 4GiB\n"};
+    nbl_context *device = on_device();
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 4; k++) {
+            char name[16], first[16], keys[512];
+            snprintf(first, sizeof first, "memory-%d", i);
+            snprintf(name, sizeof name, k ? "memory-%d-%d" : "memory-%d", i, k);
+            snprintf(keys, sizeof keys, "%s%s", base[i], memory[k]);
+            assert_ok(device, train_in(f, device, name, keys, NULL));
+            assert_same_adapter(f, first, name);
+        }
+    nbl_context_destroy(device);
+}
+
 /* The last of all: the device is lost for this process. */
 static void in_debug_mode_a_fault_is_told_with_its_operator(void **state)
 {
@@ -156,6 +177,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_device_trains_as_the_cpu_does, setup, teardown),
         cmocka_unit_test_setup_teardown(two_streams_and_replays_give_the_bits_of_one, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_changes_no_bit_of_a_run, setup, teardown),
         cmocka_unit_test(in_debug_mode_a_fault_is_told_with_its_operator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -441,10 +441,11 @@ void *run_forward(nbl__linear_group *group, int64_t tokens)
         group->members[i].y = tensor(NBL_DTYPE_BF16, tokens, group->members[i].w.shape[0], 1);
     NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, group), kept = nbl__cuda_kept(impl, group);
-    cuda->kept = kept > 0 ? take(kept) : NULL;
-    NIBBLE(nbl__op_run(ctx, op, impl, group, take(bytes), bytes));
+    nbl__around around = {};
+    around.kept = kept > 0 ? take(kept) : NULL;
+    NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, around));
     NIBBLE(nbl__cuda_wait(cuda, "forward"));
-    return cuda->kept;
+    return around.kept;
 }
 
 result layer(const model &m, const shape &s, int64_t tokens, bool backward)
@@ -482,12 +483,13 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, &group);
     void *scratch = take(bytes);
-    cuda->kept = kept;
+    nbl__around around = {};
+    around.kept = kept;
     unsigned long long bits[2];
     double error = 0;
     first.accumulate = false;
     for (int turn = 0; turn < 2; turn++) {
-        NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes));
+        NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around));
         bits[turn] = bits_of(group);
     }
     if (backward && dropout == 0) error = gradient_error(group);
@@ -497,7 +499,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     products plain = bare(s, tokens, backward, first.x.data);
     nbl__call call = call_of("product");
     char text[2000] = "";
-    measure_layer([&] { NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes)); },
+    measure_layer([&] { NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around)); },
                   [&] {
                       for (int i = 0; i < plain.count; i++) NIBBLE(nbl__cuda_gemm(&call, &plain.list[i]));
                   },
@@ -506,7 +508,6 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
            static_cast<long long>(tokens), s.name, backward ? "backward" : "forward", r.ms * 1e3,
            r.bare * 1e3, r.ms / r.bare, r.flop / r.ms * 1e-9, r.flop / r.bare * 1e-9,
            static_cast<double>(bytes) / (1 << 20), error, text);
-    cuda->kept = NULL;
     give_back();
     return r;
 }
