@@ -470,7 +470,9 @@ typedef struct nbl_linear {
                         the same one again */
     float threshold; /* int8: usually 6; <= 0: no column is an outlier */
     bool decoded;    /* int8: multiply with the decoded weight instead, as
-                        bitsandbytes trains on a CPU */
+                        bitsandbytes trains on a CPU; on a device every packed
+                        weight is decoded before it multiplies, however few
+                        the rows */
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;

@@ -141,6 +141,7 @@ static void memory_changes_no_bit_of_a_run(void **state)
             snprintf(first, sizeof first, "memory-%d", i);
             snprintf(name, sizeof name, k ? "memory-%d-%d" : "memory-%d", i, k);
             snprintf(keys, sizeof keys, "%s%s", base[i], memory[k]);
+            print_message("%s: %s\n", name, memory[k]);
             assert_ok(device, train_in(f, device, name, keys, NULL));
             assert_same_adapter(f, first, name);
         }

@@ -564,7 +564,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx)}, 0, 0, 0};
+    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx), {}}, 0, 0, 0};
     int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;

@@ -10,11 +10,13 @@
 bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
-    if (count > NBL_GEMV_ONE_MOST || nbl__tensor_rows(&members->x) != 1 || members->x.dtype != members->dtype)
+    if (members->decoded || count > NBL_GEMV_ONE_MOST || nbl__tensor_rows(&members->x) != 1 ||
+        members->x.dtype != members->dtype)
         return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        if (nbl__linear_rank(a) > 0 || nbl__given(&a->magnitude) || a->y.dtype != a->dtype || !nbl__given(&a->y))
+        if (nbl__linear_rank(a) > 0 || nbl__given(&a->magnitude) || a->y.dtype != a->dtype ||
+            !nbl__given(&a->y))
             return false;
         one->parts[i] = (nbl__gemv_part){.weight = &a->w, .bias = a->bias, .y = a->y.data};
     }

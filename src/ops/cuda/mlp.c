@@ -149,7 +149,7 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
 {
     const nbl__linear *parts[2] = {&a->gate, &a->up};
     *one = (nbl__gemv_one){.dtype = a->gate.dtype, .x = a->gate.x.data, .count = 2, .act = a->act};
-    if (nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
+    if (a->gate.decoded || nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
     for (int i = 0; i < 2; i++) {
         if (nbl__linear_rank(parts[i]) > 0 || nbl__given(&parts[i]->magnitude)) return false;
         one->parts[i] = (nbl__gemv_part){.weight = &parts[i]->w, .bias = parts[i]->bias};
