@@ -83,6 +83,7 @@ typedef struct nbl__plan {
     int64_t runs;
     uint64_t key; /* of the arguments of the first key_count steps as they are; 0: they have changed since */
     int key_count;
+    bool key_ends;
 } nbl__plan;
 
 typedef struct nbl__plan_options {

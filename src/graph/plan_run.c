@@ -115,8 +115,8 @@ static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nb
 {
     if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
     nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
-                                           plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
-                                           step->scratch, around);
+                                           plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch,
+                                           around);
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
 }
 
@@ -171,26 +171,33 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
     return move_span(plan, cuda, kind, begin, end);
 }
 
-/* Everything that decides what the first `count` steps launch. */
-static uint64_t key_of(const nbl__plan *plan, int count)
+/* A run of the first `count` steps; `ends`: with the copies of inputs and results. */
+typedef struct part {
+    int count;
+    bool ends;
+} part;
+
+/* Everything that decides what such a run launches. */
+static uint64_t key_of(const nbl__plan *plan, part p)
 {
-    uint64_t key = nbl__hash(0, &count, sizeof count);
+    int count = p.count;
+    uint64_t key = nbl__hash(p.ends, &count, sizeof count);
     for (int i = 0; i < count; i++)
         key = nbl__hash(key, plan->steps[i].arguments, plan->steps[i].node->family->size);
     return key ? key : 1;
 }
 
-static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, int count)
+static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profiled)
 {
-    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-    NBL_TRY(run_steps(plan, count));
-    return move_ends(plan, cuda, NBL_KIND_RESULT);
+    if (p.ends) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(profiled ? nbl__plan_profile(plan, p.count) : run_steps(plan, p.count));
+    return p.ends ? move_ends(plan, cuda, NBL_KIND_RESULT) : NBL_OK;
 }
 
-static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, int count, void **graph)
+static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, part p, void **graph)
 {
     NBL_TRY(nbl__cuda_record_begin(cuda));
-    nbl_status status = enqueue(plan, cuda, count);
+    nbl_status status = enqueue(plan, cuda, p, false);
     nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, graph);
     return status != NBL_OK ? status : ended;
 }
@@ -200,18 +207,15 @@ void nbl__plan_touch(nbl__plan *plan)
     plan->key = 0;
 }
 
-static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
+static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
 {
-    if (cuda->debugs) return run_steps(plan, count); /* a recording cannot be waited for in between */
-    if (plan->key == 0 || plan->key_count != count) plan->key = key_of(plan, count);
-    plan->key_count = count;
+    if (cuda->debugs) return enqueue(plan, cuda, p, false); /* a recording cannot be waited for in between */
+    if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends) plan->key = key_of(plan, p);
+    plan->key_count = p.count;
+    plan->key_ends = p.ends;
     uint64_t key = plan->key;
     nbl__recording *oldest = &plan->recordings[0];
-    if (++plan->runs == 2 && cuda->profiles) { /* the first is slow */
-        NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-        NBL_TRY(nbl__plan_profile(plan, count));
-        return move_ends(plan, cuda, NBL_KIND_RESULT);
-    }
+    if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true); /* the first is slow */
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
         nbl__recording *it = &plan->recordings[i];
         if (it->key != key) {
@@ -219,19 +223,19 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
             continue;
         }
         it->used = plan->runs;
-        if (it->graph == NULL) NBL_TRY(record(plan, cuda, count, &it->graph));
+        if (it->graph == NULL) NBL_TRY(record(plan, cuda, p, &it->graph));
         return nbl__cuda_replay(cuda, it->graph);
     }
     nbl__cuda_graph_free(cuda, oldest->graph);
     *oldest = (nbl__recording){.key = key, .used = plan->runs};
-    return enqueue(plan, cuda, count);
+    return enqueue(plan, cuda, p, false);
 }
 
 static nbl_status run_some(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     if (cuda == NULL) return run_steps(plan, count);
-    NBL_TRY(launch(plan, cuda, count));
+    NBL_TRY(launch(plan, cuda, (part){count, true}));
     return nbl__cuda_wait(cuda, "the step");
 }
 
@@ -251,9 +255,10 @@ nbl_status nbl__plan_run_later(nbl__plan *plan)
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     int64_t copied;
     if (cuda == NULL) return run_steps(plan, plan->step_count);
+    /* Not in the recording: when they are copied the caller may write the next ones. */
     NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     NBL_TRY(nbl__cuda_note(cuda, &copied));
-    NBL_TRY(launch(plan, cuda, plan->step_count));
+    NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
     return nbl__cuda_wait_for(cuda, copied, "the inputs");
 }
 
