@@ -81,9 +81,9 @@ typedef struct nbl__plan {
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
-    uint64_t key; /* of the arguments of the first key_count steps as they are; 0: they have changed since */
+    uint64_t key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
     int key_count;
-    bool key_ends;
+    bool key_ends; /* it copies inputs and results, too */
 } nbl__plan;
 
 typedef struct nbl__plan_options {
