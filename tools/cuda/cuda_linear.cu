@@ -2,8 +2,10 @@
  *
  *   cuda_linear bench [TOKENS ...]    the layers of models of some sizes, NF4 with nested scales, bf16, rank 16, forward and
  *                                     backward. "bare" is the base products alone, dense bf16 by cuBLASLt, in turns with
- *                                     the layer: no adapter, nothing decoded. Below each line the kernels of the layer, in
- *                                     their order and microseconds: between events, which cost one or two of them each
+ *                                     the layer: no adapter, nothing decoded. Then what backward's gradients are off, against
+ *                                     sums in f64 (and WRONG before a line, also when a second run gives other bits), and
+ *                                     the layer's kernels, in their order and microseconds: between events, which cost
+ *                                     two or three of them each
  *
  * The environment's DROPOUT is the adapters' dropout, MODEL the only model wanted. Layer and bare products are captured many times
  * over in one graph, so that they run as hot as in training; times are medians. */
@@ -514,8 +516,9 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
 
 void bench(int64_t tokens)
 {
-    printf("model     tokens layers   direction        us   bare us   ratio TFLOP/s bare  scratch MiB | "
-           "kernels\n");
+    printf(
+        "model     tokens layers   direction        us   bare us   ratio TFLOP/s bare  scratch MiB  error | "
+        "kernels\n");
     const char *only = getenv("MODEL");
     for (const model &m : models) {
         if (only && strcmp(only, m.name) != 0) continue;
