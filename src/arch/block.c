@@ -337,7 +337,8 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     group->members[0].dropout = dropout;
     nbl__value qkv[3];
     qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
-    bool local = d->sliding[layer] && d->local_rope.theta > 0, joined = b->joined && b->mode == NBL_MODE_DECODE;
+    bool local = d->sliding[layer] && d->local_rope.theta > 0,
+         joined = b->joined && b->mode == NBL_MODE_DECODE;
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;

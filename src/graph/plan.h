@@ -70,7 +70,8 @@ typedef struct nbl__plan {
     nbl__recompute recompute;
     int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
     size_t *offset;        /* per value, in the memory of its class */
-    struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch; and what it keeps */
+    struct nbl__piece
+        *lives; /* per value: when it is needed; then per step: its scratch; and what it keeps */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
@@ -81,7 +82,8 @@ typedef struct nbl__plan {
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
-    uint64_t key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
+    uint64_t
+        key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
     int key_count;
     bool key_ends; /* it copies inputs and results, too */
 } nbl__plan;

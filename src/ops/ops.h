@@ -30,7 +30,8 @@ typedef struct nbl__neighbour {
 
 /* What a schedule knows of a call besides its arguments. All zero: nothing. */
 typedef struct nbl__around {
-    nbl__neighbour before, after; /* two implementations may agree, by the arguments alone, that one does both's work */
+    nbl__neighbour before,
+        after;  /* two implementations may agree, by the arguments alone, that one does both's work */
     void *kept; /* what a forward call leaves for its backward call, on a device (nbl__cuda_kept) */
 } nbl__around;
 
@@ -46,7 +47,7 @@ typedef struct nbl__call {
 typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": operator, then what makes it different */
     nbl_isa needs;
-    const char *(*can)(const void *arguments);                        /* NULL: yes; else why not */
+    const char *(*can)(const void *arguments); /* NULL: yes; else why not */
     /* Bytes; NULL: none. It is planned for the most tokens that a run may have: never more with fewer. */
     size_t (*scratch)(const nbl_context *ctx, const void *arguments);
     nbl_status (*run)(const nbl__call *call, const void *arguments);

@@ -340,8 +340,8 @@ double distance(const float *got, const double *want, int64_t n)
 }
 
 /* One row, its norm and residual sum, and two weights in one launch: each its product, or silu(first)·second. */
-void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool gated, bool normed, int64_t rows,
-                 int64_t columns)
+void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool gated, bool normed,
+                 int64_t rows, int64_t columns)
 {
     double bound = dtype == NBL_DTYPE_F16 ? 2e-3 : 1.6e-2;
     both_sides weights[2], on = {};
@@ -360,15 +360,17 @@ void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool 
     for (void *&out : out_there) free(make_row(ctx, &on, dtype, rows, 6, &out));
     nbl_rmsnorm norm = {};
     norm.dtype = dtype, norm.eps = 1e-5f, norm.round = NBL_ROUND_BEFORE_WEIGHT;
-    norm.x = nbl_matrix(dtype, 1, columns, x_there), norm.residual = nbl_matrix(dtype, 1, columns, more_there);
+    norm.x = nbl_matrix(dtype, 1, columns, x_there),
+    norm.residual = nbl_matrix(dtype, 1, columns, more_there);
     norm.w = nbl_vector(dtype, columns, scale_there), norm.y = nbl_matrix(dtype, 1, columns, y_there);
     norm.residual_out = nbl_matrix(dtype, 1, columns, sum_there);
-    nbl__gemv_one one = {.dtype = dtype,
-                         .x = normed ? y_there : x_there,
-                         .count = 2,
-                         .act = gated ? 0 : -1, /* silu is the first */
-                         .norm = normed ? &norm : NULL,
-                         .parts = {{&weights[0].device, {}, out_there[0]}, {&weights[1].device, {}, out_there[1]}}};
+    nbl__gemv_one one = {
+        .dtype = dtype,
+        .x = normed ? y_there : x_there,
+        .count = 2,
+        .act = gated ? 0 : -1, /* silu is the first */
+        .norm = normed ? &norm : NULL,
+        .parts = {{&weights[0].device, {}, out_there[0]}, {&weights[1].device, {}, out_there[1]}}};
     bool takes = nbl__cuda_gemv_one_takes(&one);
     if (takes) NIBBLE(nbl__cuda_gemv_one(ctx, &one, NULL));
     CUDA(cudaDeviceSynchronize());
@@ -393,7 +395,8 @@ void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool 
         NIBBLE(nbl_dequantize(ctx, w, 0, n, NBL_DTYPE_F32, 0, values));
         for (int64_t r = 0; r < n; r++) {
             want[i][r] = 0;
-            for (int64_t k = 0; k < columns; k++) want[i][r] += row[k] * static_cast<double>(values[r * columns + k]);
+            for (int64_t k = 0; k < columns; k++)
+                want[i][r] += row[k] * static_cast<double>(values[r * columns + k]);
         }
         free(values);
     }
@@ -404,8 +407,8 @@ void test_joined(nbl_context *ctx, tally *t, nbl_dtype dtype, bool nested, bool 
         free(out);
     }
     char what[200];
-    snprintf(what, sizeof what, "two weights at once%s%s: %s, relative error %.3g, bound %.3g", gated ? ", gated" : "",
-             normed ? ", normed" : "", takes ? "taken" : "not taken", error, bound);
+    snprintf(what, sizeof what, "two weights at once%s%s: %s, relative error %.3g, bound %.3g",
+             gated ? ", gated" : "", normed ? ", normed" : "", takes ? "taken" : "not taken", error, bound);
     report(t, takes && error <= bound, &weights[0].host, dtype, what);
     for (int i = 0; i < 2; i++) free_both(&weights[i]), free(want[i]);
     for (int i = 0; i < on.count; i++) CUDA(cudaFree(on.to_free[i]));

@@ -43,9 +43,9 @@ struct attention_data {
     void *out;
     float *lse; /* [T, Hq]; may be NULL */
     const void *dout;
-    void *dq, *dk, *dv;        /* each may be NULL */
-    float *lse2, *delta;       /* [Hq, T]: lse in units of log 2, Σ dout · out */
-    float *sums; /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
+    void *dq, *dk, *dv;  /* each may be NULL */
+    float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
+    float *sums;         /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
 };
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);

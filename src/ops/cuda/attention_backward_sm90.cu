@@ -25,15 +25,16 @@ struct pass {
     {
         attention_items items = items_of(call, p, Shape::ROWS, heads);
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
-        kernel<<<static_cast<unsigned>(call->cuda->multiprocessors * blocks_each), Shape::THREADS, Shape::BYTES,
-                 stream_of(call)>>>(p, data, maps, items);
+        kernel<<<static_cast<unsigned>(call->cuda->multiprocessors * blocks_each), Shape::THREADS,
+                 Shape::BYTES, stream_of(call)>>>(p, data, maps, items);
     }
 
     template <typename T, int WIDE, bool CAP> void keys() const
     {
         bool many = static_cast<int64_t>(p.tokens) / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
         if constexpr (!CAP) /* its registers are too few for a cap */
-            if (!many) return launch<keys_shape<WIDE, 1>>(backward_keys_sm90<T, WIDE, 1, CAP>, p.key_heads, 2);
+            if (!many)
+                return launch<keys_shape<WIDE, 1>>(backward_keys_sm90<T, WIDE, 1, CAP>, p.key_heads, 2);
         launch<keys_shape<WIDE, 2>>(backward_keys_sm90<T, WIDE, 2, CAP>, p.key_heads, 1);
     }
     template <typename T, int WIDE, bool CAP, bool SUMS> void queries() const

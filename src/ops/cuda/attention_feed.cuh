@@ -128,10 +128,22 @@ template <int STAGES> struct ring {
             barrier_make(barriers + i * 16 + 8, static_cast<uint32_t>(readers));
         }
     }
-    __device__ static int place(int step) { return step % STAGES; }
-    __device__ uint32_t full(int step) const { return barriers + place(step) * 16; }
-    __device__ void await_full(int step) const { barrier_wait(full(step), step / STAGES & 1); }
-    __device__ void await_empty(int step) const { barrier_wait(full(step) + 8, (step / STAGES & 1) ^ 1); }
+    __device__ static int place(int step)
+    {
+        return step % STAGES;
+    }
+    __device__ uint32_t full(int step) const
+    {
+        return barriers + place(step) * 16;
+    }
+    __device__ void await_full(int step) const
+    {
+        barrier_wait(full(step), step / STAGES & 1);
+    }
+    __device__ void await_empty(int step) const
+    {
+        barrier_wait(full(step) + 8, (step / STAGES & 1) ^ 1);
+    }
     __device__ void release(int step) const
     {
         if (threadIdx.x % 32 == 0) barrier_arrive(full(step) + 8);
@@ -154,7 +166,10 @@ struct feeder {
     uint32_t spare;      /* a barrier of its own */
     uint32_t parity = 0; /* of the next wait for it */
 
-    __device__ bool leads() const { return threadIdx.x == 0; }
+    __device__ bool leads() const
+    {
+        return threadIdx.x == 0;
+    }
 
     /* ROWS rows of a head from `token`, of which `valid` exist, to a tile. */
     template <typename T, int ROWS, int WIDE>

@@ -141,7 +141,8 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
         for (int half = 0; half < 2; half++) lse[half] = __shfl_sync(WARP, own_lse, half_row + half * 16);
         auto make_delta = [&]() {
             block.out.await_full(tiles);
-            float sum = multiply_rows<T, ROWS, WIDE>(block.shared + z::DOUT, block.shared + z::OUT, warp * 16);
+            float sum = multiply_rows<T, ROWS, WIDE>(block.shared + z::DOUT, block.shared + z::OUT,
+                                                     warp * 16);
             if (keeps) data.delta[row_at] = sum;
             for (int half = 0; half < 2; half++) delta[half] = __shfl_sync(WARP, sum, half_row + half * 16);
         };

@@ -34,9 +34,9 @@ __device__ inline void round_weights(const attention_problem &p, const float (&s
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            weights[n / 2][n % 2 * 2 + half] =
-                pair_of<T>(weight_again<CAP>(p, s[n][half * 2], lse_of(n, half * 2)),
-                           weight_again<CAP>(p, s[n][half * 2 + 1], lse_of(n, half * 2 + 1)));
+            weights[n / 2][n % 2 * 2 + half] = pair_of<T>(
+                weight_again<CAP>(p, s[n][half * 2], lse_of(n, half * 2)),
+                weight_again<CAP>(p, s[n][half * 2 + 1], lse_of(n, half * 2 + 1)));
 }
 
 /* dS / scale as a left operand, from what make_weights left and dP. All of dP is done with before the first

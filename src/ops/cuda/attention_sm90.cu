@@ -81,8 +81,7 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
                                       p.heads, head, tile.first + tile.start, tile.n - tile.start);
         send_keys(block.keys, z::K, &maps.k, data.k, step, first);
         for (int j = first; j < end; j += z::KEYS, step++) {
-            if (j + z::KEYS < end)
-                send_keys(block.keys, z::K, &maps.k, data.k, step + 1, j + z::KEYS);
+            if (j + z::KEYS < end) send_keys(block.keys, z::K, &maps.k, data.k, step + 1, j + z::KEYS);
             send_keys(block.values, z::V, &maps.v, data.v, step, j);
         }
     });
@@ -227,8 +226,8 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
     if (a->dtype == NBL_DTYPE_F16)
         (p.size <= 64 ? launch_forward<__half, 64> : launch_forward<__half, 128>)(p, data, maps, call);
     else
-        (p.size <= 64 ? launch_forward<__nv_bfloat16, 64>
-                      : launch_forward<__nv_bfloat16, 128>)(p, data, maps, call);
+        (p.size <= 64 ? launch_forward<__nv_bfloat16, 64> : launch_forward<__nv_bfloat16, 128>)(p, data, maps,
+                                                                                                call);
     return launched(call);
 }
 

@@ -54,7 +54,8 @@ typedef struct nbl__cuda {
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
     struct nbl__cuda_aside *aside; /* aside.c; NULL: not opened */
-    size_t beside; /* bytes of the device that the process takes beside weights and plans, the workspace included */
+    size_t
+        beside; /* bytes of the device that the process takes beside weights and plans, the workspace included */
 } nbl__cuda;
 
 enum { NBL_CUDA_MAILBOX = 4096 };

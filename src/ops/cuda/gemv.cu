@@ -363,7 +363,8 @@ extern "C" nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight,
     NBL_CHECK(ctx, (n == 0 || x != NULL) && y != NULL, NBL_ERROR_ARGUMENT, "%s: x or y is NULL", call);
     NBL_CHECK(ctx, aligned(x, nbl__size_of(dtype)) && aligned(y, nbl__size_of(dtype)), NBL_ERROR_ARGUMENT,
               "%s: x or y is not aligned to its elements", call);
-    nbl__gemv_one one = {.dtype = dtype, .x = x, .count = 1, .act = -1, .norm = NULL, .parts = {{weight, {}, y}}};
+    nbl__gemv_one one = {
+        .dtype = dtype, .x = x, .count = 1, .act = -1, .norm = NULL, .parts = {{weight, {}, y}}};
     if (m == 1 && nbl__cuda_gemv_one_takes(&one)) return nbl__cuda_gemv_one(ctx, &one, stream);
     packed p = packed_of(weight);
     cudaStream_t on = static_cast<cudaStream_t>(stream);

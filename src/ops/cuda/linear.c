@@ -46,7 +46,8 @@ static nbl_status run_group(const nbl__call *call, const void *arguments)
     const nbl__linear_group *group = arguments;
     nbl__linear members[NBL_GROUP_MOST];
     nbl__gemv_one one;
-    if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name, call->around.before.arguments, call->op, group, &one))
+    if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name,
+                                                       call->around.before.arguments, call->op, group, &one))
         return nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream);
     nbl__linear_group_spread(group, members);
     return nbl__cuda_layers_run(call, members, group->count);

@@ -163,7 +163,8 @@ static nbl_status run_few(const nbl__call *call, const nbl__mlp *a, const pieces
     nbl__gemv_one one;
     parts_of(a, 0, p, p->g, parts);
     bool joined = call->around.before.op &&
-                  nbl__cuda_norm_joins(call->around.before.op->name, call->around.before.arguments, call->op, a, &one);
+                  nbl__cuda_norm_joins(call->around.before.op->name, call->around.before.arguments, call->op,
+                                       a, &one);
     if (joined || nbl__cuda_mlp_at_once(a, &one)) {
         one.parts[0].y = p->g;
         NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream));

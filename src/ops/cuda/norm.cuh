@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows(early, norm_call a)
     int turn = 0;
     others_may_begin();
     for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) + k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) +
+                                                      k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
     shared.clear();
     wait_for_others();
     load_row<T, RESIDUAL, false>(a, at, at.slot, next);
