@@ -166,10 +166,12 @@ static cudaDataType_t type_of(int32_t dtype)
     }
 }
 
-/* The power of two up to 256 that divides the address and, of a batch, the distance to the next. */
+/* The power of two up to 64 that divides the address and, of a batch, the distance to the next. Plans place values and
+ * scratch at multiples of 64: beyond that, the choice of an algorithm, and with it the bits of a result, would depend
+ * on the plan. */
 static uint16_t alignment_of(const void *data, int64_t batch, int64_t stride, int32_t dtype)
 {
-    uint64_t bits = (uint64_t)(uintptr_t)data | 256;
+    uint64_t bits = (uint64_t)(uintptr_t)data | 64;
     if (batch > 1) bits |= (uint64_t)stride * nbl__size_of((nbl_dtype)dtype);
     return (uint16_t)(bits & -bits);
 }
