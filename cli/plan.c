@@ -16,6 +16,7 @@ static json_t *arenas_json(const nbl_plan_arenas *a)
     cli_json_set(arenas, "saved", cli_json_unsigned(a->saved));
     cli_json_set(arenas, "scratch", cli_json_unsigned(a->scratch));
     cli_json_set(arenas, "kv", cli_json_unsigned(a->kv));
+    cli_json_set(arenas, "device", cli_json_unsigned(a->device));
     return arenas;
 }
 
@@ -79,6 +80,9 @@ static void print_json(const nbl_model_plan *p)
     cli_json_set(document, "casts", casts_json(p));
     cli_json_set(document, "ops", ops_json(p));
     cli_json_set(document, "recompute", again);
+    cli_json_set(document, "decoded_weights", json_integer(p->decoded_weights));
+    cli_json_set(document, "decoded_bytes", cli_json_unsigned(p->decoded_bytes));
+    cli_json_set(document, "host_bytes", cli_json_unsigned(p->host_bytes));
     cli_json_set(document, "longest_sequence", json_integer(p->longest_sequence));
     cli_json_set(document, "smallest_memory", cli_json_unsigned(p->smallest_memory));
     cli_json_print(document);
@@ -97,7 +101,9 @@ static void print_arenas(const nbl_model_plan *p)
     print_line("saved", p->arenas.saved);
     print_line("scratch", p->arenas.scratch);
     print_line("kv", p->arenas.kv);
+    if (p->arenas.device) print_line("device", p->arenas.device);
     print_line("total", p->total_bytes);
+    if (p->host_bytes) print_line("on the host", p->host_bytes);
 }
 
 static void print_values(const nbl_model_plan *p)
@@ -138,6 +144,9 @@ static void print_text(const nbl_model_plan *p)
         fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
                 strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
                 p->recompute_flops * 1e-9);
+    if (p->decoded_weights)
+        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %" PRIu64 " bytes\n", p->decoded_weights,
+                p->decoded_bytes);
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
     fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
 }

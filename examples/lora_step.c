@@ -88,7 +88,15 @@ int main(void)
         if (step == 1) first = loss;
         if (step % 20 == 0) printf("step %2d  loss %.4f\n", step, loss);
         if (check(ctx, nbl_linear_backward(ctx, &layer, scratch, bytes))) return 1;
-        nbl_adamw update = {trained, 2, 1e-2, 0.9, 0.999, 1e-8, 0, 1.0 / TOKENS, step, 32};
+        nbl_adamw update = {.tensors = trained,
+                            .count = 2,
+                            .lr = 1e-2,
+                            .beta1 = 0.9,
+                            .beta2 = 0.999,
+                            .eps = 1e-8,
+                            .grad_scale = 1.0 / TOKENS,
+                            .step = step,
+                            .bits = 32};
         if (check(ctx, nbl_adamw_step(ctx, &update))) return 1;
     }
     free(scratch), free(parts.data), free(parts.scales);

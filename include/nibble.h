@@ -470,7 +470,9 @@ typedef struct nbl_linear {
                         the same one again */
     float threshold; /* int8: usually 6; <= 0: no column is an outlier */
     bool decoded;    /* int8: multiply with the decoded weight instead, as
-                        bitsandbytes trains on a CPU */
+                        bitsandbytes trains on a CPU; on a device every packed
+                        weight is decoded before it multiplies, however few
+                        the rows */
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;
@@ -541,6 +543,9 @@ typedef struct nbl_adamw {
     double grad_scale; /* multiplies g: clipping, unscaling; 1: none */
     int64_t step;      /* from 1 */
     int bits;          /* 32 or 8 */
+    /* One more factor of g, in the memory where the context computes, read
+     * when the step runs; NULL: none. When it is NaN nothing changes. */
+    const float *grad_factor;
 } nbl_adamw;
 
 NBL_API nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call);
@@ -839,6 +844,8 @@ typedef struct nbl_plan_arenas { /* bytes */
     uint64_t saved;     /* lives from the forward to the backward pass */
     uint64_t scratch;   /* everything else of a step */
     uint64_t kv;        /* keys and values */
+    uint64_t device;    /* of a CUDA device: its context, libraries, kernels and
+                           their workspace; 0: the CPU */
 } nbl_plan_arenas;
 
 typedef struct nbl_planned_op {
@@ -886,6 +893,13 @@ typedef struct nbl_model_plan {
                                   limit: the model's own */
     uint64_t smallest_memory; /* the least for the sequence asked about, with
                                   all the recomputation there is */
+    int64_t decoded_weights;  /* on a device, training within a budget: packed
+                                  weights that are decoded once, and not in
+                                  every step; */
+    uint64_t decoded_bytes;   /* their part of arenas.weights */
+    uint64_t host_bytes;      /* of the host's memory, beside the total, when
+                                  all is on a device: layers' inputs that wait
+                                  there, an embedding that stays there */
 } nbl_model_plan;
 
 /* For `batch` sequences of `tokens`. memory: bytes of everything, weights

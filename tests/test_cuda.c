@@ -47,6 +47,9 @@ static void a_device_trains_as_the_cpu_does(void **state)
         {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS, 1e-3},
         {"adapter: lora\nfp16: true\n" LAYERS, 1e-3},
         {"adapter: lora\nbf16: true\ngradient_checkpointing: true\n" LAYERS, 1e-3},
+        {"adapter: lora\nlora_dropout: 0.2\nmax_grad_norm: 0.1\n" LAYERS, 1e-5},
+        {"adapter: qlora\nload_in_4bit: true\nbf16: true\nlora_dropout: 0.2\nmax_grad_norm: 0.1\n" LAYERS,
+         1e-3},
     };
     nbl_context *device = on_device();
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
@@ -95,6 +98,11 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
     assert_ok(device, train_in(f, device, "alone", keys, NULL));
     assert_ok(device, train_in(f, device, "again", keys, NULL));
     assert_same_adapter(f, "alone", "again");
+    /* Nothing is saved in between: every step is begun while the one before it is worked on. */
+    assert_ok(device,
+              train_in(f, device, "ahead",
+                       "adapter: qlora\nload_in_4bit: true\nbf16: true\nsave_steps: 100\n" LAYERS, NULL));
+    assert_same_adapter(f, "alone", "ahead");
     int64_t stop = 3;
     assert_int_equal(
         train_in(f, device, "stopped", keys, &(nbl_train_options){.event = stop_at, .user = &stop}),
@@ -115,6 +123,28 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
         assert_int_equal(workers[i].status, NBL_OK);
         assert_same_adapter(f, "alone", workers[i].output);
     }
+    nbl_context_destroy(device);
+}
+
+/* What is recomputed, what waits on the host, which weights are kept decoded: all of that is memory and time, no bits. */
+static void memory_changes_no_bit_of_a_run(void **state)
+{
+    fixture *f = *state;
+    static const char *const base[] = {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS,
+                                       "adapter: qlora\nload_in_4bit: true\npeft_use_dora: true\n" LAYERS};
+    static const char *const memory[] = {"", "memory: 4GiB\n", "gradient_checkpointing: true\n",
+                                         "gradient_checkpointing: true\nmemory: 4GiB\n"};
+    nbl_context *device = on_device();
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 4; k++) {
+            char name[16], first[16], keys[512];
+            snprintf(first, sizeof first, "memory-%d", i);
+            snprintf(name, sizeof name, k ? "memory-%d-%d" : "memory-%d", i, k);
+            snprintf(keys, sizeof keys, "%s%s", base[i], memory[k]);
+            print_message("%s: %s\n", name, memory[k]);
+            assert_ok(device, train_in(f, device, name, keys, NULL));
+            assert_same_adapter(f, first, name);
+        }
     nbl_context_destroy(device);
 }
 
@@ -148,6 +178,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_device_trains_as_the_cpu_does, setup, teardown),
         cmocka_unit_test_setup_teardown(two_streams_and_replays_give_the_bits_of_one, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_changes_no_bit_of_a_run, setup, teardown),
         cmocka_unit_test(in_debug_mode_a_fault_is_told_with_its_operator),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

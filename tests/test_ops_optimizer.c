@@ -321,7 +321,8 @@ static void the_norm_and_the_clipping_are_the_references(void **state)
         make_gradients(fast);
         make_gradients(slow);
         for (int i = 0; i < 2; i++) {
-            nbl__grad_norm a = {i ? slow : fast, TENSORS, limits[k % 3], {.data = &norms[i]}, &blamed[i]};
+            nbl__grad_norm a = {i ? slow : fast,     TENSORS,    limits[k % 3],
+                                {.data = &norms[i]}, &blamed[i], NULL};
             run_op(ctx, &nbl__grad_norm_family.forward, i ? "ref" : "cpu", &a);
         }
         assert_true(fabsf(norms[0] - norms[1]) <= 1e-6f * norms[1] && norms[1] > 100);
@@ -343,7 +344,7 @@ static void any_number_of_threads_gives_the_same_norm(void **state)
         nbl_tensor g[TENSORS];
         nbl_context *ctx = new_context_with(1 + 2 * k);
         make_gradients(g);
-        nbl__grad_norm a = {g, TENSORS, 0, {.data = &norms[k]}, NULL};
+        nbl__grad_norm a = {g, TENSORS, 0, {.data = &norms[k]}, NULL, NULL};
         run_op(ctx, &nbl__grad_norm_family.forward, NULL, &a);
         free_gradients(g);
         nbl_context_destroy(ctx);
@@ -363,7 +364,7 @@ static void a_norm_that_is_not_finite_names_the_first_gradient_and_changes_none(
         make_gradients(g);
         set_f32(&g[3], 22000, k / 2 ? INFINITY : NAN);
         set_f32(&g[5], 1, NAN);
-        nbl__grad_norm a = {g, TENSORS, 1, {.data = &norm}, &blamed};
+        nbl__grad_norm a = {g, TENSORS, 1, {.data = &norm}, &blamed, NULL};
         run_op(ctx, &nbl__grad_norm_family.forward, k % 2 ? "ref" : "cpu", &a);
         assert_false(isfinite(norm));
         assert_int_equal(blamed, 3);
@@ -373,16 +374,86 @@ static void a_norm_that_is_not_finite_names_the_first_gradient_and_changes_none(
     }
     nbl_tensor empty = zeros(NBL_DTYPE_F32, 0), wrong = zeros(NBL_DTYPE_I32, 1);
     float norm = NAN;
-    nbl__grad_norm a = {&empty, 1, 1, {.data = &norm}, NULL};
+    nbl__grad_norm a = {&empty, 1, 1, {.data = &norm}, NULL, NULL};
     run_op(ctx, &nbl__grad_norm_family.forward, NULL, &a);
     assert_true(norm == 0);
     a.max_norm = -1;
     assert_int_equal(nbl__grad_norm_family.forward.infer(ctx, &a), NBL_ERROR_ARGUMENT);
-    a = (nbl__grad_norm){&wrong, 1, 1, {.data = &norm}, NULL};
+    a = (nbl__grad_norm){&wrong, 1, 1, {.data = &norm}, NULL, NULL};
     assert_int_equal(nbl__grad_norm_family.forward.infer(ctx, &a), NBL_ERROR_DTYPE);
     assert_non_null(strstr(nbl_error_message(ctx), "g0"));
     free(empty.data);
     free(wrong.data);
+    nbl_context_destroy(ctx);
+}
+
+static void a_step_clips_by_the_factor_that_the_norm_leaves(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int k = 0; k < 8; k++) {
+        model apart, at_once;
+        nbl_tensor g[TENSORS];
+        nbl__clipping clipping;
+        float norm;
+        int64_t blamed;
+        make_model(&apart, k / 4 ? 8 : 32);
+        make_model(&at_once, k / 4 ? 8 : 32);
+        for (int i = 0; i < 2 * TENSORS; i++) {
+            model *m = i < TENSORS ? &apart : &at_once;
+            nbl_tensor *gradient = &m->tensors[i % TENSORS].g;
+            free(gradient->data);
+            *gradient = zeros(NBL_DTYPE_F32, lengths[i % TENSORS]);
+            fill(gradient, (uint32_t)i % TENSORS, 1);
+        }
+        apart.args.step = at_once.args.step = 1;
+        double limit = k % 2 ? 0.5 : 1e9; /* clips, does not */
+        for (int i = 0; i < TENSORS; i++) g[i] = apart.tensors[i].g;
+        assert_ok(ctx, nbl_grad_norm(ctx, g, TENSORS, limit, &norm, &blamed));
+        for (int i = 0; i < TENSORS; i++) g[i] = at_once.tensors[i].g;
+        assert_ok(ctx, nbl__grad_norm_later(ctx, g, TENSORS, limit, &clipping));
+        assert_true(clipping.norm == norm && clipping.non_finite == -1);
+        assert_true((clipping.factor < 1) == (k % 2));
+        at_once.args.grad_factor = &clipping.factor;
+        run_op(ctx, &nbl__adamw_family.forward, k / 2 % 2 ? "ref" : "cpu", &at_once.args);
+        run_op(ctx, &nbl__adamw_family.forward, k / 2 % 2 ? "ref" : "cpu", &apart.args);
+        for (int i = 0; i < TENSORS; i++)
+            assert_true(error_of(&at_once.tensors[i].p, &apart.tensors[i].p) < 1e-7);
+        free_model(&apart);
+        free_model(&at_once);
+    }
+    nbl_context_destroy(ctx);
+}
+
+static void a_gradient_that_is_not_finite_leaves_everything_as_it_was(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int k = 0; k < 4; k++) {
+        model m, before;
+        nbl_tensor g[TENSORS];
+        nbl__clipping clipping;
+        make_model(&m, k / 2 ? 8 : 32);
+        make_model(&before, k / 2 ? 8 : 32);
+        train(ctx, NULL, &m, 2);
+        train(ctx, NULL, &before, 2);
+        set_f32(&m.tensors[3].g, 7, NAN);
+        for (int i = 0; i < TENSORS; i++) g[i] = m.tensors[i].g;
+        assert_ok(ctx, nbl__grad_norm_later(ctx, g, TENSORS, 1, &clipping));
+        assert_true(isnan(clipping.factor) && clipping.non_finite == 3);
+        m.args.grad_factor = &clipping.factor;
+        m.args.step = 3;
+        run_op(ctx, &nbl__adamw_family.forward, k % 2 ? "ref" : "cpu", &m.args);
+        for (int i = 0; i < TENSORS; i++) {
+            const nbl__adamw_tensor *t = &m.tensors[i], *was = &before.tensors[i];
+            size_t n = (size_t)lengths[i];
+            assert_memory_equal(t->p.data, was->p.data, n * nbl__size_of(t->p.dtype));
+            assert_memory_equal(t->m.data, was->m.data, n * (k / 2 ? 1 : 4));
+            assert_memory_equal(t->v.data, was->v.data, n * (k / 2 ? 1 : 4));
+        }
+        free_model(&m);
+        free_model(&before);
+    }
     nbl_context_destroy(ctx);
 }
 
@@ -398,6 +469,8 @@ int main(void)
         cmocka_unit_test(the_norm_and_the_clipping_are_the_references),
         cmocka_unit_test(any_number_of_threads_gives_the_same_norm),
         cmocka_unit_test(a_norm_that_is_not_finite_names_the_first_gradient_and_changes_none),
+        cmocka_unit_test(a_step_clips_by_the_factor_that_the_norm_leaves),
+        cmocka_unit_test(a_gradient_that_is_not_finite_leaves_everything_as_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

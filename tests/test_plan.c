@@ -83,12 +83,22 @@ static void available_memory_chooses_recomputation_and_refuses_nothing(void **st
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     assert_string_equal(plan.recompute, "cheap");
     assert_true(plan.total_bytes < whole);
+    assert_true(flops_of("mlp_backward", "backward") ==
+                kept); /* norms are enough: no product is made twice */
+    request.least = NBL_RECOMPUTE_FLAGGED;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     /* gate and up again: two thirds of the forward products, and a little */
     assert_true(flops_of("mlp_backward", "backward") - kept > 0.6 * forward);
+    double head = flops_of("cross_entropy_backward", "backward");
     request.least =
         NBL_RECOMPUTE_LAYERS; /* a layer is made again without its MLP: backward of that makes gate and up */
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     assert_true(flops_of(NULL, "again") > 0 && flops_of("mlp", "again") == 0);
+    assert_true(flops_of("cross_entropy_backward", "backward") ==
+                head); /* the logits are made once even so */
+    request.least = NBL_RECOMPUTE_ALL;
+    assert_ok(ctx, nbl__model_plan(model, &request, &plan));
+    assert_true(flops_of("cross_entropy_backward", "backward") > 2 * head);
     request.least = NBL_RECOMPUTE_NONE;
     for (int i = 0; i < 2; i++) {
         request.available = i ? 1 : least;

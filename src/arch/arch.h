@@ -115,7 +115,9 @@ typedef struct nbl__build {
     bool decoded; /* int8: multiply with decoded weights, as training does */
     bool
         split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
-    bool joined;   /* decode: rotation, writing to the cache and attention are one operator */
+    int pins; /* what recomputation of a layer starts from: its input, 2: its middle as well, 3: what attention gives, too */
+    bool joined;      /* decode: rotation, writing to the cache and attention are one operator */
+    bool joins_norms; /* training: the norms of q and k are one operator with their rotation */
     int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
 
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the

@@ -1,7 +1,9 @@
 /* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
  *
  * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm
- * adds them. The stream at a layer's start is pinned: recomputation starts there. */
+ * adds them. The stream at a layer's start is pinned: recomputation starts there. More may be (nbl__build.pins): where it waits on the
+ * host it takes no memory of a device; from the middle on the output product need not be made again, and the values of the
+ * two halves need not be there at once; with attention's result neither need that. */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -15,6 +17,7 @@
 #include "ops/embedding.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
+#include "ops/norm_rope.h"
 #include "ops/rmsnorm.h"
 
 /* ---- weights and parameters by name ---- */
@@ -212,6 +215,35 @@ static nbl__value rotate(nbl__build *b, nbl__value x, const char *name, bool loc
     return nbl__graph_end(b->g);
 }
 
+/* Both in one, where training leaves the norm's weight alone and the graph is as devices have it; of heads that divide
+ * into equal pieces, and turn as a whole. */
+static bool joins_norm(const nbl__build *b, const char *name, bool local)
+{
+    char full[256];
+    int64_t dim = b->d->head_dim, turns = nbl__rope_dim(local ? &b->d->local_rope : &b->d->rope, dim);
+    snprintf(full, sizeof full, "%s%s.weight", b->at, name);
+    return b->mode == NBL_MODE_TRAIN && b->joins_norms && !is_trained(b, full) && turns == dim &&
+           (dim & (dim - 1)) == 0;
+}
+
+static nbl__value norm_rotate(nbl__build *b, nbl__value x, const char *norm_name, const char *name,
+                              bool local)
+{
+    char full[256];
+    nbl__norm_rope *a = nbl__graph_begin(b->g, "norm_rope", name);
+    if (a == NULL) return 0;
+    a->dtype = b->dtype;
+    a->eps = b->d->norm_eps;
+    a->offset = b->d->gemma;
+    a->round = b->d->gemma ? NBL_ROUND_AFTER_WEIGHT : NBL_ROUND_BEFORE_WEIGHT;
+    snprintf(full, sizeof full, "%s%s.weight", b->at, norm_name);
+    nbl__graph_bind(b->g, "x", x);
+    nbl__graph_bind(b->g, "w", vector(b, full, b->d->head_dim, false));
+    nbl__graph_bind(b->g, "cos", local ? b->local_cos : b->cos);
+    nbl__graph_bind(b->g, "sin", local ? b->local_sin : b->sin);
+    return nbl__graph_end(b->g);
+}
+
 static void remember(nbl__build *b, nbl__value x, nbl__value cache, const char *name)
 {
     nbl__graph_begin(b->g, "kv_write", name);
@@ -253,7 +285,12 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
     nbl__graph_bind(b->g, "k", k);
     nbl__graph_bind(b->g, "v", v);
     nbl__graph_bind(b->g, "cu_seqlens", b->cu_seqlens);
-    return nbl__graph_end(b->g);
+    nbl__value out = nbl__graph_end(b->g), lse = nbl__graph_output(b->g, "lse");
+    if (b->pins >= 3 && out && lse) {
+        nbl__graph_pin(b->g, out);
+        nbl__graph_pin(b->g, lse);
+    }
+    return out;
 }
 
 /* The same from q and k that are not yet turned, in one operator. */
@@ -305,6 +342,10 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;
+        if (d->qk_norm && joins_norm(b, norms[i], local)) {
+            qkv[i] = norm_rotate(b, qkv[i], norms[i], parts[i], local);
+            continue;
+        }
         if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
         if (!joined) qkv[i] = rotate(b, qkv[i], parts[i], local);
     }
@@ -370,6 +411,7 @@ static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int6
     x = self_attention(b, x, layer);
     if (d->gemma) x = norm(b, x, NULL, "post_attention_layernorm", d->hidden);
     x = norm(b, x, stream, d->gemma ? "pre_feedforward_layernorm" : "post_attention_layernorm", d->hidden);
+    if (b->pins >= 2) nbl__graph_pin(b->g, *stream);
     x = feed_forward(b, x);
     if (d->gemma) x = norm(b, x, NULL, "post_feedforward_layernorm", d->hidden);
     return x;

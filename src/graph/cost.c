@@ -175,6 +175,7 @@ static const struct family_cost {
     {"layernorm", NULL, 8, 14},
     {"rope_table", NULL, 2, 0},
     {"rope", NULL, 3, 3},
+    {"norm_rope", NULL, 8, 12},
     {"gated", NULL, 5, 10},
     {"add", NULL, 1, 0},
     {"scale", NULL, 1, 0},
@@ -222,4 +223,17 @@ double nbl__step_bytes(const nbl__planned_step *step)
     }
     if (strcmp(family->name, "kv_write") == 0) bytes *= 2; /* what is read is written */
     return bytes;
+}
+
+double nbl__plan_time(const nbl__plan *plan)
+{
+    enum {
+        BALANCE = 150
+    }; /* operations in the time of a byte: bf16 on devices of the last years, 130 to 300 */
+    double sum = 0;
+    for (int i = 0; i < plan->step_count; i++) {
+        double bytes = nbl__step_bytes(&plan->steps[i]), flops = nbl__step_flops(&plan->steps[i]) / BALANCE;
+        sum += bytes > flops ? bytes : flops;
+    }
+    return sum;
 }

@@ -1,6 +1,8 @@
 /* plan.c - the schedule, and what fits a budget. See plan.h. */
 #include "graph/plan.h"
 
+#include "ops/cuda/cuda.h"
+
 /* ---- the schedule ---- */
 
 static nbl__planned_step step_of(const nbl__node *node, bool backward)
@@ -69,6 +71,9 @@ static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int coun
     for (int i = 0; i < count; i++) {
         NBL_TRY(nbl__op_choose(plan->ctx, steps[i].op, steps[i].arguments, NULL, &steps[i].impl));
         steps[i].scratch = nbl__op_scratch(plan->ctx, steps[i].impl, steps[i].arguments);
+        steps[i].kept = 0;
+        if (nbl__cuda_of(plan->ctx) && !steps[i].backward)
+            steps[i].kept = nbl__cuda_kept(steps[i].impl, steps[i].arguments);
     }
     return NBL_OK;
 }
@@ -82,29 +87,45 @@ size_t nbl__plan_total(const nbl__plan *plan)
     return sum;
 }
 
-/* Operators are asked to keep what would spare their backward step a product, where memory is not short: in plans that
- * recompute nothing. (Saved or made again, the values are the same.) */
-static void choose_kept(nbl__graph *g, bool keep)
+nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer)
 {
+    if (layer < 0) return plan->recompute == NBL_RECOMPUTE_ALL ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
+    return layer < plan->recomputed_layers || plan->recompute == NBL_RECOMPUTE_NONE ? plan->recompute
+                                                                                    : plan->recompute - 1;
+}
+
+/* Does the plan have a say in what this slot keeps? */
+static bool is_flagged(const nbl__node *node, const nbl__slot *slot)
+{
+    return slot->when && node->bound[slot - node->family->slots];
+}
+
+/* Operators are asked to keep what would spare their backward step a product, unless their rung gives it up. (Saved or
+ * made again, the values are the same.) */
+static void choose_kept(const nbl__plan *plan)
+{
+    const nbl__graph *g = plan->graph;
     for (int i = 0; i < g->step_count;
          i++) { /* forward steps come first: only those with a backward step keep */
         const nbl__node *node = &g->nodes[g->steps[i].node];
+        bool keep = g->steps[i].backward && nbl__plan_rung(plan, node->layer) < NBL_RECOMPUTE_FLAGGED;
         for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
-            if (slot->when && node->bound[slot - node->family->slots])
-                *(bool *)nbl__node_attr(node, slot->when) = keep && g->steps[i].backward;
+            if (is_flagged(node, slot)) *(bool *)nbl__node_attr(node, slot->when) = keep;
     }
 }
 
-static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute mode, int layers)
+static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute rung, int layers)
 {
     nbl__arena_free(&plan->arena);
     plan->arena = nbl__arena_make(plan->ctx);
     plan->graph->value_count = plan->value_count; /* without those of an earlier try */
-    plan->recompute = mode;
-    plan->recomputed_layers = layers;
-    choose_kept(plan->graph, mode == NBL_RECOMPUTE_NONE);
+    plan->recompute = rung;
+    plan->recomputed_layers = rung == NBL_RECOMPUTE_NONE ? 0 : layers;
+    plan->host_bytes = 0;
+    choose_kept(plan);
     NBL_TRY(schedule(plan));
-    if (mode != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan, mode, layers));
+    if (rung != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan));
+    if (rung >= NBL_RECOMPUTE_LAYERS && options->offload) NBL_TRY(nbl__plan_offload(plan));
     NBL_TRY(nbl__plan_infer(plan, true, NULL));
     NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
     NBL_TRY(choose_all(plan, plan->steps, plan->step_count));
@@ -124,38 +145,71 @@ static int layer_count(const nbl__graph *g)
     return count;
 }
 
-/* As few layers as the budget needs; in `many` of them it is kept. */
-static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute mode, int many)
+/* As few layers as the budget needs; with `many` of them it is kept. */
+static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute rung, int many)
 {
     int few = 0; /* does not fit, or is not worth the asking */
     while (many - few > 1) {
         int middle = few + (many - few) / 2;
-        NBL_TRY(try_plan(plan, o, mode, middle));
+        NBL_TRY(try_plan(plan, o, rung, middle));
         if (nbl__plan_total(plan) <= o->budget) many = middle;
         else few = middle;
     }
-    return try_plan(plan, o, mode, many);
+    return try_plan(plan, o, rung, many);
 }
 
-/* The least recomputation that keeps the budget: none, then what is cheap in as few layers as needed, then whole layers,
- * as few as needed. */
+/* Rungs that give up nothing beyond the one below them are left out: those of flags where there are none. */
+static bool is_rung(const nbl__graph *g, nbl__recompute rung)
+{
+    if (rung != NBL_RECOMPUTE_FLAGGED && rung != NBL_RECOMPUTE_ALL) return true;
+    for (int i = 0; i < g->node_count; i++) {
+        const nbl__node *node = &g->nodes[i];
+        if (node->family == NULL || (node->layer < 0) != (rung == NBL_RECOMPUTE_ALL)) continue;
+        for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
+            if (is_flagged(node, slot)) return true;
+    }
+    return false;
+}
+
+/* Without a budget: the highest rung below whole products that saves at least WORTH times as much of the plan's memory as
+ * it adds to the time. */
+static nbl_status settle(nbl__plan *plan, const nbl__plan_options *o, int all)
+{
+    enum { WORTH = 8 };
+    nbl__recompute best = NBL_RECOMPUTE_NONE;
+    NBL_TRY(try_plan(plan, o, best, 0));
+    double bytes = (double)nbl__plan_total(plan), time = nbl__plan_time(plan);
+    for (nbl__recompute rung = NBL_RECOMPUTE_NORMS; rung <= NBL_RECOMPUTE_CHEAP; rung++) {
+        NBL_TRY(try_plan(plan, o, rung, all));
+        double now = (double)nbl__plan_total(plan), later = nbl__plan_time(plan);
+        if (1 - now / bytes < WORTH * (later / time - 1)) break;
+        best = rung, bytes = now, time = later;
+    }
+    return plan->recompute == best ? NBL_OK : try_plan(plan, o, best, all);
+}
+
+/* The least recomputation that keeps the budget: up the rungs, and as few layers on the last as needed. */
 static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
 {
     int all = layer_count(plan->graph);
     bool backward = false; /* else there is nothing to make again */
     for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE;
+    if (o->budget == 0 && o->thrifty && backward && o->least == NBL_RECOMPUTE_NONE)
+        return settle(plan, o, all);
+    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
     size_t smallest = SIZE_MAX;
-    for (nbl__recompute mode = o->least; mode <= last; mode++) {
-        NBL_TRY(try_plan(plan, o, mode, mode == NBL_RECOMPUTE_NONE ? 0 : all));
+    for (nbl__recompute rung = o->least; rung <= last; rung++) {
+        if (rung > o->least && !is_rung(plan->graph, rung)) continue;
+        NBL_TRY(try_plan(plan, o, rung, all));
         size_t total = nbl__plan_total(plan);
-        if (o->budget == 0 || (total <= o->budget && mode == NBL_RECOMPUTE_NONE)) return NBL_OK;
-        if (total <= o->budget) return fewest_layers(plan, o, mode, all);
-        if (total < smallest) smallest = total, best = mode;
+        if (o->budget == 0 || (total <= o->budget && rung == NBL_RECOMPUTE_NONE)) return NBL_OK;
+        if (total <= o->budget && rung == NBL_RECOMPUTE_ALL) return NBL_OK;
+        if (total <= o->budget) return fewest_layers(plan, o, rung, all);
+        if (total < smallest) smallest = total, best = rung;
     }
     NBL_CHECK(plan->ctx, o->or_smallest, NBL_ERROR_MEMORY,
               "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);
-    return best == last ? NBL_OK : try_plan(plan, o, best, best == NBL_RECOMPUTE_NONE ? 0 : all);
+    return plan->recompute == best ? NBL_OK : try_plan(plan, o, best, all);
 }
 
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan)

@@ -8,6 +8,7 @@
  *     states       KV caches
  *     inputs       what the caller writes and reads
  *     run          activations, saved values and scratch, each at an address that is free while it lives
+ *     host         beside them, on a device: values that wait in the host's memory
  *
  * Two schedules: `steps` are every run; `prepare` is what depends on weights and parameters alone (the norms of
  * DoRA) and runs when these have changed: after loading, and after each step of an optimiser.
@@ -28,10 +29,14 @@ typedef enum nbl__memory_class {
     NBL_MEMORY_COUNT
 } nbl__memory_class;
 
+/* What is made again instead of kept: each rung what the one below it makes again, and more. */
 typedef enum nbl__recompute {
-    NBL_RECOMPUTE_NONE, /* and operators keep what their flags ask for (nbl__slot.when); the others keep none of it */
-    NBL_RECOMPUTE_CHEAP, /* norms, rotations and the like are made again; products are kept */
-    NBL_RECOMPUTE_LAYERS /* some layers are made again from their input */
+    NBL_RECOMPUTE_NONE,
+    NBL_RECOMPUTE_NORMS,   /* norms, rotations and the like: as many bytes are read as are saved */
+    NBL_RECOMPUTE_CHEAP,   /* all that is no product: gated activations, made of two values that are kept */
+    NBL_RECOMPUTE_FLAGGED, /* what operators of layers save when a flag asks them to (nbl__slot.when) */
+    NBL_RECOMPUTE_LAYERS,  /* layers, from their input */
+    NBL_RECOMPUTE_ALL      /* what flags ask for outside of layers: the logits are made twice */
 } nbl__recompute;
 
 typedef struct nbl__planned_step {
@@ -42,6 +47,7 @@ typedef struct nbl__planned_step {
     void *arguments;
     const nbl__impl *impl;
     size_t scratch, scratch_offset;
+    size_t kept, kept_offset; /* what forward leaves for backward on a device (nbl__cuda_kept): of both */
 } nbl__planned_step;
 
 /* A schedule as a device remembers it. */
@@ -62,23 +68,31 @@ typedef struct nbl__plan {
     nbl__planned_step *prepare;
     int prepare_count;
     nbl__recompute recompute;
-    int recomputed_layers;
-    size_t *offset;           /* per value, in the memory of its class */
-    struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
+    int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
+    size_t *offset;        /* per value, in the memory of its class */
+    struct nbl__piece
+        *lives; /* per value: when it is needed; then per step: its scratch; and what it keeps */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
     bool borrowed[NBL_MEMORY_COUNT];
+    size_t
+        host_bytes; /* what waits in the host's memory meanwhile (offload.c), and where: no part of the total */
+    uint8_t *host;
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
     nbl__recording recordings[NBL_PLAN_RECORDINGS];
     int64_t runs;
-    uint64_t key; /* of the arguments of the first key_count steps as they are; 0: they have changed since */
+    uint64_t
+        key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
     int key_count;
+    bool key_ends; /* it copies inputs and results, too */
 } nbl__plan;
 
 typedef struct nbl__plan_options {
     size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
     nbl__recompute least; /* at least this much recomputation */
+    bool thrifty;         /* more than that without a budget: what saves far more memory than it takes time */
+    bool offload;         /* what layers are made again from waits in the host's memory */
     bool or_smallest;     /* when the budget cannot be kept: the smallest plan instead of an error */
     const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
                                      are made large enough for both */
@@ -111,9 +125,13 @@ void nbl__plan_touch(nbl__plan *plan);
 /* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
 nbl_status nbl__plan_run(nbl__plan *plan);
+/* Enqueues a run where there is a device, and returns when the device begins with it: what is written to the inputs from
+ * then on is the next run's. Results are what nbl__memory_fetch finds at nbl__plan_address. */
+nbl_status nbl__plan_run_later(nbl__plan *plan);
 /* The forward steps only: results, no gradients. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
-/* Runs the forward steps again, one by one, and tells the first whose output is not finite; NULL: none. */
+/* Runs the forward steps one by one, with the inputs as they are now, and tells the first whose output is not finite;
+ * NULL: none. */
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node);
 /* An attribute in the arguments of a step, by its name; NULL: its family has none such. */
 void *nbl__step_attr(const nbl__planned_step *step, const char *name);
@@ -158,11 +176,21 @@ double nbl__step_flops(const nbl__planned_step *step);
 double nbl__step_bytes(const nbl__planned_step *step);
 /* Bytes of a weight as it is kept. */
 uint64_t nbl__weight_bytes(const nbl_weight *weight);
+/* How long a run takes on a device, in bytes that it could have moved meanwhile: a step is bound by its bytes, or
+ * by its operations. To compare plans with, not to tell the time. */
+double nbl__plan_time(const nbl__plan *plan);
 
 /* ---- recompute.c ---- */
 
-/* Rewrites the schedule so that values which `again` allows are made anew just before the backward pass of
- * their layer. `layers`: how many, from the first. */
-nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers);
+/* The rung that a layer stands on. */
+nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer);
+/* Rewrites the schedule so that values which the layer's rung gives up are made anew just before the layer's backward
+ * pass. */
+nbl_status nbl__plan_recompute(nbl__plan *plan);
+
+/* ---- offload.c ---- */
+
+/* Adds the steps that take what layers are made again from to the host and back. */
+nbl_status nbl__plan_offload(nbl__plan *plan);
 
 #endif

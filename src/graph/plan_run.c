@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "graph/plan.h"
+#include "ops/aside.h"
 #include "ops/cuda/cuda.h"
 #include "ops/memory.h"
 
@@ -29,6 +30,22 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
     nbl__value storage = nbl__graph_storage(plan->graph, value);
     bool mirrored = plan->mirror && nbl__plan_class(&plan->graph->values[storage]) == NBL_MEMORY_INPUTS;
     return mirrored ? plan->mirror + plan->offset[storage] : nbl__plan_address(plan, value);
+}
+
+/* The memory where values wait, and where in it each does. */
+static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
+{
+    if (plan->host_bytes == 0) return NBL_OK;
+    if (cuda) NBL_TRY(nbl__cuda_aside_open(cuda));
+    plan->host = cuda ? nbl__cuda_alloc_host(cuda, plan->host_bytes)
+                      : nbl__alloc(plan->ctx, plan->host_bytes);
+    if (plan->host == NULL) return NBL_ERROR_MEMORY;
+    for (int i = 0; i < plan->step_count; i++) {
+        if (plan->steps[i].node->family != &nbl__aside_family) continue;
+        nbl__aside *a = plan->steps[i].arguments;
+        a->host = plan->host + a->offset;
+    }
+    return NBL_OK;
 }
 
 /* Memory of its own for every class but those that are the host's. */
@@ -55,6 +72,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
         if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
         memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
     }
+    NBL_TRY(bind_host(plan, cuda));
     return nbl__plan_infer(plan, true, address);
 }
 
@@ -74,6 +92,8 @@ void nbl__plan_unbind(nbl__plan *plan)
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
         if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
+    if (cuda) nbl__cuda_free_host(cuda, plan->host);
+    else nbl__free(plan->ctx, plan->host, plan->host_bytes);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++)
         if (!plan->borrowed[i]) nbl__memory_free(plan->ctx, plan->memory[i], plan->bytes[i]);
 }
@@ -91,28 +111,27 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
-static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__neighbour before,
-                              nbl__neighbour after)
+static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__around around)
 {
-    nbl_status status = nbl__op_run_between(plan->ctx, step->op, step->impl, step->arguments,
-                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset,
-                                            step->scratch, before, after);
+    if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
+    nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
+                                           plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch,
+                                           around);
     return status == NBL_OK ? NBL_OK : nbl__hint(plan->ctx, status, "in %s", step->node->name);
 }
 
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step)
 {
-    nbl__neighbour nobody = {NULL, NULL};
-    return run_between(plan, step, nobody, nobody);
+    return run_between(plan, step, (nbl__around){0});
 }
 
 nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count)
 {
     const nbl__planned_step *steps = plan->steps;
-    nbl__neighbour before = {NULL, NULL}, after = {NULL, NULL};
-    if (i > 0) before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
-    if (i + 1 < count) after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
-    return run_between(plan, &steps[i], before, after);
+    nbl__around around = {0};
+    if (i > 0) around.before = (nbl__neighbour){steps[i - 1].op, steps[i - 1].arguments};
+    if (i + 1 < count) around.after = (nbl__neighbour){steps[i + 1].op, steps[i + 1].arguments};
+    return run_between(plan, &steps[i], around);
 }
 
 static nbl_status run_steps(nbl__plan *plan, int count)
@@ -152,26 +171,33 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
     return move_span(plan, cuda, kind, begin, end);
 }
 
-/* Everything that decides what the first `count` steps launch. */
-static uint64_t key_of(const nbl__plan *plan, int count)
+/* A run of the first `count` steps; `ends`: with the copies of inputs and results. */
+typedef struct part {
+    int count;
+    bool ends;
+} part;
+
+/* Everything that decides what such a run launches. */
+static uint64_t key_of(const nbl__plan *plan, part p)
 {
-    uint64_t key = nbl__hash(0, &count, sizeof count);
+    int count = p.count;
+    uint64_t key = nbl__hash(p.ends, &count, sizeof count);
     for (int i = 0; i < count; i++)
         key = nbl__hash(key, plan->steps[i].arguments, plan->steps[i].node->family->size);
     return key ? key : 1;
 }
 
-static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, int count)
+static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profiled)
 {
-    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-    NBL_TRY(run_steps(plan, count));
-    return move_ends(plan, cuda, NBL_KIND_RESULT);
+    if (p.ends) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(profiled ? nbl__plan_profile(plan, p.count) : run_steps(plan, p.count));
+    return p.ends ? move_ends(plan, cuda, NBL_KIND_RESULT) : NBL_OK;
 }
 
-static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, int count, void **graph)
+static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, part p, void **graph)
 {
     NBL_TRY(nbl__cuda_record_begin(cuda));
-    nbl_status status = enqueue(plan, cuda, count);
+    nbl_status status = enqueue(plan, cuda, p, false);
     nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, graph);
     return status != NBL_OK ? status : ended;
 }
@@ -181,18 +207,15 @@ void nbl__plan_touch(nbl__plan *plan)
     plan->key = 0;
 }
 
-static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
+static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
 {
-    if (cuda->debugs) return run_steps(plan, count); /* a recording cannot be waited for in between */
-    if (plan->key == 0 || plan->key_count != count) plan->key = key_of(plan, count);
-    plan->key_count = count;
+    if (cuda->debugs) return enqueue(plan, cuda, p, false); /* a recording cannot be waited for in between */
+    if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends) plan->key = key_of(plan, p);
+    plan->key_count = p.count;
+    plan->key_ends = p.ends;
     uint64_t key = plan->key;
     nbl__recording *oldest = &plan->recordings[0];
-    if (++plan->runs == 2 && cuda->profiles) { /* the first is slow */
-        NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-        NBL_TRY(nbl__plan_profile(plan, count));
-        return move_ends(plan, cuda, NBL_KIND_RESULT);
-    }
+    if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true); /* the first is slow */
     for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
         nbl__recording *it = &plan->recordings[i];
         if (it->key != key) {
@@ -200,19 +223,19 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, int count)
             continue;
         }
         it->used = plan->runs;
-        if (it->graph == NULL) NBL_TRY(record(plan, cuda, count, &it->graph));
+        if (it->graph == NULL) NBL_TRY(record(plan, cuda, p, &it->graph));
         return nbl__cuda_replay(cuda, it->graph);
     }
     nbl__cuda_graph_free(cuda, oldest->graph);
     *oldest = (nbl__recording){.key = key, .used = plan->runs};
-    return enqueue(plan, cuda, count);
+    return enqueue(plan, cuda, p, false);
 }
 
 static nbl_status run_some(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     if (cuda == NULL) return run_steps(plan, count);
-    NBL_TRY(launch(plan, cuda, count));
+    NBL_TRY(launch(plan, cuda, (part){count, true}));
     return nbl__cuda_wait(cuda, "the step");
 }
 
@@ -225,6 +248,18 @@ nbl_status nbl__plan_prepare(nbl__plan *plan)
 nbl_status nbl__plan_run(nbl__plan *plan)
 {
     return run_some(plan, plan->step_count);
+}
+
+nbl_status nbl__plan_run_later(nbl__plan *plan)
+{
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    int64_t copied;
+    if (cuda == NULL) return run_steps(plan, plan->step_count);
+    /* Not in the recording: when they are copied the caller may write the next ones. */
+    NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
+    NBL_TRY(nbl__cuda_note(cuda, &copied));
+    NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
+    return nbl__cuda_wait_for(cuda, copied, "the inputs");
 }
 
 /* Nobody will ask for gradients: forward steps need not make any. */
@@ -286,7 +321,9 @@ static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, boo
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node)
 {
     bool finite = true;
+    nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     *node = NULL;
+    if (cuda) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     for (int i = 0; i < plan->step_count && !plan->steps[i].backward; i++) {
         NBL_TRY(nbl__plan_run_step(plan, &plan->steps[i]));
         NBL_TRY(check_step(plan, &plan->steps[i], &finite));

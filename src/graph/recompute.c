@@ -5,32 +5,49 @@
  * the first ones die in the forward pass.
  *
  *     kept:      pinned values (the residual stream at a layer's start), inputs, parameters, what other
- *                layers made, and, when only cheap things are made again, the products
+ *                layers made, and, below the rung of whole layers, products and the sums of norms
  *     again:     everything else that a backward step of the layer reads, and what that needs in turn
  *
- * What a flag asks a node to keep (nbl__slot.when) is asked for only in plans that recompute nothing: here such slots
- * are unbound, so that no step asks for values that none makes.
+ * Where a node is not asked to keep what a flag is for (nbl__slot.when), such slots are unbound, so that no step asks for
+ * values that none makes.
  *
- * A norm that adds its residual starts from its pinned sum: the sum is kept, so neither addend is. */
+ * A norm that adds its residual starts from its sum where that is kept: then neither addend is. */
 #include "graph/plan.h"
 
 typedef struct rewrite {
     nbl__plan *plan;
     nbl__graph *g;
-    nbl__recompute mode;
-    int layers;
-    bool *kept;      /* per value: a backward step reads its memory */
-    nbl__value *now; /* per value: what stands for it in the layer being worked on; 0: itself */
+    nbl__recompute rung; /* of the layer being worked on */
+    bool *kept;          /* per value: a backward step reads its memory */
+    nbl__value *now;     /* per value: what stands for it in the layer being worked on; 0: itself */
     nbl__planned_step *steps;
     int count, room;
 } rewrite;
 
-static bool is_cheap(const nbl__family *family)
+static bool is_cheap(const nbl__family *family, nbl__recompute rung)
 {
-    static const char *const cheap[] = {"rmsnorm", "layernorm", "rope", "gated", "cast", "scale", "add"};
-    for (size_t i = 0; i < sizeof cheap / sizeof *cheap; i++)
-        if (strcmp(cheap[i], family->name) == 0) return true;
-    return false;
+    static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "norm_rope", "cast", "scale", "add"};
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (strcmp(norms[i], family->name) == 0) return true;
+    return rung >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;
+}
+
+/* The sum that a norm makes, or 0. */
+static nbl__value sum_of(const nbl__family *family, const nbl__value *bound)
+{
+    const nbl__slot *sum = strcmp(family->name, "rmsnorm") == 0 ? nbl__slot_find(family, "residual_out")
+                                                                : NULL;
+    return sum ? bound[sum - family->slots] : 0;
+}
+
+/* Is the memory of this value kept, though its layer makes others again? */
+static bool is_anchor(const rewrite *r, nbl__value value)
+{
+    const nbl__value_info *info = &r->g->values[value];
+    if (info->pinned) return true;
+    if (r->rung >= NBL_RECOMPUTE_LAYERS || info->producer < 0) return false;
+    const nbl__node *node = &r->g->nodes[info->producer];
+    return node->family && sum_of(node->family, node->bound) == value;
 }
 
 static bool pays(const rewrite *r, const nbl__node *node, int layer);
@@ -39,25 +56,28 @@ static bool pays(const rewrite *r, const nbl__node *node, int layer);
 static bool may_repeat(const rewrite *r, nbl__value value, int layer)
 {
     const nbl__value_info *info = &r->g->values[nbl__graph_storage(r->g, value)];
-    if (info->kind != NBL_KIND_ACTIVATION || info->pinned || info->producer < 0) return false;
+    if (info->kind != NBL_KIND_ACTIVATION || is_anchor(r, nbl__graph_storage(r->g, value)) ||
+        info->producer < 0)
+        return false;
     const nbl__node *node = &r->g->nodes[info->producer];
     if (node->family == NULL || node->layer != layer) return false;
-    return r->mode == NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
+    return r->rung >= NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
 }
 
 /* Cheap, and made of what is kept in any case or can be made again itself: a rotation of what nobody else reads would
  * keep as much as it gives up. */
 static bool pays(const rewrite *r, const nbl__node *node, int layer)
 {
-    if (!is_cheap(node->family)) return false;
-    const nbl__slot *slots = node->family->slots, *sum = nbl__slot_find(node->family, "residual_out");
-    if (sum && node->bound[sum - slots] && r->g->values[node->bound[sum - slots]].pinned) return true;
+    if (!is_cheap(node->family, r->rung)) return false;
+    const nbl__slot *slots = node->family->slots;
+    nbl__value sum = sum_of(node->family, node->bound);
+    if (sum && is_anchor(r, sum)) return true;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         nbl__value value = node->bound[slot - slots];
         if (value == 0 || (slot->role != NBL_ROLE_INPUT && slot->role != NBL_ROLE_OPTIONAL)) continue;
         nbl__value storage = nbl__graph_storage(r->g, value);
         const nbl__value_info *info = &r->g->values[storage];
-        if (info->kind == NBL_KIND_ACTIVATION && !info->pinned && !r->kept[storage] &&
+        if (info->kind == NBL_KIND_ACTIVATION && !is_anchor(r, storage) && !r->kept[storage] &&
             !may_repeat(r, value, layer))
             return false;
     }
@@ -97,12 +117,11 @@ static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
 /* The norm's sum is kept: normalise it, add nothing. */
 static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__value *bound)
 {
-    if (strcmp(family->name, "rmsnorm") != 0) return;
-    ptrdiff_t sum = nbl__slot_find(family, "residual_out") - family->slots;
-    if (bound[sum] == 0 || !r->g->values[bound[sum]].pinned) return;
-    bound[nbl__slot_find(family, "x") - family->slots] = bound[sum];
+    nbl__value sum = sum_of(family, bound);
+    if (sum == 0 || !is_anchor(r, sum)) return;
+    bound[nbl__slot_find(family, "x") - family->slots] = sum;
     bound[nbl__slot_find(family, "residual") - family->slots] = 0;
-    bound[sum] = 0;
+    bound[nbl__slot_find(family, "residual_out") - family->slots] = 0;
 }
 
 /* A saved value that this plan's nodes do not make. */
@@ -183,9 +202,9 @@ static void rewrite_backward(rewrite *r, nbl__planned_step step)
     push(r, step);
 }
 
-nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers)
+nbl_status nbl__plan_recompute(nbl__plan *plan)
 {
-    rewrite r = {.plan = plan, .g = plan->graph, .mode = mode, .layers = layers};
+    rewrite r = {.plan = plan, .g = plan->graph};
     /* Every forward node is repeated at most once, and each repeat makes at most as many values. */
     r.room = plan->step_count * 2;
     r.steps = nbl__arena_alloc(&plan->arena, (size_t)r.room * sizeof *r.steps);
@@ -195,9 +214,9 @@ nbl_status nbl__plan_recompute(nbl__plan *plan, nbl__recompute mode, int layers)
     find_kept(&r);
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
-        int layer = step->node->layer;
-        bool inside = layer >= 0 && layer < layers;
-        if (step->backward && inside) rewrite_backward(&r, *step);
+        r.rung = nbl__plan_rung(plan, step->node->layer);
+        if (step->backward && step->node->layer >= 0 && r.rung != NBL_RECOMPUTE_NONE)
+            rewrite_backward(&r, *step);
         else push(&r, *step);
     }
     plan->steps = r.steps;

@@ -31,8 +31,12 @@ struct nbl_model {
         nbl_weight weight;
         void *memory; /* of the model's own; or NULL */
         size_t bytes;
-        bool used;         /* a builder asked for it */
+        bool used;    /* a builder asked for it */
+        bool decoded; /* training on a device keeps it in the compute dtype there, and not as it is stored */
+        bool on_host; /* a device reads it where it is: in the host's memory */
         nbl_weight placed; /* on a device: the same with the device's pointers; rank 0: not there yet */
+        nbl_weight
+            as_used; /* decoded: what the graph of training sees; with the device's pointer once it is there */
     } * weights;
     int64_t weight_count;
     void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
@@ -42,6 +46,7 @@ struct nbl_model {
         struct nbl__upload *next;
         void *memory;
         size_t bytes;
+        bool on_host; /* pinned memory of the host's */
     } * uploads;
 
     /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
@@ -51,8 +56,9 @@ struct nbl_model {
     int64_t trained_count;
 };
 
-/* Bytes of all weights as they are kept: none of them where all are trained, for the masters are parameters. */
-uint64_t nbl__model_bytes(const nbl_model *model);
+/* Bytes of all weights as they are kept: none of them where all are trained, for the masters are parameters. With
+ * `train`: as training keeps them on a device, where some may be decoded. What stays on the host is not counted there. */
+uint64_t nbl__model_bytes(const nbl_model *model, bool train);
 /* A weight by its name; NULL: none. */
 struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
 /* Would training change this tensor? */
@@ -63,7 +69,17 @@ bool nbl__model_trains(const nbl_model *model, const char *name);
 /* Where the context runs on a device: brings the weights that the graph multiplies with there, unless they are, and has
  * the graph point to them. Host memory of mapped files is given up. */
 nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
-void nbl__upload_free(nbl_model *model);
+void nbl__upload_free(nbl_model *model); /* no session uses them any more */
+
+/* ---- residence.c: how training on a device keeps weights ---- */
+
+/* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what
+ * they take packed, those first that gain most per byte; others are unmarked. Returns what they take beyond it; *more:
+ * whether there was one that did not fit. */
+uint64_t nbl__decoded_choose(nbl_model *model, uint64_t room, bool *more);
+/* Has the embedding stay in the host's memory, or not. Returns by how many bytes that changes what is on the device: 0
+ * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */
+uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */
@@ -132,9 +148,10 @@ typedef struct nbl__plan_request {
 /* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names
  * the smallest budget when there is none. longest_sequence is that of `sequences` equal ones. */
 nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
-/* Must a step be planned again, which takes `total` bytes and `fixed` of them outside its arenas? Then how, in `how`. */
-bool nbl__plan_must_shrink(const nbl__plan_request *request, uint64_t fixed, uint64_t total,
-                           nbl__plan_options *how);
+/* Plans the session that takes the step which nbl__model_plan tells of. *total: all that the run takes. On a device a
+ * budget that leaves room after recomputation is used: weights are kept decoded, then less is recomputed. */
+nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *request, nbl__session *session,
+                              uint64_t *total);
 /* Bits of AdamW's moments of a trained parameter when 32 or 8 are asked for, as bitsandbytes and transformers decide: with
  * fewer than 4,096 elements, and of an embedding, they stay f32. */
 int nbl__moment_bits(const nbl__value_info *info, int bits);

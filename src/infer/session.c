@@ -7,8 +7,9 @@ static const nbl_weight *weight_of(void *user, const char *name)
 {
     const nbl__session *s = user;
     struct nbl__held *held = nbl__model_find(s->model, name);
-    if (held) held->used = true;
-    return held ? &held->weight : NULL;
+    if (held == NULL) return NULL;
+    held->used = true;
+    return s->build.train && held->decoded ? &held->as_used : &held->weight;
 }
 
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
@@ -105,6 +106,20 @@ static nbl_status fill_parameters(nbl__session *s)
 
 /* ---- sessions ---- */
 
+/* How many values of a layer can go to the host and back unnoticed: while one byte crosses the bus, a device does some
+ * 12,000 operations (600 TFLOP/s beside 50 GB/s). */
+static int pins_of(const nbl_model *m, bool offload)
+{
+    enum { MEANWHILE = 12000 };
+    const nbl__decoder *d = &m->decoder;
+    if (!offload) return 1;
+    int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim,
+            size = (int64_t)nbl__size_of(m->dtype);
+    int64_t flops = 2 * d->hidden * (2 * q + 2 * kv + 3 * d->inner); /* of a token in a layer, forward */
+    if (flops < MEANWHILE * size * 2 * d->hidden) return 1;
+    return flops < MEANWHILE * size * (2 * d->hidden + q) ? 2 : 3;
+}
+
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
@@ -123,6 +138,8 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .split_mlp = o->split_mlp || (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_DECODE),
                             .picks = o->picks,
                             .joined = nbl__cuda_of(m->ctx) != NULL,
+                            .joins_norms = nbl__cuda_of(m->ctx) != NULL,
+                            .pins = pins_of(m, o->plan.offload),
                             .tokens = o->tokens,
                             .sequences = o->sequences,
                             .cache_size = o->cache_size};

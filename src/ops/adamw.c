@@ -15,6 +15,11 @@ nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a)
                                 .root_scale = 1 / sqrt(1 - pow(a->beta2, step))};
 }
 
+double nbl__adamw_scale(const nbl__adamw *a)
+{
+    return a->grad_factor ? a->grad_scale * (double)*a->grad_factor : a->grad_scale;
+}
+
 static nbl_status check_one(nbl_context *ctx, const char *part, int64_t i, int64_t count, const nbl_tensor *t,
                             nbl_dtype dtype, int rank, const int64_t *shape)
 {

@@ -1,6 +1,6 @@
 /* adamw.h - one step of AdamW for any number of tensors, in one pass over their memory.
  *
- *     g = grad_scale · g
+ *     g = grad_scale · grad_factor · g
  *     m = β1·m + (1 - β1)·g,   v = β2·v + (1 - β2)·g²
  *     p = p - lr/(1 - β1^step) · m / (√v / √(1 - β2^step) + eps)
  *
@@ -10,7 +10,8 @@
  * moments become 0), as bitsandbytes does on CUDA. A code of m keeps its sign.
  *
  * p and g are f32, f16 or bf16 each; all arithmetic is f32, p is rounded once. p, m and v change in place. The
- * constants that depend on the step are made in f64. */
+ * constants that depend on the step are made in f64. grad_factor is what grad_norm finds for clipping, which only the
+ * device need know; NaN, there for a gradient that is not finite, leaves p, m and v as they are. */
 #ifndef NBL_ADAMW_H
 #define NBL_ADAMW_H
 
@@ -28,6 +29,8 @@ typedef struct nbl__adamw_factors {
     double root_scale;                  /* 1 / √(1 - β2^step) */
 } nbl__adamw_factors;
 nbl__adamw_factors nbl__adamw_factors_of(const nbl__adamw *a);
+/* grad_scale · grad_factor on the host. */
+double nbl__adamw_scale(const nbl__adamw *a);
 
 extern const nbl__impl nbl__adamw_ref, nbl__adamw_cpu, nbl__adamw_cuda;
 

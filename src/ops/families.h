@@ -10,6 +10,7 @@
     X(layernorm)                                                                                             \
     X(rope_table)                                                                                            \
     X(rope)                                                                                                  \
+    X(norm_rope)                                                                                             \
     X(embedding)                                                                                             \
     X(add)                                                                                                   \
     X(cast)                                                                                                  \

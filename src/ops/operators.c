@@ -140,6 +140,18 @@ nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call)
     return run_list(ctx, &nbl__adamw_family, &copy);
 }
 
+nbl_status nbl__grad_norm_later(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
+                                nbl__clipping *to)
+{
+    nbl__grad_norm call = {.gradients = gradients,
+                           .count = count,
+                           .max_norm = max_norm,
+                           .norm = {.data = &to->norm},
+                           .non_finite = &to->non_finite,
+                           .factor = &to->factor};
+    return run_list(ctx, &nbl__grad_norm_family, &call);
+}
+
 nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
                          float *norm, int64_t *non_finite)
 {

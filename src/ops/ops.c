@@ -107,16 +107,15 @@ size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void
     return impl->scratch ? impl->scratch(ctx, arguments) : 0;
 }
 
-nbl_status nbl__op_run_between(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                               const void *arguments, void *scratch, size_t scratch_bytes,
-                               nbl__neighbour before, nbl__neighbour after)
+nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+                              const void *arguments, void *scratch, size_t scratch_bytes, nbl__around around)
 {
     size_t needed = nbl__op_scratch(ctx, impl, arguments);
     NBL_CHECK(ctx, scratch_bytes >= needed, NBL_ERROR_ARGUMENT, "%s: %zu bytes of scratch, %s needs %zu",
               op->name, scratch_bytes, impl->name, needed);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
-    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx), before, after};
+    nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx), around};
     NBL_TRY(impl->run(&call, arguments));
     return call.cuda && call.cuda->debugs ? nbl__cuda_wait(call.cuda, impl->name) : NBL_OK;
 }
@@ -124,8 +123,7 @@ nbl_status nbl__op_run_between(nbl_context *ctx, const nbl__op *op, const nbl__i
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes)
 {
-    nbl__neighbour nobody = {NULL, NULL};
-    return nbl__op_run_between(ctx, op, impl, arguments, scratch, scratch_bytes, nobody, nobody);
+    return nbl__op_run_within(ctx, op, impl, arguments, scratch, scratch_bytes, (nbl__around){0});
 }
 
 /* ---- shared checks ---- */

@@ -28,14 +28,20 @@ typedef struct nbl__neighbour {
     const void *arguments;
 } nbl__neighbour;
 
+/* What a schedule knows of a call besides its arguments. All zero: nothing. */
+typedef struct nbl__around {
+    nbl__neighbour before,
+        after;  /* two implementations may agree, by the arguments alone, that one does both's work */
+    void *kept; /* what a forward call leaves for its backward call, on a device (nbl__cuda_kept) */
+} nbl__around;
+
 typedef struct nbl__call {
     nbl_context *ctx;
     const char *op;   /* its name, for messages */
     uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
     size_t scratch_bytes;
     struct nbl__cuda *cuda; /* the device that it runs on (ops/cuda/cuda.h); NULL: the CPU */
-    nbl__neighbour before,
-        after; /* two implementations may agree, by the arguments alone, that one does both's work */
+    nbl__around around;
 } nbl__call;
 
 typedef struct nbl__impl {
@@ -148,9 +154,8 @@ nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *imp
                        void *scratch, size_t scratch_bytes);
 
 /* The same as a part of a schedule, in which its neighbours run as well, in this order. */
-nbl_status nbl__op_run_between(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
-                               const void *arguments, void *scratch, size_t scratch_bytes,
-                               nbl__neighbour before, nbl__neighbour after);
+nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
+                              const void *arguments, void *scratch, size_t scratch_bytes, nbl__around around);
 
 /* Scratch is cut front to back: each piece aligned to 64 bytes. With base NULL it only measures. */
 typedef struct nbl__cut {

@@ -64,7 +64,8 @@ static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o
     if (o->tensors == NULL || o->gradients == NULL || o->group == NULL) return NBL_ERROR_MEMORY;
     o->moment_bytes = (size_t)nbl__moment_bytes(&s->graph, adam8bit ? 8 : 32);
     o->moments = nbl__memory_alloc(o->ctx, o->moment_bytes);
-    if (o->moments == NULL) return NBL_ERROR_MEMORY;
+    o->clipping = nbl__memory_alloc(o->ctx, sizeof *o->clipping);
+    if (o->moments == NULL || o->clipping == NULL) return NBL_ERROR_MEMORY;
     nbl__cut cut = {o->moments, 0};
     int64_t i = 0;
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
@@ -93,16 +94,15 @@ void nbl__optimizer_close(nbl__optimizer *o)
 {
     if (o->ctx == NULL) return;
     nbl__memory_free(o->ctx, o->moments, o->moment_bytes);
+    nbl__memory_free(o->ctx, o->clipping, sizeof *o->clipping);
     nbl__arena_free(&o->arena);
     *o = (nbl__optimizer){0};
 }
 
-nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, float *norm, const char **bad)
+nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, nbl__clipping *clipping)
 {
-    int64_t place = -1;
-    NBL_TRY(nbl_grad_norm(o->ctx, o->gradients, o->count, max_norm, norm, &place));
-    *bad = place >= 0 ? o->tensors[place].name : NULL;
-    return NBL_OK;
+    NBL_TRY(nbl__grad_norm_later(o->ctx, o->gradients, o->count, max_norm, o->clipping));
+    return nbl__memory_fetch(o->ctx, clipping, o->clipping, sizeof *clipping);
 }
 
 nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config, double lr, double grad_scale,
@@ -117,7 +117,8 @@ nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config,
                           .weight_decay = kind & 1 ? config->weight_decay : 0,
                           .grad_scale = grad_scale,
                           .step = step,
-                          .bits = kind & 2 ? 8 : 32};
+                          .bits = kind & 2 ? 8 : 32,
+                          .grad_factor = &o->clipping->factor};
         for (int64_t i = 0; i < o->count; i++) {
             const nbl__trained *t = &o->tensors[i];
             if (t->decays == (kind & 1) && t->bits == call.bits) o->group[call.count++] = t->adam;

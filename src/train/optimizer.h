@@ -8,6 +8,7 @@
 #define NBL_OPTIMIZER_H
 
 #include "infer/language_model.h"
+#include "ops/grad_norm.h"
 #include "train/run_config.h"
 
 typedef struct nbl__trained {
@@ -26,14 +27,16 @@ typedef struct nbl__optimizer {
     nbl_adamw_tensor *group; /* [count], of one call */
     void *moments;
     size_t moment_bytes;
+    nbl__clipping *clipping; /* where the context computes */
 } nbl__optimizer;
 
 nbl_status nbl__optimizer_open(nbl__session *session, bool adam8bit, nbl__optimizer *optimizer);
 void nbl__optimizer_close(nbl__optimizer *optimizer);
-/* The norm of all gradients; clips them to max_norm > 0. *bad gets the name of the first tensor whose gradient
- * is not finite, or NULL. */
-nbl_status nbl__optimizer_norm(nbl__optimizer *optimizer, double max_norm, float *norm, const char **bad);
-/* One step, from 1. Gradients are multiplied with grad_scale first. */
+/* Enqueues the norm of all gradients, and what clips them to max_norm > 0: `clipping` of nbl__memory_alloc_host has it
+ * when they are done. */
+nbl_status nbl__optimizer_norm(nbl__optimizer *optimizer, double max_norm, nbl__clipping *clipping);
+/* Enqueues one step, from 1, behind that norm. Gradients are clipped and multiplied with grad_scale first; when one is not
+ * finite nothing changes. */
 nbl_status nbl__optimizer_step(nbl__optimizer *optimizer, const nbl__run_config *config, double lr,
                                double grad_scale, int64_t step);
 

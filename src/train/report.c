@@ -230,7 +230,8 @@ static void print_memory(nbl__text *out, const nbl__report *r)
         {r->config->full ? "masters and gradients" : "adapters, norms, gradients", r->arenas.adapters},
         {"optimiser (moments)", r->arenas.optimizer},
         {"saved from forward to backward", r->arenas.saved},
-        {"scratch and inputs", r->arenas.scratch},
+        {r->arenas.device ? "scratch, inputs, the device's context" : "scratch and inputs",
+         r->arenas.scratch + r->arenas.device},
     };
     enum { PARTS = sizeof parts / sizeof *parts };
     uint64_t total = 0;
@@ -253,7 +254,7 @@ static void print_memory(nbl__text *out, const nbl__report *r)
     if (r->recompute == NBL_RECOMPUTE_NONE) add(out, "nothing");
     else
         nbl__text_printf(out, "%s%" PRId64 " of %" PRId64 " layers",
-                         r->recompute == NBL_RECOMPUTE_CHEAP ? "norms, rotations and the like of " : "",
+                         r->recompute < NBL_RECOMPUTE_LAYERS ? "norms, rotations and the like of " : "",
                          r->recomputed_layers, r->layers);
     add(out, "</td></tr>\n</table>\n</div>\n");
 }

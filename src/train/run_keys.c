@@ -198,9 +198,9 @@ const nbl__run_key nbl__run_keys[] = {
     {"threads", NBL_KEY_INTEGER, AT(config.threads), .least = 0, .most = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
     {"memory", NBL_KEY_BYTES, AT(config.memory), .range = "bytes, or 4G, 512MiB",
-     .help = "ours: recompute to keep within it, refuse to start when that is not enough; without it, "
-             "recompute where "
-             "a run would not fit what the machine has available"},
+     .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
+             "use what is left to recompute less and to decode fewer weights per step; without it, recompute "
+             "where a run would not fit what the machine has available"},
     {"report", NBL_KEY_BOOLEAN, AT(config.report), .fallback = "true", .help = "ours: write report.html"},
     /* what steers other engines */
     {"model_type", NBL_KEY_NOTICE, .help = "config.json tells"},

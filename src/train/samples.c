@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "base/output.h"
+#include "ops/memory.h"
 
 enum { LARGEST_FILE = 4 << 20, EXAMPLES_TRIED = 256, PLAIN_PROMPT = 16 };
 static const uint64_t slack = 1 << 20; /* tiny models: what a program takes varies by more */
@@ -98,7 +99,8 @@ static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes
     o.plan.with = &next.plan;
     if (status == NBL_OK) status = nbl__session_plan(m, &o, &first);
     if (status == NBL_OK)
-        *bytes = nbl__model_bytes(m) + nbl__plan_total(&first.plan) + nbl__generation_bytes(m, 1);
+        *bytes = nbl__model_bytes(m, false) + nbl__plan_total(&first.plan) + nbl__generation_bytes(m, 1) +
+                 nbl__memory_beside(m->ctx);
     if (first.model) nbl__session_close(&first);
     if (next.model) nbl__session_close(&next);
     return status;

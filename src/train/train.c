@@ -143,13 +143,21 @@ static int64_t interval(const loop *l, int64_t steps, int64_t per_epoch)
     return per_epoch > 0 ? nbl__ceil_div(l->t.steps_per_epoch, per_epoch) : l->t.steps_per_epoch;
 }
 
+/* Does another step follow this one, and nothing else before it? (Unless the caller wants the run to stop.) */
+static bool goes_on(const loop *l, int64_t step)
+{
+    const nbl__trainer *t = &l->t;
+    return step < t->max_steps && step % l->save_every != 0 &&
+           (t->validation.batch_count == 0 || step % l->eval_every != 0);
+}
+
 static nbl_status run_steps(loop *l)
 {
     nbl__trainer *t = &l->t;
     while (t->state.step < t->max_steps && !l->stop) {
         nbl__step_result result = {0};
         l->step_begun = now();
-        NBL_TRY(nbl__trainer_step(t, &result));
+        NBL_TRY(nbl__trainer_step(t, goes_on(l, t->state.step + 1), &result));
         NBL_TRY(log_step(l, &result));
         watch_loss(l, result.loss);
         bool last = t->state.step == t->max_steps;

@@ -60,29 +60,9 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
     return (nbl__plan_request){.train = true,
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
-                               .available = nbl__memory_left(ctx) / 10 * 9,
+                               .available = (nbl__memory_left(ctx) + nbl__memory_beside(ctx)) / 10 * 9,
                                .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
                                                                   : NBL_RECOMPUTE_NONE};
-}
-
-static nbl_status plan_session(nbl__trainer *t, const nbl__plan_request *r)
-{
-    nbl__session_options options = {.mode = NBL_MODE_TRAIN,
-                                    .tokens = r->tokens,
-                                    .sequences = r->sequences,
-                                    .train = true,
-                                    .plan.least = r->least};
-    NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    uint64_t fixed = nbl__model_bytes(t->model) + nbl__moment_bytes(&t->session.graph, r->optimizer_bits);
-    t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
-    if (!nbl__plan_must_shrink(r, fixed, t->memory_bytes, &options.plan)) return NBL_OK;
-    nbl__session_close(&t->session);
-    NBL_CHECK(t->ctx, r->memory == 0 || fixed < r->memory, NBL_ERROR_MEMORY,
-              "%s: weights and moments alone need %" PRIu64 " bytes; memory is %" PRIu64, t->config->file,
-              fixed, r->memory);
-    NBL_TRY(nbl__session_plan(t->model, &options, &t->session));
-    t->memory_bytes = fixed + nbl__plan_total(&t->session.plan);
-    return NBL_OK;
 }
 
 /* Data and model. `tokens`, `sequences`: of the largest micro-batch; told, or 0. */
@@ -122,9 +102,8 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
 /* ---- what a step needs beside the plan ---- */
 
 /* A window ends with its epoch: it never holds more micro-batches than there are examples. */
-static nbl_status open_window(nbl__trainer *t)
+static nbl_status open_window(nbl__trainer *t, nbl__window *w)
 {
-    nbl__window *w = &t->window;
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
                                         nbl__data_count(t->data).examples);
     w->room = t->session.build.tokens * accumulation;
@@ -134,7 +113,11 @@ static nbl_status open_window(nbl__trainer *t)
     w->sequences = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->sequences);
     w->targets = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->targets);
     w->starts = nbl__arena_alloc(&t->arena, (size_t)(accumulation + 1) * sizeof *w->starts);
-    return w->ids && w->labels && w->sequences && w->targets && w->starts ? NBL_OK : NBL_ERROR_MEMORY;
+    w->result_bytes = sizeof *w->clipping + (size_t)accumulation * sizeof *w->losses;
+    w->clipping = nbl__memory_alloc_host(t->ctx, w->result_bytes);
+    w->losses = (float *)(void *)(w->clipping + 1);
+    return w->ids && w->labels && w->sequences && w->targets && w->starts && w->clipping ? NBL_OK
+                                                                                         : NBL_ERROR_MEMORY;
 }
 
 static nbl_status find_sites(nbl__trainer *t)
@@ -184,10 +167,12 @@ static nbl_status begin_run(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
     NBL_TRY(count_steps(t));
+    if (t->samples.count) nbl__upload_free(t->model); /* what training keeps decoded would be there twice */
     NBL_TRY(nbl__session_bind(&t->session));
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
-    NBL_TRY(open_window(t));
+    t->window = t->windows;
+    for (int i = 0; i < 2; i++) NBL_TRY(open_window(t, &t->windows[i]));
     NBL_TRY(find_sites(t));
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,
@@ -222,7 +207,7 @@ static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
-    NBL_TRY(plan_session(t, &request));
+    NBL_TRY(nbl__plan_training(t->model, &request, &t->session, &t->memory_bytes));
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
@@ -243,7 +228,11 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bo
 static void release(nbl__trainer *t)
 {
     nbl__optimizer_close(&t->optimizer);
-    if (t->session.model) nbl__session_close(&t->session);
+    if (t->session.model) nbl__session_close(&t->session); /* a device has written what it was to write now */
+    for (int i = 0; i < 2; i++) {
+        nbl__memory_free_host(t->ctx, t->windows[i].clipping, t->windows[i].result_bytes);
+        t->windows[i].clipping = NULL;
+    }
     nbl_model_close(t->model);
     t->model = NULL;
 }
@@ -261,6 +250,7 @@ void nbl__trainer_close(nbl__trainer *t)
 {
     if (t->ctx == NULL) return;
     nbl__epoch_free(t->ctx, &t->epoch);
+    nbl__epoch_free(t->ctx, &t->next_epoch);
     nbl__epoch_free(t->ctx, &t->validation);
     nbl__records_close(&t->records);
     nbl__samples_close(&t->samples);

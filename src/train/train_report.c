@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "ops/memory.h"
 #include "train/trainer.h"
 
 enum { USUAL_SAMPLES = 3 };
@@ -88,13 +89,14 @@ void nbl__trainer_describe(nbl__trainer *t)
         .config = t->config,
         .records = &t->records,
         .samples = &t->samples,
-        .arenas = {.weights = nbl__model_bytes(t->model),
+        .arenas = {.weights = nbl__model_bytes(t->model, true),
                    .adapters = plan->bytes[NBL_MEMORY_PARAMETERS] + plan->bytes[NBL_MEMORY_GRADIENTS],
                    .optimizer = t->optimizer.moment_bytes,
                    .saved = plan->saved_bytes,
                    .scratch = plan->bytes[NBL_MEMORY_RUN] - plan->saved_bytes +
                               plan->bytes[NBL_MEMORY_INPUTS],
-                   .kv = plan->bytes[NBL_MEMORY_STATES]},
+                   .kv = plan->bytes[NBL_MEMORY_STATES],
+                   .device = nbl__memory_beside(t->ctx)},
         .memory_bytes = t->memory_bytes,
         .recompute = plan->recompute,
         .recomputed_layers = plan->recomputed_layers,

@@ -3,12 +3,18 @@
  * The loss is the sum over all trained tokens of the window divided by their number, so that it does not depend
  * on how the window is cut into micro-batches. Gradients add up in f32 in the order of the micro-batches. In f16
  * the gradient of the loss is scaled by a power of two; a window whose gradients overflow is run again with half
- * of it. */
+ * of it.
+ *
+ * On a device nothing of a step waits for the host: the norm and what it clips stay there, and while the losses are
+ * awaited the first micro-batch of the next step is already enqueued. That changes gradients and activations, but
+ * nothing that is saved; only when nobody asks to stop does the step it belongs to begin. */
 #include <math.h>
 #include <stdio.h>
 
 #include "base/hash.h"
 #include "ops/cross_entropy.h"
+#include "ops/cuda/cuda.h"
+#include "ops/memory.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
 
@@ -16,9 +22,8 @@ enum { STEPS_TO_GROW = 2000 };
 
 /* ---- the window ---- */
 
-static nbl_status add_example(nbl__trainer *t, int64_t index, int64_t *at, int64_t *sequence)
+static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, int64_t *at, int64_t *sequence)
 {
-    nbl__window *w = &t->window;
     nbl__example example;
     NBL_TRY(nbl__data_example(t->data, index, &example));
     NBL_CHECK(t->ctx, *at + example.count <= w->room && *sequence < w->most_sequences, NBL_ERROR_INTERNAL,
@@ -35,16 +40,17 @@ static nbl_status add_example(nbl__trainer *t, int64_t index, int64_t *at, int64
 }
 
 /* The next micro-batches of an epoch, at most `most`, from `batch` on. */
-static nbl_status fill_window(nbl__trainer *t, const nbl__epoch *epoch, int64_t batch, int64_t most)
+static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch *epoch, int64_t batch,
+                              int64_t most)
 {
-    nbl__window *w = &t->window;
     int64_t at = 0, sequence = 0;
-    w->tokens = w->trained = 0;
+    w->tokens = w->trained = w->enqueued = 0;
+    w->batch = batch;
     w->batches = nbl__min_i64(most, epoch->batch_count - batch);
     for (int64_t b = 0; b < w->batches; b++) {
         w->starts[b] = sequence;
         for (int64_t i = epoch->starts[batch + b]; i < epoch->starts[batch + b + 1]; i++)
-            NBL_TRY(add_example(t, epoch->order[i], &at, &sequence));
+            NBL_TRY(add_example(t, w, epoch->order[i], &at, &sequence));
     }
     w->starts[w->batches] = sequence;
     return NBL_OK;
@@ -76,17 +82,41 @@ static void set_denominator(nbl__trainer *t, int64_t trained)
     }
 }
 
-static nbl_status load_batch(nbl__trainer *t, int64_t b)
+static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
-    nbl__window *w = &t->window;
     int64_t first = w->starts[b];
     return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
 }
 
-/* Says where the first value that is not finite comes from. */
-static nbl_status blame(nbl__trainer *t)
+/* Micro-batch b of a window becomes what the next run works on. */
+static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
+{
+    set_dropout(t, w->epoch, w->batch + b, true);
+    set_denominator(t, w->trained);
+    NBL_TRY(load_batch(t, w, b));
+    *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
+    return NBL_OK;
+}
+
+/* Forward and backward over the window's next micro-batch; gradients are cleared before the first. */
+static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
+{
+    nbl__plan *plan = &t->session.plan;
+    if (w->enqueued == 0) NBL_TRY(nbl__plan_clear_gradients(plan));
+    NBL_TRY(choose_batch(t, w, w->enqueued));
+    NBL_TRY(nbl__plan_run_later(plan));
+    NBL_TRY(nbl__memory_fetch(t->ctx, &w->losses[w->enqueued], nbl__plan_address(plan, t->session.build.loss),
+                              sizeof *w->losses));
+    w->enqueued++;
+    return NBL_OK;
+}
+
+/* Says where the first value that is not finite comes from in micro-batch b. The parameters are still those it ran
+ * with, unless all gradients were finite. */
+static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
     const nbl__node *node;
+    NBL_TRY(choose_batch(t, w, b));
     NBL_TRY(nbl__plan_find_non_finite(&t->session.plan, &node));
     char layer[64] = "";
     if (node && node->layer >= 0) snprintf(layer, sizeof layer, "model.layers.%d: ", node->layer);
@@ -97,40 +127,86 @@ static nbl_status blame(nbl__trainer *t)
                      "a weight of that layer may be infinite or NaN, or the learning rate too high");
 }
 
-/* Forward and backward over the window; gradients are cleared first. */
-static nbl_status run_window(nbl__trainer *t, double *loss)
+static nbl_status add_losses(nbl__trainer *t, const nbl__window *w, double *loss)
 {
     *loss = 0;
-    NBL_TRY(nbl__plan_clear_gradients(&t->session.plan));
-    *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
-    for (int64_t b = 0; b < t->window.batches; b++) {
-        set_dropout(t, t->state.epoch, t->state.batch + b, true);
-        set_denominator(t, t->window.trained);
-        NBL_TRY(load_batch(t, b));
-        NBL_TRY(nbl__plan_run(&t->session.plan));
-        float part = *(float *)nbl__plan_data(&t->session.plan, t->session.build.loss);
-        if (!isfinite(part)) return blame(t);
-        *loss += (double)part;
+    for (int64_t b = 0; b < w->batches; b++) {
+        if (!isfinite(w->losses[b])) return blame(t, w, b);
+        *loss += (double)w->losses[b];
     }
     return NBL_OK;
 }
 
-/* Runs the window until its gradients are finite. */
-static nbl_status make_gradients(nbl__trainer *t, double *loss, float *norm)
+/* At the end of an epoch the next one is made. */
+static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, int64_t batch)
 {
-    const char *bad;
+    const nbl__epoch *from = &t->epoch;
+    w->epoch = epoch;
+    if (batch == t->epoch.batch_count) {
+        nbl__epoch_free(t->ctx, &t->next_epoch);
+        NBL_TRY(nbl__epoch_make(t->data, ++w->epoch, false, &t->next_epoch));
+        from = &t->next_epoch;
+        batch = 0;
+    }
+    return fill_window(t, w, from, batch, t->config->gradient_accumulation_steps);
+}
+
+/* The window of this step: the one that has begun, or a new one. */
+static nbl_status take_window(nbl__trainer *t)
+{
+    if (t->begun) t->window = &t->windows[t->window == t->windows];
+    else NBL_TRY(open_window(t, t->window, t->state.epoch, t->state.batch));
+    t->begun = false;
+    if (t->window->epoch == t->state.epoch) return NBL_OK;
+    nbl__epoch_free(t->ctx, &t->epoch);
+    t->epoch = t->next_epoch;
+    t->next_epoch = (nbl__epoch){0};
+    t->state.epoch = t->window->epoch;
+    t->state.batch = 0;
+    t->state.batches = t->epoch.batch_count;
+    return NBL_OK;
+}
+
+/* Begins the next step. What fails here fails again, and is told of, when it is that step's turn. */
+static void begin_next(nbl__trainer *t)
+{
+    const nbl__window *w = t->window;
+    nbl__window *next = &t->windows[w == t->windows];
+    t->begun = open_window(t, next, w->epoch, w->batch + w->batches) == NBL_OK &&
+               enqueue_batch(t, next) == NBL_OK;
+}
+
+/* Everything that the device does in this step, and on the CPU the step itself. */
+static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
+{
+    nbl__window *w = t->window;
+    double scale = t->state.loss_scale;
+    while (w->enqueued < w->batches) NBL_TRY(enqueue_batch(t, w));
+    NBL_TRY(nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * scale, w->clipping));
+    NBL_TRY(
+        nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, 1 / scale, t->state.step + 1));
+    NBL_TRY(nbl__plan_prepare(&t->session.plan));
+    return nbl__memory_note(t->ctx, &w->done);
+}
+
+/* A step whose gradients are not finite has changed nothing: in f16 it is run again, with less of a scale. */
+static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
+{
+    nbl__window *w = t->window;
     for (;;) {
-        NBL_TRY(run_window(t, loss));
-        NBL_TRY(
-            nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * t->state.loss_scale, norm, &bad));
-        if (bad == NULL) break;
+        NBL_TRY(enqueue_step(t, result));
+        if (ahead) begin_next(t);
+        NBL_TRY(nbl__memory_wait(t->ctx, w->done, "the step"));
+        NBL_TRY(add_losses(t, w, &result->loss));
+        if (w->clipping->non_finite < 0) break;
         NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > NBL_LEAST_LOSS_SCALE,
                   NBL_ERROR_FORMAT, "step %" PRId64 ": the gradient of \"%s\" is not finite",
-                  t->state.step + 1, bad);
+                  t->state.step + 1, t->optimizer.tensors[w->clipping->non_finite].name);
         t->state.loss_scale *= 0.5;
         t->state.good_steps = 0;
+        w->enqueued = 0;
     }
-    *norm = (float)((double)*norm / t->state.loss_scale);
+    result->grad_norm = (double)(float)((double)w->clipping->norm / t->state.loss_scale);
     return NBL_OK;
 }
 
@@ -141,36 +217,19 @@ static void grow_scale(nbl__trainer *t)
     if (t->state.loss_scale < NBL_MOST_LOSS_SCALE) t->state.loss_scale *= 2;
 }
 
-/* At the end of an epoch the next one is made. */
-static nbl_status next_epoch(nbl__trainer *t)
+nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
 {
-    if (t->state.batch < t->epoch.batch_count) return NBL_OK;
-    nbl__epoch_free(t->ctx, &t->epoch);
-    t->state.epoch++;
-    t->state.batch = 0;
-    NBL_TRY(nbl__epoch_make(t->data, t->state.epoch, false, &t->epoch));
-    t->state.batches = t->epoch.batch_count;
-    return NBL_OK;
-}
-
-nbl_status nbl__trainer_step(nbl__trainer *t, nbl__step_result *result)
-{
-    float norm = 0;
-    NBL_TRY(next_epoch(t));
-    NBL_TRY(fill_window(t, &t->epoch, t->state.batch, t->config->gradient_accumulation_steps));
-    NBL_TRY(make_gradients(t, &result->loss, &norm));
-    result->grad_norm = (double)norm;
+    /* On the CPU there is nothing to be done meanwhile; in f16 this step may have to be run again. */
+    ahead = ahead && nbl__cuda_of(t->ctx) && t->model->dtype != NBL_DTYPE_F16;
+    NBL_TRY(take_window(t));
     result->learning_rate = t->config->learning_rate *
                             nbl__schedule_factor(t->config->schedule, t->state.step, t->warmup, t->max_steps);
-    double grad_scale = 1 / t->state.loss_scale;
-    NBL_TRY(
-        nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, grad_scale, t->state.step + 1));
-    NBL_TRY(nbl__plan_prepare(&t->session.plan));
+    NBL_TRY(run_step(t, ahead, result));
     grow_scale(t);
-    result->tokens = t->window.tokens;
-    result->trained = t->window.trained;
+    result->tokens = t->window->tokens;
+    result->trained = t->window->trained;
     t->state.step++;
-    t->state.batch += t->window.batches;
+    t->state.batch += t->window->batches;
     return NBL_OK;
 }
 
@@ -181,11 +240,11 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
     set_dropout(t, 0, 0, false);
     set_denominator(t, 1); /* sums */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
-        NBL_TRY(fill_window(t, &t->validation, b, 1));
-        NBL_TRY(load_batch(t, 0));
+        NBL_TRY(fill_window(t, t->window, &t->validation, b, 1));
+        NBL_TRY(load_batch(t, t->window, 0));
         NBL_TRY(nbl__plan_run_forward(&t->session.plan));
         sum += (double)*(float *)nbl__plan_data(&t->session.plan, t->session.build.loss);
-        trained += t->window.trained;
+        trained += t->window->trained;
     }
     *loss = trained ? sum / (double)trained : 0;
     return NBL_OK;

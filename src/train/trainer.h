@@ -25,8 +25,14 @@ typedef struct nbl__window {
     int32_t *ids, *labels;        /* [room] */
     nbl_ids *sequences, *targets; /* [most sequences], into ids and labels */
     int64_t room, most_sequences;
-    int64_t *starts; /* [accumulation + 1] sequences of each micro-batch */
+    int64_t *starts;      /* [accumulation + 1] sequences of each micro-batch */
+    int64_t epoch, batch; /* its first micro-batch's: of the run, and in the epoch */
     int64_t batches, tokens, trained;
+    int64_t enqueued; /* micro-batches: the others are still to be run */
+    float *losses;    /* [accumulation], and */
+    nbl__clipping *clipping;
+    size_t result_bytes; /* of both: the host's memory, which the device writes */
+    int64_t done;        /* when it has (nbl__memory_note) */
 } nbl__window;
 
 typedef struct nbl__trainer {
@@ -39,9 +45,10 @@ typedef struct nbl__trainer {
     nbl__session session;
     nbl__optimizer optimizer;
     nbl__records records;
-    nbl__epoch epoch, validation;
+    nbl__epoch epoch, next_epoch, validation; /* next_epoch: when the window that has begun is in it */
     nbl__run_state state;
-    nbl__window window;
+    nbl__window windows[2], *window; /* of this step, one of the two */
+    bool begun; /* the other one is the next step's, and its first micro-batch is enqueued */
     nbl__dropout_site *sites;
     int64_t site_count;
     int64_t max_steps, steps_per_epoch, warmup;
@@ -77,7 +84,9 @@ void nbl__trainer_describe(nbl__trainer *trainer);
 
 /* ---- train_step.c ---- */
 
-nbl_status nbl__trainer_step(nbl__trainer *trainer, nbl__step_result *result);
+/* `ahead`: another step follows at once. On a device it is begun while this one is still worked on, as far as that
+ * changes no parameter: the run can still end after this one. */
+nbl_status nbl__trainer_step(nbl__trainer *trainer, bool ahead, nbl__step_result *result);
 /* The loss of the examples held back. */
 nbl_status nbl__trainer_evaluate(nbl__trainer *trainer, double *loss);
 

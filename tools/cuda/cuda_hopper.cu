@@ -281,6 +281,66 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     CUDA(cudaFree(sums[1]));
 }
 
+/* Results in parts have the bits of those made one by one. */
+void run_parts(tester *t, int64_t m, bool straight, int variant)
+{
+    nbl_context *ctx = t->ctx;
+    const int64_t n[] = {520, 136, 264}, k[] = {200, 16, 136, 72, 64};
+    const int counts[] = {2, 1, 2};
+    void *ones[3];
+    nbl__hopper all = {};
+    all.dtype = all.c_dtype = NBL_DTYPE_BF16;
+    all.m = m, all.b_turned = !straight, all.variant = variant, all.part_count = 3;
+    int next = 0;
+    for (int i = 0; i < 3; i++) {
+        nbl__hopper one = all;
+        one.part_count = 0;
+        one.n = n[i], one.count = counts[i];
+        for (int j = 0; j < one.count; j++, next++) {
+            uint32_t seed = static_cast<uint32_t>(next);
+            int64_t b_count = k[next] * n[i];
+            one.sources[j] = {random_matrix(NBL_DTYPE_BF16, m * k[next], seed),
+                              random_matrix(NBL_DTYPE_BF16, b_count, seed + 50),
+                              NULL,
+                              k[next],
+                              0,
+                              0};
+            all.sources[next] = one.sources[j];
+        }
+        size_t bytes = static_cast<size_t>(m * n[i]) * 2;
+        CUDA(cudaMalloc(&one.c, bytes));
+        CUDA(cudaMalloc(&all.parts[i].c, bytes));
+        CUDA(cudaMemset(all.parts[i].c, 0xff, bytes));
+        all.parts[i].n = n[i], all.parts[i].count = one.count;
+        CUDA(cudaDeviceSynchronize());
+        NIBBLE(nbl__hopper_run(&t->call, &one));
+        ones[i] = one.c;
+    }
+    const char *why = nbl__hopper_can(t->call.cuda, &all);
+    if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+    NIBBLE(nbl__hopper_run(&t->call, &all));
+    NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+    for (int i = 0; i < 3; i++) {
+        size_t bytes = static_cast<size_t>(m * n[i]) * 2;
+        char *left = static_cast<char *>(malloc(2 * bytes)), *right = left + bytes;
+        if (left == NULL) stop("malloc", "out of memory", __LINE__);
+        CUDA(cudaMemcpy(left, ones[i], bytes, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(right, all.parts[i].c, bytes, cudaMemcpyDeviceToHost));
+        bool same = memcmp(left, right, bytes) == 0;
+        t->runs++;
+        if (!same && t->bad++ < 20)
+            printf("part %d of %" PRId64 " rows%s, variant %s: other bits than alone\n", i, m,
+                   straight ? ", straight" : "", nbl__hopper_variant(variant));
+        free(left);
+        CUDA(cudaFree(ones[i]));
+        CUDA(cudaFree(all.parts[i].c));
+    }
+    for (int i = 0; i < next; i++) {
+        CUDA(cudaFree(const_cast<void *>(all.sources[i].a)));
+        CUDA(cudaFree(const_cast<void *>(all.sources[i].b)));
+    }
+}
+
 int run_tests(tester *t, bool quick)
 {
     static const test tests[] = {
@@ -309,6 +369,11 @@ int run_tests(tester *t, bool quick)
                 if (tests[i].gated && strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
                 run_test(t, &tests[i], f16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, variant);
             }
+    for (int variant = 1; nbl__hopper_variant(variant); variant++)
+        for (int straight = 0; straight < 2; straight++) {
+            run_parts(t, 77, straight, variant);
+            if (!quick) run_parts(t, 5000, straight, variant);
+        }
     printf("%d results, %d wrong, worst %.2f of its bound\n", t->runs, t->bad, t->worst);
     return t->bad > 0;
 }
@@ -499,7 +564,7 @@ int main(int argc, char **argv)
     }
     NIBBLE(nbl_context_use_cuda(ctx, 0));
     printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx)}, 0, 0, 0};
+    tester t = {ctx, {ctx, "hopper", NULL, 0, nbl__cuda_of(ctx), {}}, 0, 0, 0};
     int status = test ? run_tests(&t, quick) : run_bench(ctx, &t.call);
     nbl_context_destroy(ctx);
     return status;

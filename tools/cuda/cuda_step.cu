@@ -188,7 +188,7 @@ void time_head(nbl_context *ctx)
     a.lse = tensor_of(NBL_DTYPE_F32, 2, TOKENS, ZERO, 0);
     a.dx_early = tensor_of(NBL_DTYPE_F32, TOKENS, HIDDEN, ZERO, 0);
     double one = 2.0 * TOKENS * HIDDEN * VOCABULARY;
-    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__cuda_of(ctx), {}, {}};
+    nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__cuda_of(ctx), {}};
     nbl__gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = NBL_DTYPE_F32;

@@ -75,7 +75,8 @@ static nbl__adamw spread_adamw(const one_adamw *a, const nbl__adamw_tensor *whol
                         (double)a->weight_decay,
                         (double)a->grad_scale,
                         a->step,
-                        (int)a->bits};
+                        (int)a->bits,
+                        NULL};
 }
 
 static nbl__adamw_tensor whole_adamw(const one_adamw *a)
@@ -176,7 +177,7 @@ static nbl__grad_norm spread_norm(const one_norm *a, const nbl_tensor *g, nbl_te
     for (int64_t i = 0; i < a->pieces; i++)
         list[i] = piece_of(g, piece_begin(elements(g), a->pieces, i, 1),
                            piece_begin(elements(g), a->pieces, i + 1, 1));
-    return (nbl__grad_norm){list, a->pieces, (double)a->max_norm, a->norm, a->non_finite.data};
+    return (nbl__grad_norm){list, a->pieces, (double)a->max_norm, a->norm, a->non_finite.data, NULL};
 }
 
 static nbl_status infer_norm(nbl_context *ctx, void *arguments)

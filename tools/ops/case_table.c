@@ -12,6 +12,7 @@ const case_line case_table[] = {
 #include "cases/rmsnorm.inc"
 #include "cases/layernorm.inc"
 #include "cases/rope.inc"
+#include "cases/norm_rope.inc"
 #include "cases/rope_table.inc"
 #include "cases/embedding.inc"
 #include "cases/add.inc"

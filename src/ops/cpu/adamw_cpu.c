@@ -30,7 +30,7 @@ typedef struct job {
 static constants constants_of(const nbl__adamw *a)
 {
     nbl__adamw_factors f = nbl__adamw_factors_of(a);
-    return (constants){.grad_scale = (float)a->grad_scale,
+    return (constants){.grad_scale = (float)nbl__adamw_scale(a),
                        .beta1 = (float)a->beta1,
                        .rest1 = (float)(1 - a->beta1),
                        .beta2 = (float)a->beta2,
@@ -166,7 +166,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__adamw *a = arguments;
     job j = {a, nbl__isa(call->ctx), constants_of(a), (int64_t *)(void *)call->scratch};
-    if (a->count == 0) return NBL_OK;
+    if (a->count == 0 || isnan(j.c.grad_scale)) return NBL_OK;
     int64_t items = nbl__stretches(&a->tensors->p, sizeof *a->tensors, a->count, j.first);
     return nbl__team_run(call->ctx, items, step_stretch, &j, NULL);
 }

@@ -168,6 +168,10 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     *(float *)a->norm.data = (float)norm;
     if (a->non_finite) *a->non_finite = blamed;
     j.factor = (float)nbl__clip_factor(norm, a->max_norm);
+    if (a->factor) {
+        *a->factor = blamed < 0 ? j.factor : NAN;
+        return NBL_OK;
+    }
     return j.factor == 1 ? NBL_OK : nbl__team_run(call->ctx, items, scale_stretch, &j, NULL);
 }
 

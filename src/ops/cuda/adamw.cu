@@ -24,6 +24,7 @@ enum { THREADS = 256, STRETCH_32 = 4096, STRETCH_8 = 8192, FEW = 56, MANY = 500 
 
 struct constants {
     float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, shrink_before, shrink_after;
+    const float *factor; /* of the gradients, too; or NULL */
 };
 
 struct entry {
@@ -40,9 +41,9 @@ struct entry {
 using few = tensor_list<entry, FEW, constants>;
 using many = tensor_list<entry, MANY, constants>;
 
-__device__ inline void step(const constants &c, float &p, float g, float &m, float &v)
+__device__ inline void step(const constants &c, float scale, float &p, float g, float &m, float &v)
 {
-    g *= c.grad_scale;
+    g *= scale;
     m = fmaf(c.beta1, m, c.rest1 * g);
     v = fmaf(c.beta2, v, c.rest2 * g * g);
     float root = fmaf(__fsqrt_rn(v), c.root_scale, c.eps);
@@ -51,9 +52,15 @@ __device__ inline void step(const constants &c, float &p, float g, float &m, flo
     p = fmaf(-p, c.shrink_after, p);
 }
 
+/* What gradients are multiplied with; NaN: nothing is to change. */
+__device__ inline float scale_of(const constants &c)
+{
+    return c.factor ? c.grad_scale * *c.factor : c.grad_scale;
+}
+
 /* COUNT runs of N elements, `apart` from each other. */
 template <int N, int COUNT>
-__device__ void step_runs(const constants &c, const entry &e, int64_t first, int64_t apart)
+__device__ void step_runs(const constants &c, float scale, const entry &e, int64_t first, int64_t apart)
 {
     float p[COUNT][N], g[COUNT][N], m[COUNT][N], v[COUNT][N];
 #pragma unroll
@@ -68,7 +75,7 @@ __device__ void step_runs(const constants &c, const entry &e, int64_t first, int
     for (int k = 0; k < COUNT; k++) {
         int64_t i = first + k * apart;
 #pragma unroll
-        for (int j = 0; j < N; j++) step(c, p[k][j], g[k][j], m[k][j], v[k][j]);
+        for (int j = 0; j < N; j++) step(c, scale, p[k][j], g[k][j], m[k][j], v[k][j]);
         store_any<N>(e.p, e.p_dtype, i, p[k]);
         store_run<float, N>(static_cast<float *>(e.m) + i, m[k]);
         store_run<float, N>(static_cast<float *>(e.v) + i, v[k]);
@@ -79,16 +86,19 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(cons
 {
     constexpr int N = 4, APART = THREADS * N;
     const entry &e = list.at[entry_of(list, blockIdx.x)];
+    float scale = scale_of(list.common);
+    if (isnan(scale)) return;
     int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH_32;
     int64_t end = begin + STRETCH_32 < e.n ? begin + STRETCH_32 : e.n;
     if (!e.aligned) {
-        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) step_runs<1, 1>(list.common, e, i, 0);
+        for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
+            step_runs<1, 1>(list.common, scale, e, i, 0);
         return;
     }
     int64_t i = begin + threadIdx.x * N;
-    for (; i + APART + N <= end; i += 2 * APART) step_runs<N, 2>(list.common, e, i, APART);
-    for (; i + N <= end; i += APART) step_runs<N, 1>(list.common, e, i, 0);
-    for (; i < end; i++) step_runs<1, 1>(list.common, e, i, 0); /* a last run that is not whole */
+    for (; i + APART + N <= end; i += 2 * APART) step_runs<N, 2>(list.common, scale, e, i, APART);
+    for (; i + N <= end; i += APART) step_runs<N, 1>(list.common, scale, e, i, 0);
+    for (; i < end; i++) step_runs<1, 1>(list.common, scale, e, i, 0); /* a last run that is not whole */
 }
 
 /* ---- 8 bits ---- */
@@ -145,7 +155,8 @@ __device__ float encode(const coder &c, bool is_signed, const float (&values)[CO
 
 /* A block of a tensor, by a warp: 8 elements per lane, in runs of N. WHOLE: all 256 are there. */
 template <int N, bool WHOLE>
-__device__ void step_block(const constants &c, const entry &e, const coder *coders, int64_t block)
+__device__ void step_block(const constants &c, float scale, const entry &e, const coder *coders,
+                           int64_t block)
 {
     constexpr int COUNT = NBL_ADAMW_BLOCK / 32, RUNS = COUNT / N;
     int64_t first = block * NBL_ADAMW_BLOCK + threadIdx.x % 32 * N;
@@ -177,7 +188,7 @@ __device__ void step_block(const constants &c, const entry &e, const coder *code
             float old = p[r][j], &mm = m[r * N + j], &vv = v[r * N + j];
             mm = coders[0].map[coded_m[r].at[j]] * m_scale;
             vv = coders[1].map[coded_v[r].at[j]] * v_scale;
-            step(c, p[r][j], g[r][j], mm, vv);
+            step(c, scale, p[r][j], g[r][j], mm, vv);
             if (!inside || !(fabsf(g[r][j]) < INFINITY)) { /* keeps p, loses its moments */
                 p[r][j] = old;
                 mm = vv = 0;
@@ -204,6 +215,8 @@ template <typename LIST>
 __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIST list)
 {
     __shared__ coder coders[2];
+    float scale = scale_of(list.common);
+    if (isnan(scale)) return;
     fill_coder(coders[0], maps[0]);
     fill_coder(coders[1], maps[1]);
     __syncthreads();
@@ -213,8 +226,8 @@ __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIS
     for (int64_t block = begin + threadIdx.x / 32; block < begin + BLOCKS; block += THREADS / 32) {
         if (block * NBL_ADAMW_BLOCK >= e.n) return;
         bool whole = e.aligned && (block + 1) * NBL_ADAMW_BLOCK <= e.n;
-        if (whole) step_block<4, true>(list.common, e, coders, block);
-        else step_block<1, false>(list.common, e, coders, block);
+        if (whole) step_block<4, true>(list.common, scale, e, coders, block);
+        else step_block<1, false>(list.common, scale, e, coders, block);
     }
 }
 
@@ -223,11 +236,17 @@ __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIS
 constants constants_of(const nbl__adamw *a)
 {
     nbl__adamw_factors f = nbl__adamw_factors_of(a);
-    return {static_cast<float>(a->grad_scale),   static_cast<float>(a->beta1),
-            static_cast<float>(1 - a->beta1),    static_cast<float>(a->beta2),
-            static_cast<float>(1 - a->beta2),    static_cast<float>(a->eps),
-            static_cast<float>(f.root_scale),    static_cast<float>(f.step_size),
-            static_cast<float>(f.shrink_before), static_cast<float>(f.shrink_after)};
+    return {static_cast<float>(a->grad_scale),
+            static_cast<float>(a->beta1),
+            static_cast<float>(1 - a->beta1),
+            static_cast<float>(a->beta2),
+            static_cast<float>(1 - a->beta2),
+            static_cast<float>(a->eps),
+            static_cast<float>(f.root_scale),
+            static_cast<float>(f.step_size),
+            static_cast<float>(f.shrink_before),
+            static_cast<float>(f.shrink_after),
+            a->grad_factor};
 }
 
 bool four_aligned(const nbl_tensor *t)

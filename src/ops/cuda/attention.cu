@@ -360,12 +360,18 @@ size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments)
     return cut_rows(static_cast<const nbl__attention *>(arguments), NULL, &rows);
 }
 
-attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
-                                   attention_data *data)
+attention_rows attention_rows_of(const nbl__call *call, const nbl__attention *a, attention_data *data)
 {
     attention_rows rows;
     cut_rows(a, call->scratch, &rows);
     data->lse2 = rows.lse2, data->delta = rows.delta, data->sums = rows.sums;
+    return rows;
+}
+
+attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                                   attention_data *data)
+{
+    attention_rows rows = attention_rows_of(call, a, data);
     unsigned blocks = blocks_for(static_cast<int64_t>(p.tokens) * p.heads);
     NBL_BY_DTYPE(a->dtype, T,
                  (make_rows<T><<<blocks, THREADS, 0, stream_of(call)>>>(

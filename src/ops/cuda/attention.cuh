@@ -43,9 +43,9 @@ struct attention_data {
     void *out;
     float *lse; /* [T, Hq]; may be NULL */
     const void *dout;
-    void *dq, *dk, *dv;        /* each may be NULL */
-    const float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
-    float *sums; /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
+    void *dq, *dk, *dv;  /* each may be NULL */
+    float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
+    float *sums;         /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
 };
 
 attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
@@ -56,7 +56,9 @@ struct attention_rows {
     float *lse2, *delta, *sums; /* as in attention_data */
 };
 size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments);
-/* In the call's scratch; `data` points to them afterwards. */
+/* In the call's scratch, to be filled; `data` points to them afterwards. */
+attention_rows attention_rows_of(const nbl__call *call, const nbl__attention *a, attention_data *data);
+/* The same, filled: all but the sums. */
 attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
                                    attention_data *data);
 void attention_sinks_add(

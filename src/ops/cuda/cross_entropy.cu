@@ -2,7 +2,7 @@
  *
  *     for each chunk of tokens                            as many as LOGIT_BYTES of f32 logits hold
  *         logits = x·Wᵀ                                   f32: bf16 would cost the probabilities their digits
- *         rows: sums, loss; gradient d, over the logits   cross_entropy_rows.cuh
+ *         rows: sums, loss; gradient d, over the logits   cross_entropy_rows.cuh, cross_entropy_whole.cuh
  *         dx = d·W,   dw += dᵀ·x
  *
  * A dense W of the compute dtype is used as it lies. Any other is decoded into scratch: whole, once a
@@ -15,8 +15,8 @@
  *
  * Which tokens are trained only the device knows: all of them are multiplied; the rows of the others are
  * not read, and their d is 0. The loss is a sum over tokens in a fixed order, in f64. Cost: its products;
- * beside them each chunk of logits is written once and read two or three times. */
-#include "ops/cuda/cross_entropy_rows.cuh"
+ * beside them each chunk of logits is written once and read once, or without clusters twice. */
+#include "ops/cuda/cross_entropy_whole.cuh"
 
 extern "C" {
 #include "ops/cuda/dequantize.h"
@@ -324,9 +324,13 @@ nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t 
 /* ---- the calls ---- */
 
 template <typename T, bool CAP>
-void launch_rows(cudaStream_t stream, const pass *p, const logit_rows &l, unsigned rows)
+void launch_rows(const nbl__call *call, const pass *p, const logit_rows &l, unsigned rows)
 {
-    if (!p->gradient) logit_kernel<float, true, false, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
+    cudaStream_t stream = stream_of(call);
+    bool whole = p->sums && can_be_whole(call, p->vocabulary);
+    if (whole && !p->gradient) launch_whole<float, false, CAP>(call, l, rows);
+    else if (whole) launch_whole<T, true, CAP>(call, l, rows);
+    else if (!p->gradient) logit_kernel<float, true, false, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
     else if (p->sums) logit_kernel<T, true, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
     else logit_kernel<T, false, true, CAP><<<rows, LOGIT_THREADS, 0, stream>>>(l);
 }
@@ -375,8 +379,8 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
         NBL_TRY(make_logits(call, &p, x, rows));
         l.first = first;
         unsigned blocks = static_cast<unsigned>(rows);
-        if (a->softcap > 0) NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, true>(stream, &p, l, blocks)));
-        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, false>(stream, &p, l, blocks)));
+        if (a->softcap > 0) NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, true>(call, &p, l, blocks)));
+        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, false>(call, &p, l, blocks)));
         NBL_TRY(launched(call));
         if (p.want_dx) NBL_TRY(make_dx(call, &p, first, rows));
         if (p.want_dw) NBL_TRY(make_dw(call, &p, x, first, rows));

@@ -18,7 +18,6 @@ namespace nbl_cuda
 {
 
 enum { LOGIT_THREADS = 512, LOGIT_VECTORS = 4, LOGIT_TILE = LOGIT_THREADS * LOGIT_VECTORS * 4 };
-constexpr float LOGPROB_LEAST = -44.361419f; /* below it a probability is taken as 0, as on the CPU */
 
 struct logit_rows {
     float *logits;                             /* [rows, stride] */
@@ -129,6 +128,24 @@ __device__ inline float label_gradient(const logit_rows &a, double u, double lse
     return static_cast<float>((exp(u - lse) - uniform - (1 - static_cast<double>(a.smoothing))) * slope);
 }
 
+__device__ inline float probability(float z, float lse, float rest)
+{
+    return __expf((z - lse) - rest);
+}
+
+/* The gradient of a logit that is not the label's. */
+template <bool CAP>
+__device__ inline float logit_gradient(const logit_rows &a, float u, float lse, float rest, float even)
+{
+    float slope = 1;
+    if (CAP) {
+        float t = tanhf(u / a.softcap);
+        u = a.softcap * t;
+        slope = fmaf(-t, t, 1.0f);
+    }
+    return (probability(u, lse, rest) - even) * slope;
+}
+
 template <typename T, bool CAP>
 __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int label, float lse, float rest,
                                     float scale)
@@ -150,14 +167,8 @@ __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int l
             float narrow[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                float u = z[k][j], slope = 1;
-                if (CAP) {
-                    float t = tanhf(u / a.softcap);
-                    u = a.softcap * t;
-                    slope = fmaf(-t, t, 1.0f);
-                }
-                float x = (u - lse) - rest, p = x < LOGPROB_LEAST ? 0 : __expf(x);
-                float value = i + j == label ? at_label : (p - even) * slope;
+                float value = logit_gradient<CAP>(a, z[k][j], lse, rest, even);
+                if (i + j == label) value = at_label;
                 narrow[j] = value * d_scale;
                 z[k][j] = value * scale;
             }

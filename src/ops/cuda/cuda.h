@@ -27,6 +27,8 @@ typedef struct nbl__cuda_fault {
     int64_t place, value;
 } nbl__cuda_fault;
 
+enum { NBL_CUDA_NOTES = 8 };
+
 typedef struct nbl__cuda {
     nbl_context *ctx;
     int index;
@@ -47,10 +49,20 @@ typedef struct nbl__cuda {
     void **marks;  /* cudaEvent_t */
     int mark_count;
     void
+        *notes[NBL_CUDA_NOTES]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
+    int64_t noted;
+    void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
+    struct nbl__cuda_aside *aside; /* aside.c; NULL: not opened */
+    size_t
+        beside; /* bytes of the device that the process takes beside weights and plans, the workspace included */
 } nbl__cuda;
 
 enum { NBL_CUDA_MAILBOX = 4096 };
+
+/* Bytes that a forward call can leave for its backward call, which is spared some work by them; 0: none. A plan that has them
+ * tells both calls where they lie (nbl__around); without them nothing is left. */
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments);
 
 /* The device of a context; NULL: the CPU. */
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx);
@@ -81,12 +93,19 @@ nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, siz
 nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes);
 /* Until everything on the stream is done; reports what went wrong in it. */
 nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what);
+/* The same for what is on the stream at a nbl__cuda_note, whose places count from 1; 0: nothing. */
+nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place);
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what);
 
 /* Marks in the stream, numbered from 0, and the time between two of them once both are past. */
 nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count);
 void nbl__cuda_marks_close(nbl__cuda *cuda);
 nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark);
 nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
+
+/* aside.c: before the first copy that runs beside the computation (ops/aside.h). */
+nbl_status nbl__cuda_aside_open(nbl__cuda *cuda);
+void nbl__cuda_aside_close(nbl__cuda *cuda);
 
 /* Stream capture: what is enqueued between the two becomes a graph instead of running. `graph` is a cudaGraphExec_t. */
 nbl_status nbl__cuda_record_begin(nbl__cuda *cuda);

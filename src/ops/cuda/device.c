@@ -13,6 +13,16 @@
 
 enum { WORKSPACE_BYTES = 64 << 20 };
 
+/* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
+ * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond CONTEXT_MOST is theirs. Kernels
+ * that are loaded when first used, and recorded schedules, will take some MiB. */
+static size_t taken_beside(nbl__cuda *cuda)
+{
+    enum { CONTEXT_MOST = 640 << 20, LATER = 8 << 20 };
+    size_t left = nbl__cuda_left(cuda), taken = left ? cuda->memory - left : 0;
+    return (taken < CONTEXT_MOST ? taken : CONTEXT_MOST) + LATER;
+}
+
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
 {
     return nbl__accelerator(ctx);
@@ -48,6 +58,11 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->memory = properties.totalGlobalMem;
     CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda->stream = stream;
+    for (int i = 0; i < NBL_CUDA_NOTES; i++) {
+        cudaEvent_t event;
+        CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        cuda->notes[i] = event;
+    }
     CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
     memset(fault, 0, sizeof *cuda->fault);
@@ -56,18 +71,23 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->workspace_bytes = WORKSPACE_BYTES;
     cuda->workspace = nbl__cuda_alloc(cuda, cuda->workspace_bytes);
     if (cuda->workspace == NULL) return NBL_ERROR_MEMORY;
-    return nbl__blas_open(cuda, &cuda->blas);
+    NBL_TRY(nbl__blas_open(cuda, &cuda->blas));
+    cuda->beside = taken_beside(cuda);
+    return NBL_OK;
 }
 
 static void close_device(void *device)
 {
     nbl__cuda *cuda = device;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    nbl__cuda_aside_close(cuda);
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);
     if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
     if (cuda->staging) cudaFreeHost(cuda->staging);
+    for (int i = 0; i < NBL_CUDA_NOTES; i++)
+        if (cuda->notes[i]) cudaEventDestroy(cuda->notes[i]);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     nbl__free(cuda->ctx, cuda, sizeof *cuda);
 }
@@ -223,6 +243,23 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     nbl_status status = failed(cuda, what, error);
     return cuda->debugs ? status
                         : nbl__hint(cuda->ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
+}
+
+nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
+{
+    *place = cuda->noted + 1;
+    CUDA_TRY(cuda, "note", make_current(cuda));
+    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->notes[*place % NBL_CUDA_NOTES], cuda->stream));
+    cuda->noted = *place;
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
+{
+    if (place == 0) return NBL_OK;
+    CUDA_TRY(cuda, what, make_current(cuda));
+    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->notes[place % NBL_CUDA_NOTES])); /* or of a later one */
+    return cuda->fault->kind ? report(cuda) : NBL_OK;
 }
 
 nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)

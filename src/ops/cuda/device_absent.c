@@ -83,6 +83,17 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     return nbl__cuda_write(cuda, NULL, NULL, 0);
 }
 
+nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
+{
+    return nbl__cuda_write(cuda, place, NULL, 0);
+}
+
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
+{
+    (void)place;
+    return nbl__cuda_wait(cuda, what);
+}
+
 nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
 {
     return nbl__cuda_write(cuda, NULL, NULL, (size_t)count);

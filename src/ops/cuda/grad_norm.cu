@@ -2,7 +2,8 @@
  *
  *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
  *     finish    one block adds the stretches in a fixed order: norm, factor, the first tensor to blame
- *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1
+ *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1; or the factor is
+ *               left to adamw
  *
  * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write.
  * Scratch: 16 bytes per stretch. */
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant_
 
 __global__ void __launch_bounds__(FINISH_THREADS)
     finish_kernel(const part *parts, int64_t count, double max_norm, float *norm, int64_t *non_finite,
-                  float *factor)
+                  float *factor, bool blame)
 {
     __shared__ unsigned long long blamed;
     unsigned long long mine = ~0ull;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     double whole = sqrt(sum[0]), clip = 1;
     if (max_norm > 0 && isfinite(static_cast<float>(whole))) clip = fmin(1.0, max_norm / (whole + 1e-6));
     *norm = static_cast<float>(whole);
-    *factor = static_cast<float>(clip);
+    *factor = blame && blamed != ~0ull ? __int_as_float(0x7fc00000) : static_cast<float>(clip);
     if (non_finite) *non_finite = static_cast<int64_t>(blamed); /* none: -1 */
 }
 
@@ -183,9 +184,10 @@ template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__
         next += stretches;
         squares_kernel<<<stretches, THREADS, 0, stream>>>(list);
     });
-    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(
-        w.parts, w.stretches, a->max_norm, static_cast<float *>(a->norm.data), a->non_finite, w.factor);
-    if (a->max_norm > 0)
+    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.stretches, a->max_norm,
+                                                    static_cast<float *>(a->norm.data), a->non_finite,
+                                                    a->factor ? a->factor : w.factor, a->factor != nullptr);
+    if (a->max_norm > 0 && !a->factor)
         for_lists<LIST>(
             a->count, STRETCH, common{nullptr, w.factor}, make,
             [&](LIST &list, unsigned stretches) { clip_kernel<<<stretches, THREADS, 0, stream>>>(list); });

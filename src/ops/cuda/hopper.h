@@ -10,6 +10,8 @@
  *
  *     gated:  c = act(Σ a_i · b_i) · (Σ a_i · b2_i),   both sums kept in gate and up where those are given
  *
+ *     in parts:  results of their own columns, sources and memory, which share their rows, in one go
+ *
  * The two sums of an element are in one thread's registers; b and b2 may be NULL in a source that adds to one of them
  * only (it costs as much as if it were there).
  *
@@ -23,13 +25,20 @@
 #include "ops/act.h"
 #include "ops/cuda/cuda.h"
 
-enum { NBL_HOPPER_SOURCES = 8 };
+enum { NBL_HOPPER_SOURCES = 8, NBL_HOPPER_PARTS = 4 };
 
 typedef struct nbl__hopper_source {
     const void *a, *b, *b2; /* b2: of `gated` */
     int64_t k;              /* 0: adds nothing */
     int64_t lda, ldb;       /* elements from row to row as they are stored (ldb: of b2 too); 0: dense */
 } nbl__hopper_source;
+
+/* Its sources follow those of the part before. */
+typedef struct nbl__hopper_part {
+    void *c; /* dense */
+    int64_t n;
+    int count;
+} nbl__hopper_part;
 
 typedef struct nbl__hopper {
     nbl_dtype dtype;   /* of a, b: bf16 or f16 */
@@ -46,7 +55,9 @@ typedef struct nbl__hopper {
     bool gated;      /* b_turned only */
     nbl__act act;
     void *gate, *up; /* NULL: not kept */
-    int variant;     /* 0: chosen by the shape; else which one, from 1, for measurements */
+    int part_count; /* 0: one, which n, count, c and ldc above tell; else these are not read. Plain, no beta */
+    nbl__hopper_part parts[NBL_HOPPER_PARTS];
+    int variant; /* 0: chosen by the shape; else which one, from 1, for measurements */
 } nbl__hopper;
 
 /* NULL: yes; else why not. */

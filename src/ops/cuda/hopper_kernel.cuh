@@ -37,12 +37,14 @@ constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
 struct job {
     CUtensorMap a[NBL_HOPPER_SOURCES],
         b[NBL_HOPPER_SOURCES][2]; /* b: of the left and the right half of a tile */
-    CUtensorMap c, gate, up;
+    CUtensorMap c[NBL_HOPPER_PARTS], gate, up;
     int32_t steps[NBL_HOPPER_SOURCES + 1]; /* of BK values of k */
     int32_t tail[NBL_HOPPER_SOURCES];      /* how many times 16 of them the last step has */
     bool has_b[NBL_HOPPER_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
-    int32_t count, all_steps;
-    int32_t units_down, units_right, group;
+    int32_t parts, first_source[NBL_HOPPER_PARTS + 1], all_steps[NBL_HOPPER_PARTS]; /* of each part */
+    int32_t
+        first_right[NBL_HOPPER_PARTS + 1]; /* the part's first unit to the right; then how many there are */
+    int32_t units_down, group;
     int32_t act;
     float beta;
     const void *old;
@@ -55,13 +57,22 @@ template <int BN, int STAGES, int BUFFERS> struct layout {
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* and to begin at a multiple of 1024 */
 };
 
-/* The unit's place, in units. */
-__device__ inline void place_of(const job &p, int unit, int *down, int *right)
+struct unit_place {
+    int row, column, part; /* row: of the cluster's first tile */
+};
+
+__device__ inline int unit_count(const job &p)
 {
-    int per_group = p.group * p.units_right, first = unit / per_group * p.group, at = unit % per_group;
-    int rows = min(p.group, p.units_down - first);
-    *down = first + at % rows;
-    *right = at / rows;
+    return p.units_down * p.first_right[p.parts];
+}
+
+template <int BN, int CLUSTER, bool GATED> __device__ inline unit_place place_of(const job &p, int unit)
+{
+    int per_group = p.group * p.first_right[p.parts], first = unit / per_group * p.group,
+        at = unit % per_group;
+    int rows = min(p.group, p.units_down - first), right = at / rows, part = 0;
+    while (!GATED && right >= p.first_right[part + 1]) part++;
+    return {(first + at % rows) * CLUSTER * BM, (right - p.first_right[part]) * (GATED ? BN / 2 : BN), part};
 }
 
 /* ---- the copier ---- */
@@ -71,12 +82,12 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
 {
     using at = layout<BN, STAGES, BUFFERS>;
     constexpr int HALF = BN / 2;
-    int stage = 0, down, right;
+    int stage = 0, units = unit_count(p);
     uint32_t parity = 1; /* the first round finds all stages free */
-    for (int unit = blockIdx.x / CLUSTER; unit < p.units_down * p.units_right; unit += gridDim.x / CLUSTER) {
-        place_of(p, unit, &down, &right);
-        int row = (down * CLUSTER + rank) * BM, column = right * (GATED ? HALF : BN);
-        for (int s = 0; s < p.count; s++) {
+    for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
+        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
+        int row = place.row + rank * BM, column = place.column;
+        for (int s = p.first_source[place.part]; s < p.first_source[place.part + 1]; s++) {
             for (int step = 0; step < p.steps[s]; step++) {
                 uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
                 barrier_wait(empty, parity);
@@ -217,7 +228,7 @@ __device__ inline float activation(int act, float x)
 }
 
 template <typename T, int BN, bool GATED, int BUFFERS>
-__device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int column, int row,
+__device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, int column, int row,
                                  uint32_t (&old)[16], float (&sums)[BN / 2])
 {
     constexpr int COLUMNS = GATED ? BN / 2 : BN;
@@ -234,7 +245,7 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int column
             if (p.keeps_up) out.template send_64<T>(&p.up, p.wide, column + x, row, w);
 #pragma unroll
             for (int i = 0; i < 32; i++) v[i] = activation(p.act, v[i]) * w[i];
-            out.template send_64<T>(&p.c, false, column + x, row, v);
+            out.template send_64<T>(&p.c[0], false, column + x, row, v);
         } else {
             if (p.beta != 0 && p.wide) add_old_f32(p, column + x, row, v);
             if (p.beta != 0 && !p.wide) {
@@ -242,7 +253,7 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int column
                 if (x + 64 < COLUMNS)
                     load_old(p, column + x + 64, row, old); /* on their way while these go */
             }
-            out.template send_64<T>(&p.c, p.wide, column + x, row, v);
+            out.template send_64<T>(&p.c[part], p.wide, column + x, row, v);
         }
     }
 }
@@ -257,15 +268,16 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
     uint32_t lane = threadIdx.x % 32, parity = 0;
     /* Lane i tells block i of the cluster that this warp is done with a stage. */
     uint32_t empty = of_block(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
-    int stage = 0, down, right;
+    int stage = 0, units = unit_count(p);
     way_out<BUFFERS> out = {ring + at::BOXES + counter * BUFFERS * BOX, 0, 1 + counter,
                             threadIdx.x % 128 == 0};
     float sums[BN / 2];
-    for (int unit = blockIdx.x / CLUSTER; unit < p.units_down * p.units_right; unit += gridDim.x / CLUSTER) {
-        place_of(p, unit, &down, &right);
-        int column = right * (GATED ? BN / 2 : BN), row = (down * CLUSTER + rank) * BM + counter * 64;
-        int before = 0, source = 0, left = p.steps[0];
-        for (int step = 0; step < p.all_steps; step++) {
+    for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
+        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
+        int column = place.column, row = place.row + rank * BM + counter * 64;
+        int before = 0, source = p.first_source[place.part], left = p.steps[source];
+        int all_steps = p.all_steps[place.part];
+        for (int step = 0; step < all_steps; step++) {
             int pieces = BK / 16;
             if (--left == 0) pieces = p.tail[source], left = p.steps[++source];
             uint32_t a = ring + stage * at::STAGE;
@@ -296,7 +308,7 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
         products_wait<0>();
         sums_are_there(sums);
         if (lane < CLUSTER) barrier_arrive(empty + before * 8);
-        send_tile<T, BN, GATED>(p, out, column, row, old, sums);
+        send_tile<T, BN, GATED>(p, out, place.part, column, row, old, sums);
     }
     if (out.leads) stores_read<0>();
 }
@@ -319,6 +331,8 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     }
     if (CLUSTER == 1) __syncthreads();
     else cluster_wait();
+    nbl_cuda::earlier_are_done();
+    nbl_cuda::next_may_begin();
     if (threadIdx.x < 128) {
         registers_give<40>();
         if (threadIdx.x == 0)

@@ -2,14 +2,14 @@
  * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
 #include "ops/cuda/hopper_kernel.cuh"
 
-#include <cudaTypedefs.h>
+#include "ops/cuda/tensor_map.cuh"
 
 using namespace nbl_hopper;
 
 namespace
 {
 
-using encoder = PFN_cuTensorMapEncodeTiled_v12000;
+using encoder = map_encoder;
 
 struct variant {
     const char *name;
@@ -58,6 +58,20 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
+int part_count(const nbl__hopper *p)
+{
+    return p->part_count > 0 ? p->part_count : 1;
+}
+nbl__hopper_part part_of(const nbl__hopper *p, int i)
+{
+    return p->part_count > 0 ? p->parts[i] : nbl__hopper_part{p->c, p->n, p->count};
+}
+/* Units of a part beside each other. */
+int64_t units_right(const nbl__hopper *p, const variant *v, int part)
+{
+    return whole(part_of(p, part).n, p->gated ? v->width / 2 : v->width);
+}
+
 /* The quickest, by how often every multiprocessor gets a tile. */
 const variant *choose(const nbl__hopper *p, int multiprocessors)
 {
@@ -68,42 +82,24 @@ const variant *choose(const nbl__hopper *p, int multiprocessors)
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
         if (p->gated && v->width != 256) continue;
-        int64_t units = whole(p->m, BM * v->cluster) * whole(p->n, p->gated ? v->width / 2 : v->width);
+        int64_t units = 0;
+        for (int part = 0; part < part_count(p); part++) units += units_right(p, v, part);
+        units *= whole(p->m, BM * v->cluster);
         double time = static_cast<double>(whole(units, multiprocessors / v->cluster)) * v->cost;
         if (time < least) least = time, best = v;
     }
     return best;
 }
 
-size_t size_of(nbl_dtype dtype)
-{
-    return dtype == NBL_DTYPE_F32 ? 4 : 2;
-}
-
-/* Boxes of `rows` lines of 128 bytes of a matrix [height, width]. */
-bool describe(encoder encode, CUtensorMap *map, nbl_dtype dtype, const void *data, int64_t height,
-              int64_t width, int64_t ld, int rows)
-{
-    CUtensorMapDataType type = dtype == NBL_DTYPE_F32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : dtype == NBL_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                        : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-    cuuint64_t strides[1] = {static_cast<cuuint64_t>(ld) * size_of(dtype)};
-    cuuint32_t box[2] = {static_cast<cuuint32_t>(LINE / size_of(dtype)), static_cast<cuuint32_t>(rows)},
-               ones[2] = {1, 1};
-    return encode(map, type, 2, const_cast<void *>(data), sizes, strides, box, ones,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__hopper_source *s,
+/* The next source of the last part, which is n columns wide. */
+bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, const nbl__hopper_source *s,
                      int half_rows)
 {
-    int i = job->count++;
-    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
+    int i = job->first_source[job->parts]++;
+    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
-    job->all_steps += job->steps[i];
+    job->all_steps[job->parts - 1] += job->steps[i];
     if (!describe(encode, &job->a[i], p->dtype, s->a, p->m, s->k, lda, BM)) return false;
     for (int half = 0; half < 2; half++) {
         const void *b = half && p->gated ? s->b2 : s->b;
@@ -113,8 +109,8 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, const nbl__
             job->b[i][1] = job->b[i][0];
             continue;
         }
-        if (!(p->b_turned ? describe(encode, &job->b[i][half], p->dtype, b, p->n, s->k, ldb, half_rows)
-                          : describe(encode, &job->b[i][half], p->dtype, b, s->k, p->n, ldb, BK)))
+        if (!(p->b_turned ? describe(encode, &job->b[i][half], p->dtype, b, n, s->k, ldb, half_rows)
+                          : describe(encode, &job->b[i][half], p->dtype, b, s->k, n, ldb, BK)))
             return false;
     }
     return true;
@@ -130,23 +126,16 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
     job->keeps_gate = p->gated && p->gate != NULL;
     job->keeps_up = p->gated && p->up != NULL;
     nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
-    return describe(encode, &job->c, dtype, p->c, p->m, p->n, ldc, BOX_LINES) &&
+    bool good = true;
+    for (int i = 0; i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        good = good && describe(encode, &job->c[i], dtype, part.c, p->m, part.n,
+                                p->part_count > 0 ? part.n : ldc, BOX_LINES);
+    }
+    return good &&
            (!job->keeps_gate ||
             describe(encode, &job->gate, p->c_dtype, p->gate, p->m, p->n, p->n, BOX_LINES)) &&
            (!job->keeps_up || describe(encode, &job->up, p->c_dtype, p->up, p->m, p->n, p->n, BOX_LINES));
-}
-
-encoder find_encoder(nbl__cuda *cuda)
-{
-    if (cuda->tensor_map_encode == NULL) {
-        cudaDriverEntryPointQueryResult found;
-        void *function = NULL;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &found) == cudaSuccess &&
-            found == cudaDriverEntryPointSuccess)
-            cuda->tensor_map_encode = function;
-    }
-    return reinterpret_cast<encoder>(cuda->tensor_map_encode);
 }
 
 bool fits(const void *data, int64_t ld, nbl_dtype dtype)
@@ -162,21 +151,17 @@ extern "C" const char *nbl__hopper_variant(int variant)
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
-extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
+/* NULL, or what is wrong with a part whose sources begin at `first`. */
+static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, int first, int64_t ldc)
 {
     constexpr int64_t MOST = 1 << 30;
-    if (cuda->major != 9) return "needs compute capability 9.0";
-    if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
-    if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
-    if (p->count < 1 || p->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
-    if (p->m >= MOST || p->n >= MOST) return "too large";
-    if (p->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
-    if (p->gated && (!p->b_turned || p->beta != 0))
-        return "gated products take turned weights only, and no beta";
+    if (part->count < 1 || first + part->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
+    if (p->m >= MOST || part->n >= MOST) return "too large";
+    if (part->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
     int64_t sum = 0;
-    for (int i = 0; i < p->count; i++) {
+    for (int i = first; i < first + part->count; i++) {
         const nbl__hopper_source *s = &p->sources[i];
-        int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : p->n;
+        int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : part->n;
         if (s->k >= MOST) return "too large";
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
             !fits(s->b2, ldb, p->dtype))
@@ -184,8 +169,27 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
         sum += s->k;
     }
     if (sum == 0) return "nothing to sum";
-    if (!fits(p->c, p->ldc ? p->ldc : p->n, p->gated ? p->dtype : p->c_dtype) ||
-        !fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
+    return fits(part->c, ldc, p->gated ? p->dtype : p->c_dtype) ? NULL
+                                                                : "results must be aligned to 16 bytes";
+}
+
+extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
+{
+    if (cuda->major != 9) return "needs compute capability 9.0";
+    if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
+    if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
+    if (p->gated && (!p->b_turned || p->beta != 0))
+        return "gated products take turned weights only, and no beta";
+    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
+        return "only plain products without beta come in parts";
+    int first = 0;
+    for (int i = 0; i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        const char *why = part_can(p, &part, first, p->part_count == 0 && p->ldc ? p->ldc : part.n);
+        if (why) return why;
+        first += part.count;
+    }
+    if (!fits(p->gate, p->n, p->c_dtype) || !fits(p->up, p->n, p->c_dtype) ||
         !fits(p->old, p->ld_old ? p->ld_old : p->n, p->c_dtype))
         return "results must be aligned to 16 bytes";
     return NULL;
@@ -193,35 +197,43 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
 
 extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *p)
 {
-    if (p->m == 0 || p->n == 0) return NBL_OK;
     encoder encode = find_encoder(call->cuda);
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
     const variant *v = choose(p, call->cuda->multiprocessors);
     job job;
     memset(&job, 0, sizeof job);
+    if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
-    for (int i = 0; good && i < p->count; i++)
-        if (p->sources[i].k > 0) good = describe_source(encode, &job, p, &p->sources[i], v->width / 2);
+    for (int i = 0, next = 0; good && i < part_count(p); i++) {
+        nbl__hopper_part part = part_of(p, i);
+        job.parts = i + 1;
+        job.first_source[i + 1] = job.first_source[i];
+        for (int end = next + part.count; good && next < end; next++)
+            if (p->sources[next].k > 0)
+                good = describe_source(encode, &job, p, part.n, &p->sources[next], v->width / 2);
+        job.first_right[i + 1] = job.first_right[i] + static_cast<int32_t>(units_right(p, v, i));
+    }
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     job.units_down = static_cast<int32_t>(whole(p->m, BM * v->cluster));
-    job.units_right = static_cast<int32_t>(whole(p->n, p->gated ? v->width / 2 : v->width));
     job.group = 16 / v->cluster;
     job.act = p->act;
     job.m = p->m, job.n = p->n;
-    int64_t units = static_cast<int64_t>(job.units_down) * job.units_right,
+    int64_t units = static_cast<int64_t>(job.units_down) * job.first_right[job.parts],
             at_once = call->cuda->multiprocessors / v->cluster;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(v->cluster);
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = static_cast<unsigned>(v->cluster);
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>((units < at_once ? units : at_once) * v->cluster));
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = v->bytes;
     config.stream = nbl_cuda::stream_of(call);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaError_t error = v->launch(&config, p, &job);
     NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
               cudaGetErrorString(error));

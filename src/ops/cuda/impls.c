@@ -15,9 +15,12 @@ extern const nbl__impl nbl__attention_sm90, nbl__attention_backward_sm90, nbl__a
 extern const nbl__impl nbl__rmsnorm_cuda, nbl__rmsnorm_backward_cuda;
 extern const nbl__impl nbl__layernorm_cuda, nbl__layernorm_backward_cuda;
 extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
+extern const nbl__impl nbl__norm_rope_cuda, nbl__norm_rope_backward_cuda;
 extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
+extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
+extern const nbl__impl nbl__aside_cuda;
 extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda, nbl__argmax_cuda;
 
 /* clang-format off */
@@ -53,6 +56,8 @@ static const struct entry {
     {"rope_table", LIST(&nbl__rope_table_cuda)},
     {"rope", LIST(&nbl__rope_cuda)},
     {"rope_backward", LIST(&nbl__rope_backward_cuda)},
+    {"norm_rope", LIST(&nbl__norm_rope_cuda)},
+    {"norm_rope_backward", LIST(&nbl__norm_rope_backward_cuda)},
     {"gated", LIST(&nbl__gated_cuda)},
     {"gated_backward", LIST(&nbl__gated_backward_cuda)},
     {"embedding", LIST(&nbl__embedding_cuda)},
@@ -61,6 +66,7 @@ static const struct entry {
     {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
+    {"aside", LIST(&nbl__aside_cuda)},
     {"argmax", LIST(&nbl__argmax_cuda)},
     {NULL, NULL}};
 /* clang-format on */

@@ -235,13 +235,13 @@ static bool is_for_dense_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *
 }
 
 /* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
- * way. */
+ * way, and so does training (`decoded`): there no bit may depend on whether a weight is kept packed. */
 static bool is_for_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
 {
     nbl_format format = l->a->w.format;
-    return j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype && j->x.dtype == j->dtype &&
-           !l->by_codes && (l->rank == 0 || l->a->dropout == 0) && l->a->y.dtype == j->dtype &&
-           nbl__given(&l->a->y) &&
+    return !l->a->decoded && j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype &&
+           j->x.dtype == j->dtype && !l->by_codes && (l->rank == 0 || l->a->dropout == 0) &&
+           l->a->y.dtype == j->dtype && nbl__given(&l->a->y) &&
            (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8 ||
             is_for_dense_gemv(j, l));
 }

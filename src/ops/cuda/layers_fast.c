@@ -9,7 +9,7 @@
  *               layers.
  *
  * A bias goes along as two columns of the adapter, its bf16 value and what that lost, times 1. A dense weight in bf16 is
- * used where it lies. Weights are decoded one after another into one place, but for a folded dx. */
+ * used where it lies. Weights are decoded one after another into one place; folded, side by side. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -20,6 +20,7 @@
 #include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/sweep.h"
 
 static int64_t columns_of(const nbl__linear *a, bool backward)
 {
@@ -46,6 +47,14 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     return !few || wide <= NBL_SKINNY_MOST;
 }
 
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
+{
+    int64_t wide = 0;
+    if (!nbl__cuda_fast_takes(members, count, false)) return 0;
+    for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
+    return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
+}
+
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -56,30 +65,51 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Does a sweep take so many results? */
-static bool sweeps(int64_t wide)
+/* What a sweep over matrices of so many columns needs, if there can be one. */
+static size_t for_sweep(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns, int count)
 {
-    return wide == 16 || wide == 32;
+    nbl__sweep s = {.rows = rows, .wide = wide, .count = count};
+    for (int i = 0; i < count; i++) s.parts[i].columns = columns[i];
+    bool taken = cuda->major == 9 && (wide == 16 || wide == 32 || wide == 48);
+    return taken ? nbl__sweep_scratch(cuda, &s) : 0;
 }
 
 /* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
-static void cut_backward(nbl__fast *j, nbl__cut *c, int64_t most)
+static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t most)
 {
-    size_t shares = 0;
     bool bias = false;
+    int adapted = 0;
+    int64_t outs[NBL_CUDA_LAYERS_MOST], wide = 0;
+    size_t shares = for_sweep(cuda, j->tokens, j->wide, &j->in, 1);
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
-    j->over_x = j->count == 1 && j->in > j->outs && sweeps(j->wide);
-    if (j->over_x) shares = nbl__cuda_sweep_scratch(j->tokens, j->in, (int)j->wide);
+    j->over_x = j->count == 1 && j->in > j->outs;
     for (int i = 0; i < j->count; i++) {
         nbl__fast_layer *l = &j->layers[i];
-        l->swept = !j->over_x && sweeps(l->wide);
-        if (l->swept) shares = larger(shares, nbl__cuda_sweep_scratch(j->tokens, l->out, (int)l->wide));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &l->out, 1));
+        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &j->in, 1));
+        if (l->wide > 0) outs[adapted++] = l->out, wide = l->wide;
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
+    shares = larger(shares, for_sweep(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
+}
+
+/* t is what forward leaves for backward, if there is room for that; else scratch. */
+static void place_t(nbl__fast *j, bool backward)
+{
+    void *kept = j->call ? j->call->around.kept : NULL;
+    j->t_ld = 0;
+    for (int i = 0; i < j->count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        l->t_first = j->t_ld;
+        j->t_ld += kept ? columns_of(l->a, false) : l->wide;
+    }
+    if (kept && j->wide > 0) j->t = kept;
+    j->has_t = backward && kept && j->wide > 0;
+    if (j->has_t) j->over_x = false;
 }
 
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
@@ -111,18 +141,19 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed, (backward && j->folds ? decoded_all : decoded) * j->in);
+    j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         bool packed = nbl__fast_packed(&l->a->w);
         l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
-        if (packed && backward) row += l->out;
+        if (packed && j->folds) row += l->out;
     }
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
-    if (backward) cut_backward(j, &c, most);
+    if (backward) cut_backward(j, cuda, &c, most);
+    place_t(j, backward);
     j->used = c.used;
 }
 
@@ -221,8 +252,8 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .columns = j->in,
                       .x = x,
                       .a = nbl__fast_at(j->lora_a, column * j->in),
-                      .to = nbl__fast_at(j->t, column),
-                      .to_ld = j->wide};
+                      .to = nbl__fast_at(j->t, j->layers[first].t_first),
+                      .to_ld = j->t_ld};
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         int64_t at = l->first - column;
@@ -248,8 +279,8 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .a = x,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_turned = true,
-                                          .c = nbl__fast_at(j->t, l->first),
-                                          .ldc = j->wide});
+                                          .c = nbl__fast_at(j->t, l->t_first),
+                                          .ldc = j->t_ld});
 }
 
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
@@ -283,18 +314,15 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 
 static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
 {
-    bool done = false;
     if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
-    if (j->folds && l->wide > 0) NBL_TRY(nbl__fold_forward(j, l, &done));
-    if (done) return NBL_OK;
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
                                                .m = j->tokens,
                                                .n = l->out,
                                                .k = l->wide,
-                                               .a = nbl__fast_at(j->t, l->first),
-                                               .lda = j->wide,
+                                               .a = nbl__fast_at(j->t, l->t_first),
+                                               .lda = j->t_ld,
                                                .b = l->lora_b,
                                                .b_turned = true,
                                                .c = l->a->y.data}));
@@ -318,10 +346,9 @@ nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members,
         NBL_TRY(nbl__fast_pack(&j, false));
         NBL_TRY(nbl__fast_make_t(&j, true));
     }
-    for (int i = 0; i < count; i++) {
-        const nbl__fast_layer *l = &j.layers[i];
-        NBL_TRY(forward_before(&j, l));
-    }
+    bool done = false;
+    if (j.folds) NBL_TRY(nbl__fold_forward(&j, &done));
+    for (int i = 0; i < count && !done; i++) NBL_TRY(forward_before(&j, &j.layers[i]));
     return NBL_OK;
 }
 

@@ -1,7 +1,8 @@
 /* layers_fast_backward.c - layers backward as they are trained. See layers_fast.c.
  *
  * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both, the other twice. */
+ * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read
+ * once. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -9,6 +10,7 @@
 #include "ops/cuda/dropout.h"
 #include "ops/cuda/pieces.h"
 #include "ops/cuda/skinny.h"
+#include "ops/cuda/sweep.h"
 
 static bool wanted(const nbl_tensor *gradient)
 {
@@ -58,33 +60,44 @@ static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
 static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->first), l->rank, j->wide,
+    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->t_first), l->rank, j->t_ld,
                        a->dlora_b.data, a->accumulate);
 }
 
-/* u and dB of a layer; t is there. */
-static nbl_status over_dy(const nbl__fast *j, const nbl__fast_layer *l, const wishes *want)
+/* u and dB of layers [first, end) in one pass over every dy; t is there. */
+static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
-    const nbl__linear *a = l->a;
-    bool wants_u = want->dx || wanted(&a->dlora_a), wants_b = l->wide > 0 && wanted(&a->dlora_b);
-    if (!l->swept || !wants_u || !wants_b) {
-        if (wants_u) NBL_TRY(make_u(j, l));
-        return wants_b ? make_db(j, l) : NBL_OK;
+    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
+    *done = false;
+    for (int i = first; i < end; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear *a = l->a;
+        if (l->wide == 0) continue;
+        if (s.wide == 0) s.wide = l->wide;
+        if (l->wide != s.wide || !wanted(&a->dlora_b) || (!want->dx && !wanted(&a->dlora_a))) return NBL_OK;
+        s.gradients[s.gradient_count++] = (nbl__sweep_gradient){
+            .part = s.count, .rank = l->rank, .to = a->dlora_b.data, .accumulate = a->accumulate};
+        s.parts[s.count++] = (nbl__sweep_part){.z = a->dy.data,
+                                               .columns = l->out,
+                                               .a = l->lora_b,
+                                               .scale = a->scale,
+                                               .first = l->first,
+                                               .v_first = l->t_first};
     }
-    nbl__sweep s = {.rows = j->tokens,
-                    .columns = l->out,
-                    .z = a->dy.data,
-                    .wide = (int)l->wide,
-                    .a = l->lora_b,
-                    .to = nbl__fast_at(j->u, l->first),
-                    .to_ld = j->wide,
-                    .scale = a->scale,
-                    .v = nbl__fast_at(j->t, l->first),
-                    .v_ld = j->wide,
-                    .gradient = a->dlora_b.data,
-                    .rank = (int)l->rank,
-                    .accumulate = a->accumulate};
-    return nbl__cuda_sweep(j->call, &s, j->shares);
+    *done = nbl__sweep_can(j->call->cuda, &s);
+    return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
+}
+
+static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
+{
+    bool done;
+    NBL_TRY(sweep_dy(j, first, end, want, &done));
+    for (int i = first; i < end && !done; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        if (want->dx || wanted(&l->a->dlora_a)) NBL_TRY(make_u(j, l));
+        if (l->wide > 0 && wanted(&l->a->dlora_b)) NBL_TRY(make_db(j, l));
+    }
+    return NBL_OK;
 }
 
 static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const void *x)
@@ -94,40 +107,58 @@ static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const vo
                        a->accumulate);
 }
 
-/* t and dA of the only layer; u is there. Then dB. */
+/* dA of layers [first, end) from `x`, which is what their adapters see, in one pass over it; `with_t`: t of the only layer,
+ * too. u is there. */
+static nbl_status sweep_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
+{
+    const nbl__fast_layer *f = &j->layers[first];
+    nbl__sweep s = {.rows = j->tokens,
+                    .count = 1,
+                    .parts = {{.z = x,
+                               .columns = j->in,
+                               .a = nbl__fast_at(j->lora_a, f->first * j->in),
+                               .scale = f->a->scale,
+                               .first = f->first,
+                               .v_first = f->first}},
+                    .to = with_t ? j->t : NULL,
+                    .to_ld = j->t_ld,
+                    .v = j->u,
+                    .v_ld = j->wide};
+    for (int i = first; i < end; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        s.wide += l->wide;
+        if (l->wide > 0 && wanted(&l->a->dlora_a))
+            s.gradients[s.gradient_count++] = (nbl__sweep_gradient){.first = l->first - f->first,
+                                                                    .rank = l->rank,
+                                                                    .to = l->a->dlora_a.data,
+                                                                    .turned = true,
+                                                                    .accumulate = l->a->accumulate};
+    }
+    *done = nbl__sweep_can(j->call->cuda, &s);
+    return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
+}
+
+/* t, dA and dB of the only layer; u is there. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
     const nbl__fast_layer *l = &j->layers[0];
-    const nbl__linear *a = l->a;
-    if (!want->a || !want->b) {
-        if (want->a) return make_da(j, l, x);
-        if (!want->b) return NBL_OK;
-        NBL_TRY(nbl__fast_layer_t(j, l, false, x));
-        return make_db(j, l);
-    }
-    nbl__sweep s = {.rows = j->tokens,
-                    .columns = j->in,
-                    .z = x,
-                    .wide = (int)l->wide,
-                    .a = j->lora_a,
-                    .to = j->t,
-                    .to_ld = j->wide,
-                    .scale = a->scale,
-                    .v = j->u,
-                    .v_ld = j->wide,
-                    .gradient = a->dlora_a.data,
-                    .rank = (int)l->rank,
-                    .turned = true,
-                    .accumulate = a->accumulate};
-    NBL_TRY(nbl__cuda_sweep(j->call, &s, j->shares));
+    bool done = false;
+    if (l->wide == 0) return NBL_OK;
+    if (want->a) NBL_TRY(sweep_x(j, 0, 1, x, want->b, &done));
+    if (want->a && !done) NBL_TRY(make_da(j, l, x));
+    if (!want->b) return NBL_OK;
+    if (!done) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
     return make_db(j, l);
 }
 
-/* dA of all layers in one product over x; each has its own place. */
+/* dA of all layers from x; each has its own place. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
     nbl__scatter_part parts[NBL_CUDA_LAYERS_MOST];
     int count = 0;
+    bool done;
+    NBL_TRY(sweep_x(j, 0, j->count, j->x.data, false, &done));
+    if (done) return NBL_OK;
     if (j->count == 1) return make_da(j, &j->layers[0], j->x.data);
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
@@ -150,9 +181,12 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
             if (want->dx || want->a) NBL_TRY(make_u(j, l));
             return over_x(j, want, x);
         }
-        if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
-        NBL_TRY(over_dy(j, l, want));
-        if (l->rank > 0 && wanted(&a->dlora_a)) NBL_TRY(make_da(j, l, x));
+        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        NBL_TRY(over_dy(j, i, i + 1, want));
+        if (l->rank == 0 || !wanted(&a->dlora_a)) continue;
+        bool done;
+        NBL_TRY(sweep_x(j, i, i + 1, x, false, &done));
+        if (!done) NBL_TRY(make_da(j, l, x));
     }
     return NBL_OK;
 }
@@ -161,12 +195,9 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
     if (j->drops) return gradients_of_dropped(j, want);
-    if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false));
-    for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        if (!j->over_x) NBL_TRY(over_dy(j, l, want));
-        else if (want->dx || want->a) NBL_TRY(make_u(j, l));
-    }
+    if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
+    if (!j->over_x) NBL_TRY(over_dy(j, 0, j->count, want));
+    else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));
     if (j->over_x) return over_x(j, want, j->x.data);
     return want->a ? gradients_of_a(j) : NBL_OK;
 }
@@ -203,9 +234,8 @@ static nbl_status dx_before(const nbl__fast *j)
     }
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
-        void *w = j->folds || !nbl__fast_packed(&l->a->w) ? l->w : j->w;
-        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, w));
-        g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = w;
+        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+        g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = l->w;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
         g.beta = 1;
     }

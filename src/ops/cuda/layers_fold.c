@@ -1,31 +1,40 @@
 /* layers_fold.c - the results of linear layers in one K loop each, by our own product for Hopper. See layers_fast.c.
  *
- * c is written once and rounded once, and no operand is copied. A group's dx needs its weights decoded side by side. */
+ * c is written once and rounded once, and no operand is copied. The weights of a group are decoded side by side: their dx is
+ * one sum, and their outputs are the parts of one product, which fill the multiprocessors better than one after another. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
 
 #include "ops/cuda/hopper.h"
 
-static nbl_status run(const nbl__fast *j, const nbl__hopper *product, bool *done)
+/* All weights that need it, side by side. */
+static nbl_status decode(const nbl__fast *j)
 {
-    *done = nbl__hopper_can(j->call->cuda, product) == NULL;
-    return *done ? nbl__hopper_run(j->call, product) : NBL_OK;
+    for (int i = 0; i < j->count; i++)
+        if (nbl__fast_packed(&j->layers[i].a->w)) NBL_TRY(nbl__fast_decode(j, &j->layers[i], j->layers[i].w));
+    return NBL_OK;
 }
 
-nbl_status nbl__fold_forward(const nbl__fast *j, const nbl__fast_layer *l, bool *done)
+nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
 {
-    nbl__hopper y = {
-        .dtype = NBL_DTYPE_BF16,
-        .c_dtype = NBL_DTYPE_BF16,
-        .m = j->tokens,
-        .n = l->out,
-        .count = 2,
-        .b_turned = true,
-        .c = l->a->y.data,
-        .sources = {{.a = j->x.data, .b = l->w, .k = j->in},
-                    {.a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide}}};
-    return run(j, &y, done);
+    nbl__hopper y = {.dtype = NBL_DTYPE_BF16,
+                     .c_dtype = NBL_DTYPE_BF16,
+                     .m = j->tokens,
+                     .b_turned = true,
+                     .part_count = j->count};
+    for (int i = 0, next = 0; i < j->count; i++) {
+        const nbl__fast_layer *l = &j->layers[i];
+        y.parts[i] = (nbl__hopper_part){.c = l->a->y.data, .n = l->out, .count = l->wide > 0 ? 2 : 1};
+        y.sources[next++] = (nbl__hopper_source){.a = j->x.data, .b = l->w, .k = j->in};
+        if (l->wide > 0)
+            y.sources[next++] = (nbl__hopper_source){
+                .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
+    }
+    *done = nbl__hopper_can(j->call->cuda, &y) == NULL;
+    if (!*done) return NBL_OK;
+    NBL_TRY(decode(j));
+    return nbl__hopper_run(j->call, &y);
 }
 
 nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
@@ -41,8 +50,7 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
     *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;
     if (!*done) return NBL_OK;
-    for (int i = 0; i < j->count; i++)
-        if (nbl__fast_packed(&j->layers[i].a->w)) NBL_TRY(nbl__fast_decode(j, &j->layers[i], j->layers[i].w));
+    NBL_TRY(decode(j));
     return nbl__hopper_run(j->call, &dx);
 }
 

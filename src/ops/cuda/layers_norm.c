@@ -10,7 +10,8 @@
 bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
-    if (count > NBL_GEMV_ONE_MOST || nbl__tensor_rows(&members->x) != 1 || members->x.dtype != members->dtype)
+    if (members->decoded || count > NBL_GEMV_ONE_MOST || nbl__tensor_rows(&members->x) != 1 ||
+        members->x.dtype != members->dtype)
         return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];

@@ -149,7 +149,7 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
 {
     const nbl__linear *parts[2] = {&a->gate, &a->up};
     *one = (nbl__gemv_one){.dtype = a->gate.dtype, .x = a->gate.x.data, .count = 2, .act = a->act};
-    if (nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
+    if (a->gate.decoded || nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
     for (int i = 0; i < 2; i++) {
         if (nbl__linear_rank(parts[i]) > 0 || nbl__given(&parts[i]->magnitude)) return false;
         one->parts[i] = (nbl__gemv_part){.weight = &parts[i]->w, .bias = parts[i]->bias};
@@ -162,8 +162,9 @@ static nbl_status run_few(const nbl__call *call, const nbl__mlp *a, const pieces
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__gemv_one one;
     parts_of(a, 0, p, p->g, parts);
-    bool joined = call->before.op &&
-                  nbl__cuda_norm_joins(call->before.op->name, call->before.arguments, call->op, a, &one);
+    bool joined = call->around.before.op &&
+                  nbl__cuda_norm_joins(call->around.before.op->name, call->around.before.arguments, call->op,
+                                       a, &one);
     if (joined || nbl__cuda_mlp_at_once(a, &one)) {
         one.parts[0].y = p->g;
         NBL_TRY(nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream));

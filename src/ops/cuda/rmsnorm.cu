@@ -28,8 +28,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__rmsnorm *a = static_cast<const nbl__rmsnorm *>(arguments);
     nbl__gemv_one one;
-    if (call->after.op &&
-        nbl__cuda_norm_joins(call->op, a, call->after.op->name, call->after.arguments, &one))
+    if (call->around.after.op &&
+        nbl__cuda_norm_joins(call->op, a, call->around.after.op->name, call->around.after.arguments, &one))
         return NBL_OK; /* who comes next does it */
     norm_call c = call_of(a);
     c.sum = a->residual_out.data;

@@ -56,89 +56,58 @@ __device__ inline int group_of_warps()
 }
 
 /* clang-format off */
-#define NBL_D4(d, n) "+f"((d)[n][0]), "+f"((d)[n][1]), "+f"((d)[n][2]), "+f"((d)[n][3])
-#define NBL_D32(d, n) NBL_D4(d, n), NBL_D4(d, n + 1), NBL_D4(d, n + 2), NBL_D4(d, n + 3), NBL_D4(d, n + 4), \
-                      NBL_D4(d, n + 5), NBL_D4(d, n + 6), NBL_D4(d, n + 7)
-#define NBL_REGISTERS_64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
-    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NBL_REGISTERS_128 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
-    "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
-    "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
-    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NBL_D4(how, d, n) how((d)[n][0]), how((d)[n][1]), how((d)[n][2]), how((d)[n][3])
+#define NBL_D32(how, d, n) NBL_D4(how, d, n), NBL_D4(how, d, n + 1), NBL_D4(how, d, n + 2), NBL_D4(how, d, n + 3), \
+                           NBL_D4(how, d, n + 4), NBL_D4(how, d, n + 5), NBL_D4(how, d, n + 6), NBL_D4(how, d, n + 7)
+#define NBL_D64(how, d, n) NBL_D32(how, d, n), NBL_D32(how, d, n + 8)
+#define NBL_REGISTERS_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+    "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NBL_REGISTERS_64 NBL_REGISTERS_32 \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+    "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* d = A · Bᵀ, or with ADD d += A · Bᵀ, both from shared memory. Without ADD d is not read, and the compiler
+ * must know: until then its registers are free. */
+#define NBL_SHARED(columns, kind, operands, how, d32, add)                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." kind "." kind " {"    \
+                 operands ", " add ", 1, 1, 0, 0;" : d32(how, d, 0) : "l"(a), "l"(b))
+/* d += A · B, A from registers, B by rows. */
+#define NBL_FROM_REGISTERS(columns, kind, operands, d32)                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." kind "." kind " {"    \
+                 operands ", 1, 1, 1, 1;" : d32("+f", d, 0)                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define NBL_PRODUCTS(n, columns, registers, d32, first, from_registers)                       \
+    template <typename T, bool ADD>                                                           \
+    __device__ inline void multiply_shared(float (&d)[n][4], uint64_t a, uint64_t b)          \
+    {                                                                                         \
+        if constexpr (std::is_same_v<T, __half>) {                                            \
+            if constexpr (ADD) NBL_SHARED(columns, "f16", registers first, "+f", d32, "1");   \
+            else NBL_SHARED(columns, "f16", registers first, "=f", d32, "0");                 \
+        } else {                                                                              \
+            if constexpr (ADD) NBL_SHARED(columns, "bf16", registers first, "+f", d32, "1");  \
+            else NBL_SHARED(columns, "bf16", registers first, "=f", d32, "0");                \
+        }                                                                                     \
+    }                                                                                         \
+    template <typename T>                                                                     \
+    __device__ inline void multiply_registers(float (&d)[n][4], const uint32_t (&a)[4], uint64_t b) \
+    {                                                                                         \
+        if constexpr (std::is_same_v<T, __half>)                                              \
+            NBL_FROM_REGISTERS(columns, "f16", registers from_registers, d32);                \
+        else NBL_FROM_REGISTERS(columns, "bf16", registers from_registers, d32);              \
+    }
+NBL_PRODUCTS(8, "64", NBL_REGISTERS_32, NBL_D32, "}, %32, %33", "}, {%32, %33, %34, %35}, %36")
+NBL_PRODUCTS(16, "128", NBL_REGISTERS_64, NBL_D64, "}, %64, %65", "}, {%64, %65, %66, %67}, %68")
 /* clang-format on */
 
-/* d = A · Bᵀ, both from shared memory; with `add`, d += */
-template <typename T>
-__device__ inline void multiply_shared(float (&d)[8][4], uint64_t a, uint64_t b, int add)
-{
-    if constexpr (std::is_same_v<T, __half>)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NBL_REGISTERS_64
-                     "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                     : NBL_D32(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NBL_REGISTERS_64
-                     "}, %32, %33, p, 1, 1, 0, 0;\n}"
-                     : NBL_D32(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
-}
-/* d += A · B, A from registers, B by rows */
-template <typename T>
-__device__ inline void multiply_registers(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
-{
-    if constexpr (std::is_same_v<T, __half>)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NBL_REGISTERS_64 "}, "
-                     "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-                     : NBL_D32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NBL_REGISTERS_64 "}, "
-                     "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-                     : NBL_D32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-/* d = A · Bᵀ, both from shared memory; with `add`, d += */
-template <typename T>
-__device__ inline void multiply_shared(float (&d)[16][4], uint64_t a, uint64_t b, int add)
-{
-    if constexpr (std::is_same_v<T, __half>)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" NBL_REGISTERS_128
-                     "}, %64, %65, p, 1, 1, 0, 0;\n}"
-                     : NBL_D32(d, 0), NBL_D32(d, 8)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NBL_REGISTERS_128
-                     "}, %64, %65, p, 1, 1, 0, 0;\n}"
-                     : NBL_D32(d, 0), NBL_D32(d, 8)
-                     : "l"(a), "l"(b), "r"(add));
-}
-/* d += A · B, A from registers, B by rows */
-template <typename T>
-__device__ inline void multiply_registers(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b)
-{
-    if constexpr (std::is_same_v<T, __half>)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" NBL_REGISTERS_128 "}, "
-                     "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                     : NBL_D32(d, 0), NBL_D32(d, 8)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NBL_REGISTERS_128 "}, "
-                     "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                     : NBL_D32(d, 0), NBL_D32(d, 8)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-#undef NBL_D4
-#undef NBL_D32
+#undef NBL_PRODUCTS
+#undef NBL_FROM_REGISTERS
+#undef NBL_SHARED
 #undef NBL_REGISTERS_64
-#undef NBL_REGISTERS_128
+#undef NBL_REGISTERS_32
+#undef NBL_D64
+#undef NBL_D32
+#undef NBL_D4
 
 /* d[64 rows, N x 8 columns] = A · Bᵀ over WIDE columns: A 64 rows of a tile of A_ROWS, B a tile of N x 8
  * rows. */
@@ -147,10 +116,11 @@ __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 {
     uint64_t left = operand(a, 16),
              right = operand(b, 16); /* a step adds to the address alone: it never carries */
+    multiply_shared<T, false>(d, left, right);
 #pragma unroll
-    for (int k = 0; k < WIDE / 16; k++)
-        multiply_shared<T>(d, left + (k / 4 * (A_ROWS * 128) + k % 4 * 32) / 16,
-                           right + (k / 4 * (N * 8 * 128) + k % 4 * 32) / 16, k > 0);
+    for (int k = 1; k < WIDE / 16; k++)
+        multiply_shared<T, true>(d, left + (k / 4 * (A_ROWS * 128) + k % 4 * 32) / 16,
+                                 right + (k / 4 * (N * 8 * 128) + k % 4 * 32) / 16);
 }
 
 /* d[64 rows, N x 8 columns] += P · B: P of K x 16 columns in registers, B a tile of K x 16 rows. */
@@ -169,24 +139,6 @@ __device__ inline char *aligned(char *shared)
 {
     uint32_t at = shared_address(shared);
     return shared + ((at + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT - at);
-}
-
-/* Values that must be there before what follows: else the assembler moves the next wait up before this
- * arithmetic. */
-__device__ inline void now(uint32_t x)
-{
-    __shared__ uint32_t seen[256];
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(shared_address(&seen[threadIdx.x % 256])), "r"(x)
-                 : "memory");
-}
-template <int N> __device__ inline void now(const float (&s)[N][4])
-{
-    uint32_t all = 0;
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) all ^= __float_as_uint(s[n][e]) ^ __float_as_uint(s[n][e + 1]);
-    now(all);
 }
 
 } // namespace nbl_cuda

@@ -12,7 +12,7 @@ typedef struct element {
 
 static void step(const nbl__adamw *a, const nbl__adamw_factors *f, element *e)
 {
-    double g = e->g * a->grad_scale;
+    double g = e->g * nbl__adamw_scale(a);
     e->m = a->beta1 * e->m + (1 - a->beta1) * g;
     e->v = a->beta2 * e->v + (1 - a->beta2) * g * g;
     e->p *= 1 - f->shrink_before;
@@ -72,6 +72,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     const nbl__adamw *a = arguments;
     nbl__adamw_factors f = nbl__adamw_factors_of(a);
     (void)call;
+    if (isnan(nbl__adamw_scale(a))) return NBL_OK;
     for (int64_t i = 0; i < a->count; i++)
         if (a->bits == 8) update_8(a, &f, &a->tensors[i]);
         else update_32(a, &f, &a->tensors[i]);

@@ -17,7 +17,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     double norm = sqrt(squares), factor = nbl__clip_factor(norm, a->max_norm);
     nbl__ref_set(&a->norm, 0, norm);
     if (a->non_finite) *a->non_finite = blamed;
-    if (factor == 1) return NBL_OK;
+    if (a->factor) *a->factor = blamed < 0 ? (float)factor : NAN;
+    if (factor == 1 || a->factor) return NBL_OK;
     for (int64_t k = 0; k < a->count; k++)
         for (int64_t i = 0; i < nbl__tensor_elements(&a->gradients[k]); i++)
             nbl__ref_set(&a->gradients[k], i, nbl__ref_get(&a->gradients[k], i) * factor);
