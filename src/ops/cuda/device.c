@@ -218,12 +218,11 @@ nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes)
 static nbl_status report(nbl__cuda *cuda)
 {
     static const char *const texts[] = {
-        [NBL_CUDA_FAULT_ID] = "the id %" PRId64 " at place %" PRId64 " is not in the vocabulary",
-        [NBL_CUDA_FAULT_LABEL] = "the label %" PRId64 " at place %" PRId64 " is not in the vocabulary",
-        [NBL_CUDA_FAULT_ROW] = "the row %" PRId64 " at place %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_LENGTH] = "the length %" PRId64 " at place %" PRId64 " is out of range",
-        [NBL_CUDA_FAULT_SEQUENCES] = "the start %" PRId64 " at place %" PRId64
-                                     " of the sequences is out of order"};
+        [NBL_CUDA_FAULT_ID] = "ids: %" PRId64 " at place %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_LABEL] = "labels: %" PRId64 " at place %" PRId64 " is not in the vocabulary",
+        [NBL_CUDA_FAULT_ROW] = "rows: %" PRId64 " at place %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_LENGTH] = "lengths: %" PRId64 " at place %" PRId64 " is out of range",
+        [NBL_CUDA_FAULT_SEQUENCES] = "cu_seqlens: %" PRId64 " at place %" PRId64 " is out of order"};
     nbl__cuda_fault fault = *cuda->fault;
     memset(cuda->fault, 0, sizeof *cuda->fault);
     const char *text = texts[fault.kind];

@@ -47,14 +47,6 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     return !few || wide <= NBL_SKINNY_MOST;
 }
 
-size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
-{
-    int64_t wide = 0;
-    if (!nbl__cuda_fast_takes(members, count, false)) return 0;
-    for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
-    return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
-}
-
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
 {
     return needed ? nbl__cut_bytes(c, (size_t)elements * 2) : NULL;
@@ -95,21 +87,6 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
-}
-
-/* t is what forward leaves for backward, if there is room for that; else scratch. */
-static void place_t(nbl__fast *j, bool backward)
-{
-    void *kept = j->call ? j->call->around.kept : NULL;
-    j->t_ld = 0;
-    for (int i = 0; i < j->count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
-        l->t_first = j->t_ld;
-        j->t_ld += kept ? columns_of(l->a, false) : l->wide;
-    }
-    if (kept && j->wide > 0) j->t = kept;
-    j->has_t = backward && kept && j->wide > 0;
-    if (j->has_t) j->over_x = false;
 }
 
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
@@ -153,7 +130,6 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, cuda, &c, most);
-    place_t(j, backward);
     j->used = c.used;
 }
 
@@ -252,8 +228,8 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .columns = j->in,
                       .x = x,
                       .a = nbl__fast_at(j->lora_a, column * j->in),
-                      .to = nbl__fast_at(j->t, j->layers[first].t_first),
-                      .to_ld = j->t_ld};
+                      .to = nbl__fast_at(j->t, j->layers[first].first),
+                      .to_ld = j->wide};
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         int64_t at = l->first - column;
@@ -279,8 +255,8 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .a = x,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_turned = true,
-                                          .c = nbl__fast_at(j->t, l->t_first),
-                                          .ldc = j->t_ld});
+                                          .c = nbl__fast_at(j->t, l->first),
+                                          .ldc = j->wide});
 }
 
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
@@ -321,8 +297,8 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                                .m = j->tokens,
                                                .n = l->out,
                                                .k = l->wide,
-                                               .a = nbl__fast_at(j->t, l->t_first),
-                                               .lda = j->t_ld,
+                                               .a = nbl__fast_at(j->t, l->first),
+                                               .lda = j->wide,
                                                .b = l->lora_b,
                                                .b_turned = true,
                                                .c = l->a->y.data}));

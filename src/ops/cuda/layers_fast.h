@@ -10,10 +10,9 @@ typedef struct nbl__fast_layer {
     int64_t out, rank;
     int64_t wide,
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
-    int64_t t_first; /* its columns of t: forward may have left a wider one */
-    void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
-    void *w;         /* decoded, or where it lies; folded */
-    double *sums;    /* [out]; backward with a bias */
+    void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
+    void *w;      /* decoded, or where it lies; folded */
+    double *sums; /* [out]; backward with a bias */
 } nbl__fast_layer;
 
 typedef struct nbl__fast {
@@ -24,11 +23,9 @@ typedef struct nbl__fast {
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
-    void *lora_a; /* [wide, in] */
-    void *w;      /* decoded: one weight, or, folded, all of them */
-    void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
-    int64_t t_ld;
-    bool has_t;    /* backward: forward left it */
+    void *lora_a;  /* [wide, in] */
+    void *w;       /* decoded: one weight, or, folded, all of them */
+    void *t, *u;   /* [tokens, wide] */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
     float *da;     /* [wide, in], of several layers */

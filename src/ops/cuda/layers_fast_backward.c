@@ -1,8 +1,7 @@
 /* layers_fast_backward.c - layers backward as they are trained. See layers_fast.c.
  *
  * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read
- * once. */
+ * u is: whichever of x and dy is larger is read once for both, the other twice. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -60,14 +59,14 @@ static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
 static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->t_first), l->rank, j->t_ld,
+    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->first), l->rank, j->wide,
                        a->dlora_b.data, a->accumulate);
 }
 
 /* u and dB of layers [first, end) in one pass over every dy; t is there. */
 static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
-    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
+    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->wide};
     *done = false;
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
@@ -82,7 +81,7 @@ static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes 
                                                .a = l->lora_b,
                                                .scale = a->scale,
                                                .first = l->first,
-                                               .v_first = l->t_first};
+                                               .v_first = l->first};
     }
     *done = nbl__sweep_can(j->call->cuda, &s);
     return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
@@ -121,7 +120,7 @@ static nbl_status sweep_x(const nbl__fast *j, int first, int end, const void *x,
                                .first = f->first,
                                .v_first = f->first}},
                     .to = with_t ? j->t : NULL,
-                    .to_ld = j->t_ld,
+                    .to_ld = j->wide,
                     .v = j->u,
                     .v_ld = j->wide};
     for (int i = first; i < end; i++) {
@@ -181,7 +180,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
             if (want->dx || want->a) NBL_TRY(make_u(j, l));
             return over_x(j, want, x);
         }
-        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
         NBL_TRY(over_dy(j, i, i + 1, want));
         if (l->rank == 0 || !wanted(&a->dlora_a)) continue;
         bool done;
@@ -195,7 +194,7 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
     if (j->drops) return gradients_of_dropped(j, want);
-    if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
+    if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false));
     if (!j->over_x) NBL_TRY(over_dy(j, 0, j->count, want));
     else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));
     if (j->over_x) return over_x(j, want, j->x.data);

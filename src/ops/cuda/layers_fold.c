@@ -29,7 +29,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
         y.sources[next++] = (nbl__hopper_source){.a = j->x.data, .b = l->w, .k = j->in};
         if (l->wide > 0)
             y.sources[next++] = (nbl__hopper_source){
-                .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
+                .a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide};
     }
     *done = nbl__hopper_can(j->call->cuda, &y) == NULL;
     if (!*done) return NBL_OK;
