@@ -9,6 +9,7 @@
 # One line per check; the last line counts them. A check is a function that returns 0 when all is well
 # and otherwise says what is not.
 set -u
+export CUDA_VISIBLE_DEVICES= # what is judged here is the CPU, also where there is a device
 export LC_ALL=C TERM=xterm
 unset NO_COLOR NIBBLE_ISA
 

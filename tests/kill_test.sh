@@ -4,6 +4,7 @@
 #
 #   tests/kill_test.sh BUILD_DIR [KILLS]         (default: 12)
 set -euo pipefail
+export CUDA_VISIBLE_DEVICES= # what is judged here is the CPU, also where there is a device
 build=$(cd "$1" && pwd)
 kills=${2:-12}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -11,6 +11,7 @@
 # fills a disk. With less room it takes a smaller size, down to 256M, and says so; with less than that it ends with status
 # 77, which means skipped. The last line is `N passed, M failed`.
 set -euo pipefail
+export CUDA_VISIBLE_DEVICES= # what is judged here is the CPU, also where there is a device
 [ $# -ge 3 ] && [ $# -le 4 ] || { echo "usage: tests/memory_test.sh NIBBLE MAKE_CHECKPOINT PEAK_RSS [SIZE]" >&2; exit 2; }
 nibble=$1 make_checkpoint=$2 peak_rss=$3 size=$(numfmt --from=si "${4:-4G}")
 smallest=256000000 slack=$((64 << 20))

@@ -9,6 +9,7 @@
 # With --load the peak of loading counts, too. Needs about 600 MB of disk below TMPDIR (else beside PEAK_RSS); with
 # less than twice that it ends with status 77, which means skipped. The last line is `N passed, M failed`.
 set -euo pipefail
+export CUDA_VISIBLE_DEVICES= # what is judged here is the CPU, also where there is a device
 [ $# -eq 5 ] || { echo "usage: tests/resident_test.sh NIBBLE MAKE_CHECKPOINT MAKE_ADAPTER PEAK_RSS JSON_GET" >&2; exit 2; }
 nibble=$1 make_checkpoint=$2 make_adapter=$3 peak_rss=$4 json_get=$5
 passed=0 failed=0 threads=2

@@ -4,6 +4,7 @@
 #
 #   tests/tiny_model_test.sh ROOT NIBBLE ASK_CHATS MAKE_TINY
 set -euo pipefail
+export CUDA_VISIBLE_DEVICES= # what is judged here is the CPU, also where there is a device
 root=$(realpath "$1") nibble=$(realpath "$2") ask_chats=$(realpath "$3") make_tiny=$(realpath "$4")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
