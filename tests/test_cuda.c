@@ -52,6 +52,7 @@ static void a_device_trains_as_the_cpu_does(void **state)
          1e-3},
     };
     nbl_context *device = on_device();
+    int far = 0;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         char here[16], there[16];
         double cpu[STEPS], cuda[STEPS];
@@ -61,12 +62,19 @@ static void a_device_trains_as_the_cpu_does(void **state)
         assert_ok(device, train_in(f, device, there, runs[i].keys, NULL));
         assert_int_equal(read_losses(f, here, cpu), STEPS);
         assert_int_equal(read_losses(f, there, cuda), STEPS);
-        for (int k = 0; k < STEPS; k++)
-            if (!(fabs(cuda[k] - cpu[k]) <= runs[i].bound * cpu[k]))
-                fail_msg("%s: step %d: the loss is %.8f, %.8f on the CPU", runs[i].keys, k + 1, cuda[k],
-                         cpu[k]);
+        double worst = 0;
+        bool good = true;
+        for (int k = 0; k < STEPS; k++) {
+            double off = fabs(cuda[k] - cpu[k]) / cpu[k];
+            good = good && off <= runs[i].bound; /* not, if it is NaN */
+            worst = fmax(worst, off);
+        }
+        far += !good;
+        print_message("%s %.1e off the CPU, at most %.0e: %.*s\n", good ? "  " : "!!", worst, runs[i].bound,
+                      (int)(strstr(runs[i].keys, LAYERS) - runs[i].keys), runs[i].keys);
     }
     nbl_context_destroy(device);
+    assert_int_equal(far, 0);
 }
 
 typedef struct worker {
