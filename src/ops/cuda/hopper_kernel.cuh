@@ -19,6 +19,7 @@
 #ifndef NBL_CUDA_HOPPER_KERNEL_CUH
 #define NBL_CUDA_HOPPER_KERNEL_CUH
 
+#include "ops/cuda/early.cuh"
 #include "ops/cuda/hopper_mma.cuh"
 #include "ops/cuda/kernel.cuh"
 
@@ -331,8 +332,8 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     }
     if (CLUSTER == 1) __syncthreads();
     else cluster_wait();
-    nbl_cuda::earlier_are_done();
-    nbl_cuda::next_may_begin();
+    nbl_cuda::wait_for_others();
+    nbl_cuda::others_may_begin();
     if (threadIdx.x < 128) {
         registers_give<40>();
         if (threadIdx.x == 0)

@@ -101,36 +101,6 @@ static inline nbl_status launched(const nbl__call *call)
     return nbl__fail(call->ctx, NBL_ERROR_INTERNAL, "%s: %s", call->op, cudaGetErrorString(error));
 }
 
-/* Launches that follow each other closely: a kernel that is started by launch_next may begin while the one before it in the
- * stream still runs. It must call `earlier_are_done` in every thread before it touches memory that any kernel writes; the
- * launch after it may begin once all its blocks have called `next_may_begin`, or are done. */
-__device__ inline void earlier_are_done()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void next_may_begin()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-/* `cuda` may be NULL: then launches are as always. */
-template <typename... P>
-static inline cudaError_t launch_next(const nbl__cuda *cuda, cudaStream_t stream, void (*kernel)(P...),
-                                      dim3 grid, dim3 block, size_t shared, const P &...arguments)
-{
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cuda && cuda->major >= 9 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 /* Calls `body` with `type` standing for the dtype's C type:
  *     NBL_BY_DTYPE(a->dtype, T, launch<T>(...));                                                            */
 #define NBL_BY_DTYPE(dtype_, type, body)                                                                     \

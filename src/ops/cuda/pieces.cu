@@ -1,6 +1,7 @@
 /* pieces.cu - see pieces.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
  * memory, and one kernel serves all. */
 #include "ops/cuda/act.cuh"
+#include "ops/cuda/early.cuh"
 
 extern "C" {
 #include "ops/cuda/pieces.h"
@@ -68,11 +69,11 @@ __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-__global__ void move_all(const __grid_constant__ move_list list)
+__global__ void move_all(early, const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
-    earlier_are_done();
-    next_may_begin();
+    wait_for_others();
+    others_may_begin();
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS,
             i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (!list.by_eight[blockIdx.y]) {
@@ -254,8 +255,8 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
         most = n > most ? n : most;
     }
     if (used == 0) return NBL_OK;
-    launch_next(call->cuda, stream_of(call), move_all, dim3(blocks_for(most), static_cast<unsigned>(used)),
-                THREADS, 0, list);
+    launch_early(move_all, dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, 1,
+                 stream_of(call), list);
     return launched(call);
 }
 

@@ -8,6 +8,7 @@
 #ifndef NBL_CUDA_SWEEP_KERNEL_CUH
 #define NBL_CUDA_SWEEP_KERNEL_CUH
 
+#include "ops/cuda/early.cuh"
 #include "ops/cuda/hopper_mma.cuh"
 #include "ops/cuda/kernel.cuh"
 
@@ -220,7 +221,8 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
 }
 
 template <int WIDE, int PAIRS, bool PROJECTS>
-__global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant__ sweep_job p)
+__global__ void __launch_bounds__(THREADS, 1)
+    sweep_boxes(nbl_cuda::early, const __grid_constant__ sweep_job p)
 {
     using at = room<WIDE, PAIRS, PROJECTS>;
     extern __shared__ uint8_t memory[];
@@ -239,8 +241,8 @@ __global__ void __launch_bounds__(THREADS, 1) sweep_boxes(const __grid_constant_
         barriers_made();
     }
     __syncthreads();
-    nbl_cuda::earlier_are_done();
-    nbl_cuda::next_may_begin();
+    nbl_cuda::wait_for_others();
+    nbl_cuda::others_may_begin();
     block_place b = place_of(p);
     int group = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128, 0);
     if (group < 2) multiply_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers, group);

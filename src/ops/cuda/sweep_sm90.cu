@@ -29,13 +29,14 @@ struct gather_job {
 constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_MANY = 256;
 
 template <int SHARERS>
-__global__ void __launch_bounds__(GATHER_THREADS) gather(const __grid_constant__ gather_job j)
+__global__ void __launch_bounds__(GATHER_THREADS)
+    gather(nbl_cuda::early, const __grid_constant__ gather_job j)
 {
     constexpr int LINES = GATHER_LINES / SHARERS, APART = LINES * GATHER_WIDE,
                   EACH = GATHER_THREADS / SHARERS;
     __shared__ float sums[SHARERS * APART];
-    nbl_cuda::earlier_are_done();
-    nbl_cuda::next_may_begin();
+    nbl_cuda::wait_for_others();
+    nbl_cuda::others_may_begin();
     int which = 0;
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
@@ -127,13 +128,12 @@ plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
     return plan_with(cuda, s, s->rows, best);
 }
 
-template <int WIDE, bool PROJECTS> cudaError_t launch(const nbl__call *call, const sweep_job &job, dim3 grid)
+template <int WIDE, bool PROJECTS> void launch(const nbl__call *call, const sweep_job &job, dim3 grid)
 {
     constexpr int PAIRS = most_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;
     auto kernel = sweep_boxes<WIDE, PAIRS, PROJECTS>;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    if (error != cudaSuccess) return error;
-    return nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), kernel, grid, THREADS, BYTES, job);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    nbl_cuda::launch_early(kernel, grid, THREADS, BYTES, 1, nbl_cuda::stream_of(call), job);
 }
 
 bool fits(const void *data)
@@ -221,13 +221,10 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     gathered = 0;
     for (int i = 0; i < additions; i++) sums.list[i].end_block = gathered += whole(sums.list[i].lines, lines);
     dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.shares));
-    cudaError_t error = s->wide == 16   ? (s->to ? launch<16, true> : launch<16, false>)(call, job, grid)
-                        : s->wide == 32 ? (s->to ? launch<32, true> : launch<32, false>)(call, job, grid)
-                                        : launch<48, false>(call, job, grid);
-    if (error == cudaSuccess)
-        error = nbl_cuda::launch_next(call->cuda, nbl_cuda::stream_of(call), add_up,
-                                      dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, sums);
-    NBL_CHECK(call->ctx, error == cudaSuccess, NBL_ERROR_INTERNAL, "%s: %s", call->op,
-              cudaGetErrorString(error));
+    if (s->wide == 16) (s->to ? launch<16, true> : launch<16, false>)(call, job, grid);
+    else if (s->wide == 32) (s->to ? launch<32, true> : launch<32, false>)(call, job, grid);
+    else launch<48, false>(call, job, grid);
+    nbl_cuda::launch_early(add_up, dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, 1,
+                           nbl_cuda::stream_of(call), sums);
     return nbl_cuda::launched(call);
 }
