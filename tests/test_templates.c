@@ -77,6 +77,8 @@ static void the_language_is_jinja2s(void **state)
            "13False22True");
     expect(ctx, "{{ l|sort|join(',') }} {{ s|upper }} {{ 'a,b'.split(',') }} {{ nope|default('-') }}",
            "1,2,3 HI THERE ['a', 'b'] -");
+    expect(ctx, "{{ 'aXb'.partition('X'|safe) }} {{ 'ab'.rpartition('X'|safe) }}",
+           "('a', Markup('X'), 'b') ('', '', 'ab')"); /* what is found is the separator itself */
     expect(ctx, "{{ {'k': [1, \"\\u00e9\\n\"]}|tojson }}", "{\"k\": [1, \"\xc3\xa9\\n\"]}");
     expect(ctx, "{{ add_generation_prompt }}{{ tools is none }}{{ bos_token is defined }}", "TrueTrueFalse");
     nbl_context_destroy(ctx);

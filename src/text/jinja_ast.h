@@ -192,6 +192,15 @@ typedef struct tpl_program {
 nbl_status nbl__tpl_parse(tpl_vm *vm, const char *text, size_t size, tpl_program *program);
 nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program); /* jinja_scope.c */
 
+/* jinja_constant.c; of nodes whose parts are resolved. */
+bool nbl__tpl_is_constant(const tpl_node *node);
+/* Whether the left side of an and or an or decides it once and for all. */
+nbl_status nbl__tpl_is_decided(tpl_vm *vm, const tpl_node *node, bool *decided);
+/* Whether it is constant, and fails when it runs. */
+nbl_status nbl__tpl_constant_fails(tpl_vm *vm, const tpl_node *node, bool *fails);
+/* Makes a node that jinja2 would fold its value; `printed`: all of what an output prints. */
+nbl_status nbl__tpl_fold(tpl_vm *vm, tpl_node *node, bool printed);
+
 /* ---- between the files of the parser ---- */
 
 typedef struct tpl_parser {

@@ -152,7 +152,13 @@ static nbl_status eval_getitem(tpl_vm *vm, tpl_frame *frame, const tpl_node *nod
     for (int i = 0; i < 3; i++)
         if (nodes[i]) NBL_TRY(nbl__tpl_eval(vm, frame, nodes[i], &parts[i]));
     tpl_at(vm, node);
-    return nbl__tpl_slice(vm, object, parts, result);
+    nbl_status status = nbl__tpl_slice(vm, object, parts, result);
+    bool none = status == NBL_ERROR_FORMAT && vm->folding && object.type != TPL_UNDEFINED &&
+                !(tpl_is_integer(parts[2]) &&
+                  parts[2].integer == 0); /* a step of 0 is no question of types */
+    if (!none) return status;
+    vm->status = NBL_OK;
+    return nbl__tpl_undefined(vm, "a slice of what has none", NULL, tpl_none(), result);
 }
 
 /* Once something is safe HTML under autoescape, what is joined to it is escaped. */

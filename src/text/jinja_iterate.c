@@ -74,6 +74,10 @@ bool nbl__tpl_is_iterable(tpl_value v)
 
 static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **result)
 {
+    static const char *const over_entries[2][3] = {
+        {"dict_keyiterator", "dict_valueiterator", "dict_itemiterator"},
+        {"dict_reversekeyiterator", "dict_reversevalueiterator", "dict_reverseitemiterator"}};
+    bool is_view = v.type == TPL_VIEW;
     tpl_iterator *it;
     int64_t count = 0;
     NBL_TRY(TPL_NEW(vm, it, 1));
@@ -86,7 +90,9 @@ static nbl_status make(tpl_vm *vm, tpl_value v, bool reverse, tpl_iterator **res
     case TPL_TUPLE: it->next = next_item, it->type = reverse ? "reversed" : "tuple_iterator"; break;
     case TPL_STRING: it->next = next_character, it->type = "str_iterator"; break;
     case TPL_DICT:
-    case TPL_VIEW: it->next = next_entry, it->type = "dict_iterator"; break;
+    case TPL_VIEW:
+        it->next = next_entry, it->type = over_entries[reverse][is_view ? v.view : TPL_KEYS];
+        break;
     case TPL_RANGE: it->next = next_number, it->type = "range_iterator"; break;
     default: break;
     }

@@ -17,6 +17,7 @@ typedef struct frame {
 typedef struct compiler {
     tpl_vm *vm;
     tpl_program *program;
+    int64_t unsliced; /* constants seen so far that are sliced and cannot be */
 } compiler;
 
 /* ---- what a scope's body does with names; it stops at inner scopes ---- */
@@ -363,89 +364,11 @@ static nbl_status compile_callee(compiler *c, frame f, tpl_node *node)
                           name->bytes);
 }
 
-/* ---- constants ----
- *
- * jinja2 folds constant expressions before it looks at filters and tests, so `true or x|nosuch` is no error
- * there. */
-
-static bool is_constant(const tpl_node *node);
-
-static bool all_constant(const tpl_nodes *nodes)
-{
-    for (int64_t i = 0; i < nodes->count; i++)
-        if (!is_constant(nodes->items[i])) return false;
-    return true;
-}
-
-static bool is_constant(const tpl_node *node)
-{
-    static const char *const by_context[] = {"map", "select", "reject", "selectattr", "rejectattr", "random"};
-    if (node == NULL) return true;
-    switch ((tpl_kind)node->kind) {
-    case NODE_CONST: return true;
-    case NODE_FILTER:
-        for (int i = 0; i < 6; i++)
-            if (tpl_same(node->value.string, by_context[i])) return false;
-        if (node->callee == NULL || node->a == NULL) return false;
-        break;
-    case NODE_TEST:
-        if (node->callee == NULL) return false;
-        break;
-    case NODE_COND:
-        if (node->c == NULL) return false;
-        break;
-    case NODE_NAME:
-    case NODE_NSREF:
-    case NODE_CALL: return false;
-    default: break;
-    }
-    return is_constant(node->a) && is_constant(node->b) && is_constant(node->c) &&
-           all_constant(&node->list) && all_constant(&node->args) && all_constant(&node->keywords) &&
-           is_constant(node->dyn_args) && is_constant(node->dyn_kwargs);
-}
-
-/* Whether a folded value can stand in compiled code. */
-static bool has_safe_repr(tpl_value v)
-{
-    if (tpl_is_sequence(v)) {
-        for (int64_t i = 0; i < v.list->count; i++)
-            if (!has_safe_repr(v.list->items[i])) return false;
-        return true;
-    }
-    if (v.type == TPL_DICT) {
-        for (int64_t i = 0; i < v.dict->count; i++)
-            if (!has_safe_repr(v.dict->entries[i].key) || !has_safe_repr(v.dict->entries[i].value))
-                return false;
-        return true;
-    }
-    return v.type == TPL_NONE || tpl_is_number(v) || v.type == TPL_BIG || v.type == TPL_STRING ||
-           v.type == TPL_RANGE;
-}
-
-/* Whether the left side of an and or an or decides it once and for all. */
-static nbl_status is_decided(compiler *c, const tpl_node *node, bool *decided)
-{
-    tpl_vm *vm = c->vm;
-    tpl_value value;
-    bool truth;
-    int depth = vm->depth;
-    *decided = false;
-    if (!is_constant(node->a)) return NBL_OK;
-    nbl_status status = nbl__tpl_eval(vm, NULL, node->a, &value);
-    vm->depth = depth;
-    if (status == NBL_ERROR_MEMORY) return status;
-    vm->status = NBL_OK;
-    if (status != NBL_OK || !has_safe_repr(value)) return NBL_OK;
-    NBL_TRY(nbl__tpl_truth(vm, value, &truth));
-    *decided = truth == (node->kind == NODE_OR);
-    return NBL_OK;
-}
-
 static nbl_status compile_logic(compiler *c, frame f, const tpl_node *node)
 {
     bool decided;
     NBL_TRY(compile(c, f, node->a));
-    NBL_TRY(is_decided(c, node, &decided));
+    NBL_TRY(nbl__tpl_is_decided(c->vm, node, &decided));
     f.soft |= decided;
     return compile(c, f, node->b);
 }
@@ -456,7 +379,8 @@ static nbl_status check_keys(compiler *c, const tpl_node *node)
     uint64_t hash;
     tpl_value key;
     for (int64_t i = 0; i < node->list.count; i += 2) {
-        if (!is_constant(node->list.items[i]) || !is_constant(node->list.items[i + 1])) return NBL_OK;
+        if (!nbl__tpl_is_constant(node->list.items[i]) || !nbl__tpl_is_constant(node->list.items[i + 1]))
+            return NBL_OK;
         int depth = c->vm->depth;
         nbl_status status = nbl__tpl_eval(c->vm, NULL, node->list.items[i], &key);
         c->vm->depth = depth;
@@ -466,6 +390,23 @@ static nbl_status check_keys(compiler *c, const tpl_node *node)
         NBL_TRY(complain(c, node->list.items[i]));
         NBL_TRY(nbl__tpl_hash(c->vm, key, &hash));
     }
+    return NBL_OK;
+}
+
+/* Counts a constant that cannot be sliced; and what such a one lies in may still be folded to something. */
+static nbl_status fold_slices(compiler *c, tpl_node *node, int64_t before)
+{
+    bool fails = false;
+    if (node->kind == NODE_GETITEM && node->b->kind == NODE_SLICE) {
+        NBL_TRY(nbl__tpl_constant_fails(c->vm, node, &fails));
+        c->unsliced += fails;
+    }
+    if (c->unsliced == before) return NBL_OK;
+    if (node->kind >= NODE_TUPLE && node->kind <= NODE_POS && node->kind != NODE_SLICE &&
+        node->kind != NODE_OPERAND)
+        return nbl__tpl_fold(c->vm, node, false);
+    for (int64_t i = 0; node->kind == NODE_OUTPUT && i < node->list.count; i++)
+        NBL_TRY(nbl__tpl_fold(c->vm, node->list.items[i], true));
     return NBL_OK;
 }
 
@@ -521,8 +462,10 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
 
 static nbl_status compile(compiler *c, frame f, tpl_node *node)
 {
+    int64_t before = c->unsliced;
     NBL_TRY(nbl__tpl_enter(c->vm));
     NBL_TRY(compile_node(c, f, node));
+    NBL_TRY(fold_slices(c, node, before));
     c->vm->depth--;
     return NBL_OK;
 }
@@ -547,7 +490,7 @@ nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program)
 {
     static const char *const names[] = {"self"};
     static const tpl_string self = {"self", 4, 4};
-    compiler c = {vm, program};
+    compiler c = {.vm = vm, .program = program};
     unsigned found;
     tpl_owner own = {.body = &program->root};
     tpl_symbols s = {.owner = &own};

@@ -284,7 +284,7 @@ static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     const tpl_string *from, *to;
     int64_t count = -1;
     NBL_TRY(nbl__tpl_bind(vm, "replace", args, "/old new count", 2, v));
-    if (self.markup && v[1].type == TPL_STRING) NBL_TRY(nbl__tpl_escape(vm, v[1], &v[1]));
+    if (self.markup) NBL_TRY(nbl__tpl_escape(vm, v[1], &v[1])); /* whatever it is */
     NBL_TRY(nbl__tpl_want_string(vm, v[0], &from));
     NBL_TRY(nbl__tpl_want_string(vm, v[1], &to));
     NBL_TRY(nbl__tpl_want_int(vm, v[2], &count));

@@ -163,6 +163,7 @@ static nbl_status partition(tpl_vm *vm, tpl_value self, const tpl_args *args, bo
                *to = at >= 0 ? from + by->size : from;
     NBL_TRY(push_part(vm, &parts, self, s->bytes, from));
     NBL_TRY(push_part(vm, &parts, self, from, to));
+    if (at >= 0 && v.markup) parts.items[1].markup = v.markup; /* what was found is the separator itself */
     NBL_TRY(push_part(vm, &parts, self, to, end));
     return nbl__tpl_finish(vm, &parts, TPL_TUPLE, result);
 }

@@ -23,6 +23,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 SECONDS = 25
 SHOWN = 12
+ADDRESS = re.compile(r" at 0x[0-9a-f]{12}\b")  # where an object lies is told by its text, and nothing to compare
 KNOWN = re.compile("beyond 64 bits|complex numbers")  # what random programs stumble on, and nibble refuses by name
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 VALUES = {
@@ -63,7 +64,16 @@ PROGRAMS = r"""
 {{ '{a}'.format_map({'a': 3}) }} {{ '{a.__class__}'.format_map({'a': 3}) }}
 {{ 'a b c'.split() }} {{ 'a b c'.split(' ', 1) }} {{ 'a  b'.split(' ') }} {{ ''.split() }} {{ ''.split(',') }} {{ ' a b '.rsplit(none, 1) }} {{ 'a,b,c'.rsplit(',', 1) }} {{ 'a,b'.split(sep=',') }} {{ 'a b'.split(maxsplit=0) }} {{ ' x y  z '.rsplit() }} {{ '  x y '.split(none, 0) }}|
 {{ 'abc'.split('') }}
-{{ 'aXbXc'.partition('X') }} {{ 'aXbXc'.rpartition('X') }} {{ 'abc'.partition('X') }} {{ 'abc'.rpartition('X') }} {{ 'a\nb\r\nc\x0bd\u2028e'.splitlines() }} {{ 'a\nb\n'.splitlines(true) }} {{ '\n'.splitlines() }} {{ ''.splitlines() }}
+{{ 'aXbXc'.partition('X') }} {{ 'aXbXc'.rpartition('X') }} {{ 'abc'.partition('X') }} {{ 'abc'.rpartition('X') }} {{ 'aXb'.partition('X'|safe) }} {{ 'aXb'.rpartition('X'|forceescape) }} {{ 'ab'.partition('X'|safe) }} {{ ('aXb'|safe).partition('X') }} {{ 'a\nb\r\nc\x0bd\u2028e'.splitlines() }} {{ 'a\nb\n'.splitlines(true) }} {{ '\n'.splitlines() }} {{ ''.splitlines() }}
+{{ [{1: 2}|reverse, {1: 2}.keys()|reverse, {1: 2}.values()|reverse, {1: 2}.items()|reverse, [1]|reverse, (1,)|reverse, range(3)|reverse] }}
+{{ none[10::2] }}|{{ none[1:]|length }}|{{ (not none)[3::1]|wordcount }}|{% if (none[1:])|wordcount %}a{% else %}b{% endif %}|{{ 'abc'['x':] }}|{{ {1: 2}[1:] }}|{{ [none[1:], 2] }}|{{ 5[1:] is defined }}{{ 5[1:] is undefined }}|{{ (1.5|round)[:] }}|{{ 'abc'[1:]|upper }}
+{{ (false and q) and (x|nosuch) }}|{{ ((({'q': 1}|length) is not defined) and (s.lower() >= h)) and (h|nosuch) }}|{{ ('a'|forceescape).replace('a', {1: '<'}) }}|{{ ('a'|forceescape).replace('a', 5) }}
+{% set y = none[1:] %}{{ y }}
+{% if none[1:] %}a{% endif %}
+{{ 'abc'[::0] }}
+{{ (true and q) and (x|nosuch) }}
+{{ (none[1:]) + 1 }}
+{{ none[w:] }}
 {{ 'abc'.center(8, '*') }} {{ 'abcd'.center(7) }}| {{ 'a'.rjust(3, '0') }} {{ '-5'.zfill(4) }} {{ '+5'.zfill(4) }} {{ 'é'.ljust(3, 'ü') }} {{ 'a\tb'.expandtabs(4) }} {{ 'ab\tc'.expandtabs() }}
 {{ 'banana'.find('na') }} {{ 'banana'.rfind('na') }} {{ 'banana'.find('na', 3) }} {{ 'banana'.find('na', -2) }} {{ 'banana'.count('a') }} {{ 'banana'.count('a', 2, 4) }} {{ 'aaa'.count('aa') }} {{ 'abc'.count('') }} {{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }} {{ 'é😀x'.find('x') }} {{ 'é😀x'.rindex('😀') }}
 {{ 'abc'.startswith('') }} {{ 'abc'.startswith(('x', 'a')) }} {{ 'abc'.endswith('c', 0, 2) }} {{ 'abc'.startswith('b', 1) }} {{ 'abc'.startswith([]) }}
@@ -501,7 +511,7 @@ class Judge:
             elif "error" in got:
                 if lenient or KNOWN.search(got["error"]): self.refused += 1
                 else: fault = f"refuses: {got['error']}"
-            elif want["text"] != got["text"]: fault = f"expected {want['text']!r}, got {got['text']!r}"
+            elif ADDRESS.sub(" at 0x7f0000000000", want["text"]) != got["text"]: fault = f"expected {want['text']!r}, got {got['text']!r}"
             elif want["trained"] != got["trained"]: fault = f"spans {got['trained']}, expected {want['trained']}"
             if fault: self.faults.append(f"{line['template']!r}: {fault}")
             else: self.passed += 1
