@@ -452,11 +452,11 @@ static inline nbl_tensor nbl_matrix(nbl_dtype dtype, int64_t rows,
  *     y = ... + bias
  *
  * x [.., in], w [out, in] in any format, A [r, in], B [out, r], magnitude
- * [out]; A, B and magnitude in f32, f16 or bf16; bias in f32 or the dtype. One to eight tokens read the
- * packed weight as it lies (GEMV). A weight in int8 multiplies as LLM.int8:
- * columns of x with a value of `threshold` or more stay as they are, the
- * others are quantised to 8 bits by rows; backward uses the decoded weight.
- * DoRA's norm is a constant in backward, as in PEFT. */
+ * [out]; A, B and magnitude in f32, f16 or bf16; bias in f32 or the dtype. One
+ * to eight tokens read the packed weight as it lies (GEMV). A weight in int8
+ * multiplies as LLM.int8: columns of x with a value of `threshold` or more stay
+ * as they are, the others are quantised to 8 bits by rows; backward uses the
+ * decoded weight. DoRA's norm is a constant in backward, as in PEFT. */
 typedef struct nbl_linear {
     nbl_dtype dtype;
     nbl_tensor x;
@@ -468,11 +468,13 @@ typedef struct nbl_linear {
     float dropout;   /* 0 <= p < 1, of the adapter's input */
     uint64_t seed;   /* with the place in x it decides the mask: backward makes
                         the same one again */
-    float threshold; /* int8: usually 6; <= 0: no column is an outlier */
-    bool decoded;    /* int8: multiply with the decoded weight instead, as
-                        bitsandbytes trains on a CPU; on a device every packed
-                        weight is decoded before it multiplies, however few
-                        the rows */
+    int64_t first_row; /* rows of the mask before that of x's first, >= 0: calls
+                          for parts of a batch draw what one for all draws */
+    float threshold;   /* int8: usually 6; <= 0: no column is an outlier */
+    bool decoded;      /* int8: multiply with the decoded weight instead, as
+                          bitsandbytes trains on a CPU; on a device every packed
+                          weight is decoded before it multiplies, however few
+                          the rows */
     nbl_tensor y;
     nbl_tensor dy; /* backward's input; the rest are its outputs */
     nbl_tensor dx, dbias, dlora_a, dlora_b, dmagnitude;

@@ -138,16 +138,18 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
 static void memory_changes_no_bit_of_a_run(void **state)
 {
     fixture *f = *state;
-    static const char *const base[] = {"adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS,
-                                       "adapter: qlora\nload_in_4bit: true\npeft_use_dora: true\n" LAYERS};
+    static const char *const base[] = {
+        "adapter: qlora\nload_in_4bit: true\nbf16: true\n" LAYERS,
+        "adapter: qlora\nload_in_4bit: true\nbf16: true\nlora_dropout: 0.1\n" LAYERS,
+        "adapter: qlora\nload_in_4bit: true\npeft_use_dora: true\n" LAYERS};
     static const char *const memory[] = {"", "memory: 4GiB\n", "gradient_checkpointing: true\n",
                                          "gradient_checkpointing: true\nmemory: 4GiB\n"};
     nbl_context *device = on_device();
-    for (int i = 0; i < 2; i++)
+    for (size_t i = 0; i < sizeof base / sizeof *base; i++)
         for (int k = 0; k < 4; k++) {
-            char name[16], first[16], keys[512];
-            snprintf(first, sizeof first, "memory-%d", i);
-            snprintf(name, sizeof name, k ? "memory-%d-%d" : "memory-%d", i, k);
+            char name[32], first[32], keys[512];
+            snprintf(first, sizeof first, "memory-%zu", i);
+            snprintf(name, sizeof name, k ? "memory-%zu-%d" : "memory-%zu", i, k);
             snprintf(keys, sizeof keys, "%s%s", base[i], memory[k]);
             print_message("%s: %s\n", name, memory[k]);
             assert_ok(device, train_in(f, device, name, keys, NULL));

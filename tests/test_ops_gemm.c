@@ -135,7 +135,7 @@ static double stored(const nbl__mat *m, nbl_dtype compute, int64_t row, int64_t 
     nbl__to_f32(NBL_ISA_SCALAR, m->dtype, (const uint8_t *)m->data + (size_t)i * nbl__size_of(m->dtype), &v,
                 1);
     if (m->dropout == 0) return (double)v;
-    bool keep = nbl__dropout_keeps(m->seed, m->dropout, row * m->drop_columns + column);
+    bool keep = nbl__dropout_keeps(m->seed, m->dropout, m->drop_first + row * m->drop_columns + column);
     return keep ? (double)v / (1 - (double)m->dropout) : 0;
 }
 
@@ -168,7 +168,7 @@ static void reference(const nbl__product *p, const double *before, double *c)
                 double sum = 0;
                 for (int64_t k = 0; k < term->k; k++) sum += a[i * term->k + k] * b[j * term->k + k];
                 if (term->dropout > 0)
-                    sum = nbl__dropout_keeps(term->seed, term->dropout, i * p->n + j)
+                    sum = nbl__dropout_keeps(term->seed, term->dropout, term->drop_first + i * p->n + j)
                               ? sum / (1 - (double)term->dropout)
                               : 0;
                 c[i * p->n + j] += (double)term->alpha * sum;
@@ -375,6 +375,7 @@ static void random_term(nbl__term *t, int64_t m, int64_t n)
     if (word() % 3 == 0 && t->a.dtype != NBL_DTYPE_I8) {
         t->a.dropout = 0.25f;
         t->a.seed = word();
+        t->a.drop_first = (int64_t)(t->a.seed % 1000);
         t->a.drop_columns = (t->a.transpose ? m : ka) + 3;
     }
     t->b.transpose = word() % 2;
@@ -385,6 +386,7 @@ static void random_term(nbl__term *t, int64_t m, int64_t n)
         if (word() % 4 == 0) {
             t->b.dropout = 0.5f;
             t->b.seed = word();
+            t->b.drop_first = (int64_t)(t->b.seed % 1000);
             t->b.drop_columns = columns;
         }
     } else {
@@ -395,6 +397,7 @@ static void random_term(nbl__term *t, int64_t m, int64_t n)
     if (word() % 4 == 0) {
         t->dropout = 0.3f;
         t->seed = word();
+        t->drop_first = (int64_t)(t->seed % 1000);
     }
 }
 

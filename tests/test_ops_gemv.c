@@ -51,7 +51,8 @@ static double element(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64
     } else {
         value = value_at(mat->dtype, mat->data, row * mat->stride + column);
     }
-    if (mat->dropout > 0 && !nbl__dropout_keeps(mat->seed, mat->dropout, row * mat->drop_columns + column))
+    if (mat->dropout > 0 &&
+        !nbl__dropout_keeps(mat->seed, mat->dropout, mat->drop_first + row * mat->drop_columns + column))
         return 0;
     return (double)value / (1 - (double)mat->dropout);
 }
@@ -191,6 +192,7 @@ static void dense_factors_picks_and_dropout_work(void **state)
                       .stride = k,
                       .dropout = dropout ? 0.25f : 0,
                       .seed = 5,
+                      .drop_first = 13,
                       .drop_columns = k},
                 .b = {.dtype = dtypes[(d + 1) % 3],
                       .data = y,
@@ -198,6 +200,7 @@ static void dense_factors_picks_and_dropout_work(void **state)
                       .transpose = transposed,
                       .dropout = dropout && !packed ? 0.5f : 0,
                       .seed = 6,
+                      .drop_first = 6,
                       .drop_columns = b_columns},
                 .k = picks ? 6 : k,
                 .alpha = 2,

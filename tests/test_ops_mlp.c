@@ -130,6 +130,36 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
     nbl_context_destroy(three);
 }
 
+/* With dropout: a call for the tokens from `first` on, which are told to be those, and one for all; chunks are such parts. */
+static void parts_of_a_batch_draw_the_masks_of_the_whole(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < 2; i++) {
+        int64_t tokens = NBL_MLP_CHUNK + 9, first = i ? NBL_MLP_CHUNK : NBL_MLP_CHUNK - 3;
+        block_kind k = {NF4, NBL_DTYPE_F32, NBL_DTYPE_F32, 0, tokens, 32, 64, 24, 4, false, true, 0.4f};
+        pool p = {0};
+        nbl__mlp whole = random_block(&p, &k), part = whole;
+        part.gate.first_row = first;
+        part.gate.x = (nbl_tensor){
+            k.dtype, 2, {tokens - first, k.in}, (float *)whole.gate.x.data + first * k.in};
+        part.down.dy = (nbl_tensor){
+            k.dtype, 2, {tokens - first, k.out}, (float *)whole.down.dy.data + first * k.out};
+        for (int backward = 0; backward < 2; backward++) {
+            run_new(ctx, &p, &nbl__mlp_family, &whole, backward, "cpu");
+            run_new(ctx, &p, &nbl__mlp_family, &part, backward, "cpu");
+        }
+        for (int64_t e = 0; e < (tokens - first) * k.out; e++)
+            assert_float_equal(((float *)part.down.y.data)[e],
+                               ((float *)whole.down.y.data)[first * k.out + e], 1e-4);
+        for (int64_t e = 0; e < (tokens - first) * k.in; e++)
+            assert_float_equal(((float *)part.gate.dx.data)[e],
+                               ((float *)whole.gate.dx.data)[first * k.in + e], 1e-4);
+        pool_free(&p);
+    }
+    nbl_context_destroy(ctx);
+}
+
 /* Every gradient and y; two chunks in the last round. */
 static void saving_gate_and_up_changes_no_bit(void **state)
 {
@@ -272,6 +302,7 @@ int main(void)
         cmocka_unit_test(more_tokens_than_a_chunk_agree_with_the_reference),
         cmocka_unit_test(the_gradients_are_those_of_the_forward_pass),
         cmocka_unit_test(the_bits_depend_neither_on_threads_nor_on_the_rank_of_x),
+        cmocka_unit_test(parts_of_a_batch_draw_the_masks_of_the_whole),
         cmocka_unit_test(saving_gate_and_up_changes_no_bit),
         cmocka_unit_test(a_product_beyond_f16_does_no_harm),
         cmocka_unit_test(a_nan_reaches_its_row_and_no_other),

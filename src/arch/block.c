@@ -1,9 +1,9 @@
 /* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
  *
- * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm
- * adds them. The stream at a layer's start is pinned: recomputation starts there. More may be (nbl__build.pins): where it waits on the
- * host it takes no memory of a device; from the middle on the output product need not be made again, and the values of the
- * two halves need not be there at once; with attention's result neither need that. */
+ * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm adds
+ * them. The stream at a layer's start is pinned: recomputation starts there. More may be (nbl__build.pins): where it
+ * waits on the host it takes no memory of a device; from the middle on the output product need not be made again, and
+ * the values of the two halves need not be there at once; with attention's result neither need that. */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -170,10 +170,16 @@ static names module(const nbl__build *b, const char *before, const char *after, 
     return n;
 }
 
-static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t out, int64_t in, bool bias)
+/* Which of its layer's masks a projection's adapter drops by: the same however projections are joined. The seed of the
+ * layer is 0 here; training adds one. */
+enum { MASK_QKV = 0, MASK_O = 3, MASK_GATE_UP = 4, MASK_DOWN = MASK_GATE_UP + NBL_MLP_DOWN };
+
+static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t out, int64_t in, bool bias,
+                         int mask)
 {
     nbl__linear *a = nbl__graph_begin(b->g, "linear", n->module);
     if (a == NULL) return 0;
+    a->seed = nbl__dropout_seed(0, mask);
     a->dtype = b->dtype;
     a->decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
@@ -325,6 +331,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     int64_t heads[] = {d->heads, d->kv_heads, d->kv_heads};
     nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "self_attn.qkv");
     if (group == NULL) return 0;
+    group->members[0].seed = nbl__dropout_seed(0, MASK_QKV);
     group->members[0].dtype = b->dtype;
     group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
@@ -353,7 +360,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
                : attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
     x = nbl__graph_view(b->g, x, d->heads * d->head_dim, 0);
     names n = module(b, "", "", "self_attn.o_proj");
-    return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias);
+    return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias, MASK_O);
 }
 
 /* gate and up, their product, down. */
@@ -362,6 +369,7 @@ static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
     const nbl__decoder *d = b->d;
     nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "mlp.gate_up");
     if (group == NULL) return 0;
+    group->members[0].seed = nbl__dropout_seed(0, MASK_GATE_UP);
     group->members[0].dtype = b->dtype;
     group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
@@ -380,7 +388,7 @@ static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
     nbl__graph_bind(b->g, "up", both[1]);
     x = nbl__graph_end(b->g);
     names down = module(b, "", "", "mlp.down_proj");
-    return linear(b, x, &down, d->hidden, d->inner, d->mlp_bias);
+    return linear(b, x, &down, d->hidden, d->inner, d->mlp_bias, MASK_DOWN);
 }
 
 static nbl__value feed_forward(nbl__build *b, nbl__value x)
@@ -389,6 +397,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     if (b->split_mlp) return feed_forward_split(b, x);
     nbl__mlp *a = nbl__graph_begin(b->g, "mlp", "mlp");
     if (a == NULL) return 0;
+    a->gate.seed = nbl__dropout_seed(0, MASK_GATE_UP);
     a->gate.dtype = b->dtype;
     a->gate.decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
@@ -511,7 +520,7 @@ static void finish(nbl__build *b, nbl__value x)
     if (d->tied && b->source->adapter(b->source->user, "lm_head", &adapter))
         fail(b, nbl__fail(b->g->ctx, NBL_ERROR_UNSUPPORTED,
                           "an adapter of lm_head on a model whose head is its embedding"));
-    b->logits = linear(b, x, &head, d->vocabulary, d->hidden, false);
+    b->logits = linear(b, x, &head, d->vocabulary, d->hidden, false, 0);
     if (b->logits == 0) return;
     if (!b->picks) {
         nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;

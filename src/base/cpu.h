@@ -36,8 +36,8 @@ int nbl__isa_choose(const char *wanted, nbl_isa machine, nbl_isa *chosen);
 size_t nbl__cache_bytes(void);
 /* Cores this process may use. */
 int nbl__core_count(void);
-/* (machine.c) Bytes that the system, and the control groups of this process, would let it take now without swapping: memory that is
- * free or holds clean pages of files. 0: unknown. */
+/* (machine.c) Bytes that the system, and the control groups of this process, would let it take now without swapping:
+ * memory that is free or holds clean pages of files. 0: unknown. */
 uint64_t nbl__memory_available(void);
 
 #endif

@@ -1,13 +1,14 @@
 /* offload.c - what layers are recomputed from waits in the host's memory.
  *
  * With layers (or halves of them) made again from values that are pinned, those are most of what lives from forward to
- * backward. Here each goes to the host once the forward pass is done with it, and comes back before the backward pass wants it:
+ * backward. Here each goes to the host once the forward pass is done with it, and comes back before the backward pass
+ * wants it:
  *
  *     forward, done with the k-th:           wait for the one before the last to be gone, put this one
  *     backward, about to use the k-th:       wait for it to be back, get the one after the next
  *
- * So a few of them are on the device at a time, and copies have the time of some operators to hide in. What backward wants first
- * stays. In backward a value of its own stands for what came back; the bits are the same. */
+ * So a few of them are on the device at a time, and copies have the time of some operators to hide in. What backward
+ * wants first stays. In backward a value of its own stands for what came back; the bits are the same. */
 #include <stdlib.h>
 
 #include "graph/plan.h"

@@ -141,10 +141,35 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
     return NBL_OK;
 }
 
+/* What a forward step leaves for the backward step of its node lives from the last such step to that. */
+static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **order, int *count)
+{
+    for (int i = 0; i < plan->step_count; i++) {
+        int forward = plan->steps[i].backward ? i - 1 : -1;
+        while (forward >= 0 &&
+               (plan->steps[forward].node != plan->steps[i].node || plan->steps[forward].backward))
+            forward--;
+        kept[i] = (nbl__piece){.first = forward, .last = i};
+        if (forward < 0 || plan->steps[forward].kept == 0) continue;
+        kept[i].bytes = (plan->steps[forward].kept + 63) / 64 * 64;
+        order[(*count)++] = &kept[i];
+    }
+}
+
+static void place_kept(nbl__plan *plan, const nbl__piece *kept)
+{
+    for (int i = 0; i < plan->step_count; i++) plan->steps[i].kept = 0;
+    for (int i = 0; i < plan->step_count; i++) {
+        if (kept[i].bytes == 0) continue;
+        nbl__planned_step *pair[] = {&plan->steps[kept[i].first], &plan->steps[i]};
+        for (int k = 0; k < 2; k++) pair[k]->kept = kept[i].bytes, pair[k]->kept_offset = kept[i].offset;
+    }
+}
+
 nbl_status nbl__plan_place(nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
-    size_t room = (size_t)(g->value_count + 1 + plan->step_count);
+    size_t room = (size_t)(g->value_count + 1 + 2 * plan->step_count);
     nbl__piece **order = nbl__arena_alloc(&plan->arena, room * sizeof(nbl__piece *));
     plan->lives = nbl__arena_alloc(&plan->arena, room * sizeof *plan->lives);
     plan->offset = nbl__arena_alloc(&plan->arena, (size_t)(g->value_count + 1) * sizeof *plan->offset);
@@ -158,10 +183,13 @@ nbl_status nbl__plan_place(nbl__plan *plan)
         scratch[i] = (nbl__piece){.bytes = (plan->steps[i].scratch + 63) / 64 * 64, .first = i, .last = i};
         if (scratch[i].bytes) order[count++] = &scratch[i];
     }
+    nbl__piece *kept = scratch + plan->step_count;
+    measure_kept(plan, kept, order, &count);
     plan->bytes[NBL_MEMORY_RUN] = nbl__place(order, count);
     for (int v = 1; v <= g->value_count; v++)
         if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
+    place_kept(plan, kept);
     /* Preparing happens between runs: its scratch may lie anywhere. */
     for (int i = 0; i < plan->prepare_count; i++)
         if (plan->prepare[i].scratch > plan->bytes[NBL_MEMORY_RUN])

@@ -1,6 +1,8 @@
 /* plan.c - the schedule, and what fits a budget. See plan.h. */
 #include "graph/plan.h"
 
+#include "ops/cuda/cuda.h"
+
 /* ---- the schedule ---- */
 
 static nbl__planned_step step_of(const nbl__node *node, bool backward)
@@ -69,6 +71,9 @@ static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int coun
     for (int i = 0; i < count; i++) {
         NBL_TRY(nbl__op_choose(plan->ctx, steps[i].op, steps[i].arguments, NULL, &steps[i].impl));
         steps[i].scratch = nbl__op_scratch(plan->ctx, steps[i].impl, steps[i].arguments);
+        steps[i].kept = 0;
+        if (nbl__cuda_of(plan->ctx) && !steps[i].backward)
+            steps[i].kept = nbl__cuda_kept(steps[i].impl, steps[i].arguments);
     }
     return NBL_OK;
 }

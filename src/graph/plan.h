@@ -47,6 +47,7 @@ typedef struct nbl__planned_step {
     void *arguments;
     const nbl__impl *impl;
     size_t scratch, scratch_offset;
+    size_t kept, kept_offset; /* what forward leaves for backward on a device (nbl__cuda_kept): of both */
 } nbl__planned_step;
 
 /* A schedule as a device remembers it. */
@@ -69,7 +70,8 @@ typedef struct nbl__plan {
     nbl__recompute recompute;
     int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
     size_t *offset;        /* per value, in the memory of its class */
-    struct nbl__piece *lives; /* per value: when it is needed; then per step: its scratch */
+    struct nbl__piece
+        *lives; /* per value: when it is needed; then per step: its scratch; and what it keeps */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */

@@ -113,6 +113,7 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__around around)
 {
+    if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
     nbl_status status = nbl__op_run_within(plan->ctx, step->op, step->impl, step->arguments,
                                            plan->memory[NBL_MEMORY_RUN] + step->scratch_offset, step->scratch,
                                            around);

@@ -57,6 +57,8 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
     NBL_CHECK(ctx, isfinite(a->scale), NBL_ERROR_ARGUMENT, "%s: scale is not finite", op);
     NBL_CHECK(ctx, a->dropout >= 0 && a->dropout < 1, NBL_ERROR_ARGUMENT, "%s: dropout %g is not in [0, 1)",
               op, (double)a->dropout);
+    NBL_CHECK(ctx, a->first_row >= 0 && a->first_row <= (INT64_MAX >> 8) / nbl__max_i64(in, 1),
+              NBL_ERROR_ARGUMENT, "%s: first_row %" PRId64 " is negative or too large", op, a->first_row);
     if (!has_m) return NBL_OK;
     NBL_TRY(nbl__check_float(ctx, op, name_m.text, &a->magnitude));
     NBL_TRY(nbl__check_dims(ctx, op, name_m.text, &a->magnitude, 1, &out));
@@ -150,6 +152,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, scale, "scale", FLOAT, 1),
     NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear, first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__linear, decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear, train_w, "train_w", FLAG, 0),

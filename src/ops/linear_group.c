@@ -14,6 +14,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         if (members[i].scale == 0) members[i].scale = first->scale;
         members[i].dropout = first->dropout;
         members[i].seed = nbl__dropout_seed(first->seed, i);
+        members[i].first_row = first->first_row;
         members[i].threshold = first->threshold;
         members[i].decoded = first->decoded;
         members[i].train_w = first->train_w;
@@ -117,6 +118,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[3].scale, "scale3", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear_group, members[0].first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__linear_group, members[0].decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].train_w, "train_w", FLAG, 0),

@@ -1,9 +1,9 @@
 /* linear_group.h - linear layers that share their input (q, k and v; gate and up), forward and backward: the
  * outputs of each, and one dx, their sum, rounded once.
  *
- * The shared arguments are those of members[0]: x, dx, dtype, dropout, seed, threshold, train_w, accumulate, and scale
- * for members whose own is 0. All else is each member's own. The mask of member i is that of the seed nbl__dropout_seed(seed, i). Members
- * follow each other without a hole; infer counts them. */
+ * The shared arguments are those of members[0]: x, dx, dtype, dropout, seed, first_row, threshold, train_w, accumulate,
+ * and scale for members whose own is 0. All else is each member's own. The mask of member i is that of the seed
+ * nbl__dropout_seed(seed, i). Members follow each other without a hole; infer counts them. */
 #ifndef NBL_LINEAR_GROUP_H
 #define NBL_LINEAR_GROUP_H
 

@@ -19,6 +19,8 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
         parts[p].dtype = a->gate.dtype;
         if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
+        parts[p].seed = nbl__dropout_seed(a->gate.seed, p);
+        parts[p].first_row = a->gate.first_row;
         parts[p].threshold = a->gate.threshold;
         parts[p].decoded = a->gate.decoded;
         parts[p].train_w = a->gate.train_w;
@@ -41,7 +43,7 @@ void nbl__mlp_chunk(const nbl__mlp *a, int64_t chunk, nbl__linear parts[NBL_MLP_
     int64_t count = nbl__min_i64(NBL_MLP_CHUNK, tokens - begin);
     spread(a, parts);
     for (int p = 0; p < NBL_MLP_PARTS; p++) {
-        parts[p].seed = nbl__dropout_seed(a->gate.seed, NBL_MLP_PARTS * chunk + p);
+        parts[p].first_row += begin;
         parts[p].accumulate |= chunk > 0;
     }
     parts[NBL_MLP_GATE].x = parts[NBL_MLP_UP].x = rows_of(&a->gate.x, begin, count);
@@ -146,6 +148,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, down.scale, "down.scale", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__mlp, gate.first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__mlp, gate.decoded, "decoded", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.train_w, "train_w", FLAG, 0),

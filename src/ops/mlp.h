@@ -7,9 +7,10 @@
  * save them, as the same f32: a fifth of the products for 8·inner bytes per token, and not a bit of difference.
  * Gradients of parameters add up over the chunks.
  *
- * The shared arguments are those of gate: x, dx, dtype, dropout, seed, threshold, train_w, accumulate, and scale for
- * parts whose own is 0; y and dy are down's. The mask of part p (gate 0, up 1, down 2) in chunk c is that of a layer over the chunk alone with
- * the seed nbl__dropout_seed(seed, 3c + p); int8 finds its outlier columns chunk by chunk, too. */
+ * The shared arguments are those of gate: x, dx, dtype, dropout, seed, first_row, threshold, train_w, accumulate, and scale
+ * for parts whose own is 0; y and dy are down's. The mask of part p (gate 0, up 1, down 2) is that of the seed
+ * nbl__dropout_seed(seed, p), as it is of linear_group and linear over all tokens; int8 finds its outlier columns chunk by
+ * chunk. */
 #ifndef NBL_MLP_H
 #define NBL_MLP_H
 

@@ -31,7 +31,8 @@ typedef struct nbl__neighbour {
 /* What a schedule knows of a call besides its arguments. All zero: nothing. */
 typedef struct nbl__around {
     nbl__neighbour before,
-        after; /* two implementations may agree, by the arguments alone, that one does both's work */
+        after;  /* two implementations may agree, by the arguments alone, that one does both's work */
+    void *kept; /* what a forward call leaves for its backward call, on a device (nbl__cuda_kept) */
 } nbl__around;
 
 typedef struct nbl__call {

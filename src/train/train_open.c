@@ -128,9 +128,12 @@ static nbl_status find_sites(nbl__trainer *t)
     for (int i = 0; i < plan->step_count; i++) {
         float *rate = nbl__step_attr(&plan->steps[i], "dropout");
         if (rate == NULL || *rate == 0) continue;
-        uint64_t number = (uint64_t)(plan->steps[i].node - t->session.graph.nodes);
-        t->sites[t->site_count++] = (nbl__dropout_site){rate, *rate, nbl__step_attr(&plan->steps[i], "seed"),
-                                                        number};
+        uint64_t *seed = nbl__step_attr(&plan->steps[i], "seed");
+        t->sites[t->site_count++] = (nbl__dropout_site){.rate = rate,
+                                                        .trained_rate = *rate,
+                                                        .seed = seed,
+                                                        .layer = plan->steps[i].node->layer,
+                                                        .mask = *seed};
     }
     return NBL_OK;
 }

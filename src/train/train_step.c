@@ -62,9 +62,9 @@ static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool trai
 {
     for (int64_t i = 0; i < t->site_count; i++) {
         nbl__dropout_site *site = &t->sites[i];
-        uint64_t key[] = {t->config->seed, (uint64_t)epoch, (uint64_t)batch, site->number};
+        uint64_t key[] = {t->config->seed, (uint64_t)epoch, (uint64_t)batch, (uint64_t)site->layer};
         *site->rate = training ? site->trained_rate : 0;
-        *site->seed = nbl__hash(0, key, sizeof key);
+        *site->seed = nbl__hash(0, key, sizeof key) + site->mask;
     }
     if (t->site_count > 0) nbl__plan_touch(&t->session.plan);
 }

@@ -17,7 +17,8 @@
 typedef struct nbl__dropout_site {
     float *rate, trained_rate;
     uint64_t *seed;
-    uint64_t number; /* of its node: a recomputation draws the same mask */
+    uint64_t mask; /* of its layer, which is added to the layer's seed: */
+    int64_t layer; /* every device and every plan, recomputing or not, draws the same */
 } nbl__dropout_site;
 
 /* The examples of one optimiser step. */

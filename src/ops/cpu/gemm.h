@@ -28,8 +28,9 @@ typedef struct nbl__mat {
     bool transpose;      /* the product sees it transposed */
     const int32_t *pick; /* the inner index k means column pick[k] (or row, transposed); NULL: k */
     float dropout;       /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
-    uint64_t seed;       /* index = row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
-    int64_t drop_columns;
+    uint64_t
+        seed; /* index = drop_first + row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
+    int64_t drop_first, drop_columns;
 } nbl__mat;
 
 typedef struct nbl__term {
@@ -39,7 +40,8 @@ typedef struct nbl__term {
     float alpha;
     nbl_dtype compute; /* B is rounded to it on decoding; with bf16, A may be rounded to it, too */
     float dropout;     /* > 0: the product is masked before it joins the sum, */
-    uint64_t seed;     /* index = row · n + column: the backward of an A that was dropped */
+    uint64_t seed;     /* index = drop_first + row · n + column: the backward of an A that was dropped */
+    int64_t drop_first;
 } nbl__term;
 
 typedef struct nbl__product {

@@ -80,7 +80,8 @@ void nbl__gemm_join(nbl_isa isa, const nbl__product *p, const nbl__term *term, i
                     int64_t n_begin, int64_t n_end, float *part, float *tile, int64_t stride)
 {
     for (int64_t r = row; r < row + rows; r++, part += stride, tile += stride) {
-        nbl__drop_f32(isa, term->seed, term->dropout, r * p->n + n_begin, n_end - n_begin, part);
+        nbl__drop_f32(isa, term->seed, term->dropout, term->drop_first + r * p->n + n_begin, n_end - n_begin,
+                      part);
         mend(isa, tile, NULL, part, NULL, n_end - n_begin);
     }
 }

@@ -15,7 +15,8 @@ static bool same_operand(const nbl__mat *a, const nbl__mat *b)
     return a->data != NULL && a->data == b->data && a->dtype == b->dtype && a->stride == b->stride &&
            a->scales == b->scales && a->transpose == b->transpose && a->pick == b->pick &&
            a->dropout == b->dropout &&
-           (a->dropout == 0 || (a->seed == b->seed && a->drop_columns == b->drop_columns));
+           (a->dropout == 0 ||
+            (a->seed == b->seed && a->drop_first == b->drop_first && a->drop_columns == b->drop_columns));
 }
 
 static route way_of(const nbl__product *p, const nbl__term *t)

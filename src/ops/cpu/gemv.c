@@ -23,7 +23,7 @@ static const void *at(const nbl__mat *mat, int64_t row, int64_t column)
 static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count, float *values)
 {
     uint32_t key[2] = {(uint32_t)mat->seed, (uint32_t)(mat->seed >> 32)}, words[4];
-    for (int64_t c = 0, i = row * mat->drop_columns + begin; c < count; c++, i++) {
+    for (int64_t c = 0, i = mat->drop_first + row * mat->drop_columns + begin; c < count; c++, i++) {
         if (c == 0 || (i & 3) == 0)
             nbl__philox((uint32_t[4]){(uint32_t)(i >> 2), (uint32_t)(i >> 34), 0, 0}, key, words);
         values[c] = nbl__uniform(words[i & 3]) >= mat->dropout ? values[c] / (1 - mat->dropout) : 0;

@@ -166,6 +166,7 @@ nbl__mat nbl__layers_dropped(const nbl__layers *j, const nbl__layer *l)
     nbl__mat x = nbl__dense(j->x.dtype, j->x.data, j->in);
     x.dropout = l->a->dropout;
     x.seed = l->a->seed;
+    x.drop_first = l->a->first_row * j->in;
     x.drop_columns = j->in;
     return x;
 }
@@ -198,19 +199,18 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
                           .data = j->codes + row * j->in,
                           .stride = j->in,
                           .scales = j->scales + row};
-        terms[count++] = (nbl__term){codes, w, j->in, 1, a->dtype, 0, 0};
+        terms[count++] = (nbl__term){.a = codes, .b = w, .k = j->in, .alpha = 1, .compute = a->dtype};
         x.pick = w.pick = j->pick;
     }
     if (x.pick == NULL || j->picked > 0)
-        terms[count++] = (nbl__term){x, w, x.pick ? j->picked : j->in, 1, a->dtype, 0, 0};
+        terms[count++] = (nbl__term){
+            .a = x, .b = w, .k = x.pick ? j->picked : j->in, .alpha = 1, .compute = a->dtype};
     if (l->rank == 0) return count;
-    terms[count++] = (nbl__term){nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
-                                 nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
-                                 l->rank,
-                                 1,
-                                 l->adapter,
-                                 0,
-                                 0};
+    terms[count++] = (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
+                                 .b = nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
+                                 .k = l->rank,
+                                 .alpha = 1,
+                                 .compute = l->adapter};
     return count;
 }
 

@@ -10,7 +10,8 @@
  * With `keep` forward makes g and u in the saved tensors and act(g)·u in scratch, and backward copies them instead of
  * making them again.
  *
- * Scratch: two (backward: three; forward with `keep`: one) such pieces, the norms of DoRA that were not given, and what layers need. */
+ * Scratch: two (backward: three; forward with `keep`: one) such pieces, the norms of DoRA that were not given, and what
+ * layers need. */
 #include "base/team.h"
 #include "ops/cpu/gate.h"
 #include "ops/cpu/layers.h"

@@ -13,7 +13,7 @@ static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count
                  float *values)
 {
     const nbl__mat *m = s->mat;
-    int64_t first = row * m->drop_columns;
+    int64_t first = m->drop_first + row * m->drop_columns;
     if (pick == NULL) nbl__drop_f32(s->isa, m->seed, m->dropout, first + begin, count, values);
     else
         for (int64_t i = 0; i < count; i++)

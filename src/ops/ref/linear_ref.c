@@ -70,7 +70,8 @@ static void weight_row(const nbl__linear *a, int64_t n, float *row)
 static double dropped(const nbl__linear *a, int64_t i)
 {
     if (a->dropout == 0) return nbl__ref_get(&a->x, i);
-    return nbl__dropout_keeps(a->seed, a->dropout, i) ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
+    bool kept = nbl__dropout_keeps(a->seed, a->dropout, a->first_row * a->w.shape[1] + i);
+    return kept ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
 }
 
 static void adapter_inner(const nbl__linear *a, double *xa)
@@ -226,7 +227,7 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
             s->gb[t * z.rank + r] = sum;
             for (int64_t k = 0; k < z.in; k++) {
                 double mask = a->dropout == 0 ? 1
-                              : nbl__dropout_keeps(a->seed, a->dropout, t * z.in + k)
+                              : nbl__dropout_keeps(a->seed, a->dropout, (a->first_row + t) * z.in + k)
                                   ? 1 / (1 - (double)a->dropout)
                                   : 0;
                 s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;
