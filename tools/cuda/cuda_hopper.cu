@@ -341,6 +341,108 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
     }
 }
 
+/* What is wrong with the exponentials of [m, n] sums, or NULL. `slack`: what the sums may be off. */
+const char *examine_exponentials(const double *sums, double slack, int64_t m, int64_t n, const float *powers,
+                                 const int32_t *labels, const uint16_t *c, const float *label_sums,
+                                 const float *spans)
+{
+    int64_t count = (n + NBL_HOPPER_SPAN - 1) / NBL_HOPPER_SPAN;
+    for (int64_t y = 0; y < m; y++) {
+        for (int64_t i = 0; i < count; i++) {
+            const float *span = spans + 2 * (y * count + i);
+            double power = static_cast<double>(span[1]), sum = 0, most = -INFINITY;
+            for (int64_t x = i * NBL_HOPPER_SPAN; x < n && x < (i + 1) * NBL_HOPPER_SPAN; x++) {
+                double want = exp2(sums[y * n + x] * 1.4426950408889634 - power);
+                uint32_t bits = static_cast<uint32_t>(c[y * n + x]) << 16;
+                float got;
+                memcpy(&got, &bits, 4);
+                if (!(fabs(static_cast<double>(got) - want) <= (0x1.02p-8 + slack) * want + 1e-37))
+                    return "an exponential";
+                sum += want;
+                most = fmax(most, sums[y * n + x] * 1.4426950408889634);
+            }
+            if (!(fabs(static_cast<double>(span[0]) - sum) <= (4e-6 + slack) * sum)) return "a span's sum";
+            double near = static_cast<double>(powers[y]), all = sum * exp2(power - near) * 0x1p-60;
+            if (power == near ? all > 1.01 : all < 0.99 || !(fabs(power - most) < 1.1))
+                return "a span's power";
+        }
+        bool given = labels[y] >= 0 && labels[y] < n;
+        double want = given ? sums[y * n + labels[y]] : 7;
+        if (!(fabs(static_cast<double>(label_sums[y]) - want) <= slack)) return "a label's sum";
+    }
+    return NULL;
+}
+
+/* Exponentials against sums in f64: spans that take the row's power, and spans that need their own. Twice, then
+ * without the exponentials themselves: the same bits. */
+void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
+{
+    nbl_context *ctx = t->ctx;
+    int64_t span_bytes = m * ((n + NBL_HOPPER_SPAN - 1) / NBL_HOPPER_SPAN) * 8, c_bytes = m * n * 2;
+    int64_t bytes = c_bytes + span_bytes + 4 * m, sum_bytes = m * n * 8;
+    char *memory, *host = static_cast<char *>(malloc(static_cast<size_t>(2 * bytes + sum_bytes + 8 * m)));
+    if (host == NULL) stop("malloc", "out of memory", __LINE__);
+    char *once = host + bytes;
+    double *sums = reinterpret_cast<double *>(once + bytes), *device_sums;
+    float *powers = reinterpret_cast<float *>(sums + m * n);
+    int32_t *labels = reinterpret_cast<int32_t *>(powers + m);
+    for (int64_t y = 0; y < m; y++) {
+        powers[y] = static_cast<float>(y % 3 == 0 ? 0 : y % 41 - 20);
+        labels[y] = y % 5 == 0 ? -100 : static_cast<int32_t>(y * 37 % (n + 8)); /* n and more: no column */
+    }
+    nbl__hopper p = {};
+    one_source s = {random_matrix(NBL_DTYPE_BF16, m * k, 11), random_matrix(NBL_DTYPE_BF16, n * k, 12), k, k,
+                    k};
+    void *facts;
+    CUDA(cudaMalloc(&memory, static_cast<size_t>(bytes)));
+    CUDA(cudaMalloc(&facts, static_cast<size_t>(8 * m)));
+    CUDA(cudaMalloc(&device_sums, static_cast<size_t>(sum_bytes)));
+    CUDA(cudaMemset(device_sums, 0, static_cast<size_t>(sum_bytes)));
+    CUDA(cudaMemcpy(facts, powers, static_cast<size_t>(8 * m), cudaMemcpyHostToDevice));
+    add_product<__nv_bfloat16><<<1024, 256>>>(device_sums, m, n, s, true);
+    CUDA(cudaMemcpy(sums, device_sums, static_cast<size_t>(sum_bytes), cudaMemcpyDeviceToHost));
+    p.dtype = p.c_dtype = NBL_DTYPE_BF16;
+    p.m = m, p.n = n, p.count = 1, p.b_turned = true, p.variant = variant;
+    p.sources[0] = {s.a, s.b, NULL, k, 0, 0};
+    p.exponentials.powers = static_cast<float *>(facts);
+    p.exponentials.labels = static_cast<int32_t *>(facts) + m;
+    p.exponentials.spans = reinterpret_cast<float *>(memory + c_bytes);
+    p.exponentials.label_sums = reinterpret_cast<float *>(memory + c_bytes + span_bytes);
+    const char *wrong = NULL;
+    for (int turn = 0; turn < 3 && wrong == NULL; turn++) {
+        p.c = turn < 2 ? memory : NULL;
+        const char *why = nbl__hopper_can(t->call.cuda, &p);
+        if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
+        CUDA(cudaMemset(memory, 0xff, static_cast<size_t>(bytes)));
+        for (int64_t y = 0; y < m; y++) powers[y] = 7;
+        CUDA(cudaMemcpy(p.exponentials.label_sums, powers, static_cast<size_t>(4 * m),
+                        cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(powers, facts, static_cast<size_t>(4 * m), cudaMemcpyDeviceToHost));
+        CUDA(cudaDeviceSynchronize());
+        NIBBLE(nbl__hopper_run(&t->call, &p));
+        NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
+        CUDA(cudaMemcpy(host, memory, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost));
+        if (turn == 0) memcpy(once, host, static_cast<size_t>(bytes));
+        int64_t from = turn < 2 ? 0 : c_bytes; /* when they are not kept */
+        if (memcmp(host + from, once + from, static_cast<size_t>(bytes - from)) != 0) wrong = "other bits";
+        if (turn == 0)
+            wrong = examine_exponentials(sums, 1e-5 + 2e-7 * static_cast<double>(k), m, n, powers, labels,
+                                         reinterpret_cast<uint16_t *>(host),
+                                         reinterpret_cast<float *>(host + c_bytes + span_bytes),
+                                         reinterpret_cast<float *>(host + c_bytes));
+    }
+    t->runs++;
+    if (wrong && t->bad++ < 20)
+        printf("exponentials [%" PRId64 ", %" PRId64 "] k %" PRId64 " variant %s: %s\n", m, n, k,
+               nbl__hopper_variant(variant), wrong);
+    free(host);
+    CUDA(cudaFree(memory));
+    CUDA(cudaFree(facts));
+    CUDA(cudaFree(device_sums));
+    CUDA(cudaFree(const_cast<void *>(s.a)));
+    CUDA(cudaFree(const_cast<void *>(s.b)));
+}
+
 int run_tests(tester *t, bool quick)
 {
     static const test tests[] = {
@@ -374,6 +476,14 @@ int run_tests(tester *t, bool quick)
             run_parts(t, 77, straight, variant);
             if (!quick) run_parts(t, 5000, straight, variant);
         }
+    for (int variant = 1; nbl__hopper_variant(variant); variant++) {
+        if (strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
+        run_exponentials(t, 1, 8, 8, variant);
+        run_exponentials(t, 129, 520, 72, variant);
+        if (quick) continue;
+        run_exponentials(t, 300, 2056, 4096, variant); /* sums of 90 */
+        run_exponentials(t, 2500, 4104, 200, variant);
+    }
     printf("%d results, %d wrong, worst %.2f of its bound\n", t->runs, t->bad, t->worst);
     return t->bad > 0;
 }

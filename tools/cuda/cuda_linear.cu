@@ -1,14 +1,14 @@
 /* cuda_linear.cu - how fast linear layers with adapters are on the first device, beside their bare products.
  *
- *   cuda_linear bench [TOKENS ...]    the layers of models of some sizes, NF4 with nested scales, bf16, rank 16, forward and
- *                                     backward. "bare" is the base products alone, dense bf16 by cuBLASLt, in turns with
- *                                     the layer: no adapter, nothing decoded. Then what backward's gradients are off, against
- *                                     sums in f64 (and WRONG before a line, also when a second run gives other bits), and
- *                                     the layer's kernels, in their order and microseconds: between events, which cost
- *                                     two or three of them each
+ *   cuda_linear bench [TOKENS ...]    the layers of models of some sizes, NF4 with nested scales, bf16, rank 16,
+ *                                     forward and backward. "bare" is the base products alone, dense bf16 by cuBLASLt,
+ *                                     in turns with the layer: no adapter, nothing decoded. Then what backward's
+ *                                     gradients are off, against sums in f64 (and WRONG before a line, also when a
+ *                                     second run gives other bits), and the layer's kernels, in their order and
+ *                                     microseconds: between events, which cost two or three of them each
  *
- * The environment's DROPOUT is the adapters' dropout, MODEL the only model wanted. Layer and bare products are captured many times
- * over in one graph, so that they run as hot as in training; times are medians. */
+ * The environment's DROPOUT is the adapters' dropout, MODEL the only model wanted. Layer and bare products are captured
+ * many times over in one graph, so that they run as hot as in training; times are medians. */
 #include <cuda.h>
 #include <math.h>
 #include <stdio.h>
@@ -433,8 +433,8 @@ unsigned long long bits_of(const nbl__linear_group &group)
     return all;
 }
 
-/* The outputs of a group. */
-void run_forward(nbl__linear_group *group, int64_t tokens)
+/* The outputs of a group, and room for what a forward call leaves for its backward call, which it leaves there. */
+void *run_forward(nbl__linear_group *group, int64_t tokens)
 {
     const nbl__op *op = &nbl__linear_group_family.forward;
     const nbl__impl *impl;
@@ -442,9 +442,12 @@ void run_forward(nbl__linear_group *group, int64_t tokens)
     for (int i = 0; i < group->count; i++)
         group->members[i].y = tensor(NBL_DTYPE_BF16, tokens, group->members[i].w.shape[0], 1);
     NIBBLE(nbl__op_choose(ctx, op, group, NULL, &impl));
-    size_t bytes = nbl__op_scratch(ctx, impl, group);
-    NIBBLE(nbl__op_run(ctx, op, impl, group, take(bytes), bytes));
+    size_t bytes = nbl__op_scratch(ctx, impl, group), kept = nbl__cuda_kept(impl, group);
+    nbl__around around = {};
+    around.kept = kept > 0 ? take(kept) : NULL;
+    NIBBLE(nbl__op_run_within(ctx, op, impl, group, take(bytes), bytes, around));
     NIBBLE(nbl__cuda_wait(cuda, "forward"));
+    return around.kept;
 }
 
 result layer(const model &m, const shape &s, int64_t tokens, bool backward)
@@ -469,7 +472,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
         r.flop += 2.0 * static_cast<double>(tokens) * static_cast<double>(s.in) *
                   static_cast<double>(s.outs[i]);
     }
-    run_forward(&group, tokens);
+    void *kept = run_forward(&group, tokens); /* as training does */
     const nbl__op *op = backward ? &nbl__linear_group_family.backward : &nbl__linear_group_family.forward;
     NIBBLE(op->infer(ctx, &group));
     for (int i = 0; i < s.count; i++) {
@@ -482,11 +485,13 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     NIBBLE(nbl__op_choose(ctx, op, &group, NULL, &impl));
     size_t bytes = nbl__op_scratch(ctx, impl, &group);
     void *scratch = take(bytes);
+    nbl__around around = {};
+    around.kept = kept;
     unsigned long long bits[2];
     double error = 0;
     first.accumulate = false;
     for (int turn = 0; turn < 2; turn++) {
-        NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes));
+        NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around));
         bits[turn] = bits_of(group);
     }
     if (backward && dropout == 0) error = gradient_error(group);
@@ -496,7 +501,7 @@ result layer(const model &m, const shape &s, int64_t tokens, bool backward)
     products plain = bare(s, tokens, backward, first.x.data);
     nbl__call call = call_of("product");
     char text[2000] = "";
-    measure_layer([&] { NIBBLE(nbl__op_run(ctx, op, impl, &group, scratch, bytes)); },
+    measure_layer([&] { NIBBLE(nbl__op_run_within(ctx, op, impl, &group, scratch, bytes, around)); },
                   [&] {
                       for (int i = 0; i < plain.count; i++) NIBBLE(nbl__cuda_gemm(&call, &plain.list[i]));
                   },

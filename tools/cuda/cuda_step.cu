@@ -1,13 +1,14 @@
 /* cuda_step.cu - times what a training step does outside its layers, on the first CUDA device.
  *
  *   cuda_step     the optimiser over the 448 tensors (42 million parameters) of LoRA adapters of rank 16 for
- *                 all projections of Llama-3.1-8B, the norm of their gradients, and the head with its loss
+ *                 all projections of Llama-3.1-8B, the norm of their gradients, and heads with their loss
  *                 for 8192 tokens
  *
  * nibble-ops perf times single tensors; here are many, and sizes that a host would take long to fill.
  * Values are hashed counters, made on the device. Each line: the median of 20 calls, bytes or operations
  * per second, and the share of a plain copy's, or of the products' alone, in the same run. */
 #include <initializer_list>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -170,31 +171,32 @@ void time_optimiser(nbl_context *ctx, double copy)
     }
 }
 
-void time_head(nbl_context *ctx)
+/* The head of a model: with its loss for 8192 tokens. */
+void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t vocabulary)
 {
     nbl__cross_entropy a = {};
-    nbl_tensor w = tensor_of(NBL_DTYPE_BF16, VOCABULARY, HIDDEN, VALUES, 0.05f);
+    nbl_tensor w = tensor_of(NBL_DTYPE_BF16, vocabulary, hidden, VALUES, 0.05f);
     a.dtype = NBL_DTYPE_BF16;
-    a.x = tensor_of(NBL_DTYPE_BF16, TOKENS, HIDDEN, VALUES, 1);
+    a.x = tensor_of(NBL_DTYPE_BF16, TOKENS, hidden, VALUES, 1);
     a.labels = tensor_of(NBL_DTYPE_I32, TOKENS, 1, LABELS, 1);
     a.w.format = NBL_FORMAT_DENSE;
     a.w.dtype = NBL_DTYPE_BF16;
     a.w.rank = 2;
-    a.w.shape[0] = VOCABULARY;
-    a.w.shape[1] = HIDDEN;
+    a.w.shape[0] = vocabulary;
+    a.w.shape[1] = hidden;
     a.w.data = w.data;
     a.loss = tensor_of(NBL_DTYPE_F32, 1, 1, ZERO, 0);
     a.logprobs = tensor_of(NBL_DTYPE_F32, TOKENS, 1, ZERO, 0);
     a.lse = tensor_of(NBL_DTYPE_F32, 2, TOKENS, ZERO, 0);
-    a.dx_early = tensor_of(NBL_DTYPE_F32, TOKENS, HIDDEN, ZERO, 0);
-    double one = 2.0 * TOKENS * HIDDEN * VOCABULARY;
+    a.dx_early = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
+    double one = 2.0 * TOKENS * static_cast<double>(hidden * vocabulary);
     nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__cuda_of(ctx), {}};
     nbl__gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = NBL_DTYPE_F32;
     g.m = 1024;
-    g.n = VOCABULARY;
-    g.k = HIDDEN;
+    g.n = vocabulary;
+    g.k = hidden;
     g.a = a.x.data;
     g.b = w.data;
     g.b_turned = true;
@@ -203,17 +205,22 @@ void time_head(nbl_context *ctx)
     double alone = median_of(static_cast<cudaStream_t>(call.cuda->stream),
                              [&] { NIBBLE(nbl__cuda_gemm(&call, &g)); });
     double rate = one * 1024 / TOKENS / alone * 1e-12;
+    printf("%s: %d tokens x %" PRId64 " x %" PRId64 "\n", model, TOKENS, hidden, vocabulary);
     tell("the product of 1024 tokens alone", alone, one * 1024 / TOKENS, "TFLOP/s", rate);
     for (int early = 0; early < 2; early++) {
         a.early = early;
-        tell(early ? "cross_entropy with dx, 8192 tokens" : "cross_entropy, 8192 tokens",
+        tell(early ? "cross_entropy with dx" : "cross_entropy",
              time_op(ctx, &nbl__cross_entropy_family.forward, &a), (1 + early) * one, "TFLOP/s", rate);
     }
     a.early = false;
-    a.dx = tensor_of(NBL_DTYPE_BF16, TOKENS, HIDDEN, ZERO, 0);
+    a.dx = tensor_of(NBL_DTYPE_BF16, TOKENS, hidden, ZERO, 0);
     a.dloss = tensor_of(NBL_DTYPE_F32, 1, 1, POSITIVE, 1);
-    tell("cross_entropy_backward, 8192 tokens", time_op(ctx, &nbl__cross_entropy_family.backward, &a),
-         2 * one, "TFLOP/s", rate);
+    tell("cross_entropy_backward", time_op(ctx, &nbl__cross_entropy_family.backward, &a), 2 * one, "TFLOP/s",
+         rate);
+    for (const nbl_tensor *t :
+         {&w, &a.x, &a.labels, &a.loss, &a.logprobs, &a.lse, &a.dx_early, &a.dx, &a.dloss})
+        CUDA(cudaFree(t->data));
+    CUDA(cudaFree(g.c));
 }
 
 } // namespace
@@ -240,7 +247,9 @@ int main(void)
     CUDA(cudaFree(from));
     CUDA(cudaFree(to));
     time_optimiser(ctx, copy);
-    time_head(ctx);
+    time_head(ctx, "Llama-3.2-1B", 2048, 128256);
+    time_head(ctx, "Qwen3-1.7B", 2048, 151936);
+    time_head(ctx, "Llama-3.1-8B", 4096, 128256);
     nbl_context_destroy(ctx);
     return 0;
 }

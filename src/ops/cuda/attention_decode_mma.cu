@@ -10,33 +10,9 @@ using namespace nbl_cuda;
 namespace
 {
 
-template <typename T>
-__device__ void multiply(float *sums, uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1);
-template <>
-__device__ inline void multiply<__half>(float *sums, uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%8,%5,%8}, {%6,%7}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
-}
-template <>
-__device__ inline void multiply<__nv_bfloat16>(float *sums, uint32_t a0, uint32_t a2, uint32_t b0,
-                                               uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%8,%5,%8}, {%6,%7}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
-}
-
 __device__ inline uint4 read_16(const void *from, bool real)
 {
     return real ? __ldg(static_cast<const uint4 *>(from)) : make_uint4(0, 0, 0, 0);
-}
-__device__ inline uint32_t word(const uint4 &x, int i)
-{
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
 /* Lane 4g + t. S = Q·Kᵀ: it has 8 columns of each 32 of query head g and of key g of each 8. O = P·V: it
@@ -117,18 +93,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) decode_mma(const __grid_consta
 #pragma unroll
     for (int c = 0; c < WIDE / 64; c++) {
         float out[8][4] = {};
-#pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
-            uint32_t a0 = pair_of<T>(s[2 * r][0], s[2 * r][1]),
-                     a2 = pair_of<T>(s[2 * r + 1][0], s[2 * r + 1][1]);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                uint32_t pick = j % 2 ? 0x7632 : 0x5410;
-                const uint4(&x)[4] = values[r][c];
-                multiply<T>(out[j], a0, a2, __byte_perm(word(x[0], j / 2), word(x[1], j / 2), pick),
-                            __byte_perm(word(x[2], j / 2), word(x[3], j / 2), pick));
-            }
-        }
+        add_values<T>(out, s, values, c);
 #pragma unroll
         for (int e = 0; e < 2; e++)
 #pragma unroll

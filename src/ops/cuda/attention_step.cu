@@ -32,28 +32,9 @@ struct step_problem {
     int half; /* dimensions that turn, by two */
 };
 
-template <typename T>
-__device__ inline void multiply(float *sums, uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
-{
-    if constexpr (__is_same(T, __half))
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%8,%5,%8}, {%6,%7}, "
-            "{%0,%1,%2,%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%8,%5,%8}, {%6,%7}, "
-            "{%0,%1,%2,%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0));
-}
-
 __device__ inline uint4 read_if(const void *from, bool real)
 {
     return real ? read_written(from) : make_uint4(0, 0, 0, 0);
-}
-__device__ inline uint32_t word_of(const uint4 &x, int i)
-{
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
 /* Eight elements of both halves of a head, turned and rounded; the products are those of rope.cu. */
@@ -222,19 +203,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
         for (int c = 0; c < WIDE / 64; c++) {
 #pragma unroll
             for (int j = 0; j < 8; j++) out[c][j][0] *= before, out[c][j][1] *= before;
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++) {
-                uint32_t a0 = pair_of<T>(s[2 * r][0], s[2 * r][1]),
-                         a2 = pair_of<T>(s[2 * r + 1][0], s[2 * r + 1][1]);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    uint32_t pick = j % 2 ? 0x7632 : 0x5410;
-                    const uint4(&y)[4] = values[r][c];
-                    multiply<T>(out[c][j], a0, a2,
-                                __byte_perm(word_of(y[0], j / 2), word_of(y[1], j / 2), pick),
-                                __byte_perm(word_of(y[2], j / 2), word_of(y[3], j / 2), pick));
-                }
-            }
+            add_values<T>(out[c], s, values, c);
         }
     }
     total += __shfl_xor_sync(WARP, total, 1);

@@ -3,10 +3,11 @@
  * The library is loaded when a device is opened, never linked: a build works on machines without it. Row-major
  * products become its column-major ones by exchanging the operands, cᵀ = bᵀ·aᵀ, which moves no data.
  *
- * For each kind of product (sizes, strides, dtypes, alignment, whether c is read) the descriptors and the algorithm
- * are made once and kept in a table; a call that finds them there is one launch. The algorithm is the first that
- * the library's heuristic names, or one of its first few by a rule: not the fastest of some trial runs, because then the
- * bits of a result would depend on how long those took. Split sums are allowed only by way of the workspace, in a fixed order.
+ * For each kind of product (sizes, strides, dtypes, alignment, whether c is read) the descriptors and the algorithm are
+ * made once and kept in a table; a call that finds them there is one launch. The algorithm is the first that the
+ * library's heuristic names, or one of its first few by a rule: not the fastest of some trial runs, because then the
+ * bits of a result would depend on how long those took. Split sums are allowed only by way of the workspace, in a fixed
+ * order.
  *
  * Making descriptors and asking the heuristic is work of the host alone, so that a capture may do both. */
 #include "ops/cuda/blas.h"

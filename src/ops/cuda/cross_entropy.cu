@@ -5,6 +5,9 @@
  *         rows: sums, loss; gradient d, over the logits   cross_entropy_rows.cuh, cross_entropy_whole.cuh
  *         dx = d·W,   dw += dᵀ·x
  *
+ * bf16 on Hopper, without soft cap and smoothing, has no rows and no f32 logits: the product itself makes exponentials and
+ * their sums, see cross_entropy_tiles.cuh.
+ *
  * A dense W of the compute dtype is used as it lies. Any other is decoded into scratch: whole, once a
  * call, when that is at most WEIGHT_BYTES; else a range of its rows at a time, for each chunk again, with
  * the logits of a range beside each other and dx summed over ranges in f32. (A head of 128256 x 4096 in
@@ -16,6 +19,8 @@
  * Which tokens are trained only the device knows: all of them are multiplied; the rows of the others are
  * not read, and their d is 0. The loss is a sum over tokens in a fixed order, in f64. Cost: its products;
  * beside them each chunk of logits is written once and read once, or without clusters twice. */
+#include "ops/cuda/cross_entropy_plan.cuh"
+#include "ops/cuda/cross_entropy_tiles.cuh"
 #include "ops/cuda/cross_entropy_whole.cuh"
 
 extern "C" {
@@ -29,8 +34,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 1024, ROW_STEP = 128, SCALE_THREADS = 256 };
-constexpr int64_t LOGIT_BYTES = int64_t{512} << 20, WEIGHT_BYTES = int64_t{256} << 20;
+enum { THREADS = 1024, SCALE_THREADS = 256 };
 
 /* ---- labels, the loss, and dx ---- */
 
@@ -80,6 +84,7 @@ struct finish {
     const float *dloss;  /* NULL: 1 */
     const double *share; /* NULL: 1 */
     bool dloss_each;
+    const float *factors; /* of each row; NULL: dloss · share */
 };
 
 template <typename T, int N> __global__ void __launch_bounds__(SCALE_THREADS) finish_kernel(finish a)
@@ -87,7 +92,8 @@ template <typename T, int N> __global__ void __launch_bounds__(SCALE_THREADS) fi
     int64_t token = a.first + blockIdx.x, row = blockIdx.x * a.columns;
     bool trained = a.labels[token] >= 0;
     double upstream = a.dloss ? static_cast<double>(a.dloss[a.dloss_each ? token : 0]) : 1;
-    float factor = static_cast<float>(upstream * (a.share ? *a.share : 1));
+    float factor = a.factors ? a.factors[blockIdx.x]
+                             : static_cast<float>(upstream * (a.share ? *a.share : 1));
     for (int64_t k = threadIdx.x * N; k < a.columns; k += SCALE_THREADS * N) {
         float values[N];
         load_run<float, N>(a.from + row + k, values);
@@ -105,88 +111,19 @@ void launch_finish(const nbl__call *call, nbl_dtype dtype, const finish &f, int6
     else NBL_BY_DTYPE(dtype, T, (finish_kernel<T, 1><<<blocks, SCALE_THREADS, 0, stream_of(call)>>>(f)));
 }
 
-/* ---- the plan of a call ---- */
-
-struct pass {
-    const nbl__cross_entropy *a;
-    int64_t tokens, hidden, vocabulary, stride;
-    int64_t rows;        /* of a chunk, at most */
-    int64_t range;       /* rows of W that are decoded at a time; 0: none are */
-    bool sums, gradient; /* what is made: forward, backward, or both: early */
-    bool want_dx, want_dw;
-    bool narrow;          /* f16 */
-    const nbl_tensor *dx; /* where it goes */
-    /* scratch */
-    double *share, *losses;
-    float *logits;
-    uint8_t *decoded;
-    __half *d16;       /* [rows, stride]: f16 with dw, when the logits become f32 gradients */
-    float *dx32, *x32; /* [rows, hidden] */
-};
-
-int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* dx cannot be the product itself: it is summed over ranges, or multiplied afterwards. */
-bool needs_dx32(const pass *p, bool early)
-{
-    return !early && p->a->dtype != NBL_DTYPE_F32 &&
-           (p->narrow || (p->range > 0 && p->range < p->vocabulary));
-}
-
-size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, pass *p)
-{
-    *p = pass{};
-    p->a = a;
-    p->tokens = nbl__tensor_rows(&a->x);
-    p->vocabulary = a->w.shape[0];
-    p->hidden = a->w.shape[1];
-    p->stride = ceil_div(p->vocabulary, 8) * 8;
-    int64_t most = LOGIT_BYTES / 4 / (p->stride > 0 ? p->stride : 8) / ROW_STEP * ROW_STEP;
-    if (most < ROW_STEP) most = ROW_STEP;
-    int64_t chunks = ceil_div(p->tokens, most);
-    if (chunks > 0) p->rows = least(p->tokens, ceil_div(ceil_div(p->tokens, chunks), ROW_STEP) * ROW_STEP);
-    int64_t row_bytes = p->hidden * static_cast<int64_t>(nbl__size_of(a->dtype));
-    bool direct = a->w.format == NBL_FORMAT_DENSE && a->w.dtype == a->dtype;
-    if (!direct && row_bytes > 0) {
-        p->range = WEIGHT_BYTES / row_bytes / ROW_STEP * ROW_STEP;
-        p->range = least(p->range < ROW_STEP ? int64_t{ROW_STEP} : p->range, p->vocabulary);
-    }
-    p->sums = !backward;
-    p->gradient = backward || a->early;
-    p->want_dx = backward ? nbl__given(&a->dx) : a->early;
-    p->want_dw = backward && nbl__cross_entropy_wants_dw(a);
-    p->narrow = a->dtype == NBL_DTYPE_F16;
-    p->dx = backward ? &a->dx : &a->dx_early;
-    nbl__cut cut = {base, 0};
-    auto take = [&](int64_t bytes) { return nbl__cut_bytes(&cut, static_cast<size_t>(bytes)); };
-    bool wide = backward && a->train_w && p->narrow;
-    p->share = static_cast<double *>(take(sizeof(double)));
-    p->losses = static_cast<double *>(take(backward ? 0 : p->tokens * 8));
-    p->logits = static_cast<float *>(take(p->rows * p->stride * 4));
-    p->decoded = static_cast<uint8_t *>(take(p->range * row_bytes));
-    p->d16 = static_cast<__half *>(take(wide ? p->rows * p->stride * 2 : 0));
-    p->x32 = static_cast<float *>(take(wide ? p->rows * p->hidden * 4 : 0));
-    p->dx32 = static_cast<float *>(
-        take(needs_dx32(p, !backward) && p->gradient ? p->rows * p->hidden * 4 : 0));
-    return cut.used;
-}
+/* ---- scratch ---- */
 
 size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 {
     pass p;
-    (void)ctx;
-    return layout(static_cast<const nbl__cross_entropy *>(arguments), false, nullptr, &p);
+    return layout(ctx, static_cast<const nbl__cross_entropy *>(arguments), false, nullptr, &p);
 }
 
 size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
     pass p;
-    (void)ctx;
-    return a->early ? 0 : layout(a, true, nullptr, &p);
+    return a->early ? 0 : layout(ctx, a, true, nullptr, &p);
 }
 
 /* ---- products ---- */
@@ -250,6 +187,26 @@ nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int6
     });
 }
 
+/* The same, as exponentials. */
+nbl__hopper exponentials_of(const pass *p, int64_t first, int64_t rows)
+{
+    const nbl__cross_entropy *a = p->a;
+    nbl__hopper h = {};
+    h.dtype = h.c_dtype = NBL_DTYPE_BF16;
+    h.m = rows;
+    h.n = p->vocabulary;
+    h.count = 1;
+    h.sources[0].a = static_cast<const __nv_bfloat16 *>(a->x.data) + first * p->hidden;
+    h.sources[0].b = p->range > 0 ? static_cast<const void *>(p->decoded) : a->w.data;
+    h.sources[0].k = p->hidden;
+    h.b_turned = true;
+    h.c = p->gradient ? p->logits : nullptr;
+    h.ldc = p->stride;
+    h.exponentials = {p->powers + first, static_cast<const int32_t *>(a->labels.data) + first,
+                      p->label_logits, p->spans};
+    return h;
+}
+
 /* The gradient of the logits as the products read it. */
 struct gradient {
     uint8_t *data;
@@ -258,7 +215,8 @@ struct gradient {
 gradient gradient_of(const pass *p)
 {
     if (p->narrow && p->want_dw) return {reinterpret_cast<uint8_t *>(p->d16), p->stride};
-    return {reinterpret_cast<uint8_t *>(p->logits), p->a->dtype == NBL_DTYPE_F32 ? p->stride : 2 * p->stride};
+    bool dense = p->tiles || p->a->dtype == NBL_DTYPE_F32;
+    return {reinterpret_cast<uint8_t *>(p->logits), dense ? p->stride : 2 * p->stride};
 }
 
 nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t rows)
@@ -283,7 +241,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
         g.beta = begin > 0 ? 1 : 0;
         return nbl__cuda_gemm(call, &g);
     }));
-    if (!apart && !p->narrow) return NBL_OK;
+    if (!apart && !p->narrow && !p->tiles) return NBL_OK;
     finish f = {};
     f.from = apart ? p->dx32 : reinterpret_cast<const float *>(to);
     f.to = to;
@@ -295,6 +253,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
         f.dloss = early ? nullptr : static_cast<const float *>(a->dloss.data);
         f.dloss_each = a->reduction == NBL_REDUCTION_NONE;
     }
+    if (p->tiles) f.factors = p->factors;
     launch_finish(call, p->dx->dtype, f, rows);
     return launched(call);
 }
@@ -361,27 +320,63 @@ logit_rows rows_of(const pass *p)
     return l;
 }
 
+/* What a chunk's logits tell, and the gradient of them where it is wanted. */
+nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, int64_t rows)
+{
+    unsigned blocks = static_cast<unsigned>(rows);
+    if (p->tiles) {
+        nbl__hopper product = exponentials_of(p, l.first, rows);
+        NBL_TRY(nbl__hopper_run(call, &product));
+        tile_rows r = {l,
+                       p->gradient ? reinterpret_cast<__nv_bfloat16 *>(p->logits) : nullptr,
+                       p->spans,
+                       static_cast<int>(p->span_count),
+                       p->label_logits,
+                       p->factors};
+        launch_early(p->sums ? settle_kernel<true> : settle_kernel<false>, dim3(blocks), SETTLE_THREADS, 0, 1,
+                     stream_of(call), r);
+        return launched(call);
+    }
+    const void *x = static_cast<const uint8_t *>(p->a->x.data) +
+                    static_cast<size_t>(l.first * p->hidden) * nbl__size_of(p->a->dtype);
+    NBL_TRY(make_logits(call, p, x, rows));
+    if (p->a->softcap > 0) NBL_BY_DTYPE(p->a->dtype, T, (launch_rows<T, true>(call, p, l, blocks)));
+    else NBL_BY_DTYPE(p->a->dtype, T, (launch_rows<T, false>(call, p, l, blocks)));
+    return launched(call);
+}
+
+void make_powers(const nbl__call *call, const pass *p, const int32_t *labels)
+{
+    unsigned blocks = static_cast<unsigned>(ceil_div(p->tokens, NEAR_THREADS / 32));
+    near_kernel<<<blocks, NEAR_THREADS, 0, stream_of(call)>>>(
+        static_cast<const __nv_bfloat16 *>(p->a->x.data),
+        static_cast<const __nv_bfloat16 *>(p->range > 0 ? static_cast<const void *>(p->decoded)
+                                                        : p->a->w.data),
+        p->hidden, p->vocabulary, labels, p->tokens, p->powers);
+}
+
 nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward)
 {
     pass p;
     cudaStream_t stream = stream_of(call);
-    layout(a, backward, call->scratch, &p);
+    layout(call->ctx, a, backward, call->scratch, &p);
+    if (p.tiles && p.tokens > 0) {
+        nbl__hopper product = exponentials_of(&p, 0, p.rows);
+        if (nbl__hopper_can(call->cuda, &product)) without_tiles(&p);
+    }
     logit_rows l = rows_of(&p);
     if (backward && !p.want_dx && !p.want_dw) return NBL_OK;
     share_kernel<<<1, THREADS, 0, stream>>>(l.labels, p.tokens, p.vocabulary,
                                             a->reduction == NBL_REDUCTION_MEAN, a->denominator, p.share,
                                             call->cuda->fault);
     if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(decode(call, &p, 0, p.vocabulary));
+    if (p.tiles && p.tokens > 0) make_powers(call, &p, l.labels);
     for (int64_t first = 0; first < p.tokens; first += p.rows) {
         int64_t rows = least(p.rows, p.tokens - first);
         const void *x = static_cast<const uint8_t *>(a->x.data) +
                         static_cast<size_t>(first * p.hidden) * nbl__size_of(a->dtype);
-        NBL_TRY(make_logits(call, &p, x, rows));
         l.first = first;
-        unsigned blocks = static_cast<unsigned>(rows);
-        if (a->softcap > 0) NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, true>(call, &p, l, blocks)));
-        else NBL_BY_DTYPE(a->dtype, T, (launch_rows<T, false>(call, &p, l, blocks)));
-        NBL_TRY(launched(call));
+        NBL_TRY(make_rows(call, &p, l, rows));
         if (p.want_dx) NBL_TRY(make_dx(call, &p, first, rows));
         if (p.want_dw) NBL_TRY(make_dw(call, &p, x, first, rows));
     }

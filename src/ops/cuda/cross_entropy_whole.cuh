@@ -2,9 +2,9 @@
  * cross_entropy.cu.
  *
  * A cluster of WHOLE_BLOCKS blocks has a row, which lies in their shared memory: the blocks sum their parts, exchange
- * the sums, and make the gradient of what they hold, where it is wanted. When the first writes, all have read: the gradient may lie on the
- * logits. Bound by memory: 4 bytes read and 2 written per logit; while some blocks of a multiprocessor work, those of
- * other rows wait for theirs. From compute capability 9.0, and up to WHOLE_MOST words. */
+ * the sums, and make the gradient of what they hold, where it is wanted. When the first writes, all have read: the
+ * gradient may lie on the logits. Bound by memory: 4 bytes read and 2 written per logit; while some blocks of a
+ * multiprocessor work, those of other rows wait for theirs. From compute capability 9.0, and up to WHOLE_MOST words. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 #define NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 

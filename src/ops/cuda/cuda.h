@@ -60,6 +60,10 @@ typedef struct nbl__cuda {
 
 enum { NBL_CUDA_MAILBOX = 4096 };
 
+/* Bytes that a forward call can leave for its backward call, which is spared some work by them; 0: none. A plan that has them
+ * tells both calls where they lie (nbl__around); without them nothing is left. */
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments);
+
 /* The device of a context; NULL: the CPU. */
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx);
 /* The implementations of an operator, best first, NULL at the end; or NULL: there are none. */

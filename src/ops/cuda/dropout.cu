@@ -92,7 +92,7 @@ __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &
     float factor = 1 / (1 - part.dropout);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        int64_t at = (row + (odd ? 8 : 0)) * e.columns + column + 8 * n + 4 * (q / 2);
+        int64_t at = (e.first_row + row + (odd ? 8 : 0)) * e.columns + column + 8 * n + 4 * (q / 2);
         uint32_t mine = keeps_four(part.seed, part.dropout, at >> 2), other = __shfl_xor_sync(WARP, mine, 1);
         uint32_t upper = (odd ? other : mine) >> 2 * odd, lower = (odd ? mine : other) >> 2 * odd;
         sum[n][0] += upper & 1 ? product[n][0] * factor : 0;
@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
     int64_t first = static_cast<int64_t>(blockIdx.x) * COLUMNS;
     const __nv_bfloat16 *u = static_cast<const __nv_bfloat16 *>(e.u),
                         *a = static_cast<const __nv_bfloat16 *>(e.a);
+    bool aligned = reinterpret_cast<uintptr_t>(e.to) % 4 == 0;
     for (int i = threadIdx.x; i < e.wide * (COLUMNS / 8); i += THREADS) {
         int r = i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
         *reinterpret_cast<uint4 *>(&tile[r][c]) = first + c < e.columns ? *reinterpret_cast<const uint4 *>(
@@ -160,8 +161,10 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
                 for (int half = 0; half < 2; half++) {
                     int64_t r = row + 8 * half;
                     if (r >= e.rows) continue;
-                    to[r * e.columns + 8 * n] = __float2bfloat16_rn(sum[n][2 * half]);
-                    to[r * e.columns + 8 * n + 1] = __float2bfloat16_rn(sum[n][2 * half + 1]);
+                    __nv_bfloat16 *place = to + r * e.columns + 8 * n;
+                    __nv_bfloat162 two = __floats2bfloat162_rn(sum[n][2 * half], sum[n][2 * half + 1]);
+                    if (aligned) *reinterpret_cast<__nv_bfloat162 *>(place) = two;
+                    else place[0] = two.x, place[1] = two.y;
                 }
             }
         }

@@ -21,7 +21,7 @@ typedef struct nbl__expand_part {
     int first, wide;
 } nbl__expand_part;
 typedef struct nbl__expand {
-    int64_t rows, columns, u_ld;
+    int64_t rows, columns, u_ld, first_row; /* first_row: of the masks */
     const void *u, *a;
     void *to;
     int part_count, wide; /* wide: of all parts */

@@ -1,16 +1,16 @@
 /* early.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to ops/cuda.
  *
- * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of the one before it, is started,
- * and finds memory idle. A kernel whose first parameter is `early` may be started by launch_early as soon as every block of
- * its predecessor has called others_may_begin() or left. Until it calls wait_for_others() it may touch only what no kernel
- * of the stream writes: weights, tables, its own shared memory. After that everything before it in the stream is done and
- * visible; loads of it must not go through the read-only path (no __ldg, no const __restrict__), which may hold what was
- * there before.
+ * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
+ * the one before it, is started, and finds memory idle. A kernel whose first parameter is `early` may be started by
+ * launch_early as soon as every block of its predecessor has called others_may_begin() or left. Until it calls
+ * wait_for_others() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
+ * After that everything before it in the stream is done and visible; loads of it must not go through the read-only path
+ * (no __ldg, no const __restrict__), which may hold what was there before.
  *
  * Every thread of every block must call wait_for_others(), also in blocks that have nothing to do: a kernel that ends
- * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter is
- * what keeps kernels that do not wait from being launched so. (The product of hopper.h waits as well; its host's part makes
- * the launch itself.) */
+ * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter
+ * is what keeps kernels that do not wait from being launched so. (The product of hopper.h waits as well; its host's
+ * part makes the launch itself.) */
 #ifndef NBL_CUDA_EARLY_CUH
 #define NBL_CUDA_EARLY_CUH
 

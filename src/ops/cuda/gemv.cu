@@ -22,29 +22,6 @@ using namespace nbl_cuda;
 namespace
 {
 
-template <typename T> __device__ void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1);
-template <> __device__ inline void multiply<__half>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <>
-__device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* Two values of T, of the byte number `byte` of `word`; `mine` is the lane's place in an entry. */
-__device__ inline uint32_t look_up(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
-{
-    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
-}
-
 template <typename T, scale_kind KIND, bool WHOLE>
 __global__ void __launch_bounds__(THREADS, 2)
     gemv_ring(const __grid_constant__ packed p, int rows, int m, const T *__restrict__ x, T *__restrict__ y)

@@ -10,7 +10,8 @@
 namespace nbl_cuda
 {
 
-constexpr int RING = 4, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
+constexpr int RING = 3, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
+constexpr int KEPT = 4; /* steps of a warp whose part of x fits shared memory */
 
 struct one_weight {
     const uint8_t *codes;
@@ -39,12 +40,13 @@ struct one_job {
     float table[16];
 };
 
-/* Shared memory: 256 entries of the table in the even lines of 128 bytes; in the odd ones two slots of the ring, the other
- * two behind them; what belongs to the scales of a slot; tables of nested scales; the sums of the warps. */
+/* Shared memory: 256 entries of the table in the even lines of 128 bytes; in the odd ones two slots of the ring; behind them
+ * x in the even lines and the third slot in the odd ones; what belongs to the scales of a slot; tables of nested scales; the
+ * sums of the warps. */
 template <bool NESTED> struct one_layout {
     static constexpr int EIGHT = WARPS, ROWS = TILE;
     static constexpr int PITCH = 2 * LINE; /* from one row of codes to the next, and of the table */
-    static constexpr int BEHIND = 256 * PITCH, SCALES = BEHIND + EIGHT * ROWS * PITCH;
+    static constexpr int X = 256 * PITCH, SCALES = X + EIGHT * ROWS * PITCH;
     static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4
                                               : ROWS * 16; /* of a slot: codes and factors, or floats */
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
@@ -52,9 +54,15 @@ template <bool NESTED> struct one_layout {
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
     static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* of the warps' columns */
     static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
+    static_assert(RING == 3 && KEPT * 4 == ROWS, "the third slot and x share their lines");
     static __device__ uint32_t slot_at(int slot)
     {
-        return slot < 2 ? LINE + slot * (BEHIND / 2) : BEHIND + (slot - 2) * LINE;
+        return LINE + slot * (X / 2);
+    }
+    /* 8 columns of a granule of a warp's part of x: lanes that read together find them in different banks. */
+    static __device__ uint8_t *x_at(uint8_t *shared, int warp, int granule, int piece)
+    {
+        return shared + X + (warp * KEPT * 4 + granule) * PITCH + (piece ^ (granule & 1)) * 16;
     }
 };
 
@@ -80,13 +88,13 @@ template <bool NESTED> struct one_loader {
     const float *factors;
     uint8_t *to, *scales_to;
     uint32_t granule, four_rows;
-    int tile, end_tile, step, first_step, end_step, slot, shift;
+    int tile, end_tile, step, first_step, end_step, shift;
 
     __device__ void begin(const one_job &j, uint8_t *shared, int first_tile, int first, int end, int warp,
                           int lane)
     {
         int r = lane / 8, piece = lane % 8;
-        first_step = first, end_step = end, slot = 0;
+        first_step = first, end_step = end;
         four_rows = 2u * static_cast<uint32_t>(j.columns);
         to = shared + (warp * TILE + r) * in::PITCH + (piece ^ 2 * r) * 16;
         scales_to = shared + in::SCALES + warp * RING * in::SCALE_BYTES +
@@ -130,7 +138,7 @@ template <bool NESTED> struct one_loader {
         tile += groups, step = first_step;
     }
 
-    __device__ void load(const one_job &j, int groups, int lane)
+    __device__ void load(const one_job &j, int groups, int lane, int slot)
     {
         if (tile < j.tiles) {
             uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
@@ -148,16 +156,15 @@ template <bool NESTED> struct one_loader {
             source[0] += LINE, source[1] += LINE, granule += 4;
             if (++step == end_step) next_tile(j, groups, lane);
         }
-        slot = slot + 1 == RING ? 0 : slot + 1;
         close_copies();
     }
 };
 
 /* ---- x ---- */
 
-constexpr int HELD = 2; /* steps of a warp whose part of x fits its registers */
+constexpr int HELD = 2; /* steps of a warp whose part of x a norm has in registers */
 
-/* The columns that a lane has of each step, as they are or as the norm makes them; all threads of the cluster. */
+/* The columns that a lane has of each step, as the norm makes them; all threads of the cluster. */
 template <typename T> struct one_row {
     uint4 at[HELD][2];
 

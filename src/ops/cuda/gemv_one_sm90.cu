@@ -3,22 +3,26 @@
  * What decoding a token does most. Codes come through a ring in shared memory and a table of pairs as in gemv.cu; the
  * differences are what one row of x alone allows, and what a chain of short kernels asks for:
  *
- *   product  mma.m16n8k16 has 8 columns for x. Four granules of 64 columns each take one of them (and, again, one of the
- *            other four): x of granule k stands in column k and zeros in the others, so that one accumulator keeps the
- *            sums of the granules apart. Lane 4g + t then has those of granules 2(t % 2) and 2(t % 2) + 1 of row g, or
- *            (t >= 2) of row g + 8: two scales and two fma per 256 columns, and nothing is exchanged
- *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of the
- *            first and 8 of the second, and y = act(first)·second
+ *   product  mma.m16n8k16 has 8 columns for x. Four granules of 64 columns each take one of them (and, again, one of
+ *            the other four). Codes of granule k are multiplied with all of them, and only column k (or k + 4) is of
+ *            use: that costs less than to make the others zero. Lane 4g + t then has the sums of granules 2(t % 2) and
+ *            2(t % 2) + 1 of row g, or (t >= 2) of row g + 8: two scales and two fma per 256 columns, and nothing is
+ *            exchanged
+ *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of
+ *            the first and 8 of the second, and y = act(first)·second
  *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
  *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
- *   norm     x may be what rmsnorm makes of it (and of a residual): every block makes it anew in registers, the first one
- *            writes it down
+ *   x        each warp keeps its part in shared memory, up to 8192 columns. Loads of it in every step, beside the
+ *            copies of nested scales, which go through the first cache, too, take a tenth of the time of a large weight
+ *   norm     x may be what rmsnorm makes of it (and of a residual): every block makes it anew in registers, the first
+ *            one writes it down
  *   share    where there are few tiles of many columns, two blocks (a cluster) share a tile
- *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of them, in
- *            turns, adds it up a tile later
+ *   loose    warps do not wait for each other: what each has of a tile goes to one of SUM_SLOTS places, and one of
+ *            them, in turns, adds it up a tile later
  *
- * Sums are f32 in the order of warps: the same input gives the same bits. Limit: lookups and instructions for large weights,
- * 90 % of a copy's speed with flat scales and 75 % with nested ones; the way through the kernel, 2 µs, for small ones. */
+ * Sums are f32 in the order of warps: the same input gives the same bits. Limit: lookups and instructions for large
+ * weights, 92 % of a copy's speed with flat scales and 83 % with nested ones; the way through the kernel, 2 µs, for
+ * small ones. */
 #include "ops/cuda/act.cuh"
 #include "ops/cuda/gemv_one.cuh"
 
@@ -27,28 +31,9 @@ using namespace nbl_cuda;
 namespace
 {
 
-template <typename T>
-__device__ inline void one_product(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
-{
-    if constexpr (__is_same(T, __half))
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-            "{%0,%1,%2,%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-            "{%0,%1,%2,%3};"
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ inline uint32_t pair_at(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
-{
-    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
-}
-
-/* The tables, which need nothing that a kernel has written. */
-template <typename T, bool NESTED> __device__ inline void make_tables(const one_job &j, uint8_t *shared)
+/* The tables, which need nothing that a kernel has written. `entries`: of nested scales, one of each member. */
+template <typename T, bool NESTED>
+__device__ inline void make_tables(const one_job &j, uint8_t *shared, const float *entries)
 {
     typedef one_layout<NESTED> in;
     int lane = threadIdx.x % 32;
@@ -62,7 +47,9 @@ template <typename T, bool NESTED> __device__ inline void make_tables(const one_
                                    (i + lane) % 8 * 16) = make_uint4(both, both, both, both);
     if constexpr (NESTED) {
         float *tables = reinterpret_cast<float *>(shared + in::TABLES);
-        for (int i = 0; i < j.count; i++) tables[i * 256 + threadIdx.x] = __ldg(j.at[i].table + threadIdx.x);
+#pragma unroll
+        for (int i = 0; i < MOST; i++)
+            if (i < j.count) tables[i * 256 + threadIdx.x] = entries[i];
     }
 }
 
@@ -104,12 +91,17 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
     int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
+    float entries[MOST];
+    if constexpr (NESTED) /* before the ring: else they come after all that it asks for */
+#pragma unroll
+        for (int i = 0; i < MOST; i++)
+            if (i < j.count) entries[i] = __ldg(j.at[i].table + threadIdx.x);
     one_loader<NESTED> ahead;
     ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
 #pragma unroll
-    for (int i = 0; i < RING; i++) ahead.load(j, groups, lane);
+    for (int i = 0; i < RING; i++) ahead.load(j, groups, lane, i);
     others_may_begin();
-    make_tables<T, NESTED>(j, shared);
+    make_tables<T, NESTED>(j, shared, entries);
     uint64_t *full = reinterpret_cast<uint64_t *>(shared + in::BARRIERS), *empty = full + SUM_SLOTS;
     if (threadIdx.x < SUM_SLOTS) {
         make_barrier(full + threadIdx.x, WARPS);
@@ -121,18 +113,35 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
         arrive_at_cluster();
         await_cluster();
     }
-    int my_steps = end_step - first_step, my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
-    bool holds = steps <= HELD * workers;
+    int my_steps = end_step - first_step;
+    bool keeps = steps <= KEPT * workers;
     if (j.norm.w && threadIdx.x * 64 < j.columns)
         asm volatile(
             "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
     wait_for_others();
-    one_row<T> row;
-    if (holds) row.load(j.x, my_column, my_steps);
-    if (j.norm.w)
+    if (j.norm.w) {
+        int my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
+        one_row<T> row;
+        row.load(j.x, my_column, my_steps);
         row.normalise(j, reinterpret_cast<float *>(shared + in::SQUARES), empty + SUM_SLOTS, my_column,
                       my_steps, worker, workers, g < 4, first_tile == 0 && g < 4);
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+#pragma unroll
+            for (int p = 0; p < 2; p++)
+                if (i < my_steps && g < 4)
+                    *reinterpret_cast<uint4 *>(in::x_at(shared, warp, i * 4 + g, 2 * t + p)) = row.at[i][p];
+    } else if (keeps) {
+        const T *from = static_cast<const T *>(j.x) + first_step * STEP_COLUMNS + lane * 8;
+#pragma unroll
+        for (int i = 0; i < KEPT; i++)
+            if (i < my_steps)
+                *reinterpret_cast<uint4 *>(in::x_at(shared, warp, i * 4 + lane / 8, lane % 8)) = read_written(
+                    from + i * STEP_COLUMNS);
+    }
+    __syncwarp();
 
+    const uint8_t *my_kept = in::x_at(shared, warp, g % 4, 2 * t);
     const T *my_x = static_cast<const T *>(j.x) + g % 4 * GRANULE + 16 * t;
     const uint8_t *my_codes = shared + (warp * TILE + g) * in::PITCH + t * 8;
     int my_row = g + t / 2 * 8;
@@ -156,15 +165,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             int member = place_of(j, tile, t / 2).member;
             table += member * 256, offset = j.at[member].offset;
         }
-        for (int s = first_step; s < end_step; s++) {
-            uint4 x[2];
-            if (holds) {
-                bool second = s != first_step;
-                x[0] = second ? row.at[1][0] : row.at[0][0], x[1] = second ? row.at[1][1] : row.at[0][1];
-            } else {
-                x[0] = read_written(my_x + s * STEP_COLUMNS),
-                x[1] = read_written(my_x + s * STEP_COLUMNS + 8);
-            }
+        auto add_step = [&](uint4 x0, uint4 x1) {
             wait_for_copies<RING - 1>();
             __syncwarp();
             const uint8_t *codes_at = my_codes + in::slot_at(slot);
@@ -186,32 +187,42 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
                 scales[0] = both.x, scales[1] = both.y;
             }
             __syncwarp(); /* all have read the slot that is filled now */
-            ahead.load(j, groups, lane);
+            ahead.load(j, groups, lane, slot);
             slot = slot + 1 == RING ? 0 : slot + 1;
             if constexpr (NESTED) {
                 scales[1] = __fadd_rn(__fmul_rn(table[two >> 8], scales[0]), offset);
                 scales[0] = __fadd_rn(__fmul_rn(table[two & 255], scales[0]), offset);
             }
-            const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
-            float product[4] = {};
+            const uint32_t b[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
+            float of_granule[4];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                uint32_t mine = g % 4 == k ? ~0u : 0u;
+                float product[4] = {};
 #pragma unroll
                 for (int i = 0; i < 4; i++) { /* four columns of each lane */
                     uint32_t a[4];
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         uint32_t word = i < 2 ? codes[k][half].x : codes[k][half].y;
-                        a[half] = pair_at(shared, word, i % 2 * 2, lane * 4u);
-                        a[half + 2] = pair_at(shared, word, i % 2 * 2 + 1, lane * 4u);
+                        a[half] = look_up(shared, word, i % 2 * 2, lane * 4u);
+                        a[half + 2] = look_up(shared, word, i % 2 * 2 + 1, lane * 4u);
                     }
-                    one_product<T>(product, a, b[2 * i] & mine, b[2 * i + 1] & mine);
+                    multiply<T>(product, a, b[2 * i], b[2 * i + 1]);
                 }
+                of_granule[k] = t < 2 ? product[k % 2] : product[k % 2 + 2];
             }
-            sum = fmaf(scales[0], t < 2 ? product[0] : product[2], sum);
-            sum = fmaf(scales[1], t < 2 ? product[1] : product[3], sum);
-        }
+            sum = fmaf(scales[0], t % 2 ? of_granule[2] : of_granule[0], sum);
+            sum = fmaf(scales[1], t % 2 ? of_granule[3] : of_granule[1], sum);
+        };
+        if (keeps)
+            for (int s = 0; s < my_steps; s++) {
+                const uint8_t *at = my_kept + s * 4 * in::PITCH;
+                add_step(*reinterpret_cast<const uint4 *>(at),
+                         *reinterpret_cast<const uint4 *>(at + (g % 2 ? -16 : 16)));
+            }
+        else
+            for (int s = first_step; s < end_step; s++)
+                add_step(read_written(my_x + s * STEP_COLUMNS), read_written(my_x + s * STEP_COLUMNS + 8));
         sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
         int place = n % SUM_SLOTS;
         if (n >= SUM_SLOTS) wait_at(empty + place, static_cast<uint32_t>(n / SUM_SLOTS - 1 & 1));

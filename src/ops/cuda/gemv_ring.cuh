@@ -32,9 +32,31 @@ template <int LEFT> __device__ inline void wait_for_copies(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Shared memory of a block. Lines of 128 bytes: for 4-bit weights every second one, of the first 512, is an entry of the
- * table, and after those they are the scales of the steps; between them lie the rows of codes. So an entry is found by its byte
- * alone, shifted by 8. */
+/* 16 rows of W times 8 columns of x. */
+template <typename T>
+__device__ inline void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    if constexpr (__is_same(T, __half))
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two values of T, of the byte number `byte` of `word`; `mine` is the lane's place in an entry of the table. */
+__device__ inline uint32_t look_up(const uint8_t *table, uint32_t word, int byte, uint32_t mine)
+{
+    return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, mine, 0x5504u | byte << 4));
+}
+
+/* Shared memory of a block. Lines of 128 bytes: for 4-bit weights every second one, of the first 512, is an entry of
+ * the table, and after those they are the scales of the steps; between them lie the rows of codes. So an entry is found
+ * by its byte alone, shifted by 8. */
 enum { DEPTH = 3, TILE = 16, LINE = 128, SLOTS = WARPS * DEPTH, SUMS = WARPS * TILE * MAX_M };
 template <scale_kind KIND> struct layout {
     static constexpr bool INT8 = KIND == SCALES_ROWS;

@@ -20,6 +20,7 @@
 #define NBL_CUDA_HOPPER_KERNEL_CUH
 
 #include "ops/cuda/early.cuh"
+#include "ops/cuda/hopper_exponentials.cuh"
 #include "ops/cuda/hopper_mma.cuh"
 #include "ops/cuda/kernel.cuh"
 
@@ -33,6 +34,9 @@ namespace nbl_hopper
 constexpr int BM = 128, BK = 64, LINE = 128, BOX_LINES = 64, BOX = LINE * BOX_LINES;
 constexpr int COUNTERS = 2, THREADS = 128 * (1 + COUNTERS);
 constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
+
+/* What a tile's sums become. */
+enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL };
 
 /* Everything a launch needs, by value. */
 struct job {
@@ -50,6 +54,7 @@ struct job {
     float beta;
     const void *old;
     int64_t ld_old, m, n;
+    exponentials exp;
 };
 
 template <int BN, int STAGES, int BUFFERS> struct layout {
@@ -261,10 +266,11 @@ __device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, 
 
 /* ---- the counters ---- */
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
 __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank, int counter)
 {
     using at = layout<BN, STAGES, BUFFERS>;
+    constexpr bool GATED = END == ENDS_GATED;
     constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* in a descriptor, 16 values of k further */
     uint32_t lane = threadIdx.x % 32, parity = 0;
     /* Lane i tells block i of the cluster that this warp is done with a stage. */
@@ -305,16 +311,20 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         uint32_t old[16];
-        if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
+        row_facts facts;
+        if constexpr (END == ENDS_EXPONENTIAL) facts = load_facts(p.exp, row, p.m, p.n);
+        else if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
         products_wait<0>();
         sums_are_there(sums);
         if (lane < CLUSTER) barrier_arrive(empty + before * 8);
-        send_tile<T, BN, GATED>(p, out, place.part, column, row, old, sums);
+        if constexpr (END == ENDS_EXPONENTIAL)
+            send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
+        else send_tile<T, BN, GATED>(p, out, place.part, column, row, old, sums);
     }
     if (out.leads) stores_read<0>();
 }
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
 __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ job p)
 {
     using at = layout<BN, STAGES, BUFFERS>;
@@ -337,13 +347,13 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     if (threadIdx.x < 128) {
         registers_give<40>();
         if (threadIdx.x == 0)
-            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank);
+            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END == ENDS_GATED>(p, ring, barriers, rank);
         __syncwarp();
     } else {
         registers_take<232>();
         int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
                                   0); /* the same in a warp, and known to be */
-        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>(p, ring, barriers, rank, counter);
+        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>(p, ring, barriers, rank, counter);
     }
     if (CLUSTER > 1) cluster_wait(); /* no block goes while another may write to it */
 }

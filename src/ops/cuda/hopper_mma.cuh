@@ -71,6 +71,22 @@ __device__ inline void warpgroup_sync(int number)
     asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
+/* The same, and whether any of its threads says so. */
+__device__ inline bool warpgroup_any(int number, bool it)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "bar.red.or.pred q, %2, 128, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"(static_cast<uint32_t>(it)), "r"(number)
+                 : "memory");
+    return any != 0;
+}
+
 /* ---- the copy engine ---- */
 
 __device__ inline void load_box(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
@@ -101,6 +117,11 @@ __device__ inline void store_box(const CUtensorMap *map, int x, int y, uint32_t 
 template <int COUNT> __device__ inline void stores_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(COUNT) : "memory");
+}
+/* Until all stores of this thread are done. */
+__device__ inline void stores_done()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 /* Ordinary writes to shared memory before it are seen by the copy engine after it. */
 __device__ inline void written_for_copies()

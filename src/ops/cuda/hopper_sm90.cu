@@ -10,6 +10,7 @@ namespace
 {
 
 using encoder = map_encoder;
+constexpr int SPAN = NBL_HOPPER_SPAN;
 
 struct variant {
     const char *name;
@@ -20,10 +21,10 @@ struct variant {
     size_t bytes;
 };
 
-template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
 cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
 {
-    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, GATED>;
+    auto kernel = multiply<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              layout<BN, STAGES, BUFFERS>::BYTES);
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
@@ -32,9 +33,12 @@ template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
 {
     if constexpr (BN == 256)
-        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, true>(config, p);
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, false>(config, p);
-    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, false>(config, p);
+        if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_GATED>(config, p);
+    if constexpr (BN == SPAN && !IS_HALF<T>)
+        if (product->exponentials.spans)
+            return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_EXPONENTIAL>(config, p);
+    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_PLAIN>(config, p);
+    return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_PLAIN>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
 cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
@@ -72,16 +76,22 @@ int64_t units_right(const nbl__hopper *p, const variant *v, int part)
     return whole(part_of(p, part).n, p->gated ? v->width / 2 : v->width);
 }
 
+/* Are there tiles of this width for it? */
+bool has_tiles(const nbl__hopper *p, const variant *v)
+{
+    return v->width == 256 || (!p->gated && !p->exponentials.spans);
+}
+
 /* The quickest, by how often every multiprocessor gets a tile. */
 const variant *choose(const nbl__hopper *p, int multiprocessors)
 {
-    if (p->variant > 0 && p->variant <= VARIANTS && (!p->gated || variants[p->variant - 1].width == 256))
+    if (p->variant > 0 && p->variant <= VARIANTS && has_tiles(p, &variants[p->variant - 1]))
         return &variants[p->variant - 1];
     const variant *best = &variants[0];
     double least = INFINITY;
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
-        if (p->gated && v->width != 256) continue;
+        if (!has_tiles(p, v)) continue;
         int64_t units = 0;
         for (int part = 0; part < part_count(p); part++) units += units_right(p, v, part);
         units *= whole(p->m, BM * v->cluster);
@@ -127,6 +137,16 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
     job->keeps_up = p->gated && p->up != NULL;
     nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
     bool good = true;
+    const nbl__hopper_exponentials *e = &p->exponentials;
+    if (e->spans) {
+        job->exp = {e->powers,
+                    e->labels,
+                    e->label_sums,
+                    reinterpret_cast<float2 *>(e->spans),
+                    static_cast<int32_t>(whole(p->n, SPAN)),
+                    p->c != NULL};
+        if (p->c == NULL) return true;
+    }
     for (int i = 0; i < part_count(p); i++) {
         nbl__hopper_part part = part_of(p, i);
         good = good && describe(encode, &job->c[i], dtype, part.c, p->m, part.n,
@@ -182,6 +202,9 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
         return "gated products take turned weights only, and no beta";
     if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
         return "only plain products without beta come in parts";
+    if (p->exponentials.spans && (p->dtype != NBL_DTYPE_BF16 || p->c_dtype != NBL_DTYPE_BF16 ||
+                                  !p->b_turned || p->gated || p->part_count > 0 || p->beta != 0))
+        return "exponentials are those of one bf16 product of turned weights";
     int first = 0;
     for (int i = 0; i < part_count(p); i++) {
         nbl__hopper_part part = part_of(p, i);

@@ -210,8 +210,8 @@ nbl_status nbl__cuda_layers_dropped(const nbl__cuda_layers *j, const nbl__cuda_l
     if (l->a->dropout == 0)
         return nbl__cuda_layers_rows(j, &j->x, row, rows, j->adapter, NULL, j->x_adapter, result);
     *result = j->x_dropped;
-    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, row, rows, j->in, nbl__cuda_row(&j->x, row),
-                          j->x.dtype, j->x_dropped, j->adapter);
+    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, l->a->first_row + row, rows, j->in,
+                          nbl__cuda_row(&j->x, row), j->x.dtype, j->x_dropped, j->adapter);
 }
 
 nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows,

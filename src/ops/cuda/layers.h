@@ -42,6 +42,8 @@ bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
+/* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
 nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 

@@ -3,7 +3,8 @@
  * The terms of rank r join the base products in one of two ways:
  *
  *     folded    on a Hopper, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
- *               loop of our own product (layers_fold.c). Results are written and rounded once.
+ *               loop of our own product (layers_fold.c). Results are written and rounded once; with dropout dx begins
+ *               with what the masks leave of u·A, and the loop adds to that.
  *     before    elsewhere: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
  *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four
  *               layers.
@@ -45,6 +46,14 @@ bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
     return !few || wide <= NBL_SKINNY_MOST;
+}
+
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
+{
+    int64_t wide = 0;
+    if (!nbl__cuda_fast_takes(members, count, false)) return 0;
+    for (int i = 0; i < count; i++) wide += columns_of(&members[i], false);
+    return (size_t)(nbl__tensor_rows(&members->x) * wide) * 2;
 }
 
 static void *cut(nbl__cut *c, bool needed, int64_t elements)
@@ -89,6 +98,21 @@ static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64
     if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
 }
 
+/* t is what forward leaves for backward, if there is room for that; else scratch. */
+static void place_t(nbl__fast *j, bool backward)
+{
+    void *kept = j->call ? j->call->around.kept : NULL;
+    j->t_ld = 0;
+    for (int i = 0; i < j->count; i++) {
+        nbl__fast_layer *l = &j->layers[i];
+        l->t_first = j->t_ld;
+        j->t_ld += kept ? columns_of(l->a, false) : l->wide;
+    }
+    if (kept && j->wide > 0) j->t = kept;
+    j->has_t = backward && kept && j->wide > 0;
+    if (j->has_t) j->over_x = false;
+}
+
 static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call, const nbl__linear *members,
                      int count, bool backward, uint8_t *scratch)
 {
@@ -112,7 +136,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
         if (nbl__fast_packed(&l->a->w))
             decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
     }
-    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1)) && !(backward && j->drops);
+    j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
     for (int i = 0; i < count; i++) {
         nbl__fast_layer *l = &j->layers[i];
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
@@ -130,6 +154,7 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
     if (backward) cut_backward(j, cuda, &c, most);
+    place_t(j, backward);
     j->used = c.used;
 }
 
@@ -216,8 +241,8 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const voi
     *x = j->x.data;
     if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
     *x = j->dropped;
-    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, 0, j->tokens, j->in, j->x.data, NBL_DTYPE_BF16,
-                          j->dropped, NBL_DTYPE_BF16);
+    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, l->a->first_row, j->tokens, j->in, j->x.data,
+                          NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
 }
 
 /* t of layers [first, end), which follow each other, in one pass over x. */
@@ -228,8 +253,8 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .columns = j->in,
                       .x = x,
                       .a = nbl__fast_at(j->lora_a, column * j->in),
-                      .to = nbl__fast_at(j->t, j->layers[first].first),
-                      .to_ld = j->wide};
+                      .to = nbl__fast_at(j->t, j->layers[first].t_first),
+                      .to_ld = j->t_ld};
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         int64_t at = l->first - column;
@@ -255,8 +280,8 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .a = x,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
                                           .b_turned = true,
-                                          .c = nbl__fast_at(j->t, l->first),
-                                          .ldc = j->wide});
+                                          .c = nbl__fast_at(j->t, l->t_first),
+                                          .ldc = j->t_ld});
 }
 
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
@@ -297,8 +322,8 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                                .m = j->tokens,
                                                .n = l->out,
                                                .k = l->wide,
-                                               .a = nbl__fast_at(j->t, l->first),
-                                               .lda = j->wide,
+                                               .a = nbl__fast_at(j->t, l->t_first),
+                                               .lda = j->t_ld,
                                                .b = l->lora_b,
                                                .b_turned = true,
                                                .c = l->a->y.data}));

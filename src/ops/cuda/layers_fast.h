@@ -10,9 +10,10 @@ typedef struct nbl__fast_layer {
     int64_t out, rank;
     int64_t wide,
         first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
-    void *lora_b; /* forward: [out, wide]; backward: [wide, out] */
-    void *w;      /* decoded, or where it lies; folded */
-    double *sums; /* [out]; backward with a bias */
+    int64_t t_first; /* its columns of t: forward may have left a wider one */
+    void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
+    void *w;         /* decoded, or where it lies; folded */
+    double *sums;    /* [out]; backward with a bias */
 } nbl__fast_layer;
 
 typedef struct nbl__fast {
@@ -23,9 +24,11 @@ typedef struct nbl__fast {
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
-    void *lora_a;  /* [wide, in] */
-    void *w;       /* decoded: one weight, or, folded, all of them */
-    void *t, *u;   /* [tokens, wide] */
+    void *lora_a; /* [wide, in] */
+    void *w;      /* decoded: one weight, or, folded, all of them */
+    void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
+    int64_t t_ld;
+    bool has_t;    /* backward: forward left it */
     void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
     void *shares;  /* of sweeps */
     float *da;     /* [wide, in], of several layers */
@@ -51,7 +54,8 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
 /* layers_fold.c. *done: whether it was possible; else nothing has happened. */
 nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
-nbl_status nbl__fold_dx(const nbl__fast *j, bool *done);
+/* `begun`: dx holds the adapters' terms already, and the loop adds to them. */
+nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done);
 
 static inline bool nbl__fast_packed(const nbl_weight *w)
 {

@@ -1,7 +1,8 @@
 /* layers_fast_backward.c - layers backward as they are trained. See layers_fast.c.
  *
  * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
- * u is: whichever of x and dy is larger is read once for both, the other twice. */
+ * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read
+ * once. */
 #include "ops/cuda/layers_fast.h"
 
 #ifdef NIBBLE_CUDA_BUILT
@@ -59,14 +60,14 @@ static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
 static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
 {
     const nbl__linear *a = l->a;
-    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->first), l->rank, j->wide,
+    return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->t_first), l->rank, j->t_ld,
                        a->dlora_b.data, a->accumulate);
 }
 
 /* u and dB of layers [first, end) in one pass over every dy; t is there. */
 static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
-    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->wide};
+    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
     *done = false;
     for (int i = first; i < end; i++) {
         const nbl__fast_layer *l = &j->layers[i];
@@ -81,7 +82,7 @@ static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes 
                                                .a = l->lora_b,
                                                .scale = a->scale,
                                                .first = l->first,
-                                               .v_first = l->first};
+                                               .v_first = l->t_first};
     }
     *done = nbl__sweep_can(j->call->cuda, &s);
     return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
@@ -120,7 +121,7 @@ static nbl_status sweep_x(const nbl__fast *j, int first, int end, const void *x,
                                .first = f->first,
                                .v_first = f->first}},
                     .to = with_t ? j->t : NULL,
-                    .to_ld = j->wide,
+                    .to_ld = j->t_ld,
                     .v = j->u,
                     .v_ld = j->wide};
     for (int i = first; i < end; i++) {
@@ -180,7 +181,7 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
             if (want->dx || want->a) NBL_TRY(make_u(j, l));
             return over_x(j, want, x);
         }
-        if (wanted(&a->dlora_b)) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
         NBL_TRY(over_dy(j, i, i + 1, want));
         if (l->rank == 0 || !wanted(&a->dlora_a)) continue;
         bool done;
@@ -194,7 +195,7 @@ static nbl_status adapter_gradients(const nbl__fast *j, const wishes *want)
 {
     if (j->wide > 0) NBL_TRY(nbl__fast_pack(j, true));
     if (j->drops) return gradients_of_dropped(j, want);
-    if (want->b && !j->over_x) NBL_TRY(nbl__fast_make_t(j, false));
+    if (want->b && !j->over_x && !j->has_t) NBL_TRY(nbl__fast_make_t(j, false));
     if (!j->over_x) NBL_TRY(over_dy(j, 0, j->count, want));
     else if (want->dx || want->a) NBL_TRY(make_u(j, &j->layers[0]));
     if (j->over_x) return over_x(j, want, j->x.data);
@@ -210,7 +211,8 @@ static nbl_status dx_dropped(const nbl__fast *j)
                      .u = j->u,
                      .a = j->lora_a,
                      .to = j->dx.data,
-                     .wide = (int)j->wide};
+                     .wide = (int)j->wide,
+                     .first_row = j->layers[0].a->first_row};
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         if (l->wide > 0)
@@ -220,17 +222,18 @@ static nbl_status dx_dropped(const nbl__fast *j)
     return nbl__cuda_expand(j->call, &e);
 }
 
-static nbl_status dx_before(const nbl__fast *j)
+static nbl_status make_dx(const nbl__fast *j)
 {
     nbl__gemm g = {.c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
-    bool done = false;
-    if (j->folds) NBL_TRY(nbl__fold_dx(j, &done));
+    bool begun = j->drops, done = false;
+    if (begun) NBL_TRY(dx_dropped(j));
+    if (j->folds) NBL_TRY(nbl__fold_dx(j, begun, &done));
     if (done) return NBL_OK;
-    if (j->wide > 0) {
+    if (j->wide > 0 && !begun) {
         g.k = j->wide, g.a = j->u, g.lda = j->wide, g.b = j->lora_a;
-        NBL_TRY(j->drops ? dx_dropped(j) : nbl__fast_multiply(j, 1, g));
-        g.beta = 1;
+        NBL_TRY(nbl__fast_multiply(j, 1, g));
     }
+    g.beta = j->wide > 0 ? 1 : 0;
     for (int i = 0; i < j->count; i++) {
         const nbl__fast_layer *l = &j->layers[i];
         if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
@@ -249,7 +252,7 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
     for (int i = 0; i < count; i++)
         want.a |= wanted(&members[i].dlora_a), want.b |= wanted(&members[i].dlora_b);
     NBL_TRY(adapter_gradients(&j, &want));
-    if (want.dx) NBL_TRY(dx_before(&j));
+    if (want.dx) NBL_TRY(make_dx(&j));
     for (int i = 0; i < count; i++) {
         const nbl__fast_layer *l = &j.layers[i];
         const nbl__linear *a = l->a;

@@ -29,7 +29,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
         y.sources[next++] = (nbl__hopper_source){.a = j->x.data, .b = l->w, .k = j->in};
         if (l->wide > 0)
             y.sources[next++] = (nbl__hopper_source){
-                .a = nbl__fast_at(j->t, l->first), .lda = j->wide, .b = l->lora_b, .k = l->wide};
+                .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
     }
     *done = nbl__hopper_can(j->call->cuda, &y) == NULL;
     if (!*done) return NBL_OK;
@@ -37,7 +37,7 @@ nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
     return nbl__hopper_run(j->call, &y);
 }
 
-nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
+nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done)
 {
     nbl__hopper dx = {
         .dtype = NBL_DTYPE_BF16, .c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
@@ -45,7 +45,8 @@ nbl_status nbl__fold_dx(const nbl__fast *j, bool *done)
         const nbl__fast_layer *l = &j->layers[i];
         dx.sources[dx.count++] = (nbl__hopper_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
-    if (j->wide > 0)
+    if (begun) dx.beta = 1;
+    else if (j->wide > 0)
         dx.sources[dx.count++] = (nbl__hopper_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
     *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;

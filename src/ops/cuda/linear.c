@@ -71,4 +71,22 @@ const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, N
 const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR, NULL,
                                                    group_backward_scratch, run_group_backward};
 
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
+{
+    nbl__linear members[NBL_GROUP_MOST];
+    if (impl == &nbl__linear_cuda) return nbl__cuda_fast_kept(arguments, 1);
+    if (impl != &nbl__linear_group_cuda) return 0;
+    const nbl__linear_group *group = arguments;
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_fast_kept(members, group->count);
+}
+
+#else
+
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
+{
+    (void)impl, (void)arguments;
+    return 0;
+}
+
 #endif

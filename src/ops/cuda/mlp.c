@@ -6,11 +6,11 @@
  *                g, u, d = d·u·act'(g), d·act(g), act(g)·u      gradients of gate and up, and h
  *                gradients of down's parameters from d, then all of gate and up, and dx
  *
- * Chunks of this size are small for a device: where speed matters, a graph of linear_group, gated and linear does the same.
- * With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them.
+ * Chunks of this size are small for a device: where speed matters, a graph of linear_group, gated and linear does the
+ * same. With `keep` g and u are the saved tensors, and forward writes act(g)·u beside them.
  *
- * A few rows of bf16, as decoding has them, have bf16 between their layers, which multiply packed weights as they are; for one
- * row without adapters gate, up and act are one launch, and act(g)·u is rounded once. */
+ * A few rows of bf16, as decoding has them, have bf16 between their layers, which multiply packed weights as they are;
+ * for one row without adapters gate, up and act are one launch, and act(g)·u is rounded once. */
 #include "ops/mlp.h"
 
 #ifdef NIBBLE_CUDA_BUILT

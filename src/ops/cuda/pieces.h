@@ -50,7 +50,8 @@ nbl_status nbl__cuda_factors(const nbl__call *call, int64_t n, const nbl_tensor 
 /* LLM.int8. outlier[c] is 1 where a value of the column is not below the threshold (<= 0: not finite). */
 nbl_status nbl__cuda_outliers(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
                               nbl_dtype dtype, float threshold, uint8_t *outlier);
-/* codes and scales (the largest magnitude below the threshold) by rows, and `kept`: x where a column is an outlier, else 0. */
+/* codes and scales (the largest magnitude below the threshold) by rows, and `kept`: x where a column is an outlier,
+ * else 0. */
 nbl_status nbl__cuda_quantise_rows(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
                                    nbl_dtype dtype, float threshold, const uint8_t *outlier, int8_t *codes,
                                    float *scales, void *kept, nbl_dtype kept_dtype);
