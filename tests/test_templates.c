@@ -84,6 +84,23 @@ static void the_language_is_jinja2s(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* As jinja2 folds them: what a constant decides is not looked at, and a slice is taken as an item is. */
+static void constants_are_folded(void **state)
+{
+    nbl_context *ctx = new_context();
+    (void)state;
+    expect(ctx, "{{ true or x|nosuch }} {{ (1 if true else nope) or x|nosuch }} {{ 1 > 2 > (x|nosuch) }}",
+           "True 1 False");
+    expect(ctx, "{{ ((5[1:] and nope) or 7) or x|nosuch }} {{ none[1:] }} {{ none[1:]|length }}", "7  0");
+    expect(ctx, "{% autoescape true %}{{ '<' ~ ('>'|safe) }}{{ s ~ ('>'|safe) }}{% endautoescape %}",
+           "&lt;&gt;Hi there>");
+    expect_failure(ctx, "{{ (true and nope) and x|nosuch }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
+    expect_failure(ctx, "{{ 2 > 1 > (x|nosuch) }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
+    expect_failure(ctx, "{{ none[1:] or nope }}", NBL_ERROR_FORMAT, "not subscriptable");
+    expect_failure(ctx, "{{ n or (true or {[]: 1}) }}", NBL_ERROR_FORMAT, "unhashable type: 'list'");
+    nbl_context_destroy(ctx);
+}
+
 static void errors_name_their_place(void **state)
 {
     nbl_context *ctx = new_context();
@@ -253,10 +270,10 @@ static void memory_may_run_out_anywhere(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_language_is_jinja2s),       cmocka_unit_test(errors_name_their_place),
-        cmocka_unit_test(a_bomb_ends_in_an_error),       cmocka_unit_test(spans_are_counted_in_characters),
-        cmocka_unit_test(a_line_of_a_batch_fails_alone), cmocka_unit_test(the_models_template_is_found),
-        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(the_language_is_jinja2s),         cmocka_unit_test(constants_are_folded),
+        cmocka_unit_test(errors_name_their_place),         cmocka_unit_test(a_bomb_ends_in_an_error),
+        cmocka_unit_test(spans_are_counted_in_characters), cmocka_unit_test(a_line_of_a_batch_fails_alone),
+        cmocka_unit_test(the_models_template_is_found),    cmocka_unit_test(memory_may_run_out_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,7 +79,7 @@ typedef enum tpl_kind {
     NODE_GETITEM, /* a[b] */
     NODE_GETATTR, /* a.value */
     NODE_SLICE,   /* a:b:c, each may be NULL */
-    NODE_CONCAT,  /* list, joined */
+    NODE_CONCAT,  /* list, joined; flag: as plain text */
     NODE_COMPARE, /* a, then list: OPERAND */
     NODE_OPERAND, /* op a */
     NODE_BINARY,  /* a op b */
@@ -192,14 +192,12 @@ typedef struct tpl_program {
 nbl_status nbl__tpl_parse(tpl_vm *vm, const char *text, size_t size, tpl_program *program);
 nbl_status nbl__tpl_resolve(tpl_vm *vm, tpl_program *program); /* jinja_scope.c */
 
-/* jinja_constant.c; of nodes whose parts are resolved. */
-bool nbl__tpl_is_constant(const tpl_node *node);
-/* Whether the left side of an and or an or decides it once and for all. */
-nbl_status nbl__tpl_is_decided(tpl_vm *vm, const tpl_node *node, bool *decided);
-/* Whether it is constant, and fails when it runs. */
-nbl_status nbl__tpl_constant_fails(tpl_vm *vm, const tpl_node *node, bool *fails);
+/* jinja_constant.c */
+bool nbl__tpl_may_fold(const tpl_node *node); /* as far as it itself goes, not its parts */
 /* Makes a node that jinja2 would fold its value; `printed`: all of what an output prints. */
 nbl_status nbl__tpl_fold(tpl_vm *vm, tpl_node *node, bool printed);
+/* Folds what can be in an expression, from its innermost parts on. */
+nbl_status nbl__tpl_optimize(tpl_vm *vm, tpl_node *node);
 
 /* ---- between the files of the parser ---- */
 

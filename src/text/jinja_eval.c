@@ -40,6 +40,7 @@ static nbl_status eval_cond(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     NBL_TRY(nbl__tpl_truth(vm, test, &truth));
     if (truth) return nbl__tpl_eval(vm, frame, node->a, result);
     if (node->c) return nbl__tpl_eval(vm, frame, node->c, result);
+    if (vm->folding) return nbl__tpl_raise(vm, "not a constant");
     static const char hint[] = "the inline if-expression evaluated to false and no else section was defined.";
     return nbl__tpl_undefined(vm, hint, NULL, tpl_none(), result);
 }
@@ -161,16 +162,17 @@ static nbl_status eval_getitem(tpl_vm *vm, tpl_frame *frame, const tpl_node *nod
     return nbl__tpl_undefined(vm, "a slice of what has none", NULL, tpl_none(), result);
 }
 
-/* Once something is safe HTML under autoescape, what is joined to it is escaped. */
+/* Once something is safe HTML under autoescape, what is joined to it is escaped. jinja2 does not do so where it folds, or
+ * where it could not know whether a block escapes. */
 static nbl_status eval_concat(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value value, *items;
     tpl_text text = {0};
-    bool markup = false;
+    bool markup = false, escapes = vm->autoescape && !vm->folding && !node->flag;
     NBL_TRY(TPL_NEW(vm, items, node->list.count));
     for (int64_t i = 0; i < node->list.count; i++) {
         NBL_TRY(nbl__tpl_eval(vm, frame, node->list.items[i], &items[i]));
-        markup |= vm->autoescape && items[i].type == TPL_STRING && items[i].markup;
+        markup |= escapes && items[i].type == TPL_STRING && items[i].markup;
     }
     tpl_at(vm, node);
     for (int64_t i = 0; i < node->list.count; i++) {
@@ -261,6 +263,7 @@ static nbl_status eval_node(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
 nbl_status nbl__tpl_eval(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     if (node->kind == NODE_CONST) return *result = node->value, NBL_OK;
+    if (vm->folding && !nbl__tpl_may_fold(node)) return nbl__tpl_raise(vm, "not a constant");
     tpl_at(vm, node);
     NBL_TRY(nbl__tpl_enter(vm));
     NBL_TRY(eval_node(vm, frame, node, result));

@@ -5,6 +5,7 @@
  *
  * Nesting is bounded by TPL_MOST_PARSE. */
 #include "text/jinja_ast.h"
+#include "text/jinja_runtime.h"
 
 static nbl_status parse_or(tpl_parser *p, tpl_node **node);
 static nbl_status parse_unary(tpl_parser *p, bool with_filter, tpl_node **node);
@@ -463,6 +464,7 @@ nbl_status nbl__tpl_filters(tpl_parser *p, tpl_node *input, bool inline_first, t
         if (!inline_first) NBL_TRY(nbl__tpl_advance(p));
         NBL_TRY(nbl__tpl_node(p, NODE_FILTER, &p->current, &node));
         NBL_TRY(dotted_name(p, &node->value));
+        node->callee = nbl__tpl_find_filter(node->value.string);
         if (p->current.type == TOKEN_LPAREN) NBL_TRY(parse_arguments(p, node));
         node->a = input;
         input = node;
@@ -495,6 +497,7 @@ static nbl_status parse_test(tpl_parser *p, tpl_node *value, tpl_node **result)
     NBL_TRY(nbl__tpl_advance(p));
     NBL_TRY(nbl__tpl_skip_name(p, "not", &negated));
     NBL_TRY(dotted_name(p, &node->value));
+    node->callee = nbl__tpl_find_test(node->value.string);
     if (p->current.type == TOKEN_LPAREN) {
         NBL_TRY(parse_arguments(p, node));
     } else if (begins_test_argument(p)) {

@@ -17,7 +17,7 @@ typedef struct frame {
 typedef struct compiler {
     tpl_vm *vm;
     tpl_program *program;
-    int64_t unsliced; /* constants seen so far that are sliced and cannot be */
+    bool escape_unknown; /* an autoescape block is around whose value is known when it runs */
 } compiler;
 
 /* ---- what a scope's body does with names; it stops at inner scopes ---- */
@@ -333,6 +333,14 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
     return compile_all(c, (frame){.symbols = &s}, &node->body);
 }
 
+/* Whether a block escapes is a constant, or known when it runs: then nothing in it is folded. */
+static nbl_status begin_autoescape(compiler *c, tpl_node *node)
+{
+    NBL_TRY(nbl__tpl_fold(c->vm, node, true));
+    c->escape_unknown |= node->kind != NODE_CONST;
+    return node->kind == NODE_CONST ? nbl__tpl_truth(c->vm, node->value, &c->vm->autoescape) : NBL_OK;
+}
+
 /* with, filter, set and autoescape blocks: a scope in the same activation. */
 static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
 {
@@ -345,7 +353,10 @@ static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
     NBL_TRY(keep_scope(c, &s, &node->scope));
     NBL_TRY(compile_all(c, f, &node->defaults)); /* values of with */
     NBL_TRY(compile_all(c, inner, &node->list)); /* targets of with */
+    bool escapes = c->vm->autoescape, unknown = c->escape_unknown;
+    if (node->kind == NODE_AUTOESCAPE) NBL_TRY(begin_autoescape(c, node->a));
     NBL_TRY(compile_all(c, inner, &node->body));
+    c->vm->autoescape = escapes, c->escape_unknown = unknown;
     if (node->kind == NODE_SET_BLOCK) {
         NBL_TRY(compile(c, f, node->a));
         return node->b ? compile(c, inner, node->b) : NBL_OK;
@@ -353,58 +364,26 @@ static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
     return node->a ? compile(c, inner, node->a) : NBL_OK;
 }
 
-static nbl_status compile_callee(compiler *c, frame f, tpl_node *node)
+static bool is_folded(const tpl_node *node)
 {
-    bool filter = node->kind == NODE_FILTER;
+    return node->kind >= NODE_COND && node->kind <= NODE_POS && node->kind != NODE_OPERAND &&
+           node->kind != NODE_SLICE;
+}
+
+static nbl_status check_callee(compiler *c, frame f, tpl_node *node)
+{
     const tpl_string *name = node->value.string;
-    node->callee = filter ? (const void *)nbl__tpl_find_filter(name) : (const void *)nbl__tpl_find_test(name);
     if (node->callee || f.soft) return NBL_OK;
     NBL_TRY(complain(c, node));
-    return nbl__tpl_raise(c->vm, "No %s named '%.*s'.", filter ? "filter" : "test", (int)name->size,
-                          name->bytes);
+    return nbl__tpl_raise(c->vm, "No %s named '%.*s'.", node->kind == NODE_FILTER ? "filter" : "test",
+                          (int)name->size, name->bytes);
 }
 
-static nbl_status compile_logic(compiler *c, frame f, const tpl_node *node)
+/* jinja2 folds what an output prints as a whole, and then operators, calls, filters, …: not what stands alone. */
+static nbl_status fold(compiler *c, frame f, tpl_node *node)
 {
-    bool decided;
-    NBL_TRY(compile(c, f, node->a));
-    NBL_TRY(nbl__tpl_is_decided(c->vm, node, &decided));
-    f.soft |= decided;
-    return compile(c, f, node->b);
-}
-
-/* A constant dictionary whose key cannot be hashed fails in jinja2 before anything runs. */
-static nbl_status check_keys(compiler *c, const tpl_node *node)
-{
-    uint64_t hash;
-    tpl_value key;
-    for (int64_t i = 0; i < node->list.count; i += 2) {
-        if (!nbl__tpl_is_constant(node->list.items[i]) || !nbl__tpl_is_constant(node->list.items[i + 1]))
-            return NBL_OK;
-        int depth = c->vm->depth;
-        nbl_status status = nbl__tpl_eval(c->vm, NULL, node->list.items[i], &key);
-        c->vm->depth = depth;
-        if (status == NBL_ERROR_MEMORY) return status;
-        c->vm->status = NBL_OK;
-        if (status != NBL_OK) return NBL_OK;
-        NBL_TRY(complain(c, node->list.items[i]));
-        NBL_TRY(nbl__tpl_hash(c->vm, key, &hash));
-    }
-    return NBL_OK;
-}
-
-/* Counts a constant that cannot be sliced; and what such a one lies in may still be folded to something. */
-static nbl_status fold_slices(compiler *c, tpl_node *node, int64_t before)
-{
-    bool fails = false;
-    if (node->kind == NODE_GETITEM && node->b->kind == NODE_SLICE) {
-        NBL_TRY(nbl__tpl_constant_fails(c->vm, node, &fails));
-        c->unsliced += fails;
-    }
-    if (c->unsliced == before) return NBL_OK;
-    if (node->kind >= NODE_TUPLE && node->kind <= NODE_POS && node->kind != NODE_SLICE &&
-        node->kind != NODE_OPERAND)
-        return nbl__tpl_fold(c->vm, node, false);
+    if (c->escape_unknown) return NBL_OK;
+    if (is_folded(node)) return f.folds ? NBL_OK : nbl__tpl_optimize(c->vm, node);
     for (int64_t i = 0; node->kind == NODE_OUTPUT && i < node->list.count; i++)
         NBL_TRY(nbl__tpl_fold(c->vm, node->list.items[i], true));
     return NBL_OK;
@@ -412,11 +391,11 @@ static nbl_status fold_slices(compiler *c, tpl_node *node, int64_t before)
 
 static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
 {
-    f.folds |= node->kind >= NODE_COND && node->kind <= NODE_POS && node->kind != NODE_OPERAND &&
-               node->kind != NODE_SLICE;
+    f.folds |= is_folded(node);
     frame soft = f;
     soft.soft = true;
     switch ((tpl_kind)node->kind) {
+    case NODE_CONST: return NBL_OK; /* and its parts, if it was folded, no longer count */
     case NODE_NAME: return resolve_name(c, f, node, node->value.string, &node->slot, &node->hops);
     case NODE_NSREF: return resolve_name(c, f, node, node->value.string, &node->slot, &node->hops);
     case NODE_IF:
@@ -443,10 +422,9 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
         return nbl__tpl_raise(c->vm, "'%s' outside loop", node->kind == NODE_BREAK ? "break" : "continue");
     case NODE_SET: node->exported = f.toplevel; break;
     case NODE_FILTER:
-    case NODE_TEST: NBL_TRY(compile_callee(c, f, node)); break;
+    case NODE_TEST: NBL_TRY(check_callee(c, f, node)); break;
     case NODE_COND: f = soft; break;
-    case NODE_AND:
-    case NODE_OR: return compile_logic(c, f, node);
+    case NODE_CONCAT: node->flag = c->escape_unknown; break;
     default: break;
     }
     if (node->a) NBL_TRY(compile(c, f, node->a));
@@ -456,16 +434,14 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
     NBL_TRY(compile_all(c, f, &node->args));
     NBL_TRY(compile_all(c, f, &node->keywords));
     if (node->dyn_args) NBL_TRY(compile(c, f, node->dyn_args));
-    if (node->dyn_kwargs) NBL_TRY(compile(c, f, node->dyn_kwargs));
-    return node->kind == NODE_DICT && f.folds ? check_keys(c, node) : NBL_OK;
+    return node->dyn_kwargs ? compile(c, f, node->dyn_kwargs) : NBL_OK;
 }
 
 static nbl_status compile(compiler *c, frame f, tpl_node *node)
 {
-    int64_t before = c->unsliced;
     NBL_TRY(nbl__tpl_enter(c->vm));
+    NBL_TRY(fold(c, f, node));
     NBL_TRY(compile_node(c, f, node));
-    NBL_TRY(fold_slices(c, node, before));
     c->vm->depth--;
     return NBL_OK;
 }

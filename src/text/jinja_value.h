@@ -163,7 +163,7 @@ struct tpl_vm {
     int depth;      /* of nested evaluation */
     int line, column;
     bool autoescape;
-    bool folding; /* slices are taken as items are: jinja_constant.c */
+    bool folding;  /* the value of a constant is looked for: jinja_constant.c */
     int flow;      /* tpl_flow: a break or continue is on its way */
     tpl_text *out; /* where output goes now */
     tpl_text text; /* the rendered text; what is in a buffer is not yet there */
