@@ -94,8 +94,12 @@ static void constants_are_folded(void **state)
     expect(ctx, "{{ ((5[1:] and nope) or 7) or x|nosuch }} {{ none[1:] }} {{ none[1:]|length }}", "7  0");
     expect(ctx, "{% autoescape true %}{{ '<' ~ ('>'|safe) }}{{ s ~ ('>'|safe) }}{% endautoescape %}",
            "&lt;&gt;Hi there>");
+    expect(ctx, "{% autoescape n %}{{ '<' ~ ('>'|safe) }}{% endautoescape %}{{ [[1]]|map('first')|list }}",
+           "&lt;&gt;[1]");
     expect_failure(ctx, "{{ (true and nope) and x|nosuch }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
     expect_failure(ctx, "{{ 2 > 1 > (x|nosuch) }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
+    expect_failure(ctx, "{% set y = none[1:] %}", NBL_ERROR_FORMAT, "not subscriptable");
+    expect_failure(ctx, "{{ [none[1:]]|map('length')|list }}", NBL_ERROR_FORMAT, "not subscriptable");
     expect_failure(ctx, "{{ none[1:] or nope }}", NBL_ERROR_FORMAT, "not subscriptable");
     expect_failure(ctx, "{{ n or (true or {[]: 1}) }}", NBL_ERROR_FORMAT, "unhashable type: 'list'");
     nbl_context_destroy(ctx);

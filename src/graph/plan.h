@@ -70,8 +70,7 @@ typedef struct nbl__plan {
     nbl__recompute recompute;
     int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
     size_t *offset;        /* per value, in the memory of its class */
-    struct nbl__piece
-        *lives; /* per value: when it is needed; then per step: its scratch; and what it keeps */
+    struct nbl__piece *lives; /* of each value; then each step's scratch; then what each step is left */
     size_t bytes[NBL_MEMORY_COUNT];
     size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
     uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */

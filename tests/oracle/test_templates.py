@@ -86,6 +86,8 @@ PROGRAMS = r"""
 {{ x|nosuch or true }}
 {{ (5[1:] and q) and x|nosuch }}
 {{ none[1:] or q }}
+{{ [none[1:]]|map('length')|list }}
+{{ [none[1:]]|first }}|{{ [[1]]|map('first')|list }}
 {{ (5 if none[1:] else q) }}
 {{ (none[1:]) + 1 }}
 {{ none[w:] }}

@@ -321,7 +321,7 @@ logit_rows rows_of(const pass *p)
 }
 
 /* What a chunk's logits tell, and the gradient of them where it is wanted. */
-nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, int64_t rows)
+nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, const void *x, int64_t rows)
 {
     unsigned blocks = static_cast<unsigned>(rows);
     if (p->tiles) {
@@ -337,8 +337,6 @@ nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, 
                      stream_of(call), r);
         return launched(call);
     }
-    const void *x = static_cast<const uint8_t *>(p->a->x.data) +
-                    static_cast<size_t>(l.first * p->hidden) * nbl__size_of(p->a->dtype);
     NBL_TRY(make_logits(call, p, x, rows));
     if (p->a->softcap > 0) NBL_BY_DTYPE(p->a->dtype, T, (launch_rows<T, true>(call, p, l, blocks)));
     else NBL_BY_DTYPE(p->a->dtype, T, (launch_rows<T, false>(call, p, l, blocks)));
@@ -376,7 +374,7 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
         const void *x = static_cast<const uint8_t *>(a->x.data) +
                         static_cast<size_t>(first * p.hidden) * nbl__size_of(a->dtype);
         l.first = first;
-        NBL_TRY(make_rows(call, &p, l, rows));
+        NBL_TRY(make_rows(call, &p, l, x, rows));
         if (p.want_dx) NBL_TRY(make_dx(call, &p, first, rows));
         if (p.want_dw) NBL_TRY(make_dw(call, &p, x, first, rows));
     }
