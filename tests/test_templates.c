@@ -96,7 +96,12 @@ static void constants_are_folded(void **state)
            "&lt;&gt;Hi there>");
     expect(ctx, "{% autoescape n %}{{ '<' ~ ('>'|safe) }}{% endautoescape %}{{ [[1]]|map('first')|list }}",
            "&lt;&gt;[1]");
+    expect(ctx, "{% autoescape true %}{% endautoescape %}{{ ['<', '>'|safe]|join }}", "<>");
     expect_failure(ctx, "{{ (true and nope) and x|nosuch }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
+    expect_failure(ctx, "{% autoescape n %}{{ ('a'|upper) or x|nosuch }}{% endautoescape %}",
+                   NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
+    expect_failure(ctx, "{{ ((1 if false) or 2) or x|nosuch }}", NBL_ERROR_FORMAT,
+                   "No filter named 'nosuch'.");
     expect_failure(ctx, "{{ 2 > 1 > (x|nosuch) }}", NBL_ERROR_FORMAT, "No filter named 'nosuch'.");
     expect_failure(ctx, "{% set y = none[1:] %}", NBL_ERROR_FORMAT, "not subscriptable");
     expect_failure(ctx, "{{ [none[1:]]|map('length')|list }}", NBL_ERROR_FORMAT, "not subscriptable");

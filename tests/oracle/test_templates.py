@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import jinja2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
+warnings.simplefilter("ignore", SyntaxWarning)  # of what jinja2 compiles
 ROUNDS = 8  # of 400 random programs: a number and no time, so that a seed gives the same run on every machine
 SHOWN = 12
 ADDRESS = re.compile(r" at 0x[0-9a-f]{12}\b")  # where an object lies is told by its text, and nothing to compare
@@ -87,6 +89,9 @@ PROGRAMS = r"""
 {{ (5[1:] and q) and x|nosuch }}
 {{ none[1:] or q }}
 {{ [none[1:]]|map('length')|list }}
+{{ ((1 if false) or 2) or x|nosuch }}
+{% autoescape true %}{% endautoescape %}{{ ['<', '>'|safe]|join }}
+{% autoescape t %}{{ ('a'|upper) or x|nosuch }}{% endautoescape %}
 {{ [none[1:]]|first }}|{{ [[1]]|map('first')|list }}
 {{ (5 if none[1:] else q) }}
 {{ (none[1:]) + 1 }}
