@@ -252,6 +252,8 @@ typedef struct nbl_quantize_options {
     nbl_dtype compute_dtype; /* written to config.json; default f32 is 0, so
                                 say what you want */
     uint64_t shard_size;     /* bytes per output file; 0: 5 GB */
+    int allow_non_finite; /* 0: a NaN or an infinity in a weight is an error that
+                             names tensor, index and count; 1: a warning */
 } nbl_quantize_options;
 
 /* Bytes of each part of a quantised weight; a part that does not exist has 0.
@@ -355,7 +357,8 @@ typedef struct nbl_convert_report {
     int64_t tensors, converted; /* logical weights; those that were converted */
     uint64_t bytes_in, bytes_out; /* of the weight files */
     int files;                    /* weight files written */
-    int64_t non_finite; /* NaN and infinities met in converted weights */
+    int64_t
+        non_finite; /* NaN and infinities in the weights that were written */
 } nbl_convert_report;
 
 /* Writes folder `out`, which must not exist, from folder `in`. The target
@@ -366,8 +369,9 @@ NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
                                            nbl_convert_report *report);
 
 typedef struct nbl_dequantize_options {
-    nbl_dtype dtype;     /* of the decoded weights: f32, f16 or bf16 */
-    uint64_t shard_size; /* 0: 5 GB */
+    nbl_dtype dtype;      /* of the decoded weights: f32, f16 or bf16 */
+    uint64_t shard_size;  /* 0: 5 GB */
+    int allow_non_finite; /* as for nbl_checkpoint_quantize */
 } nbl_dequantize_options;
 
 /* Packed weights are decoded to `dtype`; all other tensors keep their bytes. */
@@ -1050,11 +1054,12 @@ NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
  * renamed: they appear complete or not at all.
  */
 typedef struct nbl_merge_options {
-    const char *dtype;   /* of all weights: "f32", "f16" or "bf16"; NULL: the
+    const char *dtype;    /* of all weights: "f32", "f16" or "bf16"; NULL: the
                             one that config.json names, else bf16 */
-    int verify;          /* compute logits of the result and of the base with
+    int verify;           /* compute logits of the result and of the base with
                             the live adapter before the folder appears */
-    uint64_t shard_size; /* bytes per output file; 0: 5 GB */
+    uint64_t shard_size;  /* bytes per output file; 0: 5 GB */
+    int allow_non_finite; /* as for nbl_checkpoint_quantize */
 } nbl_merge_options;
 
 typedef struct nbl_merge_report {
