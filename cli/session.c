@@ -67,6 +67,7 @@ void cli_session_start(const cli_call *call)
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL); /* a closed pipe is an error of write */
     sigaction(SIGXFSZ, &action, NULL); /* so is a file size limit */
+    (void)nbl_guard_mapped_files();    /* a model that is truncated under us is an error, too */
 }
 
 void cli_session_end(void)

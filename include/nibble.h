@@ -17,7 +17,8 @@
  * Rules that hold everywhere:
  *  - A fallible call returns a status and leaves a message in its context. The
  *    library never prints, exits or aborts.
- *  - There are no mutable globals. One context serves one thread at a time;
+ *  - There are no mutable globals (nbl_guard_mapped_files makes the one
+ *    exception, for who calls it). One context serves one thread at a time;
  *    any number of contexts may be used at once.
  *  - Pointers handed in are borrowed for the call unless a comment says more.
  *    Pointers handed out belong to the object they came from. A context or an
@@ -132,6 +133,15 @@ NBL_API void nbl_context_destroy(nbl_context *ctx); /* NULL is allowed */
 /* From now on so many threads, as in the options: 0 ... 1024. Before models are
  * opened or runs begun: plans are made for the number there is. */
 NBL_API nbl_status nbl_context_set_threads(nbl_context *ctx, int threads);
+
+/* Weights are read from mapped files. If another process truncates such a file,
+ * reading it raises SIGBUS, which ends the process. After this call, once per
+ * process and before files are opened, the call at work fails with an error
+ * that names the file instead. It installs a handler of SIGBUS, which passes on
+ * what is not about a file of the library. This is the one thing that the
+ * library keeps per process. (A file whose size or modification time changes
+ * is an error in any case.) */
+NBL_API nbl_status nbl_guard_mapped_files(void);
 
 /* The message of the last failure: one line of UTF-8 that names the file, the
  * tensor, the dtypes and the shapes concerned. "" before any failure. */

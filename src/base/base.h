@@ -80,6 +80,8 @@ const char *nbl__forced_impl(const nbl_context *ctx);
  * closed with the context. */
 void *nbl__accelerator(const nbl_context *ctx);
 void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));
+/* The head of the list of mapped files; file.c's. */
+struct nbl__mapping **nbl__context_mappings(nbl_context *ctx);
 /* An operation that writes asks first; a test can make the n-th one fail (nbl__inject_write). */
 bool nbl__write_allowed(nbl_context *ctx);
 void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: never */

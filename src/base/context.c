@@ -12,6 +12,8 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/bus.h"
+#include "base/file.h"
 #include "base/team.h"
 #include "base/utf8.h"
 
@@ -32,6 +34,7 @@ struct nbl_context {
     int64_t fail_write_at;
 
     nbl__pool pool;
+    struct nbl__mapping *mappings;
 
     void *accelerator;
     void (*close_accelerator)(void *accelerator);
@@ -135,6 +138,11 @@ void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(voi
 {
     ctx->accelerator = accelerator;
     ctx->close_accelerator = close;
+}
+
+struct nbl__mapping **nbl__context_mappings(nbl_context *ctx)
+{
+    return &ctx->mappings;
 }
 
 nbl_isa nbl__isa(const nbl_context *ctx)
@@ -316,6 +324,7 @@ void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
 
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
 {
+    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* what was read are zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)

@@ -137,6 +137,7 @@ int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[3
 
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
+    NBL_TRY(nbl__files_check(v->ctx)); /* all weights were read */
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
     if (has_templates(v)) {

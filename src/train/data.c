@@ -287,6 +287,8 @@ nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64
                      .row_source = -1,
                      .identity = 0x9e3779b97f4a7c15u};
     nbl_status status = fill(d, vocabulary);
+    nbl_status changed = nbl__files_check(ctx); /* then this is why rows are bad */
+    if (changed != NBL_OK) status = changed;
     d->row_source = -1;
     if (status == NBL_OK) return *data = d, NBL_OK;
     nbl__data_close(d);
