@@ -94,6 +94,7 @@ static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
 {
     nbl_ids *lists = cli_alloc((size_t)(count + 1) * sizeof *lists);
     int special = !cli_get(call, "no-special")->integer;
+    nbl_tokenizer_set_limits(tokenizer, 1); /* this command is the tokenizers library's, ids for ids */
     nbl_status code = nbl_tokenizer_encode_batch(tokenizer, count, texts, special, lists);
     if (code != NBL_OK) return code;
     if (call->json && flat) print_document("ids", list_of(&lists[0]));
@@ -145,7 +146,8 @@ const cli_command cli_tokenize = {
         "Prints the ids of a text, one line per text, or with --decode the texts of ids. Ids are those "
         "of the tokenizers library with the same tokenizer.json. Special tokens that the model's "
         "template puts around a text are added unless --no-special is given; those that the text "
-        "spells are found in any case.\n\n"
+        "spells are found in any case. Truncation and padding of tokenizer.json are applied; no other "
+        "command applies them.\n\n"
         "Decoding keeps special tokens unless --no-special is given, and cleans nothing up.",
     .arguments =
         (const cli_argument[]){

@@ -625,8 +625,8 @@ NBL_API void nbl_tokenizer_close(nbl_tokenizer *tokenizer); /* NULL: nothing */
 
 /* The ids of one text. `special`: with the tokens that the model's template
  * puts around a text (<s> and the like); special tokens that the text itself
- * spells are found in any case. Truncation and padding that the file asks for
- * are applied. Text that is not UTF-8 is an NBL_ERROR_FORMAT. */
+ * spells are found in any case. Nothing is cut and nothing is padded (see
+ * nbl_tokenizer_set_limits). Text that is not UTF-8 is an NBL_ERROR_FORMAT. */
 NBL_API nbl_status nbl_tokenizer_encode(nbl_tokenizer *tokenizer,
                                         const char *text, size_t size,
                                         int special, nbl_ids *ids);
@@ -636,6 +636,10 @@ NBL_API nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *tokenizer,
                                               int64_t count,
                                               const nbl_string *texts,
                                               int special, nbl_ids *lists);
+/* Whether encoding applies the `truncation` and `padding` of tokenizer.json.
+ * Off after opening: transformers switches both off for a model's input. On:
+ * as the tokenizers library does with the file. */
+NBL_API void nbl_tokenizer_set_limits(nbl_tokenizer *tokenizer, int on);
 NBL_API void nbl_ids_free(nbl_context *ctx, nbl_ids *ids);
 
 /* The text of ids, `size` bytes of UTF-8 and a terminating zero; free it with

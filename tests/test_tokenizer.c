@@ -36,6 +36,7 @@ static nbl_tokenizer *open_case(nbl_context *ctx, size_t i, json_t **rows)
     *rows = json_object_get(entry, "rows");
     assert_ok(ctx, nbl_tokenizer_parse(ctx, "tokenizer.json", json_string_value(text),
                                        json_string_length(text), &tokenizer));
+    nbl_tokenizer_set_limits(tokenizer, 1);
     return tokenizer;
 }
 
@@ -230,6 +231,33 @@ static void a_megabyte_without_a_space_takes_no_quadratic_time(void **state)
     free(text);
 }
 
+static void truncation_and_padding_are_applied_only_when_asked_for(void **state)
+{
+    (void)state;
+    static const char limits[] =
+        "{\"version\":\"1.0\",\"truncation\":{\"direction\":\"Right\",\"max_length\":2,\"strategy\":"
+        "\"LongestFirst\",\"stride\":0},\"padding\":{\"strategy\":{\"Fixed\":4},\"direction\":\"Right\","
+        "\"pad_to_multiple_of\":null,\"pad_id\":6,\"pad_type_id\":0,\"pad_token\":\"aaaa\"},"
+        "\"added_tokens\":[],\"normalizer\":null," BYTES TAIL MODEL;
+    static const int32_t whole[] = {1, 1, 1, 1, 1}, limited[] = {1, 1, 6, 6};
+    nbl_context *ctx = new_context();
+    nbl_tokenizer *tokenizer;
+    nbl_ids ids;
+    assert_ok(ctx, parse(ctx, limits, &tokenizer));
+    for (int on = 0; on < 2; on++) {
+        nbl_tokenizer_set_limits(tokenizer, on);
+        assert_ok(ctx, nbl_tokenizer_encode(tokenizer, "bbbbb", 5, 1, &ids));
+        assert_int_equal(ids.count, on ? 4 : 5);
+        assert_memory_equal(ids.ids, on ? limited : whole, (size_t)ids.count * sizeof *ids.ids);
+        nbl_ids_free(ctx, &ids);
+        assert_ok(ctx, nbl_tokenizer_encode(tokenizer, "b", 1, 1, &ids));
+        assert_int_equal(ids.count, on ? 4 : 1);
+        nbl_ids_free(ctx, &ids);
+    }
+    nbl_tokenizer_close(tokenizer);
+    nbl_context_destroy(ctx);
+}
+
 static void text_that_is_not_utf8_is_refused(void **state)
 {
     (void)state;
@@ -414,6 +442,7 @@ static nbl_status use_everything(nbl_context *ctx, json_t *entry)
     nbl_status status = nbl_tokenizer_parse(ctx, "tokenizer.json", json_string_value(text),
                                             json_string_length(text), &tokenizer);
     if (status != NBL_OK) return status;
+    nbl_tokenizer_set_limits(tokenizer, 1);
     status = nbl_tokenizer_encode(tokenizer, input.text, input.size, 1, &ids);
     if (status == NBL_OK) {
         status = nbl_tokenizer_decode(tokenizer, ids.ids, ids.count, 0, &decoded, &size);
@@ -463,6 +492,7 @@ int main(void)
         cmocka_unit_test(a_stream_never_splits_a_character),
         cmocka_unit_test(streams_of_any_decoder_hand_out_whole_characters),
         cmocka_unit_test(a_megabyte_without_a_space_takes_no_quadratic_time),
+        cmocka_unit_test(truncation_and_padding_are_applied_only_when_asked_for),
         cmocka_unit_test(text_that_is_not_utf8_is_refused),
         cmocka_unit_test(a_damaged_file_is_refused_with_its_fault),
         cmocka_unit_test(merges_in_a_circle_come_to_an_end),

@@ -188,7 +188,7 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
 static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
 {
     const nbl__truncation *cut = &t->truncation;
-    if (!cut->on) return NBL_OK;
+    if (!cut->on || !t->limits) return NBL_OK;
     uint64_t most = cut->most, count = w->ids.count;
     if (special) most -= t->frame_tokens; /* as upstream: below 0 it wraps, and nothing is cut */
     if (count <= most) return NBL_OK;
@@ -251,7 +251,7 @@ static nbl_status pad_list(const nbl_tokenizer *t, nbl_ids *list, uint64_t lengt
 static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
 {
     int64_t longest = 0;
-    if (!t->padding.on) return NBL_OK;
+    if (!t->padding.on || !t->limits) return NBL_OK;
     for (int64_t i = 0; i < count; i++) longest = nbl__max_i64(longest, lists[i].count);
     for (int64_t i = 0; i < count; i++)
         NBL_TRY(pad_list(t, &lists[i], padded_length(&t->padding, (uint64_t)longest)));
@@ -259,6 +259,11 @@ static nbl_status pad_all(const nbl_tokenizer *t, int64_t count, nbl_ids *lists)
 }
 
 /* ---- the public interface ---- */
+
+void nbl_tokenizer_set_limits(nbl_tokenizer *t, int on)
+{
+    t->limits = on != 0;
+}
 
 void nbl_ids_free(nbl_context *ctx, nbl_ids *ids)
 {

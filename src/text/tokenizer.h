@@ -55,6 +55,7 @@ struct nbl_tokenizer {
     uint64_t frame_tokens;    /* that upstream counts the post-processor to add */
     nbl__truncation truncation;
     nbl__padding padding;
+    bool limits;                 /* truncation and padding are applied (nbl_tokenizer_set_limits) */
     int32_t bos, eos;            /* of a GGUF file; -1: none */
     struct nbl__worker *workers; /* one per thread of the context, made when first needed */
     int worker_count;

@@ -135,7 +135,6 @@ nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int
     }
     if (!text) return NBL_OK;
     NBL_TRY(nbl_tokenizer_open(ctx, config->base_model, &s->tokenizer));
-    s->tokenizer->truncation.on = s->tokenizer->padding.on = false; /* rows are whole, as in transformers */
     NBL_TRY(nbl_chat_template_open(ctx, config->base_model, NULL, &s->template));
     NBL_TRY(take_specials(s));
     if (closed && s->eos < 0)
