@@ -226,6 +226,5 @@ int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code)
     cli_progress_clear(&progress);
     if (code == NBL_ERROR_CANCELLED)
         return cli_error(call, code, NULL, "interrupted%s%s", *work_effect ? "; " : "", work_effect);
-    const char *message = nbl_error_message(ctx);
-    return cli_error(call, code, nbl_error_hint(ctx), "%s", *message ? message : nbl_status_text(code));
+    return cli_library_error(call, ctx, code, nbl_error_hint(ctx));
 }

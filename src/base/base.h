@@ -46,6 +46,9 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__fail(nbl_context *ctx, nbl
  * file NBL_ERROR_NOT_FOUND, everything else NBL_ERROR_IO. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_errno(nbl_context *ctx, int error,
                                                                  const char *format, ...);
+/* As nbl__fail for a text of several lines, which stay lines. The caller makes sure that no name in it carries a
+ * line break. */
+nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text);
 /* Adds a hint to the failure just recorded. Returns `code` so that it can end a function. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);

@@ -25,7 +25,7 @@ struct nbl_context {
     pthread_mutex_t lock; /* guards the three below while in_team */
     bool in_team;
     nbl_status team_status;
-    char message[1024];
+    char message[4096];
     char hint[256];
 
     uint64_t progress_total;
@@ -252,10 +252,22 @@ nbl_status nbl__hint(nbl_context *ctx, nbl_status code, const char *format, ...)
     return code;
 }
 
+nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
+{
+    nbl__fail(ctx, code, "%s", text);
+    pthread_mutex_lock(&ctx->lock);
+    size_t length = strlen(text);
+    /* A text that was shortened has lost its places: it stays one line. */
+    for (size_t i = 0; length < sizeof ctx->message && i < length; i++)
+        if (text[i] == '\n' && ctx->message[i] == '?') ctx->message[i] = '\n';
+    pthread_mutex_unlock(&ctx->lock);
+    return code;
+}
+
 void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 {
     if (ctx->options.log == NULL) return;
-    char line[1024];
+    char line[4096];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
