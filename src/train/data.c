@@ -184,6 +184,7 @@ static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
         NBL_TRY(nbl__rows_next(rows, &row, &found));
         if (!found || r->index >= r->last) return r->end = true, NBL_OK;
         if (r->index++ < r->first) continue;
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading the data"));
         bytes += row.size;
         nbl_status status = draft_row(d, source, &b->arena, &row, &b->drafts[b->count]);
         if (status != NBL_OK && can_skip(d, status)) {
