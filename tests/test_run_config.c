@@ -61,11 +61,13 @@ static const char everything[] =
     "datasets:\n"
     "  - path: first.jsonl\n    type: chat_template\n    ds_type: json\n    field_messages: conversations\n"
     "    field: body\n    message_property_mappings: {role: from, content: value}\n"
-    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    split: \"train[10%:]\"\n"
+    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    train_on_eot: all\n    split: "
+    "\"train[10%:]\"\n"
     "  - {path: second.csv, type: alpaca, ds_type: csv, train_on_eos: none, roles_to_train: []}\n"
     "  - {path: third, type: completion, ds_type: text, train_on_eos: all}\n"
     "  - {path: fourth, type: input_output}\n"
-    "train_on_inputs: true\nchat_template: jinja\nchat_template_jinja: \"{% if x %}\\n  {{ x }}{% endif "
+    "train_on_inputs: true\neot_tokens: [<end>, <over>]\nchat_template: jinja\nchat_template_jinja: \"{% if "
+    "x %}\\n  {{ x }}{% endif "
     "%}\"\n"
     "sequence_len: 512\nexcess_length_strategy: truncate\nsample_packing: true\neval_sample_packing: false\n"
     "pad_to_sequence_len: true\nshuffle_merged_datasets: false\ncurriculum_sampling: true\nval_set_size: "
@@ -114,7 +116,10 @@ static void every_key_reaches_its_field(void **state)
     assert_true(d[2].type == NBL_DATA_COMPLETION && d[2].file == NBL_FILE_TEXT &&
                 d[2].train_on_eos == NBL_EOS_ALL);
     assert_true(d[3].type == NBL_DATA_SEGMENTS && d[3].file == NBL_FILE_BY_NAME);
-    assert_true(c->train_on_inputs);
+    assert_int_equal(d->train_on_eot, 1 + NBL_EOS_ALL);
+    assert_int_equal(d[1].train_on_eot, 0);
+    assert_true(c->train_on_inputs && c->eot_tokens.count == 2);
+    assert_string_equal(c->eot_tokens.items[1], "<over>");
     assert_string_equal(c->chat_template, "{% if x %}\n  {{ x }}{% endif %}");
     assert_true(c->sequence_len == 512 && c->excess == NBL_EXCESS_TRUNCATE && c->sample_packing &&
                 !c->eval_sample_packing && c->pad_to_sequence_len && !c->shuffle && c->curriculum &&

@@ -42,6 +42,7 @@ typedef struct nbl__dataset_config {
     const char *property_role, *property_content; /* names inside a message: "role", "content" */
     nbl__name_list roles_to_train;                /* {"assistant"} */
     nbl__train_on_eos train_on_eos;
+    int train_on_eot;  /* 0: as train_on_eos; else 1 + nbl__train_on_eos */
     const char *split; /* NULL, "train", "train[:100]", "train[10%:]" … */
 } nbl__dataset_config;
 
@@ -89,7 +90,9 @@ typedef struct nbl__run_config {
     const nbl__dataset_config *datasets;
     int64_t dataset_count;
     bool train_on_inputs;
-    const char *chat_template; /* NULL or "tokenizer_default": the model's; "chatml"; or a template's text */
+    const char
+        *chat_template; /* NULL or "tokenizer_default": the model's; a name (named_templates.h); or a text */
+    nbl__name_list eot_tokens; /* what ends a turn; none: EOS and what ends generation */
     int64_t sequence_len;      /* 2048 */
     bool sample_packing, eval_sample_packing, pad_to_sequence_len;
     bool shuffle;    /* shuffle_merged_datasets; default true */

@@ -29,6 +29,12 @@ static const nbl__run_choice data_files[] = {
     {"json", NBL_FILE_JSON}, {"csv", NBL_FILE_CSV}, {"text", NBL_FILE_TEXT}, {NULL, 0}};
 static const nbl__run_choice ends_trained[] = {
     {"turn", NBL_EOS_TURN}, {"all", NBL_EOS_ALL}, {"last", NBL_EOS_LAST}, {"none", NBL_EOS_NONE}, {NULL, 0}};
+/* 0 is "as train_on_eos". */
+static const nbl__run_choice turn_ends_trained[] = {{"turn", 1 + NBL_EOS_TURN},
+                                                    {"all", 1 + NBL_EOS_ALL},
+                                                    {"last", 1 + NBL_EOS_LAST},
+                                                    {"none", 1 + NBL_EOS_NONE},
+                                                    {NULL, 0}};
 static const nbl__run_choice excesses[] = {
     {"drop", NBL_EXCESS_DROP}, {"truncate", NBL_EXCESS_TRUNCATE}, {"raise", NBL_EXCESS_RAISE}, {NULL, 0}};
 static const nbl__run_choice optimizers[] = {
@@ -85,6 +91,8 @@ static const nbl__run_key dataset_keys[] = {
      .help = "whose words are trained"},
     {"train_on_eos", NBL_KEY_CHOICE, IN(train_on_eos), .choices = ends_trained, .fallback = "turn",
      .help = "which ends of turns are trained"},
+    {"train_on_eot", NBL_KEY_CHOICE, IN(train_on_eot), .choices = turn_ends_trained,
+     .help = "the same for `eot_tokens`; as `train_on_eos`"},
     {"split", NBL_KEY_TEXT, IN(split), .help = "a part of the file, e.g. `train[:10%]`"},
 };
 
@@ -140,6 +148,8 @@ const nbl__run_key nbl__run_keys[] = {
      .help =
          "tokenizer_default (the model's), chatml, jinja (see `chat_template_jinja`), or a template's text"},
     {"chat_template_jinja", NBL_KEY_TEXT, AT(template_text), .help = "a template's text, or its file"},
+    {"eot_tokens", NBL_KEY_NAMES, AT(config.eot_tokens),
+     .help = "tokens that end a turn; else EOS and what ends generation"},
     {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .least = 2, .most = 1 << 24,
      .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
     {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
