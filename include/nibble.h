@@ -143,8 +143,10 @@ NBL_API nbl_status nbl_context_set_threads(nbl_context *ctx, int threads);
  * is an error in any case.) */
 NBL_API nbl_status nbl_guard_mapped_files(void);
 
-/* The message of the last failure: one line of UTF-8 that names the file, the
- * tensor, the dtypes and the shapes concerned. "" before any failure. */
+/* The message of the last failure: UTF-8 of less than 4096 bytes that names the
+ * file, the tensor, the dtypes and the shapes concerned. It is one line. Only a
+ * list of refused configuration keys has a line for each of them. "" before any
+ * failure. */
 NBL_API const char *nbl_error_message(const nbl_context *ctx);
 /* What to do about it, or "". */
 NBL_API const char *nbl_error_hint(const nbl_context *ctx);
