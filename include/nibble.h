@@ -979,6 +979,7 @@ typedef struct nbl_data_summary {
     int64_t dropped;        /* rows too long, bad rows with skip_bad_rows, and
                                examples in which nothing is trained */
     int64_t validation;     /* examples held back by val_set_size */
+    int64_t too_long, bad, untrained; /* the three kinds of `dropped` */
 } nbl_data_summary;
 
 /* Reads every row of the data once, on all threads; nothing of the model but

@@ -133,6 +133,7 @@ static void bad_rows_are_dropped_and_counted_when_the_run_says_so(void **state)
     open_data(&f);
     assert_int_equal(nbl__data_count(f.data).examples, 2);
     assert_int_equal(nbl__data_count(f.data).dropped, 7);
+    assert_int_equal(nbl__data_count(f.data).bad, 7);
     expect(&f, 1, "<assistant\n[last>]\n");
     close_data(&f);
     nbl_context_destroy(ctx);
@@ -407,6 +408,7 @@ static void long_rows_are_dropped_cut_or_refused(void **state)
     nbl__data_counts counts = nbl__data_count(f.data);
     assert_int_equal(counts.examples, 1);
     assert_int_equal(counts.dropped, 2);
+    assert_int_equal(counts.too_long, 2);
     close_data(&f);
     f.config.excess = NBL_EXCESS_TRUNCATE;
     open_data(&f);
@@ -414,6 +416,7 @@ static void long_rows_are_dropped_cut_or_refused(void **state)
     assert_int_equal(counts.examples, 2);
     assert_int_equal(counts.truncated, 1);
     assert_int_equal(counts.dropped, 1); /* what was trained of it was cut off */
+    assert_int_equal(counts.untrained, 1);
     expect(&f, 0, "[1234]");
     close_data(&f);
     f.config.excess = NBL_EXCESS_RAISE;
@@ -525,10 +528,18 @@ static void tool_calls_are_read_as_axolotl_reads_them(void **state)
     nbl_context_destroy(ctx);
 }
 
+static void count_ends(void *user, nbl_log_level level, const char *line)
+{
+    *(int *)user += level == NBL_LOG_WARNING && strstr(line, "no end of a turn is trained");
+}
+
 static void eot_tokens_end_turns_beside_eos(void **state)
 {
     (void)state;
-    nbl_context *ctx = new_context();
+    int warnings = 0;
+    nbl_context *ctx;
+    nbl_context_options options = {.log = count_ends, .log_user = &warnings};
+    assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     fixture f;
     static const char *const tokens[] = {"</s>"}, *const two[] = {"ab"},
                              *const eos[] = {"<|im_end|>", "</s>"};
@@ -541,6 +552,15 @@ static void eot_tokens_end_turns_beside_eos(void **state)
     open_data(&f);
     expect(&f, 0, "system:user$>user:hi$>assistant:[assistant$]>user:hi$>assistant:[h\xc3\xa9$]>");
     close_data(&f);
+    assert_int_equal(warnings, 0);
+    f.config.eot_tokens = (nbl__name_list){eos, 1}; /* which stands more than three tokens behind */
+    f.dataset.train_on_eos = NBL_EOS_TURN;
+    f.config.chat_template = "{% for m in messages %}{{ m.content + '-----' + eos_token }}{% endfor %}";
+    open_data(&f);
+    assert_int_equal(warnings, 1);
+    close_data(&f);
+    f.config.chat_template = NULL;
+    f.dataset.train_on_eos = NBL_EOS_NONE;
     f.config.eot_tokens = (nbl__name_list){eos, 2};
     refuse(&f, "train_on_eos and train_on_eot");
     f.config.eot_tokens = (nbl__name_list){two, 1};

@@ -68,7 +68,10 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
                                   .trained_tokens = counts.trained_tokens,
                                   .truncated = counts.truncated,
                                   .dropped = counts.dropped,
-                                  .validation = run->data->held_count};
+                                  .validation = run->data->held_count,
+                                  .too_long = counts.too_long,
+                                  .bad = counts.bad,
+                                  .untrained = counts.untrained};
     return NBL_OK;
 }
 
