@@ -91,7 +91,7 @@ typedef struct nbl__run_config {
     int64_t dataset_count;
     bool train_on_inputs;
     const char
-        *chat_template; /* NULL or "tokenizer_default": the model's; a name (named_templates.h); or a text */
+        *chat_template; /* NULL or "tokenizer_default": the model's; "chatml"; or a text */
     nbl__name_list eot_tokens; /* what ends a turn; none: EOS and what ends generation */
     int64_t sequence_len;      /* 2048 */
     bool sample_packing, eval_sample_packing, pad_to_sequence_len;
