@@ -129,6 +129,7 @@ static nbl_status save(loop *l)
     nbl__run_parts parts = {t->config, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
     double before = now();
     if (l->saved_step == t->state.step) return NBL_OK;
+    NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small one is written before it asks */
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
     l->logged_at += now() - before;
@@ -208,7 +209,7 @@ static nbl_status tell_unsaved(const loop *l, nbl_status status)
     return nbl__hint(t->ctx,
                      nbl__fail(t->ctx, status,
                                "interrupted after step %" PRId64
-                               ", while saving; checkpoints in %s are whole",
+                               ", not saved; earlier checkpoints in %s are whole",
                                t->state.step, t->config->output_dir),
                      "nibble train %s --resume goes on", t->config->file);
 }
