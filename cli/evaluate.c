@@ -15,9 +15,11 @@ static int run_logits(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model *model = NULL;
-    nbl_status code = cli_model_open(call, ctx, false, &model);
-    if (code == NBL_OK)
-        code = nbl_model_write_logits(model, ids.lists, ids.count, cli_get(call, "out")->text);
+    const char *out = cli_get(call, "out")->text;
+    int force = (int)cli_get(call, "force")->integer;
+    nbl_status code = nbl_result_check(ctx, out, force);
+    if (code == NBL_OK) code = cli_model_open(call, ctx, false, &model);
+    if (code == NBL_OK) code = nbl_model_write_logits(model, ids.lists, ids.count, out, force);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) {
         json_t *document = cli_json_object();
@@ -43,11 +45,13 @@ static int run_grads(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model *model = NULL;
-    nbl_status code = cli_model_open(call, ctx, false, &model);
+    const char *out = cli_get(call, "out")->text;
+    int force = (int)cli_get(call, "force")->integer;
+    nbl_status code = nbl_result_check(ctx, out, force);
+    if (code == NBL_OK) code = cli_model_open(call, ctx, false, &model);
     if (code == NBL_OK)
         code = nbl_model_write_gradients(model, ids.lists, labels.lists, ids.count,
-                                         (int)cli_get(call, "pack")->integer, cli_get(call, "out")->text,
-                                         &loss, &trained);
+                                         (int)cli_get(call, "pack")->integer, out, force, &loss, &trained);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) {
         json_t *document = cli_json_object();
@@ -72,6 +76,10 @@ static int run_grads(cli_call *call)
         .name = "out", .argument = "O.safetensors", .kind = CLI_PATH, .required = true,                      \
         .help = "the file to write"                                                                          \
     }
+#define FORCE_OPTION                                                                                         \
+    {                                                                                                        \
+        .name = "force", .help = "replace O.safetensors if it is an earlier result of logits or grads"       \
+    }
 const cli_command cli_logits = {
     .name = "logits",
     .computes = true,
@@ -83,6 +91,7 @@ const cli_command cli_logits = {
         (const cli_option[]){
             IDS_OPTION,
             OUT_OPTION,
+            FORCE_OPTION,
             CLI_MODEL_OPTIONS,
             {.name = NULL},
         },
@@ -114,6 +123,7 @@ const cli_command cli_grads = {
              .help = "a JSON file: the labels, one per token"},
             CLI_ADAPTER_OPTION("the adapter, as PEFT saves it", true),
             OUT_OPTION,
+            FORCE_OPTION,
             {.name = "pack", .help = "all sequences in one pass; the result is the same"},
             CLI_COMPUTE_OPTIONS,
             {.name = NULL},

@@ -808,13 +808,24 @@ NBL_API nbl_status nbl_model_gradients(nbl_model *model,
                                        double *loss, int64_t *trained);
 
 /* The same into .safetensors files: tensors logits.0, logits.1, ...; and the
- * gradients under the names of PEFT's file. The file appears whole or not. */
+ * gradients under the names of PEFT's file. The file appears whole or not.
+ * An existing file is an error (NBL_ERROR_EXISTS), found before the work. With
+ * `force` an earlier result of these functions is replaced: its __metadata__
+ * says "nibble": "result". Links, devices, FIFOs, folders, other files and
+ * files that the context has open are never replaced. */
 NBL_API nbl_status nbl_model_write_logits(nbl_model *model,
                                           const nbl_ids *sequences,
-                                          int64_t count, const char *path);
+                                          int64_t count, const char *path,
+                                          int force);
 NBL_API nbl_status nbl_model_write_gradients(
     nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
-    int64_t count, int pack, const char *path, double *loss, int64_t *trained);
+    int64_t count, int pack, const char *path, int force, double *loss,
+    int64_t *trained);
+
+/* The check that both begin with: NBL_OK if a result may be written to `path`.
+ * For a program that wants to know before it loads a model. */
+NBL_API nbl_status nbl_result_check(nbl_context *ctx, const char *path,
+                                    int force);
 
 /* How text is written. All zero but max_tokens: the likeliest token each time. */
 typedef struct nbl_generate_options {

@@ -573,6 +573,29 @@ writes_logits() {
 check "logits do not depend on the number of threads" writes_logits
 refuses_ids() { exits 1 logits model --ids bad-ids.json --out l3.safetensors && grep -q 256 err && [[ ! -e l3.safetensors ]]; }
 check "an id outside the vocabulary is refused and nothing is written" refuses_ids
+# A target that exists, whatever it is, stays as it is; only an earlier result gives way, and only to --force.
+spares_targets() {
+    exits 0 logits model --ids ids.json --out spared.safetensors || return 1
+    local adapter="$(dirname "$make_checkpoint")/make_adapter" target how
+    "$adapter" model result-adapter --rank 2 || return 1
+    ln -sf spared.safetensors spared-link; ln -sf nowhere spared-dangling
+    ln -f model/model.safetensors spared-name; ln -f result-adapter/adapter_model.safetensors spared-adapter
+    [[ -p spared-pipe ]] || mkfifo spared-pipe
+    sha256sum ids.json spared.safetensors model/* result-adapter/* >spared.sums
+    for target in model/model.safetensors model/config.json model ids.json result-adapter/adapter_model.safetensors \
+        spared-name spared-adapter spared-link spared-dangling spared-pipe; do
+        for how in "" --force; do
+            exits 1 logits model --ids ids.json --out "$target" $how && says err "left untouched" || { echo "logits $target $how"; return 1; }
+            exits 1 grads model --ids ids.json --labels ids.json --adapter result-adapter --out "$target" $how &&
+                says err "left untouched" || { echo "grads $target $how"; return 1; }
+        done
+    done
+    exits 1 logits model --ids ids.json --out spared.safetensors && says err "--force" || return 1
+    sha256sum --quiet -c spared.sums && [[ -L spared-link && -L spared-dangling && -p spared-pipe && ! -e nowhere ]] || return 1
+    exits 0 grads model --ids ids.json --labels ids.json --adapter result-adapter --out spared.safetensors --force &&
+        ! sha256sum --status -c spared.sums && [[ -z $(ls -d ./*.partial-* 2>/dev/null) ]]
+}
+check "logits and grads replace nothing but their own earlier results" spares_targets
 generates() {
     exits 0 generate model --ids ids.json --max-tokens 7 --json && json_is sequences.0.finish length && cp out first &&
         exits 0 generate model --ids ids.json --max-tokens 7 && cp out both && [[ $(wc -l <both) -eq 2 ]] &&

@@ -40,4 +40,24 @@ changed operator '"op": "linear"' '"op": "linaer"'
 expect 1 '"linaer"' operator
 printf 'no file' >"$folder/short"
 expect 1 "short" short
+
+# `nibble-ops run` replaces an earlier result of its own and nothing else, least of all what it reads.
+refused() { # TARGET
+    local said
+    if said=$("$ops" run "$folder/good" "$1" 2>&1) || [[ $said != *"$1"*"left untouched"* ]]; then
+        echo "golden_test: run good $1 was not refused: $said"
+        bad=1
+    fi
+}
+refused "$folder/good"
+ln "$folder/good" "$folder/good-too"
+refused "$folder/good-too"
+refused "$folder/short"
+ln -s out "$folder/link"
+refused "$folder/link"
+mkfifo "$folder/pipe"
+refused "$folder/pipe"
+cmp "$golden" "$folder/good" && cmp <(printf 'no file') "$folder/short" && [ ! -e "$folder/out" ] || bad=1
+"$ops" run "$folder/good" "$folder/out" && "$ops" run "$folder/good" "$folder/out" || bad=1
+refused "$folder/link"
 exit $bad

@@ -64,7 +64,7 @@ for dtype in f32 bf16; do
         "$nibble" plan "$model" --tokens 512 --adapter "$model-adapter" --threads $threads $load --json >"$work/plan.json"
         # shellcheck disable=SC2086
         peak "$nibble" grads "$model" --ids "$work/pack.json" --labels "$work/pack.json" --adapter "$model-adapter" \
-            --out "$work/out.safetensors" --threads $threads $load --quiet
+            --out "$work/out.safetensors" --force --threads $threads $load --quiet
         judge "grads $dtype $load"
     done
     rm -rf "$model" "$model-adapter"

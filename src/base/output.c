@@ -3,16 +3,15 @@
 #define _GNU_SOURCE
 #include "base/output.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/partial.h"
 
 /* EIO stands for an injected fault. */
 static int allowed(nbl__output *output)
@@ -30,12 +29,14 @@ static char *parent_of(nbl__arena *arena, const char *path)
     return nbl__arena_printf(arena, "%.*s", (int)(slash - path), path);
 }
 
-static nbl_status check_target(nbl__output *output, uint64_t bytes_needed)
+/* What killed processes left of this target goes first: it takes room. */
+static nbl_status check_target(nbl__output *output, bool replace, uint64_t bytes_needed)
 {
     nbl_context *ctx = output->ctx;
     NBL_CHECK(ctx, output->target[0] != '\0', NBL_ERROR_ARGUMENT, "the target has no name");
-    NBL_CHECK(ctx, !nbl__exists(output->target), NBL_ERROR_EXISTS,
+    NBL_CHECK(ctx, replace || !nbl__exists(output->target), NBL_ERROR_EXISTS,
               "%s: exists already; it was left untouched", output->target);
+    nbl__partial_sweep(ctx, output->target);
     char *parent = parent_of(&output->arena, output->target);
     if (parent == NULL) return NBL_ERROR_MEMORY;
     struct statvfs disk;
@@ -45,30 +46,6 @@ static nbl_status check_target(nbl__output *output, uint64_t bytes_needed)
     NBL_CHECK(ctx, disk.f_blocks == 0 || room >= bytes_needed, NBL_ERROR_NO_SPACE,
               "%s: %" PRIu64 " bytes are needed, the disk has %" PRIu64 " left", output->target, bytes_needed,
               room);
-    return NBL_OK;
-}
-
-/* A folder of a new name beside the target, with the rights that the user's umask gives. */
-static nbl_status make_partial(nbl__output *output)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-    size_t length = strlen(output->target) + sizeof ".partial-123456";
-    char *name = nbl__arena_alloc(&output->arena, length);
-    if (name == NULL) return NBL_ERROR_MEMORY;
-    int made = -1;
-    for (int attempt = 0; attempt < 100 && made != 0; attempt++) {
-        uint8_t random[6];
-        if (getrandom(random, sizeof random, 0) != sizeof random) memset(random, attempt, sizeof random);
-        int n = snprintf(name, length, "%s.partial-", output->target);
-        for (int i = 0; i < 6; i++) name[n + i] = letters[random[i] % (sizeof letters - 1)];
-        made = allowed(output) ? mkdir(name, 0777) : -1;
-        if (made != 0 && errno != EEXIST) break;
-    }
-    if (made != 0)
-        return nbl__fail_errno(output->ctx, errno, "%s: cannot make a folder beside it", output->target);
-    output->partial = name;
-    output->folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (output->folder < 0) return nbl__fail_errno(output->ctx, errno, "%s", name);
     return NBL_OK;
 }
 
@@ -87,9 +64,9 @@ nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t byte
     output->target = nbl__arena_printf(&output->arena, "%.*s", (int)length, target);
     nbl_status status = NBL_ERROR_MEMORY;
     if (output->target == NULL) goto failed;
-    if ((status = check_target(output, bytes_needed)) != NBL_OK) goto failed;
-
-    if ((status = make_partial(output)) != NBL_OK) goto failed;
+    if ((status = check_target(output, false, bytes_needed)) != NBL_OK) goto failed;
+    status = nbl__partial_make(&output->arena, output->target, true, &output->partial, &output->folder);
+    if (status != NBL_OK) goto failed;
     *result = output;
     return NBL_OK;
 
@@ -225,33 +202,11 @@ nbl_status nbl__output_commit(nbl__output *output)
     return status;
 }
 
-/* Removes what this output made: files and one level of folders. */
-static void remove_folder(int folder, int depth)
-{
-    int copy = dup(folder);
-    DIR *list = copy < 0 ? NULL : fdopendir(copy);
-    if (list == NULL) {
-        if (copy >= 0) close(copy);
-        return;
-    }
-    for (struct dirent *entry; (entry = readdir(list));) {
-        const char *name = entry->d_name;
-        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
-        if (unlinkat(folder, name, 0) == 0 || depth == 0) continue;
-        int inner = openat(folder, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        if (inner < 0) continue;
-        remove_folder(inner, depth - 1);
-        close(inner);
-        unlinkat(folder, name, AT_REMOVEDIR);
-    }
-    closedir(list);
-}
-
 void nbl__output_abort(nbl__output *output)
 {
     if (output == NULL) return;
     if (output->partial) {
-        if (output->folder >= 0) remove_folder(output->folder, 1);
+        if (output->folder >= 0) nbl__partial_empty(output->folder);
         rmdir(output->partial);
     }
     if (output->folder >= 0) close(output->folder);
@@ -259,47 +214,20 @@ void nbl__output_abort(nbl__output *output)
     nbl__free(output->ctx, output, sizeof *output);
 }
 
-nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size)
-{
-    nbl__output o = {.ctx = ctx, .arena = nbl__arena_make(ctx), .folder = AT_FDCWD};
-    int fd = -1;
-    nbl_status status = NBL_ERROR_MEMORY;
-    o.target = parent_of(&o.arena, path);
-    char *beside = nbl__arena_printf(&o.arena, "%s.partial-%ld", path, (long)getpid());
-    if (o.target == NULL || beside == NULL) goto done;
-    fd = allowed(&o) ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
-    if (fd < 0) {
-        status = nbl__fail_errno(ctx, errno, "%s: cannot create", path);
-        goto done;
-    }
-    status = nbl__output_write(&o, fd, path, data, size, 0);
-    if (status == NBL_OK) status = nbl__output_close(&o, fd, path);
-    else close(fd);
-    if (status == NBL_OK && (!allowed(&o) || rename(beside, path) != 0))
-        status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished file here", path);
-    if (status != NBL_OK) unlink(beside);
-done:
-    nbl__arena_free(&o.arena);
-    return status;
-}
-
-nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, uint64_t bytes_needed, nbl__new_file *file)
+nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, uint64_t bytes_needed,
+                              nbl__new_file *file)
 {
     nbl__output *o = &file->output;
-    *file = (nbl__new_file){.fd = -1};
+    *file = (nbl__new_file){.fd = -1, .replace = replace};
     *o = (nbl__output){.ctx = ctx, .arena = nbl__arena_make(ctx), .folder = AT_FDCWD};
     file->path = o->target = nbl__arena_strdup(&o->arena, path);
-    char *beside = nbl__arena_printf(&o->arena, "%s.partial-%ld", path, (long)getpid());
-    if (o->target == NULL || beside == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(check_target(o, bytes_needed));
+    if (o->target == NULL) return NBL_ERROR_MEMORY;
+    NBL_TRY(check_target(o, replace, bytes_needed));
     o->target = parent_of(&o->arena, path);
     if (o->target == NULL) return NBL_ERROR_MEMORY;
     const char *slash = strrchr(path, '/');
     file->name = slash ? file->path + (slash - path) + 1 : file->path;
-    file->fd = allowed(o) ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
-    if (file->fd < 0) return nbl__fail_errno(ctx, errno, "%s: cannot create", path);
-    file->beside = beside;
-    return NBL_OK;
+    return nbl__partial_make(&o->arena, path, false, &file->beside, &file->fd);
 }
 
 nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size, uint64_t offset)
@@ -307,13 +235,14 @@ nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t siz
     return nbl__output_write(&file->output, file->fd, file->name, data, size, offset);
 }
 
+/* The descriptor, and with it the lock, is kept until the file has its name. */
 nbl_status nbl__new_file_commit(nbl__new_file *file)
 {
     nbl__output *o = &file->output;
-    int fd = file->fd;
-    file->fd = -1;
-    NBL_TRY(nbl__output_close(o, fd, file->name));
-    if (!allowed(o) || rename_new(file->beside, file->path) != 0)
+    if (!allowed(o) || fsync(file->fd) != 0)
+        return nbl__fail_errno(o->ctx, errno, "%s: cannot write", file->path);
+    if (!allowed(o) ||
+        (file->replace ? rename(file->beside, file->path) : rename_new(file->beside, file->path)) != 0)
         return nbl__fail_errno(o->ctx, errno, "%s: cannot move the finished file here", file->path);
     file->beside = NULL;
     return NBL_OK;
@@ -322,8 +251,28 @@ nbl_status nbl__new_file_commit(nbl__new_file *file)
 void nbl__new_file_close(nbl__new_file *file)
 {
     if (file->output.ctx == NULL) return;
-    if (file->fd >= 0) close(file->fd);
     if (file->beside) unlink(file->beside);
+    if (file->fd >= 0) close(file->fd);
     nbl__arena_free(&file->output.arena);
     *file = (nbl__new_file){.fd = -1};
+}
+
+static nbl_status put(nbl_context *ctx, const char *path, bool replace, const void *data, size_t size)
+{
+    nbl__new_file file;
+    nbl_status status = nbl__new_file_open(ctx, path, replace, size, &file);
+    if (status == NBL_OK) status = nbl__new_file_write(&file, data, size, 0);
+    if (status == NBL_OK) status = nbl__new_file_commit(&file);
+    nbl__new_file_close(&file);
+    return status;
+}
+
+nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size)
+{
+    return put(ctx, path, true, data, size);
+}
+
+nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, const void *data, size_t size)
+{
+    return put(ctx, path, false, data, size);
 }

@@ -6,7 +6,7 @@
  *     abort  the partial folder is removed
  *
  * A kill between any two system calls leaves no TARGET; at worst the partial folder stays behind
- * under a name that says what it is. */
+ * under a name that says what it is, and the next output of the same target removes it (partial.h). */
 #ifndef NBL_OUTPUT_H
 #define NBL_OUTPUT_H
 
@@ -39,13 +39,17 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
 /* At most one. */
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
 
-/* One large file that appears complete or not at all: written beside its place, which must be free. */
+/* One file that appears complete or not at all: written beside its place. `replace`: it is renamed over what has its
+ * name by then; else the name must be free, both now and then. */
 typedef struct nbl__new_file {
     nbl__output output; /* for its context and arena; names the file's folder in messages */
-    const char *path, *name, *beside;
+    const char *path, *name;
+    char *beside;
+    bool replace; /* may be changed before the commit */
     int fd;
 } nbl__new_file;
-nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, uint64_t bytes_needed, nbl__new_file *file);
+nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, uint64_t bytes_needed,
+                              nbl__new_file *file);
 nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size,
                                uint64_t offset); /* any thread */
 nbl_status nbl__new_file_commit(nbl__new_file *file);
@@ -54,5 +58,7 @@ void nbl__new_file_close(nbl__new_file *file);
 
 /* Writes one file whole: beside its place, made durable, then renamed over what was there. */
 nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size);
+/* The same, never over anything. */
+nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, const void *data, size_t size);
 
 #endif

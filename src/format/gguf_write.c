@@ -151,7 +151,7 @@ static nbl_status begin(nbl__gguf_writer *w, const char *path, nbl__text *head)
     NBL_TRY(head->status);
     w->data = head->size;
     w->size = head->size + end;
-    NBL_TRY(nbl__new_file_open(w->ctx, path, w->size, &w->file));
+    NBL_TRY(nbl__new_file_open(w->ctx, path, false, w->size, &w->file));
     return nbl__new_file_write(&w->file, head->text, head->size, 0);
 }
 

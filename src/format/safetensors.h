@@ -38,6 +38,11 @@ nbl_status nbl__stored_floats(nbl__arena *arena, const nbl__stored *stored, cons
 struct nbl__text;
 nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
                                   struct nbl__text *out);
+/* The same with a mark in its __metadata__: a result that nibble may replace (result_file.h). */
+#define NBL_RESULT_KEY "nibble"
+#define NBL_RESULT_VALUE "result"
+nbl_status nbl__safetensors_build_result(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
+                                         struct nbl__text *out);
 
 /* ---- writing ----
  *

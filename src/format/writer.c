@@ -143,11 +143,11 @@ static void file_name(const nbl__writer *w, int number, char name[64])
     else snprintf(name, 64, "%s-%05d-of-%05d.safetensors", w->stem, number + 1, w->files);
 }
 
-/* Header of the entries order[0 … n) of one file, padded to 8 bytes. */
-static void add_header(nbl__text *text, entry *const *order, int64_t n)
+/* Header of the entries order[0 … n) of one file, padded to 8 bytes. `mark`: the rest of __metadata__. */
+static void add_header(nbl__text *text, const char *mark, entry *const *order, int64_t n)
 {
     size_t begin = text->size;
-    nbl__text_add(text, "{\"__metadata__\":{\"format\":\"pt\"}", 31);
+    nbl__text_printf(text, "{\"__metadata__\":{\"format\":\"pt\"%s}", mark);
     uint64_t offset = 0;
     for (int64_t i = 0; i < n; i++) {
         nbl__text_add(text, ",", 1);
@@ -231,7 +231,7 @@ nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *byt
             it->end += e->bytes;
         }
         nbl__text header = {.ctx = w->ctx};
-        add_header(&header, w->order + it->begin, it->count);
+        add_header(&header, "", w->order + it->begin, it->count);
         nbl_status status = header.status;
         it->header = header.size;
         nbl__text_free(&header);
@@ -251,7 +251,7 @@ static nbl_status write_header(nbl__writer *w)
     const file *it = &w->file[w->open_file];
     nbl__text header = {.ctx = w->ctx};
     nbl__text_add(&header, "\0\0\0\0\0\0\0", 8);
-    add_header(&header, w->order + it->begin, it->count);
+    add_header(&header, "", w->order + it->begin, it->count);
     while (header.status == NBL_OK && header.size < 8 + it->header) nbl__text_add(&header, " ", 1);
     nbl_status status = header.status;
     if (status == NBL_OK) {
@@ -343,8 +343,8 @@ nbl_status nbl__writer_finish(nbl__writer *w, nbl__output *output, uint64_t *byt
     return w->files > 1 ? write_index(w) : NBL_OK;
 }
 
-nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
-                                  nbl__text *out)
+static nbl_status build(nbl__arena *arena, const char *mark, const nbl__stored *tensors, int64_t count,
+                        nbl__text *out)
 {
     entry *entries = nbl__arena_alloc(arena, (size_t)count * sizeof *entries);
     entry **order = nbl__arena_alloc(arena, (size_t)count * sizeof *order);
@@ -360,11 +360,23 @@ nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors,
     qsort(order, (size_t)count, sizeof *order, by_file_order);
     size_t begin = out->size;
     nbl__text_add(out, "\0\0\0\0\0\0\0", 8);
-    add_header(out, order, count);
+    add_header(out, mark, order, count);
     NBL_TRY(out->status);
     uint64_t length = out->size - begin - 8;
     for (int i = 0; i < 8; i++) out->text[begin + (size_t)i] = (char)(length >> (8 * i) & 0xff);
     for (int64_t i = 0; i < count; i++)
         nbl__text_add(out, (const char *)tensors[order[i] - entries].data, order[i]->bytes);
     return out->status;
+}
+
+nbl_status nbl__safetensors_build(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
+                                  nbl__text *out)
+{
+    return build(arena, "", tensors, count, out);
+}
+
+nbl_status nbl__safetensors_build_result(nbl__arena *arena, const nbl__stored *tensors, int64_t count,
+                                         nbl__text *out)
+{
+    return build(arena, ",\"" NBL_RESULT_KEY "\":\"" NBL_RESULT_VALUE "\"", tensors, count, out);
 }

@@ -247,7 +247,7 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     if (modelfile) {
         nbl__export_modelfile(e, &text);
         status = text.status;
-        if (status == NBL_OK) status = nbl__file_put(e->ctx, modelfile, text.text, text.size);
+        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, text.text, text.size);
     }
     nbl__text_free(&text);
     if (status != NBL_OK) return status;

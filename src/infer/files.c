@@ -1,4 +1,5 @@
 /* files.c - logits and gradients as .safetensors files. */
+#include "format/result_file.h"
 #include "infer/language_model.h"
 
 typedef struct tensor_list {
@@ -30,18 +31,17 @@ static nbl_status add(tensor_list *list, const char *name, int rank, const int64
     return NBL_OK;
 }
 
-static nbl_status put(tensor_list *list, const char *path)
+nbl_status nbl_result_check(nbl_context *ctx, const char *path, int force)
 {
-    nbl__text image = {.ctx = list->ctx};
-    nbl_status status = nbl__safetensors_build(&list->arena, list->items, list->count, &image);
-    if (status == NBL_OK) status = nbl__file_put(list->ctx, path, image.text, image.size);
-    nbl__text_free(&image);
-    return status;
+    NBL_CHECK(ctx, path, NBL_ERROR_ARGUMENT, "result: no path");
+    return nbl__result_file_check(ctx, path, force != 0);
 }
 
-nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, const char *path)
+nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_t count, const char *path,
+                                  int force)
 {
     NBL_CHECK(m->ctx, sequences && path && count >= 1, NBL_ERROR_FORMAT, "logits: no sequences or no path");
+    NBL_TRY(nbl__result_file_check(m->ctx, path, force != 0));
     tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
     float **logits = nbl__arena_alloc(&list.arena, (size_t)count * sizeof *logits);
     nbl_status status = logits ? NBL_OK : NBL_ERROR_MEMORY;
@@ -53,7 +53,8 @@ nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_
         logits[i] = data;
     }
     if (status == NBL_OK) status = nbl_model_logits(m, sequences, count, logits);
-    if (status == NBL_OK) status = put(&list, path);
+    if (status == NBL_OK)
+        status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);
     return status;
 }
@@ -70,12 +71,15 @@ static nbl_status keep(void *user, const char *name, const nbl_tensor *gradient)
 }
 
 nbl_status nbl_model_write_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels,
-                                     int64_t count, int pack, const char *path, double *loss,
+                                     int64_t count, int pack, const char *path, int force, double *loss,
                                      int64_t *trained)
 {
+    NBL_CHECK(m->ctx, path, NBL_ERROR_ARGUMENT, "gradients: no path");
+    NBL_TRY(nbl__result_file_check(m->ctx, path, force != 0));
     tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
     nbl_status status = nbl_model_gradients(m, sequences, labels, count, pack, keep, &list, loss, trained);
-    if (status == NBL_OK) status = put(&list, path);
+    if (status == NBL_OK)
+        status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);
     return status;
 }

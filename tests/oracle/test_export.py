@@ -45,7 +45,7 @@ def logits(model, ids):
 
 def nibble_logits(room, path, ids, *words):
     (room.folder / "ids.json").write_text(json.dumps([ids]))
-    room.nibble("logits", path, "--ids", room.folder / "ids.json", "--out", room.folder / "logits.safetensors", "--dtype", "f32", *words)
+    room.nibble("logits", path, "--ids", room.folder / "ids.json", "--out", room.folder / "logits.safetensors", "--force", "--dtype", "f32", *words)
     return load_file(room.folder / "logits.safetensors")["logits.0"]
 
 

@@ -130,7 +130,7 @@ def compare_logits(room, path, dtype, bound):
     """Over all places. In bf16 both are some way from the truth, which is f32: ours must not be the further one."""
     ids = prompt_ids()
     (room.folder / "ids.json").write_text(json.dumps(ids))
-    room.nibble("logits", path, "--ids", room.folder / "ids.json", "--out", room.folder / "out.safetensors", "--dtype", dtype)
+    room.nibble("logits", path, "--ids", room.folder / "ids.json", "--out", room.folder / "out.safetensors", "--force", "--dtype", dtype)
     tensors = tensors_of(room.folder / "out.safetensors")
     got = torch.cat([tensors[f"logits.{i}"].double() for i in range(len(ids))])
     want = upstream_logits(upstream(dtype), ids)
@@ -154,7 +154,7 @@ def logits_of_the_folder_f32(room):
 def logits_of_a_bf16_folder_in_f32(room):
     ids = prompt_ids()
     (room.folder / "ids.json").write_text(json.dumps(ids))
-    room.nibble("logits", folder_of("bf16"), "--ids", room.folder / "ids.json", "--out", room.folder / "out.safetensors", "--dtype", "f32")
+    room.nibble("logits", folder_of("bf16"), "--ids", room.folder / "ids.json", "--out", room.folder / "out.safetensors", "--force", "--dtype", "f32")
     tensors = tensors_of(room.folder / "out.safetensors")
     off = distance(torch.cat([tensors[f"logits.{i}"].double() for i in range(len(ids))]), upstream_logits(upstream("bf16", "f32"), ids))
     room.expect(off <= 1e-5, f"relative norm {off:.2e}")

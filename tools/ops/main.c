@@ -19,7 +19,7 @@ static const char usage[] =
     "       nibble-ops list\n\n"
     "run: one operator per pair, in order, in one process. IN carries the metadata `op` (its name)\n"
     "and `attrs` (a JSON object); see docs/OPERATORS.md. A pair that is refused ends the run with\n"
-    "exit status 1; its OUT is not written.\n\n"
+    "exit status 1; its OUT is not written. OUT may replace an earlier result, but no other file.\n\n"
     "  --threads N   threads to compute with (default: all cores)\n"
     "  --impl NAME   take this implementation, or fail\n"
     "  --device D    cpu (the default) or cuda: the first CUDA device; for run, check, test, perf\n"

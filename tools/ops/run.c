@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "format/bnb_state.h"
+#include "format/result_file.h"
 
 static const nbl__stored *find(const run *r, const char *name)
 {
@@ -266,12 +267,9 @@ nbl_status run_input(run *r, const char *in, const nbl__file *file)
 
 static nbl_status run_file(run *r, const char *in, const char *out, const nbl__file *file)
 {
+    NBL_TRY(nbl__result_file_check(r->ctx, out, true));
     NBL_TRY(run_input(r, in, file));
-    nbl__text image = {.ctx = r->ctx};
-    nbl_status status = nbl__safetensors_build(&r->arena, r->outputs, r->output_count, &image);
-    if (status == NBL_OK) status = nbl__file_put(r->ctx, out, image.text, image.size);
-    nbl__text_free(&image);
-    return status;
+    return nbl__result_file_write(&r->arena, out, true, r->outputs, r->output_count);
 }
 
 nbl_status run_pair(nbl_context *ctx, const char *in, const char *out, const char *force, char op[64],
