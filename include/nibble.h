@@ -817,10 +817,12 @@ NBL_API nbl_status nbl_model_write_logits(nbl_model *model,
                                           const nbl_ids *sequences,
                                           int64_t count, const char *path,
                                           int force);
-NBL_API nbl_status nbl_model_write_gradients(
-    nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
-    int64_t count, int pack, const char *path, int force, double *loss,
-    int64_t *trained);
+NBL_API nbl_status nbl_model_write_gradients(nbl_model *model,
+                                             const nbl_ids *sequences,
+                                             const nbl_ids *labels,
+                                             int64_t count, int pack,
+                                             const char *path, int force,
+                                             double *loss, int64_t *trained);
 
 /* The check that both begin with: NBL_OK if a result may be written to `path`.
  * For a program that wants to know before it loads a model. */
