@@ -192,7 +192,6 @@ static nbl_status dequantize(nbl_context *ctx, const cli_call *call, nbl_convert
     nbl_dequantize_options how = {
         .dtype = dtype_of(call, "dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
-        .allow_non_finite = cli_get(call, "allow-non-finite")->given,
     };
     return nbl_checkpoint_dequantize(ctx, call->arguments[0], call->arguments[1], &how, report);
 }
@@ -209,7 +208,9 @@ const cli_command cli_dequantize = {
     .summary = "make a plain checkpoint of a quantised one",
     .description =
         "Writes folder OUT with every packed weight of IN (nf4, fp4, int8, mxfp4) decoded, bit for bit as "
-        "bitsandbytes and transformers decode it. All other tensors and files keep their bytes.\n\n"
+        "bitsandbytes and transformers decode it. All other tensors and files keep their bytes. A warning "
+        "names "
+        "each tensor with NaN or infinities.\n\n"
         "IN is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
@@ -226,8 +227,6 @@ const cli_command cli_dequantize = {
              .fallback = "bf16",
              .help = "dtype of the decoded weights"},
             SHARD_SIZE_OPTION,
-            {.name = "allow-non-finite",
-             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
             {.name = NULL},
         },
     .examples =

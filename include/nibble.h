@@ -381,12 +381,12 @@ NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
                                            nbl_convert_report *report);
 
 typedef struct nbl_dequantize_options {
-    nbl_dtype dtype;      /* of the decoded weights: f32, f16 or bf16 */
-    uint64_t shard_size;  /* 0: 5 GB */
-    int allow_non_finite; /* as for nbl_checkpoint_quantize */
+    nbl_dtype dtype;     /* of the decoded weights: f32, f16 or bf16 */
+    uint64_t shard_size; /* 0: 5 GB */
 } nbl_dequantize_options;
 
-/* Packed weights are decoded to `dtype`; all other tensors keep their bytes. */
+/* Packed weights are decoded to `dtype`; all other tensors keep their bytes.
+ * A warning names each tensor with NaN or infinities. */
 NBL_API nbl_status nbl_checkpoint_dequantize(
     nbl_context *ctx, const char *in, const char *out,
     const nbl_dequantize_options *options, nbl_convert_report *report);

@@ -145,6 +145,7 @@ static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *co
 {
     nbl__conversion v;
     nbl_status status = nbl__conversion_open(o->ctx, config->base_model, &v);
+    v.allow_non_finite = true; /* a finished training is saved whatever the base holds */
     if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, more, user);
     nbl__conversion_close(&v);
     return status;
