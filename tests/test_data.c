@@ -346,6 +346,33 @@ static void generation_marks_say_what_is_trained(void **state)
     nbl_context_destroy(ctx);
 }
 
+static void spaces_that_a_marked_token_takes_are_its_own(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put_tokenizer_with(true);
+    use_template(
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ':' }}{% generation %}{{ m['content'] + "
+        "'<|im_end|>\\n\\n' }}{% endgeneration %}{{ '<|im_start|>=<|im_end|> \\n' }}{% endfor %}");
+    put("k.jsonl", talk);
+    prepare(&f, ctx, "k.jsonl", NBL_DATA_CHAT);
+    open_data(&f);
+    expect(
+        &f, 0,
+        "<system:[user>]<=><user:[hi>]<=><assistant:[assistant>]<=><user:[hi>]<=><assistant:[h\xc3\xa9>]<=>");
+    close_data(&f);
+    use_template(
+        "{% for m in messages %}{{ m['role'] + ':' }}{% generation %}{{ m['content'] + '<|im_end|>' }}"
+        "{% endgeneration %}{{ ' \\n' }}{% endfor %}");
+    open_data(&f);
+    expect(&f, 0, "system:[user>]user:[hi>]assistant:[assistant>]user:[hi>]assistant:[h\xc3\xa9>]");
+    close_data(&f);
+    put_tokenizer();
+    use_template(TURNS);
+    nbl_context_destroy(ctx);
+}
+
 static void messages_that_a_template_rewrites_are_found(void **state)
 {
     (void)state;
@@ -586,6 +613,7 @@ int main(void)
         cmocka_unit_test(ids_are_checked_against_the_vocabulary),
         cmocka_unit_test(turns_and_their_ends_are_trained_by_train_on_eos),
         cmocka_unit_test(generation_marks_say_what_is_trained),
+        cmocka_unit_test(spaces_that_a_marked_token_takes_are_its_own),
         cmocka_unit_test(messages_that_a_template_rewrites_are_found),
         cmocka_unit_test(sharegpt_names_and_the_built_in_template_work),
         cmocka_unit_test(long_rows_are_dropped_cut_or_refused),

@@ -30,7 +30,8 @@ static inline void put(const char *name, const char *text)
     write_file(folder, name, text, strlen(text));
 }
 
-static inline void put_tokenizer(void)
+/* `strip`: <|im_end|> takes the spaces behind it, as the special tokens of Phi-3 do. */
+static inline void put_tokenizer_with(bool strip)
 {
     char text[16384];
     size_t n = (size_t)sprintf(text, "{\"version\": \"1.0\", \"added_tokens\": [");
@@ -38,8 +39,8 @@ static inline void put_tokenizer(void)
     for (int i = 0; i < 4; i++)
         n += (size_t)sprintf(text + n,
                              "%s{\"id\": %d, \"content\": \"%s\", \"single_word\": false, \"lstrip\": false, "
-                             "\"rstrip\": false, \"normalized\": false, \"special\": true}",
-                             i ? ", " : "", 256 + i, special[i]);
+                             "\"rstrip\": %s, \"normalized\": false, \"special\": true}",
+                             i ? ", " : "", 256 + i, special[i], strip && i == 3 ? "true" : "false");
     n += (size_t)sprintf(
         text + n,
         "], \"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
@@ -59,6 +60,11 @@ static inline void put_tokenizer(void)
     }
     sprintf(text + n, "}}}");
     put("tokenizer.json", text);
+}
+
+static inline void put_tokenizer(void)
+{
+    put_tokenizer_with(false);
 }
 
 static inline void use_template(const char *template)

@@ -4,9 +4,11 @@
  * tokens spell their bytes, "▁" a space, added tokens themselves. As long as that is what the text says, a token's
  * place is exact. Where it is not (Unicode forms, a space put in front, spaces stripped beside an added token), the
  * nearest place is looked for from which several tokens on agree with the text again, at the latest the next added
- * token; the tokens in between share the bytes in between. Cost: one pass over the text and a window of constant
+ * token; the tokens in between share the bytes in between. Spaces that an added token takes with it (rstrip, lstrip) are
+ * that token's, as in the offsets of the tokenizers library. Cost: one pass over the text and a window of constant
  * size per disagreement. */
 #include "text/chars.h"
+#include "text/unicode.h"
 #include "train/draft.h"
 
 enum {
@@ -106,6 +108,22 @@ static void find_agreement(const speller *s, int64_t i, const char *text, size_t
     find_anchor(s, i, text, size, at, token, place);
 }
 
+/* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked for in the normalised
+ * text takes the spaces of that text: they are its own where the tokens behind it do not spell them. */
+static size_t with_spaces(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+{
+    const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
+    if (added == NULL || !added->right_strip) return at;
+    if (added->normalized && s->tokenizer->normalizer_count && agrees(s, i + 1, text, size, at)) return at;
+    while (at < size) {
+        uint32_t c;
+        int n = nbl__char_get(text + at, &c);
+        if (!nbl__char_is_space(c)) break;
+        at += (size_t)n;
+    }
+    return at;
+}
+
 void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,
                        int64_t count, size_t *begins, size_t *ends)
 {
@@ -119,7 +137,8 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         length = spell(&s, i, text + at, size - at, &matched);
         if (matched == length) {
             begins[i] = at;
-            ends[i++] = at += length;
+            at = ends[i] = with_spaces(&s, i, text, size, at + length);
+            i++;
             continue;
         }
         int64_t next;
@@ -127,8 +146,9 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         find_agreement(&s, i, text, size, at, &next, &place);
         if (next == i) { /* the text has something that no token spells: it goes with this token */
             begins[i] = at;
-            at = place + spell(&s, i, text + place, size - place, &matched);
-            ends[i++] = at;
+            length = spell(&s, i, text + place, size - place, &matched);
+            at = ends[i] = with_spaces(&s, i, text, size, place + length);
+            i++;
             continue;
         }
         for (; i < next; i++) begins[i] = at, ends[i] = place;
