@@ -40,4 +40,18 @@ int nbl__core_count(void);
  * memory that is free or holds clean pages of files. 0: unknown. */
 uint64_t nbl__memory_available(void);
 
+/* For kernels whose dtype or number of rows is a constant argument. Release: they are inlined and unrolled, so
+ * that sums stay in registers and branches on constants go away. Debug: they are functions with loops; the
+ * arithmetic is the same. Unrolled code with sanitizer checks in it takes clang over ten minutes per file. */
+#if !defined(NDEBUG)
+#define NBL_UNROLL
+#define NBL_INLINE static inline
+#elif defined(__clang__)
+#define NBL_UNROLL _Pragma("unroll")
+#define NBL_INLINE __attribute__((always_inline)) static inline
+#else
+#define NBL_UNROLL _Pragma("GCC unroll 16")
+#define NBL_INLINE __attribute__((always_inline)) static inline
+#endif
+
 #endif

@@ -10,8 +10,8 @@
 
 enum { ROWS = 14 };
 
-NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline void
-micro(int rows, int strips, const uint32_t *a, const uint32_t *b, const nbl__block *block, float *tile)
+NBL_TARGET_AVX512BF16 NBL_INLINE void micro(int rows, int strips, const uint32_t *a, const uint32_t *b,
+                                            const nbl__block *block, float *tile)
 {
     int64_t stride = block->stride, pairs = block->k / 2;
     const uint32_t *next = b + pairs * NBL_STRIP; /* the second strip */
@@ -48,8 +48,8 @@ micro(int rows, int strips, const uint32_t *a, const uint32_t *b, const nbl__blo
 
 #define CASE(n)                                                                                              \
     case n: micro(n, strips, a, b, block, tile); break;
-NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline void
-micro_of(int rows, int strips, const uint32_t *a, const uint32_t *b, const nbl__block *block, float *tile)
+NBL_TARGET_AVX512BF16 NBL_INLINE void micro_of(int rows, int strips, const uint32_t *a, const uint32_t *b,
+                                               const nbl__block *block, float *tile)
 {
     switch (rows) {
         CASE(1)
@@ -58,8 +58,7 @@ micro_of(int rows, int strips, const uint32_t *a, const uint32_t *b, const nbl__
     }
 }
 
-NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline void run_strips(const nbl__block *block,
-                                                                                   int64_t strip, int strips)
+NBL_TARGET_AVX512BF16 NBL_INLINE void run_strips(const nbl__block *block, int64_t strip, int strips)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin), pairs = block->k / 2;
     const uint32_t *b = (const uint32_t *)block->b + strip * pairs * NBL_STRIP;

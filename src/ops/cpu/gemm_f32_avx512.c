@@ -10,8 +10,8 @@
 
 enum { ROWS = 14 };
 
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
-micro(int rows, int strips, const float *a, const float *b, const nbl__block *block, float *tile)
+NBL_TARGET_AVX512 NBL_INLINE void micro(int rows, int strips, const float *a, const float *b,
+                                        const nbl__block *block, float *tile)
 {
     int64_t stride = block->stride, k = block->k, line = block->b_line;
     const float *next = b + block->b_strip; /* the second strip */
@@ -47,8 +47,8 @@ micro(int rows, int strips, const float *a, const float *b, const nbl__block *bl
 
 #define CASE(n)                                                                                              \
     case n: micro(n, strips, a, b, block, tile); break;
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
-micro_of(int rows, int strips, const float *a, const float *b, const nbl__block *block, float *tile)
+NBL_TARGET_AVX512 NBL_INLINE void micro_of(int rows, int strips, const float *a, const float *b,
+                                           const nbl__block *block, float *tile)
 {
     switch (rows) {
         CASE(1)
@@ -57,8 +57,7 @@ micro_of(int rows, int strips, const float *a, const float *b, const nbl__block 
     }
 }
 
-NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void run_strips(const nbl__block *block,
-                                                                               int64_t strip, int strips)
+NBL_TARGET_AVX512 NBL_INLINE void run_strips(const nbl__block *block, int64_t strip, int strips)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
     const float *b = (const float *)block->b + strip * block->b_strip;

@@ -84,11 +84,4 @@ static inline int64_t nbl__gemv_columns(const nbl_weight *w)
     return w->shape[w->rank - 1];
 }
 
-#if defined(__clang__)
-#define NBL_UNROLL _Pragma("unroll")
-#else
-#define NBL_UNROLL _Pragma("GCC unroll 16")
-#endif
-#define NBL_INLINE __attribute__((always_inline)) static inline
-
 #endif

@@ -19,7 +19,6 @@ enum { NBL_SPAN = 32768 };
         default: call(NBL_DTYPE_BF16); break;                                                                \
         }                                                                                                    \
     } while (0)
-#define NBL_INLINE static inline __attribute__((always_inline))
 
 /* ---- rows [begin, end) at a time ---- */
 
