@@ -120,7 +120,7 @@ static void sweep(nbl_context *ctx, int at, const char *name)
     close(fd);
 }
 
-void nbl__partial_sweep(nbl_context *ctx, const char *target)
+nbl_status nbl__partial_sweep(nbl_context *ctx, const char *target)
 {
     const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
     size_t length = strlen(base);
@@ -128,9 +128,11 @@ void nbl__partial_sweep(nbl_context *ctx, const char *target)
     const char *parent = slash == NULL     ? "."
                          : slash == target ? "/"
                                            : nbl__arena_printf(&arena, "%.*s", (int)(slash - target), target);
-    DIR *list = parent && length ? opendir(parent) : NULL;
+    if (parent == NULL) return NBL_ERROR_MEMORY;
+    DIR *list = length ? opendir(parent) : NULL;
     for (struct dirent *entry; list && (entry = readdir(list));)
         if (is_partial_of(entry->d_name, base, length)) sweep(ctx, dirfd(list), entry->d_name);
     if (list) closedir(list);
     nbl__arena_free(&arena);
+    return NBL_OK;
 }

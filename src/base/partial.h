@@ -11,8 +11,9 @@
 /* Makes a new temporary under a name that nothing has, with the rights that the umask gives, and locks it. The name
  * lives in the arena. */
 nbl_status nbl__partial_make(nbl__arena *arena, const char *target, bool folder, char **name, int *fd);
-/* Removes the temporaries of `target` that no process writes any more. Errors are ignored: what stays is harmless. */
-void nbl__partial_sweep(nbl_context *ctx, const char *target);
+/* Removes the temporaries of `target` that no process writes any more. What cannot be removed stays: it is harmless.
+ * Only a lack of memory fails. */
+nbl_status nbl__partial_sweep(nbl_context *ctx, const char *target);
 /* Removes the files of a folder and those of the folders in it. The folder itself stays. */
 void nbl__partial_empty(int folder);
 
