@@ -145,6 +145,7 @@ static int run(cli_call *call)
     nbl_train_summary summary;
     const cli_value *samples = cli_get(call, "samples");
     nbl_train_options options = {.resume = cli_get(call, "resume")->given, .event = on_event, .user = &w};
+    options.allow_changes = cli_get(call, "allow-changes")->given;
     if (samples->given) options.samples = samples->integer > 0 ? (int)samples->integer : -1;
     cli_work_begin("");
     nbl_status code = open_run(ctx, call, &r);
@@ -189,7 +190,13 @@ const cli_command cli_train = {
             {.name = "check",
              .help = "read the configuration and stop: tells every key that is refused or has no effect; "
                      "neither the model nor the data is opened"},
-            {.name = "resume", .help = "go on from the newest whole checkpoint, if there is one"},
+            {.name = "resume",
+             .help = "go on from the newest whole checkpoint, if there is one; keys that decide about bytes "
+                     "must be as they were"},
+            {.name = "allow-changes",
+             .help =
+                 "with --resume: let learning rate, schedule, AdamW's constants, dtype and device change; "
+                 "run.yml tells"},
             {.name = NULL},
         },
     .examples =
@@ -198,6 +205,8 @@ const cli_command cli_train = {
             {"can this file of axolotl's be used?", "train run.yml --check"},
             {"the same, shorter", "train run.yml --set max_steps=10 --set output_dir=try"},
             {"after an interruption", "train run.yml --resume"},
+            {"the same with another learning rate",
+             "train run.yml --resume --allow-changes --set learning_rate=1e-5"},
             {NULL, NULL},
         },
     .run = run,

@@ -1061,6 +1061,10 @@ typedef struct nbl_train_options {
      * after the last, for the report: at most 8. 0: three, but none for models
      * with more than 10^9 parameters, where they take minutes; below 0: none. */
     int samples;
+    /* A resumed run may have another learning rate, schedule, dtype or device
+     * than its checkpoint: the change is told in run.yml. Without it, and for
+     * all other keys that decide about bytes, a change is refused. */
+    int allow_changes;
 } nbl_train_options;
 
 typedef struct nbl_train_summary {

@@ -809,5 +809,35 @@ train_own_folder() {
 }
 check "train never writes into the folder of its model" train_own_folder
 
+train_changed() { # each key that decides about bytes, beside --resume
+    local change adapter="--set adapter=lora --set lora_r=2 --set lora_target_modules=[q_proj,v_proj] --set output_dir=changed"
+    rm -rf changed && exits 0 train run.yml $adapter || return 1
+    for change in lora_r=4 lora_alpha=4 lora_dropout=0.1 peft_use_rslora=true peft_use_dora=true lora_target_modules=[q_proj] \
+        bnb_4bit_quant_type=fp4 load_in_4bit=true seed=43 learning_rate=0.002 bf16=true; do
+        exits 2 train run.yml $adapter --set max_steps=4 --resume --set $change &&
+            says err "changed/checkpoint-3: a key has changed since it was saved: ${change%%=*} was " "hint: set it back" || return 1
+    done
+    ! grep -q "max_steps: 4" changed/run.yml &&
+        exits 2 train run.yml $adapter --resume --set seed=1 --set lora_r=4 --set learning_rate=1 && says err "keys have changed since it was saved: lora_r, seed, learning_rate" &&
+        exits 2 train run.yml $adapter --resume --allow-changes --set lora_r=4 && says err "lora_r was 2, is 4" &&
+        exits 2 train run.yml $adapter --allow-changes && says err "--allow-changes needs --resume" &&
+        exits 0 train run.yml $adapter --resume --allow-changes --set max_steps=4 --set learning_rate=0.002 &&
+        says changed/run.yml "learning_rate: 0.002" "# - step 3: learning_rate was 0.001, is 0.002"
+}
+check "a key that decides about bytes does not change in the middle of a run" train_changed
+train_other_base() {
+    rm -rf changed other && cp -r speaker other && exits 0 train run.yml --set base_model=other --set output_dir=changed &&
+        exits 0 train run.yml --set output_dir=changed --resume --set max_steps=4 &&
+        printf '\x01' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s other/model.safetensors) - 1)) conv=notrunc status=none &&
+        exits 2 train run.yml --set base_model=other --set output_dir=changed --resume --set max_steps=5 && says err "base_model was files with checksum"
+}
+check "a base model with other bytes is refused" train_other_base
+train_edited_state() {
+    rm -rf changed && exits 0 train run.yml --set output_dir=changed && sed -i 's/"step": 3/"step": 2/' changed/checkpoint-3/nibble_state.json &&
+        exits 1 train run.yml --set output_dir=changed --set max_steps=4 --set resume_from_checkpoint=changed/checkpoint-3 && says err "nibble_state.json: damaged or edited" &&
+        exits 0 train run.yml --set output_dir=changed --set max_steps=4 --resume && says err "changed/checkpoint-3 is passed over" "damaged or edited"
+}
+check "an edited state of a checkpoint is noticed" train_edited_state
+
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

@@ -7,8 +7,10 @@
 
 #include "base/alloc.h"
 #include "base/hash.h"
+#include "train/fingerprint.h"
 #include "train/output_dir.h"
 #include "train/records.h"
+#include "train/resume_state.h"
 
 /* ---- memory ---- */
 
@@ -54,14 +56,39 @@ static void after_any_failed_allocation_a_whole_model_can_go_on(void **state)
 
 /* ---- checkpoints that somebody made up ---- */
 
+/* Writes nibble_state.json of checkpoint-3 with the right checksum at its end, if there is one to be replaced. */
+static void forge_state(const fixture *f, const char *bytes, size_t size)
+{
+    static const char last[] = ",\n  \"checksum\": ";
+    nbl__text text = {.ctx = f->ctx};
+    const char *seal = NULL;
+    for (const char *at = bytes; (at = memmem(at, size - (size_t)(at - bytes), last, sizeof last - 1)); at++)
+        seal = at;
+    nbl__text_add(&text, bytes, seal ? (size_t)(seal - bytes) : size);
+    if (seal) nbl__state_seal(&text);
+    write_file(f->tiny.folder, "out/checkpoint-3/nibble_state.json", text.text, text.size);
+    nbl__text_free(&text);
+}
+
+/* The checksum of a file of one piece. */
+static uint64_t checksum(const void *bytes, size_t size)
+{
+    uint64_t hash = nbl__hash(0, bytes, size);
+    assert_true(size > 0 && size <= NBL_FINGERPRINT_PIECE);
+    return nbl__hash(0, &hash, sizeof hash);
+}
+
 /* Writes a file of checkpoint-3, and its size and checksum into nibble_state.json. */
 static void forge(const fixture *f, const char *name, const void *bytes, size_t size)
 {
     char inner[128], *entry, *rest, key[128];
     size_t state_size;
+    if (strcmp(name, "nibble_state.json") == 0) {
+        forge_state(f, bytes, size);
+        return;
+    }
     snprintf(inner, sizeof inner, "out/checkpoint-3/%s", name);
     write_file(f->tiny.folder, inner, bytes, size);
-    if (strcmp(name, "nibble_state.json") == 0) return;
     char *text = (char *)read_file(output(f, "out", "checkpoint-3/nibble_state.json"), &state_size);
     text[state_size] = '\0';
     snprintf(key, sizeof key, "\"%s\": [", name);
@@ -69,8 +96,8 @@ static void forge(const fixture *f, const char *name, const void *bytes, size_t 
     assert_non_null(rest = strchr(entry, ']'));
     char *made = malloc(state_size + 64);
     int length = snprintf(made, state_size + 64, "%.*s%s%zu, \"%016" PRIx64 "\"%s", (int)(entry - text), text,
-                          key, size, nbl__hash(0, bytes, size), rest);
-    write_file(f->tiny.folder, "out/checkpoint-3/nibble_state.json", made, (size_t)length);
+                          key, size, checksum(bytes, size), rest);
+    forge_state(f, made, (size_t)length);
     free(made);
     free(text);
 }
@@ -153,7 +180,16 @@ static void a_state_that_cannot_be_is_refused(void **state)
         {"nibble_state.json", "\"files\": {", "\"files\": {\"..\": [0, \"0000000000000000\"], ", ".."},
         {"nibble_state.json", "\"files\": {", "\"files\": {\"/etc/passwd\": [0, \"0000000000000000\"], ",
          "/etc/passwd"},
-        {"nibble_state.json", "\"version\": 1", "\"version\": 2", "version"},
+        {"nibble_state.json", "\"version\": 2", "\"version\": 3", "version 3 instead of 2"},
+        {"nibble_state.json", "\"version\": 2", "\"version\": 1", "an older nibble wrote it"},
+        {"nibble_state.json", "\"version\": 2", "\"version\": -1", "version"},
+        {"nibble_state.json", "\"keys\": {", "\"keys\": [], \"x\": {", "keys"},
+        {"nibble_state.json", "\"keys\": {", "\"keys\": {\"seed\": 5}, \"x\": {", "seed"},
+        {"nibble_state.json", "\"keys\": {", "\"keys\": {\"tail\": \"1\",", "tail was 1, is not given"},
+        {"nibble_state.json", "\"history\": [", "\"history\": 3, \"x\": [", "history"},
+        {"nibble_state.json", "\"history\": [", "\"history\": [3", "history: entry 0"},
+        {"nibble_state.json", "\"history\": [", "\"history\": [\"a\\nseed: 3\"", "history: entry 0"},
+        {"nibble_state.json", "\"base_model\": \"", "\"base_model\": \"0", "base_model"},
         {"trainer_state.json", "\"log_history\": [", "\"log_history\": 3, \"x\": [", "log_history"},
         {"trainer_state.json", "\"log_history\": [", "\"log_history\": [[], ", "record 0"},
         {"trainer_state.json", "\"loss\": ", "\"loss\": \"low\", \"x\": ", "record 0"},
@@ -164,7 +200,9 @@ static void a_state_that_cannot_be_is_refused(void **state)
         {"optimizer.safetensors", "[4,32]", "[4,31]", "optimizer.safetensors"},
         {"optimizer.safetensors", "lora_A.weight.m\"", "lora_A.weight.n\"", "lora_A.weight.m"},
     };
-    stop_at_three(f);
+    char keys[512];
+    snprintf(keys, sizeof keys, "%s\nfp16: true", lora);
+    stop_with(f, keys);
     char *copy = strdup(in_folder(f->tiny.folder, "kept")), command[512];
     snprintf(command, sizeof command, "cp -r %s %s", output(f, "out", "checkpoint-3"), copy);
     assert_int_equal(system(command), 0);

@@ -6,6 +6,7 @@
 
 #include "base/output.h"
 #include "train/report_text.h"
+#include "train/run_changes.h"
 
 static const char page[] =
 #include "train/report_page.inc"
@@ -338,6 +339,7 @@ static void print_configuration(nbl__text *out, const nbl__report *r)
 {
     nbl__text yaml = {.ctx = out->ctx};
     nbl_status status = nbl__run_config_write(&yaml, r->config);
+    if (r->history) nbl__run_history_write(&yaml, r->history);
     if (status == NBL_OK) status = yaml.status;
     if (status != NBL_OK && out->status == NBL_OK) out->status = status;
     add(out, "<div class=\"card\"><details open><summary>run.yml, as resolved</summary><pre>");

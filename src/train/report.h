@@ -17,6 +17,7 @@ typedef struct nbl__report {
     const nbl__run_config *config;
     const nbl__records *records;
     const nbl__samples *samples;
+    const nbl__name_list *history; /* changes of keys in the middle of the run; or NULL */
 
     /* the plan */
     nbl_plan_arenas arenas;

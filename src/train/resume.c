@@ -6,30 +6,14 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "train/fingerprint.h"
 #include "train/output_dir.h"
 #include "train/resume_state.h"
 
 static const char *const state_name = "nibble_state.json";
-enum { STATE_LIMIT = 1 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
+enum { STATE_VERSION = 2, STATE_LIMIT = 16 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
 
 /* ---- saving ---- */
-
-/* Piece by piece, so that a large file is never resident as a whole. */
-static nbl_status hash_file(nbl_context *ctx, const char *path, uint64_t *size, uint64_t *hash)
-{
-    enum { PIECE = 4 << 20 };
-    nbl__file file;
-    NBL_TRY(nbl__file_map(ctx, path, &file));
-    *size = file.size;
-    *hash = 0;
-    for (uint64_t at = 0; at < file.size; at += PIECE) {
-        size_t n = (size_t)(file.size - at < PIECE ? file.size - at : PIECE);
-        *hash = nbl__hash(*hash, file.data + at, n);
-        nbl__file_drop(&file, file.data + at, n);
-    }
-    nbl__file_unmap(&file);
-    return NBL_OK;
-}
 
 static nbl_status print_files(nbl__text *out, nbl__arena *arena, const char *folder)
 {
@@ -43,13 +27,13 @@ static nbl_status print_files(nbl__text *out, nbl__arena *arena, const char *fol
         uint64_t size = 0, hash = 0;
         if (path == NULL) status = NBL_ERROR_MEMORY;
         else if (nbl__is_folder(path)) continue;
-        else status = hash_file(out->ctx, path, &size, &hash);
+        else status = nbl__fingerprint_file(out->ctx, path, &size, &hash);
         nbl__text_printf(out, "%s\n    ", count++ ? "," : "");
         nbl__text_json(out, entry->d_name);
         nbl__text_printf(out, ": [%" PRIu64 ", \"%016" PRIx64 "\"]", size, hash);
     }
     closedir(list);
-    nbl__text_printf(out, "\n  }\n");
+    nbl__text_printf(out, "\n  }");
     return status;
 }
 
@@ -59,10 +43,19 @@ static nbl_status put_states(const nbl__run_parts *p, nbl__output *output, nbl__
     NBL_TRY(text->status);
     NBL_TRY(nbl__output_put(output, "trainer_state.json", text->text, text->size));
     text->size = 0;
-    nbl__text_printf(text, "{\n  \"version\": 1,\n");
+    nbl__text_printf(text, "{\n  \"version\": %d,\n", STATE_VERSION);
     nbl__run_state_print(text, p->state);
+    nbl__text_printf(text, ",\n  \"keys\": ");
+    nbl__run_values_print(text, p->values);
+    nbl__text_printf(text, ",\n  \"history\": [");
+    for (int64_t i = 0; i < p->history->count; i++) {
+        nbl__text_printf(text, "%s\n    ", i ? "," : "");
+        nbl__text_json(text, p->history->items[i]);
+    }
+    nbl__text_printf(text, "]");
     NBL_TRY(print_files(text, arena, output->partial));
-    nbl__text_printf(text, "}\n");
+    NBL_TRY(text->status);
+    nbl__state_seal(text);
     NBL_TRY(text->status);
     return nbl__output_put(output, state_name, text->text, text->size);
 }
@@ -160,15 +153,36 @@ static nbl_status read_json(nbl__arena *arena, const char *path, size_t limit, c
     return status;
 }
 
-static nbl_status read_state(nbl__arena *arena, const char *folder, const char **path, const nbl__json **root)
+/* The version first: what an older nibble wrote has no checksum. It is refused, because it does not tell the keys and
+ * the model of its run. */
+static nbl_status parse_state(nbl__arena *arena, const char *path, const char *text, size_t size,
+                              const nbl__json **root)
 {
     int64_t version = 0;
+    NBL_TRY(nbl__json_parse(arena, path, text, size, NBL_JSON_STRICT, root));
+    bool known = nbl__json_natural(nbl__json_get(*root, "version"), &version);
+    if (known && version > 0 && version < STATE_VERSION)
+        return nbl__hint(arena->ctx,
+                         nbl__fail(arena->ctx, NBL_ERROR_UNSUPPORTED,
+                                   "%s: version %" PRId64 ": an older nibble wrote it, and it does not tell "
+                                   "which keys and which model the run had",
+                                   path, version),
+                         "end the run with that nibble, or begin anew without --resume");
+    NBL_CHECK(arena->ctx, known && version == STATE_VERSION, NBL_ERROR_UNSUPPORTED,
+              "%s: version %" PRId64 " instead of %d", path, version, STATE_VERSION);
+    return nbl__state_check_seal(arena->ctx, path, text, size);
+}
+
+static nbl_status read_state(nbl__arena *arena, const char *folder, const char **path, const nbl__json **root)
+{
+    char *text;
+    size_t size = 0;
     *path = nbl__arena_printf(arena, "%s/%s", folder, state_name);
     if (*path == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(read_json(arena, *path, STATE_LIMIT, root));
-    NBL_CHECK(arena->ctx, nbl__json_natural(nbl__json_get(*root, "version"), &version) && version == 1,
-              NBL_ERROR_UNSUPPORTED, "%s: version %" PRId64 " instead of 1", *path, version);
-    return NBL_OK;
+    NBL_TRY(nbl__file_read(arena->ctx, *path, STATE_LIMIT, &text, &size));
+    nbl_status status = parse_state(arena, *path, text, size, root);
+    nbl__free(arena->ctx, text, size + 1);
+    return status;
 }
 
 static nbl_status verify(nbl__arena *arena, const char *folder)
@@ -192,7 +206,7 @@ static nbl_status verify(nbl__arena *arena, const char *folder)
                   it->key);
         const char *file = nbl__arena_printf(arena, "%s/%s", folder, it->key);
         if (file == NULL) return NBL_ERROR_MEMORY;
-        NBL_TRY(hash_file(arena->ctx, file, &found_size, &found_hash));
+        NBL_TRY(nbl__fingerprint_file(arena->ctx, file, &found_size, &found_hash));
         NBL_CHECK(arena->ctx, found_size == (uint64_t)size && found_hash == hash, NBL_ERROR_FORMAT,
                   "%s: damaged: %" PRIu64 " bytes, checksum %016" PRIx64 "; %" PRId64 " and %016" PRIx64
                   " were written",
@@ -222,22 +236,72 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
             *folder = candidate;
             return NBL_OK;
         }
-        if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
+        /* Another version's checkpoint is whole: beginning anew would lose it. */
+        if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED || status == NBL_ERROR_UNSUPPORTED)
+            return status;
         nbl__log(arena->ctx, NBL_LOG_WARNING, "%s is passed over: %s", candidate,
                  nbl_error_message(arena->ctx));
     }
     return NBL_OK;
 }
 
+/* ---- what has changed ---- */
+
+static nbl_status add_fingerprint(nbl__arena *arena, nbl__run_values *values, const char *key, uint64_t hash)
+{
+    if (hash == 0) return NBL_OK;
+    nbl__run_value value = {key, nbl__arena_printf(arena, "files with checksum %016" PRIx64, hash),
+                            NBL_RESUME_NEVER};
+    return nbl__run_values_add(arena, values, value);
+}
+
+/* The values and, as two more of them, the fingerprints. */
+static nbl_status add_fingerprints(nbl__arena *arena, nbl__run_values *values, const nbl__run_state *state)
+{
+    NBL_TRY(add_fingerprint(arena, values, "base_model", state->base));
+    return add_fingerprint(arena, values, "lora_model_dir", state->start);
+}
+
+nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
+                                 const nbl__run_values *values, bool allow, nbl__name_list *history)
+{
+    const nbl__json *root;
+    const char *path, *change;
+    nbl__run_state saved;
+    nbl__run_values was, is = {0};
+    NBL_TRY(read_state(arena, folder, &path, &root));
+    NBL_TRY(nbl__run_state_read(arena->ctx, path, root, &saved));
+    NBL_TRY(nbl__run_history_read(arena, path, nbl__json_get(root, "history"), history));
+    NBL_TRY(nbl__run_values_read(arena, path, nbl__json_get(root, "keys"), &was));
+    for (int64_t i = 0; i < values->count; i++) NBL_TRY(nbl__run_values_add(arena, &is, values->items[i]));
+    NBL_TRY(add_fingerprints(arena, &was, &saved));
+    NBL_TRY(add_fingerprints(arena, &is, state));
+    NBL_TRY(nbl__run_values_compare(arena, folder, &was, &is, allow, &change));
+    if (change == NULL) return NBL_OK;
+    nbl__log(arena->ctx, NBL_LOG_WARNING, "%s: going on with changed keys: %s", folder, change);
+    return nbl__run_history_add(arena, history,
+                                nbl__arena_printf(arena, "step %" PRId64 ": %s", saved.step, change));
+}
+
 /* ---- loading ---- */
+
+/* A scale of f16's gradients is of use only to a run in f16. */
+static bool is_other_dtype(const nbl__run_parts *p, const nbl__json *root)
+{
+    const char *was = nbl__json_text(nbl__json_get(root, "keys"), "fp16"),
+               *is = nbl__run_value_find(p->values, "fp16");
+    return was && is && strcmp(was, is) != 0;
+}
 
 static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *folder)
 {
     const nbl__json *root, *history;
     const char *path;
     uint64_t data = p->state->data;
+    double scale = p->state->loss_scale;
     NBL_TRY(read_state(arena, folder, &path, &root));
     NBL_TRY(nbl__run_state_read(arena->ctx, path, root, p->state));
+    if (is_other_dtype(p, root)) p->state->loss_scale = scale, p->state->good_steps = 0;
     if (p->state->data != data)
         return nbl__hint(arena->ctx,
                          nbl__fail(arena->ctx, NBL_ERROR_FORMAT, "%s: the run trained on other data", folder),

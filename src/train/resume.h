@@ -3,16 +3,18 @@
  *     adapter_config.json, adapter_model.safetensors    or the whole model, its masters in f32
  *     optimizer.safetensors                             the moments
  *     trainer_state.json                                transformers' TrainerState with the history
- *     nibble_state.json                                 where the run stands; size and checksum of every file
+ *     nibble_state.json                                 where the run stands; the keys it was made with; size and
+ *                                                       checksum of every file; its own checksum
  *
- * A folder appears whole or not at all, and what was damaged later shows: a checkpoint counts only if every file
- * has the size and checksum that nibble_state.json tells. There is no state of a random generator: dropout and
+ * A folder appears whole or not at all, and what was damaged or edited later shows: a checkpoint counts only if
+ * nibble_state.json has its own checksum and every file has the size and checksum that it tells. There is no state of a random generator: dropout and
  * order are functions of the seed and the place in the run. */
 #ifndef NBL_RESUME_H
 #define NBL_RESUME_H
 
 #include "train/records.h"
 #include "train/result.h"
+#include "train/run_changes.h"
 
 /* Between these the scale of f16's gradients moves. */
 #define NBL_LEAST_LOSS_SCALE 0x1p-14
@@ -31,6 +33,8 @@ typedef struct nbl__run_state {
     int64_t evals_without_gain;
     int64_t high_losses; /* in a row */
     uint64_t data;       /* nbl__data_identity */
+    uint64_t base;       /* nbl__fingerprint_model of base_model */
+    uint64_t start;      /* nbl__fingerprint_adapter of lora_model_dir; 0: none */
 } nbl__run_state;
 
 /* Epochs done, as transformers counts them. */
@@ -46,6 +50,8 @@ typedef struct nbl__run_parts {
     nbl__records *records;
     nbl__run_state *state;
     int64_t max_steps;
+    const nbl__run_values *values; /* of config */
+    const nbl__name_list *history; /* changes that were allowed */
 } nbl__run_parts;
 
 /* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit. */
@@ -56,6 +62,10 @@ nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
 nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder);
 /* Fails with the reason when the folder is no whole checkpoint. */
 nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
+/* Refuses a checkpoint that was made with other keys, another base model or another start adapter than `state` and
+ * `values` tell; see nbl__run_values_compare. *history: what the checkpoint tells, and what is allowed now. */
+nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
+                                 const nbl__run_values *values, bool allow, nbl__name_list *history);
 /* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
 nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
 

@@ -1,5 +1,6 @@
 /* resume_state.c - trainer_state.json and nibble_state.json, written and read. See resume.h. */
 #include <math.h>
+#include <stdio.h>
 
 #include "base/hash.h"
 #include "train/resume_state.h"
@@ -60,6 +61,8 @@ static const struct field {
     {"evals_without_gain", COUNT, offsetof(nbl__run_state, evals_without_gain)},
     {"high_losses", COUNT, offsetof(nbl__run_state, high_losses)},
     {"data", BITS, offsetof(nbl__run_state, data)},
+    {"base_model", BITS, offsetof(nbl__run_state, base)},
+    {"lora_model_dir", BITS, offsetof(nbl__run_state, start)}, /* 0: none */
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
 
@@ -103,6 +106,34 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
               NBL_ERROR_FORMAT, "%s: loss_scale %g is not between %g and %g", where, state->loss_scale,
               NBL_LEAST_LOSS_SCALE, NBL_MOST_LOSS_SCALE);
     return NBL_OK;
+}
+
+enum { SEAL = sizeof ",\n  \"checksum\": \"0123456789abcdef\"\n}\n" };
+
+static void print_seal(char seal[SEAL], const char *text, size_t size)
+{
+    snprintf(seal, SEAL, ",\n  \"checksum\": \"%016" PRIx64 "\"\n}\n", nbl__hash(0, text, size));
+}
+
+void nbl__state_seal(nbl__text *out)
+{
+    char seal[SEAL];
+    if (out->status != NBL_OK) return;
+    print_seal(seal, out->text, out->size);
+    nbl__text_add(out, seal, strlen(seal));
+}
+
+nbl_status nbl__state_check_seal(nbl_context *ctx, const char *where, const char *text, size_t size)
+{
+    char seal[SEAL];
+    size_t length = SEAL - 1, before = size > length ? size - length : 0;
+    print_seal(seal, text, before);
+    if (size > length && memcmp(text + before, seal, length) == 0) return NBL_OK;
+    return nbl__hint(ctx,
+                     nbl__fail(ctx, NBL_ERROR_FORMAT,
+                               "%s: damaged or edited: it does not have the checksum that was written",
+                               where),
+                     "go on from an earlier checkpoint (resume_from_checkpoint), or begin anew");
 }
 
 bool nbl__hash_parse(const char *text, uint64_t *hash)

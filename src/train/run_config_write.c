@@ -62,8 +62,7 @@ static const char *choice_of(const nbl__run_key *key, int value)
     return NULL;
 }
 
-/* Whether a row holds something: what is outside its range stands for "not given". */
-static bool holds(const nbl__run_key *key, const void *origin)
+bool nbl__run_key_holds(const nbl__run_key *key, const void *origin)
 {
     const void *field = (const char *)origin + key->offset;
     if (key->unwritten) return false;
@@ -83,7 +82,7 @@ static bool holds(const nbl__run_key *key, const void *origin)
     case NBL_KEY_NAMES: return ((const nbl__name_list *)field)->count > 0 || key->fallback;
     case NBL_KEY_MAP:
         for (int i = 0; i < key->inner_count; i++)
-            if (holds(&key->inner[i], origin)) return true;
+            if (nbl__run_key_holds(&key->inner[i], origin)) return true;
         return false;
     default: return true;
     }
@@ -92,43 +91,44 @@ static bool holds(const nbl__run_key *key, const void *origin)
 static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, const void *origin,
                        const char *first, const char *indent, const nbl__run_config *config);
 
-static void write_value(nbl__text *out, const nbl__run_key *key, const void *origin, const char *indent,
-                        const nbl__run_config *config)
+void nbl__run_key_print(nbl__text *out, const nbl__run_key *key, const void *origin)
 {
     const void *field = (const char *)origin + key->offset;
     const char *text = NULL;
     switch (key->type) {
-    case NBL_KEY_BOOLEAN: nbl__text_printf(out, " %s", *(const bool *)field ? "true" : "false"); break;
-    case NBL_KEY_AUTO: nbl__text_printf(out, " %s", *(const int *)field ? "true" : "false"); break;
-    case NBL_KEY_INTEGER: nbl__text_printf(out, " %" PRId64, *(const int64_t *)field); break;
-    case NBL_KEY_BYTES: nbl__text_printf(out, " %" PRIu64, *(const uint64_t *)field); break;
-    case NBL_KEY_REAL:
-        nbl__text_add(out, " ", 1);
-        write_real(out, *(const double *)field);
-        break;
+    case NBL_KEY_BOOLEAN: nbl__text_printf(out, "%s", *(const bool *)field ? "true" : "false"); break;
+    case NBL_KEY_AUTO: nbl__text_printf(out, "%s", *(const int *)field ? "true" : "false"); break;
+    case NBL_KEY_INTEGER: nbl__text_printf(out, "%" PRId64, *(const int64_t *)field); break;
+    case NBL_KEY_BYTES: nbl__text_printf(out, "%" PRIu64, *(const uint64_t *)field); break;
+    case NBL_KEY_REAL: write_real(out, *(const double *)field); break;
     case NBL_KEY_CHOICE:
         nbl__text_printf(
-            out, " %s",
+            out, "%s",
             choice_of(key, key->size == sizeof(bool) ? *(const bool *)field : *(const int *)field));
         break;
     case NBL_KEY_TARGETS: text = *(const char *const *)((const char *)origin + key->other); break;
     case NBL_KEY_TEXT: text = *(const char *const *)field; break;
     default: break;
     }
-    if (text) {
-        nbl__text_add(out, " ", 1);
-        write_text(out, text);
-    } else if (key->type == NBL_KEY_NAMES || key->type == NBL_KEY_TARGETS) {
-        nbl__text_add(out, " ", 1);
-        write_names(out, field);
-    }
-    nbl__text_add(out, "\n", 1);
+    if (text) write_text(out, text);
+    else if (key->type == NBL_KEY_NAMES || key->type == NBL_KEY_TARGETS) write_names(out, field);
+}
+
+static void write_value(nbl__text *out, const nbl__run_key *key, const void *origin, const char *indent,
+                        const nbl__run_config *config)
+{
     if (key->type == NBL_KEY_MAP) {
         const char *deeper = *indent ? "      " : "  ";
+        nbl__text_add(out, "\n", 1);
         write_rows(out, key->inner, key->inner_count, origin, deeper, deeper, config);
     } else if (key->type == NBL_KEY_DATASETS) {
+        nbl__text_add(out, "\n", 1);
         for (int64_t i = 0; i < config->dataset_count; i++)
             write_rows(out, key->inner, key->inner_count, &config->datasets[i], "  - ", "    ", config);
+    } else {
+        nbl__text_add(out, " ", 1);
+        nbl__run_key_print(out, key, origin);
+        nbl__text_add(out, "\n", 1);
     }
 }
 
@@ -137,21 +137,25 @@ static bool begins(const char *name, const char *with)
     return strncmp(name, with, strlen(with)) == 0;
 }
 
+bool nbl__run_key_counts(const nbl__run_key *key, const nbl__run_config *config)
+{
+    return !config->full || !(begins(key->name, "lora_") || begins(key->name, "peft_"));
+}
+
 /* `first` stands before the first line, `indent` before the others. */
 static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, const void *origin,
                        const char *first, const char *indent, const nbl__run_config *config)
 {
     for (const nbl__run_key *key = keys; key < keys + count; key++) {
-        /* What has no effect would only be complained about when it is read. */
-        if (config->full && (begins(key->name, "lora_") || begins(key->name, "peft_"))) continue;
-        if (!holds(key, origin)) continue;
+        if (!nbl__run_key_counts(key, config)) continue;
+        if (!nbl__run_key_holds(key, origin)) continue;
         nbl__text_printf(out, "%s%s:", first, key->name);
         write_value(out, key, origin, indent, config);
         first = indent;
     }
 }
 
-nbl_status nbl__run_config_write(nbl__text *out, const nbl__run_config *config)
+nbl__run_draft nbl__run_draft_of(const nbl__run_config *config)
 {
     nbl__run_draft draft = {
         .config = *config,
@@ -167,6 +171,12 @@ nbl_status nbl__run_config_write(nbl__text *out, const nbl__run_config *config)
         draft.template_text = chat;
         draft.config.chat_template = "jinja";
     }
+    return draft;
+}
+
+nbl_status nbl__run_config_write(nbl__text *out, const nbl__run_config *config)
+{
+    nbl__run_draft draft = nbl__run_draft_of(config);
     write_rows(out, nbl__run_keys, NBL_RUN_KEYS, &draft, "", "", config);
     return out->status;
 }

@@ -32,6 +32,13 @@ typedef struct nbl__run_alias {
     const char *name, *as;
 } nbl__run_alias;
 
+/* Whether a run that is resumed may have another value than before. docs/TRAINING.md lists the keys of each kind. */
+typedef enum nbl__resume_rule {
+    NBL_RESUME_NEVER, /* it decides what is trained on what, or how that is stored */
+    NBL_RESUME_ALLOW, /* only if the caller allows changes; the run's history tells */
+    NBL_RESUME_FREE   /* no step that both runs do depends on it */
+} nbl__resume_rule;
+
 typedef struct nbl__run_key {
     const char *name;
     nbl__run_key_type type;
@@ -42,6 +49,7 @@ typedef struct nbl__run_key {
     const nbl__run_alias *aliases;  /* the same; or NULL */
     const struct nbl__run_key *inner;
     int inner_count;
+    nbl__resume_rule resume;
     bool unwritten;       /* another spelling: read, and written as the key that it stands for */
     const char *fallback; /* YAML; NULL: none */
     const char *help;     /* one line */
@@ -68,5 +76,16 @@ const nbl__run_key *nbl__run_key_find(const nbl__run_key *keys, int count, const
 const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char *name);
 /* The value of a key as docs/CONFIG.md puts it: "whole number, 1 or more", "lora, qlora". */
 void nbl__run_key_allowed(const nbl__run_key *key, nbl__text *out);
+
+/* ---- run_config_write.c: values as they are written ---- */
+
+/* A configuration as the table's rows see it. */
+nbl__run_draft nbl__run_draft_of(const nbl__run_config *config);
+/* Whether a row means anything in this run: keys of adapters do not when every weight is trained. */
+bool nbl__run_key_counts(const nbl__run_key *key, const nbl__run_config *config);
+/* Whether a row holds something: what is outside its range stands for "not given". */
+bool nbl__run_key_holds(const nbl__run_key *key, const void *origin);
+/* The value on one line, as YAML; not of maps and datasets. */
+void nbl__run_key_print(nbl__text *out, const nbl__run_key *key, const void *origin);
 
 #endif

@@ -126,7 +126,7 @@ static void watch_loss(loop *l, double loss)
 static nbl_status save(loop *l)
 {
     nbl__trainer *t = &l->t;
-    nbl__run_parts parts = {t->config, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
+    nbl__run_parts parts = nbl__trainer_parts(t);
     double before = now();
     if (l->saved_step == t->state.step) return NBL_OK;
     NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small one is written before it asks */
@@ -179,6 +179,7 @@ static nbl_status write_config(const nbl__trainer *t)
     nbl__text text = {.ctx = t->ctx};
     const char *path = nbl__arena_printf(&arena, "%s/run.yml", t->config->output_dir);
     nbl_status status = path ? nbl__run_config_write(&text, t->config) : NBL_ERROR_MEMORY;
+    nbl__run_history_write(&text, &t->history);
     if (status == NBL_OK) status = text.status;
     if (status == NBL_OK) status = nbl__file_put(t->ctx, path, text.text, text.size);
     nbl__text_free(&text);
@@ -264,7 +265,7 @@ nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train
     nbl_train_summary unread;
     loop l = {.options = options ? options : &none, .summary = summary ? summary : &unread};
     *l.summary = (nbl_train_summary){0};
-    NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options->resume, l.options->samples, &l.t));
+    NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options, &l.t));
     nbl_status status = run(&l);
     nbl__trainer_close(&l.t);
     return status;

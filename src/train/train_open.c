@@ -4,6 +4,7 @@
 
 #include "ops/memory.h"
 #include "train/adapter_init.h"
+#include "train/fingerprint.h"
 #include "train/output_dir.h"
 #include "train/run.h"
 #include "train/schedule.h"
@@ -213,6 +214,42 @@ static nbl_status choose_checkpoint(nbl__arena *arena, const nbl__run_config *c,
     return resume || c->auto_resume ? nbl__checkpoint_latest(arena, c->output_dir, folder) : NBL_OK;
 }
 
+/* Which model and adapter the run begins with. */
+static nbl_status fingerprint(nbl__trainer *t)
+{
+    const nbl__run_config *c = t->config;
+    nbl__progress_begin(t->ctx, 0);
+    NBL_TRY(nbl__fingerprint_model(t->ctx, c->base_model, &t->state.base));
+    return c->lora_model_dir ? nbl__fingerprint_adapter(t->ctx, c->lora_model_dir, &t->state.start) : NBL_OK;
+}
+
+/* Before data and model are read: a changed key is told at once. */
+static nbl_status choose_start(nbl__trainer *t, const nbl_train_options *options)
+{
+    const nbl__run_config *c = t->config;
+    NBL_CHECK(t->ctx,
+              !options->allow_changes || options->resume || c->auto_resume || c->resume_from_checkpoint,
+              NBL_ERROR_ARGUMENT, "--allow-changes needs --resume: a run that begins anew changes nothing");
+    NBL_TRY(choose_checkpoint(&t->arena, c, options->resume, &t->resumed));
+    NBL_TRY(nbl__run_values_collect(&t->arena, c, &t->values));
+    if (t->resumed == NULL) return NBL_OK;
+    NBL_TRY(fingerprint(t));
+    return nbl__checkpoint_check(&t->arena, t->resumed, &t->state, &t->values, options->allow_changes,
+                                 &t->history);
+}
+
+nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
+{
+    return (nbl__run_parts){.config = t->config,
+                            .session = &t->session,
+                            .optimizer = &t->optimizer,
+                            .records = &t->records,
+                            .state = &t->state,
+                            .max_steps = t->max_steps,
+                            .values = &t->values,
+                            .history = &t->history};
+}
+
 static nbl_status begin_run(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
@@ -227,9 +264,11 @@ static nbl_status begin_run(nbl__trainer *t)
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,
                                 .best_eval = INFINITY,
-                                .data = nbl__data_identity(t->data)};
+                                .data = nbl__data_identity(t->data),
+                                .base = t->state.base,
+                                .start = t->state.start};
     if (t->resumed) {
-        nbl__run_parts parts = {c, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
+        nbl__run_parts parts = nbl__trainer_parts(t);
         NBL_TRY(nbl__checkpoint_load(&parts, t->resumed));
     }
     NBL_TRY(nbl__plan_prepare(&t->session.plan)); /* of the adapter as it is now */
@@ -249,28 +288,29 @@ static nbl_status begin_run(nbl__trainer *t)
     return NBL_OK;
 }
 
-static nbl_status open_trainer(nbl__trainer *t, bool resume, int samples)
+static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options)
 {
     const nbl__run_config *c = t->config;
     nbl__plan_request request = request_of(t->ctx, c, c->memory);
     NBL_TRY(nbl__output_dir_check(t->ctx, c));
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
-    NBL_TRY(choose_checkpoint(&t->arena, c, resume, &t->resumed));
+    NBL_TRY(choose_start(t, options));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
+    if (t->resumed == NULL) NBL_TRY(fingerprint(t));
     NBL_TRY(nbl__plan_training(t->model, &request, &t->session, &t->memory_bytes));
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
     if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c));
-    NBL_TRY(nbl__trainer_sample_before(t, samples));
+    NBL_TRY(nbl__trainer_sample_before(t, options->samples));
     return begin_run(t);
 }
 
-nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
-                             nbl__trainer *t)
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
+                             const nbl_train_options *options, nbl__trainer *t)
 {
     *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config, .lock = -1};
-    nbl_status status = open_trainer(t, resume, samples);
+    nbl_status status = open_trainer(t, options);
     if (status != NBL_OK) nbl__trainer_close(t);
     return status;
 }

@@ -89,6 +89,7 @@ void nbl__trainer_describe(nbl__trainer *t)
         .config = t->config,
         .records = &t->records,
         .samples = &t->samples,
+        .history = &t->history,
         .arenas = {.weights = nbl__model_bytes(t->model, true),
                    .adapters = plan->bytes[NBL_MEMORY_PARAMETERS] + plan->bytes[NBL_MEMORY_GRADIENTS],
                    .optimizer = t->optimizer.moment_bytes,

@@ -53,9 +53,11 @@ typedef struct nbl__trainer {
     nbl__dropout_site *sites;
     int64_t site_count;
     int64_t max_steps, steps_per_epoch, warmup;
-    uint64_t memory_bytes; /* planned: weights, arenas, moments */
-    const char *resumed;   /* the checkpoint gone on from; or NULL */
-    int lock;              /* on output_dir; -1: none */
+    uint64_t memory_bytes;  /* planned: weights, arenas, moments */
+    const char *resumed;    /* the checkpoint gone on from; or NULL */
+    nbl__run_values values; /* of config, for checkpoints */
+    nbl__name_list history; /* changes of keys in the middle of the run */
+    int lock;               /* on output_dir; -1: none */
     nbl__samples samples;
     nbl__report report;
 } nbl__trainer;
@@ -67,9 +69,10 @@ typedef struct nbl__step_result {
 
 /* ---- train_open.c ---- */
 
-/* `samples`: how many prompts; below 0: none, 0: as many as is cheap. */
-nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config, bool resume, int samples,
-                             nbl__trainer *trainer);
+nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
+                             const nbl_train_options *options, nbl__trainer *trainer);
+/* What a checkpoint is made of, and goes back into. */
+nbl__run_parts nbl__trainer_parts(nbl__trainer *trainer);
 /* Gives back all memory of training, then opens what the run has written: the model can only generate now. */
 nbl_status nbl__trainer_reopen(nbl__trainer *trainer);
 void nbl__trainer_close(nbl__trainer *trainer);
