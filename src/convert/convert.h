@@ -10,6 +10,7 @@
 
 #include "base/output.h"
 #include "base/team.h"
+#include "convert/text_files.h"
 #include "format/checkpoint.h"
 #include "quant/quant.h"
 
@@ -55,6 +56,7 @@ typedef struct nbl__conversion {
     nbl__writer *writer;
     nbl__output *output;
     nbl_convert_report report;
+    const nbl__text_source *text; /* where text files come from; NULL: copied like all others */
 } nbl__conversion;
 
 /* Opens the source, which must be a folder with a config.json, strictly. */
