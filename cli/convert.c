@@ -40,7 +40,7 @@ static void print_summary(const char *out, const char *storage, const nbl_conver
     if (seconds > 0) fprintf(to, ", %s/s", cli_bytes(in_bytes / seconds));
     fputc('\n', to);
     if (report->non_finite)
-        fprintf(to, "%s%s NaN or infinite values%s in the weights that were converted\n", cli_styled(CLI_RED),
+        fprintf(to, "%s%s NaN or infinite values%s in the weights\n", cli_styled(CLI_RED),
                 cli_grouped((uint64_t)report->non_finite), cli_styled(CLI_PLAIN));
     fprintf(to, "next: %s\n", next);
 }
@@ -100,6 +100,7 @@ static nbl_status quantize(nbl_context *ctx, const cli_call *call, nbl_convert_r
         .skip = cli_get(call, "skip")->text,
         .compute_dtype = dtype_of(call, "compute-dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
+        .allow_non_finite = cli_get(call, "allow-non-finite")->given,
     };
     return nbl_checkpoint_quantize(ctx, call->arguments[0], call->arguments[1], &how, report);
 }
@@ -169,6 +170,8 @@ const cli_command cli_quantize = {
              .fallback = "bf16",
              .help = "what users of OUT should compute in, written to its config.json"},
             SHARD_SIZE_OPTION,
+            {.name = "allow-non-finite",
+             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
             {.name = NULL},
         },
     .examples =
@@ -189,6 +192,7 @@ static nbl_status dequantize(nbl_context *ctx, const cli_call *call, nbl_convert
     nbl_dequantize_options how = {
         .dtype = dtype_of(call, "dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
+        .allow_non_finite = cli_get(call, "allow-non-finite")->given,
     };
     return nbl_checkpoint_dequantize(ctx, call->arguments[0], call->arguments[1], &how, report);
 }
@@ -222,6 +226,8 @@ const cli_command cli_dequantize = {
              .fallback = "bf16",
              .help = "dtype of the decoded weights"},
             SHARD_SIZE_OPTION,
+            {.name = "allow-non-finite",
+             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
             {.name = NULL},
         },
     .examples =

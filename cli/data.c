@@ -48,6 +48,9 @@ static json_t *count_of(const nbl_data_summary *s)
     cli_json_set(document, "trained_tokens", json_integer(s->trained_tokens));
     cli_json_set(document, "truncated", json_integer(s->truncated));
     cli_json_set(document, "dropped", json_integer(s->dropped));
+    cli_json_set(document, "dropped_too_long", json_integer(s->too_long));
+    cli_json_set(document, "dropped_bad", json_integer(s->bad));
+    cli_json_set(document, "dropped_untrained", json_integer(s->untrained));
     cli_json_set(document, "validation", json_integer(s->validation));
     return document;
 }
@@ -95,8 +98,9 @@ static void print_counts(const nbl_data_summary *s)
     if (s->truncated)
         fprintf(cli_out(), "%s examples were cut to sequence_len\n", cli_grouped((uint64_t)s->truncated));
     if (s->dropped)
-        fprintf(cli_out(), "%s rows were dropped: too long, bad, or nothing in them is trained\n",
-                cli_grouped((uint64_t)s->dropped));
+        fprintf(cli_out(), "%s rows were dropped: %s too long, %s bad, %s with nothing trained\n",
+                cli_grouped((uint64_t)s->dropped), cli_grouped((uint64_t)s->too_long),
+                cli_grouped((uint64_t)s->bad), cli_grouped((uint64_t)s->untrained));
 }
 
 /* ---- the command ---- */

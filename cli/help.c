@@ -8,9 +8,10 @@
 
 const cli_topic cli_exit_statuses[] = {
     {"0", "done"},
-    {"1", "it failed, or the answer is no (diff: the weights differ by more than the tolerance)"},
+    {"1", "it failed, or the answer is no (diff: the weights differ by more than the tolerance; eval "
+          "--fail-above: the perplexity is higher; merge --verify: the logits differ)"},
     {"2", "wrong usage"},
-    {"130", "interrupted; nothing was written"},
+    {"130", "interrupted; train saved a checkpoint if it had begun, every other command wrote nothing"},
     {NULL, NULL},
 };
 

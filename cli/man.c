@@ -103,9 +103,13 @@ static void put_page(FILE *to)
           to);
     put_text(
         to,
-        "nibble reads and writes checkpoints in Hugging Face layout: a folder with config.json and one or "
-        "more .safetensors files. It runs on the processor alone and needs no Python. A folder that is "
-        "written appears complete or not at all, and nothing is ever overwritten.");
+        "nibble fine-tunes language models whose frozen weights stay in 4 or 8 bits. It also runs, measures, "
+        "quantises, merges and exports them. A model is a folder in Hugging Face layout (config.json and one "
+        "or more .safetensors files) or a .gguf file. A training run is a YAML file with axolotl's keys. "
+        "nibble runs on the processor or on the first CUDA device, and needs no Python. A folder that is "
+        "written appears complete or not at all, and no model is ever overwritten.\n\n"
+        "The keys of a training run are listed in docs/CONFIG.md of the sources; 'nibble train RUN.yml "
+        "--check' tells which keys of a file are refused or have no effect.");
     fputs("\n.SH COMMANDS\n", to);
     for (int i = 0; cli_commands[i]; i++)
         if (cli_commands[i]->group) put_command(to, cli_commands[i]);
@@ -120,7 +124,8 @@ static void put_page(FILE *to)
     put_text(
         to,
         "An error is one line on standard error, 'nibble: COMMAND: what, where, why', and at most one more "
-        "line with a hint. With --json it is also a document on standard output: "
+        "line with a hint. If several keys of a run are refused, an indented line for each reason follows "
+        "the first. With --json it is also a document on standard output: "
         "{\"error\": {\"code\": \"NBL_ERROR_...\", \"message\": \"...\"}}.");
     fputs("\n.SH EXIT STATUS\n", to);
     for (const cli_topic *t = cli_exit_statuses; t->name; t++) put_item(to, t->name, t->text);

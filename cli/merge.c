@@ -49,7 +49,8 @@ static int run_merge(cli_call *call)
     if (ctx == NULL) return status;
     nbl_merge_options how = {.dtype = cli_get(call, "dtype")->text,
                              .verify = cli_get(call, "verify")->given,
-                             .shard_size = cli_get(call, "shard-size")->size};
+                             .shard_size = cli_get(call, "shard-size")->size,
+                             .allow_non_finite = cli_get(call, "allow-non-finite")->given};
     nbl_merge_report report;
     double began = cli_now();
     cli_work_begin("nothing was written");
@@ -96,6 +97,8 @@ const cli_command cli_merge = {
              .kind = CLI_SIZE,
              .fallback = "5G",
              .help = "start another file before one grows beyond this"},
+            {.name = "allow-non-finite",
+             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
             {.name = NULL},
         },
     .examples =

@@ -146,18 +146,18 @@ static int exit_status(nbl_status code)
     }
 }
 
-CLI_PRINTF(4, 0)
-static int report(const cli_call *call, nbl_status code, const char *hint, const char *format,
-                  va_list arguments)
+/* cli_clean, but a message of the library that is a list keeps its lines. */
+static const char *clean_lines(const char *text)
 {
-    char *text = NULL;
-    size_t size;
-    FILE *line = open_memstream(&text, &size);
-    if (line) {
-        vfprintf(line, format, arguments);
-        if (fclose(line) != 0) text = NULL;
-    }
-    const char *message = text ? cli_clean(text) : "out of memory";
+    const char *end = strchr(text, '\n');
+    if (end == NULL) return cli_clean(text);
+    const char *line = cli_clean(cli_format("%.*s", (int)(end - text), text));
+    return cli_format("%s\n  %s", line, clean_lines(end + 1));
+}
+
+/* `message` is clean. */
+static int print_error(const cli_call *call, nbl_status code, const char *hint, const char *message)
+{
     hint = hint ? cli_clean(hint) : "";
     if (call->command) fprintf(stderr, "nibble: %s: %s\n", call->command->name, message);
     else fprintf(stderr, "nibble: %s\n", message);
@@ -172,8 +172,29 @@ static int report(const cli_call *call, nbl_status code, const char *hint, const
         cli_json_set(document, "error", error);
         cli_json_print(document);
     }
-    free(text);
     return exit_status(code);
+}
+
+CLI_PRINTF(4, 0)
+static int report(const cli_call *call, nbl_status code, const char *hint, const char *format,
+                  va_list arguments)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *line = open_memstream(&text, &size);
+    if (line) {
+        vfprintf(line, format, arguments);
+        if (fclose(line) != 0) text = NULL;
+    }
+    int status = print_error(call, code, hint, text ? cli_clean(text) : "out of memory");
+    free(text);
+    return status;
+}
+
+int cli_library_error(const cli_call *call, const nbl_context *ctx, nbl_status code, const char *hint)
+{
+    const char *message = nbl_error_message(ctx);
+    return print_error(call, code, hint, clean_lines(*message ? message : nbl_status_text(code)));
 }
 
 int cli_error(const cli_call *call, nbl_status code, const char *hint, const char *format, ...)

@@ -59,6 +59,8 @@ void cli_wrap(FILE *to, const char *text, int indent, int at);
  * left out. `call` may know no command yet. */
 CLI_PRINTF(4, 5)
 int cli_error(const cli_call *call, nbl_status code, const char *hint, const char *format, ...);
+/* The same with the library's message of its last failure. A message that is a list keeps its lines. */
+int cli_library_error(const cli_call *call, const nbl_context *ctx, nbl_status code, const char *hint);
 /* Wrong usage: as above with NBL_ERROR_ARGUMENT; a NULL hint points to --help. */
 CLI_PRINTF(3, 4)
 int cli_usage(const cli_call *call, const char *hint, const char *format, ...);

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "model.h"
 #include "output.h"
+#include "run.h"
 #include "session.h"
 
 static json_t *arenas_json(const nbl_plan_arenas *a)
@@ -153,7 +154,7 @@ static void print_text(const nbl_model_plan *p)
 
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
 {
-    nbl_status code = cli_run_open(call, ctx, cli_get(call, "train")->text, NULL, run);
+    nbl_status code = cli_run_open(call, ctx, cli_get(call, "train")->text, cli_get(call, "set"), run);
     if (code == NBL_OK) code = cli_use_device_of(ctx, *run);
     if (code != NBL_OK) return code;
     const cli_value *tokens = cli_get(call, "tokens");
@@ -170,6 +171,10 @@ static int run(cli_call *call)
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
+    if (!of_run && cli_get(call, "set")->count > 0) {
+        cli_context_end(ctx);
+        return cli_error(call, NBL_ERROR_ARGUMENT, NULL, "--set needs --train: it overrides keys of a run");
+    }
     nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx);
     if (code == NBL_OK && !of_run) code = cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
@@ -200,6 +205,7 @@ const cli_command cli_plan = {
              .argument = "RUN.yml",
              .kind = CLI_PATH,
              .help = "plan the training step of this run on MODEL; tokens are those of its data unless told"},
+            CLI_SET_OPTION,
             {.name = "tokens",
              .argument = "N",
              .kind = CLI_INTEGER,
@@ -225,6 +231,7 @@ const cli_command cli_plan = {
     .examples =
         (const cli_example[]){
             {"what will this run take?", "plan Llama-3.2-1B --train run.yml"},
+            {"and with a longer limit?", "plan Llama-3.2-1B --train run.yml --set sequence_len=8192"},
             {"does it fit?", "plan Llama-3.2-1B --tokens 2048 --memory 4G"},
             {NULL, NULL},
         },

@@ -3,7 +3,10 @@
  * An interrupt (Ctrl-C, kill, a closed terminal) while the library works raises a flag, which the
  * progress callback hands on: the library removes what it has begun and returns. At any other time
  * there is nothing to clean up and the tool ends at once. Exit status 130 both ways. The first Ctrl-C
- * during an answer of a conversation ends the answer only. */
+ * during an answer of a conversation ends the answer only.
+ *
+ * While a run trains (its progress is hidden) the handler acknowledges the first interrupt at once: the step goes on
+ * and is saved. A second one leaves out the save. A third one ends any command where it stands. */
 #include "session.h"
 
 #include <errno.h>
@@ -17,7 +20,8 @@
 #include "output.h"
 
 static volatile sig_atomic_t interrupted, working, answering; /* interrupted: how often, up to 2 */
-static bool stopping;                                         /* an interrupt was taken */
+static volatile sig_atomic_t presses; /* interrupts since the work or the answer began */
+static bool stopping;                 /* an interrupt was taken */
 static const char *work_effect = "";
 static cli_progress progress;
 
@@ -28,10 +32,17 @@ static volatile sig_atomic_t last_document_size;
 
 static void on_signal(int signal_number)
 {
+    static const char acknowledged[] =
+        "\nstopping after this step; press Ctrl-C again to stop without saving\n";
     bool again = interrupted;
+    ssize_t ignored;
     interrupted = again ? 2 : 1;
+    presses = presses < 3 ? presses + 1 : 3;
+    if (working && presses > 2) _exit(CLI_INTERRUPTED);
+    if (working && presses == 1 && progress.hidden && !progress.quiet)
+        ignored = write(STDERR_FILENO, acknowledged, sizeof acknowledged - 1);
     if (working || (answering && signal_number == SIGINT && !again)) return;
-    ssize_t ignored = write(STDERR_FILENO, last_error, last_error_size);
+    ignored = write(STDERR_FILENO, last_error, last_error_size);
     if (last_document_size) ignored = write(STDOUT_FILENO, last_document, (size_t)last_document_size);
     (void)ignored;
     _exit(CLI_INTERRUPTED);
@@ -67,6 +78,7 @@ void cli_session_start(const cli_call *call)
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, NULL); /* a closed pipe is an error of write */
     sigaction(SIGXFSZ, &action, NULL); /* so is a file size limit */
+    (void)nbl_guard_mapped_files();    /* a model that is truncated under us is an error, too */
 }
 
 void cli_session_end(void)
@@ -96,7 +108,7 @@ void cli_work_end(nbl_status code)
 int cli_interrupt_taken(void)
 {
     int taken = interrupted;
-    interrupted = 0;
+    interrupted = taken > 1; /* a second one is left for the save */
     stopping = stopping || taken;
     return taken;
 }
@@ -104,6 +116,7 @@ int cli_interrupt_taken(void)
 void cli_answer_begin(void)
 {
     interrupted = 0;
+    presses = 0;
     answering = 1;
 }
 
@@ -111,6 +124,7 @@ void cli_answer_end(void)
 {
     answering = 0;
     interrupted = 0;
+    presses = 0;
 }
 
 bool cli_interrupted(void)
@@ -225,6 +239,5 @@ int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code)
     cli_progress_clear(&progress);
     if (code == NBL_ERROR_CANCELLED)
         return cli_error(call, code, NULL, "interrupted%s%s", *work_effect ? "; " : "", work_effect);
-    const char *message = nbl_error_message(ctx);
-    return cli_error(call, code, nbl_error_hint(ctx), "%s", *message ? message : nbl_status_text(code));
+    return cli_library_error(call, ctx, code, nbl_error_hint(ctx));
 }

@@ -115,11 +115,31 @@ static const char *resume_hint(const cli_call *call)
     return cli_format("%s --resume goes on", line);
 }
 
+/* --check: the configuration alone; neither model nor data need be there. */
+static int check(const cli_call *call, nbl_context *ctx)
+{
+    nbl_run *r = NULL;
+    int status = CLI_DONE;
+    nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), &r);
+    if (code != NBL_OK) status = cli_failure(call, ctx, code);
+    else if (call->json) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "file", cli_json_text(call->arguments[0]));
+        cli_json_set(document, "base_model", cli_json_text(nbl_run_get_info(r).base_model));
+        cli_json_set(document, "output_dir", cli_json_text(nbl_run_get_info(r).output_dir));
+        cli_json_print(document);
+    } else if (!call->quiet) fprintf(cli_out(), "%s: every key can be used\n", cli_clean(call->arguments[0]));
+    nbl_run_close(r);
+    cli_context_end(ctx);
+    return status;
+}
+
 static int run(cli_call *call)
 {
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
+    if (cli_get(call, "check")->given) return check(call, ctx);
     watcher w = {.call = call, .quiet = call->quiet, .terminal = isatty(STDERR_FILENO) && !call->quiet};
     nbl_run *r = NULL;
     nbl_train_summary summary;
@@ -134,7 +154,7 @@ static int run(cli_call *call)
     cli_work_end(code);
     if (code == NBL_OK) print_summary(call, nbl_run_get_info(r), &summary);
     else if (code == NBL_ERROR_CANCELLED && w.begun)
-        status = cli_error(call, code, resume_hint(call), "%s", nbl_error_message(ctx));
+        status = cli_library_error(call, ctx, code, resume_hint(call));
     else status = cli_failure(call, ctx, code);
     nbl_run_close(r);
     cli_context_end(ctx);
@@ -145,15 +165,17 @@ const cli_command cli_train = {
     .name = "train",
     .group = "Train",
     .summary = "fine-tune a model",
-    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
-                   "a whole small model. "
-                   "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
-                   "it, checkpoint-N "
-                   "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
-                   "configuration as resolved.\n\n"
-                   "Ctrl-C finishes the step, saves and says how to go on; a run that was killed goes on "
-                   "with --resume and ends "
-                   "with the same bytes.",
+    .description =
+        "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
+        "a whole small model. "
+        "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
+        "it, checkpoint-N "
+        "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
+        "configuration as resolved.\n\n"
+        "Ctrl-C finishes the step, saves and says how to go on; a second Ctrl-C leaves out the save, a third "
+        "exits at once; a run that was killed goes on "
+        "with --resume and ends "
+        "with the same bytes.",
     .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -164,12 +186,16 @@ const cli_command cli_train = {
              .maximum = 8,
              .help = "prompts of the data that the model continues before and after, for report.html; by "
                      "default 3, and 0 beyond a billion parameters"},
+            {.name = "check",
+             .help = "read the configuration and stop: tells every key that is refused or has no effect; "
+                     "neither the model nor the data is opened"},
             {.name = "resume", .help = "go on from the newest whole checkpoint, if there is one"},
             {.name = NULL},
         },
     .examples =
         (const cli_example[]){
             {"a run", "train run.yml"},
+            {"can this file of axolotl's be used?", "train run.yml --check"},
             {"the same, shorter", "train run.yml --set max_steps=10 --set output_dir=try"},
             {"after an interruption", "train run.yml --resume"},
             {NULL, NULL},

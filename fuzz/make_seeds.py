@@ -179,3 +179,18 @@ for name, kind, more in (("llama", 0, {}), ("llama", 0, dict(rope_parameters=yar
 for key, value in (("num_hidden_layers", 1024), ("vocab_size", 2147483647), ("num_attention_heads", 2147483646), ("head_dim", 2147483646), ("rms_norm_eps", "NaN"),
                    ("max_position_embeddings", 2147483647), ("hidden_size", -1), ("intermediate_size", 1e300)):
     put("model", f"hostile-{key}", bytes([0]) + json.dumps(sizes | {"model_type": "llama", key: float("nan") if value == "NaN" else value}).encode())
+
+# run: what to do, then edits of a valid run's files (fuzz_run.c); 255 is an override of the configuration
+def run_seed(name, choice, *edits):
+    data = bytes([choice])
+    for file, position, removed, added in edits:
+        data += bytes([file]) + position.to_bytes(2, "little") + bytes([removed, len(added)]) + added
+    put("run", name, data)
+
+
+for name, choice in (("fresh", 4), ("resumed", 5), ("started", 6), ("sampled", 12)): run_seed(name, choice)
+for value in (b"load_in_4bit=true", b"peft_use_dora=true", b"adapter=", b"sample_packing=true", b"train_on_inputs=true", b"val_set_size=1",
+              b"optimizer=adamw_8bit", b"gradient_checkpointing=true", b"datasets.0.type=completion", b"lora_target_modules=[q_proj, up_proj]",
+              b"chat_template=jinja", b"special_tokens={pad_token: </s>}"):
+    for choice in (4, 5): run_seed(f"set-{value.split(b'=')[0].decode()}-{choice}", choice, (255, 0, 0, value))
+for file in range(24): run_seed(f"edit-{file}", 5, (file, 40, 2, b"1"))

@@ -17,7 +17,8 @@
  * Rules that hold everywhere:
  *  - A fallible call returns a status and leaves a message in its context. The
  *    library never prints, exits or aborts.
- *  - There are no mutable globals. One context serves one thread at a time;
+ *  - There are no mutable globals (nbl_guard_mapped_files makes the one
+ *    exception, for who calls it). One context serves one thread at a time;
  *    any number of contexts may be used at once.
  *  - Pointers handed in are borrowed for the call unless a comment says more.
  *    Pointers handed out belong to the object they came from. A context or an
@@ -133,8 +134,19 @@ NBL_API void nbl_context_destroy(nbl_context *ctx); /* NULL is allowed */
  * opened or runs begun: plans are made for the number there is. */
 NBL_API nbl_status nbl_context_set_threads(nbl_context *ctx, int threads);
 
-/* The message of the last failure: one line of UTF-8 that names the file, the
- * tensor, the dtypes and the shapes concerned. "" before any failure. */
+/* Weights are read from mapped files. If another process truncates such a file,
+ * reading it raises SIGBUS, which ends the process. After this call, once per
+ * process and before files are opened, the call at work fails with an error
+ * that names the file instead. It installs a handler of SIGBUS, which passes on
+ * what is not about a file of the library. This is the one thing that the
+ * library keeps per process. (A file whose size or modification time changes
+ * is an error in any case.) */
+NBL_API nbl_status nbl_guard_mapped_files(void);
+
+/* The message of the last failure: UTF-8 of less than 4096 bytes that names the
+ * file, the tensor, the dtypes and the shapes concerned. It is one line. Only a
+ * list of refused configuration keys has a line for each of them. "" before any
+ * failure. */
 NBL_API const char *nbl_error_message(const nbl_context *ctx);
 /* What to do about it, or "". */
 NBL_API const char *nbl_error_hint(const nbl_context *ctx);
@@ -252,6 +264,8 @@ typedef struct nbl_quantize_options {
     nbl_dtype compute_dtype; /* written to config.json; default f32 is 0, so
                                 say what you want */
     uint64_t shard_size;     /* bytes per output file; 0: 5 GB */
+    int allow_non_finite; /* 0: a NaN or an infinity in a weight is an error that
+                             names tensor, index and count; 1: a warning */
 } nbl_quantize_options;
 
 /* Bytes of each part of a quantised weight; a part that does not exist has 0.
@@ -355,7 +369,8 @@ typedef struct nbl_convert_report {
     int64_t tensors, converted; /* logical weights; those that were converted */
     uint64_t bytes_in, bytes_out; /* of the weight files */
     int files;                    /* weight files written */
-    int64_t non_finite; /* NaN and infinities met in converted weights */
+    int64_t
+        non_finite; /* NaN and infinities in the weights that were written */
 } nbl_convert_report;
 
 /* Writes folder `out`, which must not exist, from folder `in`. The target
@@ -366,8 +381,9 @@ NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
                                            nbl_convert_report *report);
 
 typedef struct nbl_dequantize_options {
-    nbl_dtype dtype;     /* of the decoded weights: f32, f16 or bf16 */
-    uint64_t shard_size; /* 0: 5 GB */
+    nbl_dtype dtype;      /* of the decoded weights: f32, f16 or bf16 */
+    uint64_t shard_size;  /* 0: 5 GB */
+    int allow_non_finite; /* as for nbl_checkpoint_quantize */
 } nbl_dequantize_options;
 
 /* Packed weights are decoded to `dtype`; all other tensors keep their bytes. */
@@ -983,6 +999,7 @@ typedef struct nbl_data_summary {
     int64_t dropped;        /* rows too long, bad rows with skip_bad_rows, and
                                examples in which nothing is trained */
     int64_t validation;     /* examples held back by val_set_size */
+    int64_t too_long, bad, untrained; /* the three kinds of `dropped` */
 } nbl_data_summary;
 
 /* Reads every row of the data once, on all threads; nothing of the model but
@@ -1074,11 +1091,12 @@ NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
  * renamed: they appear complete or not at all.
  */
 typedef struct nbl_merge_options {
-    const char *dtype;   /* of all weights: "f32", "f16" or "bf16"; NULL: the
+    const char *dtype;    /* of all weights: "f32", "f16" or "bf16"; NULL: the
                             one that config.json names, else bf16 */
-    int verify;          /* compute logits of the result and of the base with
+    int verify;           /* compute logits of the result and of the base with
                             the live adapter before the folder appears */
-    uint64_t shard_size; /* bytes per output file; 0: 5 GB */
+    uint64_t shard_size;  /* bytes per output file; 0: 5 GB */
+    int allow_non_finite; /* as for nbl_checkpoint_quantize */
 } nbl_merge_options;
 
 typedef struct nbl_merge_report {

@@ -344,13 +344,55 @@ shards() {
 check "--shard-size makes several files with the same weights" shards
 quiet() { rm -rf packed && exits 0 quantize model packed --format nf4 --quiet && silent out && silent err; }
 check "--quiet says nothing" quiet
-warned() {
-    rm -rf packed
-    exits 0 quantize broken-values packed --format nf4 && says err "nibble: quantize: warning: " && says out "2 NaN or infinite" &&
-        rm -rf packed && exits 0 quantize broken-values packed --format nf4 --json && one_document && json_is non_finite 2 &&
-        rm -rf packed && exits 0 quantize broken-values packed --format nf4 --quiet && silent err
+# patch FILE TENSOR INDEX BYTES (printf escapes of one 16-bit value): overwrites one value of a safetensors file.
+patch() {
+    local length entry begin
+    length=$(od -An -tu8 -N8 "$1" | tr -d ' ')
+    entry=$(head -c $((8 + length)) "$1" | tail -c +9 | grep -ao "\"$2\":{[^}]*}") || return 1
+    begin=${entry##*[} && begin=${begin%%,*}
+    printf "$4" | dd of="$1" bs=1 seek=$((8 + length + begin + 2 * $3)) conv=notrunc status=none
 }
-check "NaN and infinities are warned of, not with --quiet" warned
+refuses_non_finite() {
+    local format
+    for format in nf4 fp4 int8 "nf4 --double"; do
+        rm -rf packed
+        exits 1 quantize broken-values packed --format $format && says err 'tensor "model.layers.0.mlp.up_proj.weight": 2 values are not finite' &&
+            says err "the first has index 0" && says err "allow-non-finite" && [[ ! -e packed ]] || return 1
+    done
+    exits 1 quantize broken-values packed --format nf4 --quiet && [[ ! -e packed ]]
+}
+check "quantize refuses NaN and infinities, by tensor, index and count" refuses_non_finite
+allows_non_finite() {
+    rm -rf packed
+    exits 0 quantize broken-values packed --format nf4 --allow-non-finite && says err "nibble: quantize: warning: " && says out "2 NaN or infinite" &&
+        rm -rf packed && exits 0 quantize broken-values packed --format nf4 --allow-non-finite --json && one_document && json_is non_finite 2 &&
+        rm -rf packed && exits 0 quantize broken-values packed --format nf4 --allow-non-finite --quiet && silent err
+}
+check "--allow-non-finite warns of them, not with --quiet" allows_non_finite
+refuses_f16_overflow() { # 1e30 is finite in bf16; int8 goes through f16
+    rm -rf altered packed && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\x49\x71' &&
+        exits 1 quantize altered packed --format int8 && says err 'down_proj.weight": 1 values are not finite in f16' && says err "index 5" &&
+        exits 0 quantize altered packed --format nf4
+}
+check "int8 refuses what f16 cannot hold, nf4 takes it" refuses_f16_overflow
+refuses_copied() { # a tensor that quantize and merge copy
+    rm -rf altered packed && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.norm.weight 3 '\xc0\x7f' &&
+        exits 1 quantize altered packed --format nf4 && says err 'tensor "model.norm.weight": 1 values are not finite; the first has index 3'
+}
+check "a copied tensor with NaN is refused as well" refuses_copied
+refuses_dequantize() { # bf16 1e30 in nf4 decodes to an infinity of f16
+    rm -rf altered packed plain && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\x49\x71' &&
+        exits 0 quantize altered packed --format nf4 && exits 1 dequantize packed plain --dtype f16 && says err "index 5" && [[ ! -e plain ]] &&
+        exits 0 dequantize packed plain --dtype f16 --allow-non-finite && exits 0 dequantize packed whole-range --dtype bf16
+}
+check "dequantize refuses values that its dtype cannot hold" refuses_dequantize
+refuses_merge() {
+    local adapter="$(dirname "$make_checkpoint")/make_adapter"
+    rm -rf huge merged && "$adapter" model huge && sed -i 's/"lora_alpha": *[0-9.]*/"lora_alpha": 1e308/' huge/adapter_config.json &&
+        exits 1 merge model huge merged && says err "values of the sum are not finite; the first has index" && [[ ! -e merged ]] &&
+        exits 0 merge model huge merged --allow-non-finite && [[ -d merged ]]
+}
+check "merge refuses sums that are not finite" refuses_merge
 threads() { rm -rf packed whole && exits 0 quantize sharded packed --format nf4 --double --threads 1 && exits 0 --threads 3 quantize sharded whole --format nf4 --double && diff -r packed whole; }
 check "the number of threads changes no byte" threads
 next_quoted() { cp -r model "it's" && exits 0 quantize "it's" "a b" --format nf4 && says out "next: nibble diff 'it'\\''s' 'a b'"; }

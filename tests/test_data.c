@@ -133,6 +133,7 @@ static void bad_rows_are_dropped_and_counted_when_the_run_says_so(void **state)
     open_data(&f);
     assert_int_equal(nbl__data_count(f.data).examples, 2);
     assert_int_equal(nbl__data_count(f.data).dropped, 7);
+    assert_int_equal(nbl__data_count(f.data).bad, 7);
     expect(&f, 1, "<assistant\n[last>]\n");
     close_data(&f);
     nbl_context_destroy(ctx);
@@ -407,6 +408,7 @@ static void long_rows_are_dropped_cut_or_refused(void **state)
     nbl__data_counts counts = nbl__data_count(f.data);
     assert_int_equal(counts.examples, 1);
     assert_int_equal(counts.dropped, 2);
+    assert_int_equal(counts.too_long, 2);
     close_data(&f);
     f.config.excess = NBL_EXCESS_TRUNCATE;
     open_data(&f);
@@ -414,10 +416,156 @@ static void long_rows_are_dropped_cut_or_refused(void **state)
     assert_int_equal(counts.examples, 2);
     assert_int_equal(counts.truncated, 1);
     assert_int_equal(counts.dropped, 1); /* what was trained of it was cut off */
+    assert_int_equal(counts.untrained, 1);
     expect(&f, 0, "[1234]");
     close_data(&f);
     f.config.excess = NBL_EXCESS_RAISE;
     refuse(&f, "l.jsonl: line 1: 6 tokens, sequence_len is 4");
+    nbl_context_destroy(ctx);
+}
+
+#define CALLS                                                                                                \
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ':' }}{% if m.content is defined %}{{ "          \
+    "m.content }}{% else %}-{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.name }}("              \
+    "{{ c.function.arguments | tojson }}){% endfor %}{{ '<|im_end|>' }}{% endfor %}"
+
+static void train_on_inputs_trains_every_role_and_segment(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("k.jsonl", talk);
+    prepare(&f, ctx, "k.jsonl", NBL_DATA_CHAT);
+    f.config.train_on_inputs = true;
+    open_data(&f);
+    expect(&f, 0,
+           "<system\n[user>]\n<user\n[hi>]\n<assistant\n[assistant>]\n<user\n[hi>]\n<assistant\n["
+           "h\xc3\xa9>]\n");
+    close_data(&f);
+    put("s.jsonl",
+        "{\"segments\": [{\"label\": false, \"text\": \"q\"}, {\"label\": true, \"text\": \"a\"}]}\n");
+    prepare(&f, ctx, "s.jsonl", NBL_DATA_SEGMENTS);
+    f.config.train_on_inputs = true;
+    open_data(&f);
+    expect(&f, 0, "[qa]");
+    close_data(&f);
+    nbl_context_destroy(ctx);
+}
+
+static void an_empty_answer_trains_nothing(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("e.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\"}, {\"role\": \"user\", "
+                   "\"content\": \"q\"}, "
+                   "{\"role\": \"assistant\", \"content\": \"a\"}]}\n");
+    prepare(&f, ctx, "e.jsonl", NBL_DATA_CHAT);
+    open_data(&f);
+    expect(&f, 0, "<assistant\n>\n<user\nq>\n<assistant\n[a>]\n");
+    close_data(&f);
+    f.dataset.train_on_eos = NBL_EOS_ALL;
+    open_data(&f);
+    expect(&f, 0, "<assistant\n>\n<user\nq[>]\n<assistant\n[a>]\n");
+    close_data(&f);
+    nbl_context_destroy(ctx);
+}
+
+static void the_last_end_is_that_of_the_last_trained_turn(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("e.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}, {\"role\": \"user\", "
+                   "\"content\": \"q\"}]}\n");
+    prepare(&f, ctx, "e.jsonl", NBL_DATA_CHAT);
+    f.dataset.train_on_eos = NBL_EOS_LAST;
+    open_data(&f);
+    expect(&f, 0, "<assistant\n[a>]\n<user\nq>\n");
+    close_data(&f);
+    nbl_context_destroy(ctx);
+}
+
+static void contents_that_look_like_the_dummy_are_trained_whole(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("e.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"(x)]]\"}]}\n");
+    prepare(&f, ctx, "e.jsonl", NBL_DATA_CHAT);
+    open_data(&f);
+    expect(&f, 0, "<assistant\n[(x)]]>]\n");
+    close_data(&f);
+    nbl_context_destroy(ctx);
+}
+
+static void tool_calls_are_read_as_axolotl_reads_them(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    use_template(CALLS);
+    put("c.jsonl",
+        "{\"system\": \"S\", \"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", "
+        "\"text\": "
+        "\"a\"}, {\"type\": \"text\", \"text\": \"b\"}]}, {\"role\": \"assistant\", \"content\": null, "
+        "\"tool_calls\": [{\"id\": null, \"function\": {\"name\": \"f\", \"arguments\": "
+        "\"{\\\"x\\\": 1}\"}}]}, {\"role\": \"tool\", \"content\": \"1\"}, {\"role\": \"assistant\", "
+        "\"content\": \"ok\"}]}\n");
+    prepare(&f, ctx, "c.jsonl", NBL_DATA_CHAT);
+    open_data(&f);
+    expect(&f, 0, "<system:S><user:ab><assistant:[-f({\"x\": 1})>]<tool:1><assistant:[ok>]");
+    close_data(&f);
+    use_template(TURNS); /* which shows no calls; and this message has a content to show */
+    put("c.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"c\", \"tool_calls\": "
+                   "[{\"function\": {\"name\": \"f\", \"arguments\": {}}}]}]}\n");
+    refuse(&f, "line 1: the chat template does not render the tool calls");
+    put("c.jsonl", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"c\", \"tool_calls\": "
+                   "[{\"function\": {\"name\": \"f\", \"arguments\": \"{x\"}}]}]}\n");
+    refuse(&f, "line 1: the arguments of the function \"f\" are no JSON");
+    put("c.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\"}]}]}\n");
+    refuse(&f, "message 1: part 1 is of the type \"image\"");
+    nbl_context_destroy(ctx);
+}
+
+static void count_ends(void *user, nbl_log_level level, const char *line)
+{
+    *(int *)user += level == NBL_LOG_WARNING && strstr(line, "no end of a turn is trained");
+}
+
+static void eot_tokens_end_turns_beside_eos(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    nbl_context *ctx;
+    nbl_context_options options = {.log = count_ends, .log_user = &warnings};
+    assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
+    fixture f;
+    static const char *const tokens[] = {"</s>"}, *const two[] = {"ab"},
+                             *const eos[] = {"<|im_end|>", "</s>"};
+    use_template("{% for m in messages %}{{ m.role + ':' + m.content + '</s>' + eos_token }}{% endfor %}");
+    put("k.jsonl", talk);
+    prepare(&f, ctx, "k.jsonl", NBL_DATA_CHAT);
+    f.config.eot_tokens = (nbl__name_list){tokens, 1};
+    f.dataset.train_on_eos = NBL_EOS_NONE;
+    f.dataset.train_on_eot = 1 + NBL_EOS_TURN;
+    open_data(&f);
+    expect(&f, 0, "system:user$>user:hi$>assistant:[assistant$]>user:hi$>assistant:[h\xc3\xa9$]>");
+    close_data(&f);
+    assert_int_equal(warnings, 0);
+    f.config.eot_tokens = (nbl__name_list){eos, 1}; /* which stands more than three tokens behind */
+    f.dataset.train_on_eos = NBL_EOS_TURN;
+    f.config.chat_template = "{% for m in messages %}{{ m.content + '-----' + eos_token }}{% endfor %}";
+    open_data(&f);
+    assert_int_equal(warnings, 1);
+    close_data(&f);
+    f.config.chat_template = NULL;
+    f.dataset.train_on_eos = NBL_EOS_NONE;
+    f.config.eot_tokens = (nbl__name_list){eos, 2};
+    refuse(&f, "train_on_eos and train_on_eot");
+    f.config.eot_tokens = (nbl__name_list){two, 1};
+    refuse(&f, "eot_tokens: \"ab\" is 2 tokens");
+    use_template(TURNS);
     nbl_context_destroy(ctx);
 }
 
@@ -441,6 +589,12 @@ int main(void)
         cmocka_unit_test(messages_that_a_template_rewrites_are_found),
         cmocka_unit_test(sharegpt_names_and_the_built_in_template_work),
         cmocka_unit_test(long_rows_are_dropped_cut_or_refused),
+        cmocka_unit_test(train_on_inputs_trains_every_role_and_segment),
+        cmocka_unit_test(an_empty_answer_trains_nothing),
+        cmocka_unit_test(the_last_end_is_that_of_the_last_trained_turn),
+        cmocka_unit_test(contents_that_look_like_the_dummy_are_trained_whole),
+        cmocka_unit_test(tool_calls_are_read_as_axolotl_reads_them),
+        cmocka_unit_test(eot_tokens_end_turns_beside_eos),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

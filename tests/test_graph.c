@@ -7,7 +7,9 @@
 #include "base/philox.h"
 #include "graph/plan.h"
 #include "ops/attention.h"
+#include "ops/cache.h"
 #include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/linear_group.h"
 #include "ops/mlp.h"
@@ -422,6 +424,103 @@ static void recomputation_changes_no_bit_of_whole_weights_gradients(void **state
     check_recomputation(&untied);
 }
 
+/* ---- gradients that would stop ---- */
+
+/* loss(between(linear(x))) with a trained adapter. `between` is a family's name; NULL: nothing. */
+static nbl_status differentiate_through(nbl_context *ctx, model *m, const char *between, bool unused)
+{
+    memset(m, 0, sizeof *m);
+    m->kind = adapters;
+    nbl__graph *g = &m->g;
+    nbl__graph_open(ctx, g);
+    int64_t rows = TOKENS, one = 1, shape[] = {TOKENS, HIDDEN};
+    nbl__value x = nbl__graph_value(g, NBL_KIND_INPUT, "x", NBL_DTYPE_F32, 2, shape);
+    nbl__value taken = nbl__graph_value(g, NBL_KIND_INPUT, "rows", NBL_DTYPE_I32, 1, &rows);
+    m->labels = nbl__graph_value(g, NBL_KIND_INPUT, "labels", NBL_DTYPE_I32, 1, &rows);
+    m->seed = nbl__graph_value(g, NBL_KIND_INPUT, "dloss", NBL_DTYPE_F32, 1, &one);
+    if (unused) parameter(m, "unused", HIDDEN, 0, true, 0, 1);
+    nbl__linear *linear = nbl__graph_begin(g, "linear", "project");
+    linear->dtype = NBL_DTYPE_F32;
+    nbl__graph_bind(g, "x", x);
+    bind_layer(m, "w", "lora_a", "lora_b", HIDDEN, HIDDEN);
+    nbl__value y = nbl__graph_end(g);
+    if (between) {
+        void *a = nbl__graph_begin(g, between, "between");
+        if (strcmp(between, "take_rows") == 0) nbl__graph_bind(g, "rows", taken);
+        else *(nbl_dtype *)a = NBL_DTYPE_F32; /* the first field of add, cast and scale */
+        if (strcmp(between, "scale") == 0) ((nbl__scale *)a)->factor = 3;
+        nbl__graph_bind(g, strcmp(between, "add") == 0 ? "a" : "x", y);
+        if (strcmp(between, "add") == 0) nbl__graph_bind(g, "b", y);
+        y = nbl__graph_end(g);
+    }
+    nbl__cross_entropy *c = nbl__graph_begin(g, "cross_entropy", "loss");
+    c->dtype = NBL_DTYPE_F32;
+    nbl__graph_bind(g, "x", y);
+    nbl__graph_bind(g, "w", dense_weight(m, "head", VOCAB, HIDDEN));
+    nbl__graph_bind(g, "labels", m->labels);
+    m->loss = nbl__graph_end(g);
+    nbl__info(g, m->loss)->kind = NBL_KIND_RESULT;
+    m->ids = x;
+    return nbl__graph_differentiate(g, m->loss, m->seed);
+}
+
+static void drop_graph(model *m)
+{
+    nbl__graph_close(&m->g);
+    for (int i = 0; i < m->weight_count; i++) free(m->weights[i]);
+}
+
+static void add_cast_and_scale_pass_gradients_on(void **state)
+{
+    (void)state;
+    static const char *const between[] = {"add", "cast", "scale"};
+    nbl_context *ctx;
+    assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
+    for (int k = 0; k < 3; k++) {
+        model m;
+        assert_ok(ctx, differentiate_through(ctx, &m, between[k], false));
+        assert_ok(ctx, nbl__plan_make(&m.g, &(nbl__plan_options){0}, &m.plan));
+        assert_ok(ctx, nbl__plan_bind(&m.plan, NULL));
+        float *x = nbl__plan_data(&m.plan, m.ids);
+        int32_t *labels = nbl__plan_data(&m.plan, m.labels);
+        for (int i = 0; i < TOKENS * HIDDEN; i++) x[i] = random_value(300, (uint32_t)i);
+        for (int i = 0; i < TOKENS; i++) labels[i] = (i * 11) % VOCAB;
+        *(float *)nbl__plan_data(&m.plan, m.seed) = 1;
+        fill(&m, m.trained, m.trained_count, 100);
+        run(ctx, &m);
+        assert_int_equal(m.trained_count, 2);
+        for (int i = 0; i < m.trained_count; i++) check_slope(ctx, &m, i);
+        drop(&m);
+    }
+    nbl_context_destroy(ctx);
+}
+
+static void check_refusal(const char *between, bool unused, nbl_status status, const char *first,
+                          const char *second, const char *third)
+{
+    nbl_context *ctx;
+    model m;
+    assert_int_equal(nbl_context_create(NULL, &ctx), NBL_OK);
+    assert_int_equal(differentiate_through(ctx, &m, between, unused), status);
+    assert_non_null(strstr(nbl_error_message(ctx), first));
+    assert_non_null(strstr(nbl_error_message(ctx), second));
+    assert_non_null(strstr(nbl_error_message(ctx), third));
+    drop_graph(&m);
+    nbl_context_destroy(ctx);
+}
+
+static void a_gradient_that_meets_an_operator_without_backward_is_refused_by_node_and_parameter(void **state)
+{
+    (void)state;
+    check_refusal("take_rows", false, NBL_ERROR_UNSUPPORTED, "between", "take_rows", "lora_");
+}
+
+static void a_trained_parameter_without_a_gradient_is_refused_by_name(void **state)
+{
+    (void)state;
+    check_refusal(NULL, true, NBL_ERROR_ARGUMENT, "loss", "does not depend", "unused");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -431,6 +530,9 @@ int main(void)
         cmocka_unit_test(gradients_of_whole_weights_add_up_over_runs),
         cmocka_unit_test(threads_and_repetition_change_no_bit_of_whole_weights_gradients),
         cmocka_unit_test(whole_weights_in_bf16_have_the_gradients_of_f32),
+        cmocka_unit_test(add_cast_and_scale_pass_gradients_on),
+        cmocka_unit_test(a_gradient_that_meets_an_operator_without_backward_is_refused_by_node_and_parameter),
+        cmocka_unit_test(a_trained_parameter_without_a_gradient_is_refused_by_name),
         cmocka_unit_test(recomputation_saves_memory_and_changes_no_bit),
         cmocka_unit_test(recomputation_changes_no_bit_of_whole_weights_gradients),
     };

@@ -195,9 +195,19 @@ static void a_result_that_its_dtype_cannot_hold_is_found_out_and_removed(void **
     small_adapter a;
     clean();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), HUGE, &a));
-    nbl_merge_options how = {.dtype = "f16", .verify = 1};
+    nbl_merge_options how = {.dtype = "f16"};
+    for (how.verify = 0; how.verify < 2; how.verify++) {
+        assert_int_equal(
+            nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
+            NBL_ERROR_DTYPE);
+        assert_non_null(strstr(nbl_error_message(ctx), "the first has index"));
+        assert_int_equal(entries_in(temp), 1);
+    }
+    how = (nbl_merge_options){
+        .dtype = "f16", .verify = 1, .allow_non_finite = 1}; /* logits are judged still */
     assert_int_equal(nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
                      NBL_ERROR_DTYPE);
+    assert_non_null(strstr(nbl_error_message(ctx), "logits"));
     assert_int_equal(entries_in(temp), 1);
     nbl_context_destroy(ctx);
 }

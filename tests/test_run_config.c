@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/alloc.h"
+#include "train/run_foreign.h"
 #include "train/run_keys.h"
 
 static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
@@ -60,11 +61,13 @@ static const char everything[] =
     "datasets:\n"
     "  - path: first.jsonl\n    type: chat_template\n    ds_type: json\n    field_messages: conversations\n"
     "    field: body\n    message_property_mappings: {role: from, content: value}\n"
-    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    split: \"train[10%:]\"\n"
+    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    train_on_eot: all\n    split: "
+    "\"train[10%:]\"\n"
     "  - {path: second.csv, type: alpaca, ds_type: csv, train_on_eos: none, roles_to_train: []}\n"
     "  - {path: third, type: completion, ds_type: text, train_on_eos: all}\n"
     "  - {path: fourth, type: input_output}\n"
-    "train_on_inputs: true\nchat_template: jinja\nchat_template_jinja: \"{% if x %}\\n  {{ x }}{% endif "
+    "train_on_inputs: true\neot_tokens: [<end>, <over>]\nchat_template: jinja\nchat_template_jinja: \"{% if "
+    "x %}\\n  {{ x }}{% endif "
     "%}\"\n"
     "sequence_len: 512\nexcess_length_strategy: truncate\nsample_packing: true\neval_sample_packing: false\n"
     "pad_to_sequence_len: true\nshuffle_merged_datasets: false\ncurriculum_sampling: true\nval_set_size: "
@@ -75,7 +78,8 @@ static const char everything[] =
     "optimizer: adamw_8bit\nlearning_rate: 2e-4\nlr_scheduler: linear\nwarmup_ratio: 0.03\nweight_decay: "
     "1e-2\n"
     "adam_beta1: 0.8\nadam_beta2: 0.95\nadam_epsilon: 1.5e-7\nmax_grad_norm: 0.3\n"
-    "gradient_checkpointing: true\nlogging_steps: 5\neval_steps: 6\nsaves_per_epoch: 2\nsave_total_limit: 8\n"
+    "gradient_checkpointing: true\nlogging_steps: 5\neval_strategy: steps\neval_steps: 6\n"
+    "save_strategy: steps\nsaves_per_epoch: 2\nsave_total_limit: 8\n"
     "early_stopping_patience: 9\nloss_watchdog_threshold: 5.0\nloss_watchdog_patience: 11\n"
     "output_dir: ' out'\nseed: 9223372036854775807\nresume_from_checkpoint: out/checkpoint-3\n"
     "auto_resume_from_checkpoints: true\ndevice: cpu\nthreads: 12\nmemory: 1.5GiB\nreport: false\n";
@@ -112,7 +116,10 @@ static void every_key_reaches_its_field(void **state)
     assert_true(d[2].type == NBL_DATA_COMPLETION && d[2].file == NBL_FILE_TEXT &&
                 d[2].train_on_eos == NBL_EOS_ALL);
     assert_true(d[3].type == NBL_DATA_SEGMENTS && d[3].file == NBL_FILE_BY_NAME);
-    assert_true(c->train_on_inputs);
+    assert_int_equal(d->train_on_eot, 1 + NBL_EOS_ALL);
+    assert_int_equal(d[1].train_on_eot, 0);
+    assert_true(c->train_on_inputs && c->eot_tokens.count == 2);
+    assert_string_equal(c->eot_tokens.items[1], "<over>");
     assert_string_equal(c->chat_template, "{% if x %}\n  {{ x }}{% endif %}");
     assert_true(c->sequence_len == 512 && c->excess == NBL_EXCESS_TRUNCATE && c->sample_packing &&
                 !c->eval_sample_packing && c->pad_to_sequence_len && !c->shuffle && c->curriculum &&
@@ -172,7 +179,7 @@ static void what_is_written_reads_back_to_the_same(void **state)
     assert_non_null(strstr(text, "\nadam_epsilon: 1.5e-07\n"));
     for (int i = 0; i < NBL_RUN_KEYS; i++) {
         char line[80];
-        if (nbl__run_keys[i].type >= NBL_KEY_NOTICE) continue;
+        if (nbl__run_keys[i].unwritten) continue;
         snprintf(line, sizeof line, "\n%s:", nbl__run_keys[i].name);
         if (i > 0 && strstr(text, line) == NULL && strcmp(nbl__run_keys[i].name, "warmup_steps") != 0)
             fail_msg("%s is not written", nbl__run_keys[i].name);
@@ -268,15 +275,82 @@ static void keys_of_other_engines_are_noticed_once_and_empty_ones_never(void **s
               "  use_reentrant: false\ndeepspeed:\nfsdp:\nfsdp_config: {x: 1}\ngroup_by_length: false\n"
               "debug:\nlora_model_dir:\nfp16:\nearly_stopping_patience:\nresume_from_checkpoint: ''\n",
               NULL);
-    assert_int_equal(f.lines, 12);
+    assert_int_equal(f.lines, 1);
     for (const char *const *name =
              (const char *const[]){"model_type", "tokenizer_type", "trust_remote_code", "strict",
                                    "dataset_prepared_path", "wandb_project", "wandb_anything",
                                    "flash_attention", "attn_implementation", "gradient_checkpointing_kwargs",
-                                   "fsdp_config", "group_by_length", NULL};
+                                   "fsdp_config", NULL};
          *name; name++)
         if (strstr(f.log, *name) == NULL) fail_msg("no notice of %s in\n%s", *name, f.log);
-    assert_non_null(strstr(f.log, "user.yml:4: model_type"));
+    assert_non_null(
+        strstr(f.log, "user.yml: no effect here: model_type (config.json tells); tokenizer_type"));
+    assert_non_null(strstr(f.log, "wandb_project, wandb_anything (metrics go to files"));
+    assert_null(strstr(f.log, "wandb_entity"));
+    assert_null(strstr(f.log, "group_by_length")); /* false is what is done anyway */
+    end(&f);
+}
+
+static void keys_that_only_tune_other_engines_are_one_notice(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    read_good(&f,
+              LEAST "liger_rope: true\nlora_mlp_kernel: true\nuse_kernels: true\nxformers_attention: true\n"
+                    "torch_compile: true\nddp_timeout: 3\nremove_unused_columns: false\ncomet_mode: a\n"
+                    "trust_remote_code: true\ndataloader_num_workers: 4\nhub_model_id: a/b\n"
+                    "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
+                    "  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n",
+              NULL);
+    assert_int_equal(f.lines, 1);
+    static const char *const names[] = {"liger_rope",  "lora_mlp_kernel", "use_kernels", "xformers_attention",
+                                        "ddp_timeout", "comet_mode",      "plugins",     "trust_remote_code"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_non_null(strstr(f.log, names[i]));
+    end(&f);
+}
+
+static void what_is_off_is_accepted_quietly(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    read_good(
+        &f,
+        "base_model: b\ndatasets:\n  - {path: d, roles: {user: [user], assistant: assistant}, shards: }\n"
+        "learning_rate: 1\nrl:\nrelora: false\nunfrozen_parameters: []\nadapter: null\ngptq: false\n"
+        "lora_fan_in_fan_out: false\nmodel_config: {}\nmin_sample_len: 0\nsave_safetensors: true\n"
+        "peft_init_lora_weights: true\nbase_model_config: b\ngroup_by_length: no\nplugins:\n",
+        NULL);
+    assert_int_equal(f.lines, 0);
+    read_good(&f, LEAST "rl: dpo\nrelora: true\n", SET("rl=", "relora=null"));
+    assert_int_equal(f.lines, 0);
+    end(&f);
+}
+
+static void values_of_axolotls_become_ours_and_are_told(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    const nbl__run_config *c = read_good(
+        &f, LEAST "optimizer: paged_adamw_8bit\ngradient_checkpointing: offload\nbf16: full\n", NULL);
+    assert_true(c->adam8bit && c->gradient_checkpointing && c->compute == NBL_DTYPE_BF16);
+    assert_int_equal(f.lines, 1);
+    assert_non_null(strstr(f.log, "optimizer: paged_adamw_8bit: taken as adamw_8bit"));
+    assert_false(read_good(&f, LEAST "optimizer: paged_adamw_32bit\n", NULL)->adam8bit);
+    assert_true(read_good(&f, LEAST "optimizer: adamw_torch_8bit\n", NULL)->adam8bit);
+    c = read_good(&f, LEAST "batch_size: 12\nmicro_batch_size: 4\n", NULL);
+    assert_int_equal(c->gradient_accumulation_steps, 3);
+    c = read_good(&f, LEAST "save_strategy: no\neval_strategy: epoch\n", NULL);
+    assert_true(c->save_strategy == NBL_STRATEGY_NO && c->eval_strategy == NBL_STRATEGY_EPOCH);
+    c = read_good(&f,
+                  "base_model: b\nlearning_rate: 1\ndatasets: [{path: d, type: chat_template, "
+                  "message_field_role: from, message_field_content: value}]\n",
+                  NULL);
+    assert_string_equal(c->datasets->property_role, "from");
+    assert_string_equal(c->datasets->property_content, "value");
+    free(round_trip(&f, LEAST "batch_size: 12\nmicro_batch_size: 4\nsave_strategy: no\nbf16: false\n"));
     end(&f);
 }
 
@@ -377,6 +451,23 @@ static void check_doc(nbl_context *ctx, const char *doc, const nbl__run_key *key
     }
 }
 
+/* A row of names and their reason; * is written as it is. */
+static void check_foreign(nbl_context *ctx, const char *doc, nbl__foreign_scope scope)
+{
+    int count;
+    const nbl__foreign_group *groups = nbl__foreign_groups(scope, &count);
+    for (int i = 0; i < count; i++) {
+        nbl__text line = {.ctx = ctx};
+        nbl__text_printf(&line, "| `");
+        for (const char *c = groups[i].names; *c; c++)
+            if (*c == ' ') nbl__text_printf(&line, "`, `");
+            else nbl__text_add(&line, c, 1);
+        nbl__text_printf(&line, "` | %s |\n", groups[i].why);
+        if (strstr(doc, line.text) == NULL) fail_msg("docs/CONFIG.md lacks: %s", line.text);
+        nbl__text_free(&line);
+    }
+}
+
 static void the_documentation_has_every_key_as_it_is(void **state)
 {
     (void)state;
@@ -385,6 +476,7 @@ static void the_documentation_has_every_key_as_it_is(void **state)
     char *doc = (char *)read_file(TEST_DATA_DIR "/../../docs/CONFIG.md", &size);
     doc[size] = 0;
     check_doc(ctx, doc, nbl__run_keys, NBL_RUN_KEYS);
+    for (int i = 0; i < NBL_FOREIGN_SCOPES; i++) check_foreign(ctx, doc, (nbl__foreign_scope)i);
     free(doc);
     nbl_context_destroy(ctx);
 }
@@ -399,6 +491,9 @@ int main(void)
         cmocka_unit_test(a_template_of_ones_own_may_be_a_file),
         cmocka_unit_test(qlora_takes_a_base_that_is_quantised_already),
         cmocka_unit_test(keys_of_other_engines_are_noticed_once_and_empty_ones_never),
+        cmocka_unit_test(keys_that_only_tune_other_engines_are_one_notice),
+        cmocka_unit_test(what_is_off_is_accepted_quietly),
+        cmocka_unit_test(values_of_axolotls_become_ours_and_are_told),
         cmocka_unit_test(what_has_no_effect_is_said),
         cmocka_unit_test(overrides_replace_what_the_file_says),
         cmocka_unit_test(memory_that_runs_out_is_told_and_none_is_lost),

@@ -29,7 +29,7 @@ static const mistake mistakes[] = {
     {.extra = "Adapter: lora", .says = {"adapter?"}},
     {.extra = "optimiezr: a", .says = {"optimizer?"}},
     {.extra = "zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz: 1",
-     .says = {"did you mean"}},
+     .says = {"no such key of nibble"}},
     {.extra = "\"\": 1", .says = {"no such key"}},
     {.extra = "roles_to_train: [a]", .says = {"roles_to_train", "datasets"}},
     {.extra = "special_tokens: {pad: a}", .says = {"special_tokens.pad:", "pad_token?"}},
@@ -109,8 +109,35 @@ static const mistake mistakes[] = {
      .says = {"datasets.1.roles_to_train"}},
     {.line = "datasets: [{path: a, roles_to_train: [a, [b]]}]", .says = {"datasets.0.roles_to_train"}},
     {.extra = "special_tokens: <pad>", .says = {"special_tokens", "a map"}},
-    {.extra = "trust_remote_code: true", .says = {"user.yml:21", "trust_remote_code", "false"}},
-    {.extra = "group_by_length: true", .says = {"group_by_length", "false"}},
+    {.extra = "group_by_length: true", .says = {"user.yml:21", "group_by_length", "order"}},
+    /* axolotl's, with the reason */
+    {.extra = "rl: dpo", .says = {"user.yml:21: rl: preference", "not in this version"}},
+    {.extra = "relora: true", .says = {"relora", "ReLoRA"}},
+    {.extra = "unfrozen_parameters: [a]", .says = {"unfrozen_parameters", "lora_modules_to_save"}},
+    {.extra = "processor_type: AutoProcessor", .says = {"processor_type", "only text"}},
+    {.extra = "plugins: [axolotl.integrations.kd.KDPlugin]", .says = {"plugins", "KDPlugin", "take it out"}},
+    {.extra = "base_model_config: other", .says = {"base_model_config", "one folder"}},
+    {.extra = "save_safetensors: false", .says = {"save_safetensors"}},
+    {.extra = "special_tokens: {additional_special_tokens: [a]}",
+     .says = {"special_tokens.additional_special_tokens", "vocabulary"}},
+    {.line = "datasets: [{path: a, type: sharegpt}]",
+     .says = {"datasets.0.type: sharegpt", "field_messages: conversations"}},
+    {.line = "datasets: [{path: a, type: {format: b}}]", .says = {"datasets.0.type", "input_output"}},
+    {.line = "datasets: [{path: a, roles: {user: [boss]}}]", .says = {"datasets.0.roles"}},
+    {.line = "datasets: [{path: a, message_field_role: a, message_property_mappings: {role: b}}]",
+     .says = {"message_property_mappings", "message_field_role"}},
+    {.extra = "batch_size: 12\ngradient_accumulation_steps: 5",
+     .says = {"batch_size", "gradient_accumulation_steps"}},
+    {.extra = "batch_size: 7", .says = {"batch_size", "micro_batch_size"}},
+    {.extra = "save_strategy: steps", .says = {"save_strategy", "save_steps", "saves_per_epoch"}},
+    {.extra = "save_strategy: no\nsave_steps: 3", .says = {"save_strategy", "save_steps", "never"}},
+    {.extra = "eval_strategy: epoch\neval_steps: 3", .says = {"eval_strategy", "eval_steps"}},
+    /* upper ends */
+    {.line = "lora_dropout: 0.999999999", .says = {"lora_dropout", "0.999999999", "0.9999999"}},
+    {.line = "adam_beta2: 0.999999999", .says = {"adam_beta2", "at most 0.9999999"}},
+    {.line = "lora_alpha: 1e10", .says = {"lora_alpha", "at most 1e9"}},
+    {.line = "max_grad_norm: 1e31", .says = {"max_grad_norm", "0 to 1e30"}},
+    {.line = "max_steps: 2000000000000", .says = {"max_steps", "1 to 1099511627776"}},
     {.extra = "chat_template: llama9", .says = {"chat_template", "llama9", "chatml"}},
     {.extra = "val_set_size: 1.5", .says = {"val_set_size"}},
     {.extra = "val_set_size: -1", .says = {"val_set_size"}},
@@ -119,7 +146,7 @@ static const mistake mistakes[] = {
     {.extra = "memory: 1.2.3G", .says = {"memory"}},
     {.extra = "memory: 0", .says = {"memory"}},
     {.extra = "threads: 1025", .says = {"threads", "1024"}},
-    {.extra = "gradient_checkpointing: offload", .says = {"gradient_checkpointing", "offload"}},
+    {.extra = "gradient_checkpointing: sometimes", .says = {"gradient_checkpointing", "sometimes"}},
 };
 
 static void every_mistake_is_refused_by_key_and_line(void **state)
@@ -143,6 +170,54 @@ static void every_mistake_is_refused_by_key_and_line(void **state)
     }
     assert_int_equal(nbl_run_open(f.ctx, "absent.yml", NULL, 0, &f.run), NBL_ERROR_NOT_FOUND);
     must_say(&f, "absent.yml");
+    end(&f);
+}
+
+static int count_lines(const char *text)
+{
+    int lines = 1;
+    for (; *text; text++) lines += *text == '\n';
+    return lines;
+}
+
+static void all_refused_keys_are_told_at_once_by_reason(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f);
+    char text[8192];
+    edited(text, NULL, "lora_r: many",
+           "rl: dpo\nrl_beta: 0.1\nlearning_rte: 1\ntrl: {beta: 1}\n\"a\\nb\": 1");
+    assert_int_equal(read_with(&f, text, strlen(text), SET("relora=true")), NBL_ERROR_ARGUMENT);
+    must_say(&f, "user.yml: 7 keys are refused: lora_r, rl, rl_beta, learning_rte, trl, a?b, relora\n");
+    must_say(&f, "user.yml:6: lora_r: \"many\" is not allowed");
+    must_say(&f, "user.yml:21: rl, rl_beta (line 22), trl (line 24): preference");
+    must_say(&f, "user.yml:23: learning_rte: no such key; did you mean learning_rate?");
+    must_say(&f, "--set relora: ReLoRA");
+    assert_int_equal(count_lines(nbl_error_message(f.ctx)), 6);
+    /* More than a message holds: the names and what fits. */
+    size_t at = (size_t)sprintf(text, "%s", LEAST);
+    for (int i = 0; i < 90; i++)
+        at += (size_t)sprintf(text + at, "unknown_word_number_%d_with_a_long_name: 1\n", i);
+    assert_int_equal(read_with(&f, text, at, NULL), NBL_ERROR_ARGUMENT);
+    must_say(&f, "90 keys are refused");
+    must_say(&f, "and 66 more");
+    end(&f);
+}
+
+static void only_near_spellings_are_suggested(void **state)
+{
+    (void)state;
+    static const char *const far[] = {"rm: 1",        "xy: 1",       "gpu: h100",
+                                      "secrets: [a]", "provider: x", "timeout: 3"};
+    fixture f;
+    begin(&f);
+    char text[4096];
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        edited(text, NULL, NULL, far[i]);
+        assert_int_not_equal(read_with(&f, text, strlen(text), NULL), NBL_OK);
+        must_say(&f, "no such key of nibble or axolotl");
+    }
     end(&f);
 }
 
@@ -311,6 +386,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mistake_is_refused_by_key_and_line),
+        cmocka_unit_test(all_refused_keys_are_told_at_once_by_reason),
+        cmocka_unit_test(only_near_spellings_are_suggested),
         cmocka_unit_test(a_wrong_override_is_named_as_one),
         cmocka_unit_test(hostile_yaml_is_refused_with_its_place),
         cmocka_unit_test(words_and_numbers_are_yaml_1_1),

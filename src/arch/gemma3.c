@@ -28,7 +28,7 @@ static nbl_status read_gemma3(nbl__keys *k, nbl__decoder *d)
     NBL_TRY(nbl__key_cap_or(k, "final_logit_softcapping", 0, &d->final_cap));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 4096, &d->window));
     NBL_TRY(nbl__key_size_or(k, "sliding_window_pattern", 6, &pattern));
-    NBL_TRY(nbl__key_size_or(k, "_sliding_window_pattern", pattern, &pattern));
+    nbl__key(k, "_sliding_window_pattern"); /* transformers' own copy of it, which decides about nothing */
     NBL_TRY(nbl__key_flag_or(k, "use_bidirectional_attention", false, &bidirectional));
     NBL_CHECK(k->ctx, !bidirectional, NBL_ERROR_UNSUPPORTED, "%s: use_bidirectional_attention", k->where);
     NBL_CHECK(k->ctx, pattern == 6 || nbl__json_get(k->config, "layer_types"), NBL_ERROR_UNSUPPORTED,

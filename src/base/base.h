@@ -46,6 +46,9 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__fail(nbl_context *ctx, nbl
  * file NBL_ERROR_NOT_FOUND, everything else NBL_ERROR_IO. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_errno(nbl_context *ctx, int error,
                                                                  const char *format, ...);
+/* As nbl__fail for a text of several lines, which stay lines. The caller makes sure that no name in it carries a
+ * line break. */
+nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text);
 /* Adds a hint to the failure just recorded. Returns `code` so that it can end a function. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
@@ -80,6 +83,8 @@ const char *nbl__forced_impl(const nbl_context *ctx);
  * closed with the context. */
 void *nbl__accelerator(const nbl_context *ctx);
 void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));
+/* The head of the list of mapped files; file.c's. */
+struct nbl__mapping **nbl__context_mappings(nbl_context *ctx);
 /* An operation that writes asks first; a test can make the n-th one fail (nbl__inject_write). */
 bool nbl__write_allowed(nbl_context *ctx);
 void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: never */

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
+#include "base/bus.h"
+#include "base/file.h"
 #include "base/team.h"
 #include "base/utf8.h"
 
@@ -23,7 +25,7 @@ struct nbl_context {
     pthread_mutex_t lock; /* guards the three below while in_team */
     bool in_team;
     nbl_status team_status;
-    char message[1024];
+    char message[4096];
     char hint[256];
 
     uint64_t progress_total;
@@ -32,6 +34,7 @@ struct nbl_context {
     int64_t fail_write_at;
 
     nbl__pool pool;
+    struct nbl__mapping *mappings;
 
     void *accelerator;
     void (*close_accelerator)(void *accelerator);
@@ -135,6 +138,11 @@ void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(voi
 {
     ctx->accelerator = accelerator;
     ctx->close_accelerator = close;
+}
+
+struct nbl__mapping **nbl__context_mappings(nbl_context *ctx)
+{
+    return &ctx->mappings;
 }
 
 nbl_isa nbl__isa(const nbl_context *ctx)
@@ -244,10 +252,22 @@ nbl_status nbl__hint(nbl_context *ctx, nbl_status code, const char *format, ...)
     return code;
 }
 
+nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
+{
+    nbl__fail(ctx, code, "%s", text);
+    pthread_mutex_lock(&ctx->lock);
+    size_t length = strlen(text);
+    /* A text that was shortened has lost its places: it stays one line. */
+    for (size_t i = 0; length < sizeof ctx->message && i < length; i++)
+        if (text[i] == '\n' && ctx->message[i] == '?') ctx->message[i] = '\n';
+    pthread_mutex_unlock(&ctx->lock);
+    return code;
+}
+
 void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 {
     if (ctx->options.log == NULL) return;
-    char line[1024];
+    char line[4096];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
@@ -316,6 +336,7 @@ void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
 
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
 {
+    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* what was read are zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)

@@ -112,6 +112,10 @@ nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, cons
     while (size > 0) {
         ssize_t done = allowed(output) ? pwrite(fd, at, size, (off_t)offset) : -1;
         if (done < 0 && errno == EINTR) continue;
+        if (done < 0 && errno == EFAULT) { /* pages of a mapped file that are gone */
+            NBL_TRY(nbl__files_check(output->ctx));
+            errno = EFAULT;
+        }
         if (done <= 0)
             return nbl__fail_errno(output->ctx, done == 0 ? ENOSPC : errno, "%s/%s: cannot write",
                                    output->target, name);

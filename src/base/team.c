@@ -125,6 +125,7 @@ static void start(nbl__pool *pool, int wanted)
 {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* comes from the thread itself; see bus.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->started < wanted) {
         struct nbl__seat *seat = &pool->seats[pool->started];

@@ -8,6 +8,8 @@
 #ifndef NBL_CONVERT_H
 #define NBL_CONVERT_H
 
+#include <stdatomic.h>
+
 #include "base/output.h"
 #include "base/team.h"
 #include "convert/text_files.h"
@@ -57,7 +59,23 @@ typedef struct nbl__conversion {
     nbl__output *output;
     nbl_convert_report report;
     const nbl__text_source *text; /* where text files come from; NULL: copied like all others */
+    bool allow_non_finite;        /* NaN and infinities are a warning, not an error */
 } nbl__conversion;
+
+/* ---- NaN and infinities of one tensor; any thread may add ---- */
+
+typedef struct nbl__non_finite {
+    atomic_int_fast64_t count, first; /* first: index of the first + 1; 0: none */
+} nbl__non_finite;
+/* n values of a compute dtype; values[0] has this index in the tensor. Cost: bound by memory. */
+void nbl__non_finite_scan(nbl__non_finite *found, nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n,
+                          int64_t index);
+/* The same one by one: value i has the index `index + i * stride`, and counts if it is NaN or |value| > most. */
+void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *values, int64_t n,
+                          int64_t index, int64_t stride, float most);
+/* After the tensor's last value: refuses it or, where that is allowed, warns. `what`: "are not finite". */
+nbl_status nbl__non_finite_settle(nbl__conversion *conversion, const char *name, nbl__non_finite *found,
+                                  const char *what);
 
 /* Opens the source, which must be a folder with a config.json, strictly. */
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);

@@ -8,6 +8,7 @@ typedef struct job {
     nbl_dtype dtype;
     int64_t number, span, elements;
     nbl__buffers buffers;
+    nbl__non_finite non_finite;
 } job;
 
 static nbl_status decode_span(void *argument, int64_t item, int worker)
@@ -19,6 +20,7 @@ static nbl_status decode_span(void *argument, int64_t item, int worker)
     nbl__span_fetch(j->tensor, begin, end);
     nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
     nbl__span_release(j->v->checkpoint, j->tensor, begin, end);
+    nbl__non_finite_scan(&j->non_finite, nbl__isa(j->v->ctx), j->dtype, buffer, end - begin, begin);
     NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size,
                               (uint64_t)begin * size));
     double share = (double)(end - begin) / (double)j->elements;
@@ -35,7 +37,7 @@ static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nb
     NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers,
                            t->name));
     nbl__tensor_release(v->checkpoint, t);
-    return NBL_OK;
+    return nbl__non_finite_settle(v, t->name, &j.non_finite, "are not finite");
 }
 
 static nbl_status check_source(nbl__conversion *v, const char *in)
@@ -83,6 +85,7 @@ nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const cha
               "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
     nbl__conversion v;
     nbl_status status = nbl__conversion_open(ctx, in, &v);
+    v.allow_non_finite = options->allow_non_finite;
     if (status == NBL_OK) status = run(&v, in, out, options);
     if (report) *report = v.report;
     nbl__conversion_close(&v);

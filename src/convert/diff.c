@@ -337,6 +337,7 @@ nbl_status nbl_checkpoint_diff(nbl_context *ctx, const char *a, const char *b, n
     NBL_GO(nbl_checkpoint_open(ctx, a, NBL_OPEN_STRICT, &diff->a));
     NBL_GO(nbl_checkpoint_open(ctx, b, NBL_OPEN_STRICT, &diff->b));
     NBL_GO(run(diff));
+    NBL_GO(nbl__files_check(ctx));
     *result = diff;
     return NBL_OK;
 done:

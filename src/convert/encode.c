@@ -3,8 +3,8 @@
  * sixteenth of the codes at most) and are held for the whole weight. */
 #include "convert/encode.h"
 
+#include <float.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 
 #include "format/bnb_state.h"
@@ -19,7 +19,7 @@ typedef struct job {
     int64_t expert;         /* mxfp4: the one at work */
     float *scales;          /* for the whole weight */
     nbl__buffers buffers;
-    atomic_int_fast64_t non_finite;
+    nbl__non_finite non_finite;
 } job;
 
 static const uint8_t *values_at(const job *j, int64_t element)
@@ -32,16 +32,7 @@ static nbl_status run_team(job *j, int64_t items, size_t bytes, nbl__team_fn fn)
     return nbl__run_spans(j->v->ctx, items, bytes, fn, j, &j->buffers, j->tensor->name);
 }
 
-static void report_non_finite(job *j)
-{
-    int64_t count = atomic_load(&j->non_finite);
-    j->v->report.non_finite += count;
-    if (count > 0)
-        nbl__log(j->v->ctx, NBL_LOG_WARNING, "tensor \"%s\": %" PRId64 " values are not finite%s",
-                 j->tensor->name, count,
-                 j->options->format == NBL_FORMAT_INT8 ? " in f16, through which int8 goes; their codes are 0"
-                                                       : "; their blocks decode to what CUDA makes of them");
-}
+static const char no_f16[] = "are not finite in f16, through which int8 goes";
 
 /* Every input byte of a span was read once: count it and give its pages back. */
 static void span_done(job *j, int64_t begin, int64_t end)
@@ -113,7 +104,7 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
     nbl__file_need(values_at(j, begin), (uint64_t)n * nbl__size_of(dtype));
     int64_t bad = nbl__fourbit_encode(nbl__isa(j->v->ctx), j->options->format, j->options->block, dtype,
                                       values_at(j, begin), n, codes, j->scales + begin / j->options->block);
-    if (bad) atomic_fetch_add(&j->non_finite, bad);
+    if (bad) nbl__non_finite_list(&j->non_finite, dtype, values_at(j, begin), n, begin, 1, FLT_MAX);
     NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)nbl__ceil_div(n, 2),
                               (uint64_t)begin / 2));
     span_done(j, begin, end);
@@ -125,6 +116,8 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     nbl_context *ctx = j->v->ctx;
     nbl__writer *w = j->v->writer;
     int64_t groups = nbl__ceil_div(blocks, NBL_NESTED_BLOCK);
+    if (!j->v->allow_non_finite)
+        NBL_TRY(nbl__non_finite_settle(j->v, j->tensor->name, &j->non_finite, "are not finite"));
     *offset = nbl__nested_offset(j->scales, blocks);
     NBL_CHECK(ctx, isfinite(*offset), NBL_ERROR_UNSUPPORTED,
               "tensor \"%s\": it holds an infinity, which would spoil all its double-quantised scales",
@@ -185,6 +178,8 @@ done:
 
 /* ---- int8 ---- */
 
+#define LARGEST_F16 0x1.ffdffep15f /* the f32 before 65520: what is larger rounds to an infinity of f16 */
+
 static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
     const char *module = nbl__arena_printf(&v->checkpoint->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
@@ -205,7 +200,9 @@ static nbl_status encode_int8(void *argument, int64_t item, int worker)
     nbl__file_need(values_at(j, begin), (uint64_t)(end - begin) * nbl__size_of(j->tensor->weight.dtype));
     int64_t bad = nbl__int8_encode(nbl__isa(j->v->ctx), j->tensor->weight.dtype, values_at(j, begin),
                                    (end - begin) / columns, columns, codes, j->scales + begin / columns);
-    if (bad) atomic_fetch_add(&j->non_finite, bad);
+    if (bad)
+        nbl__non_finite_list(&j->non_finite, j->tensor->weight.dtype, values_at(j, begin), end - begin, begin,
+                             1, LARGEST_F16);
     NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)(end - begin), (uint64_t)begin));
     span_done(j, begin, end);
     return NBL_OK;
@@ -260,7 +257,9 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
             memcpy(rows + (size_t)(o * ins + i) * size, line + (size_t)o * size, size);
     }
     int64_t bad = nbl__mxfp4_encode(nbl__isa(j->v->ctx), dtype, rows, 1, wide * ins, codes, scales);
-    if (bad) atomic_fetch_add(&j->non_finite, bad);
+    for (int64_t o = 0; bad && o < wide; o++)
+        nbl__non_finite_list(&j->non_finite, dtype, rows + (size_t)(o * ins) * size, ins,
+                             j->expert * ins * outs + first + o, outs, FLT_MAX);
     uint64_t at = (uint64_t)((j->expert * outs + first) * ins);
     NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)(wide * ins / 2), at / 2));
     nbl__progress_add(j->v->ctx, (uint64_t)(wide * ins) * size);
@@ -298,6 +297,7 @@ nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *t,
     nbl_status status = e->format == NBL_FORMAT_INT8    ? write_int8(&j)
                         : e->format == NBL_FORMAT_MXFP4 ? write_mxfp4(&j)
                                                         : write_fourbit(&j);
-    if (status == NBL_OK) report_non_finite(&j);
-    return status;
+    if (status != NBL_OK) return status;
+    return nbl__non_finite_settle(v, t->name, &j.non_finite,
+                                  e->format == NBL_FORMAT_INT8 ? no_f16 : "are not finite");
 }

@@ -139,6 +139,7 @@ int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[3
 
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
+    NBL_TRY(nbl__files_check(v->ctx)); /* all weights were read */
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
     if (has_templates(v)) {
@@ -177,12 +178,17 @@ nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t
 {
     enum { PIECE = 8 << 20 };
     const uint8_t *data = t->weight.data;
+    nbl__non_finite found = {0};
+    size_t value = nbl__is_compute(t->weight.dtype) ? nbl__size_of(t->weight.dtype) : 0;
     for (uint64_t at = 0; at < t->bytes; at += PIECE) {
         size_t size = (size_t)nbl__min_i64(PIECE, (int64_t)(t->bytes - at));
+        if (value)
+            nbl__non_finite_scan(&found, nbl__isa(v->ctx), t->weight.dtype, data + at,
+                                 (int64_t)(size / value), (int64_t)(at / value));
         NBL_TRY(nbl__writer_write(v->writer, number, data + at, size, at));
         nbl__checkpoint_drop(v->checkpoint, data + at, size);
         nbl__progress_add(v->ctx, size);
         NBL_TRY(nbl__progress_poll(v->ctx, t->name));
     }
-    return NBL_OK;
+    return nbl__non_finite_settle(v, t->name, &found, "are not finite");
 }

@@ -55,6 +55,7 @@ void nbl__merge_rows(const nbl__merge *merge, const nbl__merged *tensor, int64_t
 typedef struct nbl__merge_folder {
     const char *base, *adapter, *out, *dtype;
     uint64_t shard_size;
+    bool allow_non_finite;
     nbl__folder_check check; /* or NULL */
     void *user;
     nbl_dtype *chosen;            /* or NULL */

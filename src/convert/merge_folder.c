@@ -11,6 +11,7 @@ typedef struct job {
     int64_t number, span; /* rows */
     size_t values, sums;  /* bytes of a buffer's parts */
     nbl__buffers buffers;
+    nbl__non_finite non_finite;
 } job;
 
 static nbl_status write_span(void *argument, int64_t item, int worker)
@@ -24,6 +25,8 @@ static nbl_status write_span(void *argument, int64_t item, int worker)
     void *out = buffer + j->values + j->sums;
     nbl__merge_rows(j->merge, t, begin, end, values, (double *)(void *)(buffer + j->values));
     nbl__from_f32(nbl__isa(j->v->ctx), values, j->dtype, out, (int64_t)count);
+    nbl__non_finite_scan(&j->non_finite, nbl__isa(j->v->ctx), j->dtype, out, (int64_t)count,
+                         begin * t->columns);
     nbl__span_release(j->v->checkpoint, t->base, begin * t->columns, end * t->columns);
     double share = (double)(end - begin) / (double)t->rows;
     nbl__progress_add(j->v->ctx, (uint64_t)(share * (double)t->base->bytes));
@@ -54,7 +57,7 @@ static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__mer
     NBL_TRY(
         nbl__run_spans(v->ctx, nbl__ceil_div(t->rows, j.span), bytes, write_span, &j, &j.buffers, t->name));
     nbl__tensor_release(v->checkpoint, t->base);
-    return NBL_OK;
+    return nbl__non_finite_settle(v, t->name, &j.non_finite, "of the sum are not finite");
 }
 
 static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_folder *how, nbl_dtype dtype)
@@ -107,6 +110,7 @@ nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_
     nbl_dtype dtype = NBL_DTYPE_BF16;
     nbl_status status = nbl__conversion_open(ctx, how->base, &v);
     v.text = how->text;
+    v.allow_non_finite = how->allow_non_finite;
     if (status == NBL_OK) status = choose_dtype(&v, how->dtype, &dtype);
     if (status == NBL_OK) status = nbl__merge_open(v.checkpoint, how->adapter, &m);
     if (status == NBL_OK) status = write_all(&v, &m, how, dtype);

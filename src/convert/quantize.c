@@ -244,6 +244,7 @@ nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char 
     if (status == NBL_OK) status = nbl__conversion_open(ctx, in, &v);
     if (status == NBL_OK) {
         tensors = v.checkpoint->tensor_count;
+        v.allow_non_finite = options.allow_non_finite;
         status = run(&v, &p, out, &options);
     }
     if (report) *report = v.report;

@@ -5,7 +5,12 @@
  * slots to new values. Gradients of parameters are f32, live outside the run and are added to, by each user of a
  * parameter in turn (a head that is the embedding, too); those of
  * activations are written once, and a value with several users gets their sum through `add` nodes, in the
- * order in which the backward pass meets them. */
+ * order in which the backward pass meets them.
+ *
+ * A gradient never stops silently. If a node's output has a gradient, each differentiable input must have a
+ * GRADIENT slot, and each trained input one that adds up in f32; otherwise the graph is refused. In the end
+ * every trained parameter must have a gradient. DoRA's norms are constants by definition: a node
+ * that prepares (nbl__graph_end_prepare) makes nothing differentiable. */
 #include "graph/graph.h"
 #include "ops/elementwise.h"
 
@@ -51,12 +56,17 @@ static bool bind_cotangents(nbl__graph *g, const nbl__node *node)
     return any;
 }
 
+static bool wants_gradient(const nbl__graph *g, nbl__value value)
+{
+    return value && (g->values[value].differentiable || g->values[value].trained);
+}
+
 /* The input that a gradient slot is of, when it wants a gradient; 0: it does not. */
 static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char *of)
 {
     if (of == NULL) return 0;
     nbl__value input = node->bound[nbl__slot_find(node->family, of) - node->family->slots];
-    return input && (g->values[input].differentiable || g->values[input].trained) ? input : 0;
+    return wants_gradient(g, input) ? input : 0;
 }
 
 /* The value that a gradient slot writes, with the shape that infer gave it. */
@@ -80,6 +90,73 @@ static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
     else contribute(g, input, gradient);
 }
 
+/* A trained parameter that `value` depends on; 0: none. */
+static nbl__value parameter_behind(const nbl__graph *g, nbl__value value)
+{
+    while (value && !g->values[value].trained) {
+        int producer = g->values[value].producer;
+        nbl__value next = 0;
+        if (producer < 0) return 0;
+        const nbl__node *node = &g->nodes[producer];
+        if (node->family == NULL) next = node->bound[0];
+        for (const nbl__slot *slot = node->family ? node->family->slots : NULL; slot && slot->name; slot++) {
+            nbl__value bound = node->bound[slot - node->family->slots];
+            if (nbl__slot_is_read(slot) && wants_gradient(g, bound)) next = bound;
+        }
+        value = next;
+    }
+    return value;
+}
+
+/* The slot that takes the gradient of an input, after infer of the backward operator; NULL: none. */
+static const nbl__slot *gradient_slot(const nbl__node *node, const char *of)
+{
+    for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
+        if (slot->role != NBL_ROLE_GRADIENT || nbl__slot_tensor(slot, node->arguments)->rank == 0) continue;
+        if (slot->of && strcmp(slot->of, of) == 0) return slot;
+        if (slot->also && strcmp(slot->also, of) == 0) return slot;
+    }
+    return NULL;
+}
+
+/* Does a gradient reach every input that wants one? `node` is a family's, with a gradient at its output. */
+static bool passes_on(nbl__graph *g, const nbl__node *node)
+{
+    const nbl__slot *slots = node->family->slots;
+    bool has_backward = node->family->backward.name != NULL;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value input = node->bound[slot - slots];
+        if (!nbl__slot_is_read(slot) || !wants_gradient(g, input)) continue;
+        const nbl__slot *gradient = has_backward ? gradient_slot(node, slot->name) : NULL;
+        bool trained = g->values[input].trained;
+        if (gradient && (!trained || (nbl__node_attr(node, "accumulate") &&
+                                      nbl__slot_tensor(gradient, node->arguments)->dtype == NBL_DTYPE_F32)))
+            continue;
+        const char *missing = !has_backward ? "backward"
+                              : gradient    ? "f32 gradient that adds up for its input "
+                                            : "gradient for its input ";
+        nbl__graph_failed(
+            g, nbl__fail(g->ctx, NBL_ERROR_UNSUPPORTED,
+                         "%s: no gradient can reach the trained parameter %s: the operator %s has no "
+                         "%s%s; freeze the parameter, or build the graph without this operator",
+                         node->name, g->values[parameter_behind(g, input)].name, node->family->name, missing,
+                         has_backward ? slot->name : ""));
+        return false;
+    }
+    return true;
+}
+
+/* Has an output of the node a gradient? */
+static bool is_reached(const nbl__graph *g, const nbl__node *node)
+{
+    const nbl__slot *slots = node->family->slots;
+    for (const nbl__slot *slot = slots; slot->name; slot++) {
+        nbl__value output = node->bound[slot - slots];
+        if (slot->role == NBL_ROLE_OUTPUT && output && g->values[output].gradient) return true;
+    }
+    return false;
+}
+
 /* Operators make the gradient of a weight only when they are told to: most weights are frozen. */
 static void tell_trained_weights(const nbl__graph *g, const nbl__node *node)
 {
@@ -96,13 +173,19 @@ static void differentiate_node(nbl__graph *g, int index)
 {
     nbl__node node = g->nodes[index];
     const nbl__slot *slots = node.family->slots;
-    if (node.family->backward.name == NULL || !bind_cotangents(g, &node)) return;
+    if (node.prepares || !is_reached(g, &node)) return;
+    if (node.family->backward.name == NULL) {
+        passes_on(g, &node);
+        return;
+    }
+    if (!bind_cotangents(g, &node)) return;
     tell_trained_weights(g, &node);
     nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
     if (nbl__graph_failed(g, node.family->backward.infer(g->ctx, node.arguments))) {
         nbl__hint(g->ctx, g->status, "in the backward pass of %s", node.name);
         return;
     }
+    if (!passes_on(g, &node)) return;
     bool any = false;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_GRADIENT || nbl__slot_tensor(slot, node.arguments)->rank == 0) continue;
@@ -134,5 +217,9 @@ nbl_status nbl__graph_differentiate(nbl__graph *g, nbl__value result, nbl__value
         if (g->nodes[i].family == NULL) differentiate_view(g, &g->nodes[i]);
         else differentiate_node(g, i);
     }
+    for (nbl__value v = 1; v <= g->value_count && g->status == NBL_OK; v++)
+        NBL_CHECK(g->ctx, !g->values[v].trained || g->values[v].gradient, NBL_ERROR_ARGUMENT,
+                  "%s does not depend on the trained parameter %s; freeze it", g->values[result].name,
+                  g->values[v].name);
     return g->status;
 }

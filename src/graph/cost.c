@@ -178,7 +178,7 @@ static const struct family_cost {
     {"norm_rope", NULL, 8, 12},
     {"gated", NULL, 5, 10},
     {"add", NULL, 1, 0},
-    {"scale", NULL, 1, 0},
+    {"scale", NULL, 1, 1},
     {"embedding", NULL, 1, 1},
 };
 

@@ -137,6 +137,12 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
                                        nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
         return 0;
     }
+    if (from->trained) { /* the gradient of a parameter is f32 and added to: a view has none to pass on */
+        nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_UNSUPPORTED,
+                                       "no gradient can reach the trained parameter %s: it is used as a view",
+                                       from->name));
+        return 0;
+    }
     to->alias = value;
     to->differentiable = from->differentiable;
     to->producer = node;
@@ -249,7 +255,7 @@ bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl_
     return bound[nbl__slot_find(family, slot->instead) - family->slots] == 0;
 }
 
-static bool is_read(const nbl__slot *slot)
+bool nbl__slot_is_read(const nbl__slot *slot)
 {
     return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);
 }
@@ -278,7 +284,7 @@ static bool depends_on_trained(const nbl__graph *g, const nbl__node *node)
     const nbl__slot *slots = node->family->slots;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         nbl__value value = node->bound[slot - slots];
-        if (value && is_read(slot) && (g->values[value].differentiable || g->values[value].trained))
+        if (value && nbl__slot_is_read(slot) && (g->values[value].differentiable || g->values[value].trained))
             return true;
     }
     return false;
@@ -304,7 +310,7 @@ nbl__value nbl__graph_end(nbl__graph *g)
         info->tensor = made;
         info->tensor.data = NULL;
         info->producer = index;
-        info->differentiable = differentiable && node.family->backward.name && slot->role == NBL_ROLE_OUTPUT;
+        info->differentiable = differentiable && slot->role == NBL_ROLE_OUTPUT && nbl__is_compute(made.dtype);
         node.bound[slot - slots] = value;
         if (first == 0) first = value;
     }

@@ -32,7 +32,7 @@ typedef struct nbl__value_info {
     nbl__kind kind;
     bool trained;        /* a parameter with a gradient */
     bool pinned;         /* recomputation starts from it */
-    bool differentiable; /* a trained value lies behind it */
+    bool differentiable; /* a float tensor, and a trained value lies behind it */
     nbl_tensor tensor;   /* dtype and shape */
     nbl_weight weight;   /* NBL_KIND_WEIGHT */
     nbl__value alias;    /* a view: its memory is that of this value */
@@ -121,13 +121,19 @@ bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl_
 
 /* Adds gradients for every trained parameter behind `result`, whose own gradient is `seed` (a value of
  * its shape, given as an input). The backward of node i becomes a step of the schedule; sums of
- * gradients become nodes of their own. */
+ * gradients become nodes of their own.
+ *
+ * Fails with NBL_ERROR_UNSUPPORTED, naming node and parameter, if a gradient cannot pass a node between a
+ * trained parameter and `result`, and with NBL_ERROR_ARGUMENT if `result` does not depend on a trained
+ * parameter. After success every trained parameter has a gradient. */
 nbl_status nbl__graph_differentiate(nbl__graph *g, nbl__value result, nbl__value seed);
 
 nbl_status nbl__graph_status(const nbl__graph *g);
 
 /* ---- for the files of this layer ---- */
 
+/* Does the forward operator read this slot? */
+bool nbl__slot_is_read(const nbl__slot *slot);
 /* Keeps the first failure; tells whether there is one. */
 bool nbl__graph_failed(nbl__graph *g, nbl_status status);
 nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name);

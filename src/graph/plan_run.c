@@ -6,6 +6,7 @@
  * as one launch. */
 #include <math.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "graph/plan.h"
 #include "ops/aside.h"
@@ -245,12 +246,19 @@ nbl_status nbl__plan_prepare(nbl__plan *plan)
     return NBL_OK;
 }
 
-nbl_status nbl__plan_run(nbl__plan *plan)
+/* What was computed from a file that changed meanwhile is of no use, and no other error is as true. */
+static nbl_status judge(nbl__plan *plan, nbl_status status)
 {
-    return run_some(plan, plan->step_count);
+    NBL_TRY(nbl__files_check(plan->ctx));
+    return status;
 }
 
-nbl_status nbl__plan_run_later(nbl__plan *plan)
+nbl_status nbl__plan_run(nbl__plan *plan)
+{
+    return judge(plan, run_some(plan, plan->step_count));
+}
+
+static nbl_status run_later(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     int64_t copied;
@@ -260,6 +268,11 @@ nbl_status nbl__plan_run_later(nbl__plan *plan)
     NBL_TRY(nbl__cuda_note(cuda, &copied));
     NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
     return nbl__cuda_wait_for(cuda, copied, "the inputs");
+}
+
+nbl_status nbl__plan_run_later(nbl__plan *plan)
+{
+    return judge(plan, run_later(plan));
 }
 
 /* Nobody will ask for gradients: forward steps need not make any. */
@@ -283,7 +296,7 @@ nbl_status nbl__plan_run_forward(nbl__plan *plan)
     set_early(plan, count, &early);
     nbl_status status = run_some(plan, count);
     set_early(plan, count, &early);
-    return status;
+    return judge(plan, status);
 }
 
 /* ---- looking for what went wrong ---- */

@@ -275,6 +275,7 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
     } else {
         NBL_TRY(nbl__export_lora(e));
     }
+    NBL_TRY(nbl__files_check(e->ctx));
     NBL_TRY(nbl__progress_poll(e->ctx, "")); /* the last moment to stop */
     return commit(e, modelfile);
 }

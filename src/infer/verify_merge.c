@@ -135,6 +135,7 @@ nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, co
                              .out = out,
                              .dtype = options->dtype,
                              .shard_size = options->shard_size,
+                             .allow_non_finite = options->allow_non_finite,
                              .check = options->verify ? verify : NULL,
                              .user = &v,
                              .chosen = &v.dtype};

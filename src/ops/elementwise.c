@@ -44,16 +44,35 @@ static nbl_status infer_add(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+static nbl_status infer_add_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__add *a = arguments;
+    NBL_TRY(infer_add(ctx, a));
+    NBL_TRY(check_same(ctx, "add_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->a);
+    return NBL_OK;
+}
+
 static const nbl__slot add_slots[] = {
     NBL_SLOT(nbl__add, a, "a", INPUT, NULL),
     NBL_SLOT(nbl__add, b, "b", INPUT, NULL),
     NBL_SLOT(nbl__add, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__add, dy, "dy", COTANGENT, "y"),
+    {"dx", NBL_ROLE_GRADIENT, "a", offsetof(nbl__add, dx), false, NULL, "b", NULL},
     {0},
 };
 static const nbl__attr add_attrs[] = {NBL_ATTR(nbl__add, dtype, "dtype", DTYPE, 0), {0}};
 static const nbl__impl *const add_impls[] = {NBL_X86(nbl__add_cpu) & nbl__add_ref, NULL};
+static const nbl__impl *const add_backward_impls[] = {NBL_X86(nbl__add_backward_cpu) & nbl__add_backward_ref,
+                                                      NULL};
 const nbl__family nbl__add_family = {
-    "add", sizeof(nbl__add), add_slots, add_attrs, {"add", infer_add, add_impls}, {0}};
+    "add",
+    sizeof(nbl__add),
+    add_slots,
+    add_attrs,
+    {"add", infer_add, add_impls},
+    {"add_backward", infer_add_backward, add_backward_impls},
+};
 
 /* ---- cast ---- */
 
@@ -67,15 +86,34 @@ static nbl_status infer_cast(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+static nbl_status infer_cast_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__cast *a = arguments;
+    NBL_TRY(infer_cast(ctx, a));
+    NBL_TRY(check_same(ctx, "cast_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->x);
+    return NBL_OK;
+}
+
 static const nbl__slot cast_slots[] = {
     NBL_SLOT(nbl__cast, x, "x", INPUT, NULL),
     NBL_SLOT(nbl__cast, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__cast, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__cast, dx, "dx", GRADIENT, "x"),
     {0},
 };
 static const nbl__attr cast_attrs[] = {NBL_ATTR(nbl__cast, to, "to", DTYPE, 0), {0}};
 static const nbl__impl *const cast_impls[] = {NBL_X86(nbl__cast_cpu) & nbl__cast_ref, NULL};
+static const nbl__impl *const cast_backward_impls[] = {
+    NBL_X86(nbl__cast_backward_cpu) & nbl__cast_backward_ref, NULL};
 const nbl__family nbl__cast_family = {
-    "cast", sizeof(nbl__cast), cast_slots, cast_attrs, {"cast", infer_cast, cast_impls}, {0}};
+    "cast",
+    sizeof(nbl__cast),
+    cast_slots,
+    cast_attrs,
+    {"cast", infer_cast, cast_impls},
+    {"cast_backward", infer_cast_backward, cast_backward_impls},
+};
 
 /* ---- scale ---- */
 
@@ -87,9 +125,20 @@ static nbl_status infer_scale(nbl_context *ctx, void *arguments)
     return NBL_OK;
 }
 
+static nbl_status infer_scale_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__scale *a = arguments;
+    NBL_TRY(infer_scale(ctx, a));
+    NBL_TRY(check_same(ctx, "scale_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->x);
+    return NBL_OK;
+}
+
 static const nbl__slot scale_slots[] = {
     NBL_SLOT(nbl__scale, x, "x", INPUT, NULL),
     NBL_SLOT(nbl__scale, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__scale, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__scale, dx, "dx", GRADIENT, "x"),
     {0},
 };
 static const nbl__attr scale_attrs[] = {
@@ -98,8 +147,16 @@ static const nbl__attr scale_attrs[] = {
     {0},
 };
 static const nbl__impl *const scale_impls[] = {NBL_X86(nbl__scale_cpu) & nbl__scale_ref, NULL};
+static const nbl__impl *const scale_backward_impls[] = {
+    NBL_X86(nbl__scale_backward_cpu) & nbl__scale_backward_ref, NULL};
 const nbl__family nbl__scale_family = {
-    "scale", sizeof(nbl__scale), scale_slots, scale_attrs, {"scale", infer_scale, scale_impls}, {0}};
+    "scale",
+    sizeof(nbl__scale),
+    scale_slots,
+    scale_attrs,
+    {"scale", infer_scale, scale_impls},
+    {"scale_backward", infer_scale_backward, scale_backward_impls},
+};
 
 /* ---- gated ---- */
 

@@ -6,8 +6,13 @@
  *     scale   y = x·factor
  *     gated   h = act(gate)·up                act: silu, gelu (erf), gelu_tanh
  *
- * Arithmetic is f32, with one rounding of each result. add, cast and scale are linear: their backward is
- * themselves. Outputs may lie on inputs of the same dtype. */
+ * Arithmetic is f32, with one rounding of each result. Backward:
+ *
+ *     add     dx = dy, the gradient of a and of b
+ *     cast    dx = dy in the dtype of x
+ *     scale   dx = dy·factor
+ *
+ * Outputs may lie on inputs of the same dtype. */
 #ifndef NBL_ELEMENTWISE_H
 #define NBL_ELEMENTWISE_H
 
@@ -17,17 +22,20 @@
 typedef struct nbl__add {
     nbl_dtype dtype;
     nbl_tensor a, b, y;
+    nbl_tensor dy, dx;
 } nbl__add;
 
 typedef struct nbl__cast {
     nbl_dtype to;
     nbl_tensor x, y;
+    nbl_tensor dy, dx;
 } nbl__cast;
 
 typedef struct nbl__scale {
     nbl_dtype dtype;
     float factor;
     nbl_tensor x, y;
+    nbl_tensor dy, dx;
 } nbl__scale;
 
 /* The words of an attribute that names one, NULL at the end. */
@@ -63,8 +71,10 @@ nbl_status nbl__check_finite(nbl_context *ctx, const char *what, const char *nam
 nbl_status nbl__find_non_finite(nbl_context *ctx, const nbl_tensor *t, int64_t *first, int64_t *count);
 
 extern const nbl__impl nbl__add_ref, nbl__cast_ref, nbl__scale_ref, nbl__check_finite_ref;
+extern const nbl__impl nbl__add_backward_ref, nbl__cast_backward_ref, nbl__scale_backward_ref;
 extern const nbl__impl nbl__gated_ref, nbl__gated_backward_ref;
 extern const nbl__impl nbl__add_cpu, nbl__cast_cpu, nbl__scale_cpu, nbl__check_finite_cpu;
+extern const nbl__impl nbl__add_backward_cpu, nbl__cast_backward_cpu, nbl__scale_backward_cpu;
 extern const nbl__impl nbl__gated_cpu, nbl__gated_backward_cpu;
 extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 

@@ -112,3 +112,10 @@ float nbl__absmax(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n, i
     return largest < infinity ? widen(dtype, largest)
                               : absmax_careful(dtype, values, n, infinity, non_finite);
 }
+
+bool nbl__all_finite(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n)
+{
+    int64_t non_finite = 0;
+    (void)nbl__absmax(isa, dtype, values, n, &non_finite);
+    return non_finite == 0;
+}

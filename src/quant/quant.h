@@ -63,6 +63,9 @@ int64_t nbl__int8_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64
 int64_t nbl__mxfp4_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t stride, int64_t n,
                           uint8_t *codes, uint8_t *scales);
 
+/* Whether no value is NaN or infinite; f32, f16 or bf16 values, which need no alignment. */
+bool nbl__all_finite(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n);
+
 /* ---- double quantisation of n scales, blocks of 256 ---- */
 
 enum { NBL_NESTED_BLOCK = 256 };

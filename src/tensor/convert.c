@@ -158,6 +158,7 @@ NBL_TARGET_AVX512 static int64_t from_f32_avx512(const float *from, nbl_dtype dt
 
 void nbl__to_f32(nbl_isa isa, nbl_dtype from_dtype, const void *from, float *to, int64_t n)
 {
+    (void)isa; /* where no instruction set has a fast way */
     assert(nbl__is_compute(from_dtype));
     if (n <= 0) return;
     if (from_dtype == NBL_DTYPE_F32) {
@@ -174,6 +175,7 @@ void nbl__to_f32(nbl_isa isa, nbl_dtype from_dtype, const void *from, float *to,
 
 void nbl__from_f32(nbl_isa isa, const float *from, nbl_dtype to_dtype, void *to, int64_t n)
 {
+    (void)isa;
     assert(nbl__is_compute(to_dtype));
     if (n <= 0) return;
     if (to_dtype == NBL_DTYPE_F32) {

@@ -311,7 +311,7 @@ static nbl_status keep_text(const job *j, nbl_rendering *r)
 static nbl_status tell(const job *j, nbl_status status)
 {
     char place[600];
-    if (status == NBL_ERROR_MEMORY) return status;
+    if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
     place_of(j, place, sizeof place);
     return nbl__fail(j->t->ctx, status, "%s%s", place, j->vm.message);
 }
@@ -320,7 +320,8 @@ static nbl_status tell(const job *j, nbl_status status)
 static nbl_status finish(job *j, nbl_status status, bool errors, nbl_rendering **result)
 {
     nbl_rendering *r;
-    if (status != NBL_OK && (!errors || status == NBL_ERROR_MEMORY)) return tell(j, status);
+    bool own = status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED; /* not the template's doing */
+    if (status != NBL_OK && (!errors || own)) return tell(j, status);
     NBL_TRY(NBL_ALLOC(j->t->ctx, r, 1));
     r->ctx = j->t->ctx;
     status = status == NBL_OK ? keep_text(j, r) : keep_error(j, r);

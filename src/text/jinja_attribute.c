@@ -151,6 +151,7 @@ nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string
     const tpl_method *method = NULL;
     *found = true;
     *safe = true;
+    NBL_TRY(tpl_read(vm, name->size)); /* of a key that is looked up */
     if (name->size && name->bytes[0] == '_') {
         *found = is_dunder(obj, name);
         *safe = false;
@@ -243,7 +244,6 @@ static nbl_status python_item(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_valu
     case TPL_STRING:
         NBL_TRY(by_index(obj, key, &at, found));
         if (!*found) return NBL_OK;
-        NBL_TRY(nbl__tpl_work(vm, obj.string->size == obj.string->length ? 0 : (uint64_t)at / 16));
         NBL_TRY(nbl__tpl_substring(vm, obj.string, at, at + 1, result));
         result->markup = obj.markup;
         return NBL_OK;

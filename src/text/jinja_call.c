@@ -140,7 +140,6 @@ static nbl_status bind_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args 
     bool *used, found_caller = false;
     int64_t count = node->list.count, given = nbl__min_i64(args->count, count);
     NBL_TRY(TPL_NEW(vm, used, args->keyword_count));
-    NBL_TRY(nbl__tpl_work(vm, (uint64_t)(args->keyword_count * count)));
     for (int64_t i = 0; i < count; i++) {
         tpl_value *slot = &frame->slots[body->parameters[i]];
         *slot = tpl_missing();
@@ -148,12 +147,14 @@ static nbl_status bind_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args 
             *slot = args->items[i];
             continue;
         }
-        tpl_keyword *keyword = find_keyword(args, used, node->list.items[i]->value.string);
+        const tpl_string *name = node->list.items[i]->value.string;
+        NBL_TRY(nbl__tpl_work(vm, (uint64_t)args->keyword_count * (1 + name->size / 16)));
+        tpl_keyword *keyword = find_keyword(args, used, name);
         if (keyword) {
             *slot = keyword->value;
             used[keyword - args->keywords] = true;
         }
-        found_caller |= tpl_same(node->list.items[i]->value.string, "caller");
+        found_caller |= tpl_same(name, "caller");
     }
     if (given == count) found_caller = body->explicit_caller;
     return bind_rest(vm, macro, args, used, found_caller, frame);

@@ -113,9 +113,9 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
     case TPL_UNDEFINED: *equal = true; return NBL_OK;
     case TPL_BIG:
     case TPL_STRING:
-        *equal = a.string->size == b.string->size &&
-                 memcmp(a.string->bytes, b.string->bytes, a.string->size) == 0;
-        return NBL_OK;
+        if (a.string->size != b.string->size) return NBL_OK;
+        *equal = memcmp(a.string->bytes, b.string->bytes, a.string->size) == 0;
+        return tpl_read(vm, a.string->size);
     case TPL_LIST:
     case TPL_TUPLE: return equal_lists(vm, a.list, b.list, equal);
     case TPL_DICT: return equal_dicts(vm, a.dict, b.dict, equal);
@@ -128,6 +128,7 @@ nbl_status nbl__tpl_equal(tpl_vm *vm, tpl_value a, tpl_value b, bool *equal)
     case TPL_VIEW: /* sets in Python; the order does not matter */
         if (a.view != b.view || a.view == TPL_VALUES) return *equal = nbl__tpl_identical(a, b), NBL_OK;
         if (a.dict->count != b.dict->count) return NBL_OK;
+        NBL_TRY(nbl__tpl_work(vm, (uint64_t)a.dict->count));
         *equal = true;
         for (int64_t i = 0; i < a.dict->count && *equal; i++) {
             tpl_entry *entry;
@@ -159,8 +160,10 @@ nbl_status nbl__tpl_compare(tpl_vm *vm, tpl_order order, tpl_value a, tpl_value 
         int sign = order_numbers(a, b);
         return *result = sign != 2 && holds(order, sign), NBL_OK;
     }
-    if (a.type == TPL_STRING && b.type == TPL_STRING)
-        return *result = holds(order, order_strings(a.string, b.string)), NBL_OK;
+    if (a.type == TPL_STRING && b.type == TPL_STRING) {
+        *result = holds(order, order_strings(a.string, b.string));
+        return tpl_read(vm, a.string->size < b.string->size ? a.string->size : b.string->size);
+    }
     if (tpl_is_sequence(a) && a.type == b.type) {
         const tpl_list *p = a.list, *q = b.list;
         int64_t i = 0, common = nbl__min_i64(p->count, q->count);
@@ -191,7 +194,7 @@ nbl_status nbl__tpl_contains(tpl_vm *vm, tpl_value container, tpl_value item, bo
                                   nbl__tpl_type_name(item));
         *result = nbl__tpl_find(container.string->bytes, container.string->size, item.string->bytes,
                                 item.string->size, 0) >= 0;
-        return nbl__tpl_work(vm, container.string->size / 64);
+        return tpl_read(vm, container.string->size);
     case TPL_VIEW:
         if (container.view != TPL_KEYS) break;
         /* fall through */
@@ -222,6 +225,6 @@ nbl_status nbl__tpl_contains(tpl_vm *vm, tpl_value container, tpl_value item, bo
         NBL_TRY(nbl__tpl_next(vm, iterator, &one, &more));
         if (!more) return NBL_OK;
         NBL_TRY(nbl__tpl_equal(vm, one, item, &same));
-        if (same || nbl__tpl_identical(one, item)) return *result = true, NBL_OK;
+        if (same || (one.type != TPL_STRING && nbl__tpl_identical(one, item))) return *result = true, NBL_OK;
     }
 }

@@ -49,7 +49,9 @@ static nbl_status add_keyword(tpl_vm *vm, tpl_args *args, int64_t *room, tpl_val
 {
     for (int64_t i = 0; i < args->keyword_count; i++) {
         const tpl_string *a = args->keywords[i].name.string, *b = name.string;
-        if (a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0)
+        if (a->size != b->size) continue;
+        NBL_TRY(tpl_read(vm, a->size));
+        if (memcmp(a->bytes, b->bytes, a->size) == 0)
             return nbl__tpl_raise(vm, "TypeError: got multiple values for keyword argument %s",
                                   nbl__tpl_shown(vm, name));
     }

@@ -58,7 +58,10 @@ static nbl_status filter_abs(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     if (v.type == TPL_UNDEFINED)
         return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): 'Undefined'");
     if (tpl_is_integer(v)) return nbl__tpl_unary(vm, v.integer < 0, v, result);
-    if (v.type == TPL_BIG) return nbl__tpl_refuse(vm, "abs of an integer beyond 64 bits");
+    if (v.type == TPL_BIG) {
+        if (v.string->bytes[0] == '-') return nbl__tpl_unary(vm, true, v, result);
+        return *result = v, NBL_OK;
+    }
     return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): '%s'", nbl__tpl_type_name(v));
 }
 

@@ -261,6 +261,7 @@ static nbl_status run_format(formatter *f, tpl_value self, tpl_value *result)
 nbl_status nbl__tpl_format(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     formatter f = {.vm = vm, .args = args};
+    NBL_TRY(tpl_read(vm, self.string->size));
     return run_format(&f, self, result);
 }
 
@@ -269,6 +270,7 @@ nbl_status nbl__tpl_format_map(tpl_vm *vm, tpl_value self, const tpl_args *args,
     tpl_value mapping;
     tpl_args none = {0};
     NBL_TRY(nbl__tpl_bind(vm, "format_map", args, "/mapping", 1, &mapping));
+    NBL_TRY(tpl_read(vm, self.string->size));
     formatter f = {.vm = vm, .args = &none, .dict = mapping.type == TPL_DICT ? mapping.dict : NULL};
     return run_format(&f, self, result);
 }

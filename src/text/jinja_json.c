@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/stack.h"
 #include "base/number.h"
 #include "base/utf8.h"
 #include "text/jinja_runtime.h"
@@ -181,7 +182,8 @@ static nbl_status read_value(reader *r, tpl_value *value)
     if (r->at >= r->end) return wrong(r, "it ends too early");
     if (accept(r, "\"")) return read_string(r, value);
     if (*r->at == '{' || *r->at == '[') {
-        if (++r->depth > TPL_MOST_NESTING) return wrong(r, "nesting that is too deep");
+        if (++r->depth > TPL_MOST_NESTING || nbl__stack_left() < TPL_STACK_RESERVE)
+            return wrong(r, "nesting that is too deep");
         status = *r->at++ == '{' ? read_object(r, value) : read_array(r, value);
         r->depth--;
         return status;
@@ -207,6 +209,7 @@ static nbl_status write_string(tpl_vm *vm, tpl_text *text, const tpl_string *s, 
 {
     static const char short_names[] = "btnvfr"; /* 8 … 13; 11 has none */
     const char *run = s->bytes, *end = run + s->size;
+    NBL_TRY(tpl_read(vm, s->size));
     NBL_TRY(nbl__tpl_add(vm, text, "\"", 1));
     for (const char *at = run; at < end;) {
         int size;

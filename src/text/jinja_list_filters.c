@@ -35,6 +35,7 @@ nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_pa
 nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_value *result)
 {
     for (int64_t i = 0; i < p->count; i++) {
+        NBL_TRY(nbl__tpl_work(vm, 1));
         NBL_TRY(nbl__tpl_getitem(vm, item, p->parts[i], &item));
         if (item.type == TPL_UNDEFINED && p->fallback.type != TPL_MISSING) item = p->fallback;
     }

@@ -190,17 +190,35 @@ nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b
     return wrong_types(vm, op, a, b);
 }
 
+static const char two_to_the_63[] =
+    "9223372036854775808"; /* the one size that only one sign has in 64 bits */
+
+static nbl_status negate_big(tpl_vm *vm, const tpl_string *digits, tpl_value *result)
+{
+    tpl_text text = {0};
+    if (tpl_same(digits, two_to_the_63)) return *result = tpl_int(INT64_MIN), NBL_OK;
+    bool minus = digits->bytes[0] == '-';
+    if (!minus) NBL_TRY(tpl_add_c(vm, &text, "-"));
+    NBL_TRY(nbl__tpl_add(vm, &text, digits->bytes + minus, digits->size - minus));
+    NBL_TRY(nbl__tpl_take(vm, &text, result));
+    result->type = TPL_BIG;
+    return NBL_OK;
+}
+
 nbl_status nbl__tpl_unary(tpl_vm *vm, bool minus, tpl_value v, tpl_value *result)
 {
     int64_t value;
     if (v.type == TPL_UNDEFINED) return nbl__tpl_raise_undefined(vm, v);
     if (v.type == TPL_FLOAT) return *result = tpl_float(minus ? -v.real : v.real), NBL_OK;
-    if (v.type == TPL_BIG) return minus ? too_large(vm) : (*result = v, NBL_OK);
+    if (v.type == TPL_BIG) return minus ? negate_big(vm, v.string, result) : (*result = v, NBL_OK);
     if (!tpl_is_integer(v))
         return nbl__tpl_raise(vm, "TypeError: bad operand type for unary %c: '%s'", minus ? '-' : '+',
                               nbl__tpl_type_name(v));
-    if (__builtin_sub_overflow((int64_t)0, v.integer, &value)) return minus ? too_large(vm) : NBL_OK;
-    return *result = tpl_int(minus ? value : v.integer), NBL_OK;
+    if (!minus) return *result = tpl_int(v.integer), NBL_OK;
+    if (!__builtin_sub_overflow((int64_t)0, v.integer, &value)) return *result = tpl_int(value), NBL_OK;
+    NBL_TRY(nbl__tpl_cstring(vm, two_to_the_63, result));
+    result->type = TPL_BIG;
+    return NBL_OK;
 }
 
 nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, bool *result)
@@ -228,6 +246,7 @@ nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value
 nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last, tpl_value *result)
 {
     if (last < first) last = first;
+    if (s->size != s->length) NBL_TRY(nbl__tpl_work(vm, (uint64_t)last / 8)); /* positions are counted out */
     size_t begin = nbl__tpl_offset(s, first);
     tpl_string rest = {s->bytes + begin, s->size - begin, s->length - (size_t)first};
     return nbl__tpl_string(vm, s->bytes + begin, nbl__tpl_offset(&rest, last - first), result);
@@ -267,6 +286,7 @@ static nbl_status take_every(tpl_vm *vm, tpl_value a, int64_t start, int64_t ste
         } else {
             size_t *offsets, at = 0;
             NBL_TRY(TPL_NEW(vm, offsets, a.string->length + 1));
+            NBL_TRY(nbl__tpl_work(vm, a.string->length / 4));
             for (size_t i = 0; i <= a.string->length; i++) {
                 int size = 0;
                 offsets[i] = at;

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/stack.h"
 #include "text/jinja_ast.h"
 
 /* ---- tokens ---- */
@@ -130,7 +131,7 @@ static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char 
 {
     tpl_nodes data = {0};
     tpl_node *node;
-    if (++p->vm->depth > TPL_MOST_PARSE || p->end_count == 256)
+    if (++p->vm->depth > TPL_MOST_PARSE || p->end_count == 256 || nbl__stack_left() < TPL_STACK_RESERVE)
         return nbl__tpl_syntax(p, &p->current, "nested too deep");
     if (ends) p->ends[p->end_count++] = names;
     while (p->current.type != TOKEN_END) {

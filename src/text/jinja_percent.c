@@ -207,6 +207,7 @@ static nbl_status convert(percent *p, const char **at, const char *end, tpl_text
         }
         if (*at == end) return nbl__tpl_raise(vm, "ValueError: incomplete format key");
         if (p->values.type != TPL_DICT) return nbl__tpl_raise(vm, "TypeError: format requires a mapping");
+        NBL_TRY(tpl_read(vm, (size_t)(*at - name)));
         tpl_entry *entry = nbl__tpl_dict_get(p->values.dict, name, (size_t)(*at - name));
         NBL_TRY(nbl__tpl_string(vm, name, (size_t)(*at - name), &key));
         if (entry == NULL) return nbl__tpl_raise(vm, "KeyError: %s", nbl__tpl_shown(vm, key));
@@ -245,6 +246,7 @@ nbl_status nbl__tpl_percent(tpl_vm *vm, tpl_value format, tpl_value values, tpl_
     percent p = {.vm = vm, .values = values, .markup = format.markup};
     tpl_text out = {0};
     const char *at = format.string->bytes, *end = at + format.string->size;
+    NBL_TRY(tpl_read(vm, format.string->size));
     while (at < end) {
         const char *run = at;
         while (at < end && *at != '%') at++;

@@ -103,6 +103,7 @@ extern const tpl_filter nbl__tpl_list_filters[];
 extern const tpl_filter nbl__tpl_lazy_filters[];
 extern const tpl_filter nbl__tpl_text_filters[];
 extern const tpl_filter nbl__tpl_value_filters[];
+extern const tpl_filter nbl__tpl_tests[];
 nbl_status nbl__tpl_apply_filter(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,
                                  tpl_value *result);
 nbl_status nbl__tpl_apply_test(tpl_vm *vm, const tpl_string *name, tpl_value input, const tpl_args *args,

@@ -36,7 +36,7 @@ nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value
     tpl_text text = {0};
     bool after_cased = false;
     int size;
-    NBL_TRY(nbl__tpl_work(vm, s->size / 4));
+    NBL_TRY(tpl_read_characters(vm, s->size));
     for (size_t at = 0; at < s->size; at += (size_t)size) {
         uint32_t code = tpl_char(s->bytes + at, &size), to[3];
         int n = 1;
@@ -73,7 +73,7 @@ static nbl_status ask_all(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_
     for (size_t at = 0; at < self.string->size && all; at += (size_t)size)
         all = ask(tpl_char(self.string->bytes + at, &size));
     *result = tpl_bool(all);
-    return nbl__tpl_work(vm, self.string->size / 8);
+    return tpl_read_characters(vm, self.string->size);
 }
 
 #define ASK(name, property, empty)                                                                           \
@@ -102,6 +102,7 @@ static nbl_status ask_case(tpl_vm *vm, tpl_value self, const tpl_args *args, boo
     bool cased = false;
     int size;
     NBL_TRY(nbl__tpl_bind(vm, upper ? "isupper" : "islower", args, "", 0, NULL));
+    NBL_TRY(tpl_read_characters(vm, self.string->size));
     for (size_t at = 0; at < self.string->size; at += (size_t)size) {
         uint32_t code = tpl_char(self.string->bytes + at, &size);
         bool other = upper ? nbl__tpl_is_lower(code) : nbl__tpl_is_upper(code);
@@ -126,6 +127,7 @@ static nbl_status is_title(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl
     bool cased = false, after = false;
     int size;
     NBL_TRY(nbl__tpl_bind(vm, "istitle", args, "", 0, NULL));
+    NBL_TRY(tpl_read_characters(vm, self.string->size));
     for (size_t at = 0; at < self.string->size; at += (size_t)size) {
         uint32_t code = tpl_char(self.string->bytes + at, &size);
         bool upper = nbl__tpl_is_upper(code) || nbl__tpl_is_title(code), is_low = nbl__tpl_is_lower(code);
@@ -141,6 +143,7 @@ static nbl_status is_identifier(tpl_vm *vm, tpl_value self, const tpl_args *args
     bool all = self.string->size > 0;
     int size;
     NBL_TRY(nbl__tpl_bind(vm, "isidentifier", args, "", 0, NULL));
+    NBL_TRY(tpl_read_characters(vm, self.string->size));
     for (size_t at = 0; at < self.string->size && all; at += (size_t)size) {
         uint32_t code = tpl_char(self.string->bytes + at, &size);
         all = at == 0 ? nbl__tpl_is_name_start(code) : nbl__tpl_is_name_continue(code);

@@ -35,11 +35,20 @@ int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t par
 
 int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_t part_size)
 {
+    uint64_t want = 0, have = 0, top = 1;
     if (part_size > size) return -1;
     if (part_size == 0) return (int64_t)size;
-    int64_t last = -1;
-    for (int64_t at = 0; (at = nbl__tpl_find(all, size, part, part_size, (size_t)at)) >= 0; at++) last = at;
-    return last;
+    for (size_t i = part_size; i-- > 0;) { /* the hash of find_long, read from the other end */
+        want = want * 0x100000001b3u + (unsigned char)part[i];
+        have = have * 0x100000001b3u + (unsigned char)all[size - part_size + i];
+        if (i) top *= 0x100000001b3u;
+    }
+    for (size_t at = size - part_size;; at--) {
+        if (have == want && memcmp(all + at, part, part_size) == 0) return (int64_t)at;
+        if (at == 0) return -1;
+        have = (have - top * (unsigned char)all[at + part_size - 1]) * 0x100000001b3u +
+               (unsigned char)all[at - 1];
+    }
 }
 
 static int64_t count_characters(const char *bytes, size_t size)
@@ -65,7 +74,7 @@ static nbl_status window(tpl_vm *vm, const tpl_string *s, tpl_value start, tpl_v
     if (!*valid) return NBL_OK;
     size_t begin = nbl__tpl_offset(s, low), stop = nbl__tpl_offset(s, high);
     *part = (tpl_string){s->bytes + begin, stop - begin, (size_t)(high - low)};
-    return nbl__tpl_work(vm, s->size / 16);
+    return tpl_read(vm, s->size);
 }
 
 static nbl_status find_text(tpl_vm *vm, tpl_value self, const tpl_args *args, const char *name, bool last,
@@ -81,6 +90,7 @@ static nbl_status find_text(tpl_vm *vm, tpl_value self, const tpl_args *args, co
     NBL_TRY(window(vm, self.string, v[1], v[2], &part, &first, &valid));
     *found = -1;
     if (!valid) return NBL_OK;
+    NBL_TRY(tpl_read(vm, part.size));
     int64_t at = last ? nbl__tpl_find_last(part.bytes, part.size, sub->bytes, sub->size)
                       : nbl__tpl_find(part.bytes, part.size, sub->bytes, sub->size, 0);
     if (at >= 0) *found = first + count_characters(part.bytes, (size_t)at);
@@ -126,6 +136,7 @@ static nbl_status str_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     NBL_TRY(nbl__tpl_bind(vm, "count", args, "/sub start end", 1, v));
     NBL_TRY(nbl__tpl_want_string(vm, v[0], &sub));
     NBL_TRY(window(vm, self.string, v[1], v[2], &part, &first, &valid));
+    NBL_TRY(tpl_read(vm, valid ? part.size : 0));
     if (valid && sub->size == 0) count = (int64_t)part.length + 1;
     for (int64_t at = 0; valid && sub->size &&
                          (at = nbl__tpl_find(part.bytes, part.size, sub->bytes, sub->size, (size_t)at)) >= 0;
@@ -152,6 +163,7 @@ static nbl_status affix(tpl_vm *vm, tpl_value self, const tpl_args *args, bool e
             return nbl__tpl_raise(vm, "TypeError: %s first arg must be str or a tuple of str, not %s",
                                   end ? "endswith" : "startswith", nbl__tpl_type_name(one));
         sub = one.string;
+        NBL_TRY(nbl__tpl_work(vm, 1 + sub->size / 16));
         if (!valid || sub->size > part.size) continue;
         if (memcmp(part.bytes + (end ? part.size - sub->size : 0), sub->bytes, sub->size) == 0)
             return *result = tpl_bool(true), NBL_OK;
@@ -171,30 +183,45 @@ static nbl_status str_endswith(tpl_vm *vm, tpl_value self, const tpl_args *args,
 
 /* ---- stripping ---- */
 
-static bool in_set(const tpl_string *set, uint32_t code)
+/* A character among those to be stripped; NULL: white space. *read grows by the bytes that it took. */
+static bool in_set(const tpl_string *set, uint32_t code, size_t *read)
 {
-    if (set == NULL) return nbl__tpl_is_space(code);
     int size;
-    for (size_t at = 0; at < set->size; at += (size_t)size)
+    ++*read;
+    if (set == NULL) return nbl__tpl_is_space(code);
+    for (size_t at = 0; at < set->size; at += (size_t)size, *read += (size_t)size)
         if (tpl_char(set->bytes + at, &size) == code) return true;
     return false;
+}
+
+/* Counts what was read, in portions. */
+static nbl_status count_read(tpl_vm *vm, size_t *read)
+{
+    if (*read < 4096) return NBL_OK;
+    size_t bytes = *read;
+    *read = 0;
+    return tpl_read_characters(vm, bytes);
 }
 
 nbl_status nbl__tpl_strip(tpl_vm *vm, tpl_value v, tpl_value chars, bool left, bool right, tpl_value *result)
 {
     const tpl_string *s = v.string, *set = NULL;
     if (chars.type != TPL_NONE) NBL_TRY(nbl__tpl_want_string(vm, chars, &set));
-    NBL_TRY(nbl__tpl_work(vm, s->size / 16 * (set ? set->size + 1 : 1)));
     const char *begin = s->bytes, *end = begin + s->size;
-    for (int size; left && begin < end; begin += size)
-        if (!in_set(set, tpl_char(begin, &size))) break;
+    size_t read = 0;
+    for (int size; left && begin < end; begin += size) {
+        if (!in_set(set, tpl_char(begin, &size), &read)) break;
+        NBL_TRY(count_read(vm, &read));
+    }
     while (right && end > begin) {
         const char *last = end - 1;
         int size;
         while (((unsigned char)*last & 0xc0) == 0x80) last--;
-        if (!in_set(set, tpl_char(last, &size))) break;
+        if (!in_set(set, tpl_char(last, &size), &read)) break;
         end = last;
+        NBL_TRY(count_read(vm, &read));
     }
+    NBL_TRY(tpl_read_characters(vm, read));
     NBL_TRY(nbl__tpl_string(vm, begin, (size_t)(end - begin), result));
     result->markup = v.markup;
     return NBL_OK;
@@ -229,6 +256,7 @@ static nbl_status remove_affix(tpl_vm *vm, tpl_value self, const tpl_args *args,
     const tpl_string *s = self.string, *part;
     NBL_TRY(nbl__tpl_bind(vm, end ? "removesuffix" : "removeprefix", args, "/affix", 1, &v));
     NBL_TRY(nbl__tpl_want_string(vm, v, &part));
+    NBL_TRY(tpl_read(vm, part->size));
     *result = self;
     if (part->size > s->size) return NBL_OK;
     size_t rest = s->size - part->size;
@@ -256,7 +284,7 @@ nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *f
     tpl_text text = {0};
     size_t at = 0;
     if (count < 0) count = INT64_MAX;
-    NBL_TRY(nbl__tpl_work(vm, s->size / 16));
+    NBL_TRY(tpl_read(vm, s->size));
     while (count-- > 0) {
         NBL_TRY(nbl__tpl_work(vm, 1));
         if (from->size == 0) { /* before every character and at the end */
@@ -365,6 +393,7 @@ static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *arg
     int n;
     NBL_TRY(nbl__tpl_bind(vm, "expandtabs", args, "tabsize", 0, &v));
     NBL_TRY(nbl__tpl_want_int(vm, v, &size));
+    NBL_TRY(tpl_read_characters(vm, self.string->size));
     for (size_t at = 0; at < self.string->size; at += (size_t)n) {
         uint32_t c = tpl_char(self.string->bytes + at, &n);
         if (c == '\t') {

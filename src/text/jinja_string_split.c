@@ -70,7 +70,6 @@ static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int
         at = from_end ? nbl__tpl_find_last(begin, size, by->bytes, by->size)
                       : nbl__tpl_find(begin, size, by->bytes, by->size, 0);
         if (at < 0) break;
-        if (from_end) NBL_TRY(nbl__tpl_work(vm, size / 16)); /* each search reads all of it */
         if (from_end) {
             NBL_TRY(push_part(vm, parts, self, begin + at + by->size, end));
             end = begin + at;
@@ -92,7 +91,7 @@ static nbl_status split(tpl_vm *vm, tpl_value self, const tpl_args *args, bool f
     tpl_items parts = {0};
     NBL_TRY(nbl__tpl_bind(vm, "split", args, "sep maxsplit", 0, v));
     NBL_TRY(nbl__tpl_want_int(vm, v[1], &most));
-    NBL_TRY(nbl__tpl_work(vm, self.string->size / 16));
+    NBL_TRY(tpl_read_characters(vm, self.string->size));
     if (v[0].type == TPL_MISSING || v[0].type == TPL_NONE) {
         NBL_TRY((from_end ? rsplit_space : split_space)(vm, self, most, &parts));
     } else {
@@ -117,7 +116,7 @@ nbl_status nbl__tpl_split_lines(tpl_vm *vm, const tpl_string *s, bool keep_ends,
 {
     const char *begin = s->bytes, *end = begin + s->size;
     tpl_value plain = {.type = TPL_STRING};
-    NBL_TRY(nbl__tpl_work(vm, s->size / 16));
+    NBL_TRY(tpl_read(vm, s->size));
     for (const char *at = begin; at < end;) {
         int size;
         uint32_t c = tpl_char(at, &size);
@@ -154,6 +153,7 @@ static nbl_status partition(tpl_vm *vm, tpl_value self, const tpl_args *args, bo
     NBL_TRY(nbl__tpl_bind(vm, "partition", args, "/sep", 1, &v));
     NBL_TRY(nbl__tpl_want_string(vm, v, &by));
     if (by->size == 0) return nbl__tpl_raise(vm, "ValueError: empty separator");
+    NBL_TRY(tpl_read(vm, s->size));
     int64_t at = last ? nbl__tpl_find_last(s->bytes, s->size, by->bytes, by->size)
                       : nbl__tpl_find(s->bytes, s->size, by->bytes, by->size, 0);
     const char *end = s->bytes + s->size;

@@ -110,6 +110,7 @@ static nbl_status test_sameas(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
 {
     tpl_value other;
     NBL_TRY(one_argument(vm, "test_sameas", args, &other));
+    if (v.type == TPL_STRING) NBL_TRY(tpl_read(vm, v.string->size));
     return *result = tpl_bool(nbl__tpl_identical(v, other)), NBL_OK;
 }
 
@@ -156,7 +157,7 @@ static nbl_status test_test(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_v
     return *result = tpl_bool(v.type == TPL_STRING && nbl__tpl_find_test(v.string)), NBL_OK;
 }
 
-static const tpl_filter tests[] = {
+const tpl_filter nbl__tpl_tests[] = {
     {"defined", test_defined},
     {"undefined", test_undefined},
     {"none", test_none},
@@ -210,7 +211,7 @@ static const tpl_filter *find(const tpl_filter *table, const tpl_string *name)
 
 const tpl_filter *nbl__tpl_find_test(const tpl_string *name)
 {
-    return find(tests, name);
+    return find(nbl__tpl_tests, name);
 }
 
 const tpl_filter *nbl__tpl_find_filter(const tpl_string *name)

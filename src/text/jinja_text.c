@@ -13,6 +13,7 @@ nbl_status nbl__tpl_add(tpl_vm *vm, tpl_text *text, const char *bytes, size_t si
 {
     if (size > TPL_MOST_OUTPUT - text->size)
         return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MOST_OUTPUT >> 20);
+    NBL_TRY(tpl_read(vm, size));
     if (text->room - text->size < size) {
         size_t room = (text->size + size) * 2 + 64;
         char *grown;
@@ -133,6 +134,7 @@ static nbl_status add_string_repr(tpl_vm *vm, tpl_text *text, const tpl_string *
 {
     bool single = memchr(s->bytes, '\'', s->size) != NULL, both = single && memchr(s->bytes, '"', s->size);
     char quote = single && !both ? '"' : '\'';
+    NBL_TRY(tpl_read_characters(vm, s->size));
     NBL_TRY(nbl__tpl_add(vm, text, &quote, 1));
     const char *run = s->bytes, *end = s->bytes + s->size;
     for (const char *at = run; at < end;) {
@@ -283,6 +285,7 @@ nbl_status nbl__tpl_soft_str(tpl_vm *vm, tpl_value v, tpl_value *result)
 nbl_status nbl__tpl_add_escaped(tpl_vm *vm, tpl_text *text, const tpl_string *string)
 {
     const char *run = string->bytes, *end = run + string->size;
+    NBL_TRY(tpl_read(vm, string->size));
     for (const char *at = run; at < end; at++) {
         const char *to = *at == '&'    ? "&amp;"
                          : *at == '<'  ? "&lt;"

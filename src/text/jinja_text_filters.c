@@ -37,6 +37,7 @@ static nbl_status filter_title(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     tpl_text text = {0};
     NBL_TRY(nbl__tpl_bind(vm, "title", args, "", 0, NULL));
     NBL_TRY(nbl__tpl_soft_str(vm, v, &v));
+    NBL_TRY(tpl_read_characters(vm, v.string->size));
     for (const char *at = v.string->bytes, *end = at + v.string->size; at < end;) {
         const char *begin = at;
         int size, first;
@@ -194,6 +195,7 @@ static nbl_status filter_wordcount(tpl_vm *vm, tpl_value v, const tpl_args *args
     int size;
     NBL_TRY(nbl__tpl_bind(vm, "wordcount", args, "", 0, NULL));
     NBL_TRY(nbl__tpl_soft_str(vm, v, &v));
+    NBL_TRY(tpl_read_characters(vm, v.string->size));
     for (size_t at = 0; at < v.string->size; at += (size_t)size) {
         uint32_t c = tpl_char(v.string->bytes + at, &size);
         bool part = c == '_' || nbl__tpl_is_alnum(c);
@@ -207,6 +209,7 @@ static nbl_status add_quoted(tpl_vm *vm, tpl_text *text, tpl_value v, bool query
 {
     tpl_value plain;
     NBL_TRY(nbl__tpl_str(vm, v, &plain));
+    NBL_TRY(tpl_read_characters(vm, plain.string->size));
     for (size_t i = 0; i < plain.string->size; i++) {
         unsigned char c = (unsigned char)plain.string->bytes[i];
         char escape[8];
@@ -250,6 +253,7 @@ static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args
     tpl_text text = {0}, joined = {0};
     NBL_TRY(nbl__tpl_bind(vm, "striptags", args, "", 0, NULL));
     NBL_TRY(nbl__tpl_str(vm, v, &plain));
+    NBL_TRY(tpl_read_characters(vm, plain.string->size));
     const char *all = plain.string->bytes;
     size_t size = plain.string->size, at = 0;
     if (memchr(all, '&', size))

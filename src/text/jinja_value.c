@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/stack.h"
+
 /* ---- failures and limits ---- */
 
 static nbl_status record(tpl_vm *vm, nbl_status status, const char *format, va_list arguments)
@@ -45,14 +47,23 @@ nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
 nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
 {
     vm->steps += steps;
+    if (vm->steps - vm->polled >= TPL_POLL_STEPS) {
+        vm->polled = vm->steps;
+        nbl_status status = nbl__progress_poll(vm->ctx, "rendering a chat template");
+        if (status != NBL_OK) return vm->status = status;
+    }
     if (vm->steps <= TPL_MOST_STEPS) return NBL_OK;
     return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MOST_STEPS);
 }
 
 nbl_status nbl__tpl_enter(tpl_vm *vm)
 {
-    if (++vm->depth <= TPL_MOST_DEPTH) return nbl__tpl_work(vm, 1);
-    return nbl__tpl_refuse(vm, "nested too deep: more than %d levels of evaluation", TPL_MOST_DEPTH);
+    if (++vm->depth > TPL_MOST_DEPTH)
+        return nbl__tpl_refuse(vm, "nested too deep: more than %d levels of evaluation", TPL_MOST_DEPTH);
+    if (nbl__stack_left() < TPL_STACK_RESERVE)
+        return nbl__tpl_refuse(vm, "nested too deep: %d levels of evaluation fill the stack of this thread",
+                               vm->depth);
+    return nbl__tpl_work(vm, 1);
 }
 
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
@@ -82,6 +93,7 @@ void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element)
 nbl_status nbl__tpl_string(tpl_vm *vm, const char *bytes, size_t size, tpl_value *result)
 {
     tpl_string *string;
+    NBL_TRY(tpl_read(vm, size));
     NBL_TRY(TPL_NEW(vm, string, 1));
     *string = (tpl_string){bytes, size, size};
     for (size_t i = 0; i < size; i++) string->length -= ((unsigned char)bytes[i] & 0xc0) == 0x80;
@@ -229,7 +241,7 @@ nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
 {
     switch ((tpl_type)v.type) {
     case TPL_BIG:
-    case TPL_STRING: *hash = hash_bytes(v.string->bytes, v.string->size); return NBL_OK;
+    case TPL_STRING: *hash = hash_bytes(v.string->bytes, v.string->size); return tpl_read(vm, v.string->size);
     case TPL_BOOL:
     case TPL_INT: *hash = mix((uint64_t)v.integer); return NBL_OK;
     case TPL_FLOAT: /* equal numbers hash alike */
@@ -278,6 +290,7 @@ static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, u
         return NBL_OK;
     }
     for (uint64_t at = hash;; at++) {
+        if ((at - hash) % 16 == 15) NBL_TRY(nbl__tpl_work(vm, 1)); /* keys may be made to collide */
         int32_t slot = dict->table[at & (uint64_t)(dict->slots - 1)];
         if (slot == 0) return NBL_OK;
         tpl_entry *found = &dict->entries[slot - 1];
@@ -287,11 +300,12 @@ static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, u
     }
 }
 
-static void put_slot(tpl_dict *dict, int64_t index)
+static nbl_status put_slot(tpl_vm *vm, tpl_dict *dict, int64_t index)
 {
-    uint64_t at = dict->entries[index].hash;
+    uint64_t hash = dict->entries[index].hash, at = hash;
     while (dict->table[at & (uint64_t)(dict->slots - 1)]) at++;
     dict->table[at & (uint64_t)(dict->slots - 1)] = (int32_t)(index + 1);
+    return nbl__tpl_work(vm, (at - hash) / 16);
 }
 
 static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
@@ -306,7 +320,7 @@ static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
     if (room <= TPL_SMALL_DICT) return NBL_OK;
     dict->slots = room * 2;
     NBL_TRY(TPL_NEW(vm, dict->table, dict->slots));
-    for (int64_t i = 0; i < dict->count; i++) put_slot(dict, i);
+    for (int64_t i = 0; i < dict->count; i++) NBL_TRY(put_slot(vm, dict, i));
     return NBL_OK;
 }
 
@@ -319,7 +333,7 @@ nbl_status nbl__tpl_dict_set(tpl_vm *vm, tpl_dict *dict, tpl_value key, tpl_valu
     if (entry) return entry->value = value, NBL_OK;
     if (dict->count == dict->room) NBL_TRY(grow(vm, dict));
     dict->entries[dict->count] = (tpl_entry){key, value, hash};
-    if (dict->table) put_slot(dict, dict->count);
+    if (dict->table) NBL_TRY(put_slot(vm, dict, dict->count));
     dict->count++;
     return NBL_OK;
 }
@@ -331,13 +345,23 @@ nbl_status nbl__tpl_dict_find(tpl_vm *vm, const tpl_dict *dict, tpl_value key, t
     return find_hashed(vm, dict, key, hash, entry);
 }
 
+static bool entry_is(const tpl_entry *entry, const char *key, size_t size, uint64_t hash)
+{
+    return entry->hash == hash && entry->key.type == TPL_STRING && entry->key.string->size == size &&
+           memcmp(entry->key.string->bytes, key, size) == 0;
+}
+
 tpl_entry *nbl__tpl_dict_get(const tpl_dict *dict, const char *key, size_t size)
 {
-    tpl_string text = {key, size, size};
-    tpl_entry *entry;
-    /* texts compare without failure */
-    if (find_hashed(NULL, dict, tpl_of_string(&text), hash_bytes(key, size), &entry) != NBL_OK) return NULL;
-    return entry;
+    uint64_t hash = hash_bytes(key, size);
+    for (int64_t i = 0; dict->table == NULL && i < dict->count; i++)
+        if (entry_is(&dict->entries[i], key, size, hash)) return &dict->entries[i];
+    for (uint64_t at = hash; dict->table; at++) {
+        int32_t slot = dict->table[at & (uint64_t)(dict->slots - 1)];
+        if (slot == 0) return NULL;
+        if (entry_is(&dict->entries[slot - 1], key, size, hash)) return &dict->entries[slot - 1];
+    }
+    return NULL;
 }
 
 nbl_status nbl__tpl_dict_merge(tpl_vm *vm, tpl_dict *dict, const tpl_dict *more)

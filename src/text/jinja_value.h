@@ -158,9 +158,10 @@ typedef struct tpl_span {
 struct tpl_vm {
     nbl_context *ctx;
     nbl__arena arena;
-    size_t memory;  /* bytes taken so far */
-    uint64_t steps; /* work done so far */
-    int depth;      /* of nested evaluation */
+    size_t memory;   /* bytes taken so far */
+    uint64_t steps;  /* work done so far */
+    uint64_t polled; /* steps when the caller was last asked whether to go on */
+    int depth;       /* of nested evaluation */
     int line, column;
     bool autoescape;
     bool folding;  /* the value of a constant is looked for: jinja_constant.c */
@@ -179,12 +180,14 @@ struct tpl_vm {
 };
 
 enum {
-    TPL_MOST_MEMORY = 320 << 20, /* bytes of one rendering, with everything that was thrown away */
-    TPL_MOST_STEPS = 40000000,   /* nodes evaluated, items visited */
-    TPL_MOST_OUTPUT = 64 << 20,  /* bytes of a text */
-    TPL_MOST_DEPTH = 2000,       /* nested evaluations */
-    TPL_MOST_NESTING = 450,      /* of a value that is printed, compared or read */
-    TPL_SMALL_DICT = 8           /* entries that are searched one by one */
+    TPL_MOST_MEMORY = 320 << 20,  /* bytes of one rendering, with everything that was thrown away */
+    TPL_MOST_STEPS = 40000000,    /* nodes evaluated, items visited, 16 bytes read */
+    TPL_POLL_STEPS = 1 << 18,     /* some milliseconds: the caller is asked whether to go on */
+    TPL_STACK_RESERVE = 96 << 10, /* bytes of the thread's stack that an evaluation leaves */
+    TPL_MOST_OUTPUT = 64 << 20,   /* bytes of a text */
+    TPL_MOST_DEPTH = 2000,        /* nested evaluations */
+    TPL_MOST_NESTING = 450,       /* of a value that is printed, compared or read */
+    TPL_SMALL_DICT = 8            /* entries that are searched one by one */
 };
 
 /* Records a failure at the current place. A status other than FORMAT is kept as it is. */
@@ -193,8 +196,18 @@ __attribute__((format(printf, 2, 3))) nbl_status nbl__tpl_raise(tpl_vm *vm, cons
 __attribute__((format(printf, 2, 3))) nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...);
 /* The failure that using an undefined value is. */
 nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value undefined);
-/* Counts work; fails when it becomes too much. */
+/* Counts work; fails when it becomes too much, and when the progress callback asks to stop. */
 nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps);
+/* Counts the reading of text. Every operation counts what it reads, also if it allocates nothing. */
+static inline nbl_status tpl_read(tpl_vm *vm, size_t bytes)
+{
+    return nbl__tpl_work(vm, bytes / 16);
+}
+/* The same where every character is looked up in a table of properties. */
+static inline nbl_status tpl_read_characters(tpl_vm *vm, size_t bytes)
+{
+    return nbl__tpl_work(vm, bytes / 4);
+}
 nbl_status nbl__tpl_enter(tpl_vm *vm); /* one level deeper; --vm->depth on the way back */
 
 /* NULL after a recorded failure. */

@@ -79,13 +79,20 @@ static nbl_status keep(nbl__data *d, const int32_t *ids, const int32_t *labels, 
     return NBL_OK;
 }
 
+/* Counts a row or example that is not used, by its reason. */
+static void drop(nbl__data *d, int64_t *reason)
+{
+    d->counts.dropped++;
+    ++*reason;
+}
+
 /* One example of the row's tokens [begin, begin + count). */
 static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int64_t count)
 {
     const int32_t *ids = d->row.ids + begin, *labels = d->row.labels + begin;
     int64_t trained = 0;
     for (int64_t i = 1; i < count; i++) trained += labels[i] != -100;
-    if (trained == 0) return d->counts.dropped++, NBL_OK;
+    if (trained == 0) return drop(d, &d->counts.untrained), NBL_OK;
     place.tokens = (int32_t)count;
     NBL_TRY(keep(d, ids, labels, count, &place.kept));
     NBL_TRY(push(d, &place));
@@ -107,7 +114,7 @@ static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
     if (d->config->datasets[source].type == NBL_DATA_COMPLETION) {
         for (int64_t begin = 0; begin < count; begin += most, place.piece++)
             NBL_TRY(add_example(d, place, begin, nbl__min_i64(most, count - begin)));
-        if (count == 0) d->counts.dropped++;
+        if (count == 0) drop(d, &d->counts.untrained);
         return NBL_OK;
     }
     if (count > most && d->config->excess == NBL_EXCESS_RAISE)
@@ -116,7 +123,7 @@ static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
                                    "%s: line %" PRId64 ": %" PRId64 " tokens, sequence_len is %" PRId64,
                                    rows->path, row->line, count, most),
                          "excess_length_strategy: drop or truncate goes on without such rows or their ends");
-    if (count > most && d->config->excess == NBL_EXCESS_DROP) return d->counts.dropped++, NBL_OK;
+    if (count > most && d->config->excess == NBL_EXCESS_DROP) return drop(d, &d->counts.too_long), NBL_OK;
     NBL_TRY(add_example(d, place, 0, nbl__min_i64(most, count)));
     d->counts.truncated += count > most && d->counts.dropped == dropped;
     return NBL_OK;
@@ -161,8 +168,14 @@ static nbl_status finish_batch(nbl__data *d, int64_t source, batch *b)
     for (int64_t i = 0; i < b->count && status == NBL_OK; i++) {
         status = label(d, source, b, i, lists + at);
         at += b->drafts[i].part_count;
-        if (status == NBL_OK) status = add_row(d, source, &b->rows[i]);
-        else if (can_skip(d, status)) d->counts.dropped++, status = NBL_OK;
+        if (status == NBL_OK) {
+            d->turns += d->row.turns;
+            d->ended += d->row.ended;
+            status = add_row(d, source, &b->rows[i]);
+        } else if (can_skip(d, status)) {
+            drop(d, &d->counts.bad);
+            status = NBL_OK;
+        }
     }
     for (int64_t i = 0; i < b->parts; i++) nbl_ids_free(d->ctx, &lists[i]);
     return status;
@@ -184,10 +197,11 @@ static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
         NBL_TRY(nbl__rows_next(rows, &row, &found));
         if (!found || r->index >= r->last) return r->end = true, NBL_OK;
         if (r->index++ < r->first) continue;
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading the data"));
         bytes += row.size;
         nbl_status status = draft_row(d, source, &b->arena, &row, &b->drafts[b->count]);
         if (status != NBL_OK && can_skip(d, status)) {
-            d->counts.dropped++;
+            drop(d, &d->counts.bad);
             continue;
         }
         NBL_TRY(status);
@@ -266,10 +280,16 @@ static nbl_status fill(nbl__data *d, int64_t vocabulary)
     nbl__progress_begin(d->ctx, bytes);
     for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(read_source(d, i));
     NBL_CHECK(d->ctx, d->count > 0, NBL_ERROR_FORMAT,
-              "%s: nothing to train on: all %" PRId64
-              " rows were dropped (too long, bad, or nothing in them is "
-              "trained)",
-              config->datasets[0].path, d->counts.dropped);
+              "%s: nothing to train on: %" PRId64 " rows were dropped (%" PRId64 " too long, %" PRId64
+              " bad, %" PRId64 " with nothing trained)",
+              config->datasets[0].path, d->counts.dropped, d->counts.too_long, d->counts.bad,
+              d->counts.untrained);
+    if (d->turns && d->ended == 0)
+        nbl__log(d->ctx, NBL_LOG_WARNING,
+                 "%s: no end of a turn is trained, so the model does not learn to stop; eot_tokens names the "
+                 "token "
+                 "that ends a turn in the chat template",
+                 config->file);
     NBL_TRY(nbl__data_hold(d));
     return nbl__data_measure(d);
 }
@@ -287,6 +307,8 @@ nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64
                      .row_source = -1,
                      .identity = 0x9e3779b97f4a7c15u};
     nbl_status status = fill(d, vocabulary);
+    nbl_status changed = nbl__files_check(ctx); /* then this is why rows are bad */
+    if (changed != NBL_OK) status = changed;
     d->row_source = -1;
     if (status == NBL_OK) return *data = d, NBL_OK;
     nbl__data_close(d);

@@ -20,8 +20,9 @@ typedef struct nbl__example {
 
 typedef struct nbl__data_counts {
     int64_t examples, tokens,
-        trained_tokens;         /* labels that are set, except a first one: nothing predicts it */
-    int64_t truncated, dropped; /* dropped: too long, bad rows that were skipped, nothing trained */
+        trained_tokens;               /* labels that are set, except a first one: nothing predicts it */
+    int64_t truncated, dropped;       /* dropped: the sum of the three below */
+    int64_t too_long, bad, untrained; /* rows; rows that were skipped; examples in which nothing is trained */
 } nbl__data_counts;
 
 /* `vocabulary`: all ids lie below it. `config` and its texts must live as long as the data. */

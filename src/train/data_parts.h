@@ -28,6 +28,7 @@ struct nbl__data {
     int64_t held_count;
     int64_t most_tokens, most_sequences; /* of a micro-batch */
     nbl__data_counts counts;
+    int64_t turns, ended; /* of chats: turns that are trained, and those whose end token is */
     uint64_t identity;
     nbl__arena kept;
     int64_t kept_tokens;

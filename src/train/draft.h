@@ -13,14 +13,23 @@
 
 typedef struct nbl__stretch {
     size_t begin, end; /* bytes of a part's text */
-    bool trained;
 } nbl__stretch;
+
+/* A turn of a conversation: its text with a dummy in place of the content. It replaces the bytes [begin, end) of the
+ * conversation's text, which reach from one added token that cuts the text to another, both included. */
+typedef struct nbl__probe {
+    size_t begin, end;
+    int64_t first,
+        last; /* those tokens, counted from 0 (see nbl__token_cuts); -1: begin or end of the text */
+    bool trained;
+} nbl__probe;
 
 typedef enum nbl__mask_rule {
     NBL_MASK_NONE,  /* nothing is trained */
     NBL_MASK_ALL,   /* everything */
     NBL_MASK_MARKS, /* the stretches that {% generation %} covers */
-    NBL_MASK_TURNS  /* the stretches of messages, and end tokens behind them by train_on_eos */
+    NBL_MASK_TURNS, /* what differs from the probes behind it, and end tokens by train_on_eos */
+    NBL_MASK_PROBE  /* no tokens of the example: see nbl__probe */
 } nbl__mask_rule;
 
 typedef struct nbl__part {
@@ -29,8 +38,10 @@ typedef struct nbl__part {
     bool opens;  /* the tokens that the tokenizer puts before a text come first (BOS) */
     bool closes; /* those it puts behind it, and EOS unless it is there already, come last */
     nbl__mask_rule mask;
-    const nbl__stretch *stretches;
+    const nbl__stretch *stretches; /* of NBL_MASK_MARKS */
     int64_t stretch_count;
+    nbl__probe probe;  /* of NBL_MASK_PROBE */
+    int64_t cut_count; /* of NBL_MASK_TURNS: added tokens that cut the text */
 } nbl__part;
 
 typedef struct nbl__draft {
@@ -51,7 +62,18 @@ typedef struct nbl__scribe {
     int32_t eos, bos, own_bos; /* -1: none; own_bos: the model's, where bos is another */
     int32_t *ends;             /* tokens that end a turn: EOS and those that end generation */
     int64_t end_count;
+    int32_t *eots; /* tokens that end a turn in the data: those of eot_tokens, or `ends` */
+    int64_t eot_count;
 } nbl__scribe;
+
+/* Whether an added token always cuts a text there and its id comes from nothing else: what is before it and what is
+ * behind it are then encoded alone. */
+bool nbl__token_cuts(const nbl_tokenizer *tokenizer, int32_t id);
+/* train_on_eot, which is train_on_eos unless it is given. */
+static inline nbl__train_on_eos nbl__train_on_eot(const nbl__dataset_config *dataset)
+{
+    return dataset->train_on_eot ? (nbl__train_on_eos)(dataset->train_on_eot - 1) : dataset->train_on_eos;
+}
 
 /* Makes the draft of a row in the arena. */
 nbl_status nbl__draft_row(const nbl__scribe *scribe, const nbl__dataset_config *dataset, nbl__arena *arena,
@@ -71,6 +93,7 @@ typedef struct nbl__labelled {
     nbl_context *ctx;
     int32_t *ids, *labels;
     int64_t count, room;
+    int64_t turns, ended; /* of the row: turns that are trained, and those whose end token is */
 } nbl__labelled;
 void nbl__labelled_free(nbl__labelled *l);
 nbl_status nbl__labelled_add(nbl__labelled *l, int32_t id, bool trained);

@@ -86,6 +86,7 @@ static nbl_status draft_segments(const nbl__scribe *s, nbl__arena *arena, const 
                                  nbl__draft *draft)
 {
     const nbl__json *segments = nbl__json_get(row, "segments");
+    bool all = s->config->train_on_inputs;
     NBL_CHECK(s->ctx, nbl__json_is(segments, NBL_JSON_ARRAY), NBL_ERROR_FORMAT,
               "the field \"segments\" is %s", segments ? "not a list" : "missing");
     NBL_CHECK(s->ctx, segments->count > 0, NBL_ERROR_FORMAT, "the field \"segments\" is empty");
@@ -102,7 +103,8 @@ static nbl_status draft_segments(const nbl__scribe *s, nbl__arena *arena, const 
                   label ? "neither true nor false" : "missing");
         draft->parts[i] = (nbl__part){.text = text->string,
                                       .size = (size_t)text->count,
-                                      .mask = label->type == NBL_JSON_TRUE ? NBL_MASK_ALL : NBL_MASK_NONE};
+                                      .mask = all || label->type == NBL_JSON_TRUE ? NBL_MASK_ALL
+                                                                                  : NBL_MASK_NONE};
     }
     return NBL_OK;
 }

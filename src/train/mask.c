@@ -66,58 +66,150 @@ static int64_t token_of(const places *p, size_t begin, size_t end)
     return i;
 }
 
-/* As transformers' assistant mask: from the first token that holds the first character to the first one that holds
- * the last. */
-static void train_mark(const places *p, const char *text, size_t size, nbl__stretch mark)
+/* ---- turns ---- */
+
+bool nbl__token_cuts(const nbl_tokenizer *tokenizer, int32_t id)
 {
-    if (mark.begin >= mark.end) return;
-    size_t after = mark.begin + (size_t)nbl__utf8_length(text + mark.begin, text + size), last = mark.end - 1;
-    while (last > mark.begin && !nbl__is_char_start(text[last])) last--;
-    int64_t from = token_of(p, mark.begin, after), to = token_of(p, last, mark.end);
-    for (int64_t i = from; i <= to && i < p->count; i++) train(p, i);
+    const nbl__added_token *added = nbl__added_get(&tokenizer->added, id);
+    bool unknown = tokenizer->model.has_unknown && tokenizer->model.unknown == id;
+    return added && !added->normalized && !added->single_word && !unknown;
 }
 
-static bool is_end(const nbl__scribe *s, int32_t id)
+static bool is_one_of(int32_t id, const int32_t *list, int64_t count)
 {
-    for (int64_t i = 0; i < s->end_count; i++)
-        if (s->ends[i] == id) return true;
+    for (int64_t i = 0; i < count; i++)
+        if (list[i] == id) return true;
     return false;
 }
 
-/* The end token that belongs to a message: right behind it, or nearly. -1: none. */
-static int64_t end_behind(const nbl__scribe *s, const places *p, int64_t from)
+/* The end token that belongs to a turn: right behind it, or nearly. -1: none. */
+static int64_t end_behind(const places *p, int64_t from, const int32_t *list, int64_t count)
 {
     for (int64_t i = from; i < p->count && i <= from + NEAR; i++)
-        if (is_end(s, p->ids[i])) return i;
+        if (is_one_of(p->ids[i], list, count)) return i;
     return -1;
 }
 
-static void train_turns(const nbl__scribe *s, nbl__train_on_eos eos, const places *p, const nbl__part *part)
+/* The tokens [*from, *to) that differ between a conversation's and a probe's. False: none, as of an empty turn. */
+static bool find_turn(const places *p, int64_t begin, int64_t end, const nbl_ids *probe, int64_t *from,
+                      int64_t *to)
 {
-    int64_t i = 0, last_end = -1;
-    for (int64_t k = 0; k < part->stretch_count; k++) {
-        nbl__stretch turn = part->stretches[k];
-        while (i < p->count && p->ends[i] <= turn.begin) i++;
-        for (; i < p->count && p->begins[i] < turn.end; i++)
-            if (turn.trained) train(p, i);
-        int64_t end = end_behind(s, p, i);
-        if (end < 0) continue;
-        last_end = end;
-        if (eos == NBL_EOS_ALL || (eos == NBL_EOS_TURN && turn.trained)) train(p, end);
-    }
-    if (eos == NBL_EOS_LAST && last_end >= 0) train(p, last_end);
+    int64_t least = nbl__min_i64(end - begin, probe->count), before = 0, behind = 0;
+    while (before < least && p->ids[begin + before] == probe->ids[before]) before++;
+    while (behind < least && p->ids[end - 1 - behind] == probe->ids[probe->count - 1 - behind]) behind++;
+    *from = begin + before;
+    *to = end - behind;
+    return before < least && behind < least && *from < *to;
 }
 
-static nbl_status label_stretches(const nbl__scribe *s, nbl__train_on_eos eos, nbl__arena *arena,
-                                  const nbl__part *part, const int32_t *ids, int32_t *labels, int64_t count)
+typedef struct ends {
+    const int32_t *list;
+    int64_t count;
+    nbl__train_on_eos rule;
+    int64_t last;
+} ends;
+
+/* Tokens of the text before the byte `at`, where an added token begins (or the text ends). */
+static nbl_status count_before(const nbl__scribe *s, const nbl__part *part, size_t at, int64_t *count)
 {
-    size_t *begins = nbl__arena_alloc(arena, (size_t)count * 2 * sizeof *begins);
+    nbl_ids ids;
+    NBL_TRY(nbl_tokenizer_encode(s->tokenizer, part->text, at, 0, &ids));
+    *count = ids.count;
+    nbl_ids_free(s->ctx, &ids);
+    return NBL_OK;
+}
+
+/* Where the cutting tokens stand among the ids. */
+static nbl_status find_cuts(const nbl__scribe *s, nbl__arena *arena, const places *p, int64_t **cuts,
+                            int64_t *count)
+{
+    *count = 0;
+    *cuts = nbl__arena_alloc(arena, (size_t)p->count * sizeof **cuts);
+    if (*cuts == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < p->count; i++)
+        if (nbl__token_cuts(s->tokenizer, p->ids[i])) (*cuts)[(*count)++] = i;
+    return NBL_OK;
+}
+
+/* The ids that a probe stands for. Added tokens are counted in the text and in the ids; should that differ, the text
+ * around the probe is encoded. */
+static nbl_status find_range(const nbl__scribe *s, const nbl__part *text, const nbl__probe *probe,
+                             const int64_t *cuts, int64_t cut_count, int64_t *begin, int64_t *end)
+{
+    if (cut_count == text->cut_count) {
+        if (probe->first >= 0) *begin = cuts[probe->first];
+        if (probe->last >= 0) *end = cuts[probe->last] + 1;
+        return NBL_OK;
+    }
+    if (probe->first >= 0) NBL_TRY(count_before(s, text, probe->begin, begin));
+    return probe->last >= 0 ? count_before(s, text, probe->end, end) : NBL_OK;
+}
+
+static nbl_status label_turns(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
+                              const nbl__part *parts, int64_t part_count, const nbl_ids *lists,
+                              const places *p, nbl__labelled *out)
+{
+    ends kinds[] = {{s->eots, s->eot_count, nbl__train_on_eot(dataset), -1},
+                    {&s->eos, s->eos >= 0, dataset->train_on_eos, -1}};
+    int64_t *cuts, cut_count;
+    NBL_TRY(find_cuts(s, arena, p, &cuts, &cut_count));
+    for (int64_t k = 1; k < part_count; k++) {
+        const nbl__probe *probe = &parts[k].probe;
+        int64_t begin = 0, end = p->count, from, to;
+        bool asked = false, ended = false;
+        NBL_TRY(find_range(s, parts, probe, cuts, cut_count, &begin, &end));
+        if (end > p->count || !find_turn(p, begin, end, &lists[k], &from, &to)) continue;
+        for (int64_t i = from; probe->trained && i < to; i++) train(p, i);
+        for (int e = 0; e < 2; e++) {
+            nbl__train_on_eos rule = kinds[e].rule;
+            bool now = rule == NBL_EOS_ALL || (rule == NBL_EOS_TURN && probe->trained);
+            int64_t at = end_behind(p, to, kinds[e].list, kinds[e].count);
+            asked |= now;
+            if (at < 0) continue;
+            kinds[e].last = at;
+            ended |= now;
+            if (now) train(p, at);
+        }
+        out->turns += probe->trained && asked;
+        out->ended += probe->trained && ended;
+    }
+    for (int e = 0; e < 2; e++)
+        if (kinds[e].rule == NBL_EOS_LAST && kinds[e].last >= 0) train(p, kinds[e].last);
+    return NBL_OK;
+}
+
+/* ---- marks ---- */
+
+/* As transformers' assistant mask: from the first token that holds the first character to the first one that holds
+ * the last. True: a token that ends turns is among them. */
+static bool train_mark(const nbl__scribe *s, const places *p, const char *text, size_t size,
+                       nbl__stretch mark)
+{
+    bool ended = false;
+    if (mark.begin >= mark.end) return false;
+    size_t after = mark.begin + (size_t)nbl__utf8_length(text + mark.begin, text + size), last = mark.end - 1;
+    while (last > mark.begin && !nbl__is_char_start(text[last])) last--;
+    int64_t from = token_of(p, mark.begin, after), to = token_of(p, last, mark.end);
+    for (int64_t i = from; i <= to && i < p->count; i++) {
+        train(p, i);
+        ended |= is_one_of(p->ids[i], s->eots, s->eot_count);
+    }
+    return ended;
+}
+
+static nbl_status label_marks(const nbl__scribe *s, nbl__arena *arena, const nbl__part *part, const places *p,
+                              nbl__labelled *out)
+{
+    size_t *begins = nbl__arena_alloc(arena, (size_t)p->count * 2 * sizeof *begins);
     if (begins == NULL) return NBL_ERROR_MEMORY;
-    places p = {ids, labels, begins, begins + count, count};
-    nbl__align_tokens(s->tokenizer, part->text, part->size, ids, count, begins, begins + count);
-    if (part->mask == NBL_MASK_TURNS) return train_turns(s, eos, &p, part), NBL_OK;
-    for (int64_t i = 0; i < part->stretch_count; i++)
-        train_mark(&p, part->text, part->size, part->stretches[i]);
+    places q = *p;
+    q.begins = begins;
+    q.ends = begins + p->count;
+    nbl__align_tokens(s->tokenizer, part->text, part->size, p->ids, p->count, begins, begins + p->count);
+    for (int64_t i = 0; i < part->stretch_count; i++) {
+        out->ended += train_mark(s, &q, part->text, part->size, part->stretches[i]);
+        out->turns++;
+    }
     return NBL_OK;
 }
 
@@ -136,17 +228,18 @@ static nbl_status add_frame(const nbl__scribe *s, bool behind, bool trained, nbl
     return NBL_OK;
 }
 
+/* The part, and the probes behind it: `count` of them in all. */
 static nbl_status add_part(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
-                           const nbl__part *part, const nbl_ids *list, nbl__labelled *out)
+                           const nbl__part *part, int64_t count, const nbl_ids *list, nbl__labelled *out)
 {
     bool trained = part->mask == NBL_MASK_ALL;
     if (part->opens) NBL_TRY(add_frame(s, false, trained, out));
     int64_t first = out->count;
     NBL_TRY(reserve(out, first + list->count));
     for (int64_t i = 0; i < list->count; i++) NBL_TRY(nbl__labelled_add(out, list->ids[i], trained));
-    if (part->mask == NBL_MASK_MARKS || part->mask == NBL_MASK_TURNS)
-        NBL_TRY(label_stretches(s, dataset->train_on_eos, arena, part, out->ids + first, out->labels + first,
-                                list->count));
+    places p = {.ids = out->ids + first, .labels = out->labels + first, .count = list->count};
+    if (part->mask == NBL_MASK_MARKS) NBL_TRY(label_marks(s, arena, part, &p, out));
+    if (part->mask == NBL_MASK_TURNS) NBL_TRY(label_turns(s, dataset, arena, part, count, list, &p, out));
     if (!part->closes) return NBL_OK;
     NBL_TRY(add_frame(s, true, trained, out));
     if (out->count == 0 || out->ids[out->count - 1] != s->eos)
@@ -157,7 +250,7 @@ static nbl_status add_part(const nbl__scribe *s, const nbl__dataset_config *data
 nbl_status nbl__draft_label(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
                             const nbl__draft *draft, const nbl_ids *lists, nbl__labelled *out)
 {
-    out->count = 0;
+    out->count = out->turns = out->ended = 0;
     if (draft->ids) {
         NBL_TRY(reserve(out, draft->id_count));
         memcpy(out->ids, draft->ids, (size_t)draft->id_count * sizeof *out->ids);
@@ -165,8 +258,10 @@ nbl_status nbl__draft_label(const nbl__scribe *s, const nbl__dataset_config *dat
         out->count = draft->id_count;
         return NBL_OK;
     }
-    for (int64_t i = 0; i < draft->part_count; i++)
-        NBL_TRY(add_part(s, dataset, arena, &draft->parts[i], &lists[i], out));
+    for (int64_t i = 0, next; i < draft->part_count; i = next) {
+        for (next = i + 1; next < draft->part_count && draft->parts[next].mask == NBL_MASK_PROBE; next++) {}
+        NBL_TRY(add_part(s, dataset, arena, &draft->parts[i], next - i, &lists[i], out));
+    }
     for (int64_t i = 0; i < out->count; i++)
         NBL_CHECK(s->ctx, out->ids[i] < s->vocabulary, NBL_ERROR_FORMAT,
                   "the tokenizer makes the token %d, the model's vocabulary has %" PRId64, out->ids[i],

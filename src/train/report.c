@@ -267,7 +267,9 @@ static void print_data(nbl__text *out, const nbl__report *r)
     row_count(out, "tokens", r->data.tokens);
     row_count(out, "trained tokens", r->data.trained_tokens);
     row_count(out, "truncated", r->data.truncated);
-    row_count(out, "dropped", r->data.dropped);
+    row_count(out, "dropped: too long", r->data.too_long);
+    row_count(out, "dropped: bad", r->data.bad);
+    row_count(out, "dropped: nothing trained", r->data.untrained);
     for (int64_t i = 0; i < r->config->dataset_count; i++)
         row_text(out, i ? "" : "from", r->config->datasets[i].path);
     add(out, "</table></div>\n");

@@ -14,9 +14,9 @@ struct nbl_run {
     nbl_tokenizer *speller; /* of rows that are tokens already; NULL: not opened, or none */
 };
 
-/* vocab_size of a model's folder or .gguf file, without opening its weights: mistakes in the data show before anything
- * large is read. */
-nbl_status nbl__run_vocabulary(nbl_context *ctx, const char *model, int64_t *vocabulary);
+/* vocab_size of the base, a folder or .gguf file, without opening its weights: mistakes in the data show before anything
+ * large is read. Warns if sequence_len is beyond the model's positions. */
+nbl_status nbl__run_vocabulary(nbl_context *ctx, const nbl__run_config *config, int64_t *vocabulary);
 /* Opens the run's data if it is not open yet. */
 nbl_status nbl__run_open_data(nbl_run *run);
 

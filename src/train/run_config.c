@@ -1,11 +1,13 @@
 /* run_config.c - a run's YAML file into its configuration, in this order: the file is parsed, overrides are put
- * into its tree, every key is found in the table (run_keys.c) and its value read, and then the whole is resolved:
+ * into its tree, every key is found in the table (run_keys.c, or run_foreign.c) and its value read, what is refused is
+ * told all at once (run_remarks.c), and then the whole is resolved:
  * keys that contradict each other, keys that are missing, `auto`. So a mistake is named by its line, or as --set,
  * whoever made it. Defaults are read from the table by the same code as values from a file. */
 #include "train/run_config.h"
 
 #include <stdio.h>
 
+#include "train/run_foreign.h"
 #include "train/run_reader.h"
 
 typedef nbl__run_reader reader;
@@ -21,6 +23,14 @@ static const char *describe(const nbl__yaml *value, char room[100])
     return room;
 }
 
+/* "optimizer: adamw_hf" */
+static const char *describe_pair(const char *name, const nbl__yaml *value, char room[100])
+{
+    snprintf(room, 100, "%.50s: %.40s", name, value->text);
+    return room;
+}
+
+/* A value that cannot be used: said once everything was read. */
 static nbl_status wrong_value(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
 {
     char room[100];
@@ -28,23 +38,43 @@ static nbl_status wrong_value(reader *r, const nbl__yaml *value, const char *nam
     nbl__run_key_allowed(key, &allowed);
     nbl_status status = allowed.status;
     if (status == NBL_OK)
-        status = nbl__yaml_fail(r->ctx, value, NBL_ERROR_ARGUMENT, "%s: %s is not allowed; allowed: %s", name,
-                                describe(value, room), allowed.text);
+        status = nbl__run_remark_add(r, &r->refusals, value, name, "%s is not allowed; allowed: %s",
+                                     describe(value, room), allowed.text);
     nbl__text_free(&allowed);
     return status;
+}
+
+static const nbl__run_key *datasets_key(void)
+{
+    return nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "datasets");
+}
+
+/* The type of rows may be one of axolotl's that has another way here. */
+static nbl_status wrong_type(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
+{
+    const nbl__foreign_group *group = NULL;
+    char room[100];
+    if (value->kind == NBL_YAML_SCALAR) group = nbl__foreign_find(NBL_FOREIGN_TYPES, value->text);
+    else if (value->kind == NBL_YAML_MAP) group = nbl__foreign_find(NBL_FOREIGN_TYPES, "user_defined");
+    if (group == NULL) return wrong_value(r, value, name, key);
+    return nbl__run_remark_add(r, &r->refusals, value,
+                               value->kind == NBL_YAML_MAP ? name : describe_pair(name, value, room), "%s",
+                               group->why);
 }
 
 static nbl_status unknown_key(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *keys,
                               int count)
 {
-    const nbl__run_key *datasets = nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "datasets");
+    const nbl__run_key *datasets = datasets_key();
     const nbl__run_key *other = keys == nbl__run_keys ? datasets->inner : nbl__run_keys;
     int other_count = keys == nbl__run_keys ? datasets->inner_count : NBL_RUN_KEYS;
     if (nbl__run_key_find(other, other_count, value->key))
-        return nbl__yaml_fail(r->ctx, value, NBL_ERROR_ARGUMENT, "%.200s: no such key here; it belongs %s",
-                              name, keys == nbl__run_keys ? "into an entry of datasets" : "to the top level");
-    return nbl__yaml_fail(r->ctx, value, NBL_ERROR_ARGUMENT, "%.200s: no such key; did you mean %s?", name,
-                          nbl__run_key_nearest(keys, count, value->key));
+        return nbl__run_remark_add(r, &r->refusals, value, name, "no such key here; it belongs %s",
+                                   keys == nbl__run_keys ? "into an entry of datasets" : "to the top level");
+    const char *near = nbl__run_key_nearest(keys, count, value->key);
+    if (near) return nbl__run_remark_add(r, &r->refusals, value, name, "no such key; did you mean %s?", near);
+    return nbl__run_remark_add(r, &r->refusals, value, name,
+                               "no such key of nibble or axolotl; docs/CONFIG.md has them all");
 }
 
 /* ---- values ---- */
@@ -124,25 +154,111 @@ static nbl_status read_datasets(reader *r, const nbl__yaml *list, const nbl__run
     for (const nbl__yaml *item = list->first; item; item = item->next, i++) {
         char prefix[40];
         snprintf(prefix, sizeof prefix, "datasets.%" PRId64 ".", i);
-        if (item->kind != NBL_YAML_MAP) return wrong_value(r, item, key->name, key);
+        if (item->kind != NBL_YAML_MAP) {
+            NBL_TRY(wrong_value(r, item, key->name, key));
+            continue;
+        }
         NBL_TRY(read_defaults(r, key->inner, key->inner_count, &sets[i]));
         NBL_TRY(read_table(r, item, prefix, key->inner, key->inner_count, &sets[i]));
-        if (sets[i].path == NULL)
-            return nbl__yaml_fail(r->ctx, item, NBL_ERROR_ARGUMENT, "%spath is needed", prefix);
+        if (sets[i].path == NULL) {
+            strcat(prefix, "path");
+            NBL_TRY(nbl__run_remark_add(r, &r->refusals, item, prefix, "it is needed, and is not given"));
+        }
+        if (nbl__yaml_get(item, "message_property_mappings") &&
+            (nbl__yaml_get(item, "message_field_role") || nbl__yaml_get(item, "message_field_content")))
+            NBL_TRY(
+                nbl__run_remark_add(r, &r->refusals, item, "message_property_mappings",
+                                    "it contradicts message_field_role and message_field_content; give one"));
     }
     r->draft.config.datasets = sets;
     r->draft.config.dataset_count = list->count;
     return NBL_OK;
 }
 
-static nbl_status read_notice(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
+/* ---- keys of axolotl's that are none of ours ---- */
+
+/* What Python takes for false. */
+static bool is_off(const nbl__yaml *value)
 {
     bool boolean;
-    if (key->type == NBL_KEY_NEVER && !(nbl__yaml_boolean(value, &boolean) && !boolean))
-        return wrong_value(r, value, name, key);
-    char line[32] = "";
-    if (value->line) snprintf(line, sizeof line, ":%" PRId64, value->line);
-    nbl__log(r->ctx, NBL_LOG_INFO, "%s%s: %.80s has no effect: %s", value->where, line, name, key->help);
+    double number;
+    if (value->kind != NBL_YAML_SCALAR) return value->count == 0;
+    if (nbl__yaml_boolean(value, &boolean)) return !boolean;
+    return nbl__yaml_real(value, &number) && number == 0;
+}
+
+/* Whether every role stands for itself alone: {user: [user]}. */
+static bool is_identity(const nbl__yaml *roles)
+{
+    if (roles->kind != NBL_YAML_MAP) return false;
+    for (const nbl__yaml *role = roles->first; role; role = role->next) {
+        const nbl__yaml *name = role->kind == NBL_YAML_LIST ? role->first : role;
+        if (role->kind == NBL_YAML_MAP || (role->kind == NBL_YAML_LIST && role->count != 1)) return false;
+        if (name->kind != NBL_YAML_SCALAR || strcmp(name->text, role->key) != 0) return false;
+    }
+    return true;
+}
+
+static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *name,
+                               const nbl__foreign_group *group)
+{
+    const nbl__yaml *item = value->kind == NBL_YAML_LIST ? value->first : value;
+    bool any = false;
+    for (; item; item = value->kind == NBL_YAML_LIST ? item->next : NULL) {
+        char room[100];
+        if (item->kind == NBL_YAML_SCALAR && nbl__foreign_plugin_is_harmless(item->text)) continue;
+        NBL_TRY(nbl__run_remark_add(r, &r->refusals, item, name,
+                                    "%s is code of another engine and is not run; take it out",
+                                    describe(item, room)));
+        any = true;
+    }
+    return any ? NBL_OK : nbl__run_remark_add(r, &r->notices, value, name, "%s", group->why);
+}
+
+static nbl_status read_foreign(reader *r, const nbl__yaml *value, const char *name,
+                               const nbl__foreign_group *group)
+{
+    bool boolean, fine = false;
+    const nbl__yaml *base;
+    switch (group->kind) {
+    case NBL_FOREIGN_NOTICE: return nbl__run_remark_add(r, &r->notices, value, name, "%s", group->why);
+    case NBL_FOREIGN_PLUGINS: return read_plugins(r, value, name, group);
+    case NBL_FOREIGN_REFUSED: fine = is_off(value); break;
+    case NBL_FOREIGN_ALWAYS: fine = nbl__yaml_boolean(value, &boolean) && boolean; break;
+    case NBL_FOREIGN_ROLES: fine = is_identity(value); break;
+    case NBL_FOREIGN_BASE:
+        base = nbl__yaml_get(r->root, "base_model");
+        fine = value->kind == NBL_YAML_SCALAR && base && base->kind == NBL_YAML_SCALAR &&
+               strcmp(value->text, base->text) == 0;
+        break;
+    }
+    return fine ? NBL_OK : nbl__run_remark_add(r, &r->refusals, value, name, "%s", group->why);
+}
+
+static const nbl__foreign_group *find_foreign(const nbl__run_key *keys, const char *prefix, const char *name)
+{
+    if (keys == nbl__run_keys) return nbl__foreign_find(NBL_FOREIGN_TOP, name);
+    if (keys == datasets_key()->inner) return nbl__foreign_find(NBL_FOREIGN_DATASET, name);
+    return strcmp(prefix, "special_tokens.") == 0 ? nbl__foreign_find(NBL_FOREIGN_TOKENS, name) : NULL;
+}
+
+/* ---- the table ---- */
+
+/* A value of axolotl's in the words of ours, or the value itself. */
+static nbl_status unalias(reader *r, const nbl__yaml **value, const char *name, const nbl__run_key *key)
+{
+    char room[100];
+    const nbl__yaml *from = *value;
+    for (const nbl__run_alias *a = key->aliases; a && a->name && from->kind == NBL_YAML_SCALAR; a++) {
+        if (strcmp(a->name, from->text) != 0) continue;
+        nbl__yaml *copy = nbl__arena_alloc(r->arena, sizeof *copy);
+        if (copy == NULL) return NBL_ERROR_MEMORY;
+        *copy = *from;
+        copy->text = a->as;
+        *value = copy;
+        return nbl__run_remark_add(r, &r->aliases, from, describe_pair(name, from, room), "taken as %s",
+                                   a->as);
+    }
     return NBL_OK;
 }
 
@@ -154,6 +270,7 @@ static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name
     double real;
     int chosen = 2;
     bool boolean, good = true;
+    NBL_TRY(unalias(r, &value, name, key));
     switch (key->type) {
     case NBL_KEY_BOOLEAN: good = nbl__yaml_boolean(value, (bool *)field); break;
     case NBL_KEY_AUTO:
@@ -198,10 +315,10 @@ static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name
         break;
     }
     case NBL_KEY_DATASETS: return read_datasets(r, value, key);
-    case NBL_KEY_NOTICE:
-    case NBL_KEY_NEVER: return read_notice(r, value, name, key);
     }
-    return good ? NBL_OK : wrong_value(r, value, name, key);
+    if (good) return NBL_OK;
+    bool of_rows = strcmp(key->name, "type") == 0; /* of a dataset */
+    return of_rows ? wrong_type(r, value, name, key) : wrong_value(r, value, name, key);
 }
 
 static nbl_status read_defaults(reader *r, const nbl__run_key *keys, int count, void *origin)
@@ -224,7 +341,12 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
         char name[256];
         snprintf(name, sizeof name, "%s%.100s", prefix, item->key);
         const nbl__run_key *key = nbl__run_key_find(keys, count, item->key);
-        if (key == NULL) return unknown_key(r, item, name, keys, count);
+        if (key == NULL) {
+            const nbl__foreign_group *group = find_foreign(keys, prefix, item->key);
+            if (group == NULL) NBL_TRY(unknown_key(r, item, name, keys, count));
+            else if (!nbl__yaml_is_nothing(item)) NBL_TRY(read_foreign(r, item, name, group));
+            continue;
+        }
         if (nbl__yaml_is_nothing(item)) continue;
         if (top) r->given[key - keys] = item;
         NBL_TRY(read_value(r, item, name, key, origin));
@@ -262,7 +384,9 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));
     NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->draft));
     NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->draft));
+    NBL_TRY(nbl__run_refuse(r));
     NBL_TRY(nbl__run_resolve(r));
+    NBL_TRY(nbl__run_notify(r));
     r->draft.config.file = r->root->where;
     *config = r->draft.config;
     return NBL_OK;

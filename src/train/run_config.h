@@ -1,7 +1,8 @@
 /* run_config.h - a training run as its YAML file describes it, with axolotl's key names.
  *
- * Reading is strict: an unknown key is refused with the nearest known one, a key given twice, two keys that
- * contradict each other (both are named) and a value of the wrong type (with file and line) are refused.
+ * Reading is strict: an unknown key is refused with the nearest known one if one is near, a known key of axolotl's that
+ * asks for what nibble does not do is refused with the reason, a key given twice, two keys that contradict each
+ * other (both are named) and a value of the wrong type (with file and line) are refused.
  * What stands here is resolved: defaults filled in, `auto` decided, overrides applied. Text lives in the
  * arena that the configuration was read into. */
 #ifndef NBL_RUN_CONFIG_H
@@ -41,6 +42,7 @@ typedef struct nbl__dataset_config {
     const char *property_role, *property_content; /* names inside a message: "role", "content" */
     nbl__name_list roles_to_train;                /* {"assistant"} */
     nbl__train_on_eos train_on_eos;
+    int train_on_eot;  /* 0: as train_on_eos; else 1 + nbl__train_on_eos */
     const char *split; /* NULL, "train", "train[:100]", "train[10%:]" … */
 } nbl__dataset_config;
 
@@ -51,6 +53,13 @@ typedef enum nbl__schedule_kind {
     NBL_SCHEDULE_CONSTANT,
     NBL_SCHEDULE_CONSTANT_WITH_WARMUP
 } nbl__schedule_kind;
+
+typedef enum nbl__strategy {
+    NBL_STRATEGY_GIVEN, /* by the steps or times per epoch that are given, else with every epoch */
+    NBL_STRATEGY_NO,
+    NBL_STRATEGY_STEPS,
+    NBL_STRATEGY_EPOCH
+} nbl__strategy;
 
 typedef struct nbl__run_config {
     const char *file; /* the YAML file; opens messages */
@@ -81,7 +90,9 @@ typedef struct nbl__run_config {
     const nbl__dataset_config *datasets;
     int64_t dataset_count;
     bool train_on_inputs;
-    const char *chat_template; /* NULL or "tokenizer_default": the model's; "chatml"; or a template's text */
+    const char
+        *chat_template; /* NULL or "tokenizer_default": the model's; "chatml"; or a text */
+    nbl__name_list eot_tokens; /* what ends a turn; none: EOS and what ends generation */
     int64_t sequence_len;      /* 2048 */
     bool sample_packing, eval_sample_packing, pad_to_sequence_len;
     bool shuffle;    /* shuffle_merged_datasets; default true */
@@ -105,9 +116,10 @@ typedef struct nbl__run_config {
     int64_t logging_steps;                    /* 1 */
     int64_t eval_steps, save_steps;           /* 0: at the end of every epoch (save), with the epoch (eval) */
     int64_t evals_per_epoch, saves_per_epoch; /* 0: not given */
-    int64_t save_total_limit;                 /* 0: all are kept */
-    int64_t early_stopping_patience;          /* 0: none; evaluations without improvement */
-    double loss_watchdog_threshold;           /* 0: none */
+    nbl__strategy eval_strategy, save_strategy;
+    int64_t save_total_limit;        /* 0: all are kept */
+    int64_t early_stopping_patience; /* 0: none; evaluations without improvement */
+    double loss_watchdog_threshold;  /* 0: none */
     int64_t loss_watchdog_patience;
     const char *output_dir;
     uint64_t seed;                      /* 42 */

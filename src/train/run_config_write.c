@@ -66,6 +66,7 @@ static const char *choice_of(const nbl__run_key *key, int value)
 static bool holds(const nbl__run_key *key, const void *origin)
 {
     const void *field = (const char *)origin + key->offset;
+    if (key->unwritten) return false;
     switch (key->type) {
     case NBL_KEY_INTEGER: {
         int64_t value;
@@ -84,8 +85,6 @@ static bool holds(const nbl__run_key *key, const void *origin)
         for (int i = 0; i < key->inner_count; i++)
             if (holds(&key->inner[i], origin)) return true;
         return false;
-    case NBL_KEY_NOTICE:
-    case NBL_KEY_NEVER: return false;
     default: return true;
     }
 }

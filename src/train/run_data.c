@@ -14,20 +14,37 @@ static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__
     return NBL_OK;
 }
 
-nbl_status nbl__run_vocabulary(nbl_context *ctx, const char *model, int64_t *vocabulary)
+/* A model computes beyond the positions of its config.json, but was not trained there. */
+static void tell_positions(nbl_context *ctx, const nbl__run_config *c, const nbl__json *config)
+{
+    int64_t positions;
+    const nbl__json *value = nbl__json_get(config, "max_position_embeddings");
+    if (value == NULL) value = nbl__json_get(nbl__json_get(config, "text_config"), "max_position_embeddings");
+    if (!nbl__json_natural(value, &positions) || c->sequence_len <= positions) return;
+    nbl__log(ctx, NBL_LOG_WARNING,
+             "%s: sequence_len %" PRId64 " is beyond the %" PRId64
+             " positions that %s was made for (max_position_embeddings)",
+             c->file, c->sequence_len, positions, c->base_model);
+}
+
+nbl_status nbl__run_vocabulary(nbl_context *ctx, const nbl__run_config *c, int64_t *vocabulary)
 {
     nbl__arena arena = nbl__arena_make(ctx);
     nbl__gguf_model *gguf = NULL;
     nbl__config config;
-    const char *path = nbl__arena_printf(&arena, "%s/config.json", model);
+    const nbl__json *root = NULL;
+    const char *model = c->base_model, *path = nbl__arena_printf(&arena, "%s/config.json", model);
     nbl_status status = NBL_ERROR_MEMORY;
     if (path && nbl__ends_with(model, ".gguf")) {
+        path = model;
         status = nbl__gguf_model_open(ctx, model, &gguf);
-        if (status == NBL_OK) status = vocabulary_in(ctx, model, gguf->config.root, vocabulary);
+        if (status == NBL_OK) root = gguf->config.root;
     } else if (path) {
         status = nbl__config_read(&arena, path, &config);
-        if (status == NBL_OK) status = vocabulary_in(ctx, path, config.root, vocabulary);
+        if (status == NBL_OK) root = config.root;
     }
+    if (status == NBL_OK) status = vocabulary_in(ctx, path, root, vocabulary);
+    if (status == NBL_OK) tell_positions(ctx, c, root);
     nbl__gguf_model_close(gguf);
     nbl__arena_free(&arena);
     return status;
@@ -37,7 +54,7 @@ nbl_status nbl__run_open_data(nbl_run *run)
 {
     int64_t vocabulary;
     if (run->data) return NBL_OK;
-    NBL_TRY(nbl__run_vocabulary(run->ctx, run->config.base_model, &vocabulary));
+    NBL_TRY(nbl__run_vocabulary(run->ctx, &run->config, &vocabulary));
     return nbl__data_open(run->ctx, &run->config, vocabulary, &run->data);
 }
 
@@ -51,7 +68,10 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
                                   .trained_tokens = counts.trained_tokens,
                                   .truncated = counts.truncated,
                                   .dropped = counts.dropped,
-                                  .validation = run->data->held_count};
+                                  .validation = run->data->held_count,
+                                  .too_long = counts.too_long,
+                                  .bad = counts.bad,
+                                  .untrained = counts.untrained};
     return NBL_OK;
 }
 

@@ -9,14 +9,14 @@
     .offset = offsetof(nbl__dataset_config, field), .size = sizeof(((nbl__dataset_config *)0)->field)
 #define ROWS(table) .inner = table, .inner_count = sizeof table / sizeof *table
 
-/* Numbers just inside an open end of a range. */
+/* Just inside an open end of a range. Kernels take f32, in which 0.999999999 would be 1. */
 #define ABOVE_0 0x1p-1074
-#define BELOW_1 0x1.fffffffffffffp-1
+#define BELOW_1 .least = 0, .most = 0.9999999, .range = "0 or more, below 1: at most 0.9999999"
 #define MANY 0x1p40
-#define POSITIVE .least = 1, .most = MANY, .range = "1 or more"
+#define POSITIVE .least = 1, .most = MANY, .range = "1 to 1099511627776"
 /* What is multiplied with other sizes keeps within this. */
 #define BATCHES .least = 1, .most = 1 << 20, .range = "1 to 1048576"
-#define NATURAL .least = 0, .most = MANY, .range = "0 or more"
+#define NATURAL .least = 0, .most = MANY, .range = "0 to 1099511627776"
 
 static const nbl__run_choice quant_types[] = {{"nf4", 0}, {"fp4", 1}, {NULL, 0}};
 static const nbl__run_choice adapters[] = {
@@ -29,6 +29,12 @@ static const nbl__run_choice data_files[] = {
     {"json", NBL_FILE_JSON}, {"csv", NBL_FILE_CSV}, {"text", NBL_FILE_TEXT}, {NULL, 0}};
 static const nbl__run_choice ends_trained[] = {
     {"turn", NBL_EOS_TURN}, {"all", NBL_EOS_ALL}, {"last", NBL_EOS_LAST}, {"none", NBL_EOS_NONE}, {NULL, 0}};
+/* 0 is "as train_on_eos". */
+static const nbl__run_choice turn_ends_trained[] = {{"turn", 1 + NBL_EOS_TURN},
+                                                    {"all", 1 + NBL_EOS_ALL},
+                                                    {"last", 1 + NBL_EOS_LAST},
+                                                    {"none", 1 + NBL_EOS_NONE},
+                                                    {NULL, 0}};
 static const nbl__run_choice excesses[] = {
     {"drop", NBL_EXCESS_DROP}, {"truncate", NBL_EXCESS_TRUNCATE}, {"raise", NBL_EXCESS_RAISE}, {NULL, 0}};
 static const nbl__run_choice optimizers[] = {
@@ -38,6 +44,25 @@ static const nbl__run_choice schedules[] = {{"linear", NBL_SCHEDULE_LINEAR},
                                             {"constant", NBL_SCHEDULE_CONSTANT},
                                             {"constant_with_warmup", NBL_SCHEDULE_CONSTANT_WITH_WARMUP},
                                             {NULL, 0}};
+/* Pages, fusing and the like are other engines' ways to the same moments. */
+static const nbl__run_alias optimizer_names[] = {{"adamw_hf", "adamw_torch"},
+                                                 {"adamw", "adamw_torch"},
+                                                 {"adamw_apex_fused", "adamw_torch"},
+                                                 {"adamw_torch_xla", "adamw_torch"},
+                                                 {"adamw_torch_npu_fused", "adamw_torch"},
+                                                 {"optimi_adamw", "adamw_torch"},
+                                                 {"flash_adamw", "adamw_torch"},
+                                                 {"paged_adamw", "adamw_torch"},
+                                                 {"paged_adamw_32bit", "adamw_torch"},
+                                                 {"paged_adamw_8bit", "adamw_8bit"},
+                                                 {"adamw_torch_8bit", "adamw_8bit"},
+                                                 {"ao_adamw_8bit", "adamw_8bit"},
+                                                 {NULL, NULL}};
+static const nbl__run_alias bf16_names[] = {{"full", "true"}, {NULL, NULL}};
+static const nbl__run_alias recompute_names[] = {
+    {"offload", "true"}, {"offload_disk", "true"}, {"unsloth", "true"}, {NULL, NULL}};
+static const nbl__run_choice strategies[] = {
+    {"no", NBL_STRATEGY_NO}, {"steps", NBL_STRATEGY_STEPS}, {"epoch", NBL_STRATEGY_EPOCH}, {NULL, 0}};
 static const nbl__run_choice devices[] = {{"cpu", 0}, {"cuda", 0}, {"auto", 0}, {NULL, 0}};
 
 static const nbl__run_key mapping_keys[] = {
@@ -58,10 +83,16 @@ static const nbl__run_key dataset_keys[] = {
      .help = "where a row has its conversation"},
     {"message_property_mappings", NBL_KEY_MAP, ROWS(mapping_keys),
      .help = "the names in a message: `role`, `content`"},
+    {"message_field_role", NBL_KEY_TEXT, IN(property_role), .unwritten = true,
+     .help = "the same as `message_property_mappings.role`"},
+    {"message_field_content", NBL_KEY_TEXT, IN(property_content), .unwritten = true,
+     .help = "the same as `message_property_mappings.content`"},
     {"roles_to_train", NBL_KEY_NAMES, IN(roles_to_train), .fallback = "[assistant]",
      .help = "whose words are trained"},
     {"train_on_eos", NBL_KEY_CHOICE, IN(train_on_eos), .choices = ends_trained, .fallback = "turn",
      .help = "which ends of turns are trained"},
+    {"train_on_eot", NBL_KEY_CHOICE, IN(train_on_eot), .choices = turn_ends_trained,
+     .help = "the same for `eot_tokens`; as `train_on_eos`"},
     {"split", NBL_KEY_TEXT, IN(split), .help = "a part of the file, e.g. `train[:10%]`"},
 };
 
@@ -83,7 +114,7 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "the format of `load_in_4bit`"},
     {"bnb_4bit_use_double_quant", NBL_KEY_BOOLEAN, AT(config.double_quant), .fallback = "true",
      .help = "quantise the scales of `load_in_4bit`, too"},
-    {"bf16", NBL_KEY_AUTO, AT(bf16), .fallback = "false",
+    {"bf16", NBL_KEY_AUTO, AT(bf16), .aliases = bf16_names, .fallback = "false",
      .help =
          "compute in bf16; auto: if the processor has instructions for it and `fp16` is not set, or on cuda"},
     {"fp16", NBL_KEY_BOOLEAN, AT(fp16), .fallback = "false", .help = "compute in f16; neither: in f32"},
@@ -94,10 +125,11 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "what is trained; empty: every weight"},
     {"lora_r", NBL_KEY_INTEGER, AT(config.lora_r), .least = 1, .most = 65536, .range = "1 to 65536",
      .help = "the rank; 8, or as `lora_model_dir` has it"},
-    {"lora_alpha", NBL_KEY_REAL, AT(config.lora_alpha), .least = ABOVE_0, .most = 1e9, .range = "above 0",
+    {"lora_alpha", NBL_KEY_REAL, AT(config.lora_alpha), .least = ABOVE_0, .most = 1e9,
+     .range = "above 0, at most 1e9",
      .help = "the scale is alpha / r, with rslora alpha / sqrt(r); 8, or as `lora_model_dir` has it"},
-    {"lora_dropout", NBL_KEY_REAL, AT(config.lora_dropout), .least = 0, .most = BELOW_1,
-     .range = "0 or more, below 1", .fallback = "0.0", .help = "the share of inputs that is dropped"},
+    {"lora_dropout", NBL_KEY_REAL, AT(config.lora_dropout), BELOW_1, .fallback = "0.0",
+     .help = "the share of inputs that is dropped"},
     {"lora_target_modules", NBL_KEY_TARGETS, AT(config.target_modules),
      .other = offsetof(nbl__run_draft, config.target_regex),
      .help = "names of layers, or one regular expression over their full names, or all-linear"},
@@ -116,6 +148,8 @@ const nbl__run_key nbl__run_keys[] = {
      .help =
          "tokenizer_default (the model's), chatml, jinja (see `chat_template_jinja`), or a template's text"},
     {"chat_template_jinja", NBL_KEY_TEXT, AT(template_text), .help = "a template's text, or its file"},
+    {"eot_tokens", NBL_KEY_NAMES, AT(config.eot_tokens),
+     .help = "tokens that end a turn; else EOS and what ends generation"},
     {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .least = 2, .most = 1 << 24,
      .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
     {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
@@ -141,38 +175,44 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "sequences in one pass"},
     {"gradient_accumulation_steps", NBL_KEY_INTEGER, AT(config.gradient_accumulation_steps), BATCHES,
      .fallback = "1", .help = "passes in one step"},
-    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), .least = ABOVE_0, .most = 1e9, .range = "above 0",
-     .fallback = "1.0", .help = "how often everything is trained"},
+    {"batch_size", NBL_KEY_INTEGER, AT(batch_size), BATCHES, .unwritten = true,
+     .help = "sequences in one step: `micro_batch_size` times `gradient_accumulation_steps`, in place of the "
+             "latter"},
+    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), .least = ABOVE_0, .most = 1e9,
+     .range = "above 0, at most 1e9", .fallback = "1.0", .help = "how often everything is trained"},
     {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), POSITIVE,
      .help = "stop after this many steps, whatever `num_epochs` says"},
-    {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .fallback = "adamw_torch",
-     .help = "AdamW with moments in f32 or in 8 bits"},
+    {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .aliases = optimizer_names,
+     .fallback = "adamw_torch", .help = "AdamW with moments in f32 or in 8 bits"},
     {"learning_rate", NBL_KEY_REAL, AT(config.learning_rate), .least = ABOVE_0, .most = 1e9,
-     .range = "above 0", .help = "the largest of the schedule; needed"},
+     .range = "above 0, at most 1e9", .help = "the largest of the schedule; needed"},
     {"lr_scheduler", NBL_KEY_CHOICE, AT(config.schedule), .choices = schedules, .fallback = "cosine",
      .help = "how the learning rate goes on"},
     {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), NATURAL, .fallback = "0",
      .help = "steps in which the learning rate rises from 0"},
     {"warmup_ratio", NBL_KEY_REAL, AT(config.warmup_ratio), .least = 0, .most = 1, .range = "0 to 1",
      .fallback = "0.0", .help = "the same as a share of all steps"},
-    {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), .least = 0, .most = 1e9, .range = "0 or more",
+    {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), .least = 0, .most = 1e9, .range = "0 to 1e9",
      .fallback = "0.0", .help = "of AdamW"},
-    {"adam_beta1", NBL_KEY_REAL, AT(config.beta1), .least = 0, .most = BELOW_1, .range = "0 or more, below 1",
-     .fallback = "0.9", .help = "of AdamW"},
-    {"adam_beta2", NBL_KEY_REAL, AT(config.beta2), .least = 0, .most = BELOW_1, .range = "0 or more, below 1",
-     .fallback = "0.999", .help = "of AdamW"},
+    {"adam_beta1", NBL_KEY_REAL, AT(config.beta1), BELOW_1, .fallback = "0.9", .help = "of AdamW"},
+    {"adam_beta2", NBL_KEY_REAL, AT(config.beta2), BELOW_1, .fallback = "0.999", .help = "of AdamW"},
     {"adam_epsilon", NBL_KEY_REAL, AT(config.epsilon), .least = ABOVE_0, .most = 1,
      .range = "above 0, at most 1", .fallback = "1e-8", .help = "of AdamW"},
-    {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), .least = 0, .most = 1e30, .range = "0 or more",
+    {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), .least = 0, .most = 1e30, .range = "0 to 1e30",
      .fallback = "1.0", .help = "longer gradients are scaled to this; 0: never"},
-    {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), .fallback = "false",
-     .help = "compute activations again instead of keeping them"},
+    {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), .aliases = recompute_names,
+     .fallback = "false", .help = "compute activations again instead of keeping them"},
     {"logging_steps", NBL_KEY_INTEGER, AT(config.logging_steps), POSITIVE, .fallback = "1",
      .help = "a line of metrics every so many steps"},
+    {"eval_strategy", NBL_KEY_CHOICE, AT(config.eval_strategy), .choices = strategies,
+     .help = "when to evaluate; not given: as `eval_steps` or `evals_per_epoch` say"},
     {"eval_steps", NBL_KEY_INTEGER, AT(config.eval_steps), NATURAL, .fallback = "0",
      .help = "evaluate every so many steps; 0: after every epoch"},
     {"evals_per_epoch", NBL_KEY_INTEGER, AT(config.evals_per_epoch), NATURAL, .fallback = "0",
      .help = "the same by epochs; 0: not given"},
+    {"save_strategy", NBL_KEY_CHOICE, AT(config.save_strategy), .choices = strategies,
+     .help = "when to save a checkpoint; not given: as `save_steps` or `saves_per_epoch` say; no: on Ctrl-C "
+             "only"},
     {"save_steps", NBL_KEY_INTEGER, AT(config.save_steps), NATURAL, .fallback = "0",
      .help = "a checkpoint every so many steps; 0: after every epoch"},
     {"saves_per_epoch", NBL_KEY_INTEGER, AT(config.saves_per_epoch), NATURAL, .fallback = "0",
@@ -182,13 +222,13 @@ const nbl__run_key nbl__run_keys[] = {
     {"early_stopping_patience", NBL_KEY_INTEGER, AT(config.early_stopping_patience), NATURAL, .fallback = "0",
      .help = "stop after so many evaluations without a better one; 0: never"},
     {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), .least = 0, .most = 1e9,
-     .range = "0 or more", .fallback = "0.0", .help = "stop when the loss stays above this; 0: never"},
+     .range = "0 to 1e9", .fallback = "0.0", .help = "stop when the loss stays above this; 0: never"},
     {"loss_watchdog_patience", NBL_KEY_INTEGER, AT(config.loss_watchdog_patience), POSITIVE, .fallback = "3",
      .help = "for so many steps"},
     {"output_dir", NBL_KEY_TEXT, AT(config.output_dir), .fallback = "./model-out",
      .help = "where everything goes"},
-    {"seed", NBL_KEY_INTEGER, AT(config.seed), .least = 0, .most = 0x1p63, .range = "0 or more",
-     .fallback = "42", .help = "everything random comes from it"},
+    {"seed", NBL_KEY_INTEGER, AT(config.seed), .least = 0, .most = 0x1p63,
+     .range = "0 to 9223372036854775807", .fallback = "42", .help = "everything random comes from it"},
     {"resume_from_checkpoint", NBL_KEY_TEXT, AT(config.resume_from_checkpoint),
      .help = "go on from this folder"},
     {"auto_resume_from_checkpoints", NBL_KEY_BOOLEAN, AT(config.auto_resume), .fallback = "false",
@@ -197,40 +237,19 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "ours: where it runs; auto, or not given: on the first CUDA device if it can be used"},
     {"threads", NBL_KEY_INTEGER, AT(config.threads), .least = 0, .most = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
-    {"memory", NBL_KEY_BYTES, AT(config.memory), .range = "bytes, or 4G, 512MiB",
+    {"memory", NBL_KEY_BYTES, AT(config.memory), .range = "bytes, or 4G, 512MiB; below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
              "use what is left to recompute less and to decode fewer weights per step; without it, recompute "
              "where a run would not fit what the machine has available"},
     {"report", NBL_KEY_BOOLEAN, AT(config.report), .fallback = "true", .help = "ours: write report.html"},
-    /* what steers other engines */
-    {"model_type", NBL_KEY_NOTICE, .help = "config.json tells"},
-    {"tokenizer_type", NBL_KEY_NOTICE, .help = "the tokenizer's files tell"},
-    {"trust_remote_code", NBL_KEY_NEVER, .help = "no code of a model is ever run"},
-    {"strict", NBL_KEY_NOTICE, .help = "reading is always strict"},
-    {"dataset_prepared_path", NBL_KEY_NOTICE, .help = "no prepared copy of the data is kept"},
-    {"wandb_*", NBL_KEY_NOTICE, .help = "metrics go to files in `output_dir`"},
-    {"flash_attention", NBL_KEY_NOTICE, .help = "there is one attention"},
-    {"attn_implementation", NBL_KEY_NOTICE, .help = "there is one attention"},
-    {"gradient_checkpointing_kwargs", NBL_KEY_NOTICE, .help = "recomputation has no variants"},
-    {"deepspeed", NBL_KEY_NOTICE, .help = "one process, one machine"},
-    {"fsdp*", NBL_KEY_NOTICE, .help = "one process, one machine"},
-    {"group_by_length", NBL_KEY_NEVER, .help = "the order is the seed's or the files'"},
-    {"debug", NBL_KEY_NOTICE, .help = "`nibble data` shows what is trained"},
 };
 
 /* ---- names ---- */
 
-static bool matches(const char *pattern, const char *name)
-{
-    size_t size = strlen(pattern);
-    if (size > 0 && pattern[size - 1] == '*') return strncmp(pattern, name, size - 1) == 0;
-    return strcmp(pattern, name) == 0;
-}
-
 const nbl__run_key *nbl__run_key_find(const nbl__run_key *keys, int count, const char *name)
 {
     for (int i = 0; i < count; i++)
-        if (matches(keys[i].name, name)) return &keys[i];
+        if (strcmp(keys[i].name, name) == 0) return &keys[i];
     return NULL;
 }
 
@@ -259,7 +278,6 @@ static const char *const synonyms[][2] = {
     {"epochs", "num_epochs"},
     {"num_train_epochs", "num_epochs"},
     {"steps", "max_steps"},
-    {"batch_size", "micro_batch_size"},
     {"per_device_train_batch_size", "micro_batch_size"},
     {"max_seq_length", "sequence_len"},
     {"max_seq_len", "sequence_len"},
@@ -274,19 +292,18 @@ static const char *const synonyms[][2] = {
     {"random_seed", "seed"},
     {"clip_grad_norm", "max_grad_norm"},
     {"gradient_clipping", "max_grad_norm"},
-    {"float16", "fp16"},
-    {"half", "fp16"},
-    {"bfloat16", "bf16"},
     {"resume", "auto_resume_from_checkpoints"},
-    {"save_strategy", "save_steps"},
-    {"eval_strategy", "eval_steps"},
-    {"evaluation_strategy", "eval_steps"},
     {"field_text", "field"},
     {"text_field", "field"},
     {"file", "path"},
     {"conversation", "field_messages"},
-    {"message_field_role", "message_property_mappings"},
-    {"message_field_content", "message_property_mappings"},
+    {"pad", "pad_token"},
+    {"eos", "eos_token"},
+    {"bos", "bos_token"},
+    {"unk", "unk_token"},
+    {"torch_dtype", "bf16"},
+    {"adam_eps", "adam_epsilon"},
+    {"full_finetune", "adapter"},
     {"from", "role"},
     {"value", "content"},
 };
@@ -296,8 +313,13 @@ static int lesser(int a, int b)
     return a < b ? a : b;
 }
 
-/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word; the word counts up to
- * 63 bytes. */
+static char small(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+}
+
+/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word, capitals or not; the word
+ * counts up to 63 bytes. */
 static int edits(const char *name, const char *word)
 {
     enum { MOST = 64 };
@@ -307,8 +329,9 @@ static int edits(const char *name, const char *word)
         int *before = rows[(i + 1) % 3], *last = rows[(i + 2) % 3], *row = rows[i % 3];
         row[0] = i;
         for (int j = 1; j <= m; j++) {
-            row[j] = lesser(lesser(last[j], row[j - 1]) + 1, last[j - 1] + (name[i - 1] != word[j - 1]));
-            if (i > 1 && j > 1 && name[i - 1] == word[j - 2] && name[i - 2] == word[j - 1])
+            row[j] = lesser(lesser(last[j], row[j - 1]) + 1,
+                            last[j - 1] + (name[i - 1] != small(word[j - 1])));
+            if (i > 1 && j > 1 && name[i - 1] == small(word[j - 2]) && name[i - 2] == small(word[j - 1]))
                 row[j] = lesser(row[j], before[j - 2] + 1);
         }
     }
@@ -321,10 +344,11 @@ const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char
         if (strcmp(synonyms[i][0], name) == 0 && nbl__run_key_find(keys, count, synonyms[i][1]))
             return synonyms[i][1];
     const char *nearest = NULL;
-    int least = 0;
+    size_t length = strlen(name);
+    int least = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the first count of edits that is too many */
     for (int i = 0; i < count; i++) {
         int distance = edits(keys[i].name, name);
-        if (nearest == NULL || distance < least) nearest = keys[i].name, least = distance;
+        if (distance < least) nearest = keys[i].name, least = distance;
     }
     return nearest;
 }
@@ -343,8 +367,6 @@ void nbl__run_key_allowed(const nbl__run_key *key, nbl__text *out)
     case NBL_KEY_TARGETS: nbl__text_printf(out, "a list of texts, or a text"); break;
     case NBL_KEY_MAP: nbl__text_printf(out, "a map of keys"); break;
     case NBL_KEY_DATASETS: nbl__text_printf(out, "a list of maps"); break;
-    case NBL_KEY_NOTICE: nbl__text_printf(out, "anything"); break;
-    case NBL_KEY_NEVER: nbl__text_printf(out, "false"); break;
     case NBL_KEY_TEXT:
     case NBL_KEY_CHOICE:
         if (key->choices == NULL) nbl__text_printf(out, "a text");

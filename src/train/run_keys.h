@@ -9,19 +9,17 @@
 #include "train/run_config.h"
 
 typedef enum nbl__run_key_type {
-    NBL_KEY_BOOLEAN,  /* bool */
-    NBL_KEY_AUTO,     /* int: 0 false, 1 true, 2 auto */
-    NBL_KEY_INTEGER,  /* int64_t or uint64_t */
-    NBL_KEY_REAL,     /* double */
-    NBL_KEY_BYTES,    /* uint64_t: 4G, 512MiB */
-    NBL_KEY_TEXT,     /* const char *; one of `choices` if there are any */
-    NBL_KEY_CHOICE,   /* bool or an int-sized enum: the value of the choice */
-    NBL_KEY_NAMES,    /* nbl__name_list */
-    NBL_KEY_TARGETS,  /* nbl__name_list, or one text at `other` */
-    NBL_KEY_MAP,      /* the rows of `inner`, with the same origin */
-    NBL_KEY_DATASETS, /* a list of maps of `inner`, each with its own origin */
-    NBL_KEY_NOTICE,   /* steers other engines: accepted with a notice, whatever it is */
-    NBL_KEY_NEVER     /* the same, but true is refused */
+    NBL_KEY_BOOLEAN, /* bool */
+    NBL_KEY_AUTO,    /* int: 0 false, 1 true, 2 auto */
+    NBL_KEY_INTEGER, /* int64_t or uint64_t */
+    NBL_KEY_REAL,    /* double */
+    NBL_KEY_BYTES,   /* uint64_t: 4G, 512MiB */
+    NBL_KEY_TEXT,    /* const char *; one of `choices` if there are any */
+    NBL_KEY_CHOICE,  /* bool or an int-sized enum: the value of the choice */
+    NBL_KEY_NAMES,   /* nbl__name_list */
+    NBL_KEY_TARGETS, /* nbl__name_list, or one text at `other` */
+    NBL_KEY_MAP,     /* the rows of `inner`, with the same origin */
+    NBL_KEY_DATASETS /* a list of maps of `inner`, each with its own origin */
 } nbl__run_key_type;
 
 typedef struct nbl__run_choice {
@@ -29,15 +27,22 @@ typedef struct nbl__run_choice {
     int value;
 } nbl__run_choice;
 
+/* A value of axolotl's that means one of ours; told in a notice. */
+typedef struct nbl__run_alias {
+    const char *name, *as;
+} nbl__run_alias;
+
 typedef struct nbl__run_key {
-    const char *name; /* of a notice also a beginning: "wandb_*" */
+    const char *name;
     nbl__run_key_type type;
     size_t offset, size, other;
     double least, most;             /* of a number */
     const char *range;              /* the same in words */
     const nbl__run_choice *choices; /* ends with a NULL name */
+    const nbl__run_alias *aliases;  /* the same; or NULL */
     const struct nbl__run_key *inner;
     int inner_count;
+    bool unwritten;       /* another spelling: read, and written as the key that it stands for */
     const char *fallback; /* YAML; NULL: none */
     const char *help;     /* one line */
 } nbl__run_key;
@@ -49,15 +54,17 @@ typedef struct nbl__run_draft {
     int adapter;
     int bf16, tf32;
     bool fp16;
+    int64_t batch_size;        /* 0: not given */
     const char *template_text; /* chat_template_jinja */
 } nbl__run_draft;
 
-enum { NBL_RUN_KEYS = 77 };
+enum { NBL_RUN_KEYS = 68 };
 extern const nbl__run_key nbl__run_keys[NBL_RUN_KEYS];
 
-/* The row of a name among `count` rows; NULL: none. Notices that are beginnings match what begins so. */
+/* The row of a name among `count` rows; NULL: none. */
 const nbl__run_key *nbl__run_key_find(const nbl__run_key *keys, int count, const char *name);
-/* The known name that a wrong one most likely means: a usual synonym, or the least edits away. */
+/* The known name that a wrong one most likely means: a usual synonym, or the least edits away. NULL: none is near,
+ * that is, within a quarter of the word's letters. */
 const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char *name);
 /* The value of a key as docs/CONFIG.md puts it: "whole number, 1 or more", "lora, qlora". */
 void nbl__run_key_allowed(const nbl__run_key *key, nbl__text *out);

@@ -177,9 +177,47 @@ static nbl_status resolve_template(reader *r)
     return NBL_OK;
 }
 
+/* batch_size in axolotl's sense: all sequences of a step. */
+static nbl_status resolve_batch(reader *r)
+{
+    nbl__run_config *c = &r->draft.config;
+    int64_t all = r->draft.batch_size, passes = c->gradient_accumulation_steps;
+    if (all == 0) return NBL_OK;
+    if (given(r, "gradient_accumulation_steps") && all != c->micro_batch_size * passes)
+        return contradiction(r, "batch_size", "gradient_accumulation_steps",
+                             "batch_size is micro_batch_size times gradient_accumulation_steps; give one");
+    if (all % c->micro_batch_size != 0)
+        return contradiction(r, "batch_size", "micro_batch_size", "a step is a whole number of passes");
+    c->gradient_accumulation_steps = all / c->micro_batch_size;
+    return NBL_OK;
+}
+
+/* eval_strategy or save_strategy beside the keys that it goes with. */
+static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char *name, const char *steps,
+                                   int64_t every, const char *per_epoch, int64_t times)
+{
+    if (strategy == NBL_STRATEGY_GIVEN) return NBL_OK;
+    if (strategy == NBL_STRATEGY_STEPS) {
+        if (every > 0 || times > 0) return NBL_OK;
+        return nbl__yaml_fail(r->ctx, given(r, name), NBL_ERROR_ARGUMENT, "%s: steps needs %s or %s", name,
+                              steps, per_epoch);
+    }
+    if (every == 0 && times == 0) return NBL_OK;
+    return contradiction(r, name, every > 0 ? steps : per_epoch,
+                         strategy == NBL_STRATEGY_NO ? "no means never" : "epoch means once per epoch");
+}
+
 static nbl_status resolve_loop(reader *r)
 {
     nbl__run_config *c = &r->draft.config;
+    NBL_TRY(resolve_batch(r));
+    NBL_TRY(resolve_strategy(r, c->eval_strategy, "eval_strategy", "eval_steps", c->eval_steps,
+                             "evals_per_epoch", c->evals_per_epoch));
+    NBL_TRY(resolve_strategy(r, c->save_strategy, "save_strategy", "save_steps", c->save_steps,
+                             "saves_per_epoch", c->saves_per_epoch));
+    if (c->eval_strategy == NBL_STRATEGY_NO && c->early_stopping_patience > 0)
+        return contradiction(r, "eval_strategy", "early_stopping_patience",
+                             "without evaluations nothing stops");
     if (!given(r, "eval_sample_packing")) c->eval_sample_packing = c->sample_packing;
     if (c->val_set_size >= 1 && c->val_set_size != floor(c->val_set_size))
         return nbl__yaml_fail(r->ctx, given(r, "val_set_size"), NBL_ERROR_ARGUMENT,

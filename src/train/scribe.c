@@ -79,6 +79,63 @@ static nbl_status take_specials(nbl__scribe *s)
 
 /* ---- the template ---- */
 
+static bool template_has(const nbl__scribe *s, const char *token)
+{
+    size_t size = strlen(token);
+    for (int i = 0; i < s->template->count; i++) {
+        nbl_string text = s->template->sources[i].text;
+        for (size_t at = 0; at + size <= text.size; at++)
+            if (memcmp(text.text + at, token, size) == 0) return true;
+    }
+    return false;
+}
+
+/* eot_tokens: each is one token. One that the template does not have is left out with a warning, as axolotl does;
+ * EOS may come from the template's variable of that name. */
+static nbl_status take_eots(nbl__scribe *s)
+{
+    const nbl__name_list *list = &s->config->eot_tokens;
+    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MOST_ENDS));
+    if (list->count == 0) {
+        memcpy(s->eots, s->ends, (size_t)s->end_count * sizeof *s->eots);
+        s->eot_count = s->end_count;
+        return NBL_OK;
+    }
+    NBL_CHECK(s->ctx, list->count <= MOST_ENDS, NBL_ERROR_ARGUMENT,
+              "%s: eot_tokens: %" PRId64 " tokens, at most %d are possible", s->config->file, list->count,
+              MOST_ENDS);
+    for (int64_t i = 0; i < list->count; i++) {
+        const char *token = list->items[i];
+        nbl_ids ids;
+        NBL_TRY(nbl_tokenizer_encode(s->tokenizer, token, strlen(token), 0, &ids));
+        int64_t count = ids.count;
+        int32_t id = count == 1 ? ids.ids[0] : -1;
+        nbl_ids_free(s->ctx, &ids);
+        if (count != 1)
+            return nbl__hint(s->ctx,
+                             nbl__fail(s->ctx, NBL_ERROR_ARGUMENT,
+                                       "%s: eot_tokens: \"%.64s\" is %" PRId64 " tokens of %s",
+                                       s->config->file, token, count, s->config->base_model),
+                             "it must be one token of the model's tokenizer");
+        if (!template_has(s, token) && !(id == s->eos && template_has(s, "eos_token"))) {
+            nbl__log(s->ctx, NBL_LOG_WARNING,
+                     "%s: eot_tokens: the chat template does not have \"%.64s\"; it is left out",
+                     s->config->file, token);
+            continue;
+        }
+        for (int64_t d = 0; d < s->config->dataset_count && id == s->eos; d++) {
+            const nbl__dataset_config *dataset = &s->config->datasets[d];
+            NBL_CHECK(s->ctx, nbl__train_on_eot(dataset) == dataset->train_on_eos, NBL_ERROR_ARGUMENT,
+                      "%s: eot_tokens has the EOS token \"%.64s\", but train_on_eos and train_on_eot of %s "
+                      "differ",
+                      s->config->file, token, dataset->path);
+        }
+        s->eots[s->eot_count++] = id;
+        add_end(s, id);
+    }
+    return NBL_OK;
+}
+
 /* Whether a text has a block {% generation %}. */
 static bool has_marks(nbl_string text)
 {
@@ -153,7 +210,9 @@ nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int
                          nbl__fail(ctx, NBL_ERROR_NOT_FOUND, "%s: the model names no end-of-sequence token",
                                    config->base_model),
                          "special_tokens: {eos_token: ...} names one");
-    return chat ? choose_template(s) : NBL_OK;
+    if (!chat) return NBL_OK;
+    NBL_TRY(choose_template(s));
+    return take_eots(s);
 }
 
 void nbl__scribe_close(nbl__scribe *s)
@@ -162,5 +221,6 @@ void nbl__scribe_close(nbl__scribe *s)
     nbl_tokenizer_close(s->tokenizer);
     nbl_chat_template_close(s->template);
     if (s->ends) nbl__free(s->ctx, s->ends, MOST_ENDS * sizeof *s->ends);
+    if (s->eots) nbl__free(s->ctx, s->eots, MOST_ENDS * sizeof *s->eots);
     *s = (nbl__scribe){0};
 }

@@ -129,6 +129,7 @@ static nbl_status save(loop *l)
     nbl__run_parts parts = {t->config, &t->session, &t->optimizer, &t->records, &t->state, t->max_steps};
     double before = now();
     if (l->saved_step == t->state.step) return NBL_OK;
+    NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small one is written before it asks */
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
     l->logged_at += now() - before;
@@ -137,8 +138,9 @@ static nbl_status save(loop *l)
 }
 
 /* An interval in steps: given, so many per epoch, or at the end of every epoch. */
-static int64_t interval(const loop *l, int64_t steps, int64_t per_epoch)
+static int64_t interval(const loop *l, nbl__strategy strategy, int64_t steps, int64_t per_epoch)
 {
+    if (strategy == NBL_STRATEGY_NO) return INT64_MAX;
     if (steps > 0) return steps;
     return per_epoch > 0 ? nbl__ceil_div(l->t.steps_per_epoch, per_epoch) : l->t.steps_per_epoch;
 }
@@ -160,11 +162,13 @@ static nbl_status run_steps(loop *l)
         NBL_TRY(nbl__trainer_step(t, goes_on(l, t->state.step + 1), &result));
         NBL_TRY(log_step(l, &result));
         watch_loss(l, result.loss);
-        bool last = t->state.step == t->max_steps;
+        bool last = t->state.step == t->max_steps && t->config->eval_strategy != NBL_STRATEGY_NO;
         if (t->validation.batch_count && (t->state.step % l->eval_every == 0 || last)) NBL_TRY(evaluate(l));
         if (t->state.step % l->save_every == 0) NBL_TRY(save(l));
     }
-    return save(l);
+    /* A run that was interrupted is saved in any case. */
+    bool interrupted = t->state.step < t->max_steps && l->why == NULL;
+    return t->config->save_strategy == NBL_STRATEGY_NO && !interrupted ? NBL_OK : save(l);
 }
 
 /* ---- the whole ---- */
@@ -205,7 +209,7 @@ static nbl_status tell_unsaved(const loop *l, nbl_status status)
     return nbl__hint(t->ctx,
                      nbl__fail(t->ctx, status,
                                "interrupted after step %" PRId64
-                               ", while saving; checkpoints in %s are whole",
+                               ", not saved; earlier checkpoints in %s are whole",
                                t->state.step, t->config->output_dir),
                      "nibble train %s --resume goes on", t->config->file);
 }
@@ -213,8 +217,8 @@ static nbl_status tell_unsaved(const loop *l, nbl_status status)
 static nbl_status run(loop *l)
 {
     nbl__trainer *t = &l->t;
-    l->eval_every = interval(l, t->config->eval_steps, t->config->evals_per_epoch);
-    l->save_every = interval(l, t->config->save_steps, t->config->saves_per_epoch);
+    l->eval_every = interval(l, t->config->eval_strategy, t->config->eval_steps, t->config->evals_per_epoch);
+    l->save_every = interval(l, t->config->save_strategy, t->config->save_steps, t->config->saves_per_epoch);
     l->first_step = t->state.step;
     l->saved_step = t->resumed ? t->state.step : -1;
     l->begun = l->logged_at = now();

@@ -51,6 +51,46 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
     return nbl__new_adapter(t->model, c);
 }
 
+static bool same_targets(const nbl__run_config *c, const nbl__peft_choice *has)
+{
+    if (c->target_regex) return has->regex && strcmp(c->target_regex, has->regex) == 0;
+    if (c->target_modules.count != has->list.count) return false;
+    for (int64_t i = 0; i < has->list.count; i++) {
+        bool found = false;
+        for (int64_t k = 0; k < has->list.count && !found; k++)
+            found = strcmp(c->target_modules.items[i], has->list.names[k]) == 0;
+        if (!found) return false;
+    }
+    return true;
+}
+
+/* The adapter of lora_model_dir is trained as it is: keys that say otherwise are named, on one line. */
+static nbl_status tell_ignored(const nbl__trainer *t)
+{
+    const nbl__run_config *c = t->config;
+    const nbl__peft_settings *has = &t->model->peft->settings;
+    nbl__text line = {.ctx = t->ctx};
+    if (c->lora_r > 0 && c->lora_r != has->r)
+        nbl__text_printf(&line, ", lora_r %" PRId64 " (it has %" PRId64 ")", c->lora_r, has->r);
+    if (c->lora_alpha > 0 && c->lora_alpha != has->alpha)
+        nbl__text_printf(&line, ", lora_alpha %g (it has %g)", c->lora_alpha, has->alpha);
+    if (c->lora_dropout > 0 && c->lora_dropout != has->dropout)
+        nbl__text_printf(&line, ", lora_dropout %g (it has %g)", c->lora_dropout, has->dropout);
+    if (c->dora && !has->dora) nbl__text_printf(&line, ", peft_use_dora");
+    if (c->rslora && !has->rslora) nbl__text_printf(&line, ", peft_use_rslora");
+    if ((c->target_regex || c->target_modules.count) && !same_targets(c, &has->target))
+        nbl__text_printf(&line, ", lora_target_modules");
+    if (c->target_linear && !has->all_linear) nbl__text_printf(&line, ", lora_target_linear");
+    if (c->modules_to_save.count && has->modules_to_save.count == 0)
+        nbl__text_printf(&line, ", lora_modules_to_save");
+    if (line.status == NBL_OK && line.size)
+        nbl__log(t->ctx, NBL_LOG_WARNING, "%s: the adapter of lora_model_dir goes on as it is; no effect: %s",
+                 c->file, line.text + 2);
+    nbl_status status = line.status;
+    nbl__text_free(&line);
+    return status;
+}
+
 /* ---- the plan ---- */
 
 /* How the step is planned: within `memory`, or what the machine has, less a tenth for what comes and goes. Asked before
@@ -72,11 +112,18 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
     const nbl__run_config *c = t->config;
     int64_t vocabulary = 0;
     if (*tokens == 0) {
-        NBL_TRY(nbl__run_vocabulary(t->ctx, c->base_model, &vocabulary));
+        NBL_TRY(nbl__run_vocabulary(t->ctx, c, &vocabulary));
         NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
+        nbl__data_counts counts = nbl__data_count(t->data);
+        if (counts.dropped)
+            nbl__log(t->ctx, NBL_LOG_WARNING,
+                     "%s: %" PRId64 " rows were dropped: %" PRId64 " too long, %" PRId64 " bad, %" PRId64
+                     " with nothing trained",
+                     c->file, counts.dropped, counts.too_long, counts.bad, counts.untrained);
         nbl__data_largest(t->data, tokens, sequences);
     }
-    return open_model(t, adapter ? adapter : c->lora_model_dir, plan_only);
+    NBL_TRY(open_model(t, adapter ? adapter : c->lora_model_dir, plan_only));
+    return adapter == NULL && c->lora_model_dir ? tell_ignored(t) : NBL_OK;
 }
 
 nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int64_t batch, uint64_t memory,

@@ -181,7 +181,10 @@ static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
 {
     nbl__window *w = t->window;
     double scale = t->state.loss_scale;
-    while (w->enqueued < w->batches) NBL_TRY(enqueue_batch(t, w));
+    while (w->enqueued < w->batches) {
+        NBL_TRY(nbl__progress_poll(t->ctx, "training"));
+        NBL_TRY(enqueue_batch(t, w));
+    }
     NBL_TRY(nbl__optimizer_norm(&t->optimizer, t->config->max_grad_norm * scale, w->clipping));
     NBL_TRY(
         nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, 1 / scale, t->state.step + 1));
@@ -240,6 +243,7 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
     set_dropout(t, 0, 0, false);
     set_denominator(t, 1); /* sums */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
+        NBL_TRY(nbl__progress_poll(t->ctx, "evaluating"));
         NBL_TRY(fill_window(t, t->window, &t->validation, b, 1));
         NBL_TRY(load_batch(t, t->window, 0));
         NBL_TRY(nbl__plan_run_forward(&t->session.plan));

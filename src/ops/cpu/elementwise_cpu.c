@@ -36,22 +36,54 @@ static nbl_status run_add(const nbl__call *call, const void *arguments)
     return run_spans(call, nbl__tensor_elements(&a->a), add_avx2, add_avx512, &j);
 }
 
+static nbl_status scale(const nbl__call *call, float factor, const nbl_tensor *x, const nbl_tensor *y)
+{
+    span_job j = {.dtype = x->dtype, .factor = factor, .a = x->data, .y = y->data};
+    return run_spans(call, nbl__tensor_elements(x), scale_avx2, scale_avx512, &j);
+}
+
+static nbl_status cast(const nbl__call *call, const nbl_tensor *x, const nbl_tensor *y)
+{
+    span_job j = {.dtype = x->dtype, .to = y->dtype, .a = x->data, .y = y->data};
+    return run_spans(call, nbl__tensor_elements(x), cast_avx2, cast_avx512, &j);
+}
+
 static nbl_status run_scale(const nbl__call *call, const void *arguments)
 {
     const nbl__scale *a = arguments;
-    span_job j = {.dtype = a->dtype, .factor = a->factor, .a = a->x.data, .y = a->y.data};
-    return run_spans(call, nbl__tensor_elements(&a->x), scale_avx2, scale_avx512, &j);
+    return scale(call, a->factor, &a->x, &a->y);
 }
 
 static nbl_status run_cast(const nbl__call *call, const void *arguments)
 {
     const nbl__cast *a = arguments;
-    span_job j = {.dtype = a->x.dtype, .to = a->to, .a = a->x.data, .y = a->y.data};
-    return run_spans(call, nbl__tensor_elements(&a->x), cast_avx2, cast_avx512, &j);
+    return cast(call, &a->x, &a->y);
+}
+
+static nbl_status run_add_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__add *a = arguments;
+    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+}
+
+static nbl_status run_scale_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__scale *a = arguments;
+    return nbl__given(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
+}
+
+static nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__cast *a = arguments;
+    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 const nbl__impl nbl__add_cpu = {"add_cpu", NBL_ISA_AVX2, NULL, NULL, run_add};
 const nbl__impl nbl__scale_cpu = {"scale_cpu", NBL_ISA_AVX2, NULL, NULL, run_scale};
 const nbl__impl nbl__cast_cpu = {"cast_cpu", NBL_ISA_AVX2, NULL, NULL, run_cast};
+const nbl__impl nbl__add_backward_cpu = {"add_backward_cpu", NBL_ISA_AVX2, NULL, NULL, run_add_backward};
+const nbl__impl nbl__scale_backward_cpu = {"scale_backward_cpu", NBL_ISA_AVX2, NULL, NULL,
+                                           run_scale_backward};
+const nbl__impl nbl__cast_backward_cpu = {"cast_backward_cpu", NBL_ISA_AVX2, NULL, NULL, run_cast_backward};
 
 #endif

@@ -79,17 +79,45 @@ nbl_status run_add(const nbl__call *call, const void *arguments)
     NBL_BY_DTYPE(a->dtype, T, return (map<T, T>(call, &a->a, &a->b, &a->y, sum_of())));
 }
 
+nbl_status scale(const nbl__call *call, float factor, const nbl_tensor *x, const nbl_tensor *y)
+{
+    NBL_BY_DTYPE(x->dtype, T, return (map<T, T>(call, x, nullptr, y, product_with{factor})));
+}
+
+nbl_status cast(const nbl__call *call, const nbl_tensor *x, const nbl_tensor *y)
+{
+    NBL_BY_DTYPE(x->dtype, X,
+                 NBL_BY_DTYPE(y->dtype, Y, return (map<X, Y>(call, x, nullptr, y, first_of()))));
+}
+
 nbl_status run_scale(const nbl__call *call, const void *arguments)
 {
     const nbl__scale *a = static_cast<const nbl__scale *>(arguments);
-    NBL_BY_DTYPE(a->dtype, T, return (map<T, T>(call, &a->x, nullptr, &a->y, product_with{a->factor})));
+    return scale(call, a->factor, &a->x, &a->y);
 }
 
 nbl_status run_cast(const nbl__call *call, const void *arguments)
 {
     const nbl__cast *a = static_cast<const nbl__cast *>(arguments);
-    NBL_BY_DTYPE(a->x.dtype, X,
-                 NBL_BY_DTYPE(a->to, Y, return (map<X, Y>(call, &a->x, nullptr, &a->y, first_of()))));
+    return cast(call, &a->x, &a->y);
+}
+
+nbl_status run_add_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__add *a = static_cast<const nbl__add *>(arguments);
+    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
+}
+
+nbl_status run_scale_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__scale *a = static_cast<const nbl__scale *>(arguments);
+    return nbl__given(&a->dx) ? scale(call, a->factor, &a->dy, &a->dx) : NBL_OK;
+}
+
+nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__cast *a = static_cast<const nbl__cast *>(arguments);
+    return nbl__given(&a->dx) ? cast(call, &a->dy, &a->dx) : NBL_OK;
 }
 
 /* ---- check_finite: each block leaves the first place and the count of its part, one block puts them together ---- */
@@ -193,9 +221,16 @@ nbl_status run_finite(const nbl__call *call, const void *arguments)
 
 extern "C" {
 extern const nbl__impl nbl__add_cuda, nbl__scale_cuda, nbl__cast_cuda, nbl__check_finite_cuda;
+extern const nbl__impl nbl__add_backward_cuda, nbl__scale_backward_cuda, nbl__cast_backward_cuda;
 const nbl__impl nbl__add_cuda = {"add_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_add};
 const nbl__impl nbl__scale_cuda = {"scale_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_scale};
 const nbl__impl nbl__cast_cuda = {"cast_cuda", NBL_ISA_SCALAR, nullptr, nullptr, run_cast};
+const nbl__impl nbl__add_backward_cuda = {"add_backward_cuda", NBL_ISA_SCALAR, nullptr, nullptr,
+                                          run_add_backward};
+const nbl__impl nbl__scale_backward_cuda = {"scale_backward_cuda", NBL_ISA_SCALAR, nullptr, nullptr,
+                                            run_scale_backward};
+const nbl__impl nbl__cast_backward_cuda = {"cast_backward_cuda", NBL_ISA_SCALAR, nullptr, nullptr,
+                                           run_cast_backward};
 const nbl__impl nbl__check_finite_cuda = {"check_finite_cuda", NBL_ISA_SCALAR, nullptr, finite_scratch,
                                           run_finite};
 }

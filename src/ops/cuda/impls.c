@@ -8,6 +8,7 @@ extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
 extern const nbl__impl nbl__mlp_cuda, nbl__mlp_backward_cuda;
 extern const nbl__impl nbl__dora_norm_cuda;
 extern const nbl__impl nbl__add_cuda, nbl__cast_cuda, nbl__scale_cuda, nbl__check_finite_cuda;
+extern const nbl__impl nbl__add_backward_cuda, nbl__cast_backward_cuda, nbl__scale_backward_cuda;
 extern const nbl__impl nbl__attention_sm90, nbl__attention_backward_sm90, nbl__attention_mma,
     nbl__attention_backward_mma, nbl__attention_f32, nbl__attention_backward_f32, nbl__attention_cuda,
     nbl__attention_backward_cuda, nbl__attention_decode_cuda, nbl__attention_step_fast,
@@ -38,8 +39,11 @@ static const struct entry {
     {"mlp_backward", LIST(&nbl__mlp_backward_cuda)},
     {"dora_norm", LIST(&nbl__dora_norm_cuda)},
     {"add", LIST(&nbl__add_cuda)},
+    {"add_backward", LIST(&nbl__add_backward_cuda)},
     {"cast", LIST(&nbl__cast_cuda)},
+    {"cast_backward", LIST(&nbl__cast_backward_cuda)},
     {"scale", LIST(&nbl__scale_cuda)},
+    {"scale_backward", LIST(&nbl__scale_backward_cuda)},
     {"check_finite", LIST(&nbl__check_finite_cuda)},
     {"attention", LIST(&nbl__attention_sm90, &nbl__attention_mma, &nbl__attention_f32, &nbl__attention_cuda)},
     {"attention_backward",

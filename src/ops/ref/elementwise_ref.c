@@ -31,6 +31,37 @@ static nbl_status run_scale(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* add passes dy on; cast does, too, in the dtype of x. */
+static void pass_on(const nbl_tensor *dy, const nbl_tensor *dx, double factor)
+{
+    if (!nbl__given(dx)) return;
+    for (int64_t i = 0; i < nbl__tensor_elements(dy); i++) nbl__ref_set(dx, i, nbl__ref_get(dy, i) * factor);
+}
+
+static nbl_status run_add_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__add *a = arguments;
+    (void)call;
+    pass_on(&a->dy, &a->dx, 1);
+    return NBL_OK;
+}
+
+static nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__cast *a = arguments;
+    (void)call;
+    pass_on(&a->dy, &a->dx, 1);
+    return NBL_OK;
+}
+
+static nbl_status run_scale_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__scale *a = arguments;
+    (void)call;
+    pass_on(&a->dy, &a->dx, (double)a->factor);
+    return NBL_OK;
+}
+
 /* ---- gated ---- */
 
 /* act(x); *slope is its derivative. Beyond 40 all of them are x or 0 and their slope 1 or 0: there the
@@ -98,6 +129,10 @@ static nbl_status run_finite(const nbl__call *call, const void *arguments)
 const nbl__impl nbl__add_ref = {"add_ref", NBL_ISA_SCALAR, NULL, NULL, run_add};
 const nbl__impl nbl__cast_ref = {"cast_ref", NBL_ISA_SCALAR, NULL, NULL, run_cast};
 const nbl__impl nbl__scale_ref = {"scale_ref", NBL_ISA_SCALAR, NULL, NULL, run_scale};
+const nbl__impl nbl__add_backward_ref = {"add_backward_ref", NBL_ISA_SCALAR, NULL, NULL, run_add_backward};
+const nbl__impl nbl__cast_backward_ref = {"cast_backward_ref", NBL_ISA_SCALAR, NULL, NULL, run_cast_backward};
+const nbl__impl nbl__scale_backward_ref = {"scale_backward_ref", NBL_ISA_SCALAR, NULL, NULL,
+                                           run_scale_backward};
 const nbl__impl nbl__gated_ref = {"gated_ref", NBL_ISA_SCALAR, NULL, NULL, run_gated};
 const nbl__impl nbl__gated_backward_ref = {"gated_backward_ref", NBL_ISA_SCALAR, NULL, NULL,
                                            run_gated_backward};
