@@ -128,6 +128,17 @@ plain_text() { # a run that changes nothing leaves the base's files
     for file in tokenizer.json tokenizer_config.json chat_template.jinja generation_config.json; do cmp "plain/$file" "$model/$file" || return 1; done
 }
 check "a run without a template of its own leaves the base's files" plain_text
+turn_ends() { # eot_tokens end generation with the result, also with what is made of it
+    printf '%s' '{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_start|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}' >turns.jinja
+    sed '/^chat_template:/d;/^special_tokens:/d' own.yml >turns.yml && printf 'chat_template: jinja\nchat_template_jinja: turns.jinja\neot_tokens: ["<|im_start|>"]\n' >>turns.yml
+    runs train turns.yml --quiet --set output_dir=turns && runs merge "$model" turns merged-turns && runs train turns.yml --quiet --set adapter= --set lora_target_linear= --set output_dir=turns-full || return 1
+    for folder in turns turns/checkpoint-1 merged-turns turns-full; do
+        equal "$folder" "$(tr -d ' \n' <$folder/generation_config.json | grep -o '"eos_token_id":\[[^]]*]')" '"eos_token_id":[511,509,510]' || return 1
+    done
+    cp -r "$model" unsaid && rm unsaid/generation_config.json && runs train turns.yml --quiet --set base_model=unsaid --set output_dir=turns-unsaid &&
+        equal "without a generation_config.json" "$(tr -d ' \n' <turns-unsaid/generation_config.json)" '{"eos_token_id":[511,510]}'
+}
+check "eot_tokens are among the ends of generation_config.json" turn_ends
 again() { # a second run into the same folder sets them aside with the rest
     cp -r plain twice && runs train own.yml --quiet --set output_dir=twice && trained_text twice && cmp twice/earlier-1/chat_template.jinja "$model/chat_template.jinja"
 }

@@ -79,7 +79,8 @@ static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_
     int count = 1 + nbl__conversion_dtype(v, dtype, text, edits + 1);
     if (m->untied) edits[count++] = (nbl__config_edit){"tie_word_embeddings", "false"};
     if (how->text) {
-        int more = nbl__text_config_edits(&m->arena, &how->text->changes, v->checkpoint->config.root, false,
+        int more = nbl__text_config_edits(&m->arena, &how->text->changes, v->checkpoint->config.root,
+                                          nbl__json_get(v->checkpoint->config.root, "eos_token_id"), false,
                                           edits + count);
         if (more < 0) return NBL_ERROR_MEMORY;
         count += more;

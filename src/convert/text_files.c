@@ -73,37 +73,58 @@ static bool names_id(const nbl__json *value, int64_t id)
     return false;
 }
 
-/* The id first and then those that were there, as transformers' trainer aligns generation_config.json: a model that was
- * trained with a new end may still write the old one. */
-static const char *id_list(nbl__arena *arena, const nbl__json *value, int64_t id)
+/* Adds an id to a list in brackets; `count` ids are in it. */
+static void add_id(nbl__text *out, int *count, int64_t id)
+{
+    nbl__text_printf(out, "%s%" PRId64, (*count)++ ? ", " : "", id);
+}
+
+/* eos_token_id of generation_config.json: eos_token first, then the ids that were there, as transformers' trainer
+ * aligns it (a model that was trained with a new end may still write the old one), then the ends of turns. *list is NULL
+ * if nothing changes. */
+static nbl_status list_ends(nbl__arena *arena, const nbl__text_changes *changes, const nbl__json *ends,
+                            bool turns, const char **list)
 {
     nbl__text out = {.ctx = arena->ctx};
-    int64_t other;
-    nbl__text_printf(&out, "[%" PRId64, id);
-    if (nbl__json_natural(value, &other)) nbl__text_printf(&out, ", %" PRId64, other);
-    for (int64_t i = 0; nbl__json_is(value, NBL_JSON_ARRAY) && i < value->count; i++)
-        if (nbl__json_natural(&value->items[i], &other)) nbl__text_printf(&out, ", %" PRId64, other);
-    nbl__text_printf(&out, "]");
-    const char *copy = out.status == NBL_OK ? nbl__arena_strdup(arena, out.text) : NULL;
+    int count = 0;
+    int64_t eos = -1, other;
+    bool changed = false;
+    *list = NULL;
+    for (int i = 0; i < changes->token_count; i++)
+        if (strcmp(changes->tokens[i].name, "eos_token") == 0) eos = changes->tokens[i].id;
+    if (eos >= 0 && !names_id(ends, eos)) changed = true, add_id(&out, &count, eos);
+    if (nbl__json_natural(ends, &other)) add_id(&out, &count, other);
+    for (int64_t i = 0; nbl__json_is(ends, NBL_JSON_ARRAY) && i < ends->count; i++)
+        if (nbl__json_natural(&ends->items[i], &other)) add_id(&out, &count, other);
+    for (int i = 0; turns && i < changes->turn_end_count; i++) {
+        int64_t id = changes->turn_ends[i];
+        bool known = id == eos || names_id(ends, id);
+        for (int k = 0; k < i; k++) known |= changes->turn_ends[k] == id;
+        if (!known) changed = true, add_id(&out, &count, id);
+    }
+    if (changed && out.status == NBL_OK)
+        *list = nbl__arena_printf(arena, count > 1 ? "[%s]" : "%s", out.text);
+    nbl_status status = changed && *list == NULL ? NBL_ERROR_MEMORY : NBL_OK;
     nbl__text_free(&out);
-    return copy;
+    return status;
 }
 
 int nbl__text_config_edits(nbl__arena *arena, const nbl__text_changes *changes, const nbl__json *root,
-                           bool generation, nbl__config_edit *edits)
+                           const nbl__json *ends, bool generation, nbl__config_edit *edits)
 {
     int count = 0;
+    const char *list = NULL;
+    bool listed = generation || nbl__json_is(ends, NBL_JSON_ARRAY);
+    if (listed && list_ends(arena, changes, ends, generation, &list) != NBL_OK) return -1;
+    if (list) edits[count++] = (nbl__config_edit){"eos_token_id", list};
     for (int i = 0; i < changes->token_count; i++) {
         const struct nbl__special_token *token = &changes->tokens[i];
         if (token->id < 0 || strcmp(token->name, "unk_token") == 0) continue;
+        if (listed && strcmp(token->name, "eos_token") == 0) continue;
         const char *key = nbl__arena_printf(arena, "%s_id", token->name);
         if (key == NULL) return -1;
-        const nbl__json *value = nbl__json_get(root, key);
-        if (names_id(value, token->id)) continue;
-        bool listed = strcmp(token->name, "eos_token") == 0 &&
-                      (nbl__json_is(value, NBL_JSON_ARRAY) || (generation && value));
-        edits[count] = (nbl__config_edit){key, listed ? id_list(arena, value, token->id)
-                                                      : nbl__arena_printf(arena, "%" PRId64, token->id)};
+        if (names_id(nbl__json_get(root, key), token->id)) continue;
+        edits[count] = (nbl__config_edit){key, nbl__arena_printf(arena, "%" PRId64, token->id)};
         if (edits[count++].value == NULL) return -1;
     }
     return count;
@@ -127,17 +148,34 @@ static int settings_edits(nbl__arena *arena, const nbl__text_source *source, con
     return count;
 }
 
+/* The ends of a generation_config.json; one that names none has those of the model's config.json. */
+static nbl_status find_ends(nbl__arena *arena, const char *folder, const nbl__json *generation,
+                            const nbl__json **ends)
+{
+    nbl__config config;
+    nbl_status status = NBL_OK;
+    *ends = nbl__json_get(generation, "eos_token_id");
+    if (*ends && (*ends)->type != NBL_JSON_NULL) return NBL_OK;
+    const char *path = find_file(arena, folder, "config.json", &status);
+    if (path == NULL) return status;
+    NBL_TRY(nbl__config_read(arena, path, &config));
+    *ends = nbl__json_get(config.root, "eos_token_id");
+    return NBL_OK;
+}
+
 /* Writes a JSON file with its edits. `path` NULL: it is made of them. */
 static nbl_status put_edited(nbl__output *output, nbl__arena *arena, const nbl__text_source *source,
                              const char *name, const char *path)
 {
     nbl__config config;
     nbl__config_edit edits[NBL_MAX_SPECIAL_TOKENS + 2];
+    const nbl__json *ends = NULL;
     bool generation = strcmp(name, generation_file) == 0;
     NBL_TRY(path ? nbl__config_read(arena, path, &config) : nbl__config_parse(arena, name, "{}", 2, &config));
     NBL_CHECK(arena->ctx, nbl__json_is(config.root, NBL_JSON_OBJECT), NBL_ERROR_FORMAT,
               "%s: JSON, but not an object", path);
-    int count = generation ? nbl__text_config_edits(arena, &source->changes, config.root, true, edits)
+    if (generation) NBL_TRY(find_ends(arena, source->folder, config.root, &ends));
+    int count = generation ? nbl__text_config_edits(arena, &source->changes, config.root, ends, true, edits)
                            : settings_edits(arena, source, config.root, strcmp(name, token_map) == 0, edits);
     if (count < 0) return NBL_ERROR_MEMORY;
     if (path == NULL && count == 0) return NBL_OK;
@@ -210,7 +248,9 @@ static nbl_status put_all(nbl__output *output, nbl__arena *arena, const nbl__tex
         const char *path = find_file(arena, source->adapter, edited[i], &status);
         if (path == NULL) path = find_file(arena, source->folder, edited[i], &status);
         NBL_TRY(status);
-        if (path == NULL && (edited[i] == token_map || source->changes.token_count == 0)) continue;
+        bool changed = source->changes.token_count ||
+                       (edited[i] == generation_file && source->changes.turn_end_count);
+        if (path == NULL && (edited[i] == token_map || !changed)) continue;
         NBL_TRY(put_edited(output, arena, source, edited[i], path));
     }
     return put_templates(output, arena, source);

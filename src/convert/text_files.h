@@ -8,7 +8,7 @@
 #include "base/output.h"
 #include "format/config.h"
 
-enum { NBL_MAX_SPECIAL_TOKENS = 4 };
+enum { NBL_MAX_SPECIAL_TOKENS = 4, NBL_MAX_TURN_ENDS = 64 };
 
 /* What is written differently than it is found. */
 typedef struct nbl__text_changes {
@@ -18,6 +18,9 @@ typedef struct nbl__text_changes {
         int64_t id;              /* -1: not known */
     } tokens[NBL_MAX_SPECIAL_TOKENS];
     int token_count;
+    int64_t turn_ends
+        [NBL_MAX_TURN_ENDS]; /* ids that end a turn beside eos_token: generation_config.json gets them */
+    int turn_end_count;
 } nbl__text_changes;
 
 /* Where the files come from. */
@@ -37,8 +40,9 @@ nbl_status nbl__has_template(nbl_context *ctx, const char *folder, bool *has);
 nbl_status nbl__text_files_put(nbl__output *output, const nbl__text_source *source);
 
 /* The edits that make config.json (or generation_config.json, `generation`) name the ids of changed special tokens: at
- * most NBL_MAX_SPECIAL_TOKENS; their text is the arena's. Returns how many, -1: no memory. */
+ * most NBL_MAX_SPECIAL_TOKENS; their text is the arena's. `ends`: the eos_token_id so far; it is NULL if there is none.
+ * Returns how many, -1: no memory. */
 int nbl__text_config_edits(nbl__arena *arena, const nbl__text_changes *changes, const nbl__json *root,
-                           bool generation, nbl__config_edit *edits);
+                           const nbl__json *ends, bool generation, nbl__config_edit *edits);
 
 #endif

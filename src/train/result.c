@@ -138,7 +138,8 @@ static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, 
     char name[32];
     nbl__config_edit edits[2 + NBL_MAX_SPECIAL_TOKENS];
     int count = nbl__conversion_dtype(v, dtype, name, edits),
-        more_count = nbl__text_config_edits(&v->output->arena, &v->text->changes, c->config.root, false,
+        more_count = nbl__text_config_edits(&v->output->arena, &v->text->changes, c->config.root,
+                                            nbl__json_get(c->config.root, "eos_token_id"), false,
                                             edits + count);
     if (more_count < 0) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__conversion_finish(v, edits, count + more_count));

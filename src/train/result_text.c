@@ -5,7 +5,7 @@
 #include "text/tokenizer.h"
 #include "train/scribe.h"
 
-/* The ids that special_tokens name, by the model's tokenizer; without a tokenizer they stay unknown. */
+/* The ids that special_tokens and eot_tokens name, by the model's tokenizer; without a tokenizer they stay unknown. */
 static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl__text_changes *changes)
 {
     nbl__arena arena = nbl__arena_make(ctx);
@@ -18,6 +18,11 @@ static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl_
     for (int i = 0; tokenizer && i < changes->token_count; i++) {
         struct nbl__special_token *token = &changes->tokens[i];
         token->id = nbl_tokenizer_find(tokenizer, token->text, strlen(token->text));
+    }
+    const nbl__name_list *turns = &config->eot_tokens;
+    for (int64_t i = 0; tokenizer && i < turns->count && changes->turn_end_count < NBL_MAX_TURN_ENDS; i++) {
+        int32_t id = nbl_tokenizer_find(tokenizer, turns->items[i], strlen(turns->items[i]));
+        if (id >= 0) changes->turn_ends[changes->turn_end_count++] = id;
     }
     nbl_tokenizer_close(tokenizer);
     nbl__arena_free(&arena);
@@ -39,5 +44,5 @@ nbl_status nbl__result_text(nbl_context *ctx, const nbl__run_config *config, nbl
         if (told[i].text)
             changes->tokens[changes->token_count++] = (struct nbl__special_token){told[i].name, told[i].text,
                                                                                   -1};
-    return changes->token_count ? find_ids(ctx, config, changes) : NBL_OK;
+    return changes->token_count || config->eot_tokens.count ? find_ids(ctx, config, changes) : NBL_OK;
 }

@@ -78,7 +78,7 @@ def main():
                     count += 1
     finally:
         shutil.rmtree(folder)
-    print(f"{count} results load in transformers with the run's template and special tokens")
+    print(f"{count} passed, 0 failed")
 
 
 if __name__ == "__main__":
