@@ -66,14 +66,6 @@ static int on_token(void *user, int64_t sequence, int32_t id)
     return stopped || t->code != NBL_OK || t->write_error || cli_interrupted();
 }
 
-static void add_message(talk *t, const char *role, const char *text, size_t size)
-{
-    json_t *message = cli_json_object(), *content = json_stringn(text, size);
-    cli_json_set(message, "role", cli_json_text(role));
-    cli_json_set(message, "content", content ? content : cli_json_text(cli_clean(text)));
-    cli_json_add(t->messages, message);
-}
-
 /* The conversation so far as ids, ready for an answer. */
 static nbl_status render(talk *t, nbl_ids *ids)
 {
@@ -130,7 +122,7 @@ static int take_turn(talk *t, const char *line, size_t size)
     nbl_ids ids = {0};
     size_t before = json_array_size(t->messages);
     int status = CLI_DONE;
-    add_message(t, "user", line, size);
+    cli_add_message(t->messages, "user", line, size);
     nbl_status code = render(t, &ids);
     int64_t positions = nbl_model_positions(t->model);
     if (code == NBL_OK && ids.count >= positions) {
@@ -141,7 +133,7 @@ static int take_turn(talk *t, const char *line, size_t size)
                            ids.count, positions);
     } else {
         if (code == NBL_OK) code = write_answer(t, &ids);
-        if (code == NBL_OK) add_message(t, "assistant", t->answer, t->answer_size);
+        if (code == NBL_OK) cli_add_message(t->messages, "assistant", t->answer, t->answer_size);
         else status = cli_failure(t->call, t->ctx, code);
     }
     while (status != CLI_DONE && json_array_size(t->messages) > before)
@@ -156,7 +148,7 @@ static void begin_anew(talk *t)
 {
     const char *system = cli_get(t->call, "system")->text;
     json_array_clear(t->messages);
-    if (system) add_message(t, "system", system, strlen(system));
+    if (system) cli_add_message(t->messages, "system", system, strlen(system));
 }
 
 static void show_commands(void)
@@ -213,11 +205,10 @@ static int converse(talk *t)
 static nbl_status open_all(talk *t)
 {
     const cli_call *call = t->call;
-    const char *path = call->arguments[0];
-    nbl_status code = nbl_chat_template_open(t->ctx, path, cli_get(call, "template")->text,
+    nbl_status code = cli_chat_template_open(call, t->ctx, cli_get(call, "template")->text,
                                              &t->chat_template);
-    if (code == NBL_OK) code = nbl_tokenizer_open(t->ctx, path, &t->tokenizer);
     if (code == NBL_OK) code = cli_model_open(call, t->ctx, false, &t->model);
+    if (code == NBL_OK) code = nbl_model_tokenizer(t->model, &t->tokenizer);
     if (code == NBL_OK) code = cli_ends_read(call, t->ctx, t->model, t->tokenizer, &t->ends);
     if (code == NBL_OK) code = cli_writing_open(t->ctx, t->tokenizer, &t->ends, &t->writing);
     return code;
@@ -274,11 +265,7 @@ const cli_command cli_chat = {
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
-            {.name = "system", .argument = "S", .kind = CLI_TEXT, .help = "a system message to begin with"},
-            {.name = "template",
-             .argument = "F",
-             .kind = CLI_PATH,
-             .help = "a chat template to use instead of the model's"},
+            CLI_CHAT_OPTIONS,
             CLI_SAMPLING_OPTIONS("1024"),
             CLI_MODEL_OPTIONS,
             {.name = NULL},

@@ -56,8 +56,7 @@ static int take_row(texts *t, nbl_string line, int64_t row)
     t->chats = chat;
     if (status == CLI_DONE && chat) {
         nbl_status code = NBL_OK;
-        if (t->chat_template == NULL)
-            code = nbl_chat_template_open(t->ctx, t->call->arguments[0], NULL, &t->chat_template);
+        if (t->chat_template == NULL) code = cli_chat_template_open(t->call, t->ctx, NULL, &t->chat_template);
         if (code == NBL_OK) code = render(t, messages, json_object_get(object, "tools"), row);
         if (code != NBL_OK) status = cli_failure(t->call, t->ctx, code);
     } else if (status == CLI_DONE) {
@@ -179,8 +178,8 @@ static int run(cli_call *call)
     counts c = {0};
     status = read_texts(&t);
     if (status == CLI_DONE) {
-        nbl_status code = nbl_tokenizer_open(t.ctx, call->arguments[0], &tokenizer);
-        if (code == NBL_OK) code = cli_model_open(call, t.ctx, false, &model);
+        nbl_status code = cli_model_open(call, t.ctx, false, &model);
+        if (code == NBL_OK) code = nbl_model_tokenizer(model, &tokenizer);
         if (code == NBL_OK) {
             const cli_value *most = cli_get(call, "max-tokens");
             c.most = nbl_model_positions(model);

@@ -52,16 +52,16 @@ static nbl_status read_prompts(job *j)
     if (prompt == NULL && chat == NULL) return NBL_OK;
     j->prompts = (cli_ids){cli_alloc(sizeof *j->prompts.lists), 1};
     if (prompt) return nbl_tokenizer_encode(j->tokenizer, prompt, strlen(prompt), 1, &j->prompts.lists[0]);
-    json_t *messages = cli_json_array(), *message = cli_json_object();
-    cli_json_set(message, "role", cli_json_text("user"));
-    cli_json_set(message, "content", cli_json_text(chat));
-    cli_json_add(messages, message);
+    const char *system = cli_get(j->call, "system")->text;
+    json_t *messages = cli_json_array();
+    if (system) cli_add_message(messages, "system", system, strlen(system));
+    cli_add_message(messages, "user", chat, strlen(chat));
     char *text = json_dumps(messages, JSON_COMPACT);
     if (text == NULL) cli_no_memory();
     nbl_chat_template *t = NULL;
     nbl_rendering *r = NULL;
     nbl_chat what = {.messages = {text, strlen(text)}, .generation_prompt = 1};
-    nbl_status code = nbl_chat_template_open(j->ctx, j->call->arguments[0], NULL, &t);
+    nbl_status code = cli_chat_template_open(j->call, j->ctx, cli_get(j->call, "template")->text, &t);
     if (code == NBL_OK) code = nbl_chat_template_render(t, &what, &r);
     if (code == NBL_OK) {
         nbl_string rendered = nbl_rendering_text(r);
@@ -186,6 +186,10 @@ static int run(cli_call *call)
                *ids = cli_get(call, "ids")->text;
     if ((prompt != NULL) + (chat != NULL) + (ids != NULL) != 1)
         return cli_usage(call, NULL, "one of --prompt, --chat and --ids is needed");
+    static const char *const with_chat[] = {"system", "template"};
+    for (int i = 0; i < 2; i++)
+        if (chat == NULL && cli_get(call, with_chat[i])->given)
+            return cli_usage(call, NULL, "--%s goes with --chat", with_chat[i]);
     job j = {.call = call};
     int status = cli_stops_check(call);
     if (status != CLI_DONE) return status;
@@ -196,7 +200,7 @@ static int run(cli_call *call)
     nbl_status code = cli_model_open(call, j.ctx, false, &model);
     /* With ids a folder may be without a tokenizer; then there is no text, and nothing to stop at. */
     if (code == NBL_OK) {
-        nbl_status opened = nbl_tokenizer_open(j.ctx, call->arguments[0], &j.tokenizer);
+        nbl_status opened = nbl_model_tokenizer(model, &j.tokenizer);
         if (opened != NBL_OK && (ids == NULL || cli_get(call, "stop")->count)) code = opened;
     }
     if (code == NBL_OK) code = read_prompts(&j);
@@ -228,7 +232,8 @@ const cli_command cli_generate = {
             {.name = "chat",
              .argument = "S",
              .kind = CLI_TEXT,
-             .help = "a message, put into the model's chat template"},
+             .help = "a message, put into the chat template of the adapter or of the model"},
+            CLI_CHAT_OPTIONS,
             {.name = "ids",
              .argument = "F",
              .kind = CLI_PATH,

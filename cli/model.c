@@ -19,6 +19,23 @@ nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only
     return nbl_model_open(ctx, call->arguments[0], &options, model);
 }
 
+/* ---- conversations ---- */
+
+nbl_status cli_chat_template_open(const cli_call *call, nbl_context *ctx, const char *file,
+                                  nbl_chat_template **chat_template)
+{
+    return nbl_chat_template_open_adapted(ctx, call->arguments[0], cli_get(call, "adapter")->text, file,
+                                          chat_template);
+}
+
+void cli_add_message(json_t *messages, const char *role, const char *text, size_t size)
+{
+    json_t *message = cli_json_object(), *content = json_stringn(text, size);
+    cli_json_set(message, "role", cli_json_text(role));
+    cli_json_set(message, "content", content ? content : cli_json_text(cli_clean(text)));
+    cli_json_add(messages, message);
+}
+
 /* ---- sampling ---- */
 
 int cli_stops_check(const cli_call *call)
@@ -47,10 +64,12 @@ nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *mode
                          cli_ends *ends)
 {
     const cli_value *stops = cli_get(call, "stop");
-    *ends = (cli_ends){.ids = cli_alloc((size_t)(MOST_ENDS + stops->count) * sizeof *ends->ids),
+    *ends = (cli_ends){.ids = cli_alloc((size_t)(MOST_ENDS + 1 + stops->count) * sizeof *ends->ids),
                        .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
     ends->id_count = nbl_model_ends(model, ends->ids, MOST_ENDS);
     if (ends->id_count > MOST_ENDS) ends->id_count = MOST_ENDS;
+    int32_t trained = tokenizer ? nbl_model_adapter_end(model, tokenizer) : -1;
+    if (trained >= 0) ends->ids[ends->id_count++] = trained;
     for (int i = 0; i < stops->count; i++) {
         int32_t id;
         nbl_status code = special_token(ctx, tokenizer, stops->all[i], &id);

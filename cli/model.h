@@ -2,7 +2,7 @@
 #ifndef CLI_MODEL_H
 #define CLI_MODEL_H
 
-#include "command.h"
+#include "output.h"
 
 /* ---- rows of the tables; a command names those it has ---- */
 
@@ -28,6 +28,14 @@
         .help = "convert the linear layers to this storage format on arrival"                                \
     }
 #define CLI_MODEL_OPTIONS CLI_ADAPTER_OPTION("apply an adapter saved by PEFT", false), CLI_COMPUTE_OPTIONS
+
+/* Of the commands that have a conversation. */
+#define CLI_CHAT_OPTIONS                                                                                     \
+    {.name = "system", .argument = "S", .kind = CLI_TEXT, .help = "a system message to begin with"},         \
+    {                                                                                                        \
+        .name = "template", .argument = "F", .kind = CLI_PATH,                                               \
+        .help = "a chat template to use instead of the adapter's or the model's"                             \
+    }
 
 #define CLI_SAMPLING_OPTIONS(most_tokens)                                                                    \
     {.name = "max-tokens",                                                                                   \
@@ -88,6 +96,12 @@
 
 /* Opens the command's MODEL with its --adapter, --dtype and --load; `plan_only`: just to be planned. */
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model);
+
+/* The chat template: `file` (or NULL), else of the --adapter's folder, else of MODEL. */
+nbl_status cli_chat_template_open(const cli_call *call, nbl_context *ctx, const char *file,
+                                  nbl_chat_template **chat_template);
+/* Adds a message to a conversation. */
+void cli_add_message(json_t *messages, const char *role, const char *text, size_t size);
 
 /* The tokens that end a sequence, and the texts that do. A --stop that spells a special token is an end token: such
  * tokens have no text. */

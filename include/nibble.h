@@ -708,6 +708,14 @@ typedef struct nbl_rendering nbl_rendering;
 NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
                                           const char *file,
                                           nbl_chat_template **t);
+/* The same of a model with an adapter. Special tokens that the adapter's folder
+ * names go over the model's; when it has templates they take the place of the
+ * model's, and the log (NBL_LOG_INFO) names the file. `adapter` may be NULL. */
+NBL_API nbl_status nbl_chat_template_open_adapted(nbl_context *ctx,
+                                                  const char *model,
+                                                  const char *adapter,
+                                                  const char *file,
+                                                  nbl_chat_template **t);
 /* One template from its text, without a model: no special tokens. `name`
  * opens error messages. */
 NBL_API nbl_status nbl_chat_template_parse(nbl_context *ctx, const char *name,
@@ -785,6 +793,13 @@ NBL_API nbl_status nbl_model_open(nbl_context *ctx, const char *path,
 NBL_API void nbl_model_close(nbl_model *model); /* NULL: nothing */
 NBL_API int64_t nbl_model_vocabulary(const nbl_model *model);
 
+/* The tokenizer of a model with its adapter: the one in the adapter's folder,
+ * else the model's own. An adapter's tokenizer.json with more tokens than the
+ * model and its own tokenizer have is not used; the log (NBL_LOG_WARNING) says
+ * so. */
+NBL_API nbl_status nbl_model_tokenizer(nbl_model *model,
+                                       nbl_tokenizer **tokenizer);
+
 /* logits[i] gets the logits of every position of sequences[i]: f32 [tokens,
  * vocabulary]. */
 NBL_API nbl_status nbl_model_logits(nbl_model *model, const nbl_ids *sequences,
@@ -856,11 +871,16 @@ NBL_API nbl_status nbl_model_generate(nbl_model *model, const nbl_ids *prompts,
                                       int64_t count,
                                       const nbl_generate_options *options,
                                       nbl_generated *results);
-/* The tokens that end a sequence by generation_config.json or config.json, of
- * a .gguf file its eos, eot and eom; at most `room` into ends. Returns how many
+/* The tokens that end a sequence by generation_config.json (of the adapter's
+ * folder, else of the model's) or config.json, of a .gguf file its eos, eot and
+ * eom; at most `room` into ends. Returns how many
  * there are. */
 NBL_API int64_t nbl_model_ends(const nbl_model *model, int32_t *ends,
                                int64_t room);
+/* The eos_token that tokenizer_config.json of the adapter's folder names, by
+ * the model's tokenizer; -1: none. */
+NBL_API int32_t nbl_model_adapter_end(const nbl_model *model,
+                                      const nbl_tokenizer *tokenizer);
 
 /* What computing with a model takes, before anything is computed: a training
  * step when the model has an adapter, else generation (prompt and cache). The

@@ -35,6 +35,9 @@ while [ $done -lt "$kills" ]; do
 done
 "${words[@]}" --set output_dir=killed --resume
 cmp killed/adapter_model.safetensors whole/adapter_model.safetensors || { echo "kill_test: other bytes after $kills kills"; exit 1; }
+for file in tokenizer.json tokenizer_config.json chat_template.jinja generation_config.json adapter_config.json; do
+    cmp "killed/$file" "whole/$file" || { echo "kill_test: another $file after $kills kills"; exit 1; }
+done
 left=$(comm -23 <(ls -A killed | sort) <(ls -A whole | sort))
 [ -z "$left" ] || { echo "kill_test: left behind: $left"; exit 1; }
 echo "kill_test: $kills kills in $attempts runs, the same bytes"

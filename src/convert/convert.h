@@ -12,6 +12,7 @@
 
 #include "base/output.h"
 #include "base/team.h"
+#include "convert/text_files.h"
 #include "format/checkpoint.h"
 #include "quant/quant.h"
 
@@ -57,7 +58,8 @@ typedef struct nbl__conversion {
     nbl__writer *writer;
     nbl__output *output;
     nbl_convert_report report;
-    bool allow_non_finite; /* NaN and infinities are a warning, not an error */
+    const nbl__text_source *text; /* where text files come from; NULL: copied like all others */
+    bool allow_non_finite;        /* NaN and infinities are a warning, not an error */
 } nbl__conversion;
 
 /* ---- NaN and infinities of one tensor; any thread may add ---- */

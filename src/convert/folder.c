@@ -52,7 +52,7 @@ static bool has_templates(const nbl__conversion *v)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, template_folder);
-    return nbl__is_folder(path);
+    return v->text == NULL && nbl__is_folder(path);
 }
 
 typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size,
@@ -80,6 +80,8 @@ static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit
     for (struct dirent *entry; status == NBL_OK && (entry = readdir(list)); errno = 0) {
         struct stat info;
         if (!is_companion(entry->d_name)) continue;
+        if (v->text && (nbl__is_text_file(entry->d_name) || strcmp(entry->d_name, template_folder) == 0))
+            continue;
         snprintf(name, sizeof name, "%s%s%s", folder, folder[0] ? "/" : "", entry->d_name);
         snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, name);
         if (stat(path, &info) != 0) status = nbl__fail_errno(v->ctx, errno, "%s", path);
@@ -144,6 +146,7 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
         NBL_TRY(nbl__output_subfolder(v->output, template_folder));
         NBL_TRY(visit_companions(v, template_folder, copy_companion, NULL));
     }
+    if (v->text) NBL_TRY(nbl__text_files_put(v->output, v->text));
     nbl__text text = {.ctx = v->ctx};
     nbl_status status = nbl__config_apply(v->ctx, &v->checkpoint->config, edits, count, &text);
     if (status == NBL_OK) status = nbl__output_put(v->output, "config.json", text.text, text.size);

@@ -58,7 +58,8 @@ typedef struct nbl__merge_folder {
     bool allow_non_finite;
     nbl__folder_check check; /* or NULL */
     void *user;
-    nbl_dtype *chosen; /* or NULL */
+    nbl_dtype *chosen;            /* or NULL */
+    const nbl__text_source *text; /* or NULL: as the base has them */
 } nbl__merge_folder;
 nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_convert_report *report);
 

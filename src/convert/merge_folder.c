@@ -75,9 +75,16 @@ static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_
         NBL_TRY(write_tensor(v, m, &m->tensors[i], dtype, i));
     }
     char text[32];
-    nbl__config_edit edits[4] = {{"quantization_config", NULL}};
+    nbl__config_edit edits[4 + NBL_MAX_SPECIAL_TOKENS] = {{"quantization_config", NULL}};
     int count = 1 + nbl__conversion_dtype(v, dtype, text, edits + 1);
     if (m->untied) edits[count++] = (nbl__config_edit){"tie_word_embeddings", "false"};
+    if (how->text) {
+        int more = nbl__text_config_edits(&m->arena, &how->text->changes, v->checkpoint->config.root,
+                                          nbl__json_get(v->checkpoint->config.root, "eos_token_id"), false,
+                                          edits + count);
+        if (more < 0) return NBL_ERROR_MEMORY;
+        count += more;
+    }
     if (how->chosen) *how->chosen = dtype;
     return nbl__conversion_commit(v, edits, count, how->check, how->user);
 }
@@ -103,6 +110,7 @@ nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_
     nbl__merge m = {0};
     nbl_dtype dtype = NBL_DTYPE_BF16;
     nbl_status status = nbl__conversion_open(ctx, how->base, &v);
+    v.text = how->text;
     v.allow_non_finite = how->allow_non_finite;
     if (status == NBL_OK) status = choose_dtype(&v, how->dtype, &dtype);
     if (status == NBL_OK) status = nbl__merge_open(v.checkpoint, how->adapter, &m);

@@ -36,8 +36,14 @@ static int64_t read_gguf_ends(const nbl__gguf *gguf, int32_t *ends, int64_t room
 
 int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
 {
-    if (m->gguf) return read_gguf_ends(m->gguf->gguf, ends, room);
-    const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
+    const nbl__json *value = nbl__json_get(m->generation,
+                                           "eos_token_id"); /* of a .gguf file: its adapter's */
+    if (m->gguf && value == NULL) return read_gguf_ends(m->gguf->gguf, ends, room);
     if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__json_get(m->config, "eos_token_id");
     return value ? read_ends(value, ends, room) : 0;
+}
+
+int32_t nbl_model_adapter_end(const nbl_model *m, const nbl_tokenizer *tokenizer)
+{
+    return m->adapter_end ? nbl_tokenizer_find(tokenizer, m->adapter_end, strlen(m->adapter_end)) : -1;
 }

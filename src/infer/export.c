@@ -3,6 +3,8 @@
  * of each worker to their place in the file. */
 #include "infer/export.h"
 
+#include "infer/model_text.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -265,7 +267,9 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
     if (type) {
         e->type = type->type;
         NBL_TRY(nbl__export_keys(e));
-        NBL_TRY(nbl__vocab_export(&e->arena, e->folder, e->checkpoint->config.root, e->decoder.vocabulary,
+        NBL_TRY(
+            nbl__adapter_text(&e->arena, e->folder, e->options->adapter, e->decoder.vocabulary, &e->text));
+        NBL_TRY(nbl__vocab_export(&e->arena, &e->text, e->checkpoint->config.root, e->decoder.vocabulary,
                                   &e->writer, &e->vocab));
         NBL_TRY(write_model(e));
     } else {

@@ -29,6 +29,7 @@ typedef struct nbl__export {
         query_factor; /* q is multiplied by this: llama.cpp scales scores by 1 / sqrt(head_dim), whatever the
                               config says */
     nbl__gguf_writer writer;
+    nbl__text_source text; /* where tokenizer and template come from */
     nbl__exported_vocab vocab;
     nbl_export_report report;
 } nbl__export;

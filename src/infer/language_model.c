@@ -256,7 +256,8 @@ static nbl_status check_adapter(nbl_model *m)
 
 /* ---- opening ---- */
 
-/* generation_config.json is read when it is there; what is wrong with it is an error. */
+/* generation_config.json is read when it is there; what is wrong with it is an error. An adapter's that names ends goes
+ * over the model's. */
 static nbl_status read_generation(nbl_model *m, const char *folder)
 {
     nbl__config generation;
@@ -264,7 +265,22 @@ static nbl_status read_generation(nbl_model *m, const char *folder)
     if (path == NULL) return NBL_ERROR_MEMORY;
     if (access(path, F_OK) != 0) return NBL_OK;
     NBL_TRY(nbl__config_read(&m->arena, path, &generation));
-    m->generation = generation.root;
+    const nbl__json *ends = nbl__json_get(generation.root, "eos_token_id");
+    if (m->generation == NULL || (ends && ends->type != NBL_JSON_NULL)) m->generation = generation.root;
+    return NBL_OK;
+}
+
+/* The end that tokenizer_config.json of an adapter's folder names: other trainers save no generation_config.json. */
+static nbl_status read_adapter_end(nbl_model *m, const char *folder)
+{
+    nbl__config settings;
+    const char *path = nbl__arena_printf(&m->arena, "%s/tokenizer_config.json", folder);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    if (access(path, F_OK) != 0) return NBL_OK;
+    NBL_TRY(nbl__config_read(&m->arena, path, &settings));
+    const nbl__json *end = nbl__json_get(settings.root, "eos_token");
+    if (nbl__json_is(end, NBL_JSON_OBJECT)) end = nbl__json_get(end, "content");
+    if (nbl__json_is(end, NBL_JSON_STRING)) m->adapter_end = end->string;
     return NBL_OK;
 }
 
@@ -296,6 +312,8 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
     if (options->adapter == NULL) return NBL_OK;
     NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
+    NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
+    NBL_TRY(read_adapter_end(m, options->adapter));
     return check_adapter(m);
 }
 

@@ -24,6 +24,7 @@ struct nbl_model {
     nbl__peft *peft;
     const nbl__json *config;
     const nbl__json *generation; /* generation_config.json; NULL: there is none */
+    const char *adapter_end;     /* eos_token of the adapter's tokenizer_config.json; NULL: none */
     bool plan_only;              /* weights have formats and shapes, but not all have data */
 
     struct nbl__held {

@@ -18,6 +18,7 @@
 
 #include "convert/merge.h"
 #include "infer/language_model.h"
+#include "infer/model_text.h"
 
 enum { SLACK = 8, SEQUENCES = 3, MOST_TOKENS = 24 };
 static const double FLOOR = 5e-5;
@@ -138,7 +139,12 @@ nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, co
                              .check = options->verify ? verify : NULL,
                              .user = &v,
                              .chosen = &v.dtype};
-    nbl_status status = nbl__merge_write(ctx, &how, &own.convert);
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl__text_source text;
+    nbl_status status = nbl__adapter_text(&arena, base, adapter, 0, &text);
+    if (text.adapter || text.changes.chat_template.text) how.text = &text;
+    if (status == NBL_OK) status = nbl__merge_write(ctx, &how, &own.convert);
+    nbl__arena_free(&arena);
     own.dtype = v.dtype;
     if (report) *report = own;
     return status;

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "base/file.h"
 #include "text/jinja_runtime.h"
 
 /* ---- life ---- */
@@ -29,26 +30,54 @@ void nbl_chat_template_close(nbl_chat_template *t)
     nbl__free(ctx, t, sizeof *t);
 }
 
-static nbl_status open_template(nbl_chat_template *t, const char *model, const char *file)
+/* Special tokens of the adapter's folder go over the model's. Its templates, when it has any, are the only ones. */
+static nbl_status read_adapter(nbl_chat_template *t, const char *adapter, bool told)
+{
+    nbl_chat_template before = *t;
+    t->sources = NULL;
+    t->count = t->room = 0;
+    t->model = nbl__arena_strdup(&t->arena, adapter);
+    if (t->model == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = nbl__chat_read_model(t);
+    t->model = before.model;
+    if (status != NBL_OK) return status;
+    if (t->count && told)
+        nbl__log(t->ctx, NBL_LOG_INFO, "the chat template is the adapter's: %s", t->sources[0].file);
+    if (t->count) return NBL_OK;
+    t->sources = before.sources;
+    t->count = before.count;
+    t->room = before.room;
+    return NBL_OK;
+}
+
+static nbl_status open_template(nbl_chat_template *t, const char *model, const char *adapter,
+                                const char *file)
 {
     t->model = nbl__arena_strdup(&t->arena, model);
     if (t->model == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__chat_read_model(t));
+    if (adapter && nbl__is_folder(adapter)) NBL_TRY(read_adapter(t, adapter, file == NULL));
     if (file == NULL) return NBL_OK;
     t->count = 0;
     return nbl__chat_read_file(t, file, "default");
 }
 
-nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file,
-                                  nbl_chat_template **result)
+nbl_status nbl_chat_template_open_adapted(nbl_context *ctx, const char *model, const char *adapter,
+                                          const char *file, nbl_chat_template **result)
 {
     NBL_CHECK(ctx, model && result, NBL_ERROR_ARGUMENT, "nbl_chat_template_open: an argument is NULL");
     NBL_TRY(new_template(ctx, result));
-    nbl_status status = open_template(*result, model, file);
+    nbl_status status = open_template(*result, model, adapter, file);
     if (status == NBL_OK) return NBL_OK;
     nbl_chat_template_close(*result);
     *result = NULL;
     return status;
+}
+
+nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model, const char *file,
+                                  nbl_chat_template **result)
+{
+    return nbl_chat_template_open_adapted(ctx, model, NULL, file, result);
 }
 
 int64_t nbl_chat_template_count(const nbl_chat_template *t)

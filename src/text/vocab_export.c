@@ -29,7 +29,8 @@ typedef struct token {
 typedef struct exporter {
     nbl_context *ctx;
     nbl__arena *arena;
-    const char *folder, *where;               /* of tokenizer.json */
+    const nbl__text_source *source;
+    const char *where;                        /* tokenizer.json */
     const nbl__json *root, *model, *settings; /* tokenizer.json, its model, tokenizer_config.json (or NULL) */
     const nbl__json *config;
     token *tokens;
@@ -57,19 +58,22 @@ static nbl_status unsupported(const exporter *e, const char *what, const char *n
                      name);
 }
 
-/* A JSON file of the folder; *root NULL: there is none. */
-static nbl_status read_json(exporter *e, const char *name, const nbl__json **root)
+/* A JSON file of the adapter's folder, else of the model's; *root NULL: there is none. */
+static nbl_status read_json(exporter *e, const char *name, const char **path, const nbl__json **root)
 {
+    const char *folders[] = {e->source->adapter, e->source->folder};
     char *text, *kept;
     size_t size;
-    const char *path = nbl__arena_printf(e->arena, "%s/%s", e->folder, name);
     *root = NULL;
-    if (path == NULL) return NBL_ERROR_MEMORY;
-    if (!nbl__exists(path)) return NBL_OK;
-    NBL_TRY(nbl__file_read(e->ctx, path, LARGEST_FILE, &text, &size));
+    for (int i = folders[0] ? 0 : 1; i < 2; i++) {
+        if ((*path = nbl__arena_printf(e->arena, "%s/%s", folders[i], name)) == NULL) return NBL_ERROR_MEMORY;
+        if (nbl__exists(*path)) break;
+    }
+    if (!nbl__exists(*path)) return NBL_OK;
+    NBL_TRY(nbl__file_read(e->ctx, *path, LARGEST_FILE, &text, &size));
     if ((kept = nbl__arena_alloc(e->arena, size + 1)) != NULL) memcpy(kept, text, size);
     nbl__free(e->ctx, text, size + 1);
-    return kept ? nbl__json_parse(e->arena, path, kept, size, NBL_JSON_SERDE, root) : NBL_ERROR_MEMORY;
+    return kept ? nbl__json_parse(e->arena, *path, kept, size, NBL_JSON_SERDE, root) : NBL_ERROR_MEMORY;
 }
 
 /* ---- tokens ---- */
@@ -411,7 +415,15 @@ static nbl_status put_kind(exporter *e)
 static nbl_status put_template(exporter *e, nbl__exported_vocab *exported)
 {
     nbl_chat_template *t;
-    NBL_TRY(nbl_chat_template_open(e->ctx, e->folder, NULL, &t));
+    bool adapted = false;
+    if (e->source->changes.chat_template.text) {
+        exported->chat_template = e->source->changes.chat_template;
+        nbl__gguf_put_text(e->w, "tokenizer.chat_template", exported->chat_template.text,
+                           exported->chat_template.size);
+        return NBL_OK;
+    }
+    if (e->source->adapter) NBL_TRY(nbl__has_template(e->ctx, e->source->adapter, &adapted));
+    NBL_TRY(nbl_chat_template_open(e->ctx, adapted ? e->source->adapter : e->source->folder, NULL, &t));
     nbl_status status = NBL_OK;
     for (int i = 0; i < t->count && status == NBL_OK; i++) {
         if (strcmp(t->sources[i].name, "default") != 0) continue;
@@ -460,16 +472,15 @@ nbl_status nbl__vocab_export_text(nbl__arena *arena, const char *where, nbl_stri
     return export_tokens(&e, exported);
 }
 
-nbl_status nbl__vocab_export(nbl__arena *arena, const char *folder, const nbl__json *config, int64_t size,
-                             nbl__gguf_writer *w, nbl__exported_vocab *exported)
+nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, const nbl__json *config,
+                             int64_t size, nbl__gguf_writer *w, nbl__exported_vocab *exported)
 {
     exporter e = {
-        .ctx = arena->ctx, .arena = arena, .folder = folder, .config = config, .size = size, .w = w};
+        .ctx = arena->ctx, .arena = arena, .source = source, .config = config, .size = size, .w = w};
     *exported = (nbl__exported_vocab){0};
-    e.where = nbl__arena_printf(arena, "%s/tokenizer.json", folder);
-    if (e.where == NULL) return NBL_ERROR_MEMORY;
-    NBL_TRY(read_json(&e, "tokenizer.json", &e.root));
-    NBL_TRY(read_json(&e, "tokenizer_config.json", &e.settings));
+    const char *unused;
+    NBL_TRY(read_json(&e, "tokenizer.json", &e.where, &e.root));
+    NBL_TRY(read_json(&e, "tokenizer_config.json", &unused, &e.settings));
     if (e.root == NULL) {
         nbl__log(e.ctx, NBL_LOG_WARNING, "%s: no such file; the GGUF file has no vocabulary", e.where);
         nbl__gguf_put_text(w, KEY("model"), "no_vocab", 8);

@@ -2,6 +2,7 @@
 #ifndef NBL_VOCAB_EXPORT_H
 #define NBL_VOCAB_EXPORT_H
 
+#include "convert/text_files.h"
 #include "format/gguf_write.h"
 
 /* What else than the entries is needed of it: in the arena. */
@@ -13,8 +14,8 @@ typedef struct nbl__exported_vocab {
 /* Puts tokenizer.ggml.… and tokenizer.chat_template for a vocabulary of `size` tokens. Byte-level BPE becomes "gpt2",
  * BPE that falls back to bytes "llama"; other kinds are refused by name, as is a pre-tokenizer that GGUF has no name
  * for. `config` is config.json, for ids that the tokenizer does not tell. */
-nbl_status nbl__vocab_export(nbl__arena *arena, const char *folder, const nbl__json *config, int64_t size,
-                             nbl__gguf_writer *w, nbl__exported_vocab *exported);
+nbl_status nbl__vocab_export(nbl__arena *arena, const nbl__text_source *source, const nbl__json *config,
+                             int64_t size, nbl__gguf_writer *w, nbl__exported_vocab *exported);
 
 /* The same from the text of a tokenizer.json alone; `where` opens messages. */
 nbl_status nbl__vocab_export_text(nbl__arena *arena, const char *where, nbl_string text, int64_t size,

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "convert/text_files.h"
 
 /* ---- what is a run's ---- */
 
@@ -19,14 +20,15 @@ static bool is_output(const char *name, bool *precious)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
     static const char *const others[] = {
-        "adapter_config.json", "metrics.jsonl", "report.html", "run.yml", "runs", "samples.json"};
+        "adapter_config.json", "additional_chat_templates", "metrics.jsonl", "report.html", "run.yml", "runs",
+        "samples.json"};
     size_t digits = strncmp(name, "checkpoint-", 11) == 0 ? strspn(name + 11, "0123456789") : 0;
     if (digits && name[11 + digits] == '\0') return *precious = true;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
         if (nbl__ends_with(name, weights[i])) return *precious = true;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(name, others[i]) == 0) return true;
-    return false;
+    return nbl__is_text_file(name);
 }
 
 /* The part of a name before ".partial-" is that of something a run writes. */

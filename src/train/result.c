@@ -9,6 +9,7 @@
 #include "convert/convert.h"
 #include "ops/memory.h"
 #include "train/output_dir.h"
+#include "train/result_text.h"
 
 static const char *const staging = "result.partial-final"; /* the folder that nbl__result_publish empties */
 
@@ -79,10 +80,13 @@ static nbl_status write_adapter(const nbl__peft *peft, const nbl__optimizer *o, 
     nbl__arena arena = nbl__arena_make(o->ctx);
     nbl__output *output = NULL;
     nbl__peft_description d;
+    nbl__text_source text;
     nbl_status status;
     NBL_GO(describe(&arena, peft, o, config, &d));
+    NBL_GO(nbl__result_text(o->ctx, config, &text));
     NBL_GO(nbl__output_begin(o->ctx, target, 0, &output));
     NBL_GO(nbl__peft_put(output, &d));
+    NBL_GO(nbl__text_files_put(output, &text));
     if (more) NBL_GO(more(user, output));
     nbl__output *finished = output;
     output = NULL;
@@ -132,8 +136,13 @@ static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, 
         else NBL_TRY(write_master(v, master, dtype, i));
     }
     char name[32];
-    nbl__config_edit edits[2];
-    NBL_TRY(nbl__conversion_finish(v, edits, nbl__conversion_dtype(v, dtype, name, edits)));
+    nbl__config_edit edits[2 + NBL_MAX_SPECIAL_TOKENS];
+    int count = nbl__conversion_dtype(v, dtype, name, edits),
+        more_count = nbl__text_config_edits(&v->output->arena, &v->text->changes, c->config.root,
+                                            nbl__json_get(c->config.root, "eos_token_id"), false,
+                                            edits + count);
+    if (more_count < 0) return NBL_ERROR_MEMORY;
+    NBL_TRY(nbl__conversion_finish(v, edits, count + more_count));
     if (more) NBL_TRY(more(user, v->output));
     nbl__output *output = v->output;
     v->output = NULL;
@@ -144,8 +153,11 @@ static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *co
                               const char *target, nbl__more_fn more, void *user)
 {
     nbl__conversion v;
+    nbl__text_source text;
     nbl_status status = nbl__conversion_open(o->ctx, config->base_model, &v);
     v.allow_non_finite = true; /* a finished training is saved whatever the base holds */
+    if (status == NBL_OK) status = nbl__result_text(o->ctx, config, &text);
+    v.text = &text;
     if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, more, user);
     nbl__conversion_close(&v);
     return status;

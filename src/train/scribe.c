@@ -151,20 +151,31 @@ static bool has_marks(nbl_string text)
     return false;
 }
 
+nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nbl_string *text)
+{
+    const char *told = config->chat_template;
+    *text = (nbl_string){NULL, 0};
+    if (told == NULL || strcmp(told, "tokenizer_default") == 0) return NBL_OK;
+    bool built_in = strcmp(told, "chatml") == 0;
+    NBL_CHECK(ctx, built_in || strchr(told, '{'), NBL_ERROR_UNSUPPORTED,
+              "%s: chat_template: \"%s\" is not known; it is tokenizer_default, chatml or a template",
+              config->file, told);
+    *text = (nbl_string){built_in ? chatml : told, strlen(built_in ? chatml : told)};
+    return NBL_OK;
+}
+
 static nbl_status choose_template(nbl__scribe *s)
 {
     nbl_chat_template *t = s->template;
-    const char *told = s->config->chat_template;
-    if (told && strcmp(told, "tokenizer_default") != 0) {
-        bool built_in = strcmp(told, "chatml") == 0;
-        NBL_CHECK(s->ctx, built_in || strchr(told, '{'), NBL_ERROR_UNSUPPORTED,
-                  "%s: chat_template: \"%s\" is not known; it is tokenizer_default, chatml or a template",
-                  s->config->file, told);
-        char *copy = nbl__arena_strdup(&t->arena, built_in ? chatml : told);
+    nbl_string told;
+    NBL_TRY(nbl__run_template(s->ctx, s->config, &told));
+    if (told.text) {
+        char *copy = nbl__arena_strdup(&t->arena, told.text);
         if (copy == NULL) return NBL_ERROR_MEMORY;
         t->count = 0;
-        NBL_TRY(nbl__chat_add_source(t, "default", built_in ? "chatml" : "chat_template",
-                                     (nbl_string){copy, strlen(copy)}));
+        NBL_TRY(nbl__chat_add_source(
+            t, "default", strchr(s->config->chat_template, '{') ? "chat_template" : s->config->chat_template,
+            (nbl_string){copy, told.size}));
     }
     if (t->count == 0)
         return nbl__hint(s->ctx,
