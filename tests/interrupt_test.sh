@@ -39,7 +39,8 @@ learning_rate: 1e-3
 output_dir: out
 END
 
-# stopped SIGNALS DELAY COMMAND...: the command ends with 130 after the signals.
+# stopped SIGNALS DELAY COMMAND...: the command ends with 130 after the signals. It receives them all at once, as it
+# stands still while they are sent: they are different ones, so that none is taken for another.
 stopped() {
     local signals=$1 delay=$2 pid code=0
     shift 2
@@ -49,11 +50,9 @@ stopped() {
     pid=$!
     set +m
     sleep "$delay"
-    for signal in $signals; do
-        kill -0 $pid 2>/dev/null || { wait $pid || code=$?; fail "$*: ended by itself with $code"; }
-        kill -"$signal" $pid
-        sleep 0.05
-    done
+    kill -STOP $pid 2>/dev/null || { wait $pid || code=$?; fail "$*: ended by itself with $code"; }
+    for signal in $signals; do kill -"$signal" $pid; done
+    kill -CONT $pid
     for _ in $(seq $((wait_s * 10))); do
         kill -0 $pid 2>/dev/null || break
         sleep 0.1
@@ -79,8 +78,8 @@ train=("$build/nibble" train "$root/examples/train/sums.yml" --set base_model="$
 stopped INT 4 "${train[@]}" --set output_dir=one
 grep -q "stopping after this step; press Ctrl-C again to stop without saving" log || fail "the first Ctrl-C was not acknowledged"
 [ -n "$(find one -name 'checkpoint-*' -type d)" ] || fail "the first Ctrl-C did not save"
-stopped "INT INT" 4 "${train[@]}" --set output_dir=two
+stopped "INT TERM" 4 "${train[@]}" --set output_dir=two
 [ -z "$(find two -name 'checkpoint-*')" ] || fail "the second Ctrl-C saved"
-stopped "INT TERM INT" 4 "${train[@]}" --set output_dir=three
+stopped "INT TERM HUP" 4 "${train[@]}" --set output_dir=three
 [ -z "$(find three -name 'checkpoint-*')" ] || fail "the third Ctrl-C saved"
 echo "interrupt_test: passed"
