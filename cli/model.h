@@ -34,7 +34,9 @@
     {.name = "system", .argument = "S", .kind = CLI_TEXT, .help = "a system message to begin with"},         \
     {                                                                                                        \
         .name = "template", .argument = "F", .kind = CLI_PATH,                                               \
-        .help = "a chat template to use instead of the adapter's or the model's"                             \
+        .help =                                                                                              \
+            "a chat template to use instead of the adapter's or the model's: a file, or a built-in name "    \
+            "such as llama3"                                                                                 \
     }
 
 #define CLI_SAMPLING_OPTIONS(most_tokens)                                                                    \

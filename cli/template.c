@@ -237,7 +237,7 @@ const cli_command cli_template = {
             {.name = "template",
              .argument = "FILE",
              .kind = CLI_PATH,
-             .help = "a template to use instead of the model's"},
+             .help = "a template to use instead of the model's: a file, or a built-in name such as llama3"},
             {.name = NULL},
         },
     .examples =

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "text/jinja_runtime.h"
+#include "text/named_templates.h"
 
 /* ---- life ---- */
 
@@ -59,7 +60,10 @@ static nbl_status open_template(nbl_chat_template *t, const char *model, const c
     if (adapter && nbl__is_folder(adapter)) NBL_TRY(read_adapter(t, adapter, file == NULL));
     if (file == NULL) return NBL_OK;
     t->count = 0;
-    return nbl__chat_read_file(t, file, "default");
+    const char *text = nbl__exists(file) ? NULL : nbl__named_template(file);
+    if (text == NULL) return nbl__chat_read_file(t, file, "default");
+    return nbl__chat_add_source(t, "default", nbl__arena_strdup(&t->arena, file),
+                                (nbl_string){text, strlen(text)});
 }
 
 nbl_status nbl_chat_template_open_adapted(nbl_context *ctx, const char *model, const char *adapter,
