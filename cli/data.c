@@ -51,6 +51,8 @@ static json_t *count_of(const nbl_data_summary *s)
     cli_json_set(document, "dropped_too_long", json_integer(s->too_long));
     cli_json_set(document, "dropped_bad", json_integer(s->bad));
     cli_json_set(document, "dropped_untrained", json_integer(s->untrained));
+    cli_json_set(document, "dropped_too_short", json_integer(s->too_short));
+    cli_json_set(document, "dropped_duplicates", json_integer(s->duplicates));
     cli_json_set(document, "validation", json_integer(s->validation));
     return document;
 }
@@ -98,9 +100,12 @@ static void print_counts(const nbl_data_summary *s)
     if (s->truncated)
         fprintf(cli_out(), "%s examples were cut to sequence_len\n", cli_grouped((uint64_t)s->truncated));
     if (s->dropped)
-        fprintf(cli_out(), "%s rows were dropped: %s too long, %s bad, %s with nothing trained\n",
+        fprintf(cli_out(),
+                "%s rows were dropped: %s too long, %s too short, %s bad, %s with nothing trained, "
+                "%s seen before\n",
                 cli_grouped((uint64_t)s->dropped), cli_grouped((uint64_t)s->too_long),
-                cli_grouped((uint64_t)s->bad), cli_grouped((uint64_t)s->untrained));
+                cli_grouped((uint64_t)s->too_short), cli_grouped((uint64_t)s->bad),
+                cli_grouped((uint64_t)s->untrained), cli_grouped((uint64_t)s->duplicates));
 }
 
 /* ---- the command ---- */

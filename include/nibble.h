@@ -703,8 +703,9 @@ typedef struct nbl_rendering nbl_rendering;
 /* The templates and special tokens of a model's folder: chat_template.jinja,
  * else chat_template of tokenizer_config.json (a text, or a list of named
  * ones), else chat_template.json; or those in a .gguf file. `file`: a template
- * that is used instead, or NULL. A model without any template is no error
- * before one is needed. */
+ * that is used instead, or the name of a built-in one ("llama3"; see
+ * docs/TEMPLATES.md) if there is no such file, or NULL. A model without any
+ * template is no error before one is needed. */
 NBL_API nbl_status nbl_chat_template_open(nbl_context *ctx, const char *model,
                                           const char *file,
                                           nbl_chat_template **t);
@@ -1010,9 +1011,10 @@ typedef struct nbl_data_summary {
                                that of an example's first token */
     int64_t truncated;      /* examples that were cut to sequence_len */
     int64_t dropped;        /* rows too long, bad rows with skip_bad_rows, and
-                               examples in which nothing is trained */
+                               examples too short, seen before, or in which
+                               nothing is trained */
     int64_t validation;     /* examples held back by val_set_size */
-    int64_t too_long, bad, untrained; /* the three kinds of `dropped` */
+    int64_t too_long, bad, untrained, too_short, duplicates; /* of `dropped` */
 } nbl_data_summary;
 
 /* Reads every row of the data once, on all threads; nothing of the model but

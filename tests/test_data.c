@@ -451,6 +451,104 @@ static void long_rows_are_dropped_cut_or_refused(void **state)
     nbl_context_destroy(ctx);
 }
 
+static void short_and_equal_examples_are_dropped_on_demand(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+#define SEGMENTS(label, text)                                                                                \
+    "{\"segments\": [{\"label\": " label ", \"text\": \"" text "\"}, {\"label\": true, \"text\": \"!\"}]}\n"
+    put("l.jsonl", SEGMENTS("true", "12") SEGMENTS("false", "12") SEGMENTS("true", "12") SEGMENTS("true", "1")
+                       SEGMENTS("true", "1"));
+    put("m.jsonl", SEGMENTS("false", "12") SEGMENTS("true", "123456"));
+    prepare(&f, ctx, "l.jsonl", NBL_DATA_SEGMENTS);
+    f.config.deduplicate = true;
+    open_data(&f);
+    assert_int_equal(nbl__data_count(f.data).examples, 3);
+    assert_int_equal(nbl__data_count(f.data).duplicates, 2);
+    expect(&f, 0, "[12!]");
+    expect(&f, 1, "12[!]"); /* other labels */
+    expect(&f, 2, "[1!]");
+    close_data(&f);
+    f.config.min_sample_len = 3;
+    open_data(&f);
+    assert_int_equal(nbl__data_count(f.data).examples, 2);
+    assert_int_equal(nbl__data_count(f.data).too_short, 2);
+    assert_int_equal(nbl__data_count(f.data).dropped, 3);
+    close_data(&f);
+    f.config.min_sample_len = 64;
+    refuse(&f, "nothing to train on: 5 rows were dropped (5 too short)");
+    nbl_context_destroy(ctx);
+}
+
+static void many_examples_are_told_apart(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    nbl__duplicates seen = {0};
+    for (int round = 0; round < 2; round++)
+        for (int32_t i = 0; i < 20000; i++) {
+            int32_t ids[3] = {i / 100, i % 100, 5}, labels[3] = {-100, i % 100, i % 2};
+            bool fresh;
+            assert_ok(ctx, nbl__duplicates_add(&seen, ctx, ids, labels, 3, &fresh));
+            assert_int_equal(fresh, round == 0);
+        }
+    assert_int_equal(seen.count, 20000);
+    nbl__duplicates_free(&seen, ctx);
+    nbl_context_destroy(ctx);
+}
+
+static void a_name_of_the_hub_says_how_to_get_the_rows(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("l.jsonl", "{\"text\": \"a\"}\n");
+    prepare(&f, ctx, "l.jsonl", NBL_DATA_COMPLETION);
+    f.dataset.path = "mhenrichsen/alpaca_2k_test";
+    refuse(&f, "mhenrichsen/alpaca_2k_test");
+    assert_non_null(strstr(nbl_error_hint(ctx), "save its rows as JSON lines"));
+    f.dataset.path = "nowhere/rows.jsonl";
+    refuse(&f, "nowhere/rows.jsonl");
+    assert_null(nbl_error_hint(ctx) ? strstr(nbl_error_hint(ctx), "hub") : NULL);
+    f.dataset.path = "/tmp";
+    refuse(&f, "a folder");
+    assert_non_null(strstr(nbl_error_hint(ctx), "data_files"));
+    nbl_context_destroy(ctx);
+}
+
+static void templates_by_name_and_chats_without_their_system(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    fixture f;
+    put("k.jsonl",
+        "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": "
+        "\" q \"}, {\"role\": \"assistant\", \"content\": \"a\"}]}\n");
+    prepare(&f, ctx, "k.jsonl", NBL_DATA_CHAT);
+    f.dataset.drop_system_message = true;
+    f.config.chat_template = "chatml";
+    open_data(&f);
+    expect(&f, 0, "<user\n q >\n<assistant\n[a>]\n");
+    close_data(&f);
+    f.config.chat_template = "llama3";
+    open_data(&f);
+    expect(&f, 0,
+           "^<|start_header_id|>user<|end_header_id|>\n\nq<|eot_id|><|start_header_id|>assistant<|end_header_"
+           "id|>\n\n"
+           "[a]<|eot_id|>");
+    close_data(&f);
+    f.config.chat_template = "gemma"; /* has no system role */
+    open_data(&f);
+    close_data(&f);
+    f.dataset.drop_system_message = false;
+    refuse(&f, "no system role");
+    put("k.jsonl", "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}]}\n");
+    f.dataset.drop_system_message = true;
+    refuse(&f, "nothing but a system message");
+    nbl_context_destroy(ctx);
+}
+
 #define CALLS                                                                                                \
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ':' }}{% if m.content is defined %}{{ "          \
     "m.content }}{% else %}-{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.name }}("              \
@@ -617,6 +715,10 @@ int main(void)
         cmocka_unit_test(messages_that_a_template_rewrites_are_found),
         cmocka_unit_test(sharegpt_names_and_the_built_in_template_work),
         cmocka_unit_test(long_rows_are_dropped_cut_or_refused),
+        cmocka_unit_test(short_and_equal_examples_are_dropped_on_demand),
+        cmocka_unit_test(many_examples_are_told_apart),
+        cmocka_unit_test(a_name_of_the_hub_says_how_to_get_the_rows),
+        cmocka_unit_test(templates_by_name_and_chats_without_their_system),
         cmocka_unit_test(train_on_inputs_trains_every_role_and_segment),
         cmocka_unit_test(an_empty_answer_trains_nothing),
         cmocka_unit_test(the_last_end_is_that_of_the_last_trained_turn),

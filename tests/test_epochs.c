@@ -300,6 +300,8 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state)
             prepare(&f, ctx, cases[i].name, cases[i].type);
             f.config.sample_packing = i == 1;
             f.config.val_set_size = i == 2 ? 0.5 : 0;
+            f.config.deduplicate = i != 1;
+            if (cases[i].type == NBL_DATA_CHAT) f.config.chat_template = "tokenizer_default_fallback_llama3";
             counter.fail_at = counter.calls + fail;
             status = use_everything(ctx, &f);
             assert_true(status == NBL_OK || status == NBL_ERROR_MEMORY);

@@ -61,7 +61,8 @@ static const char everything[] =
     "datasets:\n"
     "  - path: first.jsonl\n    type: chat_template\n    ds_type: json\n    field_messages: conversations\n"
     "    field: body\n    message_property_mappings: {role: from, content: value}\n"
-    "    roles_to_train: [gpt, human]\n    train_on_eos: last\n    train_on_eot: all\n    split: "
+    "    roles_to_train: [gpt, human]\n    drop_system_message: true\n    train_on_eos: last\n    "
+    "train_on_eot: all\n    split: "
     "\"train[10%:]\"\n"
     "  - {path: second.csv, type: alpaca, ds_type: csv, train_on_eos: none, roles_to_train: []}\n"
     "  - {path: third, type: completion, ds_type: text, train_on_eos: all}\n"
@@ -69,13 +70,15 @@ static const char everything[] =
     "train_on_inputs: true\neot_tokens: [<end>, <over>]\nchat_template: jinja\nchat_template_jinja: \"{% if "
     "x %}\\n  {{ x }}{% endif "
     "%}\"\n"
-    "sequence_len: 512\nexcess_length_strategy: truncate\nsample_packing: true\neval_sample_packing: false\n"
+    "sequence_len: 512\nexcess_length_strategy: truncate\nmin_sample_len: 3\n"
+    "dataset_exact_deduplication: true\nsample_packing: true\neval_sample_packing: false\n"
     "pad_to_sequence_len: true\nshuffle_merged_datasets: false\ncurriculum_sampling: true\nval_set_size: "
     "0.1\n"
     "skip_bad_rows: true\n"
     "special_tokens:\n  pad_token: <pad>\n  eos_token: <eos>\n  bos_token: <bos>\n  unk_token: <unk>\n"
     "micro_batch_size: 3\ngradient_accumulation_steps: 4\nnum_epochs: 2.5\nmax_steps: 7\n"
-    "optimizer: adamw_8bit\nlearning_rate: 2e-4\nlr_scheduler: linear\nwarmup_ratio: 0.03\nweight_decay: "
+    "optimizer: adamw_8bit\nlearning_rate: 2e-4\nlr_scheduler: cosine\nwarmup_ratio: 0.03\n"
+    "cosine_min_lr_ratio: 0.1\ncosine_constant_lr_ratio: 0.9\nweight_decay: "
     "1e-2\n"
     "adam_beta1: 0.8\nadam_beta2: 0.95\nadam_epsilon: 1.5e-7\nmax_grad_norm: 0.3\n"
     "gradient_checkpointing: true\nlogging_steps: 5\neval_strategy: steps\neval_steps: 6\n"
@@ -123,14 +126,15 @@ static void every_key_reaches_its_field(void **state)
     assert_string_equal(c->chat_template, "{% if x %}\n  {{ x }}{% endif %}");
     assert_true(c->sequence_len == 512 && c->excess == NBL_EXCESS_TRUNCATE && c->sample_packing &&
                 !c->eval_sample_packing && c->pad_to_sequence_len && !c->shuffle && c->curriculum &&
-                c->val_set_size == 0.1 && c->skip_bad_rows);
+                c->val_set_size == 0.1 && c->skip_bad_rows && c->min_sample_len == 3 && c->deduplicate);
+    assert_true(c->min_lr_ratio == 0.1 && c->constant_lr_ratio == 0.9 && d->drop_system_message);
     assert_string_equal(c->pad_token, "<pad>");
     assert_string_equal(c->eos_token, "<eos>");
     assert_string_equal(c->bos_token, "<bos>");
     assert_string_equal(c->unk_token, "<unk>");
     assert_true(c->micro_batch_size == 3 && c->gradient_accumulation_steps == 4 && c->num_epochs == 2.5 &&
                 c->max_steps == 7 && c->adam8bit && c->learning_rate == 2e-4);
-    assert_int_equal(c->schedule, NBL_SCHEDULE_LINEAR);
+    assert_int_equal(c->schedule, NBL_SCHEDULE_COSINE);
     assert_true(c->warmup_steps == -1 && c->warmup_ratio == 0.03 && c->weight_decay == 0.01);
     assert_true(c->beta1 == 0.8 && c->beta2 == 0.95 && c->epsilon == 1.5e-7 && c->max_grad_norm == 0.3);
     assert_true(c->gradient_checkpointing && c->logging_steps == 5 && c->eval_steps == 6);
@@ -350,6 +354,18 @@ static void values_of_axolotls_become_ours_and_are_told(void **state)
                   NULL);
     assert_string_equal(c->datasets->property_role, "from");
     assert_string_equal(c->datasets->property_content, "value");
+    c = read_good(
+        &f,
+        "base_model: b\nlearning_rate: 1\ndatasets: [{path: d, type: completion, data_files: [e, /f]}, "
+        "{path: json, data_files: g}, {path: h}]\nchat_template: llama3\nlr_quadratic_warmup: true\n",
+        NULL);
+    assert_int_equal(c->dataset_count, 4);
+    static const char *const paths[] = {"d/e", "/f", "g", "h"};
+    for (int i = 0; i < 4; i++) assert_string_equal(c->datasets[i].path, paths[i]);
+    assert_true(c->datasets[1].type == NBL_DATA_COMPLETION && c->quadratic_warmup);
+    assert_string_equal(c->chat_template, "llama3");
+    free(round_trip(&f, LEAST "chat_template: qwen3\nlr_quadratic_warmup: true\n"));
+    free(round_trip(&f, LEAST "chat_template: tokenizer_default_fallback_llama3\n"));
     free(round_trip(&f, LEAST "batch_size: 12\nmicro_batch_size: 4\nsave_strategy: no\nbf16: false\n"));
     end(&f);
 }

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "train/run_keys.h"
 #include "train/yaml.h"
 
 /* ---- mistakes ---- */
@@ -115,7 +116,19 @@ static const mistake mistakes[] = {
     {.extra = "relora: true", .says = {"relora", "ReLoRA"}},
     {.extra = "unfrozen_parameters: [a]", .says = {"unfrozen_parameters", "lora_modules_to_save"}},
     {.extra = "processor_type: AutoProcessor", .says = {"processor_type", "only text"}},
-    {.extra = "plugins: [axolotl.integrations.kd.KDPlugin]", .says = {"plugins", "KDPlugin", "take it out"}},
+    {.extra = "plugins: [axolotl.integrations.kd.KDPlugin]",
+     .says = {"plugins: axolotl.integrations.kd.KDPlugin: distillation"}},
+    {.extra = "plugins: [my.Plugin]", .says = {"plugins: my.Plugin: a plugin is code", "take it out"}},
+    {.extra = "chat_template: falcon_h1", .says = {"user.yml:21: chat_template: falcon_h1", "not built in"}},
+    {.extra = "chat_template: tokenizer_default_fallback_x", .says = {"fallback_x", "llama3"}},
+    {.extra = "lr_quadratic_warmup: true\ncosine_min_lr_ratio: 0.1",
+     .says = {"cosine_min_lr_ratio", "lr_quadratic_warmup", "contradict"}},
+    {.extra = "cosine_min_lr_ratio: 1.5", .says = {"cosine_min_lr_ratio", "0 to 1"}},
+    {.extra = "min_sample_len: 65", .says = {"min_sample_len", "sequence_len", "contradict"}},
+    {.line = "datasets: [{path: a, data_files: [b, c], split: \"train[:3]\"}]",
+     .extra = "",
+     .says = {"datasets.0.split", "data_files"}},
+    {.line = "warmup_steps: 0.1", .says = {"warmup_steps", "warmup_ratio"}},
     {.extra = "base_model_config: other", .says = {"base_model_config", "one folder"}},
     {.extra = "save_safetensors: false", .says = {"save_safetensors"}},
     {.extra = "special_tokens: {additional_special_tokens: [a]}",
@@ -219,6 +232,38 @@ static void only_near_spellings_are_suggested(void **state)
         must_say(&f, "no such key of nibble or axolotl");
     }
     end(&f);
+}
+
+/* A suggestion is at most a quarter of the word away, whatever the word: random words get none, and random slips of a
+ * known name get that name, or another one as near. */
+static void suggestions_keep_their_distance(void **state)
+{
+    (void)state;
+    uint64_t random = 7;
+    int suggested = 0;
+    for (int round = 0; round < 20000; round++) {
+        char word[24];
+        int length = 3 + round % 14;
+        for (int i = 0; i < length; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            word[i] = "abcdefghijklmnopqrstuvwxyz_0123456789"[(random >> 33) % 37];
+        }
+        word[length] = 0;
+        const char *near = nbl__run_key_nearest(nbl__run_keys, NBL_RUN_KEYS, word);
+        if (near == NULL) continue;
+        suggested++;
+        int longer = abs((int)strlen(near) - length);
+        if (longer > (length + 2) / 4) fail_msg("%s was suggested for %s", near, word);
+    }
+    assert_true(suggested < 10);
+    for (int i = 0; i < NBL_RUN_KEYS; i++) {
+        char slip[64];
+        const char *name = nbl__run_keys[i].name;
+        size_t length = strlen(name), at = (size_t)i % (length - 1);
+        sprintf(slip, "%.*s%s", (int)at, name, name + at + 1); /* a letter less */
+        if (nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, slip) == NULL && length > 4)
+            assert_non_null(nbl__run_key_nearest(nbl__run_keys, NBL_RUN_KEYS, slip));
+    }
 }
 
 static void a_wrong_override_is_named_as_one(void **state)
@@ -388,6 +433,7 @@ int main(void)
         cmocka_unit_test(every_mistake_is_refused_by_key_and_line),
         cmocka_unit_test(all_refused_keys_are_told_at_once_by_reason),
         cmocka_unit_test(only_near_spellings_are_suggested),
+        cmocka_unit_test(suggestions_keep_their_distance),
         cmocka_unit_test(a_wrong_override_is_named_as_one),
         cmocka_unit_test(hostile_yaml_is_refused_with_its_place),
         cmocka_unit_test(words_and_numbers_are_yaml_1_1),

@@ -26,17 +26,42 @@ static double loss_of(const fixture *f, const char *name, bool last)
 
 /* ---- schedules ---- */
 
+static double factor(nbl__schedule_kind kind, int64_t step, int64_t warmup, int64_t total)
+{
+    nbl__run_config config = {.schedule = kind};
+    return nbl__schedule_factor(&config, step, warmup, total);
+}
+
+/* The values are those of axolotl's get_cosine_schedule_with_*. */
+static void cosines_end_above_zero_and_warm_up_by_squares(void **state)
+{
+    (void)state;
+    nbl__run_config c = {.schedule = NBL_SCHEDULE_COSINE, .min_lr_ratio = 0.1};
+    assert_true(nbl__schedule_factor(&c, 1, 4, 10) == 0.25);
+    assert_true(fabs(nbl__schedule_factor(&c, 7, 4, 10) - 0.55) < 1e-15);
+    assert_true(fabs(nbl__schedule_factor(&c, 10, 4, 10) - 0.1) < 1e-15);
+    c.constant_lr_ratio = 0.8;
+    assert_true(fabs(nbl__schedule_factor(&c, 6, 4, 10) - 0.55) < 1e-15);
+    for (int step = 8; step < 11; step++)
+        assert_true(fabs(nbl__schedule_factor(&c, step, 4, 10) - 0.1) < 1e-15);
+    c = (nbl__run_config){.schedule = NBL_SCHEDULE_COSINE, .quadratic_warmup = true};
+    assert_true(nbl__schedule_factor(&c, 1, 4, 10) == 0.0625);
+    assert_true(nbl__schedule_factor(&c, 4, 4, 10) == 1);
+    c.schedule = NBL_SCHEDULE_LINEAR;
+    assert_true(nbl__schedule_factor(&c, 1, 4, 10) == 0.25);
+}
+
 static void schedules_are_those_of_transformers(void **state)
 {
     (void)state;
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_CONSTANT, 0, 5, 10) == 1);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_CONSTANT_WITH_WARMUP, 1, 4, 10) == 0.25);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_CONSTANT_WITH_WARMUP, 9, 4, 10) == 1);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_LINEAR, 0, 0, 10) == 1);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_LINEAR, 7, 4, 10) == 0.5);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_LINEAR, 12, 4, 10) == 0);
-    assert_true(fabs(nbl__schedule_factor(NBL_SCHEDULE_COSINE, 7, 4, 10) - 0.5) < 1e-15);
-    assert_true(nbl__schedule_factor(NBL_SCHEDULE_COSINE, 3, 12, 6) == 0.25);
+    assert_true(factor(NBL_SCHEDULE_CONSTANT, 0, 5, 10) == 1);
+    assert_true(factor(NBL_SCHEDULE_CONSTANT_WITH_WARMUP, 1, 4, 10) == 0.25);
+    assert_true(factor(NBL_SCHEDULE_CONSTANT_WITH_WARMUP, 9, 4, 10) == 1);
+    assert_true(factor(NBL_SCHEDULE_LINEAR, 0, 0, 10) == 1);
+    assert_true(factor(NBL_SCHEDULE_LINEAR, 7, 4, 10) == 0.5);
+    assert_true(factor(NBL_SCHEDULE_LINEAR, 12, 4, 10) == 0);
+    assert_true(fabs(factor(NBL_SCHEDULE_COSINE, 7, 4, 10) - 0.5) < 1e-15);
+    assert_true(factor(NBL_SCHEDULE_COSINE, 3, 12, 6) == 0.25);
     nbl__run_config config = {.warmup_steps = -1, .warmup_ratio = 0.25};
     assert_int_equal(nbl__schedule_warmup(&config, 9), 3);
     config.warmup_steps = 2;
@@ -263,6 +288,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_are_those_of_transformers),
+        cmocka_unit_test(cosines_end_above_zero_and_warm_up_by_squares),
         TEST(a_run_lowers_the_loss_and_leaves_its_files),
         TEST(the_same_run_gives_the_same_bytes_on_any_threads),
         TEST(the_loss_does_not_depend_on_how_a_window_is_cut),

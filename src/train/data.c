@@ -92,7 +92,13 @@ static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int
     const int32_t *ids = d->row.ids + begin, *labels = d->row.labels + begin;
     int64_t trained = 0;
     for (int64_t i = 1; i < count; i++) trained += labels[i] != -100;
+    if (count < d->config->min_sample_len) return drop(d, &d->counts.too_short), NBL_OK;
     if (trained == 0) return drop(d, &d->counts.untrained), NBL_OK;
+    if (d->config->deduplicate) {
+        bool fresh;
+        NBL_TRY(nbl__duplicates_add(&d->seen, d->ctx, ids, labels, count, &fresh));
+        if (!fresh) return drop(d, &d->counts.duplicates), NBL_OK;
+    }
     place.tokens = (int32_t)count;
     NBL_TRY(keep(d, ids, labels, count, &place.kept));
     NBL_TRY(push(d, &place));
@@ -255,11 +261,30 @@ static nbl_status read_source(nbl__data *d, int64_t source)
 
 /* ---- open and close ---- */
 
+/* OWNER/NAME, as datasets are called on the hub. */
+static bool is_hub_name(const char *path)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+    size_t owner = strspn(path, letters);
+    if (owner == 0 || path[0] == '.' || path[owner] != '/') return false;
+    const char *name = path + owner + 1;
+    size_t size = strspn(name, letters);
+    return size > 0 && name[size] == 0 && !nbl__ends_with(name, ".jsonl") && !nbl__ends_with(name, ".json") &&
+           !nbl__ends_with(name, ".csv") && !nbl__ends_with(name, ".txt");
+}
+
 static nbl_status open_source(nbl__data *d, int64_t i)
 {
     const nbl__dataset_config *dataset = &d->config->datasets[i];
-    NBL_TRY(nbl__rows_open(d->ctx, dataset->path, dataset->file,
-                           dataset->field_text ? dataset->field_text : "text", &d->sources[i]));
+    nbl_status status = nbl__rows_open(d->ctx, dataset->path, dataset->file,
+                                       dataset->field_text ? dataset->field_text : "text", &d->sources[i]);
+    if (status == NBL_ERROR_NOT_FOUND && is_hub_name(dataset->path))
+        return nbl__hint(
+            d->ctx, status,
+            "nothing is downloaded; if this is a dataset of the Hugging Face hub, save its rows as JSON "
+            "lines and give that file as datasets.%" PRId64 ".path",
+            i);
+    NBL_TRY(status);
     NBL_CHECK(d->ctx, d->sources[i].form != NBL_ROWS_TEXT || dataset->type == NBL_DATA_COMPLETION,
               NBL_ERROR_ARGUMENT, "%s: lines of plain text are for the type completion alone", dataset->path);
     return NBL_OK;
@@ -269,6 +294,7 @@ static nbl_status fill(nbl__data *d, int64_t vocabulary)
 {
     const nbl__run_config *config = d->config;
     uint64_t bytes = 0;
+    char dropped[NBL_DROPPED_TEXT];
     NBL_CHECK(d->ctx,
               config->dataset_count > 0 && config->sequence_len > 0 && config->sequence_len <= INT32_MAX &&
                   config->micro_batch_size > 0,
@@ -279,11 +305,10 @@ static nbl_status fill(nbl__data *d, int64_t vocabulary)
     for (int64_t i = 0; i < config->dataset_count; i++) bytes += d->sources[i].file.size;
     nbl__progress_begin(d->ctx, bytes);
     for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(read_source(d, i));
+    nbl__duplicates_free(&d->seen, d->ctx);
     NBL_CHECK(d->ctx, d->count > 0, NBL_ERROR_FORMAT,
-              "%s: nothing to train on: %" PRId64 " rows were dropped (%" PRId64 " too long, %" PRId64
-              " bad, %" PRId64 " with nothing trained)",
-              config->datasets[0].path, d->counts.dropped, d->counts.too_long, d->counts.bad,
-              d->counts.untrained);
+              "%s: nothing to train on: %" PRId64 " rows were dropped (%s)", config->datasets[0].path,
+              d->counts.dropped, nbl__data_dropped(&d->counts, dropped));
     if (d->turns && d->ended == 0)
         nbl__log(d->ctx, NBL_LOG_WARNING,
                  "%s: no end of a turn is trained, so the model does not learn to stop; eot_tokens names the "
@@ -323,6 +348,7 @@ void nbl__data_close(nbl__data *d)
     if (d->sources) nbl__free(ctx, d->sources, (size_t)d->config->dataset_count * sizeof *d->sources);
     nbl__scribe_close(&d->scribe);
     nbl__free(ctx, d->places, (size_t)d->room * sizeof *d->places);
+    nbl__duplicates_free(&d->seen, ctx);
     nbl__free(ctx, d->held, (size_t)d->count * sizeof *d->held);
     nbl__labelled_free(&d->row);
     nbl__arena_free(&d->kept);
@@ -332,6 +358,25 @@ void nbl__data_close(nbl__data *d)
 nbl__data_counts nbl__data_count(const nbl__data *d)
 {
     return d->counts;
+}
+
+const char *nbl__data_dropped(const nbl__data_counts *c, char text[NBL_DROPPED_TEXT])
+{
+    const struct {
+        int64_t count;
+        const char *why;
+    } reasons[] = {{c->too_long, "too long"},
+                   {c->too_short, "too short"},
+                   {c->bad, "bad"},
+                   {c->untrained, "with nothing trained"},
+                   {c->duplicates, "seen before"}};
+    size_t at = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+        if (reasons[i].count)
+            at += (size_t)snprintf(text + at, NBL_DROPPED_TEXT - at, "%s%" PRId64 " %s", at ? ", " : "",
+                                   reasons[i].count, reasons[i].why);
+    return text;
 }
 
 int64_t nbl__data_held_count(const nbl__data *d)

@@ -21,8 +21,9 @@ typedef struct nbl__example {
 typedef struct nbl__data_counts {
     int64_t examples, tokens,
         trained_tokens;               /* labels that are set, except a first one: nothing predicts it */
-    int64_t truncated, dropped;       /* dropped: the sum of the three below */
+    int64_t truncated, dropped;       /* dropped: the sum of the five below */
     int64_t too_long, bad, untrained; /* rows; rows that were skipped; examples in which nothing is trained */
+    int64_t too_short, duplicates;    /* examples */
 } nbl__data_counts;
 
 /* `vocabulary`: all ids lie below it. `config` and its texts must live as long as the data. */
@@ -30,6 +31,9 @@ nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64
                           nbl__data **data);
 void nbl__data_close(nbl__data *data); /* NULL is allowed */
 nbl__data_counts nbl__data_count(const nbl__data *data);
+/* Why rows were dropped, for people: "2 too long, 1 bad". */
+enum { NBL_DROPPED_TEXT = 200 };
+const char *nbl__data_dropped(const nbl__data_counts *counts, char text[NBL_DROPPED_TEXT]);
 /* A number that tells other data apart (a hash over all tokens and labels): a resumed run checks it. */
 uint64_t nbl__data_identity(const nbl__data *data);
 /* Index over all examples, in the order of the files. Valid until the next call. */

@@ -3,6 +3,7 @@
 #define NBL_DATA_PARTS_H
 
 #include "train/data.h"
+#include "train/duplicates.h"
 #include "train/read_rows.h"
 #include "train/scribe.h"
 
@@ -30,6 +31,7 @@ struct nbl__data {
     nbl__data_counts counts;
     int64_t turns, ended; /* of chats: turns that are trained, and those whose end token is */
     uint64_t identity;
+    nbl__duplicates seen; /* of dataset_exact_deduplication */
     nbl__arena kept;
     int64_t kept_tokens;
     nbl__labelled row; /* tokens of the row that was made last */

@@ -136,6 +136,11 @@ static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
         }
         k->count++;
     }
+    if (k->dataset->drop_system_message && strcmp(k->turns[0].role, "system") == 0) {
+        NBL_CHECK(ctx, --k->count > 0, NBL_ERROR_FORMAT, "the field \"%s\" has nothing but a system message",
+                  field);
+        memmove(k->turns, k->turns + 1, (size_t)k->count * sizeof *k->turns);
+    }
     for (int64_t i = 0; i < k->count; i++) {
         k->turns[i].trained = is_trained(k, k->turns[i].role);
         k->turns[i].wanted = k->turns[i].trained || k->dataset->train_on_eos == NBL_EOS_ALL ||

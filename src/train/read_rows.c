@@ -61,7 +61,9 @@ nbl_status nbl__rows_open(nbl_context *ctx, const char *path, nbl__data_file for
                           nbl__rows *r)
 {
     *r = (nbl__rows){.ctx = ctx, .arena = nbl__arena_make(ctx), .path = path, .text_key = text_key};
-    NBL_CHECK(ctx, !nbl__is_folder(path), NBL_ERROR_IO, "%s: a folder, not a file of rows", path);
+    if (nbl__is_folder(path))
+        return nbl__hint(ctx, nbl__fail(ctx, NBL_ERROR_IO, "%s: a folder, not a file of rows", path),
+                         "data_files of the entry names files in a folder");
     NBL_TRY(nbl__file_map(ctx, path, &r->file));
     NBL_CHECK(ctx, r->file.size > 0, NBL_ERROR_FORMAT, "%s: the file is empty", path);
     return nbl__rows_begin(r, form);

@@ -269,8 +269,10 @@ static void print_data(nbl__text *out, const nbl__report *r)
     row_count(out, "trained tokens", r->data.trained_tokens);
     row_count(out, "truncated", r->data.truncated);
     row_count(out, "dropped: too long", r->data.too_long);
+    if (r->config->min_sample_len) row_count(out, "dropped: too short", r->data.too_short);
     row_count(out, "dropped: bad", r->data.bad);
     row_count(out, "dropped: nothing trained", r->data.untrained);
+    if (r->config->deduplicate) row_count(out, "dropped: seen before", r->data.duplicates);
     for (int64_t i = 0; i < r->config->dataset_count; i++)
         row_text(out, i ? "" : "from", r->config->datasets[i].path);
     add(out, "</table></div>\n");

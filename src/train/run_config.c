@@ -7,10 +7,13 @@
 
 #include <stdio.h>
 
+#include "text/named_templates.h"
 #include "train/run_foreign.h"
 #include "train/run_reader.h"
 
 typedef nbl__run_reader reader;
+
+enum { PAIR = 150 }; /* bytes of a key with its value, in a message */
 
 /* ---- messages ---- */
 
@@ -24,9 +27,9 @@ static const char *describe(const nbl__yaml *value, char room[100])
 }
 
 /* "optimizer: adamw_hf" */
-static const char *describe_pair(const char *name, const nbl__yaml *value, char room[100])
+static const char *describe_pair(const char *name, const nbl__yaml *value, char room[PAIR])
 {
-    snprintf(room, 100, "%.50s: %.40s", name, value->text);
+    snprintf(room, PAIR, "%.50s: %.90s", name, value->text);
     return room;
 }
 
@@ -44,6 +47,26 @@ static nbl_status wrong_value(reader *r, const nbl__yaml *value, const char *nam
     return status;
 }
 
+/* A name that stands for no template. */
+static nbl_status check_template(reader *r, const nbl__yaml *value, const char *name)
+{
+    static const char *const others[] = {"tokenizer_default", "jinja"};
+    const char *text = value->text, *fallback = nbl__template_fallback(text);
+    const char *wanted = fallback ? fallback : text;
+    char room[PAIR];
+    for (int i = 0; i < 2; i++)
+        if (strcmp(text, others[i]) == 0) return NBL_OK;
+    if (nbl__named_template(wanted) || (!fallback && nbl__is_template(text))) return NBL_OK;
+    const nbl__foreign_group *group = nbl__foreign_find(NBL_FOREIGN_TEMPLATES, wanted);
+    if (group)
+        return nbl__run_remark_add(r, &r->refusals, value, describe_pair(name, value, room), "%s",
+                                   group->why);
+    return nbl__run_remark_add(
+        r, &r->refusals, value, name,
+        "%s is not allowed; allowed: tokenizer_default, jinja, %s, or a template's text",
+        describe(value, room), nbl__named_template_names());
+}
+
 static const nbl__run_key *datasets_key(void)
 {
     return nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "datasets");
@@ -53,7 +76,7 @@ static const nbl__run_key *datasets_key(void)
 static nbl_status wrong_type(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
 {
     const nbl__foreign_group *group = NULL;
-    char room[100];
+    char room[PAIR];
     if (value->kind == NBL_YAML_SCALAR) group = nbl__foreign_find(NBL_FOREIGN_TYPES, value->text);
     else if (value->kind == NBL_YAML_MAP) group = nbl__foreign_find(NBL_FOREIGN_TYPES, "user_defined");
     if (group == NULL) return wrong_value(r, value, name, key);
@@ -205,11 +228,12 @@ static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *na
     const nbl__yaml *item = value->kind == NBL_YAML_LIST ? value->first : value;
     bool any = false;
     for (; item; item = value->kind == NBL_YAML_LIST ? item->next : NULL) {
-        char room[100];
-        if (item->kind == NBL_YAML_SCALAR && nbl__foreign_plugin_is_harmless(item->text)) continue;
-        NBL_TRY(nbl__run_remark_add(r, &r->refusals, item, name,
-                                    "%s is code of another engine and is not run; take it out",
-                                    describe(item, room)));
+        char room[PAIR];
+        const char *why = nbl__foreign_plugin(item->kind == NBL_YAML_SCALAR ? item->text : "");
+        if (why == NULL) continue;
+        bool scalar = item->kind == NBL_YAML_SCALAR;
+        NBL_TRY(nbl__run_remark_add(r, &r->refusals, item, scalar ? describe_pair(name, item, room) : name,
+                                    "%s", why));
         any = true;
     }
     return any ? NBL_OK : nbl__run_remark_add(r, &r->notices, value, name, "%s", group->why);
@@ -247,7 +271,7 @@ static const nbl__foreign_group *find_foreign(const nbl__run_key *keys, const ch
 /* A value of axolotl's in the words of ours, or the value itself. */
 static nbl_status unalias(reader *r, const nbl__yaml **value, const char *name, const nbl__run_key *key)
 {
-    char room[100];
+    char room[PAIR];
     const nbl__yaml *from = *value;
     for (const nbl__run_alias *a = key->aliases; a && a->name && from->kind == NBL_YAML_SCALAR; a++) {
         if (strcmp(a->name, from->text) != 0) continue;
@@ -316,7 +340,7 @@ static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name
     }
     case NBL_KEY_DATASETS: return read_datasets(r, value, key);
     }
-    if (good) return NBL_OK;
+    if (good) return strcmp(name, "chat_template") == 0 ? check_template(r, value, name) : NBL_OK;
     bool of_rows = strcmp(key->name, "type") == 0; /* of a dataset */
     return of_rows ? wrong_type(r, value, name, key) : wrong_value(r, value, name, key);
 }

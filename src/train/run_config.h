@@ -42,8 +42,10 @@ typedef struct nbl__dataset_config {
     const char *property_role, *property_content; /* names inside a message: "role", "content" */
     nbl__name_list roles_to_train;                /* {"assistant"} */
     nbl__train_on_eos train_on_eos;
-    int train_on_eot;  /* 0: as train_on_eos; else 1 + nbl__train_on_eos */
-    const char *split; /* NULL, "train", "train[:100]", "train[10%:]" … */
+    int train_on_eot; /* 0: as train_on_eos; else 1 + nbl__train_on_eos */
+    bool drop_system_message;
+    nbl__name_list data_files; /* while it is read: files below `path`, which become entries of their own */
+    const char *split;         /* NULL, "train", "train[:100]", "train[10%:]" … */
 } nbl__dataset_config;
 
 typedef enum nbl__excess { NBL_EXCESS_DROP, NBL_EXCESS_TRUNCATE, NBL_EXCESS_RAISE } nbl__excess;
@@ -91,14 +93,16 @@ typedef struct nbl__run_config {
     int64_t dataset_count;
     bool train_on_inputs;
     const char
-        *chat_template; /* NULL or "tokenizer_default": the model's; "chatml"; or a text */
+        *chat_template; /* NULL or "tokenizer_default": the model's; a name (named_templates.h); or a text */
     nbl__name_list eot_tokens; /* what ends a turn; none: EOS and what ends generation */
     int64_t sequence_len;      /* 2048 */
     bool sample_packing, eval_sample_packing, pad_to_sequence_len;
     bool shuffle;    /* shuffle_merged_datasets; default true */
     bool curriculum; /* curriculum_sampling: every epoch in the file's order */
     nbl__excess excess;
-    double val_set_size; /* below 1 a share, else a count */
+    int64_t min_sample_len; /* 0: any length */
+    bool deduplicate;       /* dataset_exact_deduplication */
+    double val_set_size;    /* below 1 a share, else a count */
     bool skip_bad_rows;
     const char *pad_token, *eos_token, *bos_token, *unk_token; /* special_tokens; or NULL */
 
@@ -112,6 +116,8 @@ typedef struct nbl__run_config {
     nbl__schedule_kind schedule;                               /* cosine, as axolotl's */
     int64_t warmup_steps;                                      /* -1: by warmup_ratio */
     double warmup_ratio;
+    bool quadratic_warmup;                  /* lr_quadratic_warmup; of the cosine */
+    double min_lr_ratio, constant_lr_ratio; /* cosine_*; 0: none */
     bool gradient_checkpointing;
     int64_t logging_steps;                    /* 1 */
     int64_t eval_steps, save_steps;           /* 0: at the end of every epoch (save), with the epoch (eval) */
@@ -135,6 +141,12 @@ typedef struct nbl__run_config {
 static inline bool nbl__run_mergeable(const nbl__run_config *config)
 {
     return !config->full && !nbl__ends_with(config->base_model, ".gguf");
+}
+
+/* Whether chat_template has a template's text, and no name. */
+static inline bool nbl__is_template(const char *text)
+{
+    return strstr(text, "{{") || strstr(text, "{%");
 }
 
 /* "key=value" as of --set; the value is YAML. */

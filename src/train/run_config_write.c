@@ -167,7 +167,7 @@ nbl__run_draft nbl__run_draft_of(const nbl__run_config *config)
         .tf32 = config->tf32,
     };
     const char *chat = config->chat_template;
-    if (chat && strcmp(chat, "chatml") != 0 && strcmp(chat, "tokenizer_default") != 0) {
+    if (chat && nbl__is_template(chat)) { /* a text, no name */
         draft.template_text = chat;
         draft.config.chat_template = "jinja";
     }

@@ -71,7 +71,9 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
                                   .validation = run->data->held_count,
                                   .too_long = counts.too_long,
                                   .bad = counts.bad,
-                                  .untrained = counts.untrained};
+                                  .untrained = counts.untrained,
+                                  .too_short = counts.too_short,
+                                  .duplicates = counts.duplicates};
     return NBL_OK;
 }
 

@@ -14,6 +14,15 @@
 #define EXPERTS "models with experts (MoE) are not in this version"
 #define ONLY_ADAMW "AdamW is the only optimizer; see `optimizer`"
 #define DISTILLATION "distillation is not in this version"
+#define DIFFUSION "diffusion models are not in this version"
+#define SPARSE "training of sparse and 1-bit weights is not in this version"
+#define PARTS                                                                                                \
+    "an adapter trains its own weights and `lora_modules_to_save`, a run without one every weight; take "    \
+    "the "                                                                                                   \
+    "key out"
+#define PRETRAINING                                                                                          \
+    "pretraining from streamed data or on new weights is not in this version; give files under `datasets` "  \
+    "with `type: completion`"
 #define PROMPTS                                                                                              \
     "prompts of one's own are not in this version; write the rows as `input_output` segments or as messages"
 
@@ -27,7 +36,8 @@ static const nbl__foreign_group top[] = {
     {NOTICE,
      "dataset_prepared_path skip_prepare_dataset is_preprocess preprocess_iterable dataset_processes "
      "dataset_num_proc dataset_keep_in_memory num_dataset_shards_to_save remove_unused_columns "
-     "pretrain_multipack_* streaming_multipack_buffer_size total_num_tokens total_supervised_tokens",
+     "pretrain_multipack_* streaming streaming_multipack_buffer_size total_num_tokens "
+     "total_supervised_tokens",
      "rows are read from the files with every run"},
     {NOTICE,
      "wandb_* use_wandb mlflow_* use_mlflow hf_mlflow_log_artifacts comet_* use_comet trackio_* use_trackio "
@@ -91,14 +101,13 @@ static const nbl__foreign_group top[] = {
      "processor_type processor_kwargs image_size image_resize_algorithm role_boundaries freeze_mm_modules",
      MULTIMODAL},
     {REFUSED, "quantize_moe_experts lora_target_parameters llama4_linearized_experts", EXPERTS},
-    {REFUSED, "diffusion diffusion_*", "diffusion models are not in this version"},
+    {REFUSED, "diffusion diffusion_*", DIFFUSION},
     {REFUSED, "kd_*", DISTILLATION},
     {REFUSED, "relora relora_* jagged_restart_*",
      "ReLoRA and restarts of the schedule are not in this version; train one adapter, or go on from one with "
      "`lora_model_dir`"},
     {REFUSED, "lisa_*", "LISA is not in this version; use `adapter: lora`"},
-    {REFUSED, "unfrozen_parameters spectrum_*",
-     "parts of a model cannot be trained alone; use `adapter: lora` with `lora_modules_to_save`"},
+    {REFUSED, "unfrozen_parameters spectrum_*", PARTS},
     {REFUSED, "lora_fan_in_fan_out",
      "no supported model stores its linear layers transposed; take the key out"},
     {REFUSED, "lora_rank_pattern lora_alpha_pattern",
@@ -112,17 +121,16 @@ static const nbl__foreign_group top[] = {
     {REFUSED, "peft_trainable_token_indices peft_ensure_weight_tying fix_untrained_tokens",
      "single tokens cannot be trained alone; use `lora_modules_to_save: [embed_tokens, lm_head]`"},
     {REFUSED, "loraplus_* embedding_lr embedding_lr_scale lr_groups", "all weights have one `learning_rate`"},
-    {REFUSED,
-     "cosine_min_lr_ratio cosine_constant_lr_ratio lr_quadratic_warmup lr_scheduler_kwargs lr_div_factor "
-     "eta_min",
-     "schedules have no settings but the warm-up; see `lr_scheduler`"},
+    {NOTICE, "eta_min", "axolotl does not read it; see `cosine_min_lr_ratio`"},
+    {REFUSED, "lr_scheduler_kwargs lr_div_factor",
+     "a schedule has no settings but the warm-up and `cosine_min_lr_ratio`; see `lr_scheduler`"},
     {REFUSED, "optim_args optim_target_modules adam_epsilon2 adam_beta3 dion_* qgalore_*", ONLY_ADAMW},
     {REFUSED, "neftune_noise_alpha noisy_embedding_alpha use_eaft eaft_*",
      "the loss and its inputs have no variants in this version; take the key out"},
     {REFUSED, "qat quantization fp8 fp8_* nvfp4_*",
      "training for other number formats (QAT, FP8) is not in this version; `nibble quantize` quantises what "
      "was trained"},
-    {REFUSED, "llmcompressor use_onebitllms", "training of sparse and 1-bit weights is not in this version"},
+    {REFUSED, "llmcompressor use_onebitllms", SPARSE},
     {REFUSED, "gptq gptq_*", "GPTQ weights are not read; take the 16-bit model and set `load_in_4bit: true`"},
     {REFUSED, "model_quantization_config model_quantization_config_kwargs bnb_config_kwargs",
      "the base is quantised by `load_in_4bit`, `bnb_4bit_quant_type` and `bnb_4bit_use_double_quant`"},
@@ -135,25 +143,23 @@ static const nbl__foreign_group top[] = {
      "model, configuration and tokenizer are read from `base_model`; put the files into one folder"},
     {REFUSED, "tokenizer_use_mistral_common",
      "the tokenizer is tokenizer.json; take the key out if the model has one"},
-    {REFUSED, "reinit_weights", "training begins with the weights of `base_model`"},
     {REFUSED, "trainer_cls", "no code of others is run"},
     {REFUSED, "tokens added_tokens_overrides",
      "no token is added to a vocabulary; `special_tokens` chooses among those that it has"},
     {REFUSED, "default_system_message chat_template_kwargs",
      "a template has no settings; write them into `chat_template_jinja`"},
-    {REFUSED, "pretraining_dataset pretraining_sample_concatenation streaming",
-     "data is not streamed; give files under `datasets` with `type: completion`"},
+    {REFUSED, "pretraining_dataset pretraining_sample_concatenation reinit_weights", PRETRAINING},
     {REFUSED, "test_datasets", "evaluations use `val_set_size`; put the rows into `datasets`"},
     {REFUSED, "shuffle_before_merging_datasets dataset_shard_num dataset_shard_idx",
      "rows are mixed once; see `shuffle_merged_datasets`"},
-    {REFUSED, "dataset_exact_deduplication min_sample_len",
-     "rows are not filtered; write a file without the rows that are not wanted"},
     {REFUSED, "eval_sequence_len", "evaluations use `sequence_len`"},
     {REFUSED, "max_packed_sequence_len", "use `sample_packing: true` with `sequence_len`"},
     {REFUSED, "sample_packing_sequentially",
      "packs are filled by best fit; take the key out, or set `sample_packing: false`"},
     {REFUSED, "float16 half", "use `fp16: true`"},
     {REFUSED, "bfloat16", "use `bf16: true`"},
+    {NOTICE, "torch_dtype", "`bf16` and `fp16` tell"},
+    {REFUSED, "full_finetune", "without `adapter` every weight is trained; take the key out"},
     {REFUSED, "float32", "without `bf16` and `fp16` f32 computes; take the key out"},
     {REFUSED, "evaluation_strategy", "use `eval_strategy`"},
 };
@@ -161,8 +167,7 @@ static const nbl__foreign_group top[] = {
 static const nbl__foreign_group dataset[] = {
     {NOTICE, "trust_remote_code", "no code of a dataset is ever run"},
     {NOTICE, "revision preprocess_shards", "nothing is loaded from a hub or sent to one"},
-    {REFUSED, "name data_files",
-     "a dataset is one local file; fetch it, write it as JSON lines, and give its `path`"},
+    {NOTICE, "name", "a dataset is the file at `path`"},
     {REFUSED, "shards shards_idx skip", "a part of a file is given as `split: train[:10%]`"},
     {REFUSED,
      "field_chosen field_rejected field_prompt field_completion field_label chosen_format "
@@ -182,8 +187,6 @@ static const nbl__foreign_group dataset[] = {
     {REFUSED, "field_tools", "tools of a row stand under `tools`; rename the field in the file"},
     {REFUSED, "field_thinking template_thinking_key split_thinking",
      "a message is its role and its content; write the thinking into the content"},
-    {REFUSED, "drop_system_message",
-     "every message of a row is used; write a file without the system messages"},
     {REFUSED, "message_field_training message_field_training_detail",
      "what is trained is chosen by role (`roles_to_train`) or as `input_output` segments"},
 };
@@ -210,6 +213,15 @@ static const nbl__foreign_group types[] = {
      PROMPTS},
 };
 
+static const nbl__foreign_group templates[] = {
+    {REFUSED,
+     "aya cohere command_a command_a_rag command_a_tool_use deepseek_v3 exaone4 falcon_h1 gemma3n gemma4 "
+     "gemma4_unified jamba llama3_2_vision llama4 llava metharme mistral_v7_tekken nemotron_h phi_4 pixtral "
+     "qwen2_vl qwen3_5",
+     "this template of axolotl's is not built in; use tokenizer_default, the model's own, or give one with "
+     "`chat_template: jinja`"},
+};
+
 /* ---- names ---- */
 
 static const struct {
@@ -220,6 +232,7 @@ static const struct {
     [NBL_FOREIGN_DATASET] = {dataset, sizeof dataset / sizeof *dataset},
     [NBL_FOREIGN_TOKENS] = {tokens, sizeof tokens / sizeof *tokens},
     [NBL_FOREIGN_TYPES] = {types, sizeof types / sizeof *types},
+    [NBL_FOREIGN_TEMPLATES] = {templates, sizeof templates / sizeof *templates},
 };
 
 const nbl__foreign_group *nbl__foreign_groups(nbl__foreign_scope scope, int *count)
@@ -255,10 +268,23 @@ const nbl__foreign_group *nbl__foreign_find(nbl__foreign_scope scope, const char
     return NULL;
 }
 
-bool nbl__foreign_plugin_is_harmless(const char *name)
+const char *nbl__foreign_plugin(const char *name)
 {
     static const char prefix[] = "axolotl.integrations.";
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0) return false;
-    return nbl__foreign_matches("liger.* cut_cross_entropy.* kernels.* swanlab.* expert_parallel.* lm_eval.*",
-                                name + sizeof prefix - 1);
+    static const struct {
+        const char *names, *why;
+    } plugins[] = {
+        {"liger.* cut_cross_entropy.* kernels.* swanlab.* expert_parallel.* lm_eval.*", NULL},
+        {"diffusion.*", DIFFUSION},
+        {"llm_compressor.*", SPARSE},
+        {"kd.*", DISTILLATION},
+        {"spectrum.*", PARTS},
+        {"grokfast.*", ONLY_ADAMW},
+        {"densemixer.*", EXPERTS},
+        {"nemo_gym.*", PREFERENCES},
+    };
+    bool own = strncmp(name, prefix, sizeof prefix - 1) == 0;
+    for (size_t i = 0; own && i < sizeof plugins / sizeof *plugins; i++)
+        if (nbl__foreign_matches(plugins[i].names, name + sizeof prefix - 1)) return plugins[i].why;
+    return "a plugin is code of another engine and is not run; take it out";
 }

@@ -24,9 +24,10 @@ typedef struct nbl__foreign_group {
 
 typedef enum nbl__foreign_scope {
     NBL_FOREIGN_TOP,
-    NBL_FOREIGN_DATASET, /* an entry of datasets */
-    NBL_FOREIGN_TOKENS,  /* special_tokens */
-    NBL_FOREIGN_TYPES,   /* values of datasets[].type */
+    NBL_FOREIGN_DATASET,   /* an entry of datasets */
+    NBL_FOREIGN_TOKENS,    /* special_tokens */
+    NBL_FOREIGN_TYPES,     /* values of datasets[].type */
+    NBL_FOREIGN_TEMPLATES, /* values of chat_template */
     NBL_FOREIGN_SCOPES
 } nbl__foreign_scope;
 
@@ -34,8 +35,8 @@ typedef enum nbl__foreign_scope {
 const nbl__foreign_group *nbl__foreign_groups(nbl__foreign_scope scope, int *count);
 /* NULL: not known. */
 const nbl__foreign_group *nbl__foreign_find(nbl__foreign_scope scope, const char *name);
-/* Whether a plugin changes no result: it brings kernels or reports metrics. */
-bool nbl__foreign_plugin_is_harmless(const char *name);
+/* Why a plugin is refused; NULL: it changes no result, as it brings kernels or reports metrics. */
+const char *nbl__foreign_plugin(const char *name);
 /* Whether `name` is one of `names`, words between spaces with * at the beginning or the end. */
 bool nbl__foreign_matches(const char *names, const char *name);
 

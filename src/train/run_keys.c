@@ -97,6 +97,10 @@ static const nbl__run_key dataset_keys[] = {
      .help = "which ends of turns are trained"},
     {"train_on_eot", NBL_KEY_CHOICE, IN(train_on_eot), .choices = turn_ends_trained,
      .help = "the same for `eot_tokens`; as `train_on_eos`"},
+    {"drop_system_message", NBL_KEY_BOOLEAN, IN(drop_system_message), .fallback = "false",
+     .help = "of `chat_template`: leave out a first message of the system"},
+    {"data_files", NBL_KEY_NAMES, IN(data_files), .unwritten = true,
+     .help = "files in the folder `path`, each an entry of its own"},
     {"split", NBL_KEY_TEXT, IN(split), .help = "a part of the file, e.g. `train[:10%]`"},
 };
 
@@ -150,8 +154,9 @@ const nbl__run_key nbl__run_keys[] = {
     {"train_on_inputs", NBL_KEY_BOOLEAN, AT(config.train_on_inputs), .fallback = "false",
      .help = "train prompts, too"},
     {"chat_template", NBL_KEY_TEXT, AT(config.chat_template),
-     .help =
-         "tokenizer_default (the model's), chatml, jinja (see `chat_template_jinja`), or a template's text"},
+     .help = "tokenizer_default (the model's), tokenizer_default_fallback_NAME (the model's, else NAME), the "
+             "NAME "
+             "of a built-in one, jinja (see `chat_template_jinja`), or a template's text"},
     {"chat_template_jinja", NBL_KEY_TEXT, AT(template_text), .help = "a template's text, or its file"},
     {"eot_tokens", NBL_KEY_NAMES, AT(config.eot_tokens),
      .help = "tokens that end a turn; else EOS and what ends generation"},
@@ -159,6 +164,10 @@ const nbl__run_key nbl__run_keys[] = {
      .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
     {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
      .help = "what happens to longer examples"},
+    {"min_sample_len", NBL_KEY_INTEGER, AT(config.min_sample_len), NATURAL, .fallback = "0",
+     .help = "drop examples of fewer tokens"},
+    {"dataset_exact_deduplication", NBL_KEY_BOOLEAN, AT(config.deduplicate), .fallback = "false",
+     .help = "drop examples whose tokens and labels are those of an earlier one"},
     {"sample_packing", NBL_KEY_BOOLEAN, AT(config.sample_packing), .fallback = "false",
      .help = "several examples in one sequence"},
     {"eval_sample_packing", NBL_KEY_BOOLEAN, AT(config.eval_sample_packing), FREE,
@@ -193,10 +202,21 @@ const nbl__run_key nbl__run_keys[] = {
      .range = "above 0, at most 1e9", .help = "the largest of the schedule; needed"},
     {"lr_scheduler", NBL_KEY_CHOICE, AT(config.schedule), ALLOW, .choices = schedules, .fallback = "cosine",
      .help = "how the learning rate goes on"},
-    {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), ALLOW, NATURAL, .fallback = "0",
+    {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), ALLOW, .least = 0, .most = MANY,
+     .range = "0 to 1099511627776; a share is `warmup_ratio`", .fallback = "0",
      .help = "steps in which the learning rate rises from 0"},
     {"warmup_ratio", NBL_KEY_REAL, AT(config.warmup_ratio), ALLOW, .least = 0, .most = 1, .range = "0 to 1",
      .fallback = "0.0", .help = "the same as a share of all steps"},
+    {"lr_quadratic_warmup", NBL_KEY_BOOLEAN, AT(config.quadratic_warmup), ALLOW, .fallback = "false",
+     .help = "of `cosine`: the square of the share in the warm-up"},
+    {"cosine_min_lr_ratio", NBL_KEY_REAL, AT(config.min_lr_ratio), ALLOW, .least = 0, .most = 1,
+     .range = "0 to 1", .fallback = "0.0",
+     .help = "of `cosine`: where it ends, as a share of `learning_rate`"},
+    {"cosine_constant_lr_ratio", NBL_KEY_REAL, AT(config.constant_lr_ratio), ALLOW, .least = 0, .most = 1,
+     .range = "0 to 1", .fallback = "0.0",
+     .help = "of `cosine` with `cosine_min_lr_ratio`: it ends at this share of all steps and stays there; 0: "
+             "at the "
+             "last step"},
     {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), ALLOW, .least = 0, .most = 1e9,
      .range = "0 to 1e9", .fallback = "0.0", .help = "of AdamW"},
     {"adam_beta1", NBL_KEY_REAL, AT(config.beta1), ALLOW, BELOW_1, .fallback = "0.9", .help = "of AdamW"},
@@ -309,9 +329,7 @@ static const char *const synonyms[][2] = {
     {"eos", "eos_token"},
     {"bos", "bos_token"},
     {"unk", "unk_token"},
-    {"torch_dtype", "bf16"},
     {"adam_eps", "adam_epsilon"},
-    {"full_finetune", "adapter"},
     {"from", "role"},
     {"value", "content"},
 };

@@ -121,22 +121,17 @@ static nbl_status resolve_adapter(reader *r)
     return NBL_OK;
 }
 
-static bool is_template(const char *text)
-{
-    return strstr(text, "{{") || strstr(text, "{%");
-}
-
 /* A template's text, from its file if it is no template itself. */
 static nbl_status load_template(reader *r, const nbl__yaml *at, const char **text)
 {
-    if (is_template(*text)) return NBL_OK;
+    if (nbl__is_template(*text)) return NBL_OK;
     char *bytes;
     size_t size;
     if (!nbl__exists(*text))
         return nbl__yaml_fail(r->ctx, at, NBL_ERROR_NOT_FOUND,
                               "chat_template_jinja: \"%.400s\" is neither a template nor a file", *text);
     NBL_TRY(nbl__file_read(r->ctx, *text, NBL_YAML_MOST_BYTES, &bytes, &size));
-    bool good = memchr(bytes, 0, size) == NULL && is_template(bytes);
+    bool good = memchr(bytes, 0, size) == NULL && nbl__is_template(bytes);
     for (const char *s = bytes, *end = bytes + size; good && s < end;) {
         int n = nbl__utf8_length(s, end);
         good = n > 0;
@@ -167,13 +162,40 @@ static nbl_status resolve_template(reader *r)
     if (jinja)
         return nbl__yaml_fail(r->ctx, kind, NBL_ERROR_ARGUMENT,
                               "chat_template: jinja needs chat_template_jinja");
-    if (kind && strcmp(c->chat_template, "chatml") != 0 &&
-        strcmp(c->chat_template, "tokenizer_default") != 0 && !is_template(c->chat_template))
-        return nbl__yaml_fail(
-            r->ctx, kind, NBL_ERROR_ARGUMENT,
-            "chat_template: \"%.60s\" is not allowed; allowed: tokenizer_default, chatml, jinja, "
-            "or a template's text",
-            c->chat_template);
+    return NBL_OK;
+}
+
+/* Files of a folder become entries of their own. "json" and the like are no folders, but names of loaders. */
+static nbl_status resolve_files(reader *r)
+{
+    nbl__run_config *c = &r->draft.config;
+    int64_t count = 0;
+    for (int64_t i = 0; i < c->dataset_count; i++) count += nbl__max_i64(1, c->datasets[i].data_files.count);
+    nbl__dataset_config *sets = nbl__arena_alloc(r->arena, (size_t)count * sizeof *sets), *to = sets;
+    if (sets == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < c->dataset_count; i++) {
+        const nbl__dataset_config *set = &c->datasets[i];
+        const nbl__name_list *files = &set->data_files;
+        bool loader = strcmp(set->path, "json") == 0 || strcmp(set->path, "csv") == 0 ||
+                      strcmp(set->path, "text") == 0;
+        if (files->count > 1 && set->split && strchr(set->split, '['))
+            return nbl__yaml_fail(r->ctx, given(r, "datasets"), NBL_ERROR_ARGUMENT,
+                                  "datasets.%" PRId64
+                                  ".split: a part of several data_files is not in this version; "
+                                  "give each file as an entry with its own split",
+                                  i);
+        for (int64_t f = 0; f < nbl__max_i64(1, files->count); f++, to++) {
+            *to = *set;
+            to->data_files = (nbl__name_list){0};
+            if (files->count == 0) continue;
+            bool whole = loader || files->items[f][0] == '/';
+            to->path = whole ? files->items[f]
+                             : nbl__arena_printf(r->arena, "%s/%s", set->path, files->items[f]);
+            if (to->path == NULL) return NBL_ERROR_MEMORY;
+        }
+    }
+    c->datasets = sets;
+    c->dataset_count = count;
     return NBL_OK;
 }
 
@@ -207,10 +229,29 @@ static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char
                          strategy == NBL_STRATEGY_NO ? "no means never" : "epoch means once per epoch");
 }
 
+/* Keys that shape the cosine. */
+static nbl_status resolve_schedule(reader *r)
+{
+    static const char *const names[] = {"lr_quadratic_warmup", "cosine_min_lr_ratio",
+                                        "cosine_constant_lr_ratio"};
+    const nbl__run_config *c = &r->draft.config;
+    const bool set[] = {c->quadratic_warmup, c->min_lr_ratio > 0, c->constant_lr_ratio > 0};
+    if (set[0] && set[1])
+        return contradiction(r, names[0], names[1], "axolotl reads one of them, too: give one");
+    for (int i = 0; i < 3; i++) {
+        bool idle = c->schedule != NBL_SCHEDULE_COSINE || (i == 2 && !set[1]);
+        if (set[i] && idle)
+            nbl__log(r->ctx, NBL_LOG_WARNING, "%s: %s has no effect without %s", r->root->where, names[i],
+                     i == 2 && c->schedule == NBL_SCHEDULE_COSINE ? names[1] : "lr_scheduler: cosine");
+    }
+    return NBL_OK;
+}
+
 static nbl_status resolve_loop(reader *r)
 {
     nbl__run_config *c = &r->draft.config;
     NBL_TRY(resolve_batch(r));
+    NBL_TRY(resolve_schedule(r));
     NBL_TRY(resolve_strategy(r, c->eval_strategy, "eval_strategy", "eval_steps", c->eval_steps,
                              "evals_per_epoch", c->evals_per_epoch));
     NBL_TRY(resolve_strategy(r, c->save_strategy, "save_strategy", "save_steps", c->save_steps,
@@ -218,6 +259,8 @@ static nbl_status resolve_loop(reader *r)
     if (c->eval_strategy == NBL_STRATEGY_NO && c->early_stopping_patience > 0)
         return contradiction(r, "eval_strategy", "early_stopping_patience",
                              "without evaluations nothing stops");
+    if (c->min_sample_len > c->sequence_len)
+        return contradiction(r, "min_sample_len", "sequence_len", "no example is that long");
     if (!given(r, "eval_sample_packing")) c->eval_sample_packing = c->sample_packing;
     if (c->val_set_size >= 1 && c->val_set_size != floor(c->val_set_size))
         return nbl__yaml_fail(r->ctx, given(r, "val_set_size"), NBL_ERROR_ARGUMENT,
@@ -249,5 +292,6 @@ nbl_status nbl__run_resolve(nbl__run_reader *r)
     NBL_TRY(resolve_precision(r));
     NBL_TRY(resolve_adapter(r));
     NBL_TRY(resolve_template(r));
+    NBL_TRY(resolve_files(r));
     return resolve_loop(r);
 }

@@ -3,14 +3,29 @@
 
 #include <math.h>
 
-double nbl__schedule_factor(nbl__schedule_kind kind, int64_t step, int64_t warmup, int64_t total)
+/* From 1 after the warm-up to `least` at the end, or at the share of all steps from which it stays there. */
+static double cosine(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)
 {
-    if (kind == NBL_SCHEDULE_CONSTANT) return 1;
-    if (step < warmup) return (double)step / (double)nbl__max_i64(1, warmup);
-    double rest = (double)nbl__max_i64(1, total - warmup);
-    switch (kind) {
-    case NBL_SCHEDULE_LINEAR: return fmax(0, (double)(total - step) / rest);
-    case NBL_SCHEDULE_COSINE: return fmax(0, 0.5 * (1 + cos(M_PI * (double)(step - warmup) / rest)));
+    double least = c->min_lr_ratio;
+    if (least > 0 && c->constant_lr_ratio > 0) {
+        total = (int64_t)((double)total * c->constant_lr_ratio);
+        step = nbl__min_i64(step, total);
+    }
+    double passed = (double)(step - warmup) / (double)nbl__max_i64(1, total - warmup);
+    return fmax(0, (1 - least) * 0.5 * (1 + cos(M_PI * passed))) + least;
+}
+
+double nbl__schedule_factor(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)
+{
+    if (c->schedule == NBL_SCHEDULE_CONSTANT) return 1;
+    if (step < warmup) {
+        double share = (double)step / (double)nbl__max_i64(1, warmup);
+        return c->quadratic_warmup && c->schedule == NBL_SCHEDULE_COSINE ? share * share : share;
+    }
+    switch (c->schedule) {
+    case NBL_SCHEDULE_LINEAR:
+        return fmax(0, (double)(total - step) / (double)nbl__max_i64(1, total - warmup));
+    case NBL_SCHEDULE_COSINE: return cosine(c, step, warmup, total);
     default: return 1;
     }
 }

@@ -3,13 +3,9 @@
 #include "train/scribe.h"
 
 #include "base/file.h"
+#include "text/named_templates.h"
 
 enum { MOST_ENDS = 64, LARGEST_FILE = 64 << 20 };
-
-static const char chatml[] =
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
-    "'<|im_end|>' + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /* ---- special tokens ---- */
 
@@ -156,11 +152,20 @@ nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nb
     const char *told = config->chat_template;
     *text = (nbl_string){NULL, 0};
     if (told == NULL || strcmp(told, "tokenizer_default") == 0) return NBL_OK;
-    bool built_in = strcmp(told, "chatml") == 0;
-    NBL_CHECK(ctx, built_in || strchr(told, '{'), NBL_ERROR_UNSUPPORTED,
-              "%s: chat_template: \"%s\" is not known; it is tokenizer_default, chatml or a template",
-              config->file, told);
-    *text = (nbl_string){built_in ? chatml : told, strlen(built_in ? chatml : told)};
+    const char *fallback = nbl__template_fallback(told);
+    if (fallback) {
+        nbl_chat_template *own;
+        NBL_TRY(nbl_chat_template_open(ctx, config->base_model, NULL, &own));
+        int64_t count = nbl_chat_template_count(own);
+        nbl_chat_template_close(own);
+        if (count) return NBL_OK;
+        told = fallback;
+    }
+    const char *named = nbl__named_template(told);
+    NBL_CHECK(ctx, named || nbl__is_template(told), NBL_ERROR_UNSUPPORTED,
+              "%s: chat_template: \"%s\" is not known; it is tokenizer_default, %s or a template",
+              config->file, told, nbl__named_template_names());
+    *text = (nbl_string){named ? named : told, strlen(named ? named : told)};
     return NBL_OK;
 }
 
@@ -173,9 +178,10 @@ static nbl_status choose_template(nbl__scribe *s)
         char *copy = nbl__arena_strdup(&t->arena, told.text);
         if (copy == NULL) return NBL_ERROR_MEMORY;
         t->count = 0;
-        NBL_TRY(nbl__chat_add_source(
-            t, "default", strchr(s->config->chat_template, '{') ? "chat_template" : s->config->chat_template,
-            (nbl_string){copy, told.size}));
+        NBL_TRY(nbl__chat_add_source(t, "default",
+                                     nbl__is_template(s->config->chat_template) ? "chat_template"
+                                                                                : s->config->chat_template,
+                                     (nbl_string){copy, told.size}));
     }
     if (t->count == 0)
         return nbl__hint(s->ctx,

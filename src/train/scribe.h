@@ -7,7 +7,8 @@
 /* `config` is borrowed. Close also after a failure. */
 nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
                             nbl__scribe *scribe);
-/* The template that `chat_template` chooses; text NULL: the model's own. It lives as long as the configuration. */
+/* The template that `chat_template` chooses; text NULL: the model's own. It lives as long as the configuration. With
+ * tokenizer_default_fallback_NAME the model's files are asked. */
 nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nbl_string *text);
 void nbl__scribe_close(nbl__scribe *scribe);
 

@@ -115,12 +115,11 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
     if (*tokens == 0) {
         NBL_TRY(nbl__run_vocabulary(t->ctx, c, &vocabulary));
         NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
+        char dropped[NBL_DROPPED_TEXT];
         nbl__data_counts counts = nbl__data_count(t->data);
         if (counts.dropped)
-            nbl__log(t->ctx, NBL_LOG_WARNING,
-                     "%s: %" PRId64 " rows were dropped: %" PRId64 " too long, %" PRId64 " bad, %" PRId64
-                     " with nothing trained",
-                     c->file, counts.dropped, counts.too_long, counts.bad, counts.untrained);
+            nbl__log(t->ctx, NBL_LOG_WARNING, "%s: %" PRId64 " rows were dropped: %s", c->file,
+                     counts.dropped, nbl__data_dropped(&counts, dropped));
         nbl__data_largest(t->data, tokens, sequences);
     }
     NBL_TRY(open_model(t, adapter ? adapter : c->lora_model_dir, plan_only));

@@ -226,7 +226,7 @@ nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *resu
     ahead = ahead && nbl__cuda_of(t->ctx) && t->model->dtype != NBL_DTYPE_F16;
     NBL_TRY(take_window(t));
     result->learning_rate = t->config->learning_rate *
-                            nbl__schedule_factor(t->config->schedule, t->state.step, t->warmup, t->max_steps);
+                            nbl__schedule_factor(t->config, t->state.step, t->warmup, t->max_steps);
     NBL_TRY(run_step(t, ahead, result));
     grow_scale(t);
     result->tokens = t->window->tokens;
