@@ -244,7 +244,7 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "ours: where it runs; auto, or not given: on the first CUDA device if it can be used"},
     {"threads", NBL_KEY_INTEGER, AT(config.threads), FREE, .least = 0, .most = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
-    {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; below 2^62",
+    {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
              "use what is left to recompute less and to decode fewer weights per step; without it, recompute "
              "where a run would not fit what the machine has available"},
