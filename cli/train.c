@@ -59,7 +59,8 @@ static int on_event(void *user, const nbl_train_event *e)
             fprintf(stderr, "%lld steps on %s, %s planned\n", (long long)e->steps, w->device,
                     cli_bytes((double)e->memory_bytes));
         else if (e->kind == NBL_TRAIN_EVALUATION)
-            fprintf(stderr, "step %lld  evaluation loss %.4f\n", (long long)e->step, e->loss);
+            fprintf(stderr, "step %lld  evaluation loss %.4f%s%s\n", (long long)e->step, e->loss,
+                    e->text ? ", " : "", e->text ? e->text : "");
         else if (e->kind == NBL_TRAIN_SAVED)
             fprintf(stderr, "saved %s/checkpoint-%lld\n", cli_clean(e->text), (long long)e->step);
     }
@@ -84,6 +85,9 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
         cli_json_set(document, "steps", cli_json_unsigned((uint64_t)s->steps));
         cli_json_set(document, "loss", cli_json_number(s->loss));
         cli_json_set(document, "eval_loss", s->eval_loss > 0 ? cli_json_number(s->eval_loss) : json_null());
+        cli_json_set(document, "result_step", cli_json_unsigned((uint64_t)s->result_step));
+        cli_json_set(document, "best_eval_loss",
+                     s->best_eval_loss > 0 ? cli_json_number(s->best_eval_loss) : json_null());
         cli_json_set(document, "seconds", cli_json_number(s->seconds));
         cli_json_set(document, "report",
                      cli_json_text(info.report ? cli_format("%s/report.html", info.output_dir) : NULL));
@@ -96,6 +100,9 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
     fprintf(cli_out(), "%s: %lld steps in %s, loss %.4f\n", cli_clean(info.output_dir), (long long)s->step,
             cli_duration(s->seconds), s->loss);
     if (s->eval_loss > 0) fprintf(cli_out(), "evaluation loss %.4f\n", s->eval_loss);
+    if (s->best_eval_loss > 0)
+        fprintf(cli_out(), "the result is step %lld's, the best: evaluation loss %.4f\n",
+                (long long)s->result_step, s->best_eval_loss);
     if (info.report) fprintf(cli_out(), "report: %s/report.html\n", cli_clean(info.output_dir));
     if (info.adapter) fprintf(cli_out(), "next: nibble chat %s --adapter %s\n", base, out);
     if (info.mergeable) fprintf(cli_out(), "  or: nibble merge %s %s MERGED --verify\n", base, out);
@@ -172,7 +179,8 @@ const cli_command cli_train = {
         "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
         "it, checkpoint-N "
         "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
-        "configuration as resolved.\n\n"
+        "configuration as resolved. With early_stopping_patience or load_best_model_at_end the result is the "
+        "best evaluated step's.\n\n"
         "Ctrl-C finishes the step, saves and says how to go on; a second Ctrl-C leaves out the save, a third "
         "exits at once; a run that was killed goes on "
         "with --resume and ends "

@@ -1058,7 +1058,9 @@ typedef enum nbl_train_event_kind {
     NBL_TRAIN_BEGIN,      /* everything is planned; text: the checkpoint that
                              the run goes on from, or NULL */
     NBL_TRAIN_STEP,       /* after every step */
-    NBL_TRAIN_EVALUATION, /* loss is that of the examples held back */
+    NBL_TRAIN_EVALUATION, /* loss is that of the examples held back; text: it is
+                             the best so far, in a run that keeps the best; or
+                             NULL */
     NBL_TRAIN_SAVED       /* checkpoint-STEP is complete; text: output_dir */
 } nbl_train_event_kind;
 
@@ -1092,6 +1094,9 @@ typedef struct nbl_train_options {
 typedef struct nbl_train_summary {
     int64_t step, steps;
     double loss, eval_loss; /* the last ones; 0: none */
+    int64_t result_step;    /* the step that the result is of: the last one, or
+                               with load_best_model_at_end the best evaluated */
+    double best_eval_loss;  /* of that step; 0: it is not chosen by evaluation */
     double seconds;
     uint64_t memory_bytes;
 } nbl_train_summary;

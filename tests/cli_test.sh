@@ -803,6 +803,15 @@ train_quiet_saves() { # of a whole model: its bytes have no line of their own
     exits 0 train run.yml --set save_steps=1 && ! grep -q '%' err && says err "saved trained/checkpoint-3"
 }
 check "train says what it saves, and nothing of the bytes" train_quiet_saves
+train_best() { # the step of the result is named wherever one looks
+    local best="--set output_dir=best --set adapter=lora --set lora_r=2 --set lora_target_linear=true --set val_set_size=1 --set eval_steps=1 --set learning_rate=1 --set lr_scheduler=constant --set max_steps=6"
+    rm -rf best && exits 0 train run.yml $best --set load_best_model_at_end=true &&
+        says err "step 1  evaluation loss" ", the best so far" && says out "the result is step " "'s, the best: evaluation loss " && grep -q '^# result: step [1-6] of 6, eval_loss .*, the best$' best/run.yml &&
+        exits 0 train run.yml $best --set load_best_model_at_end=true --resume --json && one_document && says out '"result_step": ' '"best_eval_loss": ' &&
+        exits 2 train run.yml --set load_best_model_at_end=true && says err "load_best_model_at_end needs val_set_size" &&
+        exits 2 train run.yml $best --set metric_for_best_model=eval_accuracy && says err "metric_for_best_model: \"eval_accuracy\" is not allowed; allowed: eval_loss, loss"
+}
+check "train names the best step that the result is of" train_best
 train_own_folder() {
     exits 2 train run.yml --set output_dir=speaker && one_error "nibble: train: run.yml: output_dir: speaker would take the place of base_model" &&
         [[ -f speaker/model.safetensors && ! -e speaker/earlier-1 ]]

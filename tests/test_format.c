@@ -55,6 +55,20 @@ static void a_sound_header_is_read(void **state)
     assert_ok(ctx, parse("{\"a\":{\"dtype\":\"F4\",\"shape\":[2,3],\"data_offsets\":[0,3]}}", 3, &n));
 }
 
+/* As safetensors' own reader has it. */
+static void white_space_before_a_header_is_read(void **state)
+{
+    (void)state;
+    static const char *const good[] = {" {}", "\t{}", "\n{}", "\r{}", " \t\r\n  {} \n"},
+                             *const bad[] = {"\f{}", "\v{}", "\xc2\xa0{}", "\xef\xbb\xbf{}", " ", "  []", ""};
+    int64_t n;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) assert_ok(ctx, parse(good[i], 0, &n));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(parse(bad[i], 0, &n), NBL_ERROR_FORMAT);
+    assert_ok(ctx, parse("\n {\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3, &n));
+    assert_int_equal(n, 1);
+}
+
 static void every_dtype_of_the_format_is_known(void **state)
 {
     (void)state;
@@ -130,7 +144,6 @@ static void holes_overlaps_and_rubbish_are_refused(void **state)
         "null",
         "{\"__metadata__\":{\"a\":1}}",
         "{\"__metadata__\":5}",
-        " {}",
         "{\"a\":1}\xff",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -553,6 +566,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sound_header_is_read),
+        cmocka_unit_test(white_space_before_a_header_is_read),
         cmocka_unit_test(every_dtype_of_the_format_is_known),
         cmocka_unit_test(an_unsound_header_is_refused_with_the_tensors_name),
         cmocka_unit_test(holes_overlaps_and_rubbish_are_refused),

@@ -258,7 +258,7 @@ static void a_state_of_the_first_version_is_refused(void **state)
 {
     fixture *f = *state;
     stop_at_three(f, usual);
-    edit_state(f, "\"version\": 2", "\"version\": 1");
+    edit_state(f, "\"version\": 3", "\"version\": 1");
     assert_int_equal(go_on(f, "", "", false), NBL_ERROR_UNSUPPORTED);
     assert_says(f, "an older nibble wrote it");
     assert_hints(f, "begin anew without --resume");

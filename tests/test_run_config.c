@@ -28,6 +28,8 @@ static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
     assert_true(c->logging_steps == 1 && c->eval_steps == 0 && c->save_steps == 0 &&
                 c->save_total_limit == 0);
     assert_true(c->loss_watchdog_threshold == 0 && c->early_stopping_patience == 0);
+    assert_true(!c->load_best && !c->greater_is_better);
+    assert_string_equal(c->metric, "eval_loss");
     assert_string_equal(c->output_dir, "./model-out");
     assert_true(c->seed == 42 && c->threads == 0 && c->memory == 0 && c->report);
     assert_string_equal(c->device, nbl_cuda_usable(f.ctx) ? "cuda" : "cpu");
@@ -83,7 +85,8 @@ static const char everything[] =
     "adam_beta1: 0.8\nadam_beta2: 0.95\nadam_epsilon: 1.5e-7\nmax_grad_norm: 0.3\n"
     "gradient_checkpointing: true\nlogging_steps: 5\neval_strategy: steps\neval_steps: 6\n"
     "save_strategy: steps\nsaves_per_epoch: 2\nsave_total_limit: 8\n"
-    "early_stopping_patience: 9\nloss_watchdog_threshold: 5.0\nloss_watchdog_patience: 11\n"
+    "early_stopping_patience: 9\nload_best_model_at_end: true\nmetric_for_best_model: loss\n"
+    "greater_is_better: true\nloss_watchdog_threshold: 5.0\nloss_watchdog_patience: 11\n"
     "output_dir: ' out'\nseed: 9223372036854775807\nresume_from_checkpoint: out/checkpoint-3\n"
     "auto_resume_from_checkpoints: true\ndevice: cpu\nthreads: 12\nmemory: 1.5GiB\nreport: false\n";
 
@@ -140,6 +143,8 @@ static void every_key_reaches_its_field(void **state)
     assert_true(c->gradient_checkpointing && c->logging_steps == 5 && c->eval_steps == 6);
     assert_true(c->saves_per_epoch == 2 && c->save_steps == 0 && c->evals_per_epoch == 0);
     assert_true(c->save_total_limit == 8 && c->early_stopping_patience == 9);
+    assert_true(c->load_best && c->greater_is_better);
+    assert_string_equal(c->metric, "loss");
     assert_true(c->loss_watchdog_threshold == 5 && c->loss_watchdog_patience == 11);
     assert_string_equal(c->output_dir, " out");
     assert_true(c->seed == INT64_MAX && c->auto_resume && c->threads == 12 && !c->report);

@@ -359,6 +359,38 @@ static nbl__yaml scalar(const char *text, bool plain)
     return (nbl__yaml){.text = text, .plain = plain};
 }
 
+/* The first and the last number of a text. */
+static void numbers_in(const char *text, double *first, double *last)
+{
+    *first = *last = NAN;
+    for (const char *at = text; *at;) {
+        char *end;
+        if (*at < '0' || *at > '9') {
+            at++;
+            continue;
+        }
+        *last = strtod(at, &end);
+        if (isnan(*first)) *first = *last;
+        at = end;
+    }
+}
+
+static void the_message_of_every_number_tells_both_limits(void **state)
+{
+    (void)state;
+    int numbers = 0;
+    for (const nbl__run_key *key = nbl__run_keys; key < nbl__run_keys + NBL_RUN_KEYS; key++) {
+        double first, last;
+        if (key->type != NBL_KEY_INTEGER && key->type != NBL_KEY_REAL) continue;
+        numbers_in(key->range, &first, &last);
+        if (fabs(first - key->least) > 1e-300 || last != key->most) fail_msg("%s: %s", key->name, key->range);
+        numbers++;
+    }
+    assert_true(numbers > 25);
+    assert_non_null(
+        strstr(nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "memory")->range, "above 0, below 2^62"));
+}
+
 static void words_and_numbers_are_yaml_1_1(void **state)
 {
     (void)state;
@@ -436,6 +468,7 @@ int main(void)
         cmocka_unit_test(suggestions_keep_their_distance),
         cmocka_unit_test(a_wrong_override_is_named_as_one),
         cmocka_unit_test(hostile_yaml_is_refused_with_its_place),
+        cmocka_unit_test(the_message_of_every_number_tells_both_limits),
         cmocka_unit_test(words_and_numbers_are_yaml_1_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,8 +18,10 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
     NBL_CHECK(ctx, length <= size - 8, NBL_ERROR_FORMAT,
               "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length,
               size);
-    NBL_CHECK(ctx, length >= 2 && data[8] == '{', NBL_ERROR_FORMAT, "%s: the header is not a JSON object",
-              file);
+    uint64_t first = 0; /* white space may come first: safetensors' own reader takes it */
+    while (first < length && memchr(" \t\n\r", data[8 + first], 4)) first++;
+    NBL_CHECK(ctx, first < length && data[8 + first] == '{', NBL_ERROR_FORMAT,
+              "%s: the header is not a JSON object", file);
     *header_size = length;
     return NBL_OK;
 }

@@ -169,12 +169,13 @@ nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir)
 {
     DIR *list = opendir(output_dir);
     if (list == NULL) return nbl__fail_errno(ctx, errno, "output_dir: %s", output_dir);
-    nbl_status status = NBL_OK;
-    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));)
-        if (is_leftover(entry->d_name))
-            status = remove_at(ctx, dirfd(list), output_dir, entry->d_name, DEPTH);
+    for (struct dirent *entry; (entry = readdir(list));)
+        if (is_leftover(entry->d_name) &&
+            remove_at(ctx, dirfd(list), output_dir, entry->d_name, DEPTH) != NBL_OK)
+            nbl__log(ctx, NBL_LOG_WARNING, "%s/%s was left by a run that ended, and cannot be removed: %s",
+                     output_dir, entry->d_name, nbl_error_message(ctx));
     closedir(list);
-    return status;
+    return NBL_OK;
 }
 
 /* ---- setting aside ---- */

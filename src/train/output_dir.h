@@ -18,7 +18,7 @@ nbl_status nbl__output_dir_make(nbl_context *ctx, const char *output_dir);
 /* Moves what an earlier run left in output_dir into a folder earlier-N in there: a run that begins anew must not
  * go on from it, and what was trained must not be lost. Weights that no run left there are refused. */
 nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config);
-/* Removes what a killed run left half-written in output_dir. */
+/* Removes what a killed run left half-written in output_dir. What cannot be removed is told of in a warning. */
 nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir);
 
 /* Removes a folder and what is in it, two levels deep, or a link to one; what is not there is no error. */

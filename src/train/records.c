@@ -30,6 +30,7 @@ void nbl__record_print(nbl__text *out, const nbl__record *r)
         nbl__text_printf(out, ", \"trained_tokens\": %" PRId64 ", \"memory_bytes\": %" PRIu64,
                          r->trained_tokens, r->memory_bytes);
     }
+    if (r->best) nbl__text_printf(out, ", \"best\": true");
     print_real(out, "time", r->time);
     nbl__text_printf(out, "}");
 }
@@ -73,7 +74,11 @@ static bool read_record(const nbl__json *it, nbl__record *r)
         !nbl__json_number(nbl__json_get(it, "time"), &r->time) ||
         !read_loss(nbl__json_get(it, r->evaluation ? "eval_loss" : "loss"), &r->loss))
         return false;
-    if (r->evaluation) return true;
+    if (r->evaluation) {
+        const nbl__json *best = nbl__json_get(it, "best");
+        r->best = nbl__json_is(best, NBL_JSON_TRUE);
+        return true;
+    }
     if (!nbl__json_number(nbl__json_get(it, "grad_norm"), &r->grad_norm) ||
         !nbl__json_number(nbl__json_get(it, "learning_rate"), &r->learning_rate) ||
         !nbl__json_number(nbl__json_get(it, "tokens_per_second"), &r->tokens_per_second) ||

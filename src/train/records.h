@@ -11,7 +11,8 @@
 typedef struct nbl__record {
     int64_t step;
     double epoch;
-    bool evaluation;          /* only step, epoch and loss count */
+    bool evaluation;          /* only step, epoch, loss and best count */
+    bool best;                /* an evaluation: the best so far, in a run that keeps the best */
     double loss;              /* the mean since the last record; of an evaluation: eval_loss */
     double grad_norm;         /* of the step, before clipping */
     double learning_rate;     /* of the step */

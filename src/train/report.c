@@ -33,12 +33,17 @@ static const nbl__record *find_record(const nbl__report *r, bool evaluation, boo
     return found;
 }
 
-static double lowest_evaluation(const nbl__report *r)
+/* The best one: NULL: none is finite. */
+static const nbl__record *best_evaluation(const nbl__report *r)
 {
-    double lowest = INFINITY;
-    for (int64_t i = 0; i < r->records->count; i++)
-        if (r->records->items[i].evaluation) lowest = fmin(lowest, r->records->items[i].loss);
-    return lowest;
+    const nbl__record *best = NULL;
+    for (int64_t i = 0; i < r->records->count; i++) {
+        const nbl__record *it = &r->records->items[i];
+        if (!it->evaluation || !isfinite(it->loss)) continue;
+        if (best == NULL || (r->config->greater_is_better ? it->loss > best->loss : it->loss < best->loss))
+            best = it;
+    }
+    return best;
 }
 
 static int by_value(const void *a, const void *b)
@@ -96,7 +101,11 @@ static void print_state(nbl__text *out, const nbl__report *r)
     }
     add(out, "</span> · model ");
     nbl__html_text(out, r->config->base_model);
-    add(out, " · result in ");
+    if (r->config->load_best && !r->interrupted) {
+        nbl__text_printf(out, " · result of step %" PRId64, r->result_step);
+        if (isfinite(r->best_eval)) add(out, ", the best, in ");
+        else add(out, " in ");
+    } else add(out, " · result in ");
     nbl__html_text(out, r->config->output_dir);
 }
 
@@ -127,10 +136,12 @@ static void print_losses(nbl__text *out, const nbl__report *r)
     open_tile(out, "evaluation loss");
     nbl__html_number(out, eval ? eval->loss : NAN, 4);
     add(out, "</b><small>");
-    if (eval) {
-        add(out, "lowest ");
-        nbl__html_number(out, lowest_evaluation(r), 4);
-    } else add(out, "not evaluated");
+    const nbl__record *best = best_evaluation(r);
+    if (best) {
+        add(out, r->config->greater_is_better ? "highest " : "lowest ");
+        nbl__html_number(out, best->loss, 4);
+        nbl__text_printf(out, " at step %" PRId64, best->step);
+    } else add(out, eval ? "none is finite" : "not evaluated");
     close_tile(out);
 }
 

@@ -37,6 +37,8 @@ typedef struct nbl__report {
     double epoch, seconds;
     bool interrupted;
     const char *stopped; /* why it ended early; or NULL */
+    int64_t result_step; /* the step that the result is of */
+    double best_eval;    /* of the best evaluated step; infinite: none */
 
     const char *isa;
     int threads;

@@ -170,26 +170,41 @@ nbl_status nbl__result_write(nbl__session *s, const nbl__optimizer *o, const nbl
                           : write_model(o, config, dtype, target, more, user);
 }
 
-nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
+static const nbl_tensor_info *stored_as(const nbl_checkpoint *c, const char *prefix, const char *name)
 {
-    nbl_checkpoint *c;
-    NBL_TRY(nbl_checkpoint_open(o->ctx, folder, NBL_OPEN_STRICT, &c));
-    nbl_status status = NBL_OK;
-    for (int64_t i = 0; i < o->count && status == NBL_OK; i++) {
+    size_t n = strlen(prefix);
+    for (int64_t i = 0; i < c->tensor_count; i++)
+        if (strncmp(c->tensors[i].name, prefix, n) == 0 && strcmp(c->tensors[i].name + n, name) == 0)
+            return &c->tensors[i];
+    return NULL;
+}
+
+static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char *prefix)
+{
+    for (int64_t i = 0; i < o->count; i++) {
         const nbl_tensor *master = &o->tensors[i].adam.p;
-        int64_t k = 0;
-        while (k < c->tensor_count && strcmp(c->tensors[k].name, o->tensors[i].name) != 0) k++;
-        const nbl_weight *w = k < c->tensor_count ? &c->tensors[k].weight : NULL;
-        if (w == NULL || w->format != NBL_FORMAT_DENSE || w->dtype != NBL_DTYPE_F32 ||
-            c->tensors[k].bytes != (uint64_t)nbl__tensor_elements(master) * sizeof(float))
-            status = nbl__fail(o->ctx, NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s\" of this model", folder,
-                               o->tensors[i].name);
-        else {
-            status = nbl__memory_put(o->ctx, master->data, w->data, c->tensors[k].bytes);
-            nbl__checkpoint_drop(c, w->data, c->tensors[k].bytes);
-        }
+        const nbl_tensor_info *t = stored_as(c, prefix, o->tensors[i].name);
+        const nbl_weight *w = t ? &t->weight : NULL;
+        NBL_CHECK(o->ctx,
+                  w && w->format == NBL_FORMAT_DENSE && w->dtype == NBL_DTYPE_F32 &&
+                      t->bytes == (uint64_t)nbl__tensor_elements(master) * sizeof(float),
+                  NBL_ERROR_FORMAT, "%s: no f32 tensor \"%s%s\" of this model", c->path, prefix,
+                  o->tensors[i].name);
+        NBL_TRY(nbl__memory_put(o->ctx, master->data, w->data, t->bytes));
+        nbl__checkpoint_drop(c, w->data, t->bytes);
     }
+    return NBL_OK;
+}
+
+nbl_status nbl__result_load(nbl__optimizer *o, const char *folder, bool adapter)
+{
+    nbl__arena arena = nbl__arena_make(o->ctx);
+    nbl_checkpoint *c = NULL;
+    const char *path = nbl__arena_printf(&arena, "%s%s", folder, adapter ? "/adapter_model.safetensors" : "");
+    nbl_status status = path ? nbl_checkpoint_open(o->ctx, path, NBL_OPEN_STRICT, &c) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK) status = load_masters(o, c, adapter ? "base_model.model." : "");
     nbl_checkpoint_close(c);
+    nbl__arena_free(&arena);
     return status;
 }
 

@@ -15,7 +15,7 @@ nbl_status nbl__result_write(nbl__session *session, const nbl__optimizer *traine
 /* Puts the same files straight into output_dir, each of them whole, the weights last. */
 nbl_status nbl__result_publish(nbl__session *session, const nbl__optimizer *trained,
                                const nbl__run_config *config, nbl_dtype dtype);
-/* Reads the masters of a whole model from a folder that nbl__result_write wrote in f32. */
-nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder);
+/* Reads the masters from a folder that nbl__result_write wrote in f32: of an adapter, or of a whole model. */
+nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder, bool adapter);
 
 #endif

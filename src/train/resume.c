@@ -6,12 +6,13 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "train/best.h"
 #include "train/fingerprint.h"
 #include "train/output_dir.h"
 #include "train/resume_state.h"
 
 static const char *const state_name = "nibble_state.json";
-enum { STATE_VERSION = 2, STATE_LIMIT = 16 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
+enum { STATE_VERSION = 3, STATE_LIMIT = 16 << 20, TRAINER_STATE_LIMIT = 1 << 30 };
 
 /* ---- saving ---- */
 
@@ -107,36 +108,67 @@ static nbl_status list_steps(nbl__arena *arena, const char *output_dir, int64_t 
     return NBL_OK;
 }
 
-static const char *folder_of(nbl__arena *arena, const char *output_dir, int64_t step)
+const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, int64_t step)
 {
     return nbl__arena_printf(arena, "%s/checkpoint-%" PRId64, output_dir, step);
 }
 
-/* Those with the lowest numbers; the one just saved stays, even beside higher ones that a run left which this one
- * does not go on from. */
-static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_config *config, int64_t saved)
+/* A checkpoint that cannot be removed is no reason to end a run. */
+static nbl_status remove_one(nbl__arena *arena, const nbl__run_parts *p, int64_t step)
 {
-    int64_t *steps, count;
-    if (config->save_total_limit <= 0) return NBL_OK;
-    NBL_TRY(list_steps(arena, config->output_dir, &steps, &count));
-    for (int64_t i = 0; i + config->save_total_limit < count; i++) {
-        if (steps[i] == saved) continue;
-        const char *folder = folder_of(arena, config->output_dir, steps[i]);
-        if (folder == NULL) return NBL_ERROR_MEMORY;
-        NBL_TRY(nbl__remove_folder(arena->ctx, folder));
+    const char *folder = nbl__checkpoint_folder(arena, p->config->output_dir, step);
+    nbl_status status = folder ? nbl__remove_folder(arena->ctx, folder) : NBL_ERROR_MEMORY;
+    if (status == NBL_OK || status == NBL_ERROR_MEMORY) return status;
+    if (p->unremoved->count == 0 || p->unremoved->last < step) {
+        nbl__log(arena->ctx, NBL_LOG_WARNING,
+                 "%s is beyond save_total_limit, but cannot be removed: %s; the run goes on", folder,
+                 nbl_error_message(arena->ctx));
+        p->unremoved->count++;
+        p->unremoved->last = step;
     }
     return NBL_OK;
+}
+
+/* Those with the lowest numbers. The best one stays, and the one just saved, with those of higher numbers that a run
+ * left which this one does not go on from. */
+static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_parts *p)
+{
+    const nbl__run_config *c = p->config;
+    int64_t *steps, count, saved = p->state->step, limit = c->save_total_limit;
+    int64_t best = nbl__best_is_kept(c) ? p->state->best_step : 0;
+    if (limit <= 0 && c->load_best && c->save_strategy == NBL_STRATEGY_NO) limit = 1;
+    if (limit <= 0) return NBL_OK;
+    limit = nbl__max_i64(limit, best > 0 && best != saved ? 2 : 1);
+    NBL_TRY(list_steps(arena, c->output_dir, &steps, &count));
+    for (int64_t i = 0, left = count; i < count && steps[i] < saved && left > limit; i++) {
+        if (steps[i] == best) continue;
+        NBL_TRY(remove_one(arena, p, steps[i]));
+        left--;
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__checkpoint_identity(nbl_context *ctx, const char *folder, uint64_t *hash)
+{
+    nbl__arena arena = nbl__arena_make(ctx);
+    uint64_t size;
+    const char *path = nbl__arena_printf(&arena, "%s/%s", folder, state_name);
+    nbl_status status = path ? nbl__fingerprint_file(ctx, path, &size, hash) : NBL_ERROR_MEMORY;
+    nbl__arena_free(&arena);
+    return status;
 }
 
 nbl_status nbl__checkpoint_save(const nbl__run_parts *p)
 {
     nbl__arena arena = nbl__arena_make(p->session->model->ctx);
-    const char *folder = folder_of(&arena, p->config->output_dir, p->state->step);
+    const char *folder = nbl__checkpoint_folder(&arena, p->config->output_dir, p->state->step);
     nbl_status status = folder ? nbl__remove_folder(arena.ctx, folder) : NBL_ERROR_MEMORY;
     if (status == NBL_OK)
         status = nbl__result_write(p->session, p->optimizer, p->config, NBL_DTYPE_F32, folder, put_more,
                                    (void *)(uintptr_t)p);
-    if (status == NBL_OK) status = remove_oldest(&arena, p->config, p->state->step);
+    if (status == NBL_OK && p->state->best_step == p->state->step && p->state->step > 0)
+        status = nbl__checkpoint_identity(arena.ctx, folder, &p->state->best_state);
+    if (status == NBL_OK) status = remove_oldest(&arena, p);
     nbl__arena_free(&arena);
     return status;
 }
@@ -153,8 +185,8 @@ static nbl_status read_json(nbl__arena *arena, const char *path, size_t limit, c
     return status;
 }
 
-/* The version first: what an older nibble wrote has no checksum. It is refused, because it does not tell the keys and
- * the model of its run. */
+/* The version first: what the first nibble wrote has no checksum. An older version is refused: it does not tell the keys
+ * and the model of its run (1), or which step was the best (2). */
 static nbl_status parse_state(nbl__arena *arena, const char *path, const char *text, size_t size,
                               const nbl__json **root)
 {
@@ -165,7 +197,7 @@ static nbl_status parse_state(nbl__arena *arena, const char *path, const char *t
         return nbl__hint(arena->ctx,
                          nbl__fail(arena->ctx, NBL_ERROR_UNSUPPORTED,
                                    "%s: version %" PRId64 ": an older nibble wrote it, and it does not tell "
-                                   "which keys and which model the run had",
+                                   "all of what a run needs to go on",
                                    path, version),
                          "end the run with that nibble, or begin anew without --resume");
     NBL_CHECK(arena->ctx, known && version == STATE_VERSION, NBL_ERROR_UNSUPPORTED,
@@ -229,7 +261,7 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
     *folder = NULL;
     NBL_TRY(list_steps(arena, output_dir, &steps, &count));
     for (int64_t i = count - 1; i >= 0; i--) {
-        const char *candidate = folder_of(arena, output_dir, steps[i]);
+        const char *candidate = nbl__checkpoint_folder(arena, output_dir, steps[i]);
         if (candidate == NULL) return NBL_ERROR_MEMORY;
         nbl_status status = nbl__checkpoint_verify(arena->ctx, candidate);
         if (status == NBL_OK) {
@@ -310,7 +342,7 @@ static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *f
     if (path == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(read_json(arena, path, TRAINER_STATE_LIMIT, &history));
     NBL_TRY(nbl__records_restore(p->records, path, nbl__json_get(history, "log_history")));
-    if (p->session->model->peft == NULL) NBL_TRY(nbl__result_load(p->optimizer, folder));
+    if (p->session->model->peft == NULL) NBL_TRY(nbl__result_load(p->optimizer, folder, false));
     return nbl__optimizer_load(p->optimizer, folder);
 }
 

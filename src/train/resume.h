@@ -27,9 +27,11 @@ typedef struct nbl__run_state {
     int64_t batches;      /* micro-batches of that epoch */
     double loss_sum;      /* since the last record, and of how many steps */
     int64_t loss_steps;
-    double loss_scale;  /* f16 */
-    int64_t good_steps; /* since the scale last changed */
-    double best_eval;   /* infinite: none yet */
+    double loss_scale;   /* f16 */
+    int64_t good_steps;  /* since the scale last changed */
+    double best_eval;    /* of the best evaluated step; infinite: none yet */
+    int64_t best_step;   /* 0: none yet */
+    uint64_t best_state; /* nbl__checkpoint_identity of its checkpoint; 0: it has none, or is this one */
     int64_t evals_without_gain;
     int64_t high_losses; /* in a row */
     uint64_t data;       /* nbl__data_identity */
@@ -43,6 +45,11 @@ static inline double nbl__run_epoch(const nbl__run_state *state)
     return (double)state->epoch + (state->batches ? (double)state->batch / (double)state->batches : 0);
 }
 
+/* Old checkpoints that could not be removed. */
+typedef struct nbl__unremoved {
+    int64_t count, last; /* the last one's step */
+} nbl__unremoved;
+
 typedef struct nbl__run_parts {
     const nbl__run_config *config;
     nbl__session *session;
@@ -52,10 +59,17 @@ typedef struct nbl__run_parts {
     int64_t max_steps;
     const nbl__run_values *values; /* of config */
     const nbl__name_list *history; /* changes that were allowed */
+    nbl__unremoved *unremoved;
 } nbl__run_parts;
 
-/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit. */
+/* output_dir/checkpoint-STEP; NULL: no memory. */
+const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, int64_t step);
+/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit; the newest
+ * and the best one stay in any case. One that cannot be removed is told of in a warning, and counted. Sets
+ * best_state if the step is the best. */
 nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
+/* The checksum of nibble_state.json, which has those of all other files. */
+nbl_status nbl__checkpoint_identity(nbl_context *ctx, const char *folder, uint64_t *hash);
 
 /* The newest whole checkpoint of output_dir into the arena; NULL: there is none. Damaged ones are passed over with
  * a warning that names them. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/hash.h"
+#include "train/best.h"
 #include "train/resume_state.h"
 
 static void print_flag(nbl__text *out, const char *key, const char *value)
@@ -10,12 +11,31 @@ static void print_flag(nbl__text *out, const char *key, const char *value)
     nbl__text_printf(out, ",\n  \"%s\": %s", key, value);
 }
 
+/* What transformers' Trainer takes for the best, if it is kept: it is, from its step on. */
+static void print_best(nbl__text *out, const nbl__run_parts *p)
+{
+    const nbl__run_state *s = p->state;
+    if (!nbl__best_is_kept(p->config) || s->best_step == 0) {
+        nbl__text_printf(out, "  \"best_global_step\": null,\n  \"best_metric\": null,\n  "
+                              "\"best_model_checkpoint\": null");
+        return;
+    }
+    nbl__text_printf(out, "  \"best_global_step\": %" PRId64 ",\n  \"best_metric\": ", s->best_step);
+    nbl__text_real(out, s->best_eval);
+    nbl__arena arena = nbl__arena_make(out->ctx);
+    const char *folder = nbl__checkpoint_folder(&arena, p->config->output_dir, s->best_step);
+    if (folder == NULL) out->status = NBL_ERROR_MEMORY;
+    nbl__text_printf(out, ",\n  \"best_model_checkpoint\": ");
+    nbl__text_json(out, folder ? folder : "");
+    nbl__arena_free(&arena);
+}
+
 /* With the keys of transformers' TrainerState and no other: it refuses what it does not know. */
 void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
 {
     const nbl__run_config *c = p->config;
-    nbl__text_printf(
-        out, "{\n  \"best_global_step\": null,\n  \"best_metric\": null,\n  \"best_model_checkpoint\": null");
+    nbl__text_printf(out, "{\n");
+    print_best(out, p);
     nbl__text_printf(out, ",\n  \"epoch\": ");
     nbl__text_real(out, nbl__run_epoch(p->state));
     nbl__text_printf(out, ",\n  \"eval_steps\": %" PRId64 ",\n  \"global_step\": %" PRId64, c->eval_steps,
@@ -58,6 +78,8 @@ static const struct field {
     {"loss_scale", REAL, offsetof(nbl__run_state, loss_scale)},
     {"good_steps", COUNT, offsetof(nbl__run_state, good_steps)},
     {"best_eval", REAL, offsetof(nbl__run_state, best_eval)}, /* null: infinite */
+    {"best_step", COUNT, offsetof(nbl__run_state, best_step)},
+    {"best_state", BITS, offsetof(nbl__run_state, best_state)},
     {"evals_without_gain", COUNT, offsetof(nbl__run_state, evals_without_gain)},
     {"high_losses", COUNT, offsetof(nbl__run_state, high_losses)},
     {"data", BITS, offsetof(nbl__run_state, data)},

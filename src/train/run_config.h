@@ -60,7 +60,8 @@ typedef enum nbl__strategy {
     NBL_STRATEGY_GIVEN, /* by the steps or times per epoch that are given, else with every epoch */
     NBL_STRATEGY_NO,
     NBL_STRATEGY_STEPS,
-    NBL_STRATEGY_EPOCH
+    NBL_STRATEGY_EPOCH,
+    NBL_STRATEGY_BEST /* with every best evaluation; of checkpoints only */
 } nbl__strategy;
 
 typedef struct nbl__run_config {
@@ -125,7 +126,10 @@ typedef struct nbl__run_config {
     nbl__strategy eval_strategy, save_strategy;
     int64_t save_total_limit;        /* 0: all are kept */
     int64_t early_stopping_patience; /* 0: none; evaluations without improvement */
-    double loss_watchdog_threshold;  /* 0: none */
+    bool load_best;                  /* the result is the best evaluated step's */
+    const char *metric;              /* "eval_loss", or "loss", which is the same */
+    bool greater_is_better;
+    double loss_watchdog_threshold; /* 0: none */
     int64_t loss_watchdog_patience;
     const char *output_dir;
     uint64_t seed;                      /* 42 */

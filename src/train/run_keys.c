@@ -67,6 +67,12 @@ static const nbl__run_alias recompute_names[] = {
     {"offload", "true"}, {"offload_disk", "true"}, {"unsloth", "true"}, {NULL, NULL}};
 static const nbl__run_choice strategies[] = {
     {"no", NBL_STRATEGY_NO}, {"steps", NBL_STRATEGY_STEPS}, {"epoch", NBL_STRATEGY_EPOCH}, {NULL, 0}};
+static const nbl__run_choice save_strategies[] = {{"no", NBL_STRATEGY_NO},
+                                                  {"steps", NBL_STRATEGY_STEPS},
+                                                  {"epoch", NBL_STRATEGY_EPOCH},
+                                                  {"best", NBL_STRATEGY_BEST},
+                                                  {NULL, 0}};
+static const nbl__run_choice metrics[] = {{"eval_loss", 0}, {"loss", 0}, {NULL, 0}};
 static const nbl__run_choice devices[] = {{"cpu", 0}, {"cuda", 0}, {"auto", 0}, {NULL, 0}};
 
 static const nbl__run_key mapping_keys[] = {
@@ -236,17 +242,24 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "evaluate every so many steps; 0: after every epoch"},
     {"evals_per_epoch", NBL_KEY_INTEGER, AT(config.evals_per_epoch), FREE, NATURAL, .fallback = "0",
      .help = "the same by epochs; 0: not given"},
-    {"save_strategy", NBL_KEY_CHOICE, AT(config.save_strategy), FREE, .choices = strategies,
-     .help = "when to save a checkpoint; not given: as `save_steps` or `saves_per_epoch` say; no: on Ctrl-C "
-             "only"},
+    {"save_strategy", NBL_KEY_CHOICE, AT(config.save_strategy), FREE, .choices = save_strategies,
+     .help = "when to save a checkpoint; not given: as `save_steps` or `saves_per_epoch` say; best: with "
+             "every best evaluation; no: on Ctrl-C only"},
     {"save_steps", NBL_KEY_INTEGER, AT(config.save_steps), FREE, NATURAL, .fallback = "0",
      .help = "a checkpoint every so many steps; 0: after every epoch"},
     {"saves_per_epoch", NBL_KEY_INTEGER, AT(config.saves_per_epoch), FREE, NATURAL, .fallback = "0",
      .help = "the same by epochs; 0: not given"},
     {"save_total_limit", NBL_KEY_INTEGER, AT(config.save_total_limit), FREE, NATURAL, .fallback = "0",
-     .help = "checkpoints that are kept; 0: all"},
+     .help = "checkpoints that are kept; 0: all; the newest and the best stay in any case"},
     {"early_stopping_patience", NBL_KEY_INTEGER, AT(config.early_stopping_patience), FREE, NATURAL,
      .fallback = "0", .help = "stop after so many evaluations without a better one; 0: never"},
+    {"load_best_model_at_end", NBL_KEY_BOOLEAN, AT(config.load_best), FREE, .fallback = "false",
+     .help = "the result is the best evaluated step's, not the last one's; with `early_stopping_patience` "
+             "always true"},
+    {"metric_for_best_model", NBL_KEY_TEXT, AT(config.metric), FREE, .choices = metrics,
+     .fallback = "eval_loss", .help = "what tells the best evaluation; loss is eval_loss, too"},
+    {"greater_is_better", NBL_KEY_BOOLEAN, AT(config.greater_is_better), .fallback = "false",
+     .help = "the highest value of `metric_for_best_model` is the best, not the lowest"},
     {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), FREE, .least = 0,
      .most = 1e9, .range = "0 to 1e9", .fallback = "0.0",
      .help = "stop when the loss stays above this; 0: never"},
@@ -264,7 +277,7 @@ const nbl__run_key nbl__run_keys[] = {
      .help = "ours: where it runs; auto, or not given: on the first CUDA device if it can be used"},
     {"threads", NBL_KEY_INTEGER, AT(config.threads), FREE, .least = 0, .most = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
-    {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; below 2^62",
+    {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
              "use what is left to recompute less and to decode fewer weights per step; without it, recompute "
              "where a run would not fit what the machine has available"},

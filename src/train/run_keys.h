@@ -66,7 +66,7 @@ typedef struct nbl__run_draft {
     const char *template_text; /* chat_template_jinja */
 } nbl__run_draft;
 
-enum { NBL_RUN_KEYS = 73 };
+enum { NBL_RUN_KEYS = 76 };
 extern const nbl__run_key nbl__run_keys[NBL_RUN_KEYS];
 
 /* The row of a name among `count` rows; NULL: none. */

@@ -226,7 +226,45 @@ static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char
     }
     if (every == 0 && times == 0) return NBL_OK;
     return contradiction(r, name, every > 0 ? steps : per_epoch,
-                         strategy == NBL_STRATEGY_NO ? "no means never" : "epoch means once per epoch");
+                         strategy == NBL_STRATEGY_NO     ? "no means never"
+                         : strategy == NBL_STRATEGY_BEST ? "best means with every best evaluation"
+                                                         : "epoch means once per epoch");
+}
+
+/* What chooses a step by its evaluation needs evaluations. As in axolotl early stopping takes the best model. */
+static nbl_status resolve_best(reader *r)
+{
+    nbl__run_config *c = &r->draft.config;
+    bool stops = c->early_stopping_patience > 0, saves = c->save_strategy == NBL_STRATEGY_BEST;
+    const char *key = stops          ? "early_stopping_patience"
+                      : c->load_best ? "load_best_model_at_end"
+                      : saves        ? "save_strategy"
+                                     : NULL;
+    if (key == NULL) {
+        const char *idle = c->greater_is_better                  ? "greater_is_better"
+                           : strcmp(c->metric, "eval_loss") != 0 ? "metric_for_best_model"
+                                                                 : NULL;
+        if (idle)
+            nbl__log(r->ctx, NBL_LOG_WARNING,
+                     "%s: %s has no effect without load_best_model_at_end or early_stopping_patience",
+                     r->root->where, idle);
+        return NBL_OK;
+    }
+    if (c->eval_strategy == NBL_STRATEGY_NO)
+        return contradiction(r, "eval_strategy", key, "without evaluations no step is the best");
+    if (c->val_set_size == 0)
+        return nbl__yaml_fail(
+            r->ctx, given(r, key), NBL_ERROR_ARGUMENT,
+            "%s%s needs val_set_size: without evaluations no step is the best; set it, or take the key out",
+            key, strcmp(key, "save_strategy") == 0 ? ": best" : "");
+    if (stops && !c->load_best && given(r, "load_best_model_at_end"))
+        nbl__log(
+            r->ctx, NBL_LOG_WARNING,
+            "%s: load_best_model_at_end: false has no effect beside early_stopping_patience, as in axolotl; "
+            "the last step's model is in its checkpoint",
+            r->root->where);
+    if (stops) c->load_best = true;
+    return NBL_OK;
 }
 
 /* Keys that shape the cosine. */
@@ -256,11 +294,9 @@ static nbl_status resolve_loop(reader *r)
                              "evals_per_epoch", c->evals_per_epoch));
     NBL_TRY(resolve_strategy(r, c->save_strategy, "save_strategy", "save_steps", c->save_steps,
                              "saves_per_epoch", c->saves_per_epoch));
-    if (c->eval_strategy == NBL_STRATEGY_NO && c->early_stopping_patience > 0)
-        return contradiction(r, "eval_strategy", "early_stopping_patience",
-                             "without evaluations nothing stops");
     if (c->min_sample_len > c->sequence_len)
         return contradiction(r, "min_sample_len", "sequence_len", "no example is that long");
+    NBL_TRY(resolve_best(r));
     if (!given(r, "eval_sample_packing")) c->eval_sample_packing = c->sample_packing;
     if (c->val_set_size >= 1 && c->val_set_size != floor(c->val_set_size))
         return nbl__yaml_fail(r->ctx, given(r, "val_set_size"), NBL_ERROR_ARGUMENT,
@@ -273,10 +309,6 @@ static nbl_status resolve_loop(reader *r)
     if (c->save_steps > 0 && c->saves_per_epoch > 0)
         return contradiction(r, "save_steps", "saves_per_epoch", "give one");
     if (c->val_set_size > 0) return NBL_OK;
-    if (c->early_stopping_patience > 0)
-        return nbl__yaml_fail(
-            r->ctx, given(r, "early_stopping_patience"), NBL_ERROR_ARGUMENT,
-            "early_stopping_patience needs val_set_size: without evaluations nothing stops");
     if (c->eval_steps > 0 || c->evals_per_epoch > 0)
         nbl__log(r->ctx, NBL_LOG_WARNING, "%s: %s has no effect: val_set_size is 0", r->root->where,
                  c->eval_steps > 0 ? "eval_steps" : "evals_per_epoch");

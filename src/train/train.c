@@ -13,6 +13,7 @@ typedef struct loop {
     int64_t first_step;
     int64_t tokens_since_log, eval_every, save_every;
     int64_t saved_step; /* the last checkpoint's */
+    bool new_best;      /* the evaluation of this step is the best so far */
     bool stop;          /* early, and why: */
     const char *why;
 } loop;
@@ -78,7 +79,6 @@ static nbl_status log_step(loop *l, const nbl__step_result *r)
                           .trained_tokens = r->trained,
                           .memory_bytes = l->t.memory_bytes};
     NBL_TRY(nbl__records_add(&l->t.records, &record));
-    l->summary->loss = record.loss;
     state->loss_sum = 0;
     state->loss_steps = l->tokens_since_log = 0;
     l->logged_at = now();
@@ -93,32 +93,35 @@ static nbl_status evaluate(loop *l)
     nbl__record record = {.step = t->state.step, .epoch = nbl__run_epoch(&t->state), .evaluation = true};
     double before = now();
     NBL_TRY(nbl__trainer_evaluate(t, &record.loss));
+    l->new_best = nbl__best_count(&t->state, t->config->greater_is_better, record.loss);
+    record.best = l->new_best && nbl__best_is_kept(t->config);
     NBL_TRY(nbl__records_add(&t->records, &record));
-    l->summary->eval_loss = record.loss;
     nbl_train_event event = event_of(l, NBL_TRAIN_EVALUATION);
     event.loss = record.loss;
+    if (record.best) event.text = "the best so far";
     tell(l, &event);
     l->logged_at += now() - before; /* the throughput is that of training */
-    if (record.loss < t->state.best_eval) {
-        t->state.best_eval = record.loss;
-        t->state.evals_without_gain = 0;
-    } else t->state.evals_without_gain++;
-    int64_t patience = t->config->early_stopping_patience;
-    if (patience > 0 && t->state.evals_without_gain >= patience) {
-        l->stop = true;
-        l->why = "the evaluation loss no longer falls (early_stopping_patience)";
-    }
     return NBL_OK;
 }
 
 static void watch_loss(loop *l, double loss)
 {
     const nbl__run_config *c = l->t.config;
-    if (c->loss_watchdog_threshold <= 0) return;
-    l->t.state.high_losses = loss > c->loss_watchdog_threshold ? l->t.state.high_losses + 1 : 0;
-    if (l->t.state.high_losses < nbl__max_i64(1, c->loss_watchdog_patience)) return;
-    l->stop = true;
-    l->why = "the loss stays above loss_watchdog_threshold";
+    if (c->loss_watchdog_threshold > 0)
+        l->t.state.high_losses = loss > c->loss_watchdog_threshold ? l->t.state.high_losses + 1 : 0;
+}
+
+/* Does the run end here? The state says so, also of a run that goes on from its last checkpoint. */
+static void look_for_end(loop *l)
+{
+    const nbl__run_config *c = l->t.config;
+    const nbl__run_state *s = &l->t.state;
+    if (c->loss_watchdog_threshold > 0 && s->high_losses >= nbl__max_i64(1, c->loss_watchdog_patience))
+        l->why = "the loss stays above loss_watchdog_threshold";
+    else if (c->early_stopping_patience > 0 && s->evals_without_gain >= c->early_stopping_patience)
+        l->why = c->greater_is_better ? "the evaluation loss no longer rises (early_stopping_patience)"
+                                      : "the evaluation loss no longer falls (early_stopping_patience)";
+    if (l->why) l->stop = true;
 }
 
 /* ---- checkpoints ---- */
@@ -140,7 +143,7 @@ static nbl_status save(loop *l)
 /* An interval in steps: given, so many per epoch, or at the end of every epoch. */
 static int64_t interval(const loop *l, nbl__strategy strategy, int64_t steps, int64_t per_epoch)
 {
-    if (strategy == NBL_STRATEGY_NO) return INT64_MAX;
+    if (strategy == NBL_STRATEGY_NO || strategy == NBL_STRATEGY_BEST) return INT64_MAX;
     if (steps > 0) return steps;
     return per_epoch > 0 ? nbl__ceil_div(l->t.steps_per_epoch, per_epoch) : l->t.steps_per_epoch;
 }
@@ -156,30 +159,45 @@ static bool goes_on(const loop *l, int64_t step)
 static nbl_status run_steps(loop *l)
 {
     nbl__trainer *t = &l->t;
+    const nbl__run_config *c = t->config;
+    look_for_end(l);
     while (t->state.step < t->max_steps && !l->stop) {
         nbl__step_result result = {0};
         l->step_begun = now();
+        l->new_best = false;
         NBL_TRY(nbl__trainer_step(t, goes_on(l, t->state.step + 1), &result));
         NBL_TRY(log_step(l, &result));
         watch_loss(l, result.loss);
-        bool last = t->state.step == t->max_steps && t->config->eval_strategy != NBL_STRATEGY_NO;
+        bool last = t->state.step == t->max_steps && c->eval_strategy != NBL_STRATEGY_NO;
         if (t->validation.batch_count && (t->state.step % l->eval_every == 0 || last)) NBL_TRY(evaluate(l));
-        if (t->state.step % l->save_every == 0) NBL_TRY(save(l));
+        if (t->state.step % l->save_every == 0 || (l->new_best && nbl__best_is_kept(c))) NBL_TRY(save(l));
+        look_for_end(l);
     }
     /* A run that was interrupted is saved in any case. */
-    bool interrupted = t->state.step < t->max_steps && l->why == NULL;
-    return t->config->save_strategy == NBL_STRATEGY_NO && !interrupted ? NBL_OK : save(l);
+    bool interrupted = t->state.step < t->max_steps && l->why == NULL,
+         seldom = c->save_strategy == NBL_STRATEGY_NO || c->save_strategy == NBL_STRATEGY_BEST;
+    return seldom && !interrupted ? NBL_OK : save(l);
 }
 
 /* ---- the whole ---- */
 
-static nbl_status write_config(const nbl__trainer *t)
+/* The step that the result is of: the last one, or the best. */
+static int64_t result_step(const nbl__trainer *t)
+{
+    return t->config->load_best && t->state.best_step > 0 ? t->state.best_step : t->state.step;
+}
+
+/* `ended`: with a comment that names the step of the result. */
+static nbl_status write_config(const nbl__trainer *t, bool ended)
 {
     nbl__arena arena = nbl__arena_make(t->ctx);
     nbl__text text = {.ctx = t->ctx};
     const char *path = nbl__arena_printf(&arena, "%s/run.yml", t->config->output_dir);
     nbl_status status = path ? nbl__run_config_write(&text, t->config) : NBL_ERROR_MEMORY;
     nbl__run_history_write(&text, &t->history);
+    if (ended && t->config->load_best && t->state.best_step > 0)
+        nbl__text_printf(&text, "# result: step %" PRId64 " of %" PRId64 ", eval_loss %.6g, the best\n",
+                         t->state.best_step, t->state.step, t->state.best_eval);
     if (status == NBL_OK) status = text.status;
     if (status == NBL_OK) status = nbl__file_put(t->ctx, path, text.text, text.size);
     nbl__text_free(&text);
@@ -199,6 +217,8 @@ static nbl_status write_report(loop *l, bool interrupted)
     t->report.seconds = l->summary->seconds;
     t->report.interrupted = interrupted;
     t->report.stopped = l->why;
+    t->report.result_step = interrupted ? t->state.step : result_step(t);
+    t->report.best_eval = t->state.best_eval;
     return nbl__report_write(t->ctx, &t->report);
 }
 
@@ -215,6 +235,38 @@ static nbl_status tell_unsaved(const loop *l, nbl_status status)
                      "nibble train %s --resume goes on", t->config->file);
 }
 
+/* The loss that the run ends with, also where no record of it was due; of evaluations the last one. 0: none. */
+static double last_loss(const nbl__trainer *t, bool evaluation)
+{
+    double loss = 0;
+    for (int64_t i = 0; i < t->records.count; i++)
+        if (t->records.items[i].evaluation == evaluation) loss = t->records.items[i].loss;
+    return evaluation || t->state.loss_steps == 0 ? loss : t->state.loss_sum / (double)t->state.loss_steps;
+}
+
+/* Writes the result: of the best step, where that is asked for. Nothing is trained after this. */
+static nbl_status publish(loop *l)
+{
+    nbl__trainer *t = &l->t;
+    if (t->config->load_best && t->state.best_step == 0)
+        nbl__log(t->ctx, NBL_LOG_WARNING,
+                 "no evaluation tells a best step: the result is the last step's, %" PRId64, t->state.step);
+    if (result_step(t) != t->state.step) NBL_TRY(nbl__best_load(&t->optimizer, t->config, &t->state));
+    NBL_TRY(nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored));
+    return write_config(t, true);
+}
+
+static void tell_unremoved(const nbl__trainer *t)
+{
+    const nbl__unremoved *u = &t->unremoved;
+    if (u->count)
+        nbl__log(t->ctx, NBL_LOG_WARNING,
+                 "%s: %" PRId64 " old checkpoint%s beyond save_total_limit could not be removed, the last of "
+                 "them checkpoint-%" PRId64 "; remove %s by hand",
+                 t->config->output_dir, u->count, u->count == 1 ? "" : "s", u->last,
+                 u->count == 1 ? "it" : "them");
+}
+
 static nbl_status run(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -223,16 +275,24 @@ static nbl_status run(loop *l)
     l->first_step = t->state.step;
     l->saved_step = t->resumed ? t->state.step : -1;
     l->begun = l->logged_at = now();
-    NBL_TRY(write_config(t));
+    NBL_TRY(write_config(t, false));
     NBL_TRY(nbl__records_begin(&t->records));
+    if (t->config->greater_is_better && nbl__best_is_kept(t->config))
+        nbl__log(t->ctx, NBL_LOG_WARNING, "greater_is_better: true: the highest %s is taken as the best",
+                 t->config->metric);
     tell_text(l, NBL_TRAIN_BEGIN, t->resumed);
-    NBL_TRY(tell_unsaved(l, run_steps(l)));
-    *l->summary = (nbl_train_summary){.step = t->state.step,
-                                      .steps = t->max_steps,
-                                      .loss = l->summary->loss,
-                                      .eval_loss = l->summary->eval_loss,
-                                      .seconds = now() - l->begun,
-                                      .memory_bytes = t->memory_bytes};
+    nbl_status status = run_steps(l);
+    tell_unremoved(t);
+    NBL_TRY(tell_unsaved(l, status));
+    *l->summary = (nbl_train_summary){
+        .step = t->state.step,
+        .steps = t->max_steps,
+        .loss = last_loss(t, false),
+        .eval_loss = last_loss(t, true),
+        .result_step = result_step(t),
+        .best_eval_loss = t->config->load_best && t->state.best_step > 0 ? t->state.best_eval : 0,
+        .seconds = now() - l->begun,
+        .memory_bytes = t->memory_bytes};
     if (t->state.step < t->max_steps && l->why == NULL) {
         NBL_TRY(write_report(l, true));
         return nbl__hint(t->ctx,
@@ -243,7 +303,7 @@ static nbl_status run(loop *l)
     }
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
-    NBL_TRY(tell_unsaved(l, nbl__result_publish(&t->session, &t->optimizer, t->config, t->stored)));
+    NBL_TRY(tell_unsaved(l, publish(l)));
     NBL_TRY(nbl__trainer_sample_after(t));
     return write_report(l, false);
 }

@@ -246,7 +246,8 @@ nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
                             .state = &t->state,
                             .max_steps = t->max_steps,
                             .values = &t->values,
-                            .history = &t->history};
+                            .history = &t->history,
+                            .unremoved = &t->unremoved};
 }
 
 static nbl_status begin_run(nbl__trainer *t)
@@ -269,6 +270,7 @@ static nbl_status begin_run(nbl__trainer *t)
     if (t->resumed) {
         nbl__run_parts parts = nbl__trainer_parts(t);
         NBL_TRY(nbl__checkpoint_load(&parts, t->resumed));
+        NBL_TRY(nbl__best_resume(t->ctx, c, t->resumed, &t->state));
     }
     NBL_TRY(nbl__plan_prepare(&t->session.plan)); /* of the adapter as it is now */
     NBL_TRY(nbl__epoch_make(t->data, t->state.epoch, false, &t->epoch));

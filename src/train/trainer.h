@@ -9,9 +9,9 @@
 #ifndef NBL_TRAINER_H
 #define NBL_TRAINER_H
 
+#include "train/best.h"
 #include "train/data.h"
 #include "train/report.h"
-#include "train/resume.h"
 
 /* A place where dropout is drawn: its attributes in the arguments of a planned step. */
 typedef struct nbl__dropout_site {
@@ -57,7 +57,8 @@ typedef struct nbl__trainer {
     const char *resumed;    /* the checkpoint gone on from; or NULL */
     nbl__run_values values; /* of config, for checkpoints */
     nbl__name_list history; /* changes of keys in the middle of the run */
-    int lock;               /* on output_dir; -1: none */
+    nbl__unremoved unremoved;
+    int lock; /* on output_dir; -1: none */
     nbl__samples samples;
     nbl__report report;
 } nbl__trainer;

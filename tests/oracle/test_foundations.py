@@ -528,7 +528,7 @@ def damaged_header(room, header, size):
         lambda: header.update(__metadata__=choose([{}, {"format": "pt"}, {"a": "ü", "b": ""}, {"a": 1}, {"a": None}, [], "text", None, 5])),
     ]
     of_text = [
-        lambda text: choose([" ", "\n", "\ufeff", "x"]) + text,
+        lambda text: choose([" ", "\n", " \t\r\n", "\v", "\u00a0", "\ufeff", "x"]) + text,
         lambda text: text + choose([" ", "   \n", "\t\r\n", "\0", "x", "{}", ","]),
         lambda text: text[:-choose([1, 2, 3])],
         lambda text: choose(["[]", '"text"', "5", "null", "{}", f"[{text}]"]),
@@ -561,7 +561,6 @@ def damaged_file(room, how):
 
 # Where nibble is stricter than safetensors' reader, by what it says.
 STRICTER = {"is there twice": "a repeated key", "dimensions, at most": "more than 8 dimensions",
-            "the header is not a JSON object": "space before the header, which the format rules out",
             "its shape is not a list of sizes, or overflows": "an empty tensor with a dimension of 2^62 or more"}
 
 

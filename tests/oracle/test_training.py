@@ -10,7 +10,8 @@ import sys
 import torch
 from common import check, main, tensors_of
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, Qwen3Config
+from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, EarlyStoppingCallback, LlamaConfig, Qwen3Config, Trainer,
+                          TrainingArguments)
 
 STEPS, IGNORED = 20, -100
 SHAPE = dict(vocab_size=160, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -154,6 +155,59 @@ def a_whole_model_that_was_trained_loads_in_transformers(room):
     with torch.no_grad():
         before, after = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32)(**batch_of(rows)).loss.item() for f in (base, out))
     room.expect(after < 0.8 * before, f"its loss is {after:.3f} instead of {before:.3f}")
+
+
+# ---- the best step ----
+
+class Told(Trainer):
+    """transformers' Trainer around a model of one weight; its evaluations are told."""
+
+    def __init__(self, folder, losses, patience, greater):
+        steps = len(losses)
+        data = [{"x": torch.ones(1)} for _ in range(4 * steps)]
+        super().__init__(model=Line(), train_dataset=data, eval_dataset=data[:1], args=TrainingArguments(
+            str(folder), max_steps=steps, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+            greater_is_better=greater or None, report_to="none", use_cpu=True, disable_tqdm=True, logging_strategy="no"),
+            callbacks=[EarlyStoppingCallback(patience)] if patience else [])
+        self.losses = losses
+
+    def evaluate(self, *_, **__):
+        metrics = {"eval_loss": self.losses[self.state.global_step - 1]}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x=None, **_):
+        return {"loss": (self.weight * x).sum()}
+
+
+@check
+def the_best_step_and_the_early_end_are_transformers(room):
+    """The evaluations of runs that overshoot, told to transformers' Trainer: it ends after the same step and takes the same one."""
+    base, rows = make_base(room, "best", "llama", "f32"), make_rows(room)
+    adapter = make_adapter(room, room.folder / "best-start", base)
+    ends = []
+    for turn in range(8):
+        patience, greater = turn % 4, turn == 7
+        out = run_of(room, f"best-{turn}", base, adapter, rows, learning_rate=room.random.choice([0.01, 0.03, 0.1]), seed=turn, val_set_size=2,
+                     eval_steps=1, save_steps=1, max_steps=12, load_best_model_at_end=True, early_stopping_patience=patience, greater_is_better=greater)
+        losses = [r["eval_loss"] for r in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if "eval_loss" in r]
+        ours = json.loads((out / f"checkpoint-{len(losses)}/trainer_state.json").read_text())
+        theirs = Told(room.folder / f"told-{turn}", losses + [losses[-1]] * (12 - len(losses)), patience, greater)
+        theirs.train()
+        room.expect(theirs.state.global_step == len(losses), f"{turn}: the run ends after step {len(losses)}, theirs after {theirs.state.global_step}")
+        room.expect(theirs.state.best_global_step == ours["best_global_step"] and theirs.state.best_metric == ours["best_metric"],
+                    f"{turn}: the best is {ours['best_global_step']}, theirs {theirs.state.best_global_step}: {losses}")
+        best = tensors_of(out / f"checkpoint-{theirs.state.best_global_step}/adapter_model.safetensors")
+        result = tensors_of(out / "adapter_model.safetensors")
+        room.expect(all(torch.equal(best[k], result[k]) for k in best) and best.keys() == result.keys(), f"{turn}: the result is another step's")
+        ends.append(f"{ours['best_global_step']}/{len(losses)}")
+    room.notes.append(f"best step / last step: {', '.join(ends)}")
 
 
 if __name__ == "__main__":
