@@ -3,6 +3,7 @@
  * of each worker to their place in the file. */
 #include "infer/export.h"
 
+#include "infer/language_model.h"
 #include "infer/model_text.h"
 
 #include <math.h>
@@ -227,6 +228,27 @@ static nbl_status put_general(nbl__export *e, const struct type_row *type)
     return NBL_OK;
 }
 
+/* Keys and vocabulary are sized by the config: do the tensors agree with it? */
+static nbl_status check_tensors(nbl__export *e)
+{
+    const nbl__merge *merge = &e->merge;
+    nbl_model m = {.ctx = e->ctx, .path = e->folder, .decoder = e->decoder, .dtype = NBL_DTYPE_F32};
+    m.decoder.tied = m.decoder.tied && !merge->untied;
+    m.weights = nbl__arena_alloc(&e->arena, (size_t)(merge->count + 1) * sizeof *m.weights);
+    if (m.weights == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < merge->count; i++) {
+        const nbl__merged *from = &merge->tensors[i];
+        struct nbl__held *held = &m.weights[m.weight_count];
+        if (is_left_out(e, from->name)) continue;
+        held->name = from->name;
+        held->weight =
+            (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
+        memcpy(held->weight.shape, from->shape, sizeof held->weight.shape);
+        m.weight_count++;
+    }
+    return nbl__model_check(&m);
+}
+
 static nbl_status open_source(nbl__export *e)
 {
     NBL_TRY(nbl_checkpoint_open(e->ctx, e->folder, NBL_OPEN_STRICT, &e->checkpoint));
@@ -238,7 +260,8 @@ static nbl_status open_source(nbl__export *e)
     NBL_CHECK(e->ctx, nbl__gguf_arch_of(model_type, &e->arch, &e->arch_name), NBL_ERROR_UNSUPPORTED,
               "%s: model_type \"%s\" has no form in GGUF here", e->folder, model_type);
     nbl__export_query(e);
-    return nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge);
+    NBL_TRY(nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge));
+    return check_tensors(e);
 }
 
 /* The description goes first: when the file's name appears, everything is there. */

@@ -310,11 +310,13 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     arrival load;
     NBL_TRY(check_arrival(m, options, &load));
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
-    if (options->adapter == NULL) return NBL_OK;
-    NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
-    NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
-    NBL_TRY(read_adapter_end(m, options->adapter));
-    return check_adapter(m);
+    if (options->adapter) {
+        NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
+        NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
+        NBL_TRY(read_adapter_end(m, options->adapter));
+        NBL_TRY(check_adapter(m));
+    }
+    return nbl__model_check(m);
 }
 
 nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options,

@@ -152,6 +152,27 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
+nbl_status nbl__model_check(nbl_model *m)
+{
+    nbl__session s = {.model = m};
+    nbl__model_source source = {&s, weight_of, adapter_of, is_trained};
+    nbl__graph_open(m->ctx, &s.graph);
+    nbl__build b = {.g = &s.graph,
+                    .d = &m->decoder,
+                    .source = &source,
+                    .mode = NBL_MODE_HIDDEN,
+                    .dtype = m->dtype,
+                    .kv_dtype = m->dtype,
+                    .pins = 1,
+                    .tokens = 1,
+                    .sequences = 1};
+    nbl_status status = nbl__decoder_build(&b);
+    if (status == NBL_OK) status = refuse_misfits(m, &b.problems);
+    nbl__text_free(&b.problems);
+    nbl__graph_close(&s.graph);
+    return status;
+}
+
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
 {
     NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
