@@ -38,15 +38,6 @@ int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int6
     return row - within + within % 2 * (width / 2) + within / 2;
 }
 
-nbl_status nbl__export_check_rows(const nbl__export *e, const nbl__gguf_place *place, const char *name,
-                                  int64_t rows)
-{
-    int64_t heads = place->rows == NBL_GGUF_ROTARY_K ? e->decoder.kv_heads : e->decoder.heads;
-    NBL_CHECK(e->ctx, place->rows == NBL_GGUF_ROWS_AS_THEY_ARE || rows % (2 * heads) == 0, NBL_ERROR_SHAPE,
-              "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder, name, rows, heads);
-    return NBL_OK;
-}
-
 typedef struct job {
     nbl__export *e;
     const item *it;
@@ -167,7 +158,6 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
         it->type = NBL_GGML_F16;
         e->report.fallen_back++;
     }
-    NBL_TRY(nbl__export_check_rows(e, &it->place, t->name, t->shape[0]));
     it->factor = nbl__export_factor(e, &it->place);
     e->report.parameters += t->rows * t->columns;
     return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);
@@ -241,12 +231,25 @@ static nbl_status check_tensors(nbl__export *e)
         struct nbl__held *held = &m.weights[m.weight_count];
         if (is_left_out(e, from->name)) continue;
         held->name = from->name;
-        held->weight =
-            (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
+        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
         memcpy(held->weight.shape, from->shape, sizeof held->weight.shape);
         m.weight_count++;
     }
     return nbl__model_check(&m);
+}
+
+/* The file carries what the text files say; whoever may not read one of its sources may not read it. */
+static nbl_status check_sources(nbl__export *e)
+{
+    const char *folders[] = {e->folder, e->options->adapter};
+    for (int i = 0; e->options->type && i < 2 && folders[i]; i++) {
+        NBL_TRY(nbl__text_files_check(e->ctx, folders[i]));
+        e->writer.rights &= nbl__text_files_rights(folders[i]);
+    }
+    for (int i = 0; i < e->checkpoint->file_count; i++)
+        e->writer.rights &= nbl__file_rights(&e->checkpoint->files[i]);
+    if (e->merge.peft) e->writer.rights &= nbl__file_rights(&e->merge.peft->file);
+    return NBL_OK;
 }
 
 static nbl_status open_source(nbl__export *e)
@@ -261,6 +264,7 @@ static nbl_status open_source(nbl__export *e)
               "%s: model_type \"%s\" has no form in GGUF here", e->folder, model_type);
     nbl__export_query(e);
     NBL_TRY(nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge));
+    NBL_TRY(check_sources(e));
     return check_tensors(e);
 }
 
@@ -272,7 +276,8 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     if (modelfile) {
         nbl__export_modelfile(e, &text);
         status = text.status;
-        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, text.text, text.size);
+        if (status == NBL_OK)
+            status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
     }
     nbl__text_free(&text);
     if (status != NBL_OK) return status;
