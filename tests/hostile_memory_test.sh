@@ -104,5 +104,20 @@ for command in "generate m --prompt one --max-tokens 2" "eval m --data text.json
     verdict "$command with many positions: status $code, $resident bytes" $bad
 done
 
+# A header of 57 MB with a million empty tensors: what is kept of them must not be a gigabyte.
+awk 'BEGIN { printf "{"; for (i = 0; i < 1000000; i++) printf "%s\"t%07d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", i ? "," : "", i; printf "}" }' >header
+size=$(stat -c %s header)
+{
+    for shift in 0 8 16 24 32 40 48 56; do
+        # shellcheck disable=SC2059
+        printf "\\x$(printf %02x $((size >> shift & 255)))"
+    done
+    cat header
+} >many.safetensors
+measured "$nibble" inspect many.safetensors
+bad=0
+[ "$code" = 1 ] && [ "$resident" -lt 100000000 ] && grep -q "more than 262144 tensors in one file" said || bad=1
+verdict "a million empty tensors: status $code, $resident bytes" $bad
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -3,7 +3,8 @@
  *   u64 header length | JSON header, padded with spaces | data, without holes
  *
  * The reader refuses whatever the upstream library refuses: offsets that overlap, leave holes or
- * point outside, sizes that do not fit dtype and shape, duplicate keys, a header over 100 MB. */
+ * point outside, sizes that do not fit dtype and shape, duplicate keys, a header over 100 MB. Beyond that it refuses more
+ * tensors than any file has: what is kept of one takes eight times its entry in the header. */
 #ifndef NBL_SAFETENSORS_H
 #define NBL_SAFETENSORS_H
 
@@ -12,7 +13,11 @@
 #include "base/output.h"
 #include "tensor/dtype.h"
 
-enum { NBL_HEADER_LIMIT = 100000000 }; /* bytes of a header; upstream's limit */
+enum {
+    NBL_HEADER_LIMIT = 100000000, /* bytes of a header; upstream's limit */
+    NBL_MOST_TENSORS = 1
+                       << 18 /* of one file; the largest published model in 4 bits has 350,000 in 60 files */
+};
 
 /* A stored tensor, as the file tells it. */
 typedef struct nbl__stored {
