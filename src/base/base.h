@@ -73,6 +73,8 @@ void nbl__progress_begin(nbl_context *ctx, uint64_t total);
 void nbl__progress_add(nbl_context *ctx, uint64_t bytes); /* any thread */
 /* Calls the user's function; only from the thread that called the library. */
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what);
+/* The same from any thread of a team: all but that one go on. */
+nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what);
 
 /* ---- what the context knows ---- */
 

@@ -24,6 +24,7 @@ struct nbl_context {
 
     pthread_mutex_t lock; /* guards the three below while in_team */
     bool in_team;
+    pthread_t caller; /* while in_team: the thread that called the library */
     nbl_status team_status;
     char message[4096];
     char hint[256];
@@ -281,6 +282,7 @@ void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 void nbl__team_enter(nbl_context *ctx)
 {
     ctx->team_status = NBL_OK;
+    ctx->caller = pthread_self();
     ctx->in_team = true;
 }
 
@@ -342,6 +344,12 @@ nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)
         return nbl__fail(ctx, NBL_ERROR_CANCELLED, "interrupted; nothing was written");
     return NBL_OK;
+}
+
+nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what)
+{
+    if (ctx->in_team && !pthread_equal(ctx->caller, pthread_self())) return NBL_OK;
+    return nbl__progress_poll(ctx, what);
 }
 
 /* ---- fault injection ---- */

@@ -74,6 +74,8 @@ nbl_status nbl__writer_layout(nbl__writer *writer, uint64_t shard_size, uint64_t
 nbl_status nbl__writer_begin_group(nbl__writer *writer, nbl__output *output, int64_t group);
 nbl_status nbl__writer_write(nbl__writer *writer, int64_t number, const void *data, size_t size,
                              uint64_t offset); /* any thread */
+/* The whole of an entry at once; the caller may stop it. */
+nbl_status nbl__writer_write_all(nbl__writer *writer, int64_t number, const void *data);
 nbl_status nbl__writer_write_late(nbl__writer *writer, int64_t number, const void *data, size_t size);
 /* Makes the last file durable, writes the index when there are several, tells the files' bytes. */
 nbl_status nbl__writer_finish(nbl__writer *writer, nbl__output *output, uint64_t *bytes);

@@ -143,7 +143,10 @@ static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
         m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
     }
     NBL_TRY(reserve_quantized(m, load));
-    for (int64_t i = 0; i < m->weight_count; i++) NBL_TRY(convert_arrived(m, &m->weights[i], load));
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
+        NBL_TRY(convert_arrived(m, &m->weights[i], load));
+    }
     return NBL_OK;
 }
 
@@ -168,6 +171,7 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
         struct nbl__held *held = &m->weights[i];
+        NBL_TRY(nbl__progress_poll(m->ctx, from->name));
         held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(held->weight.dtype);
         held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
         if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;

@@ -99,6 +99,7 @@ static nbl_status fill_parameters(nbl__session *s)
         const nbl__value_info *info = nbl__info(&s->graph, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
         if (peft && nbl__peft_is_new(peft) && strstr(info->name, ".lora_")) continue;
+        NBL_TRY(nbl__progress_poll(s->graph.ctx, info->name));
         NBL_TRY(fill_parameter(s, v));
     }
     return NBL_OK;

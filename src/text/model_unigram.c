@@ -36,7 +36,8 @@ static void reach(node *to, double score, size_t from, int32_t id)
 static nbl_status find_best(const nbl__model *m, const char *text, size_t size, node *nodes)
 {
     double unknown_score = m->lowest - unknown_penalty;
-    for (size_t begin = 0; begin < size;) {
+    for (size_t begin = 0, steps = 0; begin < size;) {
+        if (++steps % 4096 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         double so_far = nodes[begin].score;
         size_t length = (size_t)nbl__char_length(text + begin);
         bool single = false;

@@ -109,6 +109,7 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
     for (int64_t at = 0; at < elements && status == NBL_OK; at += PIECE) {
         int64_t n = nbl__min_i64(PIECE, elements - at);
         void *from;
+        if ((status = nbl__progress_poll(v->ctx, "saving")) != NBL_OK) break;
         status = nbl__memory_lend(v->ctx, (float *)master->data + at, (size_t)n * sizeof(float), true, &from);
         if (status == NBL_OK) status = nbl_convert(v->ctx, NBL_DTYPE_F32, from, dtype, buffer, n);
         if (status == NBL_OK)
@@ -177,6 +178,7 @@ nbl_status nbl__result_load(nbl__optimizer *o, const char *folder)
     nbl_status status = NBL_OK;
     for (int64_t i = 0; i < o->count && status == NBL_OK; i++) {
         const nbl_tensor *master = &o->tensors[i].adam.p;
+        if ((status = nbl__progress_poll(o->ctx, o->tensors[i].name)) != NBL_OK) break;
         int64_t k = 0;
         while (k < c->tensor_count && strcmp(c->tensors[k].name, o->tensors[i].name) != 0) k++;
         const nbl_weight *w = k < c->tensor_count ? &c->tensors[k].weight : NULL;
