@@ -38,7 +38,7 @@
     } while (0)
 
 /* Records a message (printf style) and returns `code`. The message becomes one line of valid UTF-8:
- * control characters and broken bytes, which file and tensor names may carry, turn into '?'.
+ * control characters and broken bytes, which file and tensor names may carry, are written out (visible.h).
  * Inside a team the first failure wins. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
