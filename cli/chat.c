@@ -258,7 +258,9 @@ const cli_command cli_chat = {
         "Reads lines, each a turn of the user, and prints the model's answers as they come, through the "
         "model's chat template. A pipe may take the place of the terminal: then nothing but answers is "
         "printed. /reset begins a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer "
-        "(before its first word: once the conversation was read) and leaves at the prompt.\n\n"
+        "(before its first word: once the conversation was read) and leaves at the prompt. On a terminal "
+        "control "
+        "characters that the model writes are shown as text.\n\n"
         "The whole conversation is read anew with every turn. One that is longer than the model's positions "
         "is refused, and goes on without that turn. With --json the conversation is the result, as "
         "messages.",

@@ -131,7 +131,8 @@ const cli_command cli_quantize = {
                    "bitsandbytes load "
                    "(mxfp4: that transformers loads). Embeddings, norms, biases, the output head and "
                    "whatever else those "
-                   "libraries leave alone keep their bytes, as do the tokenizer and all other files.\n\n"
+                   "libraries leave alone keep their bytes, as do the tokenizer and all other files. A link "
+                   "that leads out of IN is refused, except weights and the hub's cache.\n\n"
                    "IN is not changed. OUT must not exist; it appears complete or not at all. The result "
                    "does not depend on the "
                    "number of threads or the instruction set.",

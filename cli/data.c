@@ -59,20 +59,6 @@ static json_t *count_of(const nbl_data_summary *s)
 
 /* ---- for people ---- */
 
-/* Text of a data file: whatever would steer a terminal becomes '?'. `escaped`: on one line. */
-static void put_text(nbl_string text, bool escaped)
-{
-    for (size_t i = 0; i < text.size; i++) {
-        unsigned char c = (unsigned char)text.text[i],
-                      next = i + 1 < text.size ? (unsigned char)text.text[i + 1] : 0;
-        if (c == '\n' && escaped) fputs("\\n", cli_out());
-        else if (c == '\n' || c == '\t') fputc(c, cli_out());
-        else if (c < 0x20 || c == 0x7f) fputc('?', cli_out());
-        else if (c == 0xc2 && next >= 0x80 && next < 0xa0) fputc('?', cli_out()), i++;
-        else fputc(c, cli_out());
-    }
-}
-
 /* On a terminal the text with what is not trained dimmed; elsewhere a line per part, "+" where it is trained. */
 static void print_preview(int64_t index, const nbl_preview *preview)
 {
@@ -83,7 +69,7 @@ static void print_preview(int64_t index, const nbl_preview *preview)
         const nbl_preview_part *part = &preview->parts[i];
         if (styled) fputs(cli_styled(part->trained ? CLI_PLAIN : CLI_DIM), cli_out());
         else fputs(part->trained ? "  + " : "  - ", cli_out());
-        put_text(part->text, !styled);
+        cli_put_shown(cli_out(), part->text, styled);
         fputs(styled ? cli_styled(CLI_PLAIN) : "\n", cli_out());
     }
     if (styled) fputc('\n', cli_out());
@@ -125,11 +111,8 @@ static nbl_status show(const cli_call *call, nbl_run *run)
         else if (code == NBL_OK) print_preview(i, &preview);
     }
     cli_json_set(document, "preview", list);
-    if (call->json && code == NBL_OK) {
-        if (json_dumpf(document, cli_out(), JSON_COMPACT) != 0) cli_no_memory();
-        fputc('\n', cli_out());
-    }
-    json_decref(document);
+    if (call->json && code == NBL_OK) cli_json_print_compact(document);
+    else json_decref(document);
     return code;
 }
 

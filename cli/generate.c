@@ -146,7 +146,7 @@ static nbl_status print_texts(job *j)
         if (j->tokenizer) {
             nbl_status code = text_of(j, ids, &text, &size, &shown, &stopped);
             if (code != NBL_OK) return code;
-            fwrite(text, 1, shown, cli_out());
+            cli_put_text(cli_out(), (nbl_string){text, shown});
             nbl_text_free(j->ctx, text, size);
         } else {
             for (int64_t t = 0; t < ids->count; t++)
@@ -219,12 +219,15 @@ const cli_command cli_generate = {
     .computes = true,
     .group = "Models",
     .summary = "text that a model continues",
-    .description = "Continues a prompt, the answer to a chat message, or sequences of token ids, which run "
-                   "as one batch. Text is "
-                   "printed as it comes. Without --temperature the likeliest token is taken each time.\n\n"
-                   "A --stop ends a sequence when its text contains it: the text is cut before it, and ids "
-                   "(--json) are all tokens generated, the one that completed it included. A --stop that "
-                   "spells a special token ends at that token.",
+    .description =
+        "Continues a prompt, the answer to a chat message, or sequences of token ids, which run "
+        "as one batch. Text is "
+        "printed as it comes. Without --temperature the likeliest token is taken each time. On a "
+        "terminal control characters that the model writes are shown as text (\\x1b, \\u202e); into a "
+        "pipe its bytes are kept.\n\n"
+        "A --stop ends a sequence when its text contains it: the text is cut before it, and ids "
+        "(--json) are all tokens generated, the one that completed it included. A --stop that "
+        "spells a special token ends at that token.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){

@@ -1,6 +1,7 @@
 /* json.c - JSON that cannot fail halfway: running out of memory ends the tool, broken strings are
  * cleaned, numbers that JSON does not know become null. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "output.h"
 
@@ -48,9 +49,22 @@ void cli_json_add(json_t *array, json_t *value)
     if (json_array_append_new(array, must(value)) != 0) cli_no_memory();
 }
 
+static void print(json_t *document, size_t flags)
+{
+    char *text = json_dumps(document, flags);
+    if (text == NULL) cli_no_memory();
+    cli_put_json(cli_out(), text);
+    fputc('\n', cli_out());
+    free(text);
+    json_decref(document);
+}
+
 void cli_json_print(json_t *document)
 {
-    if (json_dumpf(document, cli_out(), JSON_INDENT(2) | JSON_REAL_PRECISION(17)) != 0) cli_no_memory();
-    fputc('\n', cli_out());
-    json_decref(document);
+    print(document, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+}
+
+void cli_json_print_compact(json_t *document)
+{
+    print(document, JSON_COMPACT);
 }

@@ -129,26 +129,10 @@ void cli_writing_close(cli_writing *w)
     *w = (cli_writing){0};
 }
 
-/* Bytes of the control character at s, which ends before `end`: C0 but line feed and tab, DEL, C1; 0: none. */
-static int control_length(const unsigned char *s, const unsigned char *end)
-{
-    if ((*s < 0x20 && *s != '\n' && *s != '\t') || *s == 0x7f) return 1;
-    return *s == 0xc2 && s + 1 < end && s[1] >= 0x80 && s[1] < 0xa0 ? 2 : 0;
-}
-
 int cli_say(nbl_string text)
 {
-    const unsigned char *s = (const unsigned char *)text.text, *end = s + text.size;
-    bool terminal = isatty(STDOUT_FILENO);
-    while (s < end) {
-        const unsigned char *from = s;
-        int control = 0;
-        while (s < end && (control = terminal ? control_length(s, end) : 0) == 0) s++;
-        fwrite(from, 1, (size_t)(s - from), stdout);
-        if (control) fputc('?', stdout);
-        s += control;
-    }
-    return fflush(stdout) == 0 ? 0 : errno ? errno : EIO;
+    cli_put_text(stdout, text);
+    return fflush(stdout) == 0 && !ferror(stdout) ? 0 : errno ? errno : EIO;
 }
 
 int cli_say_failed(const cli_call *call, int error)

@@ -135,8 +135,7 @@ nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string
                               int *stopped);
 void cli_writing_close(cli_writing *w);
 
-/* Writes to standard output at once. On a terminal control characters become '?', for a model may write any.
- * Returns 0, or errno when it could not be written: */
+/* Writes to standard output at once, as cli_put_text does. Returns 0, or errno when it could not be written: */
 int cli_say(nbl_string text);
 /* then this is the end, with an error line unless the reader just had enough. Returns the exit status. */
 int cli_say_failed(const cli_call *call, int error);

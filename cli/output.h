@@ -18,8 +18,16 @@
 void *cli_alloc(size_t size); /* zeroed */
 _Noreturn void cli_no_memory(void);
 CLI_PRINTF(1, 2) char *cli_format(const char *format, ...);
-/* The text as one line of valid UTF-8: broken bytes and control characters become '?'. */
+/* The text as one line of valid UTF-8 that steers no terminal and hides nothing: line breaks become \n, control
+ * characters and broken bytes \x1b, C1 and bidirectional controls \u202e. */
 const char *cli_clean(const char *text);
+/* Writes a text so, zero bytes included. `lines`: line feeds and tabs stay. */
+void cli_put_shown(FILE *to, nbl_string text, bool lines);
+/* Writes JSON with the same characters escaped in its strings, which changes no value. */
+void cli_put_json(FILE *to, const char *json);
+/* Writes text that a model, a template or a tokenizer made: as above, with lines, if standard output is a terminal,
+ * else byte for byte. */
+void cli_put_text(FILE *to, nbl_string text);
 /* As a word of a shell command: quoted when it needs to be. */
 const char *cli_shell_word(const char *text);
 /* Characters, not bytes, of a clean text. */
@@ -76,6 +84,8 @@ void cli_json_set(json_t *object, const char *key, json_t *value);
 void cli_json_add(json_t *array, json_t *value);
 /* Makes it the one document on standard output. */
 void cli_json_print(json_t *document);
+/* The same on one line, for lists of thousands of numbers. */
+void cli_json_print_compact(json_t *document);
 
 /* ---- readable numbers (kept until the tool ends) ---- */
 

@@ -137,6 +137,7 @@ bool cli_interrupted(void)
 static int on_progress(void *user, const nbl_progress *at)
 {
     const cli_progress *shown = user;
+    if (answering) return 0; /* the answer ends between two tokens */
     if (!interrupted) cli_progress_show(user, at);
     return shown->hidden && !stopping ? interrupted > 1 : interrupted > 0;
 }

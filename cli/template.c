@@ -65,13 +65,6 @@ static nbl_status describe(work *w, const nbl_rendering *rendering, json_t **doc
     return NBL_OK;
 }
 
-static void print_compact(json_t *document)
-{
-    if (json_dumpf(document, cli_out(), JSON_COMPACT) != 0) cli_no_memory();
-    fputc('\n', cli_out());
-    json_decref(document);
-}
-
 /* ---- the request of the command line ---- */
 
 static nbl_chat_variable *variables_of(const cli_value *set, const char **wrong)
@@ -110,10 +103,10 @@ static int run_one(work *w)
     if (w->call->json) {
         json_t *document;
         code = describe(w, rendering, &document);
-        if (code == NBL_OK) print_compact(document);
+        if (code == NBL_OK) cli_json_print_compact(document);
     } else {
         nbl_string text = nbl_rendering_text(rendering);
-        fwrite(text.text, 1, text.size, cli_out());
+        cli_put_text(cli_out(), text);
     }
     nbl_rendering_free(rendering);
     return code == NBL_OK ? CLI_DONE : cli_failure(w->call, w->ctx, code);
@@ -167,13 +160,12 @@ static int run_batch(work *w)
     if (w->call->json) {
         json_t *document = cli_json_object();
         cli_json_set(document, "results", results);
-        print_compact(document);
+        cli_json_print_compact(document);
         return CLI_DONE;
     }
     size_t i;
     json_t *entry;
-    json_array_foreach (results, i, entry)
-        if (json_dumpf(entry, cli_out(), JSON_COMPACT) != 0 || fputc('\n', cli_out()) == EOF) cli_no_memory();
+    json_array_foreach (results, i, entry) cli_json_print_compact(json_incref(entry));
     json_decref(results);
     return CLI_DONE;
 }

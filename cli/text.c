@@ -73,31 +73,93 @@ static int sequence_length(const unsigned char *s)
     return n;
 }
 
-/* Bytes of the printable character at s; 0 for a broken one or a control character. U+2028 and
- * U+2029 count as controls: they end a line for many readers. */
-static int printable_length(const unsigned char *s)
+static unsigned code_of(const unsigned char *s, int n)
 {
-    int n = sequence_length(s);
-    if (n == 1 && (s[0] < 0x20 || s[0] == 0x7f)) return 0;
-    if (n == 2 && s[0] == 0xc2 && s[1] < 0xa0) return 0;
-    if (n == 3 && s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9)) return 0;
-    return n;
+    unsigned code = n == 1 ? s[0] : n == 2 ? s[0] & 31u : n == 3 ? s[0] & 15u : s[0] & 7u;
+    for (int i = 1; i < n; i++) code = code << 6 | (s[i] & 63u);
+    return code;
+}
+
+/* DEL, C1 controls, bidirectional controls, and what ends a line for many readers. */
+static bool is_hidden(unsigned c)
+{
+    return (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
+           (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
+/* How the character at s is written out, in `shown`; false: it stays as it is. *n: its bytes, at least 1. `lines`: line
+ * feeds and tabs stay. The text ends with a zero byte. */
+static bool written_out(const unsigned char *s, bool lines, int *n, char shown[8])
+{
+    int length = sequence_length(s);
+    unsigned code = length ? code_of(s, length) : s[0];
+    *n = length ? length : 1;
+    if (lines && (code == '\n' || code == '\t')) return false;
+    if (code == '\n' || code == '\r' || code == '\t')
+        snprintf(shown, 8, "\\%c", code == '\n' ? 'n' : code == '\r' ? 'r' : 't');
+    else if (length == 0 || code < 0x20 || code == 0x7f) snprintf(shown, 8, "\\x%02x", code & 0xff);
+    else if (is_hidden(code)) snprintf(shown, 8, "\\u%04x", code & 0xffff);
+    else return false;
+    return true;
 }
 
 const char *cli_clean(const char *text)
 {
-    const unsigned char *from = (const unsigned char *)text;
-    while (*from && printable_length(from)) from += printable_length(from);
-    if (*from == '\0') return text;
+    char shown[8];
+    int n;
+    size_t more = 0;
+    for (const char *at = text; *at; at += n)
+        if (written_out((const unsigned char *)at, false, &n, shown)) more += strlen(shown);
+    if (more == 0) return text;
 
-    char *copy = cli_alloc(strlen(text) + 1), *to = copy;
-    for (from = (const unsigned char *)text; *from;) {
-        int n = printable_length(from), whole = sequence_length(from);
-        if (n == 0) *to++ = '?';
-        for (int i = 0; i < n; i++) *to++ = (char)from[i];
-        from += whole ? whole : 1;
+    char *copy = cli_alloc(strlen(text) + more + 1), *to = copy;
+    for (const char *at = text; *at; at += n) {
+        bool out = written_out((const unsigned char *)at, false, &n, shown);
+        size_t size = out ? strlen(shown) : (size_t)n;
+        memcpy(to, out ? shown : at, size);
+        to += size;
     }
     return copy;
+}
+
+void cli_put_shown(FILE *to, nbl_string text, bool lines)
+{
+    char *copy = malloc(text.size + 1), shown[8]; /* with an end, for sequences that are cut off */
+    int n;
+    if (copy == NULL) cli_no_memory();
+    if (text.size) memcpy(copy, text.text, text.size);
+    copy[text.size] = '\0';
+    const char *from = copy, *end = copy + text.size;
+    for (const char *at = copy; at < end; at += n) {
+        if (!written_out((const unsigned char *)at, lines, &n, shown)) continue;
+        fwrite(from, 1, (size_t)(at - from), to);
+        fputs(shown, to);
+        from = at + n;
+    }
+    fwrite(from, 1, (size_t)(end - from), to);
+    free(copy);
+}
+
+void cli_put_json(FILE *to, const char *json)
+{
+    const char *from = json;
+    int n = 0;
+    for (const char *at = json; *at; at += n) {
+        const unsigned char *s = (const unsigned char *)at;
+        n = sequence_length(s);
+        n = n ? n : 1;
+        if (!is_hidden(code_of(s, n))) continue;
+        fwrite(from, 1, (size_t)(at - from), to);
+        fprintf(to, "\\u%04x", code_of(s, n));
+        from = at + n;
+    }
+    fputs(from, to);
+}
+
+void cli_put_text(FILE *to, nbl_string text)
+{
+    if (isatty(STDOUT_FILENO)) cli_put_shown(to, text, true);
+    else fwrite(text.text, 1, text.size, to);
 }
 
 int cli_columns(const char *text)

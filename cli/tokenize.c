@@ -54,9 +54,7 @@ static void print_document(const char *key, json_t *value)
 {
     json_t *document = cli_json_object();
     cli_json_set(document, key, value);
-    if (json_dumpf(document, cli_out(), JSON_COMPACT) != 0) cli_no_memory();
-    fputc('\n', cli_out());
-    json_decref(document);
+    cli_json_print_compact(document);
 }
 
 static void print_ids(const nbl_ids *ids)
@@ -79,7 +77,7 @@ static nbl_status decode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
         if (code != NBL_OK) break;
         if (call->json) cli_json_add(texts, json_stringn(text, size));
         else {
-            fwrite(text, 1, size, cli_out());
+            cli_put_text(cli_out(), (nbl_string){text, size});
             fputc('\n', cli_out());
         }
         nbl_text_free(ctx, text, size);

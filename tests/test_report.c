@@ -232,8 +232,8 @@ static void long_runs_are_drawn_with_few_points_that_keep_the_extremes(void **st
 static void names_and_texts_are_escaped(void **state)
 {
     nbl_context *ctx = *state;
-    static const char evil[] =
-        "</pre></title><script>alert('1')</script>\" onload=\"x & {{tiles}} \x01\xff$(rm)";
+    static const char evil[] = "</pre></title><script>alert('1')</script>\" onload=\"x & {{tiles}} "
+                               "\x01\xff$(rm)\x1b\xc2\x9b\xe2\x80\xae";
     nbl__run_config config = usual_config();
     nbl__dataset_config source = {.path = evil};
     nbl__record one = record_of(1, 1);
@@ -251,6 +251,9 @@ static void names_and_texts_are_escaped(void **state)
     assert_well_formed(page.text);
     assert_null(strstr(page.text, "alert('"));
     assert_null(strstr(page.text, "<script>alert"));
+    assert_null(strstr(page.text, "\xe2\x80\xae"));
+    assert_null(strstr(page.text, "\xc2\x9b"));
+    assert_non_null(strstr(page.text, "\\x01\\xff$(rm)\\x1b\\u009b\\u202e"));
     assert_int_equal(count_of(page.text, "</title>"), 1);
     assert_int_equal(count_of(page.text, "class=\"tile\""), 6);
     nbl__text_free(&page);

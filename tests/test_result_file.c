@@ -213,7 +213,7 @@ static void write_both(fixture *f, const char *folder, const char *file)
     nbl__output *output;
     assert_ok(f->ctx, nbl__output_begin(f->ctx, folder, 0, &output));
     assert_ok(f->ctx, nbl__output_commit(output));
-    assert_ok(f->ctx, nbl__file_put_new(f->ctx, file, "d", 1));
+    assert_ok(f->ctx, nbl__file_put_new(f->ctx, file, 0666, "d", 1));
 }
 
 static void what_a_killed_writer_left_is_removed_by_the_next(void **state)

@@ -231,6 +231,38 @@ static void a_megabyte_without_a_space_takes_no_quadratic_time(void **state)
     free(text);
 }
 
+/* From every place of a text of `a` such a token is followed to its end: 8 MB of it took hours. */
+static void tokens_that_are_looked_for_from_every_place_are_short(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *before, *after;
+    } forms[] = {
+        {"{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":7,\"content\":"
+         "\"",
+         "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+         "\"normalizer\":null," BYTES TAIL MODEL},
+        {HEAD "\"pre_tokenizer\":null,\"post_processor\":null,\"decoder\":null,"
+              "\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<unk>\",0],[\"",
+         "\",-1]],\"byte_fallback\":false}}"}};
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < 2; i++)
+        for (size_t size = 1024; size <= 1025; size++) {
+            char token[1026] = {0}, text[4096];
+            nbl_tokenizer *tokenizer;
+            memset(token, 'a', size);
+            snprintf(text, sizeof text, "%s%s%s", forms[i].before, token, forms[i].after);
+            if (size == 1024) {
+                assert_ok(ctx, parse(ctx, text, &tokenizer));
+            } else {
+                assert_int_equal(parse(ctx, text, &tokenizer), NBL_ERROR_UNSUPPORTED);
+                assert_non_null(strstr(nbl_error_message(ctx), "m/tokenizer.json: the token \"aaaa"));
+            }
+            nbl_tokenizer_close(tokenizer);
+        }
+    nbl_context_destroy(ctx);
+}
+
 static void truncation_and_padding_are_applied_only_when_asked_for(void **state)
 {
     (void)state;
@@ -492,6 +524,7 @@ int main(void)
         cmocka_unit_test(a_stream_never_splits_a_character),
         cmocka_unit_test(streams_of_any_decoder_hand_out_whole_characters),
         cmocka_unit_test(a_megabyte_without_a_space_takes_no_quadratic_time),
+        cmocka_unit_test(tokens_that_are_looked_for_from_every_place_are_short),
         cmocka_unit_test(truncation_and_padding_are_applied_only_when_asked_for),
         cmocka_unit_test(text_that_is_not_utf8_is_refused),
         cmocka_unit_test(a_damaged_file_is_refused_with_its_fault),

@@ -56,6 +56,18 @@ char *nbl__arena_printf(nbl__arena *arena, const char *format, ...)
     return text;
 }
 
+void nbl__arena_clear(nbl__arena *arena)
+{
+    struct nbl__arena_chunk *kept = arena->chunks;
+    if (kept == NULL) return;
+    arena->chunks = kept->next;
+    nbl__arena_free(arena);
+    memset(kept->data, 0, kept->used);
+    kept->used = 0;
+    kept->next = NULL;
+    arena->chunks = kept;
+}
+
 void nbl__arena_free(nbl__arena *arena)
 {
     while (arena->chunks) {

@@ -19,6 +19,8 @@ static inline nbl__arena nbl__arena_make(nbl_context *ctx)
 void *nbl__arena_alloc(nbl__arena *arena, size_t size);
 char *nbl__arena_strdup(nbl__arena *arena, const char *text);
 __attribute__((format(printf, 2, 3))) char *nbl__arena_printf(nbl__arena *arena, const char *format, ...);
+/* Frees all pieces; keeps some memory for the next ones. */
+void nbl__arena_clear(nbl__arena *arena);
 void nbl__arena_free(nbl__arena *arena);
 
 #endif

@@ -38,7 +38,7 @@
     } while (0)
 
 /* Records a message (printf style) and returns `code`. The message becomes one line of valid UTF-8:
- * control characters and broken bytes, which file and tensor names may carry, turn into '?'.
+ * control characters and broken bytes, which file and tensor names may carry, are written out (visible.h).
  * Inside a team the first failure wins. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
@@ -73,6 +73,8 @@ void nbl__progress_begin(nbl_context *ctx, uint64_t total);
 void nbl__progress_add(nbl_context *ctx, uint64_t bytes); /* any thread */
 /* Calls the user's function; only from the thread that called the library. */
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what);
+/* The same from any thread of a team: all but that one go on. */
+nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what);
 
 /* ---- what the context knows ---- */
 

@@ -15,7 +15,7 @@
 #include "base/bus.h"
 #include "base/file.h"
 #include "base/team.h"
-#include "base/utf8.h"
+#include "base/visible.h"
 
 struct nbl_context {
     nbl_context_options options;
@@ -24,6 +24,7 @@ struct nbl_context {
 
     pthread_mutex_t lock; /* guards the three below while in_team */
     bool in_team;
+    pthread_t caller; /* while in_team: the thread that called the library */
     nbl_status team_status;
     char message[4096];
     char hint[256];
@@ -170,17 +171,11 @@ nbl__pool *nbl__context_pool(nbl_context *ctx)
 
 /* ---- errors ---- */
 
-static void make_printable(char *text)
+/* From `at` on, in steps, the first place where a character begins or the text ends. */
+static size_t char_start(const char *text, size_t at, int step)
 {
-    char *end = text + strlen(text);
-    while (text < end) {
-        int n = nbl__utf8_length(text, end);
-        bool control = (unsigned char)*text < 0x20 || *text == 0x7f ||
-                       (n == 2 && text[0] == '\xc2' && (unsigned char)text[1] < 0xa0);
-        if (n == 0 || control)
-            for (int i = 0; i < (n ? n : 1); i++) *text++ = '?';
-        else text += n;
-    }
+    while (at > 0 && text[at] && ((unsigned char)text[at] & 0xc0) == 0x80) at += (size_t)step;
+    return at;
 }
 
 /* The place stands at a message's beginning, the reason at its end: a name that is too long loses its
@@ -188,28 +183,35 @@ static void make_printable(char *text)
 static void store(nbl_context *ctx, const char *text)
 {
     static const char gap[] = " ... ";
-    size_t room = sizeof ctx->message - 1, length = strlen(text), head = room / 2,
-           tail = room - head - (sizeof gap - 1);
-    if (length <= room) memcpy(ctx->message, text, length + 1);
-    else snprintf(ctx->message, sizeof ctx->message, "%.*s%s%s", (int)head, text, gap, text + length - tail);
-    make_printable(ctx->message);
+    size_t room = sizeof ctx->message - 1, length = strlen(text);
     ctx->hint[0] = '\0';
+    if (length <= room) {
+        memcpy(ctx->message, text, length + 1);
+        return;
+    }
+    size_t head = char_start(text, room / 2, -1), gap_size = sizeof gap - 1,
+           tail = char_start(text, length - (room - room / 2 - gap_size), 1);
+    memcpy(ctx->message, text, head);
+    memcpy(ctx->message + head, gap, gap_size);
+    memcpy(ctx->message + head + gap_size, text + tail, length - tail + 1);
 }
 
-static void record(nbl_context *ctx, nbl_status code, const char *suffix, const char *format,
+/* `lines`: the text has lines of its own. */
+static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool lines, const char *format,
                    va_list arguments)
 {
-    char text[16384];
+    char text[16384], shown[16384];
     int n = vsnprintf(text, sizeof text, format, arguments);
     size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
     if (suffix) {
         if (used > sizeof text - 256) used = sizeof text - 256;
         snprintf(text + used, sizeof text - used, ": %s", suffix);
     }
+    nbl__visible_text(shown, sizeof shown, text, strlen(text), lines);
     pthread_mutex_lock(&ctx->lock);
     if (!ctx->in_team || ctx->team_status == NBL_OK) {
         if (ctx->in_team) ctx->team_status = code;
-        store(ctx, text);
+        store(ctx, shown);
     }
     pthread_mutex_unlock(&ctx->lock);
 }
@@ -218,7 +220,7 @@ nbl_status nbl__fail(nbl_context *ctx, nbl_status code, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    record(ctx, code, NULL, format, arguments);
+    record(ctx, code, NULL, false, format, arguments);
     va_end(arguments);
     return code;
 }
@@ -235,45 +237,49 @@ nbl_status nbl__fail_errno(nbl_context *ctx, int error, const char *format, ...)
     if (strerror_r(error, text, sizeof text) != 0) snprintf(text, sizeof text, "error %d", error);
     va_list arguments;
     va_start(arguments, format);
-    record(ctx, code, text, format, arguments);
+    record(ctx, code, text, false, format, arguments);
     va_end(arguments);
     return code;
 }
 
 nbl_status nbl__hint(nbl_context *ctx, nbl_status code, const char *format, ...)
 {
+    char text[1024];
     va_list arguments;
     va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
     pthread_mutex_lock(&ctx->lock);
-    vsnprintf(ctx->hint, sizeof ctx->hint, format, arguments);
-    make_printable(ctx->hint);
+    nbl__visible_text(ctx->hint, sizeof ctx->hint, text, strlen(text), false);
     pthread_mutex_unlock(&ctx->lock);
+    return code;
+}
+
+__attribute__((format(printf, 3, 4))) static nbl_status fail_lines(nbl_context *ctx, nbl_status code,
+                                                                   const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    record(ctx, code, NULL, true, format, arguments);
     va_end(arguments);
     return code;
 }
 
 nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
 {
-    nbl__fail(ctx, code, "%s", text);
-    pthread_mutex_lock(&ctx->lock);
-    size_t length = strlen(text);
-    /* A text that was shortened has lost its places: it stays one line. */
-    for (size_t i = 0; length < sizeof ctx->message && i < length; i++)
-        if (text[i] == '\n' && ctx->message[i] == '?') ctx->message[i] = '\n';
-    pthread_mutex_unlock(&ctx->lock);
-    return code;
+    return fail_lines(ctx, code, "%s", text);
 }
 
 void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 {
     if (ctx->options.log == NULL) return;
-    char line[4096];
+    char line[4096], shown[4096];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    make_printable(line);
-    ctx->options.log(ctx->options.log_user, level, line);
+    nbl__visible_text(shown, sizeof shown, line, strlen(line), false);
+    ctx->options.log(ctx->options.log_user, level, shown);
 }
 
 /* ---- team ---- */
@@ -281,6 +287,7 @@ void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format, ...)
 void nbl__team_enter(nbl_context *ctx)
 {
     ctx->team_status = NBL_OK;
+    ctx->caller = pthread_self();
     ctx->in_team = true;
 }
 
@@ -342,6 +349,12 @@ nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)
         return nbl__fail(ctx, NBL_ERROR_CANCELLED, "interrupted; nothing was written");
     return NBL_OK;
+}
+
+nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what)
+{
+    if (ctx->in_team && !pthread_equal(ctx->caller, pthread_self())) return NBL_OK;
+    return nbl__progress_poll(ctx, what);
 }
 
 /* ---- fault injection ---- */

@@ -24,13 +24,17 @@ struct nbl__mapping {
     char *path;
     size_t path_size;
     int fd, slot; /* -1: none */
+    unsigned mode;
     uint64_t size, device, inode;
     struct timespec modified;
 };
 
-/* Opens a regular file; O_NONBLOCK so that a pipe in its place cannot hang us. */
+/* Opens a regular file. Anything else is not even opened, for that may have effects; O_NONBLOCK so that a pipe that
+ * took its place since cannot hang us. */
 static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, struct stat *info)
 {
+    NBL_CHECK(ctx, stat(path, info) != 0 || S_ISREG(info->st_mode), NBL_ERROR_IO, "%s: not a regular file",
+              path);
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) return nbl__fail_errno(ctx, errno, "%s", path);
     nbl_status status = NBL_OK;
@@ -63,6 +67,7 @@ static nbl_status remember(nbl_context *ctx, const char *path, int fd, const str
                         .path_size = strlen(path) + 1,
                         .fd = -1,
                         .slot = -1,
+                        .mode = (unsigned)info->st_mode,
                         .size = (uint64_t)info->st_size,
                         .device = (uint64_t)info->st_dev,
                         .inode = (uint64_t)info->st_ino,
@@ -146,6 +151,11 @@ nbl_status nbl__files_check(nbl_context *ctx)
 {
     for (nbl__mapping *m = *nbl__context_mappings(ctx); m; m = m->next) NBL_TRY(check_mapping(m));
     return NBL_OK;
+}
+
+unsigned nbl__file_rights(const nbl__file *file)
+{
+    return file->mapping ? (file->mapping->mode & 0666) | 0600 : 0666;
 }
 
 bool nbl__files_have(nbl_context *ctx, uint64_t device, uint64_t inode)

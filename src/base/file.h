@@ -37,6 +37,16 @@ bool nbl__files_have(nbl_context *ctx, uint64_t device, uint64_t inode);
  * with nbl__free(ctx, *text, *size + 1). */
 nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, char **text, size_t *size);
 
+/* May the bytes of this file of a model's folder go into a result? It must be a regular file that lies, once links are
+ * followed, in the folder, or where the hub's cache keeps the files of that folder: `snapshots/REVISION/NAME` links to
+ * `../../blobs/HASH`. A link that leads anywhere else is refused by name: it would publish what the folder's author
+ * never had, /etc/shadow for one. Weights are not asked for this. */
+nbl_status nbl__file_inside(nbl_context *ctx, const char *folder, const char *path);
+
+/* What a file that is made of this one may allow: the same reading and writing, and the owner's. 0666 without a file. */
+unsigned nbl__path_rights(const char *path);
+unsigned nbl__file_rights(const nbl__file *file); /* of a mapped file, as it was when it was opened */
+
 bool nbl__is_folder(const char *path);
 bool nbl__exists(const char *path); /* also a dangling link */
 

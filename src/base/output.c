@@ -57,6 +57,7 @@ nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t byte
     if (output == NULL) return NBL_ERROR_MEMORY;
     output->ctx = ctx;
     output->folder = -1;
+    output->rights = 0666;
     output->arena = nbl__arena_make(ctx);
 
     size_t length = strlen(target);
@@ -77,7 +78,9 @@ failed:
 
 nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
 {
-    *fd = allowed(output) ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+    *fd = allowed(output)
+              ? openat(output->folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, output->rights)
+              : -1;
     if (*fd < 0) return nbl__fail_errno(output->ctx, errno, "%s/%s: cannot create", output->target, name);
     return NBL_OK;
 }
@@ -140,7 +143,9 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
     nbl__file file;
     int fd;
     NBL_TRY(nbl__file_map(output->ctx, source, &file));
+    output->rights = nbl__path_rights(source);
     nbl_status status = nbl__output_open(output, name, &fd);
+    output->rights = 0666;
     if (status == NBL_OK) {
         status = copy_pieces(output, fd, name, &file);
         if (status == NBL_OK) status = nbl__output_close(output, fd, name);
@@ -148,6 +153,20 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
     }
     nbl__file_unmap(&file);
     return status;
+}
+
+/* Where a disk knows no rights there is nothing to take. */
+static void narrow(int fd, unsigned rights)
+{
+    struct stat info;
+    if (fd >= 0 && fstat(fd, &info) == 0 && (info.st_mode & 0777 & ~rights))
+        (void)fchmod(fd, info.st_mode & 07777 & (rights | ~0777u));
+}
+
+void nbl__output_narrow(nbl__output *output, const char *source)
+{
+    struct stat info;
+    if (stat(source, &info) == 0) narrow(output->folder, info.st_mode | 0700);
 }
 
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name)
@@ -230,6 +249,11 @@ nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, 
     return nbl__partial_make(&o->arena, path, false, &file->beside, &file->fd);
 }
 
+void nbl__new_file_narrow(nbl__new_file *file, unsigned rights)
+{
+    narrow(file->fd, rights);
+}
+
 nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size, uint64_t offset)
 {
     return nbl__output_write(&file->output, file->fd, file->name, data, size, offset);
@@ -257,10 +281,12 @@ void nbl__new_file_close(nbl__new_file *file)
     *file = (nbl__new_file){.fd = -1};
 }
 
-static nbl_status put(nbl_context *ctx, const char *path, bool replace, const void *data, size_t size)
+static nbl_status put(nbl_context *ctx, const char *path, bool replace, unsigned rights, const void *data,
+                      size_t size)
 {
     nbl__new_file file;
     nbl_status status = nbl__new_file_open(ctx, path, replace, size, &file);
+    if (status == NBL_OK) nbl__new_file_narrow(&file, rights);
     if (status == NBL_OK) status = nbl__new_file_write(&file, data, size, 0);
     if (status == NBL_OK) status = nbl__new_file_commit(&file);
     nbl__new_file_close(&file);
@@ -269,10 +295,11 @@ static nbl_status put(nbl_context *ctx, const char *path, bool replace, const vo
 
 nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size)
 {
-    return put(ctx, path, true, data, size);
+    return put(ctx, path, true, 0666, data, size);
 }
 
-nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, const void *data, size_t size)
+nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, unsigned rights, const void *data,
+                             size_t size)
 {
-    return put(ctx, path, false, data, size);
+    return put(ctx, path, false, rights, data, size);
 }

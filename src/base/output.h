@@ -19,6 +19,7 @@ typedef struct nbl__output {
     char *partial;
     char *subfolder; /* NULL: none */
     int folder;      /* descriptor of the partial folder */
+    unsigned rights; /* of the files made from now on, less what the umask takes; at first 0666 */
 } nbl__output;
 
 /* `bytes_needed` is checked against the free space first. */
@@ -34,7 +35,9 @@ nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, cons
 nbl_status nbl__output_close(nbl__output *output, int fd, const char *name);
 /* A whole small file. */
 nbl_status nbl__output_put(nbl__output *output, const char *name, const void *data, size_t size);
-/* A byte-for-byte copy of another file. */
+/* Takes from the output's folder the rights that `source` does not give. */
+void nbl__output_narrow(nbl__output *output, const char *source);
+/* A byte-for-byte copy of another file, with no more rights than that has. */
 nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *source);
 /* At most one. */
 nbl_status nbl__output_subfolder(nbl__output *output, const char *name);
@@ -50,6 +53,8 @@ typedef struct nbl__new_file {
 } nbl__new_file;
 nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, uint64_t bytes_needed,
                               nbl__new_file *file);
+/* Takes from the file what is not in `rights`. */
+void nbl__new_file_narrow(nbl__new_file *file, unsigned rights);
 nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t size,
                                uint64_t offset); /* any thread */
 nbl_status nbl__new_file_commit(nbl__new_file *file);
@@ -58,7 +63,8 @@ void nbl__new_file_close(nbl__new_file *file);
 
 /* Writes one file whole: beside its place, made durable, then renamed over what was there. */
 nbl_status nbl__file_put(nbl_context *ctx, const char *path, const void *data, size_t size);
-/* The same, never over anything. */
-nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, const void *data, size_t size);
+/* The same with these rights at most, never over anything. */
+nbl_status nbl__file_put_new(nbl_context *ctx, const char *path, unsigned rights, const void *data,
+                             size_t size);
 
 #endif

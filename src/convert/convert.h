@@ -59,6 +59,7 @@ typedef struct nbl__conversion {
     nbl__output *output;
     nbl_convert_report report;
     const nbl__text_source *text; /* where text files come from; NULL: copied like all others */
+    unsigned rights;              /* of files of weights: what all sources give */
     bool allow_non_finite;        /* NaN and infinities are a warning, not an error */
 } nbl__conversion;
 
@@ -77,6 +78,8 @@ void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *v
 nbl_status nbl__non_finite_settle(nbl__conversion *conversion, const char *name, nbl__non_finite *found,
                                   const char *what);
 
+/* Refuses what must not be copied from a model's folder, before the work: links that lead out of it, devices, pipes. */
+nbl_status nbl__companions_check(nbl_context *ctx, const char *folder);
 /* Opens the source, which must be a folder with a config.json, strictly. */
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *conversion);
 /* After all tensors were declared: fixes the layout and begins the output. */

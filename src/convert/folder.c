@@ -11,13 +11,16 @@ static const uint64_t default_shard_size = 5000000000u; /* as transformers chose
 
 nbl_status nbl__conversion_open(nbl_context *ctx, const char *in, nbl__conversion *v)
 {
-    *v = (nbl__conversion){.ctx = ctx};
+    *v = (nbl__conversion){.ctx = ctx, .rights = 0666};
     NBL_TRY(nbl_checkpoint_open(ctx, in, NBL_OPEN_STRICT, &v->checkpoint));
     NBL_CHECK(ctx, v->checkpoint->is_folder, NBL_ERROR_ARGUMENT,
               "%s: a file; a folder in Hugging Face layout is needed", in);
     NBL_CHECK(ctx, v->checkpoint->config.root, NBL_ERROR_NOT_FOUND, "%s/config.json: no such file", in);
     v->report.tensors = v->checkpoint->tensor_count;
-    for (int i = 0; i < v->checkpoint->file_count; i++) v->report.bytes_in += v->checkpoint->files[i].size;
+    for (int i = 0; i < v->checkpoint->file_count; i++) {
+        v->report.bytes_in += v->checkpoint->files[i].size;
+        v->rights &= nbl__file_rights(&v->checkpoint->files[i]);
+    }
     return nbl__writer_create(ctx, &v->writer);
 }
 
@@ -55,6 +58,28 @@ static bool has_templates(const nbl__conversion *v)
     return v->text == NULL && nbl__is_folder(path);
 }
 
+/* Folders may lie beside the files of a model (`onnx`, `original`): they are left out, and that is told. */
+static nbl_status check_companion(nbl_context *ctx, const char *folder, const char *name)
+{
+    char path[8192];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (!nbl__is_folder(path) || nbl__is_text_file(name)) return nbl__file_inside(ctx, folder, path);
+    if (strcmp(name, template_folder) != 0)
+        nbl__log(ctx, NBL_LOG_WARNING, "%s is not a file and is not copied", path);
+    return NBL_OK;
+}
+
+nbl_status nbl__companions_check(nbl_context *ctx, const char *folder)
+{
+    DIR *list = opendir(folder);
+    if (list == NULL) return nbl__fail_errno(ctx, errno, "%s", folder);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));)
+        if (is_companion(entry->d_name)) status = check_companion(ctx, folder, entry->d_name);
+    closedir(list);
+    return status == NBL_OK ? nbl__text_files_check(ctx, folder) : status;
+}
+
 typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size,
                                void *argument);
 
@@ -68,7 +93,7 @@ static nbl_status note_companion(nbl__conversion *v, const char *name, const cha
     return NBL_OK;
 }
 
-/* Visits the companion files of `folder` (within the source; "" is its top), following links. */
+/* Visits the companion files of `folder` (within the source; "" is its top), following links, which were checked. */
 static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
 {
     char at[4096], name[1024], path[8192];
@@ -86,8 +111,6 @@ static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit
         snprintf(path, sizeof path, "%s/%s", v->checkpoint->path, name);
         if (stat(path, &info) != 0) status = nbl__fail_errno(v->ctx, errno, "%s", path);
         else if (S_ISREG(info.st_mode)) status = visit(v, name, path, (uint64_t)info.st_size, argument);
-        else if (visit == note_companion && strcmp(name, template_folder) != 0)
-            nbl__log(v->ctx, NBL_LOG_WARNING, "%s is not a file and is not copied", path);
     }
     if (status == NBL_OK && errno) status = nbl__fail_errno(v->ctx, errno, "%s", at);
     closedir(list);
@@ -108,9 +131,13 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     NBL_TRY(nbl__writer_layout(v->writer, shard_size ? shard_size : default_shard_size, &v->report.bytes_out,
                                &v->report.files));
     uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
+    NBL_TRY(nbl__companions_check(v->ctx, v->checkpoint->path));
+    if (v->text && v->text->adapter) NBL_TRY(nbl__text_files_check(v->ctx, v->text->adapter));
     NBL_TRY(visit_companions(v, "", note_companion, &needed));
     if (has_templates(v)) NBL_TRY(visit_companions(v, template_folder, note_companion, &needed));
     NBL_TRY(nbl__output_begin(v->ctx, out, needed, &v->output));
+    nbl__output_narrow(v->output, v->checkpoint->path);
+    v->output->rights = v->rights;
     nbl__progress_begin(v->ctx, v->checkpoint->summary.bytes);
     return nbl__progress_poll(v->ctx, "");
 }
@@ -141,6 +168,7 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
 {
     NBL_TRY(nbl__files_check(v->ctx)); /* all weights were read */
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
+    v->output->rights = 0666;
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
     if (has_templates(v)) {
         NBL_TRY(nbl__output_subfolder(v->output, template_folder));
@@ -149,7 +177,11 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
     if (v->text) NBL_TRY(nbl__text_files_put(v->output, v->text));
     nbl__text text = {.ctx = v->ctx};
     nbl_status status = nbl__config_apply(v->ctx, &v->checkpoint->config, edits, count, &text);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.json", v->checkpoint->path);
+    v->output->rights = nbl__path_rights(path);
     if (status == NBL_OK) status = nbl__output_put(v->output, "config.json", text.text, text.size);
+    v->output->rights = 0666;
     nbl__text_free(&text);
     NBL_TRY(status);
     return verify(v);

@@ -114,6 +114,7 @@ nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_
     v.allow_non_finite = how->allow_non_finite;
     if (status == NBL_OK) status = choose_dtype(&v, how->dtype, &dtype);
     if (status == NBL_OK) status = nbl__merge_open(v.checkpoint, how->adapter, &m);
+    if (status == NBL_OK && m.peft) v.rights &= nbl__file_rights(&m.peft->file);
     if (status == NBL_OK) status = write_all(&v, &m, how, dtype);
     if (report) *report = v.report;
     nbl__merge_close(&m);

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 
 #include "base/file.h"
 
@@ -11,13 +12,57 @@ static const char template_file[] = "chat_template.jinja", template_json[] = "ch
                   template_folder[] = "additional_chat_templates", settings[] = "tokenizer_config.json",
                   token_map[] = "special_tokens_map.json", generation_file[] = "generation_config.json";
 
+static const char *const text_names[] = {"tokenizer.json", settings,      token_map,      "added_tokens.json",
+                                         template_file,    template_json, generation_file};
+enum { NAMES = sizeof text_names / sizeof *text_names };
+
 bool nbl__is_text_file(const char *name)
 {
-    static const char *const names[] = {"tokenizer.json", settings,      token_map,      "added_tokens.json",
-                                        template_file,    template_json, generation_file};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
+    for (int i = 0; i < NAMES; i++)
+        if (strcmp(name, text_names[i]) == 0) return true;
     return false;
+}
+
+static nbl_status check_one(nbl_context *ctx, const char *folder, const char *name)
+{
+    char path[8192];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return nbl__exists(path) ? nbl__file_inside(ctx, folder, path) : NBL_OK;
+}
+
+/* All that is in the folder of templates but hidden files. */
+static nbl_status check_templates(nbl_context *ctx, const char *folder)
+{
+    char name[1024];
+    snprintf(name, sizeof name, "%s/%s", folder, template_folder);
+    DIR *list = opendir(name);
+    nbl_status status = NBL_OK;
+    for (struct dirent *entry; list && status == NBL_OK && (entry = readdir(list));) {
+        if (entry->d_name[0] == '.') continue;
+        snprintf(name, sizeof name, "%s/%s", template_folder, entry->d_name);
+        status = check_one(ctx, folder, name);
+    }
+    if (list) closedir(list);
+    return status;
+}
+
+nbl_status nbl__text_files_check(nbl_context *ctx, const char *folder)
+{
+    if (!nbl__is_folder(folder)) return NBL_OK;
+    for (int i = 0; i < NAMES; i++) NBL_TRY(check_one(ctx, folder, text_names[i]));
+    NBL_TRY(check_one(ctx, folder, "config.json"));
+    return check_templates(ctx, folder);
+}
+
+unsigned nbl__text_files_rights(const char *folder)
+{
+    unsigned rights = 0666;
+    char path[8192];
+    for (int i = 0; i < NAMES; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, text_names[i]);
+        rights &= nbl__path_rights(path);
+    }
+    return rights;
 }
 
 /* "FOLDER/NAME" if that is there; else NULL. *status tells of memory that ran out. */
@@ -182,7 +227,9 @@ static nbl_status put_edited(nbl__output *output, nbl__arena *arena, const nbl__
     nbl__text text = {.ctx = arena->ctx};
     nbl_status status = nbl__config_apply(arena->ctx, &config, edits, count, &text);
     if (status == NBL_OK) status = text.status;
+    output->rights = path ? nbl__path_rights(path) : 0666;
     if (status == NBL_OK) status = nbl__output_put(output, name, text.text, text.size);
+    output->rights = 0666;
     nbl__text_free(&text);
     return status;
 }
@@ -192,7 +239,9 @@ static nbl_status put_copy(nbl__output *output, const char *name, const char *pa
     char *text;
     size_t size;
     NBL_TRY(nbl__file_read(output->ctx, path, LARGEST_FILE, &text, &size));
+    output->rights = nbl__path_rights(path);
     nbl_status status = nbl__output_put(output, name, text, size);
+    output->rights = 0666;
     nbl__free(output->ctx, text, size + 1);
     return status;
 }

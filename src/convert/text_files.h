@@ -34,6 +34,11 @@ typedef struct nbl__text_source {
 
 /* tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json, … */
 bool nbl__is_text_file(const char *name);
+/* Refuses links that lead out of the folder (nbl__file_inside), in config.json and all of those files, before the work.
+ * A path that is no folder has none. */
+nbl_status nbl__text_files_check(nbl_context *ctx, const char *folder);
+/* What a file made of those of the folder may allow. */
+unsigned nbl__text_files_rights(const char *folder);
 /* Has the folder a chat template of its own? */
 nbl_status nbl__has_template(nbl_context *ctx, const char *folder, bool *has);
 /* Writes the files into the output. */

@@ -116,6 +116,7 @@ static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int cou
         total += counts[i];
         NBL_TRY(nbl__progress_poll(c->ctx, ""));
     }
+    if (count == 1) return c->stored = parts[0], c->stored_count = total, NBL_OK;
     c->stored = nbl__arena_alloc(&c->arena, (size_t)(total + 1) * sizeof *c->stored);
     if (c->stored == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < count; i++)

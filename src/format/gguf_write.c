@@ -10,8 +10,11 @@ static uint64_t aligned(uint64_t size)
 
 void nbl__gguf_writer_open(nbl_context *ctx, nbl__gguf_writer *w)
 {
-    *w = (nbl__gguf_writer){
-        .ctx = ctx, .arena = nbl__arena_make(ctx), .entries = {.ctx = ctx}, .file = {.fd = -1}};
+    *w = (nbl__gguf_writer){.rights = 0666,
+                            .ctx = ctx,
+                            .arena = nbl__arena_make(ctx),
+                            .entries = {.ctx = ctx},
+                            .file = {.fd = -1}};
 }
 
 void nbl__gguf_writer_close(nbl__gguf_writer *w)
@@ -152,6 +155,7 @@ static nbl_status begin(nbl__gguf_writer *w, const char *path, nbl__text *head)
     w->data = head->size;
     w->size = head->size + end;
     NBL_TRY(nbl__new_file_open(w->ctx, path, false, w->size, &w->file));
+    nbl__new_file_narrow(&w->file, w->rights);
     return nbl__new_file_write(&w->file, head->text, head->size, 0);
 }
 

@@ -21,6 +21,7 @@ typedef struct nbl__gguf_writer {
         uint64_t bytes, offset;
     } * tensors;
     int64_t count, room;
+    unsigned rights;     /* of the file at most; at first 0666 */
     uint64_t data, size; /* where tensors begin; of the file */
     nbl__new_file file;
 } nbl__gguf_writer;

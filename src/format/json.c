@@ -403,6 +403,40 @@ nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *tex
     return NBL_OK;
 }
 
+/* After the opening brace. The parser's arena holds one member at a time. */
+static nbl_status visit_members(parser *p, nbl__json_visit visit, void *user)
+{
+    p->depth = 1;
+    skip_space(p);
+    if (!accept(p, '}')) {
+        do {
+            nbl__json member;
+            NBL_TRY(read_item(p, true, &member));
+            if (++p->values > MOST_VALUES) return wrong(p, "more values than any sane file has");
+            NBL_TRY(visit(user, &member));
+            nbl__arena_clear(p->arena);
+        } while (accept(p, ','));
+        if (!accept(p, '}')) return wrong(p, "',' or '}' was expected");
+    }
+    skip_space(p);
+    return p->at == p->end ? NBL_OK : wrong(p, "something follows the end");
+}
+
+nbl_status nbl__json_each(nbl_context *ctx, const char *where, const char *text, size_t size,
+                          nbl__json_dialect dialect, nbl__json_visit visit, void *user)
+{
+    nbl__arena member = nbl__arena_make(ctx);
+    parser p = {
+        .arena = &member, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+    skip_space(&p);
+    nbl_status status = accept(&p, '{')
+                            ? visit_members(&p, visit, user)
+                            : nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    nbl__free(ctx, p.stack, (size_t)p.room * sizeof *p.stack);
+    nbl__arena_free(&member);
+    return status;
+}
+
 nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
                                size_t size, nbl__json_dialect dialect, const nbl__json **root)
 {

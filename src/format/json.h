@@ -50,6 +50,12 @@ nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *tex
 nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
                                size_t size, nbl__json_dialect dialect, const nbl__json **root);
 
+/* The same member by member, for an object of very many: `visit` is called with each in turn, and the member lives no
+ * longer than the call. What a key says, and whether it comes twice, is the visitor's affair. */
+typedef nbl_status (*nbl__json_visit)(void *user, const nbl__json *member);
+nbl_status nbl__json_each(nbl_context *ctx, const char *where, const char *text, size_t size,
+                          nbl__json_dialect dialect, nbl__json_visit visit, void *user);
+
 /* ---- access; all of them accept NULL and values of another type ---- */
 
 const nbl__json *nbl__json_get(const nbl__json *object, const char *key); /* NULL: no such member */

@@ -15,14 +15,6 @@ typedef struct plan {
     int64_t count;
 } plan;
 
-static uint64_t bytes_of(const nbl_tensor *t)
-{
-    uint64_t n = 1, bytes = 0;
-    for (int i = 0; i < t->rank; i++) n *= (uint64_t)t->shape[i]; /* declared: does not overflow */
-    (void)nbl__dtype_bytes(t->dtype, n, &bytes);
-    return bytes;
-}
-
 static nbl_status declare(plan *p, const char *path, const char *ending, const nbl_tensor *tensor)
 {
     int64_t number = 0;
@@ -81,16 +73,9 @@ static nbl_status put_config(plan *p, nbl__output *output)
 
 static nbl_status put_tensors(plan *p, nbl__output *output)
 {
-    enum { PIECE = 64 << 20 };
     uint64_t written = 0;
     NBL_TRY(nbl__writer_begin_group(p->writer, output, 0));
-    for (int64_t i = 0; i < p->count; i++) {
-        uint64_t bytes = bytes_of(p->tensors[i]);
-        for (uint64_t at = 0; at < bytes; at += PIECE) {
-            size_t size = (size_t)(bytes - at < PIECE ? bytes - at : PIECE);
-            NBL_TRY(nbl__writer_write(p->writer, i, (const uint8_t *)p->tensors[i]->data + at, size, at));
-        }
-    }
+    for (int64_t i = 0; i < p->count; i++) NBL_TRY(nbl__writer_write_all(p->writer, i, p->tensors[i]->data));
     return nbl__writer_finish(p->writer, output, &written);
 }
 

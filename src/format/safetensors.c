@@ -95,46 +95,88 @@ static nbl_status check_places(nbl_context *ctx, const char *file, const nbl__st
     return NBL_OK;
 }
 
-static nbl_status read_entries(nbl__arena *arena, const char *file, const nbl__json *header,
-                               const uint8_t *data, uint64_t size, nbl__stored **result, int64_t *count)
+/* ---- the header, entry by entry: parsed as a whole it would take ten times its size ---- */
+
+typedef struct header {
+    nbl__arena *arena; /* of what stays */
+    const char *file;
+    const uint8_t *data;
+    uint64_t size;
+    nbl__stored *tensors;
+    int64_t count, room;
+    bool has_metadata;
+} header;
+
+static nbl_status twice(const header *h, const char *key)
 {
-    nbl_context *ctx = arena->ctx;
-    nbl__stored *tensors = nbl__arena_alloc(arena, (size_t)(header->count + 1) * sizeof *tensors);
-    if (tensors == NULL) return NBL_ERROR_MEMORY;
-    int64_t n = 0;
-    for (int64_t i = 0; i < header->count; i++) {
-        const nbl__json *entry = &header->items[i];
-        const char *name = entry->key;
-        if (strcmp(name, "__metadata__") == 0) {
-            NBL_TRY(check_metadata(ctx, file, entry));
-            continue;
-        }
-        int64_t offsets[2];
-        nbl__stored *tensor = &tensors[n++];
-        NBL_TRY(read_entry(ctx, file, name, entry, size, tensor, offsets));
-        tensor->data = data + offsets[0];
-        tensor->file = file;
-        if ((tensor->name = nbl__arena_strdup(arena, name)) == NULL) return NBL_ERROR_MEMORY;
-    }
-    qsort(tensors, (size_t)n, sizeof *tensors, by_place);
-    NBL_TRY(check_places(ctx, file, tensors, n, data, size));
-    *result = tensors;
-    *count = n;
+    return nbl__fail(h->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: the key \"%s\" is there twice",
+                     h->file, key);
+}
+
+static nbl_status make_room(header *h)
+{
+    nbl_context *ctx = h->arena->ctx;
+    nbl__stored *tensors;
+    if (h->count < h->room) return NBL_OK;
+    NBL_CHECK(ctx, h->room < NBL_MOST_TENSORS, NBL_ERROR_UNSUPPORTED, "%s: more than %d tensors in one file",
+              h->file, NBL_MOST_TENSORS);
+    int64_t room = h->room ? 2 * h->room : 256;
+    NBL_TRY(NBL_ALLOC(ctx, tensors, room));
+    if (h->count) memcpy(tensors, h->tensors, (size_t)h->count * sizeof *tensors);
+    nbl__free(ctx, h->tensors, (size_t)h->room * sizeof *h->tensors);
+    h->tensors = tensors;
+    h->room = room;
     return NBL_OK;
+}
+
+static nbl_status visit_entry(void *user, const nbl__json *entry)
+{
+    header *h = user;
+    int64_t offsets[2];
+    if (strcmp(entry->key, "__metadata__") == 0) {
+        if (h->has_metadata) return twice(h, entry->key);
+        h->has_metadata = true;
+        return check_metadata(h->arena->ctx, h->file, entry);
+    }
+    NBL_TRY(make_room(h));
+    nbl__stored *tensor = &h->tensors[h->count];
+    NBL_TRY(read_entry(h->arena->ctx, h->file, entry->key, entry, h->size, tensor, offsets));
+    tensor->data = h->data + offsets[0];
+    tensor->file = h->file;
+    if ((tensor->name = nbl__arena_strdup(h->arena, entry->key)) == NULL) return NBL_ERROR_MEMORY;
+    h->count++;
+    return NBL_OK;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const nbl__stored *)a)->name, ((const nbl__stored *)b)->name);
+}
+
+static nbl_status finish(header *h, nbl__stored **result)
+{
+    nbl__stored *tensors = nbl__arena_alloc(h->arena, (size_t)(h->count + 1) * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    if (h->count) memcpy(tensors, h->tensors, (size_t)h->count * sizeof *tensors);
+    qsort(tensors, (size_t)h->count, sizeof *tensors, by_name);
+    for (int64_t i = 1; i < h->count; i++)
+        if (strcmp(tensors[i - 1].name, tensors[i].name) == 0) return twice(h, tensors[i].name);
+    qsort(tensors, (size_t)h->count, sizeof *tensors, by_place);
+    *result = tensors;
+    return check_places(h->arena->ctx, h->file, tensors, h->count, h->data, h->size);
 }
 
 nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uint8_t *data, uint64_t size,
                                   nbl__stored **tensors, int64_t *count)
 {
     uint64_t length = 0;
-    const nbl__json *header;
     NBL_TRY(read_header(arena->ctx, file, data, size, &length));
-    nbl__arena json = nbl__arena_make(arena->ctx); /* the parsed header is larger than what is kept of it */
-    nbl_status status = nbl__json_parse(&json, file, (const char *)data + 8, length, NBL_JSON_STRICT,
-                                        &header);
-    if (status == NBL_OK)
-        status = read_entries(arena, file, header, data + 8 + length, size - 8 - length, tensors, count);
-    nbl__arena_free(&json);
+    header h = {.arena = arena, .file = file, .data = data + 8 + length, .size = size - 8 - length};
+    nbl_status status = nbl__json_each(arena->ctx, file, (const char *)data + 8, length, NBL_JSON_STRICT,
+                                       visit_entry, &h);
+    if (status == NBL_OK) status = finish(&h, tensors);
+    nbl__free(arena->ctx, h.tensors, (size_t)h.room * sizeof *h.tensors);
+    *count = status == NBL_OK ? h.count : 0;
     return status;
 }
 

@@ -3,7 +3,8 @@
  *   u64 header length | JSON header, padded with spaces | data, without holes
  *
  * The reader refuses whatever the upstream library refuses: offsets that overlap, leave holes or
- * point outside, sizes that do not fit dtype and shape, duplicate keys, a header over 100 MB. */
+ * point outside, sizes that do not fit dtype and shape, duplicate keys, a header over 100 MB. Beyond that it refuses more
+ * tensors than any file has: what is kept of one takes eight times its entry in the header. */
 #ifndef NBL_SAFETENSORS_H
 #define NBL_SAFETENSORS_H
 
@@ -12,7 +13,11 @@
 #include "base/output.h"
 #include "tensor/dtype.h"
 
-enum { NBL_HEADER_LIMIT = 100000000 }; /* bytes of a header; upstream's limit */
+enum {
+    NBL_HEADER_LIMIT = 100000000, /* bytes of a header; upstream's limit */
+    NBL_MOST_TENSORS = 1
+                       << 18 /* of one file; the largest published model in 4 bits has 350,000 in 60 files */
+};
 
 /* A stored tensor, as the file tells it. */
 typedef struct nbl__stored {
@@ -69,6 +74,8 @@ nbl_status nbl__writer_layout(nbl__writer *writer, uint64_t shard_size, uint64_t
 nbl_status nbl__writer_begin_group(nbl__writer *writer, nbl__output *output, int64_t group);
 nbl_status nbl__writer_write(nbl__writer *writer, int64_t number, const void *data, size_t size,
                              uint64_t offset); /* any thread */
+/* The whole of an entry at once; the caller may stop it. */
+nbl_status nbl__writer_write_all(nbl__writer *writer, int64_t number, const void *data);
 nbl_status nbl__writer_write_late(nbl__writer *writer, int64_t number, const void *data, size_t size);
 /* Makes the last file durable, writes the index when there are several, tells the files' bytes. */
 nbl_status nbl__writer_finish(nbl__writer *writer, nbl__output *output, uint64_t *bytes);

@@ -18,9 +18,9 @@
 
 typedef struct slot {
     const nbl__stored *stored;
-    bool part; /* belongs to another one */
-    bool main; /* its weight is described in `info` */
-    nbl_tensor_info info;
+    bool part;             /* belongs to another one */
+    bool main;             /* its weight is described in `info` */
+    nbl_tensor_info *info; /* room of the checkpoint's own, which is made gapless in the end */
 } slot;
 
 typedef struct grouping {
@@ -74,7 +74,7 @@ static nbl_status take(grouping *g, const char *stem, const char *end, const nbl
 /* Makes `s` the main part of a weight. */
 static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
 {
-    nbl_tensor_info *info = &s->info;
+    nbl_tensor_info *info = s->info;
     *info = (nbl_tensor_info){.name = name,
                               .file = s->stored->file,
                               .rank = weight->rank,
@@ -249,9 +249,9 @@ static nbl_status check_mxfp4_names(grouping *g)
 {
     for (int64_t i = 0; i < g->count; i++) {
         const slot *s = &g->slots[i];
-        if (!s->main || s->info.weight.format != NBL_FORMAT_MXFP4) continue;
-        NBL_CHECK(g->c->ctx, find(g, s->info.name) == NULL, NBL_ERROR_FORMAT,
-                  "tensor \"%s\": stored both plain and as MXFP4 blocks", s->info.name);
+        if (!s->main || s->info->weight.format != NBL_FORMAT_MXFP4) continue;
+        NBL_CHECK(g->c->ctx, find(g, s->info->name) == NULL, NBL_ERROR_FORMAT,
+                  "tensor \"%s\": stored both plain and as MXFP4 blocks", s->info->name);
     }
     return NBL_OK;
 }
@@ -306,7 +306,11 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
     nbl_status status = NBL_OK;
     NBL_TRY(NBL_ALLOC(c->ctx, g.slots, g.count));
     NBL_GO(NBL_ALLOC(c->ctx, g.by_name, g.count));
+    status = NBL_ERROR_MEMORY;
+    c->tensors = nbl__arena_alloc(&c->arena, (size_t)(g.count + 1) * sizeof *c->tensors);
+    if (c->tensors == NULL) goto done;
     for (int64_t i = 0; i < g.count; i++) {
+        g.slots[i].info = &c->tensors[i];
         g.slots[i].stored = &c->stored[i];
         g.by_name[i] = &g.slots[i];
     }
@@ -325,13 +329,10 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
     for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, find_orphans(&g, &g.slots[i])));
     NBL_GO(nbl__checkpoint_problem(c, check_mxfp4_names(&g)));
 
-    c->tensors = nbl__arena_alloc(&c->arena, (size_t)(g.count + 1) * sizeof *c->tensors);
-    status = NBL_ERROR_MEMORY;
-    if (c->tensors == NULL) goto done;
     for (int64_t i = 0; i < g.count; i++) {
         if (g.slots[i].part) continue;
         if (!g.slots[i].main) settle_dense(&g.slots[i]);
-        c->tensors[c->tensor_count++] = g.slots[i].info;
+        c->tensors[c->tensor_count++] = *g.slots[i].info;
     }
     NBL_GO(summarise(c));
 done:

@@ -296,6 +296,18 @@ nbl_status nbl__writer_write(nbl__writer *w, int64_t number, const void *data, s
                              8 + w->file[e->file].header + e->offset + offset);
 }
 
+nbl_status nbl__writer_write_all(nbl__writer *w, int64_t number, const void *data)
+{
+    enum { PIECE = 16 << 20 };
+    const entry *e = &w->entries[number];
+    for (uint64_t at = 0; at < e->bytes; at += PIECE) {
+        size_t size = (size_t)(e->bytes - at < PIECE ? e->bytes - at : PIECE);
+        NBL_TRY(nbl__progress_poll(w->ctx, e->name));
+        NBL_TRY(nbl__writer_write(w, number, (const uint8_t *)data + at, size, at));
+    }
+    return NBL_OK;
+}
+
 nbl_status nbl__writer_write_late(nbl__writer *w, int64_t number, const void *data, size_t size)
 {
     entry *e = &w->entries[number];

@@ -232,17 +232,31 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
     return enqueue(plan, cuda, p, false);
 }
 
+/* One after the other, and in between the caller may stop it. */
+static nbl_status run_on_cpu(nbl__plan *plan, int count)
+{
+    for (int i = 0; i < count; i++) {
+        NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
+        NBL_TRY(nbl__plan_run_in_order(plan, i, count));
+    }
+    return NBL_OK;
+}
+
 static nbl_status run_some(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
-    if (cuda == NULL) return run_steps(plan, count);
+    if (cuda == NULL) return run_on_cpu(plan, count);
+    NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
     NBL_TRY(launch(plan, cuda, (part){count, true}));
     return nbl__cuda_wait(cuda, "the step");
 }
 
 nbl_status nbl__plan_prepare(nbl__plan *plan)
 {
-    for (int i = 0; i < plan->prepare_count; i++) NBL_TRY(nbl__plan_run_step(plan, &plan->prepare[i]));
+    for (int i = 0; i < plan->prepare_count; i++) {
+        NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
+        NBL_TRY(nbl__plan_run_step(plan, &plan->prepare[i]));
+    }
     return NBL_OK;
 }
 
@@ -262,7 +276,8 @@ static nbl_status run_later(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     int64_t copied;
-    if (cuda == NULL) return run_steps(plan, plan->step_count);
+    if (cuda == NULL) return run_on_cpu(plan, plan->step_count);
+    NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
     /* Not in the recording: when they are copied the caller may write the next ones. */
     NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     NBL_TRY(nbl__cuda_note(cuda, &copied));

@@ -3,6 +3,7 @@
  * of each worker to their place in the file. */
 #include "infer/export.h"
 
+#include "infer/language_model.h"
 #include "infer/model_text.h"
 
 #include <math.h>
@@ -35,15 +36,6 @@ int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int6
     int64_t heads = place->rows == NBL_GGUF_ROTARY_Q ? e->decoder.heads : e->decoder.kv_heads;
     int64_t width = rows / heads, within = row % width; /* pairs (i, i + width / 2) become neighbours */
     return row - within + within % 2 * (width / 2) + within / 2;
-}
-
-nbl_status nbl__export_check_rows(const nbl__export *e, const nbl__gguf_place *place, const char *name,
-                                  int64_t rows)
-{
-    int64_t heads = place->rows == NBL_GGUF_ROTARY_K ? e->decoder.kv_heads : e->decoder.heads;
-    NBL_CHECK(e->ctx, place->rows == NBL_GGUF_ROWS_AS_THEY_ARE || rows % (2 * heads) == 0, NBL_ERROR_SHAPE,
-              "%s: tensor \"%s\" has %" PRId64 " rows for %" PRId64 " heads", e->folder, name, rows, heads);
-    return NBL_OK;
 }
 
 typedef struct job {
@@ -166,7 +158,6 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
         it->type = NBL_GGML_F16;
         e->report.fallen_back++;
     }
-    NBL_TRY(nbl__export_check_rows(e, &it->place, t->name, t->shape[0]));
     it->factor = nbl__export_factor(e, &it->place);
     e->report.parameters += t->rows * t->columns;
     return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);
@@ -227,6 +218,40 @@ static nbl_status put_general(nbl__export *e, const struct type_row *type)
     return NBL_OK;
 }
 
+/* Keys and vocabulary are sized by the config: do the tensors agree with it? */
+static nbl_status check_tensors(nbl__export *e)
+{
+    const nbl__merge *merge = &e->merge;
+    nbl_model m = {.ctx = e->ctx, .path = e->folder, .decoder = e->decoder, .dtype = NBL_DTYPE_F32};
+    m.decoder.tied = m.decoder.tied && !merge->untied;
+    m.weights = nbl__arena_alloc(&e->arena, (size_t)(merge->count + 1) * sizeof *m.weights);
+    if (m.weights == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < merge->count; i++) {
+        const nbl__merged *from = &merge->tensors[i];
+        struct nbl__held *held = &m.weights[m.weight_count];
+        if (is_left_out(e, from->name)) continue;
+        held->name = from->name;
+        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
+        memcpy(held->weight.shape, from->shape, sizeof held->weight.shape);
+        m.weight_count++;
+    }
+    return nbl__model_check(&m);
+}
+
+/* The file carries what the text files say; whoever may not read one of its sources may not read it. */
+static nbl_status check_sources(nbl__export *e)
+{
+    const char *folders[] = {e->folder, e->options->adapter};
+    for (int i = 0; e->options->type && i < 2 && folders[i]; i++) {
+        NBL_TRY(nbl__text_files_check(e->ctx, folders[i]));
+        e->writer.rights &= nbl__text_files_rights(folders[i]);
+    }
+    for (int i = 0; i < e->checkpoint->file_count; i++)
+        e->writer.rights &= nbl__file_rights(&e->checkpoint->files[i]);
+    if (e->merge.peft) e->writer.rights &= nbl__file_rights(&e->merge.peft->file);
+    return NBL_OK;
+}
+
 static nbl_status open_source(nbl__export *e)
 {
     NBL_TRY(nbl_checkpoint_open(e->ctx, e->folder, NBL_OPEN_STRICT, &e->checkpoint));
@@ -238,7 +263,9 @@ static nbl_status open_source(nbl__export *e)
     NBL_CHECK(e->ctx, nbl__gguf_arch_of(model_type, &e->arch, &e->arch_name), NBL_ERROR_UNSUPPORTED,
               "%s: model_type \"%s\" has no form in GGUF here", e->folder, model_type);
     nbl__export_query(e);
-    return nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge);
+    NBL_TRY(nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge));
+    NBL_TRY(check_sources(e));
+    return check_tensors(e);
 }
 
 /* The description goes first: when the file's name appears, everything is there. */
@@ -249,7 +276,8 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     if (modelfile) {
         nbl__export_modelfile(e, &text);
         status = text.status;
-        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, text.text, text.size);
+        if (status == NBL_OK)
+            status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
     }
     nbl__text_free(&text);
     if (status != NBL_OK) return status;

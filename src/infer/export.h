@@ -40,10 +40,8 @@ nbl_status nbl__export_keys(nbl__export *e);
 void nbl__export_query(nbl__export *e);
 /* llama3's rotary scaling: the divisors of the frequencies, [head_dim / 2]; false: there is none. */
 bool nbl__export_divisors(const nbl__export *e, float *divisors);
-/* Rows in rotary pairs must be whole pairs of whole heads. */
-nbl_status nbl__export_check_rows(const nbl__export *e, const nbl__gguf_place *place, const char *name,
-                                  int64_t rows);
-/* Where the row is that belongs at `row` of a tensor of `rows`, in rotary pairs or as it is; the rows were checked. */
+/* Where the row is that belongs at `row` of a tensor of `rows`, in rotary pairs or as it is; nbl__model_check saw to
+ * whole heads of whole pairs. */
 int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int64_t row, int64_t rows);
 /* What a weight is multiplied by. */
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_place *place);

@@ -44,7 +44,6 @@ static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
     int64_t a[2] = {m->is_embedding ? m->in : m->r, m->is_embedding ? m->r : m->in}, b[2] = {m->out, m->r};
     (void)snprintf(hf_name, sizeof hf_name, "%s.weight", m->path);
     if (!nbl__gguf_place_of(e->arch, hf_name, &p->place)) return refuse(e, "the adapter of", m->path);
-    NBL_TRY(nbl__export_check_rows(e, &p->place, hf_name, m->out));
     (void)snprintf(name, sizeof name, "%s.lora_a", p->place.name);
     NBL_TRY(nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 2, a, &p->a));
     (void)snprintf(name, sizeof name, "%s.lora_b", p->place.name);

@@ -143,7 +143,10 @@ static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
         m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
     }
     NBL_TRY(reserve_quantized(m, load));
-    for (int64_t i = 0; i < m->weight_count; i++) NBL_TRY(convert_arrived(m, &m->weights[i], load));
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
+        NBL_TRY(convert_arrived(m, &m->weights[i], load));
+    }
     return NBL_OK;
 }
 
@@ -168,6 +171,7 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
         struct nbl__held *held = &m->weights[i];
+        NBL_TRY(nbl__progress_poll(m->ctx, from->name));
         held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(held->weight.dtype);
         held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
         if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
@@ -310,11 +314,13 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     arrival load;
     NBL_TRY(check_arrival(m, options, &load));
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
-    if (options->adapter == NULL) return NBL_OK;
-    NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
-    NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
-    NBL_TRY(read_adapter_end(m, options->adapter));
-    return check_adapter(m);
+    if (options->adapter) {
+        NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
+        NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
+        NBL_TRY(read_adapter_end(m, options->adapter));
+        NBL_TRY(check_adapter(m));
+    }
+    return nbl__model_check(m);
 }
 
 nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options,

@@ -82,6 +82,11 @@ uint64_t nbl__decoded_choose(nbl_model *model, uint64_t room, bool *more);
  * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */
 uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
+/* Are the tensors those that the config describes? The error lists the ones that are missing, have another shape or do
+ * not belong there. Needs names, formats and shapes alone. Who opens a model calls it before anything is sized by the
+ * config: a config may promise a vocabulary of 2^31 tokens. */
+nbl_status nbl__model_check(nbl_model *model);
+
 /* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
  * fills them in. */
 nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);

@@ -99,6 +99,7 @@ static nbl_status fill_parameters(nbl__session *s)
         const nbl__value_info *info = nbl__info(&s->graph, v);
         if (info->kind != NBL_KIND_PARAMETER) continue;
         if (peft && nbl__peft_is_new(peft) && strstr(info->name, ".lora_")) continue;
+        NBL_TRY(nbl__progress_poll(s->graph.ctx, info->name));
         NBL_TRY(fill_parameter(s, v));
     }
     return NBL_OK;
@@ -150,6 +151,27 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     NBL_TRY(status);
     if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
+}
+
+nbl_status nbl__model_check(nbl_model *m)
+{
+    nbl__session s = {.model = m};
+    nbl__model_source source = {&s, weight_of, adapter_of, is_trained};
+    nbl__graph_open(m->ctx, &s.graph);
+    nbl__build b = {.g = &s.graph,
+                    .d = &m->decoder,
+                    .source = &source,
+                    .mode = NBL_MODE_HIDDEN,
+                    .dtype = m->dtype,
+                    .kv_dtype = m->dtype,
+                    .pins = 1,
+                    .tokens = 1,
+                    .sequences = 1};
+    nbl_status status = nbl__decoder_build(&b);
+    if (status == NBL_OK) status = refuse_misfits(m, &b.problems);
+    nbl__text_free(&b.problems);
+    nbl__graph_close(&s.graph);
+    return status;
 }
 
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)

@@ -123,6 +123,7 @@ static nbl_status walk(upload *u, nbl__graph *g)
         bool decoded = is_decoded(info, held);
         nbl_weight placed;
         if (decoded ? held->as_used.data != NULL : held->placed.rank > 0) continue;
+        if (u->base) NBL_TRY(nbl__progress_poll(m->ctx, info->name));
         if (decoded) NBL_TRY(place_decoded(u, held));
         else if (held->on_host) NBL_TRY(place_on_host(u, held, &placed));
         else NBL_TRY(place(u, held->weight, u->base, &u->used, &placed));

@@ -3,7 +3,7 @@
  * Two passes: tokens whose `normalized` is false are looked for in the text as given, the others in what the
  * normalizer made of the stretches between. In both the leftmost match counts, of those the longest, and a
  * match that is then turned down (single_word) still uses up its text. Cost: the length of the text times, where
- * tokens begin, the length of the longest token. */
+ * tokens begin, the length of the longest token, which is bounded (trie.h). */
 #include "text/added_tokens.h"
 
 #include "text/chars.h"
@@ -58,7 +58,7 @@ static int32_t exactly(const nbl__trie *trie, const nbl__slice *form)
     return node < 0 ? -1 : trie->values[node];
 }
 
-nbl_status nbl__added_finish(nbl__added_tokens *a)
+nbl_status nbl__added_finish(nbl__added_tokens *a, const char *where)
 {
     for (size_t i = 0; i < a->vocab.count; i++) {
         const nbl__added_token *token = &a->tokens[i];
@@ -66,7 +66,7 @@ nbl_status nbl__added_finish(nbl__added_tokens *a)
         nbl__slice form = which && token->normal.text ? token->normal : token->content;
         /* Of two tokens with the same form upstream finds either, by chance; here it is the first. */
         if (form.size == 0 || exactly(&a->tries[which], &form) >= 0) continue;
-        NBL_TRY(nbl__trie_add(&a->tries[which], form.text, form.size, (int32_t)i));
+        NBL_TRY(nbl__trie_add(&a->tries[which], where, form.text, form.size, (int32_t)i));
         a->has[which] = true;
         a->starts[which][(unsigned char)form.text[0]] = true;
     }

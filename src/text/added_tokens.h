@@ -27,8 +27,8 @@ void nbl__added_close(nbl__added_tokens *added);
  * the model nor these tokens know the content. Slices are borrowed. */
 void nbl__added_add(nbl__added_tokens *added, const nbl__model *model, const nbl__added_token *token,
                     int32_t *next_id);
-/* Once all are there. */
-nbl_status nbl__added_finish(nbl__added_tokens *added);
+/* Once all are there. `where` opens messages. */
+nbl_status nbl__added_finish(nbl__added_tokens *added, const char *where);
 
 /* Cuts a text along the tokens in it: appends pieces, those of tokens with their id, others with -1. Offsets
  * are those of the text; `origin` as in nbl__piece. */

@@ -54,7 +54,7 @@ nbl_status nbl__read_added_tokens(nbl__reader *r, const nbl__json *value)
     int32_t next_id = (int32_t)t->model.size;
     for (int64_t i = 0; i < count; i++)
         NBL_TRY(read_added_token(r, &t->workers[0], &value->items[i], &next_id));
-    return nbl__added_finish(&t->added);
+    return nbl__added_finish(&t->added, r->where);
 }
 
 /* ---- truncation and padding ---- */

@@ -180,7 +180,7 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
         nbl__vocab_add(&m->vocab, item->items[0].string, (size_t)item->items[0].count, (int32_t)i);
     }
     m->size = vocab->count;
-    return nbl__unigram_build(m);
+    return nbl__unigram_build(m, r->where);
 }
 
 /* ---- the others ---- */
@@ -193,6 +193,8 @@ static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
     NBL_TRY(read_vocab(r, model));
     NBL_TRY(read_unknown(r, model, NBL_NEEDED));
     NBL_TRY(nbl__want_text(r, part, model, "continuing_subword_prefix", NBL_NEEDED, &m->prefix));
+    NBL_CHECK(r->ctx, m->prefix.size < 256, NBL_ERROR_UNSUPPORTED,
+              "%s: model: continuing_subword_prefix is too long", r->where);
     NBL_TRY(nbl__want_natural(r, part, model, "max_input_chars_per_word", NBL_NEEDED, &longest));
     /* Each place of a word is tried with each length. */
     NBL_CHECK(r->ctx, longest <= 10000, NBL_ERROR_UNSUPPORTED,

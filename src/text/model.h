@@ -71,7 +71,8 @@ void nbl__model_finish(nbl__model *model);
 /* Room for the merges; then each merge. */
 nbl_status nbl__bpe_open(nbl__model *model, size_t count);
 void nbl__bpe_add(nbl__model *model, int32_t left, int32_t right, uint32_t rank, int32_t id);
-nbl_status nbl__unigram_build(nbl__model *model); /* once vocabulary and scores are there */
+nbl_status nbl__unigram_build(nbl__model *model,
+                              const char *where); /* once vocabulary and scores are there */
 
 /* Appends the ids of one piece, which is not empty. */
 nbl_status nbl__model_run(const nbl__model *model, nbl__model_scratch *scratch, const char *text, size_t size,

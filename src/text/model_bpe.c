@@ -165,12 +165,13 @@ static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const
     return NBL_OK;
 }
 
-static void merge_all(const nbl__model *m, word *w, queue *q)
+static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
 {
     symbol *symbols = w->symbols;
     symbols[w->count - 1].after = -1;
     for (size_t i = 0; i + 1 < w->count; i++) offer(m, q, symbols, (int32_t)i);
-    while (q->count) {
+    for (size_t steps = 1; q->count; steps++) {
+        if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(q);
         symbol *left = &symbols[top.place];
         if (left->gone || left->after < 0) continue;
@@ -184,6 +185,7 @@ static void merge_all(const nbl__model *m, word *w, queue *q)
         if (left->before >= 0) offer(m, q, symbols, left->before);
         offer(m, q, symbols, top.place);
     }
+    return NBL_OK;
 }
 
 nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
@@ -205,7 +207,7 @@ nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *
     /* Every merge takes one candidate out for good and puts two in at most. */
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, 3 * w.count * sizeof(candidate), 1));
     queue q = {s->memory[1], 0};
-    merge_all(m, &w, &q);
+    NBL_TRY(merge_all(m, &w, &q));
     for (int32_t i = 0; i >= 0; i = w.symbols[i].after) NBL_TRY(nbl__ids_add(m->ctx, ids, w.symbols[i].id));
     return NBL_OK;
 }

@@ -86,7 +86,8 @@ nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const cha
     }
     g.symbols[n - 1].after = -1;
     for (int32_t i = 0; i + 1 < n; i++) offer(&g, i);
-    while (g.count) {
+    for (size_t steps = 1; g.count; steps++) {
+        if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(&g);
         symbol *left = &g.symbols[top.left], *right = &g.symbols[top.right];
         if (left->size == 0 || right->size == 0 || left->size + right->size != top.size) continue;

@@ -14,14 +14,14 @@ typedef struct node {
     int32_t id;
 } node;
 
-nbl_status nbl__unigram_build(nbl__model *m)
+nbl_status nbl__unigram_build(nbl__model *m, const char *where)
 {
     NBL_TRY(nbl__trie_open(m->ctx, &m->trie));
     m->lowest = __builtin_inf();
     for (size_t i = 0; i < m->vocab.count; i++) {
         const nbl__token *token = &m->vocab.tokens[i];
         /* Of a text that comes twice the last one counts. */
-        NBL_TRY(nbl__trie_add(&m->trie, token->text, token->size, token->id));
+        NBL_TRY(nbl__trie_add(&m->trie, where, token->text, token->size, token->id));
         if (m->scores[i] < m->lowest) m->lowest = m->scores[i];
     }
     return NBL_OK;
@@ -36,7 +36,8 @@ static void reach(node *to, double score, size_t from, int32_t id)
 static nbl_status find_best(const nbl__model *m, const char *text, size_t size, node *nodes)
 {
     double unknown_score = m->lowest - unknown_penalty;
-    for (size_t begin = 0; begin < size;) {
+    for (size_t begin = 0, steps = 0; begin < size;) {
+        if (++steps % 4096 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         double so_far = nodes[begin].score;
         size_t length = (size_t)nbl__char_length(text + begin);
         bool single = false;

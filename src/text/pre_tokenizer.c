@@ -33,6 +33,7 @@ static nbl_status match_regex(nbl__pre_scratch *s, const nbl__regex *regex, bool
         if (!found) break;
         if (last != begin) NBL_TRY(add_match(s, last, begin, invert));
         NBL_TRY(add_match(s, begin, end, !invert));
+        if (s->matches.count % 4096 < 2) NBL_TRY(nbl__progress_poll_here(s->ctx, "tokenizing"));
         last = end;
     }
     return last != size ? add_match(s, last, size, invert) : NBL_OK;

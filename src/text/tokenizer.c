@@ -177,6 +177,7 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
     w->ids.count = 0;
     for (size_t i = 0; i < pieces->count; i++) {
         const nbl__piece *piece = &pieces->items[i];
+        if (i % 4096 == 4095) NBL_TRY(nbl__progress_poll_here(t->ctx, "tokenizing"));
         if (piece->id >= 0) NBL_TRY(nbl__ids_add(t->ctx, &w->ids, piece->id));
         else NBL_TRY(nbl__model_run(&t->model, &w->model, base + piece->begin, piece->size, &w->ids));
     }
@@ -279,9 +280,13 @@ typedef struct batch {
     bool special;
 } batch;
 
+/* A text that takes long is encoded by the thread that may ask whether to go on. */
+enum { LONG_TEXT = 1 << 20 };
+
 static nbl_status encode_item(void *argument, int64_t item, int worker)
 {
     const batch *b = argument;
+    if (b->lists[item].ids) return NBL_OK; /* a long one, which is done */
     nbl_status status = make_list(b->tokenizer, &b->tokenizer->workers[worker], b->texts[item].text,
                                   b->texts[item].size, b->special, &b->lists[item]);
     return status;
@@ -297,7 +302,10 @@ nbl_status nbl_tokenizer_encode_batch(nbl_tokenizer *t, int64_t count, const nbl
         NBL_CHECK(t->ctx, texts[i].text || texts[i].size == 0, NBL_ERROR_ARGUMENT, "text %" PRId64 " is NULL",
                   i);
     batch b = {t, texts, lists, special != 0};
-    nbl_status status = nbl__team_run(t->ctx, count, encode_item, &b, NULL);
+    nbl_status status = NBL_OK;
+    for (int64_t i = 0; i < count && status == NBL_OK; i++)
+        if (texts[i].size > LONG_TEXT) status = encode_item(&b, i, 0);
+    if (status == NBL_OK) status = nbl__team_run(t->ctx, count, encode_item, &b, "tokenizing");
     if (status == NBL_OK) status = pad_all(t, count, lists);
     for (int64_t i = 0; status != NBL_OK && i < count; i++) nbl_ids_free(t->ctx, &lists[i]);
     return status;

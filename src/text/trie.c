@@ -58,8 +58,11 @@ void nbl__trie_close(nbl__trie *t)
     *t = (nbl__trie){.ctx = t->ctx};
 }
 
-nbl_status nbl__trie_add(nbl__trie *t, const char *text, size_t size, int32_t value)
+nbl_status nbl__trie_add(nbl__trie *t, const char *where, const char *text, size_t size, int32_t value)
 {
+    NBL_CHECK(t->ctx, size <= NBL_TRIE_LONGEST, NBL_ERROR_UNSUPPORTED,
+              "%s: the token \"%.40s...\" has %zu bytes; at most %d are supported", where, text, size,
+              NBL_TRIE_LONGEST);
     uint32_t node = NBL_TRIE_ROOT;
     for (size_t i = 0; i < size; i++) {
         unsigned char byte = (unsigned char)text[i];

@@ -1,9 +1,12 @@
 /* trie.h - texts by their bytes: which of them begin at a place. One hash table of edges (node, byte) to node;
- * building and walking cost one look-up per byte. */
+ * building and walking cost one look-up per byte. Texts are short (NBL_TRIE_LONGEST): who looks for the longest text from
+ * every place of another text does at most that many steps from each. */
 #ifndef NBL_TRIE_H
 #define NBL_TRIE_H
 
 #include "text/vocab.h"
+
+enum { NBL_TRIE_LONGEST = 1024 }; /* bytes; the longest token of a published tokenizer has about 130 */
 
 typedef struct nbl__trie_edge {
     uint32_t from; /* node + 1; 0: a free slot */
@@ -21,8 +24,8 @@ typedef struct nbl__trie {
 
 nbl_status nbl__trie_open(nbl_context *ctx, nbl__trie *trie);
 void nbl__trie_close(nbl__trie *trie);
-/* A text that is there already gets the new value. */
-nbl_status nbl__trie_add(nbl__trie *trie, const char *text, size_t size, int32_t value);
+/* A text that is there already gets the new value. One that is too long is refused; `where` opens the message. */
+nbl_status nbl__trie_add(nbl__trie *trie, const char *where, const char *text, size_t size, int32_t value);
 
 enum { NBL_TRIE_ROOT = 0 };
 /* The node behind a byte, or -1. */

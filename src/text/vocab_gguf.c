@@ -212,7 +212,7 @@ static nbl_status read_added(const source *s)
                                   .special = type != TOKEN_USER_DEFINED};
         if (token->size) nbl__added_add(&t->added, &t->model, &added, &next);
     }
-    return nbl__added_finish(&t->added);
+    return nbl__added_finish(&t->added, s->path);
 }
 
 /* ---- what is around it ---- */

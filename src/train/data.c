@@ -221,7 +221,10 @@ static nbl_status count_rows(nbl__rows *rows, int64_t *count)
 {
     nbl__row row;
     bool found = true;
-    for (*count = 0; found; *count += found) NBL_TRY(nbl__rows_next(rows, &row, &found));
+    for (*count = 0; found; *count += found) {
+        NBL_TRY(nbl__progress_poll(rows->ctx, "reading the data"));
+        NBL_TRY(nbl__rows_next(rows, &row, &found));
+    }
     return nbl__rows_rewind(rows);
 }
 

@@ -166,7 +166,7 @@ static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena
         for (int k = 0, n = parts_of(&o->tensors[i], parts); k < n; k++, number++) {
             void *host;
             NBL_TRY(nbl__memory_lend(o->ctx, parts[k]->data, bytes_of(parts[k]), true, &host));
-            NBL_TRY(nbl__writer_write(writer, number, host, bytes_of(parts[k]), 0));
+            NBL_TRY(nbl__writer_write_all(writer, number, host));
         }
     return nbl__writer_finish(writer, output, &bytes);
 }
@@ -209,6 +209,7 @@ static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__f
                       NBL_ERROR_SHAPE, "%s: \"%s\" is %s %s, the run has %s %s", path, t->name,
                       nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
                       nbl_dtype_name(parts[k]->dtype), nbl__show_shape(parts[k]->rank, parts[k]->shape).text);
+            NBL_TRY(nbl__progress_poll(o->ctx, t->name));
             NBL_TRY(nbl__memory_put(o->ctx, parts[k]->data, t->data, t->bytes));
             nbl__file_drop(file, t->data, t->bytes);
         }

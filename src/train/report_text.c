@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/number.h"
-#include "base/utf8.h"
+#include "base/visible.h"
 
 static void add(nbl__text *out, const char *text)
 {
@@ -15,16 +15,14 @@ static void add(nbl__text *out, const char *text)
 static void escape(nbl__text *out, const char *text, size_t size)
 {
     for (const char *at = text, *end = text + size; at < end;) {
-        int length = nbl__utf8_length(at, end);
-        bool control = length == 1 && (unsigned char)*at < 0x20 && *at != '\n' && *at != '\t';
-        if (length == 0 || control || *at == 0x7f) add(out, "\xef\xbf\xbd");
-        else if (*at == '&') add(out, "&amp;");
-        else if (*at == '<') add(out, "&lt;");
-        else if (*at == '>') add(out, "&gt;");
-        else if (*at == '"') add(out, "&quot;");
-        else if (*at == '\'') add(out, "&#39;");
-        else nbl__text_add(out, at, (size_t)length);
-        at += length ? length : 1;
+        char shown[NBL_VISIBLE_MOST];
+        at += nbl__visible(at, end, true, shown);
+        if (strcmp(shown, "&") == 0) add(out, "&amp;");
+        else if (strcmp(shown, "<") == 0) add(out, "&lt;");
+        else if (strcmp(shown, ">") == 0) add(out, "&gt;");
+        else if (strcmp(shown, "\"") == 0) add(out, "&quot;");
+        else if (strcmp(shown, "'") == 0) add(out, "&#39;");
+        else add(out, shown);
     }
 }
 

@@ -109,6 +109,7 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
     for (int64_t at = 0; at < elements && status == NBL_OK; at += PIECE) {
         int64_t n = nbl__min_i64(PIECE, elements - at);
         void *from;
+        if ((status = nbl__progress_poll(v->ctx, "saving")) != NBL_OK) break;
         status = nbl__memory_lend(v->ctx, (float *)master->data + at, (size_t)n * sizeof(float), true, &from);
         if (status == NBL_OK) status = nbl_convert(v->ctx, NBL_DTYPE_F32, from, dtype, buffer, n);
         if (status == NBL_OK)
@@ -183,6 +184,7 @@ static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char 
 {
     for (int64_t i = 0; i < o->count; i++) {
         const nbl_tensor *master = &o->tensors[i].adam.p;
+        NBL_TRY(nbl__progress_poll(o->ctx, o->tensors[i].name));
         const nbl_tensor_info *t = stored_as(c, prefix, o->tensors[i].name);
         const nbl_weight *w = t ? &t->weight : NULL;
         NBL_CHECK(o->ctx,

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "convert/convert.h"
 #include "ops/memory.h"
 #include "train/adapter_init.h"
 #include "train/fingerprint.h"
@@ -294,6 +295,8 @@ static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options
     const nbl__run_config *c = t->config;
     nbl__plan_request request = request_of(t->ctx, c, c->memory);
     NBL_TRY(nbl__output_dir_check(t->ctx, c));
+    NBL_TRY(c->full && nbl__is_folder(c->base_model) ? nbl__companions_check(t->ctx, c->base_model)
+                                                     : nbl__text_files_check(t->ctx, c->base_model));
     NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(choose_start(t, options));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
