@@ -1205,12 +1205,39 @@ NBL_API nbl_status nbl_stop_matcher_push(nbl_stop_matcher *matcher,
 NBL_API nbl_string nbl_stop_matcher_finish(nbl_stop_matcher *matcher);
 NBL_API void nbl_stop_matcher_close(nbl_stop_matcher *matcher); /* or NULL */
 
+/* Rows of conversations as training makes tokens of them (docs/DATA.md, type
+ * chat_template), for whoever judges answers: ids, and which of them an
+ * assistant's turn would be trained on with roles_to_train: [assistant].
+ *
+ *     nbl_chat_encoder_open(model, tokenizer, chat_template, &e);
+ *     nbl_chat_encoder_row(e, "chats.jsonl:1", line, &ids, &labels);
+ *     ...nbl_model_evaluate(model, &ids, 1, &options, &found)...
+ *     nbl_ids_free(ctx, &ids), nbl_ids_free(ctx, &labels);
+ *     nbl_chat_encoder_close(e);
+ */
+typedef struct nbl_chat_encoder nbl_chat_encoder;
+
+/* The three are borrowed until the close. A model without a chat template is
+ * an NBL_ERROR_NOT_FOUND. On failure *encoder is NULL. */
+NBL_API nbl_status nbl_chat_encoder_open(nbl_model *model,
+                                         nbl_tokenizer *tokenizer,
+                                         nbl_chat_template *chat_template,
+                                         nbl_chat_encoder **encoder);
+/* `row`: a JSON object with "messages", and "tools" or not. labels->ids[i] is
+ * ids->ids[i], or -100 where nothing is trained; both lists are the caller's.
+ * `where` opens error messages. On failure neither list holds memory. */
+NBL_API nbl_status nbl_chat_encoder_row(nbl_chat_encoder *encoder,
+                                        const char *where, nbl_string row,
+                                        nbl_ids *ids, nbl_ids *labels);
+NBL_API void nbl_chat_encoder_close(nbl_chat_encoder *encoder); /* or NULL */
+
 /* What a model's predictions of sequences come to. The mean loss is loss_sum /
  * tokens, in nats; the perplexity its exponential; the accuracy hits / tokens.
  */
 typedef struct nbl_evaluation {
     double loss_sum; /* of the negative logarithms of the probabilities */
-    int64_t tokens;  /* predicted: all but the first of each sequence */
+    int64_t tokens;  /* counted: all but the first of each sequence, or those
+                        with a label */
     int64_t hits;    /* where the likeliest token is the next one; of equally
                         likely ones the first counts */
 } nbl_evaluation;
@@ -1220,9 +1247,13 @@ typedef struct nbl_evaluate_options {
      * thread; anything but 0 stops with NBL_ERROR_CANCELLED. Or NULL. */
     int (*progress)(void *user, int64_t done, int64_t total);
     void *user;
+    /* One list per sequence and as long: a token counts where the label at its
+     * own index is not -100 (a first one never does); the label is what should
+     * have been predicted. NULL: every token but the first counts. */
+    const nbl_ids *labels;
 } nbl_evaluate_options;
 
-/* Predicts every token of every sequence but the first. Short sequences share
+/* Judges the predictions of the tokens of sequences. Short sequences share
  * a pass; logits exist for a few rows at a time. `options` may be NULL. A loss
  * that is not finite is an error. */
 NBL_API nbl_status nbl_model_evaluate(nbl_model *model,

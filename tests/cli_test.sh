@@ -759,8 +759,8 @@ eval_rows() {
         json_is tokens 39 && json_is truncated 1 && says err "1 of 1 texts were cut to 40 tokens" &&
         exits 0 eval speaker --data long.jsonl --field body --json --max-tokens 9 && json_is tokens 8 &&
         printf '{"messages": [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 w7"}]}\n' >chats.jsonl &&
-        exits 0 eval speaker --data chats.jsonl --json && json_is tokens 4 && cp out one &&
-        exits 0 eval speaker --data chats.jsonl --json --threads 1 && cmp out one
+        exits 0 eval speaker --data chats.jsonl --json --all && json_is tokens 4 && json_is all_tokens 4 && json_is counted all && cp out one &&
+        exits 0 eval speaker --data chats.jsonl --json --all --threads 1 && cmp out one
 }
 check "eval takes fields and messages, and cuts what is too long" eval_rows
 eval_limit() { exits 0 eval speaker --data text.txt --fail-above 1e9 --quiet && exits 1 eval speaker --data text.txt --fail-above 1.5 --json && one_document && json_is tokens 3 && says err "above 1.5"; }
