@@ -1284,6 +1284,124 @@ typedef struct nbl_library {
 /* Index from 0; returns 0 past the end. */
 NBL_API int nbl_library_get(int64_t index, nbl_library *library);
 
+/* ---- 14. Looking at GGUF files and adapters ---------------------------------
+ *
+ * What is in them, and what is wrong: every problem, not the first alone (at
+ * most 1,000 are listed). Texts are UTF-8 and live until the close; they may
+ * hold control characters where the file has them.
+ */
+typedef struct nbl_gguf nbl_gguf;
+
+typedef struct nbl_gguf_summary {
+    const char *kind;         /* general.type: "model" (also where it is not
+                                 told), "adapter", "mmproj", "vocab", ... */
+    const char *architecture; /* general.architecture, or NULL */
+    const char *name;         /* general.name, or NULL */
+    int version;              /* of the format */
+    int64_t tensors, entries; /* entries: keys of the metadata */
+    int64_t parameters;
+    uint64_t bytes, file_bytes; /* of all tensors; of the file */
+    /* Of the model; 0: not told. */
+    int64_t layers, hidden, heads, kv_heads, context;
+    const char *tokenizer; /* tokenizer.ggml.model: "gpt2", "llama"; or NULL */
+    const char *pre;       /* tokenizer.ggml.pre, or NULL */
+    int64_t vocabulary;    /* tokens in it */
+    int64_t chat_templates;
+    int64_t problems;
+} nbl_gguf_summary;
+
+typedef struct nbl_gguf_tensor {
+    const char *name;
+    const char *format; /* "q4_k"; "type 99" where it is unknown */
+    int rank;
+    int64_t shape[4]; /* the slowest dimension first, as everywhere here */
+    int64_t elements;
+    uint64_t bytes; /* 0 where the format is unknown */
+} nbl_gguf_tensor;
+
+typedef struct nbl_gguf_entry {
+    const char *key;
+    const char *type;  /* "u32", "f32", "string", "array of string" */
+    int64_t count;     /* of an array; else 1 */
+    const char *value; /* JSON. Texts are cut to 200 bytes, arrays to their
+                          first 8 values; arrays of arrays are empty */
+    int cut;           /* 1: there is more */
+} nbl_gguf_entry;
+
+/* A token that the metadata name: tokenizer.ggml.NAME_token_id. */
+typedef struct nbl_gguf_special {
+    const char *name; /* "bos" */
+    int64_t id;
+    const char *text; /* NULL: no token has the id */
+} nbl_gguf_special;
+
+/* Fails only when the file cannot be read, is no GGUF file of version 2 or 3,
+ * or memory runs out; else problems are listed. Only the head is read. On
+ * failure *gguf is NULL. */
+NBL_API nbl_status nbl_gguf_open(nbl_context *ctx, const char *path,
+                                 nbl_gguf **gguf);
+NBL_API void nbl_gguf_close(nbl_gguf *gguf); /* NULL is allowed */
+NBL_API const nbl_gguf_summary *nbl_gguf_get_summary(const nbl_gguf *gguf);
+/* Index from 0, in the order of the file; NULL past the end. What they return
+ * is valid until the next call of the same function. */
+NBL_API const nbl_gguf_tensor *nbl_gguf_get_tensor(nbl_gguf *gguf,
+                                                   int64_t index);
+NBL_API const nbl_gguf_entry *nbl_gguf_get_entry(nbl_gguf *gguf, int64_t index);
+NBL_API const nbl_gguf_special *nbl_gguf_get_special(nbl_gguf *gguf,
+                                                     int64_t index);
+NBL_API const char *nbl_gguf_get_problem(const nbl_gguf *gguf, int64_t index);
+
+typedef struct nbl_adapter nbl_adapter;
+
+typedef struct nbl_adapter_summary {
+    const char *type;       /* peft_type: "LORA"; NULL: adapter_config.json is
+                         missing or does not tell */
+    const char *base_model; /* base_model_name_or_path, or NULL */
+    const char *task;       /* task_type, or NULL */
+    int64_t r;              /* with `alpha`: of modules without a pattern */
+    double alpha, dropout;
+    int rslora, dora, lora_bias;
+    const char *target; /* "all-linear", a regular expression, or NULL: the
+                           list of nbl_adapter_get_target */
+    int64_t modules;    /* that are adapted */
+    int64_t replaced;   /* weights that are stored whole */
+    int64_t tensors, parameters;
+    uint64_t bytes;
+    const char *dtype;  /* of all tensors; NULL: they differ */
+    int64_t non_finite; /* values that are NaN or infinite */
+    int64_t problems;
+    int64_t base_problems; /* those found with the base, the last ones */
+} nbl_adapter_summary;
+
+typedef struct nbl_adapter_tensor {
+    const char *name;
+    nbl_dtype dtype;
+    int rank;
+    int64_t shape[NBL_MAX_RANK];
+    int64_t parameters;
+    uint64_t bytes;
+    int64_t non_finite;
+} nbl_adapter_tensor;
+
+/* `path`: a folder as PEFT saves it. `base`: a model's folder or .gguf file
+ * that the adapter is compared with, or NULL. Fails only when a file cannot be
+ * read, the base does not open, or memory runs out; else problems are listed.
+ * All values are read. On failure *adapter is NULL. */
+NBL_API nbl_status nbl_adapter_open(nbl_context *ctx, const char *path,
+                                    const char *base, nbl_adapter **adapter);
+NBL_API void nbl_adapter_close(nbl_adapter *adapter); /* NULL is allowed */
+NBL_API const nbl_adapter_summary *
+nbl_adapter_get_summary(const nbl_adapter *adapter);
+/* Index from 0; NULL past the end. Tensors come by name. */
+NBL_API const nbl_adapter_tensor *
+nbl_adapter_get_tensor(const nbl_adapter *adapter, int64_t index);
+NBL_API const char *nbl_adapter_get_target(const nbl_adapter *adapter,
+                                           int64_t index);
+NBL_API const char *nbl_adapter_get_saved(const nbl_adapter *adapter,
+                                          int64_t index); /* modules_to_save */
+NBL_API const char *nbl_adapter_get_problem(const nbl_adapter *adapter,
+                                            int64_t index);
+
 /* ---- CUDA devices ---------------------------------------------------------
  *
  * Whether the CUDA backend was built in, and what it finds when it is asked.
