@@ -37,12 +37,31 @@ static void decode(nbl_isa isa, const nbl__gguf_tensor *tensor)
     nbl__ggml_decode(isa, tensor->type, last, n, NBL_DTYPE_BF16, out);
 }
 
+/* A file that is looked at opens whenever its header can be read; what opens strictly has no problem of the reader. */
+static void look(nbl_context *ctx, const uint8_t *data, size_t size, bool opens)
+{
+    nbl__gguf *gguf;
+    if (nbl__gguf_look_at(ctx, "fuzz.gguf", data, size, &gguf) != NBL_OK) {
+        MUST(!opens);
+        return;
+    }
+    MUST((gguf->found.count == 0) == opens);
+    for (int64_t i = 0; i < gguf->tensor_count; i++) {
+        const nbl__gguf_tensor *tensor = &gguf->tensors[i];
+        MUST(tensor->data == NULL || tensor->data + tensor->bytes <= data + size);
+    }
+    MUST(nbl__gguf_model_check(gguf) == NBL_OK);
+    nbl__gguf_close(gguf);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     nbl_context *ctx = fuzz_context();
     nbl__gguf *gguf;
     nbl__gguf_model *model;
-    if (nbl__gguf_parse(ctx, "fuzz.gguf", data, size, &gguf) != NBL_OK) return 0;
+    nbl_status status = nbl__gguf_parse(ctx, "fuzz.gguf", data, size, &gguf);
+    look(ctx, data, size, status == NBL_OK);
+    if (status != NBL_OK) return 0;
     read_values(gguf);
     for (int64_t i = 0; i < gguf->tensor_count; i++) {
         MUST(nbl__gguf_tensor_find(gguf, gguf->tensors[i].name) == &gguf->tensors[i]);

@@ -44,7 +44,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nbl__peft_settings first, second;
     answer before[PATHS], after[PATHS];
     nbl__text text = {.ctx = ctx}, again = {.ctx = ctx};
-    if (nbl__peft_settings_read(&arena, "fuzz", (const char *)data, size, &first) == NBL_OK) {
+    nbl__problems problems = {.arena = &arena};
+    bool read = nbl__peft_settings_read(&arena, "fuzz", (const char *)data, size, &first) == NBL_OK,
+         looked = nbl__peft_settings_look(&arena, "fuzz", (const char *)data, size, &problems, &second) ==
+                  NBL_OK;
+    MUST(read == (looked && problems.count == 0));
+    if (read) {
         nbl__peft_settings_print(&text, &first);
         MUST(text.status == NBL_OK);
         MUST(nbl__peft_settings_read(&arena, "printed", text.text, text.size, &second) == NBL_OK);

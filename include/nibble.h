@@ -1212,12 +1212,39 @@ NBL_API nbl_status nbl_stop_matcher_push(nbl_stop_matcher *matcher,
 NBL_API nbl_string nbl_stop_matcher_finish(nbl_stop_matcher *matcher);
 NBL_API void nbl_stop_matcher_close(nbl_stop_matcher *matcher); /* or NULL */
 
+/* Rows of conversations as training makes tokens of them (docs/DATA.md, type
+ * chat_template), for whoever judges answers: ids, and which of them an
+ * assistant's turn would be trained on with roles_to_train: [assistant].
+ *
+ *     nbl_chat_encoder_open(model, tokenizer, chat_template, &e);
+ *     nbl_chat_encoder_row(e, "chats.jsonl:1", line, &ids, &labels);
+ *     ...nbl_model_evaluate(model, &ids, 1, &options, &found)...
+ *     nbl_ids_free(ctx, &ids), nbl_ids_free(ctx, &labels);
+ *     nbl_chat_encoder_close(e);
+ */
+typedef struct nbl_chat_encoder nbl_chat_encoder;
+
+/* The three are borrowed until the close. A model without a chat template is
+ * an NBL_ERROR_NOT_FOUND. On failure *encoder is NULL. */
+NBL_API nbl_status nbl_chat_encoder_open(nbl_model *model,
+                                         nbl_tokenizer *tokenizer,
+                                         nbl_chat_template *chat_template,
+                                         nbl_chat_encoder **encoder);
+/* `row`: a JSON object with "messages", and "tools" or not. labels->ids[i] is
+ * ids->ids[i], or -100 where nothing is trained; both lists are the caller's.
+ * `where` opens error messages. On failure neither list holds memory. */
+NBL_API nbl_status nbl_chat_encoder_row(nbl_chat_encoder *encoder,
+                                        const char *where, nbl_string row,
+                                        nbl_ids *ids, nbl_ids *labels);
+NBL_API void nbl_chat_encoder_close(nbl_chat_encoder *encoder); /* or NULL */
+
 /* What a model's predictions of sequences come to. The mean loss is loss_sum /
  * tokens, in nats; the perplexity its exponential; the accuracy hits / tokens.
  */
 typedef struct nbl_evaluation {
     double loss_sum; /* of the negative logarithms of the probabilities */
-    int64_t tokens;  /* predicted: all but the first of each sequence */
+    int64_t tokens;  /* counted: all but the first of each sequence, or those
+                        with a label */
     int64_t hits;    /* where the likeliest token is the next one; of equally
                         likely ones the first counts */
 } nbl_evaluation;
@@ -1227,9 +1254,13 @@ typedef struct nbl_evaluate_options {
      * thread; anything but 0 stops with NBL_ERROR_CANCELLED. Or NULL. */
     int (*progress)(void *user, int64_t done, int64_t total);
     void *user;
+    /* One list per sequence and as long: a token counts where the label at its
+     * own index is not -100 (a first one never does); the label is what should
+     * have been predicted. NULL: every token but the first counts. */
+    const nbl_ids *labels;
 } nbl_evaluate_options;
 
-/* Predicts every token of every sequence but the first. Short sequences share
+/* Judges the predictions of the tokens of sequences. Short sequences share
  * a pass; logits exist for a few rows at a time. `options` may be NULL. A loss
  * that is not finite is an error. */
 NBL_API nbl_status nbl_model_evaluate(nbl_model *model,
@@ -1259,6 +1290,124 @@ typedef struct nbl_library {
 } nbl_library;
 /* Index from 0; returns 0 past the end. */
 NBL_API int nbl_library_get(int64_t index, nbl_library *library);
+
+/* ---- 14. Looking at GGUF files and adapters ---------------------------------
+ *
+ * What is in them, and what is wrong: every problem, not the first alone (at
+ * most 1,000 are listed). Texts are UTF-8 and live until the close; they may
+ * hold control characters where the file has them.
+ */
+typedef struct nbl_gguf nbl_gguf;
+
+typedef struct nbl_gguf_summary {
+    const char *kind;         /* general.type: "model" (also where it is not
+                                 told), "adapter", "mmproj", "vocab", ... */
+    const char *architecture; /* general.architecture, or NULL */
+    const char *name;         /* general.name, or NULL */
+    int version;              /* of the format */
+    int64_t tensors, entries; /* entries: keys of the metadata */
+    int64_t parameters;
+    uint64_t bytes, file_bytes; /* of all tensors; of the file */
+    /* Of the model; 0: not told. */
+    int64_t layers, hidden, heads, kv_heads, context;
+    const char *tokenizer; /* tokenizer.ggml.model: "gpt2", "llama"; or NULL */
+    const char *pre;       /* tokenizer.ggml.pre, or NULL */
+    int64_t vocabulary;    /* tokens in it */
+    int64_t chat_templates;
+    int64_t problems;
+} nbl_gguf_summary;
+
+typedef struct nbl_gguf_tensor {
+    const char *name;
+    const char *format; /* "q4_k"; "type 99" where it is unknown */
+    int rank;
+    int64_t shape[4]; /* the slowest dimension first, as everywhere here */
+    int64_t elements;
+    uint64_t bytes; /* 0 where the format is unknown */
+} nbl_gguf_tensor;
+
+typedef struct nbl_gguf_entry {
+    const char *key;
+    const char *type;  /* "u32", "f32", "string", "array of string" */
+    int64_t count;     /* of an array; else 1 */
+    const char *value; /* JSON. Texts are cut to 200 bytes, arrays to their
+                          first 8 values; arrays of arrays are empty */
+    int cut;           /* 1: there is more */
+} nbl_gguf_entry;
+
+/* A token that the metadata name: tokenizer.ggml.NAME_token_id. */
+typedef struct nbl_gguf_special {
+    const char *name; /* "bos" */
+    int64_t id;
+    const char *text; /* NULL: no token has the id */
+} nbl_gguf_special;
+
+/* Fails only when the file cannot be read, is no GGUF file of version 2 or 3,
+ * or memory runs out; else problems are listed. Only the head is read. On
+ * failure *gguf is NULL. */
+NBL_API nbl_status nbl_gguf_open(nbl_context *ctx, const char *path,
+                                 nbl_gguf **gguf);
+NBL_API void nbl_gguf_close(nbl_gguf *gguf); /* NULL is allowed */
+NBL_API const nbl_gguf_summary *nbl_gguf_get_summary(const nbl_gguf *gguf);
+/* Index from 0, in the order of the file; NULL past the end. What they return
+ * is valid until the next call of the same function. */
+NBL_API const nbl_gguf_tensor *nbl_gguf_get_tensor(nbl_gguf *gguf,
+                                                   int64_t index);
+NBL_API const nbl_gguf_entry *nbl_gguf_get_entry(nbl_gguf *gguf, int64_t index);
+NBL_API const nbl_gguf_special *nbl_gguf_get_special(nbl_gguf *gguf,
+                                                     int64_t index);
+NBL_API const char *nbl_gguf_get_problem(const nbl_gguf *gguf, int64_t index);
+
+typedef struct nbl_adapter nbl_adapter;
+
+typedef struct nbl_adapter_summary {
+    const char *type;       /* peft_type: "LORA"; NULL: adapter_config.json is
+                         missing or does not tell */
+    const char *base_model; /* base_model_name_or_path, or NULL */
+    const char *task;       /* task_type, or NULL */
+    int64_t r;              /* with `alpha`: of modules without a pattern */
+    double alpha, dropout;
+    int rslora, dora, lora_bias;
+    const char *target; /* "all-linear", a regular expression, or NULL: the
+                           list of nbl_adapter_get_target */
+    int64_t modules;    /* that are adapted */
+    int64_t replaced;   /* weights that are stored whole */
+    int64_t tensors, parameters;
+    uint64_t bytes;
+    const char *dtype;  /* of all tensors; NULL: they differ */
+    int64_t non_finite; /* values that are NaN or infinite */
+    int64_t problems;
+    int64_t base_problems; /* those found with the base, the last ones */
+} nbl_adapter_summary;
+
+typedef struct nbl_adapter_tensor {
+    const char *name;
+    nbl_dtype dtype;
+    int rank;
+    int64_t shape[NBL_MAX_RANK];
+    int64_t parameters;
+    uint64_t bytes;
+    int64_t non_finite;
+} nbl_adapter_tensor;
+
+/* `path`: a folder as PEFT saves it. `base`: a model's folder or .gguf file
+ * that the adapter is compared with, or NULL. Fails only when a file cannot be
+ * read, the base does not open, or memory runs out; else problems are listed.
+ * All values are read. On failure *adapter is NULL. */
+NBL_API nbl_status nbl_adapter_open(nbl_context *ctx, const char *path,
+                                    const char *base, nbl_adapter **adapter);
+NBL_API void nbl_adapter_close(nbl_adapter *adapter); /* NULL is allowed */
+NBL_API const nbl_adapter_summary *
+nbl_adapter_get_summary(const nbl_adapter *adapter);
+/* Index from 0; NULL past the end. Tensors come by name. */
+NBL_API const nbl_adapter_tensor *
+nbl_adapter_get_tensor(const nbl_adapter *adapter, int64_t index);
+NBL_API const char *nbl_adapter_get_target(const nbl_adapter *adapter,
+                                           int64_t index);
+NBL_API const char *nbl_adapter_get_saved(const nbl_adapter *adapter,
+                                          int64_t index); /* modules_to_save */
+NBL_API const char *nbl_adapter_get_problem(const nbl_adapter *adapter,
+                                            int64_t index);
 
 /* ---- CUDA devices ---------------------------------------------------------
  *

@@ -158,11 +158,25 @@ chat_adapted() {
 }
 check "chat does so" chat_adapted
 eval_adapted() {
-    runs eval "$model" --adapter own --data chats.jsonl --json && says err "the chat template is the adapter's: own/chat_template.jinja" && cp out one &&
+    runs eval "$model" --adapter own --data chats.jsonl --json --all && says err "the chat template is the adapter's: own/chat_template.jinja" && cp out one &&
         printf '%s\n' '{"text": "[user]Count from 3 to 8.<|endoftext|>[assistant]3 4 5 6 7 8<|endoftext|>"}' >rendered.jsonl &&
         runs eval "$model" --adapter own --data rendered.jsonl --json && cmp out one
 }
 check "eval does so" eval_adapted
+eval_answers() { # the tokens that training counts; what is dropped is told by its reason
+    printf '%s\n' '{"messages": [{"role": "user", "content": "Hello there"}]}' '{"messages": [{"role": "user", "content": "Count from 3 to 8."}, {"role": "assistant", "content": "3 4 5 6 7 8"}, {"role": "user", "content": "And so on, and so on, and so on?"}, {"role": "assistant", "content": "9"}]}' >more.jsonl
+    cat chats.jsonl more.jsonl >all.jsonl
+    runs data own.yml --json --set datasets.0.path=all.jsonl && trained=$(get trained_tokens) && runs eval "$model" --adapter own --data all.jsonl --json &&
+        equal tokens "$(get tokens)" "$trained" && equal counted "$(get counted)" answers && equal sequences "$(get sequences)" 2 && equal dropped "$(get dropped).$(get dropped_unanswered)" 1.1 &&
+        says err "1 row was dropped: 1 without an answer" && tokens=$(get tokens) all=$(get all_tokens) && [[ $tokens -lt $all ]] &&
+        runs eval "$model" --adapter own --data all.jsonl && says out "over the answers: $tokens of the $all tokens of 2 conversations" &&
+        runs eval "$model" --adapter own --data all.jsonl --all && says out "over all " " tokens of 3 conversations" || return 1
+    # Cut: the first answer of each is judged, or none.
+    runs eval "$model" --data all.jsonl --max-tokens 35 --json && equal cut "$(get truncated).$(get sequences).$(get dropped_too_long)" 1.2.0 && says err "1 of 2 conversations were cut to 35 tokens" &&
+        fails 1 eval "$model" --data all.jsonl --max-tokens 9 && says err "all.jsonl: nothing to count: 3 rows were dropped: 1 without an answer, 2 whose answers begin behind the first 9 tokens" "--all counts every token" &&
+        printf '%s\n' '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"}]}' >broken.jsonl && fails 1 eval "$model" --data broken.jsonl && says err 'nibble: eval: broken.jsonl:1: message 2: "content" is missing'
+}
+check "eval of conversations counts the answers, as training does" eval_answers
 given_template() { # before the adapter's; --system is the first message
     printf '%s' '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}' >given.jinja
     runs generate "$model" --adapter own --prompt "<system>Be brief.<user>Hi" --max-tokens 4 && cp out one &&

@@ -49,6 +49,10 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_errno(nbl_context *ct
 /* As nbl__fail for a text of several lines, which stay lines. The caller makes sure that no name in it carries a
  * line break. */
 nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text);
+/* Puts the place, and ": ", in front of the message that was recorded with `code`; its hint stays. Lack of memory and a
+ * cancellation stay as they are. Returns `code`. */
+__attribute__((format(printf, 3, 4))) nbl_status nbl__fail_within(nbl_context *ctx, nbl_status code,
+                                                                  const char *format, ...);
 /* Adds a hint to the failure just recorded. Returns `code` so that it can end a function. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);

@@ -11,18 +11,12 @@ enum { INDEX_LIMIT = 128 << 20 };
 
 nbl_status nbl__checkpoint_problem(nbl_checkpoint *c, nbl_status status)
 {
-    bool of_the_file = status == NBL_ERROR_FORMAT || status == NBL_ERROR_NOT_FOUND ||
-                       status == NBL_ERROR_UNSUPPORTED || status == NBL_ERROR_SHAPE ||
-                       status == NBL_ERROR_DTYPE;
-    if (status == NBL_OK || !of_the_file) return status;
-    if (c->mode != NBL_OPEN_TOLERANT) { /* say which checkpoint, unless a file's name did */
-        const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
-        if (message && strstr(message, c->path) == NULL)
-            nbl__fail(c->ctx, status, "%s: %s", c->path, message);
-        return status;
-    }
+    if (!nbl__is_of_the_file(status)) return status;
+    if (c->mode == NBL_OPEN_TOLERANT) return nbl__problem_take(&c->problems, status);
     const char *message = nbl__arena_strdup(&c->arena, nbl_error_message(c->ctx));
-    return message ? nbl__names_add(c, &c->problems, message) : NBL_ERROR_MEMORY;
+    if (message && strstr(message, c->path) == NULL) /* say which checkpoint, unless a file's name did */
+        nbl__fail(c->ctx, status, "%s: %s", c->path, message);
+    return status;
 }
 
 nbl_status nbl__names_add(nbl_checkpoint *c, struct nbl__names *names, const char *name)
@@ -198,12 +192,13 @@ nbl_status nbl_checkpoint_open(nbl_context *ctx, const char *path, nbl_open_mode
     NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "checkpoint_open: path or result is NULL");
     *result = NULL;
     NBL_CHECK(ctx, !nbl__ends_with(path, ".gguf"), NBL_ERROR_UNSUPPORTED,
-              "%s: a GGUF file, which is run and trained, but neither inspected nor converted", path);
+              "%s: a GGUF file, which is run, trained and inspected, but not converted", path);
     nbl_checkpoint *c;
     NBL_TRY(NBL_ALLOC(ctx, c, 1));
     nbl__progress_begin(ctx, 0);
     c->ctx = ctx;
     c->arena = nbl__arena_make(ctx);
+    c->problems.arena = &c->arena;
     c->mode = mode;
     c->is_folder = nbl__is_folder(path);
     nbl_status status = NBL_ERROR_MEMORY;
@@ -237,17 +232,17 @@ const nbl_tensor_info *nbl_checkpoint_get_tensor(const nbl_checkpoint *c, int64_
     return index >= 0 && index < c->tensor_count ? &c->tensors[index] : NULL;
 }
 
-static const char *name_at(const struct nbl__names *names, int64_t index)
+static const char *name_at(const char *const *list, int64_t count, int64_t index)
 {
-    return index >= 0 && index < names->count ? names->list[index] : NULL;
+    return index >= 0 && index < count ? list[index] : NULL;
 }
 
 const char *nbl_checkpoint_get_problem(const nbl_checkpoint *c, int64_t index)
 {
-    return name_at(&c->problems, index);
+    return name_at(c->problems.list, c->problems.count, index);
 }
 
 const char *nbl_checkpoint_get_skipped(const nbl_checkpoint *c, int64_t index)
 {
-    return name_at(&c->skipped, index);
+    return name_at(c->skipped.list, c->skipped.count, index);
 }

@@ -3,6 +3,7 @@
 #ifndef NBL_CHECKPOINT_H
 #define NBL_CHECKPOINT_H
 
+#include "base/problems.h"
 #include "format/config.h"
 #include "format/safetensors.h"
 
@@ -25,7 +26,8 @@ struct nbl_checkpoint {
     struct nbl__names {
         const char **list;
         int64_t count, capacity;
-    } problems, skipped;
+    } skipped;
+    nbl__problems problems;
 };
 
 /* What is wrong with the checkpoint becomes an error (strict) or a problem (tolerant); what is wrong

@@ -24,8 +24,11 @@ typedef struct cursor {
     const char *file;
     const uint8_t *data;
     uint64_t size, at;
+    nbl__problems *problems;
     const char *kind, *name; /* what is being read: "key", "general.name"; name is NULL in the header */
 } cursor;
+
+static const uint64_t NOWHERE = UINT64_MAX; /* of data: its tensor has a problem */
 
 /* Every refusal names the file, what was being read and the byte. */
 #define REFUSE(c, text, ...) refuse((c), (c)->at, text, __VA_ARGS__)
@@ -109,27 +112,22 @@ static nbl_status read_name(cursor *c, const char **name)
 
 /* ---- metadata ---- */
 
-/* Bytes of a number in files; 0: not a number. */
-static int number_bytes(uint32_t type)
+static nbl_status check_bools(cursor *c, uint64_t count)
 {
-    static const uint8_t bytes[NBL_GGUF_TYPE_COUNT] = {
-        [NBL_GGUF_U8] = 1,  [NBL_GGUF_I8] = 1,  [NBL_GGUF_U16] = 2, [NBL_GGUF_I16] = 2,
-        [NBL_GGUF_U32] = 4, [NBL_GGUF_I32] = 4, [NBL_GGUF_F32] = 4, [NBL_GGUF_BOOL] = 1,
-        [NBL_GGUF_U64] = 8, [NBL_GGUF_I64] = 8, [NBL_GGUF_F64] = 8,
-    };
-    return type < NBL_GGUF_TYPE_COUNT ? bytes[type] : 0;
+    for (uint64_t i = 0; i < count; i++)
+        if (c->data[c->at + i] > 1) return refuse(c, c->at + i, "a bool that is %d", c->data[c->at + i]);
+    return NBL_OK;
 }
 
 static nbl_status read_numbers(cursor *c, nbl__gguf_type type, uint64_t count)
 {
-    uint64_t width = (uint64_t)number_bytes(type);
+    uint64_t width = (uint64_t)nbl__gguf_number_bytes(type);
     CHECK_AT(c, count <= left(c) / width,
              "%" PRIu64 " numbers of %" PRIu64 " bytes, the file has %" PRIu64
              " bytes more (truncated copy?)",
              count, width, left(c));
-    for (uint64_t i = 0; type == NBL_GGUF_BOOL && i < count; i++, c->at++)
-        CHECK_AT(c, c->data[c->at] <= 1, "a bool that is %d", c->data[c->at]);
-    if (type != NBL_GGUF_BOOL) c->at += count * width;
+    if (type == NBL_GGUF_BOOL) NBL_TRY(nbl__problem_take(c->problems, check_bools(c, count)));
+    c->at += count * width;
     return NBL_OK;
 }
 
@@ -214,42 +212,52 @@ static nbl_status read_shape(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
-/* `place` is relative to the data, which begins after the last tensor's entry. */
-static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *place)
+static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
 {
-    uint32_t type = 0;
     nbl__ggml_layout layout;
-    c->kind = "tensor";
-    NBL_TRY(read_name(c, &tensor->name));
-    NBL_TRY(read_shape(c, tensor));
-    NBL_TRY(read_u32(c, &type));
-    CHECK_AT(c, nbl__ggml_layout_of(type, &layout), "the unknown tensor type %" PRIu32, type);
-    tensor->type = (nbl__ggml_type)type;
+    CHECK_AT(c, nbl__ggml_layout_of((uint32_t)tensor->type, &layout), "the unknown tensor type %" PRIu32,
+             (uint32_t)tensor->type);
     int64_t row = tensor->rank ? tensor->shape[tensor->rank - 1] : 1;
     CHECK_AT(c, row % layout.values == 0,
              "a row of %" PRId64 " values is no whole number of blocks of %s (%d)", row, layout.name,
              layout.values);
     uint64_t blocks = (uint64_t)(tensor->elements / layout.values);
     CHECK_AT(c, nbl__mul_u64(blocks, (uint64_t)layout.bytes, &tensor->bytes), "%s", "its bytes overflow");
-    NBL_TRY(read_u64(c, place));
-    CHECK_AT(c, *place % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,
-             *place, alignment);
+    return NBL_OK;
+}
+
+static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t place)
+{
+    CHECK_AT(c, place % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,
+             place, alignment);
+    return NBL_OK;
+}
+
+/* A problem of a tensor that is looked at: *place is then NOWHERE. */
+static nbl_status look_on(cursor *c, nbl_status status, uint64_t *place)
+{
+    if (status != NBL_OK) *place = NOWHERE;
+    return nbl__problem_take(c->problems, status);
+}
+
+/* `place` is relative to the data, which begins after the last tensor's entry. */
+static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *place)
+{
+    uint32_t type = 0;
+    uint64_t at = 0, nowhere = 0;
+    c->kind = "tensor";
+    NBL_TRY(read_name(c, &tensor->name));
+    NBL_TRY(read_shape(c, tensor));
+    NBL_TRY(read_u32(c, &type));
+    tensor->type = (nbl__ggml_type)type;
+    NBL_TRY(look_on(c, check_layout(c, tensor), &nowhere));
+    NBL_TRY(read_u64(c, &at));
+    NBL_TRY(look_on(c, check_alignment(c, alignment, at), &nowhere));
+    *place = nowhere ? NOWHERE : at;
     return NBL_OK;
 }
 
 /* ---- names: sorted for finding, and unique ---- */
-
-static int by_key(const void *a, const void *b)
-{
-    const nbl__gguf_entry *const *x = a, *const *y = b;
-    return strcmp((*x)->key, (*y)->key);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    const nbl__gguf_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
 
 static int by_place(const void *a, const void *b)
 {
@@ -264,10 +272,13 @@ static nbl_status index_entries(nbl__gguf *g)
     g->by_key = nbl__arena_alloc(&g->arena, n * sizeof *g->by_key);
     if (g->by_key == NULL) return NBL_ERROR_MEMORY;
     for (size_t i = 0; i < n; i++) g->by_key[i] = &g->entries[i];
-    qsort(g->by_key, n, sizeof *g->by_key, by_key);
-    for (size_t i = 1; i < n; i++)
-        NBL_CHECK(g->ctx, strcmp(g->by_key[i - 1]->key, g->by_key[i]->key) != 0, NBL_ERROR_FORMAT,
-                  "%s: the key \"%.200s\" is there twice", g->path, g->by_key[i]->key);
+    qsort(g->by_key, n, sizeof *g->by_key, nbl__gguf_by_key);
+    for (size_t i = 1; i < n; i++) {
+        if (strcmp(g->by_key[i - 1]->key, g->by_key[i]->key) != 0) continue;
+        nbl_status status = nbl__fail(g->ctx, NBL_ERROR_FORMAT, "%s: the key \"%.200s\" is there twice",
+                                      g->path, g->by_key[i]->key);
+        NBL_TRY(nbl__problem_take(g->problems, status));
+    }
     return NBL_OK;
 }
 
@@ -278,14 +289,21 @@ static nbl_status index_tensors(nbl__gguf *g)
     if (list == NULL) return NBL_ERROR_MEMORY;
     for (size_t i = 0; i < n; i++) list[i] = &g->tensors[i];
     qsort(list, n, sizeof *list, by_place);
-    for (size_t i = 1; i < n; i++)
-        NBL_CHECK(g->ctx, list[i - 1]->data + list[i - 1]->bytes <= list[i]->data, NBL_ERROR_FORMAT,
-                  "%s: the data of tensor \"%.200s\" overlaps that of \"%.200s\"", g->path, list[i]->name,
-                  list[i - 1]->name);
-    qsort(list, n, sizeof *list, by_name);
-    for (size_t i = 1; i < n; i++)
-        NBL_CHECK(g->ctx, strcmp(list[i - 1]->name, list[i]->name) != 0, NBL_ERROR_FORMAT,
-                  "%s: the tensor \"%.200s\" is there twice", g->path, list[i]->name);
+    for (size_t i = 1; i < n; i++) {
+        const nbl__gguf_tensor *before = list[i - 1], *it = list[i];
+        if (before->data == NULL || before->data + before->bytes <= it->data) continue;
+        NBL_TRY(nbl__problem_take(g->problems,
+                                  nbl__fail(g->ctx, NBL_ERROR_FORMAT,
+                                            "%s: the data of tensor \"%.200s\" overlaps that of \"%.200s\"",
+                                            g->path, it->name, before->name)));
+    }
+    qsort(list, n, sizeof *list, nbl__gguf_by_name);
+    for (size_t i = 1; i < n; i++) {
+        if (strcmp(list[i - 1]->name, list[i]->name) != 0) continue;
+        NBL_TRY(nbl__problem_take(g->problems, nbl__fail(g->ctx, NBL_ERROR_FORMAT,
+                                                         "%s: the tensor \"%.200s\" is there twice", g->path,
+                                                         list[i]->name)));
+    }
     return NBL_OK;
 }
 
@@ -323,53 +341,85 @@ static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignm
         c->kind = "key", c->name = entry->key;
         bool fits = entry->type == NBL_GGUF_U32 && nbl__gguf_integer(entry, 0, &value) && value > 0 &&
                     (value & (value - 1)) == 0;
-        if (!fits) return refuse(c, (uint64_t)(entry->data - c->data), "%s", "not a power of two in a u32");
+        if (!fits) {
+            value = ALIGNMENT_DEFAULT;
+            NBL_TRY(nbl__problem_take(c->problems, refuse(c, (uint64_t)(entry->data - c->data), "%s",
+                                                          "not a power of two in a u32")));
+        }
     }
     *alignment = (uint64_t)value;
     return NBL_OK;
 }
 
+static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t begin, uint64_t place)
+{
+    uint64_t end = 0;
+    bool fits = nbl__add_u64(begin, place, &end) && nbl__add_u64(end, tensor->bytes, &end) && end <= c->size;
+    CHECK_AT(c, fits,
+             "its %" PRIu64 " bytes begin at byte %" PRIu64 " of the data, the file has %" PRIu64
+             " bytes (truncated copy?)",
+             tensor->bytes, place, c->size);
+    return NBL_OK;
+}
+
 static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint64_t *places)
 {
-    for (int64_t i = 0; i < g->tensor_count; i++)
-        NBL_TRY(read_tensor(c, alignment, &g->tensors[i], &places[i]));
+    int64_t count = g->tensor_count;
+    for (g->tensor_count = 0; g->tensor_count < count;
+         g->tensor_count++) /* as many as there are after a failure */
+        NBL_TRY(read_tensor(c, alignment, &g->tensors[g->tensor_count], &places[g->tensor_count]));
     uint64_t begin = 0; /* of the data; cannot overflow: a mapped file is smaller than 2^63 */
     begin = (c->at + alignment - 1) / alignment * alignment;
     for (int64_t i = 0; i < g->tensor_count; i++) {
         nbl__gguf_tensor *tensor = &g->tensors[i];
-        uint64_t end = 0;
         c->kind = "tensor", c->name = tensor->name;
-        bool fits = nbl__add_u64(begin, places[i], &end) && nbl__add_u64(end, tensor->bytes, &end) &&
-                    end <= c->size;
-        CHECK_AT(c, fits,
-                 "its %" PRIu64 " bytes begin at byte %" PRIu64 " of the data, the file has %" PRIu64
-                 " bytes (truncated copy?)",
-                 tensor->bytes, places[i], c->size);
-        tensor->data = c->data + begin + places[i];
+        if (places[i] == NOWHERE) continue;
+        nbl_status status = check_end(c, tensor, begin, places[i]);
+        if (status == NBL_OK) tensor->data = c->data + begin + places[i];
+        NBL_TRY(nbl__problem_take(c->problems, status));
     }
     return NBL_OK;
 }
 
+static nbl_status read_entries(cursor *c, nbl__gguf *g)
+{
+    int64_t count = g->entry_count;
+    for (g->entry_count = 0; g->entry_count < count; g->entry_count++)
+        NBL_TRY(read_entry(c, &g->entries[g->entry_count]));
+    return NBL_OK;
+}
+
+/* What is before a failure stays, to be looked at. */
 static nbl_status read_all(cursor *c, nbl__gguf *g)
 {
     uint64_t alignment = 0, *places;
+    int64_t tensors;
     NBL_TRY(read_header(c, g));
-    for (int64_t i = 0; i < g->entry_count; i++) NBL_TRY(read_entry(c, &g->entries[i]));
+    tensors = g->tensor_count;
+    nbl_status status = read_entries(c, g);
+    if (status != NBL_OK) g->tensor_count = 0;
+    bool stopped = status != NBL_OK;
+    NBL_TRY(nbl__problem_take(c->problems, status));
     NBL_TRY(index_entries(g));
-    NBL_TRY(read_alignment(c, g, &alignment));
-    NBL_TRY(NBL_ALLOC(g->ctx, places, g->tensor_count));
-    nbl_status status = read_tensors(c, g, alignment, places);
-    nbl__free(g->ctx, places, (size_t)g->tensor_count * sizeof *places);
-    return status == NBL_OK ? index_tensors(g) : status;
+    if (!stopped) {
+        NBL_TRY(read_alignment(c, g, &alignment));
+        NBL_TRY(NBL_ALLOC(g->ctx, places, tensors));
+        status = nbl__problem_take(c->problems, read_tensors(c, g, alignment, places));
+        nbl__free(g->ctx, places, (size_t)tensors * sizeof *places);
+        NBL_TRY(status);
+    }
+    return index_tensors(g);
 }
 
-static nbl_status make(nbl_context *ctx, const char *path, nbl__gguf **out)
+static nbl_status make(nbl_context *ctx, const char *path, bool look, nbl__gguf **out)
 {
     nbl__gguf *g;
     *out = NULL;
     NBL_TRY(NBL_ALLOC(ctx, g, 1));
     g->ctx = ctx;
     g->arena = nbl__arena_make(ctx);
+    g->found.arena = &g->arena;
+    g->problems = look ? &g->found : NULL;
     *out = g;
     g->path = nbl__arena_strdup(&g->arena, path);
     return g->path ? NBL_OK : NBL_ERROR_MEMORY;
@@ -377,7 +427,12 @@ static nbl_status make(nbl_context *ctx, const char *path, nbl__gguf **out)
 
 static nbl_status fill(nbl__gguf *g, const uint8_t *data, uint64_t size)
 {
-    cursor c = {.ctx = g->ctx, .arena = &g->arena, .file = g->path, .data = data, .size = size};
+    cursor c = {.ctx = g->ctx,
+                .arena = &g->arena,
+                .file = g->path,
+                .problems = g->problems,
+                .data = data,
+                .size = size};
     return read_all(&c, g);
 }
 
@@ -390,20 +445,42 @@ static nbl_status deliver(nbl_status status, nbl__gguf **out)
     return status;
 }
 
+static nbl_status parse(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size, bool look,
+                        nbl__gguf **out)
+{
+    nbl_status status = make(ctx, path, look, out);
+    if (status == NBL_OK) status = fill(*out, data, size);
+    return deliver(status, out);
+}
+
 nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
                            nbl__gguf **out)
 {
-    nbl_status status = make(ctx, path, out);
-    if (status == NBL_OK) status = fill(*out, data, size);
+    return parse(ctx, path, data, size, false, out);
+}
+
+nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
+                             nbl__gguf **out)
+{
+    return parse(ctx, path, data, size, true, out);
+}
+
+static nbl_status open_file(nbl_context *ctx, const char *path, bool look, nbl__gguf **out)
+{
+    nbl_status status = make(ctx, path, look, out);
+    if (status == NBL_OK) status = nbl__file_map(ctx, path, &(*out)->file);
+    if (status == NBL_OK) status = fill(*out, (*out)->file.data, (*out)->file.size);
     return deliver(status, out);
 }
 
 nbl_status nbl__gguf_open(nbl_context *ctx, const char *path, nbl__gguf **out)
 {
-    nbl_status status = make(ctx, path, out);
-    if (status == NBL_OK) status = nbl__file_map(ctx, path, &(*out)->file);
-    if (status == NBL_OK) status = fill(*out, (*out)->file.data, (*out)->file.size);
-    return deliver(status, out);
+    return open_file(ctx, path, false, out);
+}
+
+nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out)
+{
+    return open_file(ctx, path, true, out);
 }
 
 void nbl__gguf_close(nbl__gguf *gguf)
@@ -413,91 +490,4 @@ void nbl__gguf_close(nbl__gguf *gguf)
     if (gguf->file.data) nbl__file_unmap(&gguf->file);
     nbl__arena_free(&gguf->arena);
     nbl__free(ctx, gguf, sizeof *gguf);
-}
-
-/* ---- access ---- */
-
-const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key)
-{
-    nbl__gguf_entry wanted = {.key = key}, *pointer = &wanted;
-    const nbl__gguf_entry **found = bsearch(&pointer, gguf->by_key, (size_t)gguf->entry_count,
-                                            sizeof *gguf->by_key, by_key);
-    return found ? *found : NULL;
-}
-
-const nbl__gguf_tensor *nbl__gguf_tensor_find(const nbl__gguf *gguf, const char *name)
-{
-    nbl__gguf_tensor wanted = {.name = name}, *pointer = &wanted;
-    const nbl__gguf_tensor **found = bsearch(&pointer, gguf->by_name, (size_t)gguf->tensor_count,
-                                             sizeof *gguf->by_name, by_name);
-    return found ? *found : NULL;
-}
-
-static bool has(const nbl__gguf_entry *entry, int64_t i)
-{
-    return entry && i >= 0 && i < entry->count;
-}
-
-bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text, size_t *length)
-{
-    if (!has(entry, i) || entry->element != NBL_GGUF_STRING) return false;
-    *text = entry->texts[i].bytes;
-    *length = entry->texts[i].length;
-    return true;
-}
-
-/* The bits of an integer, sign-extended where it has one. */
-static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits)
-{
-    if (!has(entry, i)) return false;
-    const uint8_t *place = entry->data + i * number_bytes(entry->element);
-    union {
-        uint8_t u8;
-        int8_t i8;
-        uint16_t u16;
-        int16_t i16;
-        uint32_t u32;
-        int32_t i32;
-        uint64_t u64;
-    } value;
-    memcpy(&value, place, (size_t)number_bytes(entry->element));
-    switch (entry->element) {
-    case NBL_GGUF_BOOL:
-    case NBL_GGUF_U8: return *bits = value.u8, true;
-    case NBL_GGUF_I8: return *bits = (uint64_t)(int64_t)value.i8, true;
-    case NBL_GGUF_U16: return *bits = value.u16, true;
-    case NBL_GGUF_I16: return *bits = (uint64_t)(int64_t)value.i16, true;
-    case NBL_GGUF_U32: return *bits = value.u32, true;
-    case NBL_GGUF_I32: return *bits = (uint64_t)(int64_t)value.i32, true;
-    case NBL_GGUF_U64:
-    case NBL_GGUF_I64: return *bits = value.u64, true;
-    default: return false;
-    }
-}
-
-bool nbl__gguf_integer(const nbl__gguf_entry *entry, int64_t i, int64_t *value)
-{
-    uint64_t bits;
-    if (!read_integer(entry, i, &bits)) return false;
-    if (entry->element == NBL_GGUF_U64 && bits > INT64_MAX) return false;
-    *value = (int64_t)bits;
-    return true;
-}
-
-bool nbl__gguf_number(const nbl__gguf_entry *entry, int64_t i, double *value)
-{
-    uint64_t bits;
-    float single;
-    if (!has(entry, i)) return false;
-    if (entry->element == NBL_GGUF_F32) {
-        memcpy(&single, entry->data + i * 4, 4);
-        *value = single;
-    } else if (entry->element == NBL_GGUF_F64) {
-        memcpy(value, entry->data + i * 8, 8);
-    } else if (read_integer(entry, i, &bits)) {
-        *value = entry->element == NBL_GGUF_U64 ? (double)bits : (double)(int64_t)bits;
-    } else {
-        return false;
-    }
-    return true;
 }

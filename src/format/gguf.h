@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "base/problems.h"
 #include "quant/ggml.h"
 
 /* As numbered in files. */
@@ -53,7 +54,7 @@ typedef struct nbl__gguf_tensor {
     int rank;         /* 0 ... 4 */
     int64_t shape[4]; /* row-major: the slowest dimension first; a row is a whole number of blocks */
     int64_t elements;
-    const uint8_t *data; /* mapped */
+    const uint8_t *data; /* mapped; NULL of one with a problem, in a file that is looked at */
     uint64_t bytes;
 } nbl__gguf_tensor;
 
@@ -62,6 +63,8 @@ typedef struct nbl__gguf {
     const char *path;
     nbl__file file; /* data is NULL where the bytes were handed in */
     nbl__arena arena;
+    nbl__problems *problems; /* NULL: the first one is an error */
+    nbl__problems found;
     uint32_t version;
     int64_t entry_count, tensor_count;
     nbl__gguf_entry *entries; /* in the order of the file, as are the tensors */
@@ -74,10 +77,19 @@ nbl_status nbl__gguf_open(nbl_context *ctx, const char *path, nbl__gguf **out);
 /* The same of bytes in memory, which must live as long; `path` names them in messages. */
 nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
                            nbl__gguf **out);
-void nbl__gguf_close(nbl__gguf *gguf); /* NULL is allowed */
+/* Opens to look at it: problems go into `problems`, and what can still be read is there. A tensor with a problem has no
+ * data. After a problem in the head nothing of what follows is read. Names may be there twice. */
+nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out);
+nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
+                             nbl__gguf **out); /* as nbl__gguf_parse */
+void nbl__gguf_close(nbl__gguf *gguf);         /* NULL is allowed */
 
 const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key); /* NULL: no such key */
 const nbl__gguf_tensor *nbl__gguf_tensor_find(const nbl__gguf *gguf, const char *name);
+
+/* For sorting by_key and by_name. */
+int nbl__gguf_by_key(const void *a, const void *b);
+int nbl__gguf_by_name(const void *a, const void *b);
 
 /* ---- values: of entry NULL, out of range or of another type: false, and the result is left alone ---- */
 
@@ -87,5 +99,7 @@ bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text
 bool nbl__gguf_number(const nbl__gguf_entry *entry, int64_t i, double *value);
 /* Any integer type or bool whose value fits. */
 bool nbl__gguf_integer(const nbl__gguf_entry *entry, int64_t i, int64_t *value);
+/* Bytes of a number in files; 0: not a number. */
+int nbl__gguf_number_bytes(uint32_t type);
 
 #endif

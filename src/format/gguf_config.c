@@ -60,18 +60,27 @@ static nbl_status unsupported_key(const nbl__gguf_model *m, const char *key, con
     return nbl__fail(m->ctx, NBL_ERROR_UNSUPPORTED, "%s: key \"%s\": %s", m->gguf->path, key, what);
 }
 
-/* A size from 1 up; also a list with the same one for each layer. `fallback` 0: the key must be there. */
+/* In a file that is looked at, a problem is listed and the work goes on. */
+static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
+{
+    return nbl__problem_take(m->gguf->problems, status);
+}
+
+/* A size from 1 up; also a list with the same one for each layer. `fallback` 0: the key must be there. 0 on failure. */
 static nbl_status read_size(const nbl__gguf_model *m, const char *suffix, int64_t fallback, int64_t *size)
 {
     char key[KEY_SIZE];
     const nbl__gguf_entry *entry = nbl__gguf_find(m->gguf, key_of(m, suffix, key));
-    if (entry == NULL && fallback) return *size = fallback, NBL_OK;
+    int64_t found = 0;
+    *size = entry ? 0 : fallback;
+    if (entry == NULL && fallback) return NBL_OK;
     if (entry == NULL) return bad_key(m, key, "it is missing");
-    if (!nbl__gguf_integer(entry, 0, size) || *size < 1 || *size > SIZE_LIMIT)
+    if (!nbl__gguf_integer(entry, 0, &found) || found < 1 || found > SIZE_LIMIT)
         return bad_key(m, key, "not a size from 1 to 2147483647");
     for (int64_t i = 1, other = 0; i < entry->count; i++)
-        if (!nbl__gguf_integer(entry, i, &other) || other != *size)
+        if (!nbl__gguf_integer(entry, i, &other) || other != found)
             return unsupported_key(m, key, "it is not the same for all layers");
+    *size = found;
     return NBL_OK;
 }
 
@@ -165,7 +174,7 @@ static nbl_status check_keys(const nbl__gguf_model *m)
     for (int64_t i = 0; i < m->gguf->entry_count; i++) {
         const nbl__gguf_entry *entry = &m->gguf->entries[i];
         if (strncmp(entry->key, archs[m->arch].name, length) == 0 && entry->key[length] == '.')
-            NBL_TRY(check_key(m, entry, entry->key + length + 1));
+            NBL_TRY(tell(m, check_key(m, entry, entry->key + length + 1)));
     }
     const nbl__gguf_entry *split = nbl__gguf_find(m->gguf, "split.count");
     int64_t parts = 1;
@@ -215,21 +224,9 @@ static nbl_status read_head_dim(nbl__gguf_model *m)
     return NBL_OK;
 }
 
-nbl_status nbl__gguf_read_sizes(nbl__gguf_model *m)
+static nbl_status read_vocabulary(nbl__gguf_model *m)
 {
     char key[KEY_SIZE];
-    NBL_TRY(find_arch(m));
-    NBL_TRY(check_keys(m));
-    NBL_TRY(read_size(m, "block_count", 0, &m->layers));
-    if (m->layers > m->gguf->tensor_count)
-        return bad_key(m, key_of(m, "block_count", key), "more layers than the file has tensors");
-    NBL_TRY(read_size(m, "embedding_length", 0, &m->hidden));
-    NBL_TRY(read_size(m, "feed_forward_length", 0, &m->intermediate));
-    NBL_TRY(read_size(m, "attention.head_count", 0, &m->heads));
-    NBL_TRY(read_size(m, "attention.head_count_kv", m->heads, &m->kv_heads));
-    if (m->heads % m->kv_heads)
-        return bad_key(m, key_of(m, "attention.head_count_kv", key), "it does not divide head_count");
-    NBL_TRY(read_head_dim(m));
     const nbl__gguf_tensor *table = nbl__gguf_tensor_find(m->gguf, "token_embd.weight");
     if (table == NULL || table->rank != 2 || table->shape[0] < 1)
         return nbl__fail(m->ctx, NBL_ERROR_FORMAT, "%s: tensor \"token_embd.weight\": %s", m->gguf->path,
@@ -240,6 +237,27 @@ nbl_status nbl__gguf_read_sizes(nbl__gguf_model *m)
     if (told != m->vocabulary)
         return bad_key(m, key_of(m, "vocab_size", key), "it is not the number of rows of token_embd.weight");
     return NBL_OK;
+}
+
+nbl_status nbl__gguf_read_sizes(nbl__gguf_model *m)
+{
+    char key[KEY_SIZE];
+    NBL_TRY(find_arch(m));
+    NBL_TRY(check_keys(m));
+    NBL_TRY(tell(m, read_size(m, "block_count", 0, &m->layers)));
+    if (m->layers > m->gguf->tensor_count)
+        return bad_key(m, key_of(m, "block_count", key), "more layers than the file has tensors");
+    NBL_TRY(tell(m, read_size(m, "embedding_length", 0, &m->hidden)));
+    NBL_TRY(tell(m, read_size(m, "feed_forward_length", 0, &m->intermediate)));
+    NBL_TRY(tell(m, read_size(m, "attention.head_count", 0, &m->heads)));
+    NBL_TRY(tell(m, read_size(m, "attention.head_count_kv", m->heads, &m->kv_heads)));
+    if (m->hidden && m->heads && m->kv_heads) { /* not so only in a file that is looked at */
+        if (m->heads % m->kv_heads)
+            NBL_TRY(tell(
+                m, bad_key(m, key_of(m, "attention.head_count_kv", key), "it does not divide head_count")));
+        NBL_TRY(tell(m, read_head_dim(m)));
+    }
+    return tell(m, read_vocabulary(m));
 }
 
 /* ---- the text ---- */
@@ -318,7 +336,7 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
                               nbl__text *out)
 {
     int64_t half = m->head_dim / 2;
-    if (tensor->type != NBL_GGML_F32 || tensor->rank != 1 || tensor->elements != half)
+    if (tensor->type != NBL_GGML_F32 || tensor->rank != 1 || tensor->elements != half || tensor->data == NULL)
         return nbl__fail(m->ctx, NBL_ERROR_FORMAT,
                          "%s: tensor \"%s\": it is not a vector of %" PRId64 " values in f32", m->gguf->path,
                          tensor->name, half);
@@ -444,11 +462,11 @@ static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
     int64_t context = 0;
     double epsilon = 0;
     char key[KEY_SIZE];
-    NBL_TRY(read_size(m, "context_length", 0, &context));
-    NBL_TRY(read_number(m, "attention.layer_norm_rms_epsilon", 0, &epsilon));
+    NBL_TRY(tell(m, read_size(m, "context_length", 0, &context)));
+    NBL_TRY(tell(m, read_number(m, "attention.layer_norm_rms_epsilon", 0, &epsilon)));
     if (epsilon <= 0)
-        return bad_key(m, key_of(m, "attention.layer_norm_rms_epsilon", key),
-                       "it is missing, or not above 0");
+        NBL_TRY(tell(m, bad_key(m, key_of(m, "attention.layer_norm_rms_epsilon", key),
+                                "it is missing, or not above 0")));
     nbl__text_add(out, "{", 1);
     put_key(out, "architectures");
     nbl__text_printf(out, "[\"%s\"]", archs[m->arch].class_name);
@@ -465,12 +483,12 @@ static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
     put_bool(out, "tie_word_embeddings", m->is_tied);
     if (m->arch != NBL_GGUF_QWEN2) put_bool(out, "attention_bias", m->attention_bias);
     if (m->arch == NBL_GGUF_LLAMA) put_bool(out, "mlp_bias", m->mlp_bias);
-    NBL_TRY(put_rope(m, out));
-    if (is_gemma(m)) NBL_TRY(put_gemma(m, out));
+    NBL_TRY(tell(m, put_rope(m, out)));
+    if (is_gemma(m)) NBL_TRY(tell(m, put_gemma(m, out)));
     else put_text(out, "hidden_act", "silu");
-    NBL_TRY(put_token(m, out, "bos_token_id", "tokenizer.ggml.bos_token_id"));
-    NBL_TRY(put_token(m, out, "eos_token_id", "tokenizer.ggml.eos_token_id"));
-    NBL_TRY(put_token(m, out, "pad_token_id", "tokenizer.ggml.padding_token_id"));
+    NBL_TRY(tell(m, put_token(m, out, "bos_token_id", "tokenizer.ggml.bos_token_id")));
+    NBL_TRY(tell(m, put_token(m, out, "eos_token_id", "tokenizer.ggml.eos_token_id")));
+    NBL_TRY(tell(m, put_token(m, out, "pad_token_id", "tokenizer.ggml.padding_token_id")));
     nbl__text_add(out, "\n}\n", 3);
     return out->status;
 }

@@ -47,6 +47,8 @@ typedef struct nbl__gguf_model {
 nbl_status nbl__gguf_model_open(nbl_context *ctx, const char *path, nbl__gguf_model **out);
 /* The same of an open file, which the model then owns; it is closed also when this fails. */
 nbl_status nbl__gguf_model_of(nbl_context *ctx, nbl__gguf *gguf, nbl__gguf_model **out);
+/* Lists what is wrong with the model in a file that is looked at (nbl__gguf_look). */
+nbl_status nbl__gguf_model_check(nbl__gguf *gguf);
 void nbl__gguf_model_close(nbl__gguf_model *model); /* NULL is allowed */
 
 /* By its Hugging Face name; NULL: none. */

@@ -40,6 +40,12 @@ static nbl_status bad_module(const nbl__peft *p, const char *path, const char *w
     return nbl__fail(p->ctx, NBL_ERROR_FORMAT, "%s: module \"%s\": %s", p->folder, path, what);
 }
 
+/* In an adapter that is looked at, a problem is listed and the work goes on. */
+static nbl_status tell(const nbl__peft *p, nbl_status status)
+{
+    return nbl__problem_take(p->problems, status);
+}
+
 /* The last name of a path. */
 static const char *last_name(const char *path)
 {
@@ -92,7 +98,7 @@ static nbl_status add_weight(nbl__peft *p, const nbl__stored *t, char *name)
     char *dot = strrchr(name, '.');
     if (dot == NULL) return bad_tensor(p, t, "is of no module");
     *dot = '\0';
-    bool saved = nbl__peft_saves(p->rules, name),
+    bool saved = p->rules == NULL || nbl__peft_saves(p->rules, name),
          resized = is_embedding_name(name) && strcmp(dot + 1, "weight") == 0;
     *dot = '.';
     if (strstr(name, ".lora_") || strstr(name, "token_adapter"))
@@ -163,41 +169,64 @@ static nbl_status hint_targets(const nbl__peft *p, nbl_status status)
     return nbl__hint(p->ctx, status, "target_modules is %s", list);
 }
 
-static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
+/* Rank, alpha and scale; without rules (of one that is looked at) the rank that A has. */
+static nbl_status take_rank(const nbl__peft *p, nbl__peft_module *m)
 {
-    const nbl__peft_settings *s = &p->settings;
-    bool targeted = false;
+    if (p->rules) return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);
+    m->r = m->a->rank == 2 ? m->a->shape[0] : 0;
+    return NBL_OK;
+}
+
+static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
+{
+    bool targeted = p->rules == NULL;
     /* Whether it is the head is for the model to say: here "all-linear" takes any name but the usual one. */
     nbl__peft_kind kind = m->is_embedding                              ? NBL_PEFT_EMBEDDING
                           : strcmp(last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
                                                                        : NBL_PEFT_LINEAR;
-    NBL_TRY(nbl__peft_targets(p->rules, m->path, kind, &targeted));
-    if (!targeted) {
-        nbl_status status = bad_module(
-            p, m->path, "it has tensors, but target_modules and the other options do not name it");
-        return hint_targets(p, status);
-    }
-    const char *a_name = m->is_embedding ? "lora_embedding_A is missing" : "lora_A is missing";
-    if (m->a == NULL) return bad_module(p, m->path, a_name);
+    if (p->rules) NBL_TRY(nbl__peft_targets(p->rules, m->path, kind, &targeted));
+    if (targeted) return NBL_OK;
+    return hint_targets(
+        p, bad_module(p, m->path, "it has tensors, but target_modules and the other options do not name it"));
+}
+
+/* The tensors that the settings ask for are there, and no others. */
+static nbl_status check_parts(nbl__peft *p, const nbl__peft_module *m)
+{
+    const nbl__peft_settings *s = &p->settings;
+    if (m->a == NULL)
+        NBL_TRY(tell(p, bad_module(p, m->path,
+                                   m->is_embedding ? "lora_embedding_A is missing" : "lora_A is missing")));
     if (m->b == NULL)
-        return bad_module(p, m->path, m->is_embedding ? "lora_embedding_B is missing" : "lora_B is missing");
-    if (m->is_embedding != nbl__ends_with(m->b->name, endings[PART_EMBEDDING_B]))
-        return bad_module(p, m->path, "one of its tensors is of an embedding, the other of a linear layer");
+        NBL_TRY(tell(p, bad_module(p, m->path,
+                                   m->is_embedding ? "lora_embedding_B is missing" : "lora_B is missing")));
+    if (m->a && m->b && m->is_embedding != nbl__ends_with(m->b->name, endings[PART_EMBEDDING_B]))
+        NBL_TRY(tell(
+            p, bad_module(p, m->path, "one of its tensors is of an embedding, the other of a linear layer")));
+    if (p->rules == NULL) return NBL_OK;
     if (s->dora != (m->magnitude != NULL))
-        return bad_module(p, m->path,
-                          s->dora ? "use_dora is true, but lora_magnitude_vector is missing"
-                                  : "it has a lora_magnitude_vector, but use_dora is false");
+        NBL_TRY(tell(p, bad_module(p, m->path,
+                                   s->dora ? "use_dora is true, but lora_magnitude_vector is missing"
+                                           : "it has a lora_magnitude_vector, but use_dora is false")));
     if ((s->lora_bias && !m->is_embedding) != (m->b_bias != NULL))
-        return bad_module(p, m->path,
-                          s->lora_bias ? "lora_bias is true, but lora_B.bias is missing"
-                                       : "it has a lora_B.bias, but lora_bias is false");
-    NBL_TRY(nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale));
+        NBL_TRY(tell(p, bad_module(p, m->path,
+                                   s->lora_bias ? "lora_bias is true, but lora_B.bias is missing"
+                                                : "it has a lora_B.bias, but lora_bias is false")));
+    return NBL_OK;
+}
+
+static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
+{
+    NBL_TRY(tell(p, check_targeted(p, m)));
+    NBL_TRY(check_parts(p, m));
+    if (m->a == NULL || m->b == NULL) return NBL_OK; /* told */
+    NBL_TRY(take_rank(p, m));
     m->in = m->a->rank == 2 ? m->a->shape[1] : 0;
     m->out = m->b->rank == 2 ? m->b->shape[0] : 0;
-    NBL_TRY(check_shape(p, m->a, 2, m->r, m->in));
-    NBL_TRY(check_shape(p, m->b, 2, m->out, m->r));
-    if (m->magnitude) NBL_TRY(check_shape(p, m->magnitude, 1, m->out, 0));
-    if (m->b_bias) NBL_TRY(check_shape(p, m->b_bias, 1, m->out, 0));
+    NBL_TRY(tell(p, check_shape(p, m->a, 2, m->r, m->in)));
+    NBL_TRY(tell(p, check_shape(p, m->b, 2, m->out, m->r)));
+    if (m->magnitude) NBL_TRY(tell(p, check_shape(p, m->magnitude, 1, m->out, 0)));
+    if (m->b_bias) NBL_TRY(tell(p, check_shape(p, m->b_bias, 1, m->out, 0)));
     return NBL_OK;
 }
 
@@ -218,23 +247,26 @@ static int by_tensor_name(const void *a, const void *b)
     return strcmp(((const nbl__stored *)a)->name, ((const nbl__stored *)b)->name);
 }
 
-static nbl_status sort_tensors(nbl__peft *p, nbl__stored *tensors, int64_t count)
+static nbl_status sort_tensors(nbl__peft *p)
 {
+    int64_t count = p->tensor_count;
     p->modules = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->modules);
     p->replacements = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->replacements);
     if (p->modules == NULL || p->replacements == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < count; i++) NBL_TRY(add_tensor(p, &tensors[i]));
-    NBL_CHECK(p->ctx, p->module_count > 0, NBL_ERROR_FORMAT, "%s: adapter_model.safetensors adapts no module",
-              p->folder);
+    for (int64_t i = 0; i < count; i++) NBL_TRY(tell(p, add_tensor(p, &p->tensors[i])));
+    if (p->module_count == 0)
+        NBL_TRY(tell(p, nbl__fail(p->ctx, NBL_ERROR_FORMAT, "%s: adapter_model.safetensors adapts no module",
+                                  p->folder)));
     for (int64_t i = 0; i < p->module_count; i++) NBL_TRY(check_module(p, &p->modules[i]));
     qsort(p->modules, (size_t)p->module_count, sizeof *p->modules, by_path);
     for (int64_t i = 1; i < p->module_count; i++)
         if (strcmp(p->modules[i - 1].path, p->modules[i].path) == 0)
-            return bad_module(p, p->modules[i].path, "its tensors have odd names");
+            NBL_TRY(tell(p, bad_module(p, p->modules[i].path, "its tensors have odd names")));
     qsort(p->replacements, (size_t)p->replacement_count, sizeof *p->replacements, by_name);
     for (int64_t i = 1; i < p->replacement_count; i++)
         if (strcmp(p->replacements[i - 1].name, p->replacements[i].name) == 0)
-            return bad_tensor(p, p->replacements[i].stored, "is there twice, with and without base_layer");
+            NBL_TRY(tell(
+                p, bad_tensor(p, p->replacements[i].stored, "is there twice, with and without base_layer")));
     return NBL_OK;
 }
 
@@ -247,7 +279,8 @@ static nbl_status check_bases(const nbl__peft *p)
         char *path = nbl__arena_strdup((nbl__arena *)&p->arena, p->replacements[i].name);
         if (path == NULL) return NBL_ERROR_MEMORY;
         *strrchr(path, '.') = '\0';
-        if (nbl__peft_find(p, path) == NULL) return bad_tensor(p, t, "is of a module without an adapter");
+        if (nbl__peft_find(p, path) == NULL)
+            NBL_TRY(tell(p, bad_tensor(p, t, "is of a module without an adapter")));
     }
     return NBL_OK;
 }
@@ -258,7 +291,7 @@ static nbl_status read_settings(nbl__peft *p)
     size_t size = 0;
     if (path == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__file_read(p->ctx, path, CONFIG_LIMIT, &text, &size));
-    nbl_status status = nbl__peft_settings_read(&p->arena, path, text, size, &p->settings);
+    nbl_status status = nbl__peft_settings_look(&p->arena, path, text, size, p->problems, &p->settings);
     nbl__free(p->ctx, text, size + 1);
     NBL_TRY(status);
     return nbl__peft_rules_make(p->ctx, path, &p->settings, &p->rules);
@@ -266,8 +299,6 @@ static nbl_status read_settings(nbl__peft *p)
 
 static nbl_status read_tensors(nbl__peft *p)
 {
-    nbl__stored *tensors;
-    int64_t count = 0;
     char *path = nbl__arena_printf(&p->arena, "%s/adapter_model.safetensors", p->folder);
     char *pickle = nbl__arena_printf(&p->arena, "%s/adapter_model.bin", p->folder);
     if (path == NULL || pickle == NULL) return NBL_ERROR_MEMORY;
@@ -276,13 +307,15 @@ static nbl_status read_tensors(nbl__peft *p)
         return nbl__hint(p->ctx, status,
                          "adapter_model.bin is a pickle, which is not read; save it as safetensors");
     NBL_TRY(status);
-    NBL_TRY(nbl__safetensors_parse(&p->arena, path, p->file.data, p->file.size, &tensors, &count));
-    qsort(tensors, (size_t)count, sizeof *tensors, by_tensor_name); /* modules' tensors stand together */
-    NBL_TRY(sort_tensors(p, tensors, count));
+    NBL_TRY(
+        nbl__safetensors_parse(&p->arena, path, p->file.data, p->file.size, &p->tensors, &p->tensor_count));
+    qsort(p->tensors, (size_t)p->tensor_count, sizeof *p->tensors,
+          by_tensor_name); /* a module's stand together */
+    NBL_TRY(sort_tensors(p));
     return check_bases(p);
 }
 
-nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out)
+static nbl_status open_folder(nbl_context *ctx, const char *folder, bool look, nbl__peft **out)
 {
     nbl__peft *p = *out = NULL;
     nbl_status status = NBL_OK;
@@ -291,13 +324,27 @@ nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out)
     p->arena = nbl__arena_make(ctx);
     p->folder = nbl__arena_strdup(&p->arena, folder);
     NBL_GO(p->folder ? NBL_OK : NBL_ERROR_MEMORY);
-    NBL_GO(read_settings(p));
-    NBL_GO(read_tensors(p));
+    if (look) {
+        p->found.arena = &p->arena;
+        p->problems = &p->found;
+    }
+    NBL_GO(tell(p, read_settings(p)));
+    NBL_GO(tell(p, read_tensors(p)));
     *out = p;
     return NBL_OK;
 done:
     nbl__peft_close(p);
     return status;
+}
+
+nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out)
+{
+    return open_folder(ctx, folder, false, out);
+}
+
+nbl_status nbl__peft_look(nbl_context *ctx, const char *folder, nbl__peft **out)
+{
+    return open_folder(ctx, folder, true, out);
 }
 
 void nbl__peft_close(nbl__peft *peft)

@@ -11,6 +11,7 @@
 #ifndef NBL_PEFT_H
 #define NBL_PEFT_H
 
+#include "base/problems.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 
@@ -35,6 +36,7 @@ typedef struct nbl__peft_pattern {
 } nbl__peft_pattern;
 
 typedef struct nbl__peft_settings {
+    const char *type;                  /* peft_type; NULL: not told, which is refused */
     const char *base_model, *revision; /* NULL: null in the file */
     const char *task_type;             /* "CAUSAL_LM", or NULL */
     int64_t r;
@@ -56,6 +58,9 @@ typedef struct nbl__peft_settings {
 /* Reads the text of adapter_config.json; everything lives in the arena. `where` opens the messages. */
 nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const char *text, size_t size,
                                    nbl__peft_settings *settings);
+/* The same to look at it: what is wrong goes into `problems` unless it is NULL, and the rest is read. */
+nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const char *text, size_t size,
+                                   nbl__problems *problems, nbl__peft_settings *settings);
 /* Prints it as PEFT does: sorted keys, all of them, ASCII. */
 void nbl__peft_settings_print(nbl__text *out, const nbl__peft_settings *settings);
 
@@ -107,9 +112,13 @@ typedef struct nbl__peft {
     nbl_context *ctx;
     nbl__arena arena;
     const char *folder;
+    nbl__problems *problems; /* NULL: the first one is an error */
+    nbl__problems found;
     nbl__peft_settings settings;
-    nbl__peft_rules *rules;
+    nbl__peft_rules *rules; /* NULL only of one that is looked at */
     nbl__file file;
+    nbl__stored *tensors; /* of the file, by name */
+    int64_t tensor_count;
     nbl__peft_module *modules; /* by path */
     int64_t module_count;
     nbl__peft_replacement *replacements; /* by name */
@@ -119,6 +128,8 @@ typedef struct nbl__peft {
 /* Opens a folder. All tensors are f32, f16 or bf16, have the shapes that their ranks ask for, and belong to
  * a module that the settings name. */
 nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out);
+/* Opens to look at it: problems go into `found`, and what can still be read is there. A module may lack a or b. */
+nbl_status nbl__peft_look(nbl_context *ctx, const char *folder, nbl__peft **out);
 void nbl__peft_close(nbl__peft *peft);                                           /* NULL is allowed */
 const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path); /* NULL: not adapted */
 const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, const char *name);

@@ -31,6 +31,12 @@ static nbl_status bad_module(const checker *c, nbl_status code, const char *path
     return nbl__fail(c->ctx, code, "%s: module \"%s\": %s", c->peft->folder, path, what);
 }
 
+/* In an adapter that is looked at, a problem is listed and the work goes on. */
+static nbl_status tell(const checker *c, nbl_status status)
+{
+    return nbl__problem_take(c->peft->problems, status);
+}
+
 /* ---- what the file has is in the model ---- */
 
 static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_place *place)
@@ -84,7 +90,7 @@ static nbl_status check_place(const checker *c, const nbl__peft_place *place)
     char name[1024];
     NBL_TRY(nbl__peft_targets(p->rules, place->path, place->kind, &targeted));
     const nbl__peft_module *module = nbl__peft_find(p, place->path);
-    if (module) NBL_TRY(check_module(c, module, place));
+    if (module && module->a && module->b) NBL_TRY(tell(c, check_module(c, module, place)));
     if (targeted && module == NULL)
         return bad_module(c, NBL_ERROR_FORMAT, place->path,
                           "target_modules names it, but the file has no tensors of it");
@@ -112,8 +118,10 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
                 while (end > 0 && path[--end] != '.') {}
             }
         }
-        NBL_CHECK(c->ctx, found, NBL_ERROR_FORMAT, "%s: %s names \"%s\", which is no module of the model",
-                  c->peft->folder, option, list->names[k]);
+        if (!found)
+            NBL_TRY(tell(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
+                                      "%s: %s names \"%s\", which is no module of the model", c->peft->folder,
+                                      option, list->names[k])));
     }
     return NBL_OK;
 }
@@ -125,9 +133,11 @@ static nbl_status check_all(const checker *c, const nbl__peft_place *places)
     NBL_TRY(check_names(c, "modules_to_save", &p->settings.modules_to_save, false));
     for (int64_t i = 0; i < p->module_count; i++)
         if (place_of(c, p->modules[i].path) == NULL)
-            return bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name");
-    for (int64_t i = 0; i < c->count; i++) NBL_TRY(check_place(c, &places[i]));
-    for (int64_t i = 0; i < p->replacement_count; i++) NBL_TRY(check_replacement(c, &p->replacements[i]));
+            NBL_TRY(tell(
+                c, bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name")));
+    for (int64_t i = 0; i < c->count; i++) NBL_TRY(tell(c, check_place(c, &places[i])));
+    for (int64_t i = 0; i < p->replacement_count; i++)
+        NBL_TRY(tell(c, check_replacement(c, &p->replacements[i])));
     return NBL_OK;
 }
 

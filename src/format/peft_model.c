@@ -64,7 +64,9 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
     nbl__arena arena = nbl__arena_make(peft->ctx);
     nbl__peft_place *places;
     int64_t place_count;
-    nbl_status status = check_first_layer(peft, &arena, tensors, count);
+    nbl_status status = NBL_OK;
+    if (peft->problems == NULL)
+        status = check_first_layer(peft, &arena, tensors, count); /* else all are named */
     if (status == NBL_OK) status = nbl__peft_places(&arena, tensors, count, &places, &place_count);
     if (status == NBL_OK) status = nbl__peft_check(peft, places, place_count);
     nbl__arena_free(&arena);

@@ -332,35 +332,55 @@ static nbl_status read_key(reader *r, const nbl__json *value)
     return says_nothing(value) && !(row && row->rule == NONE) ? NBL_OK : refuse(r, value);
 }
 
-static nbl_status check(reader *r)
+static nbl_status check(reader *r, nbl__problems *problems)
 {
     const nbl__peft_settings *s = r->settings;
     nbl_context *ctx = r->arena->ctx;
-    NBL_CHECK(ctx, s->all_linear || s->target.regex || s->target.list.count, NBL_ERROR_FORMAT,
-              "%s: \"target_modules\" names nothing", r->where);
     bool listed = s->target.list.count > 0;
-    NBL_CHECK(ctx, listed || !s->in_layers, NBL_ERROR_FORMAT,
-              "%s: \"layers_to_transform\" goes with a list of target_modules only", r->where);
-    NBL_CHECK(ctx, s->layers_pattern.count == 0 || s->in_layers, NBL_ERROR_FORMAT,
-              "%s: \"layers_pattern\" goes with layers_to_transform only", r->where);
-    NBL_CHECK(ctx, !(s->dora && s->lora_bias), NBL_ERROR_FORMAT,
-              "%s: \"lora_bias\" does not go with use_dora", r->where);
+    const struct {
+        bool wrong;
+        const char *what;
+    } rules[] = {
+        {!s->all_linear && s->target.regex == NULL && !listed, "\"target_modules\" names nothing"},
+        {!listed && s->in_layers, "\"layers_to_transform\" goes with a list of target_modules only"},
+        {s->layers_pattern.count && !s->in_layers, "\"layers_pattern\" goes with layers_to_transform only"},
+        {s->dora && s->lora_bias, "\"lora_bias\" does not go with use_dora"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        if (!rules[i].wrong) continue;
+        nbl_status status = nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: %s", r->where, rules[i].what);
+        NBL_TRY(nbl__problem_take(problems, status));
+    }
     return NBL_OK;
 }
 
-nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const char *text, size_t size,
-                                   nbl__peft_settings *settings)
+static nbl_status check_type(reader *r)
+{
+    const char *type = r->settings->type;
+    NBL_CHECK(r->arena->ctx, type, NBL_ERROR_FORMAT, "%s: no \"peft_type\"", r->where);
+    NBL_CHECK(r->arena->ctx, strcmp(type, "LORA") == 0, NBL_ERROR_UNSUPPORTED,
+              "%s: the \"peft_type\" \"%.64s\" is not supported (LORA is)", r->where, type);
+    return NBL_OK;
+}
+
+nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const char *text, size_t size,
+                                   nbl__problems *problems, nbl__peft_settings *settings)
 {
     const nbl__json *root;
     *settings = (nbl__peft_settings){.r = 8, .alpha = 8}; /* PEFT's defaults */
     NBL_TRY(nbl__json_parse(arena, where, text, size, NBL_JSON_PYTHON, &root));
     reader r = {arena, where, settings};
-    const char *type = nbl__json_text(root, "peft_type");
-    NBL_CHECK(arena->ctx, type, NBL_ERROR_FORMAT, "%s: no \"peft_type\"", where);
-    NBL_CHECK(arena->ctx, strcmp(type, "LORA") == 0, NBL_ERROR_UNSUPPORTED,
-              "%s: the \"peft_type\" \"%.64s\" is not supported (LORA is)", where, type);
-    for (int64_t i = 0; i < root->count; i++) NBL_TRY(read_key(&r, &root->items[i]));
-    return check(&r);
+    settings->type = nbl__json_text(root, "peft_type");
+    NBL_TRY(nbl__problem_take(problems, check_type(&r)));
+    for (int64_t i = 0; i < root->count; i++)
+        NBL_TRY(nbl__problem_take(problems, read_key(&r, &root->items[i])));
+    return check(&r, problems);
+}
+
+nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const char *text, size_t size,
+                                   nbl__peft_settings *settings)
+{
+    return nbl__peft_settings_look(arena, where, text, size, NULL, settings);
 }
 
 /* ---- printing ---- */

@@ -28,6 +28,24 @@ nbl_status nbl__check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t 
     return NBL_OK;
 }
 
+nbl_status nbl__check_labels(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        NBL_CHECK(m->ctx, labels[i].count == sequences[i].count, NBL_ERROR_SHAPE,
+                  "sequence %" PRId64 " has %" PRId64 " tokens and %" PRId64 " labels", i, sequences[i].count,
+                  labels[i].count);
+        for (int64_t t = 0; t < labels[i].count; t++) {
+            int32_t label = labels[i].ids[t];
+            NBL_CHECK(m->ctx, label == NBL_LABEL_IGNORED || (label >= 0 && label < m->decoder.vocabulary),
+                      NBL_ERROR_FORMAT,
+                      "sequence %" PRId64 ", label %" PRId64 ": %" PRId32
+                      " is neither -100 nor in the vocabulary of %" PRId64,
+                      i, t, label, m->decoder.vocabulary);
+        }
+    }
+    return NBL_OK;
+}
+
 int64_t nbl_model_vocabulary(const nbl_model *model)
 {
     return model->decoder.vocabulary;
@@ -95,21 +113,9 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
     NBL_TRY(nbl__check_sequences(m, sequences, count));
     NBL_CHECK(m->ctx, m->peft || m->train_all || m->trained_count > 0, NBL_ERROR_ARGUMENT,
               "gradients need an adapter");
+    NBL_TRY(nbl__check_labels(m, sequences, labels, count));
     int64_t tokens = 0;
-    for (int64_t i = 0; i < count; i++) {
-        NBL_CHECK(m->ctx, labels[i].count == sequences[i].count, NBL_ERROR_SHAPE,
-                  "sequence %" PRId64 " has %" PRId64 " tokens and %" PRId64 " labels", i, sequences[i].count,
-                  labels[i].count);
-        for (int64_t t = 0; t < labels[i].count; t++) {
-            int32_t label = labels[i].ids[t];
-            NBL_CHECK(m->ctx, label == NBL_LABEL_IGNORED || (label >= 0 && label < m->decoder.vocabulary),
-                      NBL_ERROR_FORMAT,
-                      "sequence %" PRId64 ", label %" PRId64 ": %" PRId32
-                      " is neither -100 nor in the vocabulary of %" PRId64,
-                      i, t, label, m->decoder.vocabulary);
-        }
-        tokens += sequences[i].count;
-    }
+    for (int64_t i = 0; i < count; i++) tokens += sequences[i].count;
     *trained = trained_tokens(labels, count);
     *loss = 0;
     nbl__session s;

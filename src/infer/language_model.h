@@ -93,6 +93,9 @@ nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl
 
 /* At least one sequence, each of at least one token, every id in the vocabulary. */
 nbl_status nbl__check_sequences(nbl_model *model, const nbl_ids *sequences, int64_t count);
+/* As long as their sequences, each -100 or in the vocabulary. */
+nbl_status nbl__check_labels(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
+                             int64_t count);
 
 /* A graph of the model and its plan. */
 typedef struct nbl__session {

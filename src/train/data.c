@@ -1,8 +1,6 @@
 /* data.c - see data.h. Opening goes through the files in batches: rows are parsed and drafted one by one, the texts
  * of a batch are encoded on all threads, and of every example its place and size are kept; its tokens too, as long
  * as all of them take less than KEPT_TOKENS, so that ordinary data is never tokenised twice. */
-#include <stdio.h>
-
 #include "train/data_parts.h"
 #include "train/data_split.h"
 
@@ -10,16 +8,9 @@ enum { BATCH_ROWS = 256, BATCH_BYTES = 4 << 20, KEPT_TOKENS = 16 << 20 };
 
 /* ---- one row ---- */
 
-/* Puts the place in front of the failure that was recorded. */
 static nbl_status at_row(nbl__data *d, const nbl__rows *rows, const nbl__row *row, nbl_status code)
 {
-    char message[1024], hint[512];
-    const char *told = nbl_error_hint(d->ctx);
-    if (code == NBL_ERROR_MEMORY || code == NBL_ERROR_CANCELLED) return code;
-    snprintf(message, sizeof message, "%s", nbl_error_message(d->ctx));
-    snprintf(hint, sizeof hint, "%s", told ? told : "");
-    nbl__fail(d->ctx, code, "%s: line %" PRId64 ": %s", rows->path, row->line, message);
-    return *hint ? nbl__hint(d->ctx, code, "%s", hint) : code;
+    return nbl__fail_within(d->ctx, code, "%s: line %" PRId64, rows->path, row->line);
 }
 
 static bool can_skip(const nbl__data *d, nbl_status code)

@@ -147,6 +147,11 @@ static bool has_marks(nbl_string text)
     return false;
 }
 
+static void find_marks(nbl__scribe *s)
+{
+    for (int i = 0; i < s->template->count; i++) s->marks |= has_marks(s->template->sources[i].text);
+}
+
 nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nbl_string *text)
 {
     const char *told = config->chat_template;
@@ -189,7 +194,7 @@ static nbl_status choose_template(nbl__scribe *s)
                                    "%s: no chat template, which data of the type chat_template needs",
                                    s->config->base_model),
                          "chat_template: chatml uses one that is built in");
-    for (int i = 0; i < t->count; i++) s->marks |= has_marks(t->sources[i].text);
+    find_marks(s);
     return NBL_OK;
 }
 
@@ -219,6 +224,39 @@ nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int
     if (!chat) return NBL_OK;
     NBL_TRY(choose_template(s));
     return take_eots(s);
+}
+
+nbl_status nbl__scribe_borrow(nbl_model *model, const nbl__run_config *config, nbl_tokenizer *tokenizer,
+                              nbl_chat_template *template, nbl__scribe *s)
+{
+    *s = (nbl__scribe){.ctx = tokenizer->ctx,
+                       .config = config,
+                       .tokenizer = tokenizer,
+                       .template = template,
+                       .vocabulary = nbl_model_vocabulary(model),
+                       .bos = -1,
+                       .own_bos = -1};
+    NBL_CHECK(s->ctx, template->count, NBL_ERROR_NOT_FOUND, "%s: no chat template", config->base_model);
+    int32_t found[MOST_ENDS];
+    int64_t count = nbl__min_i64(nbl_model_ends(model, found, MOST_ENDS), MOST_ENDS);
+    NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MOST_ENDS));
+    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MOST_ENDS));
+    s->eos = find_token(s, "eos_token");
+    add_end(s, s->eos);
+    add_end(s, nbl_model_adapter_end(model, tokenizer));
+    for (int64_t i = 0; i < count; i++) add_end(s, found[i]);
+    if (s->eos < 0 && s->end_count) s->eos = s->ends[0];
+    memcpy(s->eots, s->ends, (size_t)s->end_count * sizeof *s->eots);
+    s->eot_count = s->end_count;
+    find_marks(s);
+    return NBL_OK;
+}
+
+void nbl__scribe_return(nbl__scribe *s)
+{
+    s->tokenizer = NULL;
+    s->template = NULL;
+    nbl__scribe_close(s);
 }
 
 void nbl__scribe_close(nbl__scribe *s)

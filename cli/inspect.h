@@ -1,0 +1,52 @@
+/* inspect.h - what the three kinds of `nibble inspect` share: totals by format, facts, problems, tables of tensors. */
+#ifndef CLI_INSPECT_H
+#define CLI_INSPECT_H
+
+#include "output.h"
+
+/* Each returns the exit status. */
+int cli_inspect_gguf(const cli_call *call, nbl_context *ctx, const char *path);
+int cli_inspect_adapter(const cli_call *call, nbl_context *ctx, const char *folder, const char *base);
+
+/* ---- totals: there are few formats, so a short list will do ---- */
+
+enum { CLI_MOST_FORMATS = 64 };
+
+typedef struct cli_totals {
+    struct cli_total {
+        const char *name; /* kept until the tool ends */
+        int64_t tensors;
+        uint64_t parameters, bytes;
+    } rows[CLI_MOST_FORMATS];
+    int count;
+} cli_totals;
+
+void cli_totals_add(cli_totals *totals, const char *name, uint64_t parameters, uint64_t bytes);
+void cli_totals_sort(cli_totals *totals); /* the most bytes first */
+json_t *cli_totals_json(const cli_totals *totals);
+void cli_totals_print(const cli_totals *totals);
+
+/* ---- facts and problems ---- */
+
+void cli_heading(const char *path);
+void cli_fact(const char *name, const char *text); /* the text is clean */
+
+typedef const char *cli_problem_fn(const void *from, int64_t index);
+json_t *cli_problems_json(cli_problem_fn *problem, const void *from);
+void cli_problems_print(cli_problem_fn *problem, const void *from);
+
+/* ---- tensors ---- */
+
+json_t *cli_shape_json(int rank, const int64_t *shape);
+const char *cli_shape_text(int rank, const int64_t *shape); /* "256 x 64", "scalar" */
+
+typedef struct cli_tensor_row {
+    const char *name, *format, *shape, *file; /* file: NULL where there is one file only */
+    uint64_t bytes;
+} cli_tensor_row;
+
+/* Fills the row of tensor `index`; false past the end. */
+typedef bool cli_tensor_fn(void *from, int64_t index, cli_tensor_row *row);
+void cli_tensors_print(cli_tensor_fn *tensor, void *from);
+
+#endif
