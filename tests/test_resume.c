@@ -300,9 +300,11 @@ static void the_checkpoint_just_saved_is_never_the_one_to_go(void **state)
     char keys[1024];
     train_ok(f, "out", lora);
     snprintf(keys, sizeof keys,
-             "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nmax_steps: 4", lora,
+             "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nsave_steps: 4", lora,
              f->tiny.folder);
-    train_ok(f, "out", keys);
+    int64_t step = 4;
+    assert_int_equal(train_in(f, f->ctx, "out", keys, &(nbl_train_options){.event = stop_at, .user = &step}),
+                     NBL_ERROR_CANCELLED);
     assert_int_equal(access(output(f, "out", "checkpoint-4/nibble_state.json"), F_OK), 0);
     assert_int_equal(access(output(f, "out", "checkpoint-6/nibble_state.json"), F_OK), 0);
     assert_int_not_equal(access(output(f, "out", "checkpoint-2"), F_OK), 0);
