@@ -92,6 +92,8 @@ nbl_status nbl__output_dir_check(nbl_context *ctx, const nbl__run_config *c)
     NBL_CHECK(ctx, S_ISDIR(info.st_mode), NBL_ERROR_EXISTS, "%s: output_dir: %s is not a folder", c->file,
               c->output_dir);
     NBL_TRY(check_source(ctx, c, "base_model", c->base_model));
+    for (int64_t i = 0; i < c->dataset_count; i++)
+        NBL_TRY(check_source(ctx, c, "datasets", c->datasets[i].path));
     return check_source(ctx, c, "lora_model_dir", c->lora_model_dir);
 }
 
@@ -219,21 +221,36 @@ static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *
     return NBL_OK;
 }
 
-/* Is there anything that must not be lost? What no run left there is refused. `after`: see move_outputs. */
+/* Is the run's own file output_dir/run.yml, which the run writes? */
+static bool is_own_file(const nbl__run_config *c)
+{
+    char *file = realpath(c->file, NULL), *folder = realpath(c->output_dir, NULL);
+    size_t size = folder ? strlen(folder) : 0;
+    bool own = file && folder && strncmp(file, folder, size) == 0 && strcmp(file + size, "/run.yml") == 0;
+    free(file);
+    free(folder);
+    return own;
+}
+
+/* Is there anything that must not be lost? Models and checkpoints that no run left there are refused. Of other files
+ * those of a run count for nothing, and those without a run.yml are somebody's own, as a run.yml is that this run is
+ * made from. `after`: see move_outputs. */
 static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, int64_t after, bool *any)
 {
-    bool ours = after >= 0, model = false;
+    bool ours = after >= 0, model = false, others = false;
     *any = false;
     DIR *list = opendir(c->output_dir);
     if (list == NULL) return nbl__fail_errno(ctx, errno, "output_dir: %s", c->output_dir);
     for (struct dirent *entry; (entry = readdir(list));) {
         if (after >= 0 && checkpoint_number(entry->d_name) <= after) continue;
-        is_output(entry->d_name, any);
+        others |= is_output(entry->d_name, any);
         ours |= strcmp(entry->d_name, "run.yml") == 0;
         model |= c->full && strcmp(entry->d_name, "config.json") == 0;
     }
     closedir(list);
-    if (ours || !(*any || model)) return NBL_OK;
+    bool weights = *any || model;
+    if (after < 0 && !weights) *any = others && (!ours || is_own_file(c));
+    if (ours || !weights) return NBL_OK;
     return nbl__hint(ctx,
                      nbl__fail(ctx, NBL_ERROR_EXISTS,
                                "%s: output_dir: %s holds a model or checkpoints, but no run.yml: no run of "
@@ -275,8 +292,9 @@ nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config, const
     if (status == NBL_OK) status = move_outputs(&arena, config->output_dir, folder, after);
     if (status == NBL_OK)
         nbl__log(ctx, NBL_LOG_WARNING,
-                 after < 0 ? "%s has the output of an earlier run; it is in %s now"
-                           : "%s has later checkpoints; they are in %s now",
+                 after < 0
+                     ? "%s had files of an earlier run, or of the names that a run writes; they are in %s now"
+                     : "%s has later checkpoints; they are in %s now",
                  config->output_dir, folder);
     nbl__arena_free(&arena);
     return status;
