@@ -51,7 +51,8 @@ static int run_grads(cli_call *call)
     if (code == NBL_OK) code = cli_model_open(call, ctx, false, &model);
     if (code == NBL_OK)
         code = nbl_model_write_gradients(model, ids.lists, labels.lists, ids.count,
-                                         (int)cli_get(call, "pack")->integer, out, force, &loss, &trained);
+                                         (int)cli_get(call, "pack")->integer,
+                                         (int)cli_get(call, "dropout")->integer, out, force, &loss, &trained);
     status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
     if (code == NBL_OK && call->json) {
         json_t *document = cli_json_object();
@@ -111,7 +112,7 @@ const cli_command cli_grads = {
     .description = "The mean loss over all trained tokens, and the gradient of each tensor of the adapter, "
                    "modules_to_save included, under its name in "
                    "PEFT's file, in f32. A label of -100 is not trained; the label of a token is what is "
-                   "predicted before it.",
+                   "predicted before it. There is no dropout unless --dropout asks for it.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){
@@ -124,7 +125,8 @@ const cli_command cli_grads = {
             CLI_ADAPTER_OPTION("the adapter, as PEFT saves it", true),
             OUT_OPTION,
             FORCE_OPTION,
-            {.name = "pack", .help = "all sequences in one pass; the result is the same"},
+            {.name = "pack", .help = "all sequences in one pass; without --dropout the result is the same"},
+            {.name = "dropout", .help = "apply the adapter's lora_dropout, with the masks of seed 0"},
             CLI_COMPUTE_OPTIONS,
             {.name = NULL},
         },

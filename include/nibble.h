@@ -816,11 +816,14 @@ typedef nbl_status (*nbl_gradient_fn)(void *user, const char *name,
  * -100: not trained; the label of a token is what is predicted before it): the
  * mean loss over all trained tokens and the gradients of the adapter and of
  * the modules_to_save that it brings. `pack`: all sequences in one pass; else
- * one after the other, with the same result. */
+ * one after the other, with the same result. `dropout`: 0: none; 1: the
+ * adapter's lora_dropout, with the masks of seed 0, which are others when
+ * sequences are packed. */
 NBL_API nbl_status nbl_model_gradients(nbl_model *model,
                                        const nbl_ids *sequences,
                                        const nbl_ids *labels, int64_t count,
-                                       int pack, nbl_gradient_fn fn, void *user,
+                                       int pack, int dropout,
+                                       nbl_gradient_fn fn, void *user,
                                        double *loss, int64_t *trained);
 
 /* The same into .safetensors files: tensors logits.0, logits.1, ...; and the
@@ -833,12 +836,10 @@ NBL_API nbl_status nbl_model_write_logits(nbl_model *model,
                                           const nbl_ids *sequences,
                                           int64_t count, const char *path,
                                           int force);
-NBL_API nbl_status nbl_model_write_gradients(nbl_model *model,
-                                             const nbl_ids *sequences,
-                                             const nbl_ids *labels,
-                                             int64_t count, int pack,
-                                             const char *path, int force,
-                                             double *loss, int64_t *trained);
+NBL_API nbl_status nbl_model_write_gradients(
+    nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
+    int64_t count, int pack, int dropout, const char *path, int force,
+    double *loss, int64_t *trained);
 
 /* The check that both begin with: NBL_OK if a result may be written to `path`.
  * For a program that wants to know before it loads a model. */

@@ -369,6 +369,31 @@ allows_non_finite() {
         rm -rf packed && exits 0 quantize broken-values packed --format nf4 --allow-non-finite --quiet && silent err
 }
 check "--allow-non-finite warns of them, not with --quiet" allows_non_finite
+refuses_on_arrival() { # codes would make finite numbers of NaN
+    local format
+    rm -rf altered && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\xc0\x7f' || return 1
+    echo '[[1, 2, 3]]' >ids.json
+    for format in nf4 fp4 int8; do
+        exits 1 logits altered --ids ids.json --out l.safetensors --load $format && says err 'tensor "model.layers.1.mlp.down_proj.weight": 1 values are not finite' &&
+            says err "index 5" && says err "allow-non-finite" && [[ ! -e l.safetensors ]] || return 1
+    done
+    exits 0 logits altered --ids ids.json --out l.safetensors && says err 'warning: logits.0: ' && says err "not finite" && rm l.safetensors
+}
+check "--load refuses NaN by tensor and index; logits tell of it" refuses_on_arrival
+refuses_export() {
+    local type tensor
+    for tensor in model.layers.1.mlp.down_proj.weight model.norm.weight; do
+        rm -rf altered && "$make_checkpoint" altered --dtype bf16 && rm altered/tokenizer.json && patch altered/model.safetensors $tensor 5 '\x80\x7f' || return 1
+        for type in f32 f16 bf16 q8_0; do
+            exits 1 export altered x.gguf --type $type && says err "tensor \"$tensor\" has a value that is not finite (inf)" && [[ ! -e x.gguf ]] || return 1
+        done
+    done
+    rm -rf altered && "$make_checkpoint" altered --dtype bf16 && rm altered/tokenizer.json && patch altered/model.safetensors $tensor 5 '\x49\x71' || return 1
+    exits 0 export altered x.gguf --type f16 && rm x.gguf && # vectors are f32
+        patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\x49\x71' &&
+        exits 1 export altered x.gguf --type f16 && says err "which f16 cannot hold" && [[ ! -e x.gguf ]]
+}
+check "export refuses infinities in every type" refuses_export
 refuses_f16_overflow() { # 1e30 is finite in bf16; int8 goes through f16
     rm -rf altered packed && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\x49\x71' &&
         exits 1 quantize altered packed --format int8 && says err 'down_proj.weight": 1 values are not finite in f16' && says err "index 5" &&

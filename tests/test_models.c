@@ -188,7 +188,7 @@ static void check_gradients(golden *g, const char *kind)
     for (int pack = 0; pack < 2; pack++) {
         gradient_check c = {g, kind, 0};
         nbl_model *model = open_model(g, "f32", kind);
-        assert_ok(g->ctx, nbl_model_gradients(model, g->ids, g->labels, g->sequences, pack, check_gradient,
+        assert_ok(g->ctx, nbl_model_gradients(model, g->ids, g->labels, g->sequences, pack, 0, check_gradient,
                                               &c, &loss, &trained));
         assert_int_equal(c.seen, expected);
         assert_within(g, name, fabs(loss - want) / want, 1e-6);

@@ -116,6 +116,34 @@ static void what_is_no_regular_file_is_refused(void **state)
 }
 
 /* A file of the context's own is never written, under any name and with any mark. */
+static void a_result_never_becomes_part_of_a_model(void **state)
+{
+    (void)state;
+    fixture f = open_fixture();
+    static const char *const configs[] = {"config.json", "adapter_config.json"};
+    static const char *const parts[] = {"model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00002.safetensors",
+                                        "adapter_model.safetensors",
+                                        "special_tokens_map.json",
+                                        "chat_template.jinja",
+                                        "x.gguf"};
+    for (int i = 0; i < 7; i++) {
+        assert_ok(f.ctx, write_result(&f, place(&f, parts[i]), false, "a")); /* no model is here yet */
+        assert_int_equal(unlink(place(&f, parts[i])), 0);
+    }
+    for (int c = 0; c < 2; c++) {
+        write_file(f.folder, configs[c], "{}", 2);
+        for (int i = 0; i < 7; i++) {
+            assert_refused(&f, place(&f, parts[i]), "part of the model");
+            assert_false(nbl__exists(place(&f, parts[i])));
+        }
+        assert_ok(f.ctx, write_result(&f, place(&f, "logits.safetensors"), c > 0, "a"));
+        unlink(place(&f, configs[c]));
+    }
+    close_fixture(&f);
+}
+
 static void an_input_is_refused(void **state)
 {
     (void)state;
@@ -160,12 +188,12 @@ static void weights_and_adapter_are_inputs(void **state)
     for (int i = 0; i < 2; i++) {
         assert_int_equal(nbl_model_write_logits(model, &list, 1, inputs[i], 1), NBL_ERROR_EXISTS);
         assert_non_null(strstr(nbl_error_message(f.ctx), "an input"));
-        assert_int_equal(nbl_model_write_gradients(model, &list, &list, 1, 0, inputs[i], 1, &loss, &trained),
+        assert_int_equal(nbl_model_write_gradients(model, &list, &list, 1, 0, 0, inputs[i], 1, &loss, &trained),
                          NBL_ERROR_EXISTS);
         assert_non_null(strstr(nbl_error_message(f.ctx), "an input"));
     }
     const char *out = place(&f, "out");
-    assert_ok(f.ctx, nbl_model_write_gradients(model, &list, &list, 1, 0, out, 0, &loss, &trained));
+    assert_ok(f.ctx, nbl_model_write_gradients(model, &list, &list, 1, 0, 0, out, 0, &loss, &trained));
     assert_int_equal(nbl_model_write_logits(model, &list, 1, out, 0), NBL_ERROR_EXISTS);
     assert_ok(f.ctx, nbl_model_write_logits(model, &list, 1, out, 1));
     nbl_model_close(model);
@@ -272,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_a_result_is_replaced_and_only_when_asked),
         cmocka_unit_test(what_is_no_regular_file_is_refused),
+        cmocka_unit_test(a_result_never_becomes_part_of_a_model),
         cmocka_unit_test(an_input_is_refused),
         cmocka_unit_test(weights_and_adapter_are_inputs),
         cmocka_unit_test(what_a_killed_writer_left_is_removed_by_the_next),

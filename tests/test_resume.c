@@ -303,9 +303,11 @@ static void the_checkpoint_just_saved_is_never_the_one_to_go(void **state)
     char keys[1024];
     train_ok(f, "out", lora);
     snprintf(keys, sizeof keys,
-             "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nmax_steps: 4", lora,
+             "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nsave_steps: 4", lora,
              f->tiny.folder);
-    train_ok(f, "out", keys);
+    int64_t step = 4;
+    assert_int_equal(train_in(f, f->ctx, "out", keys, &(nbl_train_options){.event = stop_at, .user = &step}),
+                     NBL_ERROR_CANCELLED);
     assert_int_equal(access(output(f, "out", "checkpoint-4/nibble_state.json"), F_OK), 0);
     assert_int_equal(access(output(f, "out", "checkpoint-6/nibble_state.json"), F_OK), 0);
     assert_int_not_equal(access(output(f, "out", "checkpoint-2"), F_OK), 0);
@@ -383,6 +385,45 @@ static void files_that_no_run_left_stay_where_they_are(void **state)
     train_ok(f, "out", lora); /* an adapter has no config.json */
     assert_file_equals(output(f, "out", "config.json"), "mine", 4);
     assert_file_equals(output(f, "out", "notes.partial-draft"), "mine", 4);
+}
+
+/* Files without a run.yml are somebody's own, as the run.yml is that a run is made from. */
+static void files_of_the_names_that_a_run_writes_are_set_aside(void **state)
+{
+    fixture *f = *state;
+    char keys[1024], path[512];
+    mkdir(in_folder(f->tiny.folder, "out"), 0777);
+    touch(f, "out/tokenizer.json");
+    touch(f, "out/metrics.jsonl");
+    train_ok(f, "out", lora);
+    assert_file_equals(output(f, "out", "earlier-1/tokenizer.json"), "mine", 4);
+    assert_file_equals(output(f, "out", "earlier-1/metrics.jsonl"), "mine", 4);
+    mkdir(in_folder(f->tiny.folder, "own"), 0777);
+    snprintf(path, sizeof path, "%s", output(f, "own", "run.yml"));
+    assert_int_equal(rename(write_run(f, "own", lora), path), 0);
+    nbl_run *run;
+    size_t size, size_now;
+    uint8_t *bytes = read_file(path, &size);
+    assert_ok(f->ctx, nbl_run_open(f->ctx, path, NULL, 0, &run));
+    assert_ok(f->ctx, nbl_run_train(run, NULL, NULL));
+    nbl_run_close(run);
+    uint8_t *now = read_file(output(f, "own", "earlier-1/run.yml"), &size_now);
+    assert_true(size == size_now && memcmp(bytes, now, size) == 0);
+    free(bytes);
+    free(now);
+    /* Data would be overwritten, or move away from under their name. */
+    snprintf(path, sizeof path, "%s", in_folder(f->tiny.folder, "rows.jsonl"));
+    mkdir(in_folder(f->tiny.folder, "data"), 0777);
+    assert_int_equal(rename(path, output(f, "data", "metrics.jsonl")), 0);
+    snprintf(keys, sizeof keys,
+             "datasets: [{path: %s/data/metrics.jsonl, type: pretokenized}]\nbase_model: %s\n"
+             "learning_rate: 0.01\nmax_steps: 2\noutput_dir: %s/data\n%s",
+             f->tiny.folder, f->tiny.model, f->tiny.folder, lora);
+    write_file(f->tiny.folder, "data.yml", keys, strlen(keys));
+    assert_ok(f->ctx, nbl_run_open(f->ctx, in_folder(f->tiny.folder, "data.yml"), NULL, 0, &run));
+    assert_int_equal(nbl_run_train(run, NULL, NULL), NBL_ERROR_ARGUMENT);
+    assert_non_null(strstr(nbl_error_message(f->ctx), "would take the place of datasets"));
+    nbl_run_close(run);
 }
 
 static void removing_never_follows_a_link(void **state)
@@ -468,6 +509,7 @@ int main(void)
         TEST(a_record_that_is_not_finite_is_null_and_comes_back),
         TEST(a_model_is_never_trained_into_its_own_folder),
         TEST(files_that_no_run_left_stay_where_they_are),
+        TEST(files_of_the_names_that_a_run_writes_are_set_aside),
         TEST(removing_never_follows_a_link),
         TEST(two_runs_do_not_share_a_folder),
         TEST(an_output_folder_may_have_any_name_but_must_be_one),

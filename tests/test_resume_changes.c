@@ -125,11 +125,75 @@ static void keys_that_decide_about_nothing_may_change(void **state)
     fixture *f = *state;
     stop_at_three(f, usual);
     assert_ok(f->ctx, go_on(f, "",
-                            "max_steps: 8\nsave_steps: 3\nlogging_steps: 2\nsave_total_limit: 1\n"
+                            "save_steps: 3\nlogging_steps: 2\nsave_total_limit: 1\n"
                             "report: false\ngradient_checkpointing: true\nthreads: 1\nmemory: 1G\n"
                             "loss_watchdog_threshold: 50\neval_steps: 2\npad_to_sequence_len: true",
                             false));
     assert_false(holds(f, "run.yml", "history"));
+}
+
+/* They decide how later steps are made, or how many: run.yml alone would not give the same bytes. */
+static void length_and_machine_may_change_and_the_history_tells(void **state)
+{
+    fixture *f = *state;
+    int64_t step = 4;
+    char keys[1024];
+    snprintf(keys, sizeof keys, "%s\nmax_steps: 8", usual);
+    setenv("NIBBLE_ISA", "scalar", 1);
+    nbl_context *scalar = new_context();
+    unsetenv("NIBBLE_ISA");
+    stop_at_three(f, usual);
+    assert_int_equal(
+        train_in(f, scalar, "out", keys, &(nbl_train_options){.resume = 1, .event = stop_at, .user = &step}),
+        NBL_ERROR_CANCELLED);
+    assert_true(holds(f, "run.yml", "step 3: max_steps was 6, is 8"));
+    assert_true(strcmp(nbl_isa_name(f->ctx), "scalar") == 0 || holds(f, "run.yml", "computed_on was "));
+    assert_ok(f->ctx, go_on(f, "", "max_steps: 8\nnum_epochs: 9", false));
+    assert_true(holds(f, "run.yml", "step 3: max_steps was 6, is 8"));
+    assert_true(holds(f, "run.yml", "step 4: num_epochs was 1.0, is 9.0"));
+    assert_true(strcmp(nbl_isa_name(f->ctx), "scalar") == 0 ||
+                holds(f, "run.yml", "computed_on was scalar, is "));
+    nbl_context_destroy(scalar);
+}
+
+static void checkpoints_of_before_a_change_are_set_aside(void **state)
+{
+    fixture *f = *state;
+    char keys[1024];
+    train_ok(f, "out", usual); /* leaves checkpoint-2, -4 and -6 */
+    snprintf(keys, sizeof keys, "%s\nresume_from_checkpoint: %s/out/checkpoint-2", usual, f->tiny.folder);
+    train_ok(f, "out", keys); /* the same again: its checkpoints are those */
+    assert_false(nbl__exists(output(f, "out", "earlier-1")));
+    snprintf(keys, sizeof keys, "%s\nmax_steps: 3\nresume_from_checkpoint: %s/out/checkpoint-2", usual,
+             f->tiny.folder);
+    train_ok(f, "out", keys);
+    static const char *const moved[] = {"checkpoint-4", "checkpoint-6"}, *const kept[] = {"checkpoint-2",
+                                                                                          "checkpoint-3"};
+    for (int i = 0; i < 2; i++) {
+        char earlier[64];
+        snprintf(earlier, sizeof earlier, "earlier-1/%s", moved[i]);
+        assert_true(nbl__exists(output(f, "out", earlier)));
+        assert_false(nbl__exists(output(f, "out", moved[i])));
+        assert_true(nbl__exists(output(f, "out", kept[i])));
+    }
+}
+
+static void a_checkpoint_of_another_folder_overwrites_no_run(void **state)
+{
+    fixture *f = *state;
+    char keys[1024];
+    stop_at_three(f, usual);
+    train_ok(f, "other", "adapter: lora\nlora_r: 2\nlora_target_linear: true");
+    size_t size, size_now;
+    uint8_t *bytes = read_file(output(f, "other", "adapter_model.safetensors"), &size);
+    snprintf(keys, sizeof keys, "%s\nresume_from_checkpoint: %s/out/checkpoint-3", usual, f->tiny.folder);
+    train_ok(f, "other", keys);
+    uint8_t *now = read_file(output(f, "other", "earlier-1/adapter_model.safetensors"), &size_now);
+    assert_true(size == size_now && memcmp(bytes, now, size) == 0);
+    assert_true(nbl__exists(output(f, "other", "earlier-1/checkpoint-6")));
+    assert_true(nbl__exists(output(f, "other", "earlier-1/metrics.jsonl")));
+    free(bytes);
+    free(now);
 }
 
 static void a_change_that_was_allowed_stays_in_the_history(void **state)
@@ -325,6 +389,7 @@ static void the_documentation_lists_what_may_change(void **state)
     char *doc = (char *)read_file(TEST_DATA_DIR "/../../docs/TRAINING.md", &size);
     doc[size] = '\0';
     check_list(doc, "**May change freely:**", NBL_RESUME_FREE);
+    check_list(doc, "**May change, and the history tells:**", NBL_RESUME_TELL);
     check_list(doc, "**May change with `--allow-changes`:**", NBL_RESUME_ALLOW);
     check_list(doc, "**Never:**", NBL_RESUME_NEVER);
     free(doc);
@@ -337,6 +402,9 @@ int main(void)
         TEST(a_key_that_decides_about_bytes_is_refused_by_name),
         TEST(all_changes_are_told_at_once),
         TEST(keys_that_decide_about_nothing_may_change),
+        TEST(length_and_machine_may_change_and_the_history_tells),
+        TEST(checkpoints_of_before_a_change_are_set_aside),
+        TEST(a_checkpoint_of_another_folder_overwrites_no_run),
         TEST(a_change_that_was_allowed_stays_in_the_history),
         TEST(changes_are_allowed_only_where_a_run_goes_on),
         TEST(the_loss_scale_belongs_to_f16),

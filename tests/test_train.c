@@ -283,6 +283,39 @@ static void every_storage_and_method_trains_and_resumes(void **state)
     }
 }
 
+/* ---- gradients of an adapter that was trained with dropout ---- */
+
+static double gradients_loss(const fixture *f, const char *name, int dropout)
+{
+    static const int32_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6};
+    const nbl_ids ids = {.ids = (int32_t *)(uintptr_t)tokens, .count = 8};
+    nbl_model *model;
+    nbl_model_options options = {.adapter = in_folder(f->tiny.folder, "out")};
+    double loss;
+    int64_t trained;
+    assert_ok(f->ctx, nbl_model_open(f->ctx, f->tiny.model, &options, &model));
+    assert_ok(f->ctx, nbl_model_write_gradients(model, &ids, &ids, 1, 0, dropout, output(f, "out", name), 0,
+                                                &loss, &trained));
+    nbl_model_close(model);
+    return loss;
+}
+
+static void gradients_have_dropout_only_when_asked(void **state)
+{
+    fixture *f = *state;
+    char command[1024];
+    train_ok(f, "out", lora); /* lora_dropout: 0.1 */
+    double plain = gradients_loss(f, "plain", 0), dropped = gradients_loss(f, "dropped", 1);
+    assert_true(plain != dropped);
+    assert_true(dropped == gradients_loss(f, "again", 1));
+    assert_same_file(output(f, "out", "dropped"), output(f, "out", "again"));
+    snprintf(command, sizeof command, "sed -i 's/\"lora_dropout\": *[^,]*/\"lora_dropout\": 0.0/' %s",
+             output(f, "out", "adapter_config.json"));
+    assert_int_equal(system(command), 0);
+    assert_true(plain == gradients_loss(f, "none", 0));
+    assert_same_file(output(f, "out", "plain"), output(f, "out", "none"));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -297,6 +330,7 @@ int main(void)
         TEST(a_run_that_begins_anew_loses_nothing),
         TEST(after_any_failed_write_a_run_can_go_on),
         TEST(a_weight_that_is_infinite_is_named),
+        TEST(gradients_have_dropout_only_when_asked),
         TEST(other_data_are_not_gone_on_with),
         TEST(runs_of_several_dtypes_in_one_process_do_not_touch_each_other),
         TEST(every_storage_and_method_trains_and_resumes),

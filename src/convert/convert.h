@@ -65,6 +65,8 @@ typedef struct nbl__conversion {
 
 /* ---- NaN and infinities of one tensor; any thread may add ---- */
 
+#define NBL_LARGEST_F16 0x1.ffdffep15f /* the f32 before 65520: what is larger rounds to an infinity of f16 */
+
 typedef struct nbl__non_finite {
     atomic_int_fast64_t count, first; /* first: index of the first + 1; 0: none */
 } nbl__non_finite;

@@ -178,8 +178,6 @@ done:
 
 /* ---- int8 ---- */
 
-#define LARGEST_F16 0x1.ffdffep15f /* the f32 before 65520: what is larger rounds to an infinity of f16 */
-
 static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
     const char *module = nbl__arena_printf(&v->checkpoint->arena, "%.*s", (int)strlen(t->name) - 7, t->name);
@@ -202,7 +200,7 @@ static nbl_status encode_int8(void *argument, int64_t item, int worker)
                                    (end - begin) / columns, columns, codes, j->scales + begin / columns);
     if (bad)
         nbl__non_finite_list(&j->non_finite, j->tensor->weight.dtype, values_at(j, begin), end - begin, begin,
-                             1, LARGEST_F16);
+                             1, NBL_LARGEST_F16);
     NBL_TRY(nbl__writer_write(j->v->writer, j->to->data, codes, (size_t)(end - begin), (uint64_t)begin));
     span_done(j, begin, end);
     return NBL_OK;

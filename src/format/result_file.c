@@ -38,6 +38,40 @@ static bool is_marked(nbl_context *ctx, const char *path)
     return marked;
 }
 
+/* Would a reader of a model or adapter take a file of this name for a part of it? */
+static bool is_part(const char *name)
+{
+    static const char *const texts[] = {".json", ".jinja", ".model", ".txt", ".gguf"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (nbl__ends_with(name, texts[i])) return true;
+    return strncmp(name, "model", strlen("model")) == 0 ||
+           strncmp(name, "adapter_model", strlen("adapter_model")) == 0;
+}
+
+/* A new file changes the model whose folder it comes into: model.safetensors is read instead of shards, an index instead
+ * of model.safetensors. */
+static nbl_status check_folder(nbl_context *ctx, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (!is_part(name)) return NBL_OK;
+    nbl__arena arena = nbl__arena_make(ctx);
+    bool model = false;
+    nbl_status status = NBL_OK;
+    static const char *const configs[] = {"config.json", "adapter_config.json"};
+    for (int i = 0; i < 2 && status == NBL_OK; i++) {
+        const char *config = nbl__arena_printf(&arena, "%.*s%s", (int)(name - path), path, configs[i]);
+        if (config == NULL) status = NBL_ERROR_MEMORY;
+        else model |= nbl__exists(config);
+    }
+    nbl__arena_free(&arena);
+    if (status != NBL_OK || !model) return status;
+    return nbl__hint(ctx,
+                     nbl__fail(ctx, NBL_ERROR_EXISTS,
+                               "%s: would be read as a part of the model in that folder; nothing was written",
+                               path),
+                     "choose another folder or a name such as result.safetensors");
+}
+
 /* *exists: there is an earlier result, and it may be replaced. */
 static nbl_status check(nbl_context *ctx, const char *path, bool replace, bool *exists)
 {
@@ -45,7 +79,8 @@ static nbl_status check(nbl_context *ctx, const char *path, bool replace, bool *
     *exists = false;
     NBL_CHECK(ctx, path[0] != '\0', NBL_ERROR_ARGUMENT, "the target has no name");
     if (lstat(path, &info) != 0)
-        return errno == ENOENT ? NBL_OK : nbl__fail_errno(ctx, errno, "%s: cannot be written here", path);
+        return errno == ENOENT ? check_folder(ctx, path)
+                               : nbl__fail_errno(ctx, errno, "%s: cannot be written here", path);
     NBL_CHECK(ctx, S_ISREG(info.st_mode), NBL_ERROR_EXISTS,
               "%s: is %s, not a regular file; it was left untouched", path, kind_of(info.st_mode));
     NBL_CHECK(ctx, !nbl__files_have(ctx, (uint64_t)info.st_dev, (uint64_t)info.st_ino), NBL_ERROR_EXISTS,
@@ -57,7 +92,7 @@ static nbl_status check(nbl_context *ctx, const char *path, bool replace, bool *
     NBL_CHECK(ctx, is_marked(ctx, path), NBL_ERROR_EXISTS,
               "%s: exists already and is not a result of nibble; it was left untouched", path);
     *exists = true;
-    return NBL_OK;
+    return check_folder(ctx, path);
 }
 
 nbl_status nbl__result_file_check(nbl_context *ctx, const char *path, bool replace)

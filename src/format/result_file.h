@@ -2,7 +2,7 @@
  *
  * A result carries "nibble": "result" in its __metadata__. Only a file with this mark is ever replaced, and only if the
  * caller asks for it. Links, FIFOs, devices and folders are refused, and so is every file that the context has mapped:
- * those are the inputs. */
+ * those are the inputs. A name that a reader of models looks for is refused in the folder of a model or adapter. */
 #ifndef NBL_RESULT_FILE_H
 #define NBL_RESULT_FILE_H
 

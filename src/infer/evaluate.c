@@ -108,7 +108,8 @@ static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
 }
 
 nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels, int64_t count,
-                               int pack, nbl_gradient_fn fn, void *user, double *loss, int64_t *trained)
+                               int pack, int dropout, nbl_gradient_fn fn, void *user, double *loss,
+                               int64_t *trained)
 {
     NBL_TRY(nbl__check_sequences(m, sequences, count));
     NBL_CHECK(m->ctx, m->peft || m->train_all || m->trained_count > 0, NBL_ERROR_ARGUMENT,
@@ -123,7 +124,8 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
                               &(nbl__session_options){.mode = NBL_MODE_TRAIN,
                                                       .tokens = pack ? tokens : longest(sequences, count),
                                                       .sequences = pack ? count : 1,
-                                                      .train = true},
+                                                      .train = true,
+                                                      .drops = dropout != 0},
                               &s));
     *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1;
     nbl_status status = NBL_OK;

@@ -6,6 +6,7 @@
 #include "infer/language_model.h"
 #include "infer/model_text.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -55,15 +56,29 @@ static void finish_values(const item *it, float *values, int64_t n)
     }
 }
 
-/* A value that no block can hold would become some other number in silence. */
-static nbl_status check_finite(const job *j, const float *values, int64_t n)
+/* A value that the type cannot hold would become some other number, or an infinity, in silence. */
+nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
+                                    const float *values, int64_t n)
 {
-    if (j->it->type == NBL_GGML_F32 || j->it->type == NBL_GGML_BF16) return NBL_OK;
-    float most = j->it->type == NBL_GGML_F16 ? 65519.0f : INFINITY;
-    for (int64_t i = 0; i < n; i++)
-        NBL_CHECK(j->e->ctx, fabsf(values[i]) <= most && isfinite(values[i]), NBL_ERROR_DTYPE,
-                  "tensor \"%s\" has the value %g, which %s cannot hold", j->it->from->name,
-                  (double)values[i], j->it->type == NBL_GGML_F16 ? "f16" : "a block");
+    float most = type == NBL_GGML_F16 ? 65519.0f : type == NBL_GGML_BF16 ? 0x1.fefffep127f : FLT_MAX;
+    const char *holder = type == NBL_GGML_F32    ? "f32"
+                         : type == NBL_GGML_F16  ? "f16"
+                         : type == NBL_GGML_BF16 ? "bf16"
+                                                 : "a block";
+    for (int64_t i = 0; i < n; i++) {
+        if (fabsf(values[i]) <= most) continue;
+        if (isfinite(values[i]))
+            return nbl__fail(e->ctx, NBL_ERROR_DTYPE,
+                             "%s: tensor \"%s\" has the value %g, which %s cannot hold", e->folder, name,
+                             (double)values[i], holder);
+        return nbl__hint(e->ctx,
+                         nbl__fail(e->ctx, NBL_ERROR_DTYPE,
+                                   "%s: tensor \"%s\" has a value that is not finite (%s)", e->folder, name,
+                                   isnan(values[i]) ? "nan"
+                                   : values[i] > 0  ? "inf"
+                                                    : "-inf"),
+                         "repair the weights or the adapter");
+    }
     return NBL_OK;
 }
 
@@ -84,7 +99,7 @@ static nbl_status write_span(void *argument, int64_t number, int worker)
             nbl__merge_rows(&j->e->merge, t, from, from + 1, values + (row - begin) * t->columns, sums);
         }
     finish_values(j->it, values, n);
-    NBL_TRY(check_finite(j, values, n));
+    NBL_TRY(nbl__export_check_values(j->e, t->name, j->it->type, values, n));
     nbl__ggml_encode(nbl__isa(j->e->ctx), j->it->type, values, n, out);
     nbl__progress_add(j->e->ctx,
                       (uint64_t)((double)(end - begin) / (double)t->rows * (double)t->base->bytes));
@@ -124,6 +139,9 @@ static nbl_status write_vector(nbl__export *e, const item *it)
         for (int64_t i = 0; i < t->columns; i++)
             ordered[i] = values[nbl__export_row(e, &it->place, i, t->columns)];
         finish_values(it, ordered, t->columns);
+        status = nbl__export_check_values(e, t->name, it->type, ordered, t->columns);
+    }
+    if (status == NBL_OK) {
         status = nbl__gguf_write(&e->writer, it->number, ordered, bytes, 0);
     }
     nbl__progress_add(e->ctx, t->base->bytes);

@@ -34,6 +34,10 @@ typedef struct nbl__export {
     nbl_export_report report;
 } nbl__export;
 
+/* Fails if a value is not finite or beyond what the type holds. */
+nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
+                                    const float *values, int64_t n);
+
 /* Puts the keys of the model; refuses what they cannot say. */
 nbl_status nbl__export_keys(nbl__export *e);
 /* Finds query_factor. */

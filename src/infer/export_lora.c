@@ -62,14 +62,17 @@ static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pa
     nbl__to_f32(isa, m->a->dtype, m->a->data, from, in);
     for (int64_t k = 0; m->is_embedding && k < m->r; k++)
         for (int64_t i = 0; i < m->in; i++) to[i * m->r + k] = from[k * m->in + i];
-    nbl_status status = nbl__gguf_write(&e->writer, p->a, m->is_embedding ? to : from,
-                                        (size_t)in * sizeof(float), 0);
+    nbl_status status = nbl__export_check_values(e, m->path, NBL_GGML_F32, from, in);
+    if (status == NBL_OK)
+        status = nbl__gguf_write(&e->writer, p->a, m->is_embedding ? to : from, (size_t)in * sizeof(float),
+                                 0);
     double factor = m->scale * (double)m->r / alpha * nbl__export_factor(e, &p->place);
     nbl__to_f32(isa, m->b->dtype, m->b->data, from, out);
     for (int64_t row = 0; row < m->out; row++) {
         const float *line = from + nbl__export_row(e, &p->place, row, m->out) * m->r;
         for (int64_t k = 0; k < m->r; k++) to[row * m->r + k] = (float)(factor * (double)line[k]);
     }
+    if (status == NBL_OK) status = nbl__export_check_values(e, m->path, NBL_GGML_F32, to, out);
     if (status == NBL_OK) status = nbl__gguf_write(&e->writer, p->b, to, (size_t)out * sizeof(float), 0);
     nbl__progress_add(e->ctx, m->a->bytes + m->b->bytes);
     nbl__free(e->ctx, from, 2 * most * sizeof(float));

@@ -1,4 +1,5 @@
 /* files.c - logits and gradients as .safetensors files. */
+#include "convert/convert.h"
 #include "format/result_file.h"
 #include "infer/language_model.h"
 
@@ -31,6 +32,21 @@ static nbl_status add(tensor_list *list, const char *name, int rank, const int64
     return NBL_OK;
 }
 
+/* Numbers that are not finite are a result, too: they are written, and a line names the first tensor that has them. */
+static void tell_non_finite(const tensor_list *list)
+{
+    for (int64_t i = 0; i < list->count; i++) {
+        nbl__non_finite found = {0};
+        const nbl__stored *it = &list->items[i];
+        nbl__non_finite_scan(&found, nbl__isa(list->ctx), NBL_DTYPE_F32, it->data, it->elements, 0);
+        if (atomic_load(&found.count) == 0) continue;
+        nbl__log(list->ctx, NBL_LOG_WARNING,
+                 "%s: %" PRId64 " values are not finite; the first has index %" PRId64, it->name,
+                 (int64_t)atomic_load(&found.count), (int64_t)atomic_load(&found.first) - 1);
+        return;
+    }
+}
+
 nbl_status nbl_result_check(nbl_context *ctx, const char *path, int force)
 {
     NBL_CHECK(ctx, path, NBL_ERROR_ARGUMENT, "result: no path");
@@ -53,6 +69,7 @@ nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_
         logits[i] = data;
     }
     if (status == NBL_OK) status = nbl_model_logits(m, sequences, count, logits);
+    if (status == NBL_OK) tell_non_finite(&list);
     if (status == NBL_OK)
         status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);
@@ -71,13 +88,15 @@ static nbl_status keep(void *user, const char *name, const nbl_tensor *gradient)
 }
 
 nbl_status nbl_model_write_gradients(nbl_model *m, const nbl_ids *sequences, const nbl_ids *labels,
-                                     int64_t count, int pack, const char *path, int force, double *loss,
-                                     int64_t *trained)
+                                     int64_t count, int pack, int dropout, const char *path, int force,
+                                     double *loss, int64_t *trained)
 {
     NBL_CHECK(m->ctx, path, NBL_ERROR_ARGUMENT, "gradients: no path");
     NBL_TRY(nbl__result_file_check(m->ctx, path, force != 0));
     tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
-    nbl_status status = nbl_model_gradients(m, sequences, labels, count, pack, keep, &list, loss, trained);
+    nbl_status status = nbl_model_gradients(m, sequences, labels, count, pack, dropout, keep, &list, loss,
+                                            trained);
+    if (status == NBL_OK) tell_non_finite(&list);
     if (status == NBL_OK)
         status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);

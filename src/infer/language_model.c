@@ -1,7 +1,11 @@
 /* language_model.c - opening a model: files, weights, adapter. See language_model.h. */
 #include "infer/language_model.h"
 
+#include <float.h>
 #include <unistd.h>
+
+#include "convert/convert.h"
+#include "quant/weight.h"
 
 /* ---- weights ---- */
 
@@ -106,6 +110,24 @@ static nbl_status reserve_quantized(nbl_model *m, const arrival *load)
     return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* Codes would make finite numbers of NaN, in silence. int8 goes through f16. */
+static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const nbl_weight *w, nbl_format to,
+                                    int64_t count)
+{
+    bool f16 = to == NBL_FORMAT_INT8;
+    int64_t n = 1;
+    for (int i = 0; i < w->rank; i++) n *= w->shape[i];
+    nbl__non_finite found = {0};
+    nbl__non_finite_list(&found, w->dtype, w->data, n, 0, 1, f16 ? NBL_LARGEST_F16 : FLT_MAX);
+    return nbl__hint(m->ctx,
+                     nbl__fail(m->ctx, NBL_ERROR_DTYPE,
+                               "%s: tensor \"%s\": %" PRId64
+                               " values are not finite%s; the first has index %" PRId64,
+                               m->path, name, count, f16 ? " in f16, through which int8 goes" : "",
+                               (int64_t)atomic_load(&found.first) - 1),
+                     "repair the weights, or accept them with nibble quantize --allow-non-finite");
+}
+
 static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arrival *load)
 {
     nbl_quantized_parts parts;
@@ -118,8 +140,10 @@ static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arri
     void *scales = nbl__alloc(m->ctx, passing);
     if (scales == NULL) return NBL_ERROR_MEMORY;
     if (load->how.nested) parts.scales = scales;
-    nbl_status status = nbl_quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
-                                     &held->weight);
+    int64_t non_finite;
+    nbl_status status = nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
+                                      &held->weight, &non_finite);
+    if (non_finite > 0) status = refuse_non_finite(m, held->name, &w, load->how.format, non_finite);
     nbl__free(m->ctx, scales, passing);
     /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
     nbl__free(m->ctx, held->memory, held->bytes);

@@ -105,6 +105,7 @@ typedef struct nbl__session {
     nbl__plan plan;
     bool resized; /* an input has another size than the plan was inferred with */
     bool masters; /* what training changes is this session's own, or that of the one it shares with */
+    bool drops;   /* the adapter's dropout is applied */
 } nbl__session;
 
 typedef struct nbl__session_options {
@@ -112,6 +113,7 @@ typedef struct nbl__session_options {
     int64_t tokens, sequences, cache_size; /* the largest */
     nbl_dtype kv_dtype;
     bool train;
+    bool drops;     /* with the adapter's dropout; only with `train` */
     bool split_mlp; /* nbl__build.split_mlp; on a device it is so in any case but decode */
     bool picks;     /* nbl__build.picks */
     nbl__plan_options plan;

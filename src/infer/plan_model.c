@@ -72,6 +72,7 @@ static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__p
                               .cache_size = r->train ? 0 : nbl__ceil_div(r->tokens, r->sequences),
                               .kv_dtype = m->dtype,
                               .train = r->train,
+                              .drops = r->train,
                               .plan = how};
     if (!r->train) {
         NBL_TRY(nbl__generation_plan(m, &o, &p->decode));

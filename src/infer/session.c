@@ -14,12 +14,13 @@ static const nbl_weight *weight_of(void *user, const char *name)
 
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
 {
-    const nbl_model *m = ((const nbl__session *)user)->model;
+    const nbl__session *s = user;
+    const nbl_model *m = s->model;
     const nbl__peft_module *found = m->peft ? nbl__peft_find(m->peft, module) : NULL;
     if (found == NULL) return false;
     *adapter = (nbl__adapter){.rank = found->r,
                               .scale = (float)found->scale,
-                              .dropout = (float)m->peft->settings.dropout,
+                              .dropout = s->drops ? (float)m->peft->settings.dropout : 0,
                               .dora = nbl__peft_is_new(m->peft) ? m->peft->settings.dora
                                                                 : found->magnitude != NULL};
     return true;
@@ -127,6 +128,7 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     NBL_CHECK(m->ctx, o->tokens < INT32_MAX && o->sequences < INT32_MAX, NBL_ERROR_ARGUMENT,
               "%s: %" PRId64 " tokens in one pass are too many", m->path, o->tokens);
     nbl__model_source source = {s, weight_of, adapter_of, is_trained};
+    s->drops = o->drops;
     s->masters = o->train || (o->shared && o->shared->masters);
     s->build = (nbl__build){.g = &s->graph,
                             .d = &m->decoder,

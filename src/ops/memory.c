@@ -31,6 +31,15 @@ nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes)
     return NBL_OK;
 }
 
+nbl_status nbl__memory_machine(nbl_context *ctx, nbl__arena *arena, const char **name)
+{
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    nbl_cuda_device device;
+    if (cuda) NBL_TRY(nbl_cuda_device_get(ctx, cuda->index, &device));
+    *name = nbl__arena_strdup(arena, cuda ? device.name : nbl_isa_name(ctx));
+    return *name ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
 uint64_t nbl__memory_left(nbl_context *ctx)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);

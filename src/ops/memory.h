@@ -3,12 +3,16 @@
 #ifndef NBL_MEMORY_H
 #define NBL_MEMORY_H
 
+#include "base/arena.h"
 #include "base/base.h"
 
 /* Zeroed; NULL and a recorded failure when there is none. Size 0 gives a valid pointer. */
 void *nbl__memory_alloc(nbl_context *ctx, size_t bytes);
 void nbl__memory_free(nbl_context *ctx, void *memory, size_t bytes); /* NULL is allowed */
 nbl_status nbl__memory_clear(nbl_context *ctx, void *memory, size_t bytes);
+
+/* What the last bits of results depend on beside arguments: the instruction set ("avx2"), or the device's name. */
+nbl_status nbl__memory_machine(nbl_context *ctx, nbl__arena *arena, const char **name);
 
 /* Bytes that could be had now, less what is the system's to keep; 0: unknown. */
 uint64_t nbl__memory_left(nbl_context *ctx);

@@ -21,6 +21,10 @@ nbl_status nbl__check_shape(nbl_context *ctx, const char *call, int rank, const 
                             int64_t *rows);
 nbl_status nbl__check_block(nbl_context *ctx, const char *call, nbl_format format, int64_t block);
 nbl_status nbl__check_mxfp4_columns(nbl_context *ctx, const char *call, int rank, const int64_t *shape);
+/* nbl_quantize without its warning; *non_finite counts NaN and infinities, for int8 in f16, also on failure. */
+nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
+                         const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
+                         nbl_weight *weight, int64_t *non_finite);
 /* A part that must be there and, when it holds floats, be aligned to them. */
 nbl_status nbl__check_part(nbl_context *ctx, const char *call, nbl_format format, const char *part,
                            const void *pointer, size_t align);

@@ -150,10 +150,11 @@ static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, con
     return NBL_OK;
 }
 
-nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
-                        const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
-                        nbl_weight *weight)
+nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
+                         const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
+                         nbl_weight *weight, int64_t *non_finite)
 {
+    *non_finite = 0;
     nbl_quantized_sizes sizes;
     encode_job job = {.isa = nbl__isa(ctx), .dtype = dtype, .values = values, .parts = parts};
     plan *p = &job.plan;
@@ -178,9 +179,7 @@ nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, n
         if (sizes.scales) memset(parts->scales, 0, sizes.scales);
     }
     NBL_TRY(nbl__team_run(ctx, items, encode_chunk, &job, NULL));
-    if (job.non_finite > 0)
-        nbl__log(ctx, NBL_LOG_WARNING, "quantize: %" PRId64 " of %" PRId64 " values are not finite",
-                 job.non_finite, p->n);
+    *non_finite = job.non_finite;
 
     nbl_weight made = {
         .format = job.format, .dtype = dtype, .rank = rank, .data = parts->data, .block = p->block};
@@ -190,6 +189,19 @@ nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, n
     if (p->nested_blocks > 0) NBL_TRY(nest_scales(ctx, p, options->nested == 2, parts, &made));
     *weight = made;
     return NBL_OK;
+}
+
+nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
+                        const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
+                        nbl_weight *weight)
+{
+    int64_t non_finite, n = 1;
+    nbl_status status = nbl__quantize(ctx, options, dtype, rank, shape, values, parts, weight, &non_finite);
+    if (non_finite == 0) return status;
+    for (int i = 0; i < rank; i++) n *= shape[i];
+    nbl__log(ctx, NBL_LOG_WARNING, "quantize: %" PRId64 " of %" PRId64 " values are not finite", non_finite,
+             n);
+    return status;
 }
 
 /* ---- 8-bit block-wise ---- */

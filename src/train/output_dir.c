@@ -15,6 +15,15 @@
 
 /* ---- what is a run's ---- */
 
+/* The number of "checkpoint-N"; -1: it is another name. */
+static int64_t checkpoint_number(const char *name)
+{
+    const char *digits = name + strlen("checkpoint-");
+    if (strncmp(name, "checkpoint-", strlen("checkpoint-")) != 0) return -1;
+    size_t n = strspn(digits, "0123456789");
+    return n == 0 || digits[n] != '\0' ? -1 : n > 18 ? INT64_MAX : strtoll(digits, NULL, 10);
+}
+
 /* What a run writes. A report alone is no loss; weights and checkpoints are. */
 static bool is_output(const char *name, bool *precious)
 {
@@ -22,8 +31,7 @@ static bool is_output(const char *name, bool *precious)
     static const char *const others[] = {
         "adapter_config.json", "additional_chat_templates", "metrics.jsonl", "report.html", "run.yml", "runs",
         "samples.json"};
-    size_t digits = strncmp(name, "checkpoint-", 11) == 0 ? strspn(name + 11, "0123456789") : 0;
-    if (digits && name[11 + digits] == '\0') return *precious = true;
+    if (checkpoint_number(name) >= 0) return *precious = true;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
         if (nbl__ends_with(name, weights[i])) return *precious = true;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
@@ -84,6 +92,8 @@ nbl_status nbl__output_dir_check(nbl_context *ctx, const nbl__run_config *c)
     NBL_CHECK(ctx, S_ISDIR(info.st_mode), NBL_ERROR_EXISTS, "%s: output_dir: %s is not a folder", c->file,
               c->output_dir);
     NBL_TRY(check_source(ctx, c, "base_model", c->base_model));
+    for (int64_t i = 0; i < c->dataset_count; i++)
+        NBL_TRY(check_source(ctx, c, "datasets", c->datasets[i].path));
     return check_source(ctx, c, "lora_model_dir", c->lora_model_dir);
 }
 
@@ -193,8 +203,8 @@ nbl_status nbl__move_into(nbl__arena *arena, const char *from, const char *to, c
     return NBL_OK;
 }
 
-/* run.yml says that the rest is a run's: it goes last. */
-static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *to)
+/* run.yml says that the rest is a run's: it goes last. `after` a step: only the checkpoints after it. */
+static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *to, int64_t after)
 {
     for (int last = 0; last < 2; last++) {
         DIR *list = opendir(from);
@@ -202,6 +212,7 @@ static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *
         nbl_status status = NBL_OK;
         for (struct dirent *entry; status == NBL_OK && (entry = readdir(list));) {
             bool precious;
+            if (after >= 0 && checkpoint_number(entry->d_name) <= after) continue;
             if (is_output(entry->d_name, &precious) && (strcmp(entry->d_name, "run.yml") == 0) == last)
                 status = nbl__move_into(arena, from, to, entry->d_name);
         }
@@ -211,20 +222,36 @@ static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *
     return NBL_OK;
 }
 
-/* Is there anything that must not be lost? What no run left there is refused. */
-static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, bool *any)
+/* Is the run's own file output_dir/run.yml, which the run writes? */
+static bool is_own_file(const nbl__run_config *c)
 {
-    bool ours = false, model = false;
+    char *file = realpath(c->file, NULL), *folder = realpath(c->output_dir, NULL);
+    size_t size = folder ? strlen(folder) : 0;
+    bool own = file && folder && strncmp(file, folder, size) == 0 && strcmp(file + size, "/run.yml") == 0;
+    free(file);
+    free(folder);
+    return own;
+}
+
+/* Is there anything that must not be lost? Models and checkpoints that no run left there are refused. Of other files
+ * those of a run count for nothing, and those without a run.yml are somebody's own, as a run.yml is that this run is
+ * made from. `after`: see move_outputs. */
+static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, int64_t after, bool *any)
+{
+    bool ours = after >= 0, model = false, others = false;
     *any = false;
     DIR *list = opendir(c->output_dir);
     if (list == NULL) return nbl__fail_errno(ctx, errno, "output_dir: %s", c->output_dir);
     for (struct dirent *entry; (entry = readdir(list));) {
-        is_output(entry->d_name, any);
+        if (after >= 0 && checkpoint_number(entry->d_name) <= after) continue;
+        others |= is_output(entry->d_name, any);
         ours |= strcmp(entry->d_name, "run.yml") == 0;
         model |= c->full && strcmp(entry->d_name, "config.json") == 0;
     }
     closedir(list);
-    if (ours || !(*any || model)) return NBL_OK;
+    bool weights = *any || model;
+    if (after < 0 && !weights) *any = others && (!ours || is_own_file(c));
+    if (ours || !weights) return NBL_OK;
     return nbl__hint(ctx,
                      nbl__fail(ctx, NBL_ERROR_EXISTS,
                                "%s: output_dir: %s holds a model or checkpoints, but no run.yml: no run of "
@@ -233,10 +260,25 @@ static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, bool 
                      "choose another output_dir");
 }
 
-nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config)
+/* The step of a checkpoint that lies in output_dir itself; -1: it lies elsewhere. */
+static int64_t own_step(const nbl__run_config *c, const char *checkpoint)
+{
+    char *from = realpath(checkpoint, NULL), *to = realpath(c->output_dir, NULL);
+    size_t size = to ? strlen(to) : 0;
+    bool inside = from && to && strncmp(from, to, size) == 0 && from[size] == '/';
+    int64_t step = inside ? checkpoint_number(from + size + 1) : -1;
+    free(from);
+    free(to);
+    return step;
+}
+
+nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config, const char *resumed, bool changed)
 {
     bool any;
-    NBL_TRY(find_outputs(ctx, config, &any));
+    int64_t after = resumed ? own_step(config, resumed) : -1;
+    if (after >= 0 && !changed) return NBL_OK;
+    if (resumed && after < 0) NBL_TRY(check_source(ctx, config, "resume_from_checkpoint", resumed));
+    NBL_TRY(find_outputs(ctx, config, after, &any));
     if (!any) return NBL_OK;
     nbl__arena arena = nbl__arena_make(ctx);
     const char *folder = NULL;
@@ -248,9 +290,12 @@ nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config)
         else if ((made = mkdir(folder, 0777)) != 0 && (errno != EEXIST || i == 100000))
             status = nbl__fail_errno(ctx, errno, "%s: cannot be made", folder);
     }
-    if (status == NBL_OK) status = move_outputs(&arena, config->output_dir, folder);
+    if (status == NBL_OK) status = move_outputs(&arena, config->output_dir, folder, after);
     if (status == NBL_OK)
-        nbl__log(ctx, NBL_LOG_WARNING, "%s has the output of an earlier run; it is in %s now",
+        nbl__log(ctx, NBL_LOG_WARNING,
+                 after < 0
+                     ? "%s had files of an earlier run, or of the names that a run writes; they are in %s now"
+                     : "%s has later checkpoints; they are in %s now",
                  config->output_dir, folder);
     nbl__arena_free(&arena);
     return status;

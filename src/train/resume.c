@@ -295,7 +295,8 @@ static nbl_status add_fingerprints(nbl__arena *arena, nbl__run_values *values, c
 }
 
 nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
-                                 const nbl__run_values *values, bool allow, nbl__name_list *history)
+                                 const nbl__run_values *values, bool allow, nbl__name_list *history,
+                                 bool *changed)
 {
     const nbl__json *root;
     const char *path, *change;
@@ -309,8 +310,9 @@ nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nb
     NBL_TRY(add_fingerprints(arena, &was, &saved));
     NBL_TRY(add_fingerprints(arena, &is, state));
     NBL_TRY(nbl__run_values_compare(arena, folder, &was, &is, allow, &change));
-    if (change == NULL) return NBL_OK;
-    nbl__log(arena->ctx, NBL_LOG_WARNING, "%s: going on with changed keys: %s", folder, change);
+    *changed = change != NULL;
+    if (!*changed) return NBL_OK;
+    nbl__log(arena->ctx, NBL_LOG_WARNING, "%s: going on with changes: %s", folder, change);
     return nbl__run_history_add(arena, history,
                                 nbl__arena_printf(arena, "step %" PRId64 ": %s", saved.step, change));
 }

@@ -77,9 +77,10 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
 /* Fails with the reason when the folder is no whole checkpoint. */
 nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
 /* Refuses a checkpoint that was made with other keys, another base model or another start adapter than `state` and
- * `values` tell; see nbl__run_values_compare. *history: what the checkpoint tells, and what is allowed now. */
+ * `values` tell; see nbl__run_values_compare. *history: what the checkpoint tells and, if *changed, what changes now. */
 nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
-                                 const nbl__run_values *values, bool allow, nbl__name_list *history);
+                                 const nbl__run_values *values, bool allow, nbl__name_list *history,
+                                 bool *changed);
 /* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
 nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
 

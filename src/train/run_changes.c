@@ -128,18 +128,21 @@ nbl_status nbl__run_values_read(nbl__arena *arena, const char *where, const nbl_
 typedef struct changes {
     nbl__text names[2]; /* of keys that may change, of those that may not */
     nbl__text lines;
-    int64_t count, fixed; /* in all; that may not change */
+    int64_t count, fixed; /* in lines; that may not change */
+    nbl__text told;       /* lines of those that may change at any time */
 } changes;
 
 static void add_change(changes *c, const nbl__run_value *of, const char *was, const char *is)
 {
-    bool fixed = of->rule == NBL_RESUME_NEVER;
-    c->fixed += fixed;
-    if (c->count++ >= MOST_KEYS) return;
-    nbl__text *names = &c->names[fixed];
-    nbl__text_printf(names, "%s%.80s", names->size ? ", " : "", of->name);
-    if (c->lines.size > MOST_SHOWN) return;
-    nbl__text_printf(&c->lines, "%s%.80s was %.*s, is %.*s", c->lines.size ? "\n" : "", of->name, MOST_VALUE,
+    bool fixed = of->rule == NBL_RESUME_NEVER, told = of->rule == NBL_RESUME_TELL;
+    nbl__text *lines = told ? &c->told : &c->lines, *names = &c->names[fixed];
+    if (!told) {
+        c->fixed += fixed;
+        if (c->count++ >= MOST_KEYS) return;
+        nbl__text_printf(names, "%s%.80s", names->size ? ", " : "", of->name);
+    }
+    if (lines->size > MOST_SHOWN) return;
+    nbl__text_printf(lines, "%s%.80s was %.*s, is %.*s", lines->size ? "\n" : "", of->name, MOST_VALUE,
                      was ? was : "not given", MOST_VALUE, is ? is : "not given");
 }
 
@@ -199,21 +202,23 @@ nbl_status nbl__run_values_compare(nbl__arena *arena, const char *folder, const 
                                    const nbl__run_values *is, bool allow, const char **change)
 {
     nbl_context *ctx = arena->ctx;
-    changes c = {.names = {{.ctx = ctx}, {.ctx = ctx}}, .lines = {.ctx = ctx}};
+    changes c = {.names = {{.ctx = ctx}, {.ctx = ctx}}, .lines = {.ctx = ctx}, .told = {.ctx = ctx}};
     *change = NULL;
     find_changes(&c, was, is);
-    nbl_status status = c.lines.status;
+    nbl_status status = c.lines.status ? c.lines.status : c.told.status;
     for (int i = 0; i < 2; i++)
         if (status == NBL_OK) status = c.names[i].status;
     if (status == NBL_OK && c.count && (c.fixed || !allow)) status = refuse(ctx, folder, &c);
-    else if (status == NBL_OK && c.count) {
-        char *line = nbl__arena_printf(arena, "%s", c.lines.text);
+    else if (status == NBL_OK && (c.count || c.told.size)) {
+        char *line = nbl__arena_printf(arena, "%s%s%s", c.count ? c.lines.text : "",
+                                       c.count && c.told.size ? "\n" : "", c.told.size ? c.told.text : "");
         for (char *at = line; at && *at; at++)
             if (*at == '\n') *at = ';';
         status = line ? NBL_OK : NBL_ERROR_MEMORY;
         *change = line;
     }
     nbl__text_free(&c.lines);
+    nbl__text_free(&c.told);
     for (int i = 0; i < 2; i++) nbl__text_free(&c.names[i]);
     return status;
 }
@@ -258,6 +263,6 @@ nbl_status nbl__run_history_read(nbl__arena *arena, const char *where, const nbl
 void nbl__run_history_write(nbl__text *out, const nbl__name_list *history)
 {
     if (history->count == 0) return;
-    nbl__text_printf(out, "# history: changes that --allow-changes let through, by the steps done before\n");
+    nbl__text_printf(out, "# history: what changed when the run went on, by the steps done before\n");
     for (int64_t i = 0; i < history->count; i++) nbl__text_printf(out, "# - %s\n", history->items[i]);
 }

@@ -30,11 +30,12 @@ nbl_status nbl__run_values_read(nbl__arena *arena, const char *where, const nbl_
                                 nbl__run_values *values);
 
 /* Compares. Values that differ are refused, all of them in one message that names `folder`, or, where they may
- * change and `allow` is set, told in a line of *change: "learning_rate was 0.01, is 0.02". NULL: none differ. */
+ * change (some only if `allow` is set), told in a line of *change: "learning_rate was 0.01, is 0.02". NULL: none
+ * differ. */
 nbl_status nbl__run_values_compare(nbl__arena *arena, const char *folder, const nbl__run_values *was,
                                    const nbl__run_values *is, bool allow, const char **change);
 
-/* ---- the changes that were allowed ---- */
+/* ---- the changes of a run ---- */
 
 /* A list of texts, each on one line of printable ASCII, from JSON. */
 nbl_status nbl__run_history_read(nbl__arena *arena, const char *where, const nbl__json *list,

@@ -21,6 +21,7 @@
 /* Rules of a resumed run; a row that has neither may never change (NBL_RESUME_NEVER). */
 #define FREE .resume = NBL_RESUME_FREE
 #define ALLOW .resume = NBL_RESUME_ALLOW
+#define TELL .resume = NBL_RESUME_TELL
 
 static const nbl__run_choice quant_types[] = {{"nf4", 0}, {"fp4", 1}, {NULL, 0}};
 static const nbl__run_choice adapters[] = {
@@ -198,9 +199,9 @@ const nbl__run_key nbl__run_keys[] = {
     {"batch_size", NBL_KEY_INTEGER, AT(batch_size), BATCHES, .unwritten = true,
      .help = "sequences in one step: `micro_batch_size` times `gradient_accumulation_steps`, in place of the "
              "latter"},
-    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), FREE, .least = ABOVE_0, .most = 1e9,
+    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), TELL, .least = ABOVE_0, .most = 1e9,
      .range = "above 0, at most 1e9", .fallback = "1.0", .help = "how often everything is trained"},
-    {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), FREE, POSITIVE,
+    {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), TELL, POSITIVE,
      .help = "stop after this many steps, whatever `num_epochs` says"},
     {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .aliases = optimizer_names,
      .fallback = "adamw_torch", .help = "AdamW with moments in f32 or in 8 bits"},

@@ -36,6 +36,7 @@ typedef struct nbl__run_alias {
 typedef enum nbl__resume_rule {
     NBL_RESUME_NEVER, /* it decides what is trained on what, or how that is stored */
     NBL_RESUME_ALLOW, /* only if the caller allows changes; the run's history tells */
+    NBL_RESUME_TELL,  /* it decides how later steps are made or how many; the run's history tells */
     NBL_RESUME_FREE   /* no step that both runs do depends on it */
 } nbl__resume_rule;
 

@@ -223,6 +223,15 @@ static nbl_status fingerprint(nbl__trainer *t)
     return c->lora_model_dir ? nbl__fingerprint_adapter(t->ctx, c->lora_model_dir, &t->state.start) : NBL_OK;
 }
 
+/* The keys and, as one of them, what computes: other kernels round otherwise. */
+static nbl_status collect_values(nbl__trainer *t)
+{
+    nbl__run_value machine = {.name = "computed_on", .rule = NBL_RESUME_TELL};
+    NBL_TRY(nbl__run_values_collect(&t->arena, t->config, &t->values));
+    NBL_TRY(nbl__memory_machine(t->ctx, &t->arena, &machine.text));
+    return nbl__run_values_add(&t->arena, &t->values, machine);
+}
+
 /* Before data and model are read: a changed key is told at once. */
 static nbl_status choose_start(nbl__trainer *t, const nbl_train_options *options)
 {
@@ -231,11 +240,11 @@ static nbl_status choose_start(nbl__trainer *t, const nbl_train_options *options
               !options->allow_changes || options->resume || c->auto_resume || c->resume_from_checkpoint,
               NBL_ERROR_ARGUMENT, "--allow-changes needs --resume: a run that begins anew changes nothing");
     NBL_TRY(choose_checkpoint(&t->arena, c, options->resume, &t->resumed));
-    NBL_TRY(nbl__run_values_collect(&t->arena, c, &t->values));
+    NBL_TRY(collect_values(t));
     if (t->resumed == NULL) return NBL_OK;
     NBL_TRY(fingerprint(t));
     return nbl__checkpoint_check(&t->arena, t->resumed, &t->state, &t->values, options->allow_changes,
-                                 &t->history);
+                                 &t->history, &t->changed);
 }
 
 nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
@@ -305,7 +314,7 @@ static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
-    if (t->resumed == NULL) NBL_TRY(nbl__set_aside(t->ctx, c));
+    NBL_TRY(nbl__set_aside(t->ctx, c, t->resumed, t->changed));
     NBL_TRY(nbl__trainer_sample_before(t, options->samples));
     return begin_run(t);
 }

@@ -57,6 +57,7 @@ typedef struct nbl__trainer {
     const char *resumed;    /* the checkpoint gone on from; or NULL */
     nbl__run_values values; /* of config, for checkpoints */
     nbl__name_list history; /* changes of keys in the middle of the run */
+    bool changed;           /* the last of them is made now */
     nbl__unremoved unremoved;
     int lock; /* on output_dir; -1: none */
     nbl__samples samples;

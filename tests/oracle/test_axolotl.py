@@ -26,6 +26,11 @@ except ImportError as why:
 from axolotl.utils import schedulers
 from axolotl.utils.chat_templates import get_chat_template
 from datasets import Dataset
+
+if hasattr(ChatTemplateStrategy, "_find_turn_from_text"):
+    print("skipped: this axolotl finds turns by characters; docs/DATA.md follows 0.18.0, which finds them by tokens")
+    sys.exit(0)
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
