@@ -91,7 +91,7 @@ static void print_json(const nbl_model_plan *p)
 
 static void print_line(const char *name, uint64_t bytes)
 {
-    fprintf(cli_out(), "  %-10s %14" PRIu64 " bytes\n", name, bytes);
+    fprintf(cli_out(), "  %-11s %9s\n", name, cli_bytes((double)bytes));
 }
 
 static void print_arenas(const nbl_model_plan *p)
@@ -109,16 +109,16 @@ static void print_arenas(const nbl_model_plan *p)
 
 static void print_values(const nbl_model_plan *p)
 {
-    fprintf(cli_out(), "\n  %-14s %6s %-9s %-5s %-20s %s\n", "largest bytes", "count", "arena", "dtype",
-            "shape", "name");
+    fprintf(cli_out(), "\n  %9s %6s %-9s %-5s %-20s %s\n", "largest", "count", "arena", "dtype", "shape",
+            "name");
     for (int64_t i = 0; i < p->value_count; i++) {
         const nbl_planned_value *v = &p->values[i];
         char shape[256] = "", *end = shape;
         for (int k = 0; k < v->rank; k++)
             end += snprintf(end, (size_t)(shape + sizeof shape - end), "%s%" PRId64, k ? " " : "",
                             v->shape[k]);
-        fprintf(cli_out(), "  %-14" PRIu64 " %6" PRId64 " %-9s %-5s %-20s %s\n", v->bytes, v->count, v->arena,
-                v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
+        fprintf(cli_out(), "  %9s %6" PRId64 " %-9s %-5s %-20s %s\n", cli_bytes((double)v->bytes), v->count,
+                v->arena, v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
     }
 }
 
@@ -146,10 +146,11 @@ static void print_text(const nbl_model_plan *p)
                 strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
                 p->recompute_flops * 1e-9);
     if (p->decoded_weights)
-        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %" PRIu64 " bytes\n", p->decoded_weights,
-                p->decoded_bytes);
+        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", p->decoded_weights,
+                cli_bytes((double)p->decoded_bytes));
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
-    fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
+    fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)p->smallest_memory),
+            p->smallest_memory);
 }
 
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)

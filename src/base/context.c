@@ -26,7 +26,7 @@ struct nbl_context {
     bool in_team;
     nbl_status team_status;
     char message[4096];
-    char hint[256];
+    char hint[2048];
 
     uint64_t progress_total;
     atomic_uint_fast64_t progress_done;
