@@ -251,7 +251,8 @@ const cli_command cli_chat = {
     .summary = "a conversation with a model",
     .description =
         "Reads lines, each a turn of the user, and prints the model's answers as they come, through the "
-        "model's chat template. A pipe may take the place of the terminal: then nothing but answers is "
+        "chat template of the adapter or of the model. A pipe may take the place of the terminal: then "
+        "nothing but answers is "
         "printed. /reset begins a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer "
         "(before its first word: once the conversation was read); at the prompt it drops what was typed, and "
         "leaves when nothing was.\n\n"

@@ -72,7 +72,8 @@ const cli_command cli_merge = {
                    "LoRA, rsLoRA, "
                    "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is "
                    "summed once and "
-                   "rounded once. The tokenizer and all other files are carried over.\n\n"
+                   "rounded once. All other files are carried over; the tokenizer and "
+                   "the chat template are the adapter's where it has its own.\n\n"
                    "BASE is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =
         (const cli_argument[]){

@@ -207,17 +207,18 @@ const cli_command cli_train = {
     .name = "train",
     .group = "Train",
     .summary = "fine-tune a model",
-    .description =
-        "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
-        "a whole small model. "
-        "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
-        "it, checkpoint-N "
-        "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
-        "configuration as resolved.\n\n"
-        "Ctrl-C finishes the step, saves and says how to go on; a second Ctrl-C leaves out the save, a third "
-        "exits at once; a run that was killed goes on "
-        "with --resume and ends "
-        "with the same bytes.",
+    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
+                   "a whole small "
+                   "model. Everything is planned before the first step. output_dir gets the adapter as PEFT "
+                   "loads it, or the "
+                   "model, with the tokenizer and the chat template it was trained with; checkpoint-N "
+                   "folders, metrics.jsonl, "
+                   "events for TensorBoard, report.html and run.yml, the configuration as resolved.\n\n"
+                   "The first Ctrl-C is acknowledged at once: the step is finished and saved, and a hint "
+                   "says how to go on. A "
+                   "second one leaves out the save, a third one exits at once. A run that was stopped or "
+                   "killed goes on with "
+                   "--resume and ends with the same bytes.",
     .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){

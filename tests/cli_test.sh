@@ -630,6 +630,13 @@ plan_sizes() {
     exits 0 plan model --tokens 64 && grep -qE '^  total +[0-9.]+ [KMG]?B$' out && grep -qE '^ +[0-9.]+ [KMG]?B +[0-9]+ scratch' out &&
         says out "smallest memory: " "($least bytes)" && ! grep -qE '[0-9]{6}' <(grep -v "smallest memory" out)
 }
+plan_of_run() {
+    for option in "--adapter a" "--dtype f32" "--load nf4"; do
+        usage_hint "does not go with --train" plan model --train hub.yml $option || return 1
+    done
+    usage_hint "--set needs --train" plan model --set lora_r=2
+}
+check "plan refuses options that a run says itself" plan_of_run
 check "plan tells sizes as people read them, and the smallest budget exactly" plan_sizes
 
 # A model that speaks: every id has a word, w0 is a special token, texts are words with blanks between them.
