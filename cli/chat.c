@@ -1,15 +1,14 @@
 /* chat.c - `nibble chat`: a conversation with a model, in the terminal or through a pipe.
  *
- * One line of standard input is one turn. Every turn the whole conversation is put through the model's chat template
+ * One line of standard input is one turn (typed: line.h). Every turn the whole conversation is put through the model's chat template
  * and read anew; what the model computed for earlier turns is not kept. An answer that was interrupted stays in the
  * conversation as far as it came; a turn that failed leaves the conversation as it was. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "commands.h"
+#include "line.h"
 #include "model.h"
 #include "output.h"
 #include "session.h"
@@ -23,8 +22,8 @@ typedef struct talk {
     cli_ends ends;
     cli_writing writing;
     json_t *messages;
-    bool terminal; /* someone types */
-    char *answer;  /* the text of the answer so far, with a zero byte after it; NULL: nobody has spoken yet */
+    cli_lines lines;
+    char *answer; /* the text of the answer so far, with a zero byte after it; NULL: nobody has spoken yet */
     size_t answer_size, answer_room;
     nbl_status code; /* what went wrong in on_token */
     int write_error;
@@ -156,7 +155,8 @@ static void show_commands(void)
     fputs("/reset  begin a new conversation\n"
           "/quit   leave, as Ctrl-D does\n"
           "/help   this list\n"
-          "Ctrl-C  stop the answer; at the prompt: leave\n",
+          "Ctrl-C  stop the answer; at the prompt: drop what was typed, or leave\n"
+          "Up      earlier turns; Ctrl-R searches them\n",
           stderr);
 }
 
@@ -168,37 +168,27 @@ static int unknown_command(const talk *t, const char *line)
 /* Reads and answers until there is nothing more. Returns the exit status. */
 static int converse(talk *t)
 {
-    char *line = NULL;
-    size_t room = 0;
+    const char *line;
+    size_t size;
     int status = CLI_DONE;
-    if (t->terminal && !t->call->quiet) fputs("/help lists the commands, Ctrl-D leaves\n", stderr);
+    bool terminal = t->lines.terminal;
+    if (terminal && !t->call->quiet) fputs("/help lists the commands, Ctrl-D leaves\n", stderr);
     for (;;) {
-        if (t->terminal) fprintf(stderr, "%s", "> ");
-        errno = 0;
-        ssize_t size = getline(&line, &room, stdin);
-        if (size < 0) {
-            if (errno && !feof(stdin))
-                status = cli_error(t->call, NBL_ERROR_IO, NULL, "standard input: %s", strerror(errno));
-            else if (t->terminal) fputc('\n', stderr);
-            break;
-        }
-        while (size > 0 && (line[size - 1] == '\n' || line[size - 1] == '\r')) line[--size] = '\0';
-        if (strcmp(line, "/quit") == 0) break;
+        cli_line_result got = cli_lines_next(&t->lines, &line, &size);
+        if (got == CLI_LINE_INTERRUPTED) return cli_failure(t->call, t->ctx, NBL_ERROR_CANCELLED);
+        if (got == CLI_LINE_FAILED) return CLI_FAILED;
+        if (got == CLI_LINE_END || strcmp(line, "/quit") == 0) break;
         if (strcmp(line, "/reset") == 0) begin_anew(t);
         else if (strcmp(line, "/help") == 0) show_commands();
         else if (size > 0) {
-            bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /")] == '\0';
-            int turn = command ? unknown_command(t, line) : take_turn(t, line, (size_t)size);
-            if (t->write_error) {
-                status = cli_say_failed(t->call, t->write_error);
-                break;
-            }
+            bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /\n")] == '\0';
+            int turn = command ? unknown_command(t, line) : take_turn(t, line, size);
+            if (t->write_error) return cli_say_failed(t->call, t->write_error);
             /* Who types has seen the error and goes on; a script must learn of it. */
-            if (turn != CLI_DONE && (!t->terminal || t->call->json)) status = turn;
+            if (turn != CLI_DONE && (!terminal || t->call->json)) status = turn;
             if (turn != CLI_DONE && t->call->json) break;
         }
     }
-    free(line);
     return status;
 }
 
@@ -224,11 +214,15 @@ static int no_template(const cli_call *call)
 
 static int run(cli_call *call)
 {
-    talk t = {.call = call, .terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
+    talk t = {.call = call};
     int status = cli_stops_check(call);
+    if (status == CLI_DONE) status = cli_lines_open(call, cli_get(call, "history")->text, &t.lines);
     if (status != CLI_DONE) return status;
     t.ctx = cli_context(call, &status);
-    if (t.ctx == NULL) return status;
+    if (t.ctx == NULL) {
+        cli_lines_close(&t.lines);
+        return status;
+    }
     t.messages = cli_json_array();
     begin_anew(&t);
     nbl_status code = open_all(&t);
@@ -241,6 +235,7 @@ static int run(cli_call *call)
     }
     json_decref(t.messages);
     free(t.answer);
+    cli_lines_close(&t.lines);
     cli_writing_close(&t.writing);
     nbl_model_close(t.model);
     nbl_tokenizer_close(t.tokenizer);
@@ -256,11 +251,14 @@ const cli_command cli_chat = {
     .summary = "a conversation with a model",
     .description =
         "Reads lines, each a turn of the user, and prints the model's answers as they come, through the "
-        "model's chat template. A pipe may take the place of the terminal: then nothing but answers is "
+        "chat template of the adapter or of the model. A pipe may take the place of the terminal: then "
+        "nothing but answers is "
         "printed. /reset begins a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer "
-        "(before its first word: once the conversation was read) and leaves at the prompt. On a terminal "
-        "control "
-        "characters that the model writes are shown as text.\n\n"
+        "(before its first word: once the conversation was read); at the prompt it drops what was typed, and "
+        "leaves when nothing was.\n\n"
+        "At a terminal a line is edited with the keys of emacs (or of vi: see editrc(5)); Up and Ctrl-R find "
+        "earlier turns. Control characters that the model writes are shown as text. A pasted text of several lines is one turn where the terminal marks what it pastes "
+        "(bracketed paste), else each of its lines is one.\n\n"
         "The whole conversation is read anew with every turn. One that is longer than the model's positions "
         "is refused, and goes on without that turn. With --json the conversation is the result, as "
         "messages.",
@@ -268,6 +266,11 @@ const cli_command cli_chat = {
     .options =
         (const cli_option[]){
             CLI_CHAT_OPTIONS,
+            {.name = "history",
+             .argument = "FILE",
+             .kind = CLI_PATH,
+             .help = "remember what is typed at a terminal for the next conversation, too: a JSON string per "
+                     "turn is added to FILE"},
             CLI_SAMPLING_OPTIONS("1024"),
             CLI_MODEL_OPTIONS,
             {.name = NULL},

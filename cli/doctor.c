@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "line.h"
 #include "output.h"
 #include "session.h"
 
@@ -38,13 +39,22 @@ static uint64_t memory_bytes(void)
 static bool library(int64_t index, nbl_library *it)
 {
     static const nbl_library none;
+    const struct {
+        const char *name, *version, *enables;
+    } own[] = {{"jansson", jansson_version_str(), "--json, and ids and conversations from files"},
+               {"libedit", cli_editor_version(), "line editing and history in chat"}};
     if (nbl_library_get(index, it)) return true;
-    if (index > 0 && !nbl_library_get(index - 1, it)) return false;
-    *it = none;
-    it->name = "jansson";
-    it->enables = "--json, and ids and conversations from files";
-    snprintf(it->version, sizeof it->version, "%s", jansson_version_str());
-    return true;
+    int64_t count = 0;
+    while (nbl_library_get(count, it)) count++;
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        if (own[i].version == NULL || count++ != index) continue; /* built without it */
+        *it = none;
+        it->name = own[i].name;
+        it->enables = own[i].enables;
+        snprintf(it->version, sizeof it->version, "%s", own[i].version);
+        return true;
+    }
+    return false;
 }
 
 /* ---- CUDA: the driver is told of even by a build without it, so that one knows what another would find ---- */

@@ -62,7 +62,9 @@ const cli_command cli_export = {
                    "16-bit or quantised): "
                    "weights, metadata, tokenizer and chat template. Matrices get the type that is asked for, "
                    "vectors are f32. "
-                   "With --adapter the adapter is merged on the way; with --adapter and no --type OUT is a "
+                   "With --adapter the adapter is merged on the way, and its tokenizer and chat template are "
+                   "taken where it has "
+                   "its own; with --adapter and no --type OUT is a "
                    "GGUF LoRA.\n\n"
                    "MODEL is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =

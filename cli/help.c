@@ -11,20 +11,28 @@ const cli_topic cli_exit_statuses[] = {
     {"1", "it failed, or the answer is no (diff: the weights differ by more than the tolerance; eval "
           "--fail-above: the perplexity is higher; merge --verify: the logits differ)"},
     {"2", "wrong usage"},
-    {"130", "interrupted; train saved a checkpoint if it had begun, every other command wrote nothing"},
+    {"130", "interrupted; train saved a checkpoint if it had begun and was interrupted once, every other "
+            "command wrote nothing"},
     {NULL, NULL},
 };
 
 const cli_topic cli_environment[] = {
-    {"NIBBLE_ISA", "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: "
-                   "the best the machine "
-                   "has); results are the same with each"},
+    {"NIBBLE_ISA",
+     "the instruction set to use at most: scalar, avx2, avx512, avx512bf16 or amx (default: "
+     "the best the machine "
+     "has); what is quantised has the same bits with each, sums in f32 differ by their rounding"},
     {"NIBBLE_VERBOSE",
      "dispatch: tell which implementation of an operator runs and why others do not; profile: where "
      "the time of a step goes on a CUDA device"},
     {"NIBBLE_IMPL", "an operator implementation to take wherever it exists, e.g. ref; for tests"},
+    {"NIBBLE_CUDA_DEBUG",
+     "1: wait for every operator on a CUDA device, so that a fault is told with the operator that caused it"},
+    {"HF_HUB_CACHE, HF_HOME",
+     "where the cache of the Hugging Face hub is; nothing is loaded from it, but a copy of a model that was "
+     "asked for by its name is named"},
+    {"EDITRC", "the file with the keys of line editing in chat (default: ~/.editrc; see editrc(5))"},
     {"NO_COLOR", "when set to anything, no colours"},
-    {"TERM", "when unset or dumb, no colours and no progress bar"},
+    {"TERM", "when unset or dumb, no colours, no progress bar and no line editing"},
     {NULL, NULL},
 };
 

@@ -105,7 +105,9 @@ static void put_page(FILE *to)
         to,
         "nibble fine-tunes language models whose frozen weights stay in 4 or 8 bits. It also runs, measures, "
         "quantises, merges and exports them. A model is a folder in Hugging Face layout (config.json and one "
-        "or more .safetensors files) or a .gguf file. A training run is a YAML file with axolotl's keys. "
+        "or more .safetensors files) or a .gguf file; nothing is downloaded, and an error says how to get a "
+        "name of the "
+        "Hugging Face hub. A training run is a YAML file with axolotl's keys. "
         "nibble runs on the processor or on the first CUDA device, and needs no Python. A folder that is "
         "written appears complete or not at all, and no model is ever overwritten.\n\n"
         "The keys of a training run are listed in docs/CONFIG.md of the sources; 'nibble train RUN.yml "

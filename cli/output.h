@@ -30,8 +30,10 @@ void cli_put_json(FILE *to, const char *json);
 void cli_put_text(FILE *to, nbl_string text);
 /* As a word of a shell command: quoted when it needs to be. */
 const char *cli_shell_word(const char *text);
-/* Characters, not bytes, of a clean text. */
+/* Columns that a terminal gives to a clean text: two for a wide character, none for a combining one. */
 int cli_columns(const char *text);
+/* Bytes of the first character of a clean text, and its columns. */
+size_t cli_character(const char *text, int *columns);
 void cli_free_all(void);
 
 /* A whole file ("-": standard input), kept until the tool ends; false after an error line. */
@@ -93,5 +95,10 @@ const char *cli_bytes(double bytes);      /* "2.47 GB", powers of 1000 */
 const char *cli_grouped(uint64_t number); /* "1,235,814,400" */
 const char *cli_short(double number);     /* "1.24 B" */
 const char *cli_duration(double seconds); /* "0.8 s", "1:05", "2:03:04" */
+
+/* The same without memory, for what is drawn again and again. */
+enum { CLI_NUMBER_ROOM = 48 };
+void cli_put_bytes(char *text, size_t size, double bytes);
+void cli_put_duration(char *text, size_t size, double seconds);
 
 #endif

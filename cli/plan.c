@@ -91,7 +91,7 @@ static void print_json(const nbl_model_plan *p)
 
 static void print_line(const char *name, uint64_t bytes)
 {
-    fprintf(cli_out(), "  %-10s %14" PRIu64 " bytes\n", name, bytes);
+    fprintf(cli_out(), "  %-11s %9s\n", name, cli_bytes((double)bytes));
 }
 
 static void print_arenas(const nbl_model_plan *p)
@@ -109,16 +109,16 @@ static void print_arenas(const nbl_model_plan *p)
 
 static void print_values(const nbl_model_plan *p)
 {
-    fprintf(cli_out(), "\n  %-14s %6s %-9s %-5s %-20s %s\n", "largest bytes", "count", "arena", "dtype",
-            "shape", "name");
+    fprintf(cli_out(), "\n  %9s %6s %-9s %-5s %-20s %s\n", "largest", "count", "arena", "dtype", "shape",
+            "name");
     for (int64_t i = 0; i < p->value_count; i++) {
         const nbl_planned_value *v = &p->values[i];
         char shape[256] = "", *end = shape;
         for (int k = 0; k < v->rank; k++)
             end += snprintf(end, (size_t)(shape + sizeof shape - end), "%s%" PRId64, k ? " " : "",
                             v->shape[k]);
-        fprintf(cli_out(), "  %-14" PRIu64 " %6" PRId64 " %-9s %-5s %-20s %s\n", v->bytes, v->count, v->arena,
-                v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
+        fprintf(cli_out(), "  %9s %6" PRId64 " %-9s %-5s %-20s %s\n", cli_bytes((double)v->bytes), v->count,
+                v->arena, v->rank ? nbl_dtype_name(v->dtype) : "-", v->rank ? shape : "-", v->name);
     }
 }
 
@@ -146,10 +146,11 @@ static void print_text(const nbl_model_plan *p)
                 strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
                 p->recompute_flops * 1e-9);
     if (p->decoded_weights)
-        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %" PRIu64 " bytes\n", p->decoded_weights,
-                p->decoded_bytes);
+        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", p->decoded_weights,
+                cli_bytes((double)p->decoded_bytes));
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
-    fprintf(cli_out(), "  smallest memory: %" PRIu64 " bytes\n", p->smallest_memory);
+    fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)p->smallest_memory),
+            p->smallest_memory);
 }
 
 static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run, nbl_model_plan *plan)
@@ -162,19 +163,31 @@ static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run
                              cli_get(call, "batch")->integer, cli_get(call, "memory")->size, plan);
 }
 
+/* Options that say nothing here, or contradict the run. */
+static int check_options(const cli_call *call)
+{
+    static const char *const models[] = {"adapter", "dtype", "load"};
+    if (!cli_get(call, "train")->given)
+        return cli_get(call, "set")->count > 0
+                   ? cli_usage(call, NULL, "--set needs --train: it overrides keys of a run")
+                   : CLI_DONE;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        if (cli_get(call, models[i])->given)
+            return cli_usage(call, "--set overrides its keys: lora_model_dir, bf16, load_in_4bit, ...",
+                             "--%s does not go with --train: the run says it", models[i]);
+    return CLI_DONE;
+}
+
 static int run(cli_call *call)
 {
-    int status;
+    int status = check_options(call);
+    if (status != CLI_DONE) return status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     nbl_model *model = NULL;
     nbl_model_plan *plan = cli_alloc(sizeof *plan);
     nbl_run *r = NULL;
     bool of_run = cli_get(call, "train")->given;
-    if (!of_run && cli_get(call, "set")->count > 0) {
-        cli_context_end(ctx);
-        return cli_error(call, NBL_ERROR_ARGUMENT, NULL, "--set needs --train: it overrides keys of a run");
-    }
     nbl_status code = of_run ? plan_run(call, ctx, &r, plan) : cli_use_device(call, ctx);
     if (code == NBL_OK && !of_run) code = cli_model_open(call, ctx, true, &model);
     if (code == NBL_OK && !of_run)
@@ -194,10 +207,14 @@ const cli_command cli_plan = {
     .group = "Models",
     .summary = "what computing with a model takes, without running it",
     .description =
-        "Bytes per arena, the largest values, every operator with its implementation and cost, every "
+        "Memory per arena, the largest values, every operator with its implementation and cost, every "
         "cast and why; what is computed again to keep a memory budget, the longest sequence for it and "
-        "the smallest budget for the sequence asked about. A training step when an adapter is given, "
-        "else generation. Fails when the budget is too small, naming the smallest.",
+        "the smallest budget for the sequence asked about. --json has every size in bytes.\n\n"
+        "With --train it is the training step of that run on MODEL, with the run's adapter, dtype and "
+        "storage "
+        "format; with --adapter a training step of that adapter; else generation. Fails when the budget is "
+        "too "
+        "small, naming the smallest.",
     .arguments = CLI_MODEL_ARGUMENT,
     .options =
         (const cli_option[]){

@@ -4,11 +4,8 @@
  * away at the end. Anywhere else: a plain line every five seconds, so that a log of a long run shows
  * life and a short run shows nothing. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
+#include "live.h"
 #include "output.h"
 #include "session.h"
 
@@ -16,20 +13,13 @@ static const double redraw_seconds = 0.1, plain_seconds = 5;
 
 void cli_progress_start(cli_progress *progress, const cli_call *call)
 {
-    const char *term = getenv("TERM");
     *progress = (cli_progress){
         .command = call->command->name,
         .quiet = call->quiet,
-        .bar = !call->quiet && isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0,
+        .bar = !call->quiet && cli_live_possible(),
         .began = cli_now(),
     };
     progress->last_drawn = progress->last_rated = progress->began;
-}
-
-static int terminal_width(void)
-{
-    struct winsize size;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 /* Bytes per second, an average that forgets with a time constant of about three seconds. */
@@ -69,27 +59,6 @@ static const char *remaining(char *text, size_t size, double bytes, double rate)
     return text;
 }
 
-/* Copies whole characters until `columns` are used; "..." when that cuts the name. */
-static void put_name(char *to, size_t size, const char *name, int columns)
-{
-    size_t used = 0;
-    int column = 0;
-    bool cut = false;
-    for (; *name && !cut; name++) {
-        bool continues = ((unsigned char)*name & 0xc0) == 0x80;
-        cut = (!continues && column == columns) || used + 4 >= size;
-        if (cut) break;
-        to[used++] = *name;
-        column += !continues;
-    }
-    to[used] = '\0';
-    if (!cut) return;
-    for (int back = 0; back < 3 && used > 0; back++) /* three characters make room for the dots */
-        do used--;
-        while (used > 0 && ((unsigned char)to[used] & 0xc0) == 0x80);
-    memcpy(to + used, "...", 4);
-}
-
 /* ", 700 MB/s, 0:05 left"; nothing before there is a rate. */
 static const char *outlook(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
 {
@@ -106,7 +75,7 @@ static void draw_bar(cli_progress *progress, const nbl_progress *at, double part
 {
     enum { CELLS = 24 };
     char done[40], total[40], ahead[100], figures[240], bar[CELLS + 1], name[512];
-    int width = terminal_width() - 1; /* the last column stays free: some terminals wrap there */
+    int width = cli_live_width() - 1;
     for (int i = 0; i < CELLS; i++) bar[i] = i < (int)(part * CELLS) ? '#' : '.';
     bar[CELLS] = '\0';
 
@@ -121,9 +90,8 @@ static void draw_bar(cli_progress *progress, const nbl_progress *at, double part
 
     name[0] = '\0';
     int room = width - wide - 2;
-    if (at->what && room >= 12) put_name(name, sizeof name, cli_clean(at->what), room);
-    fprintf(stderr, "\r%s%s%s\033[K", figures, *name ? "  " : "", name);
-    fflush(stderr);
+    if (at->what && room >= 12) cli_cut(name, sizeof name, cli_clean(at->what), room);
+    cli_live_draw((const cli_part[]){{figures, 0}, {name, 0}}, 2);
     progress->drawn = 1;
 }
 
@@ -152,8 +120,6 @@ void cli_progress_show(cli_progress *progress, const nbl_progress *at)
 
 void cli_progress_clear(cli_progress *progress)
 {
-    if (!progress->drawn) return;
-    fputs("\r\033[K", stderr);
-    fflush(stderr);
+    cli_live_clear();
     progress->drawn = 0;
 }

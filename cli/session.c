@@ -17,11 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "live.h"
 #include "output.h"
 
 static volatile sig_atomic_t interrupted, working, answering; /* interrupted: how often, up to 2 */
 static volatile sig_atomic_t presses; /* interrupts since the work or the answer began */
-static bool stopping;                 /* an interrupt was taken */
+static volatile sig_atomic_t prompting, prompt_signal;
+static bool stopping; /* an interrupt was taken */
 static const char *work_effect = "";
 static cli_progress progress;
 
@@ -33,14 +35,21 @@ static volatile sig_atomic_t last_document_size;
 static void on_signal(int signal_number)
 {
     static const char acknowledged[] =
-        "\nstopping after this step; press Ctrl-C again to stop without saving\n";
+        "stopping after this step; press Ctrl-C again to stop without saving\n";
     bool again = interrupted;
     ssize_t ignored;
+    if (prompting) {
+        prompt_signal = signal_number;
+        return;
+    }
     interrupted = again ? 2 : 1;
     presses = presses < 3 ? presses + 1 : 3;
     if (working && presses > 2) _exit(CLI_INTERRUPTED);
-    if (working && presses == 1 && progress.hidden && !progress.quiet)
+    if (working && presses == 1 && progress.hidden && !progress.quiet) {
+        const char *clearing = cli_live_clearing();
+        ignored = write(STDERR_FILENO, clearing, strlen(clearing));
         ignored = write(STDERR_FILENO, acknowledged, sizeof acknowledged - 1);
+    }
     if (working || (answering && signal_number == SIGINT && !again)) return;
     ignored = write(STDERR_FILENO, last_error, last_error_size);
     if (last_document_size) ignored = write(STDOUT_FILENO, last_document, (size_t)last_document_size);
@@ -127,6 +136,24 @@ void cli_answer_end(void)
     presses = 0;
 }
 
+void cli_prompt_begin(void)
+{
+    prompt_signal = 0;
+    prompting = 1;
+}
+
+void cli_prompt_end(void)
+{
+    prompting = 0;
+}
+
+int cli_prompt_signal(void)
+{
+    int number = prompt_signal;
+    prompt_signal = 0;
+    return number;
+}
+
 bool cli_interrupted(void)
 {
     return interrupted;
@@ -138,7 +165,8 @@ static int on_progress(void *user, const nbl_progress *at)
 {
     const cli_progress *shown = user;
     if (answering) return 0; /* the answer ends between two tokens */
-    if (!interrupted) cli_progress_show(user, at);
+    if (shown->hidden) cli_live_resize();
+    else if (!interrupted) cli_progress_show(user, at);
     return shown->hidden && !stopping ? interrupted > 1 : interrupted > 0;
 }
 

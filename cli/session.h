@@ -36,6 +36,11 @@ void cli_answer_begin(void);
 void cli_answer_end(void);
 bool cli_interrupted(void);
 
+/* Around a line that is edited: a signal is kept until it is asked for, and ends nothing. */
+void cli_prompt_begin(void);
+void cli_prompt_end(void);
+int cli_prompt_signal(void); /* its number; 0: none came since it was asked for last */
+
 /* Prints why the library failed and returns the exit status. */
 int cli_failure(const cli_call *call, const nbl_context *ctx, nbl_status code);
 

@@ -209,7 +209,7 @@ const cli_command cli_template = {
         "its place.",
     .arguments =
         (const cli_argument[]){
-            {"MODEL", "the folder of a model", CLI_PATH, NULL, false},
+            {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false},
             {.name = NULL},
         },
     .options =

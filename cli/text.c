@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #include "output.h"
 
@@ -162,11 +163,22 @@ void cli_put_text(FILE *to, nbl_string text)
     else fwrite(text.text, 1, text.size, to);
 }
 
+size_t cli_character(const char *text, int *columns)
+{
+    utf8proc_int32_t code;
+    utf8proc_ssize_t length = utf8proc_iterate((const utf8proc_uint8_t *)text, -1, &code);
+    *columns = length > 0 ? utf8proc_charwidth(code) : 1;
+    return length > 0 ? (size_t)length : 1;
+}
+
 int cli_columns(const char *text)
 {
-    int columns = 0;
-    for (; *text; text++) columns += ((unsigned char)*text & 0xc0) != 0x80;
-    return columns;
+    int all = 0, columns;
+    while (*text) {
+        text += cli_character(text, &columns);
+        all += columns;
+    }
+    return all;
 }
 
 const char *cli_shell_word(const char *text)
@@ -191,7 +203,7 @@ const char *cli_shell_word(const char *text)
 /* ---- readable numbers ---- */
 
 /* Three significant digits and one of the units, each `1000` of the one before. */
-static const char *scaled(double value, const char *const *units, int count)
+static void put_scaled(char *text, size_t size, double value, const char *const *units, int count)
 {
     int unit = 0;
     while (unit + 1 < count && value >= 999.5) {
@@ -199,19 +211,28 @@ static const char *scaled(double value, const char *const *units, int count)
         unit++;
     }
     int decimals = unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-    return cli_format("%.*f%s%s", decimals, value, *units[unit] ? " " : "", units[unit]);
+    snprintf(text, size, "%.*f%s%s", decimals, value, *units[unit] ? " " : "", units[unit]);
+}
+
+void cli_put_bytes(char *text, size_t size, double bytes)
+{
+    static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+    put_scaled(text, size, bytes, units, 7);
 }
 
 const char *cli_bytes(double bytes)
 {
-    static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
-    return scaled(bytes, units, 7);
+    char text[CLI_NUMBER_ROOM];
+    cli_put_bytes(text, sizeof text, bytes);
+    return cli_format("%s", text);
 }
 
 const char *cli_short(double number)
 {
     static const char *const units[] = {"", "K", "M", "B", "T"};
-    return scaled(number, units, 5);
+    char text[CLI_NUMBER_ROOM];
+    put_scaled(text, sizeof text, number, units, 5);
+    return cli_format("%s", text);
 }
 
 const char *cli_grouped(uint64_t number)
@@ -226,11 +247,18 @@ const char *cli_grouped(uint64_t number)
     return text;
 }
 
+void cli_put_duration(char *text, size_t size, double seconds)
+{
+    long whole = seconds >= 0 && seconds <= 360000000 ? lround(seconds) : -1;
+    if (whole < 0) snprintf(text, size, "?");
+    else if (seconds < 59.95) snprintf(text, size, "%.*f s", seconds < 9.95 ? 1 : 0, seconds);
+    else if (whole < 3600) snprintf(text, size, "%ld:%02ld", whole / 60, whole % 60);
+    else snprintf(text, size, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
 const char *cli_duration(double seconds)
 {
-    if (!(seconds >= 0) || seconds > 360000000) return "?";
-    if (seconds < 59.95) return cli_format("%.*f s", seconds < 9.95 ? 1 : 0, seconds);
-    long whole = lround(seconds);
-    if (whole < 3600) return cli_format("%ld:%02ld", whole / 60, whole % 60);
-    return cli_format("%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+    char text[CLI_NUMBER_ROOM];
+    cli_put_duration(text, sizeof text, seconds);
+    return cli_format("%s", text);
 }

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "live.h"
 #include "output.h"
 #include "run.h"
 #include "session.h"
@@ -16,30 +16,81 @@ static const double redraw_seconds = 0.1, plain_seconds = 2;
 typedef struct watcher {
     const cli_call *call;
     const char *device;
-    bool quiet, terminal, drawn, begun;
-    double last;
+    bool quiet, terminal, begun;
+    double last;            /* when a step or a phase was shown */
+    nbl_train_event latest; /* step */
 } watcher;
-
-static void clear_line(watcher *w)
-{
-    if (w->drawn) fputs("\r\033[K", stderr);
-    w->drawn = false;
-}
 
 static void show_step(watcher *w, const nbl_train_event *e)
 {
-    double at = cli_now();
+    enum { ROOM = 2 * CLI_NUMBER_ROOM };
+    char step[ROOM], epoch[ROOM], loss[ROOM], grad[ROOM], rate[ROOM], speed[ROOM], memory[ROOM],
+        left[ROOM] = "";
+    char number[CLI_NUMBER_ROOM];
+    snprintf(step, ROOM, "step %lld/%lld", (long long)e->step, (long long)e->steps);
+    snprintf(epoch, ROOM, "epoch %.2f", e->epoch);
+    snprintf(loss, ROOM, "loss %.4f", e->loss);
+    snprintf(grad, ROOM, "grad %.3g", e->grad_norm);
+    snprintf(rate, ROOM, "lr %.3g", e->learning_rate);
+    snprintf(speed, ROOM, "%.0f tokens/s", e->tokens_per_second);
+    cli_put_bytes(number, sizeof number, (double)e->memory_bytes);
+    snprintf(memory, ROOM, "memory %s", number);
+    cli_put_duration(number, sizeof number, e->seconds_left);
     bool last = e->step == e->steps;
-    if (!last && e->step > 1 && at - w->last < (w->terminal ? redraw_seconds : plain_seconds)) return;
+    if (!last) snprintf(left, ROOM, "%s left", number);
+    const cli_part parts[] = {{step, 0}, {epoch, 4}, {loss, 1},   {grad, 5},
+                              {rate, 6}, {speed, 3}, {memory, 7}, {left, 2}};
+    int count = (int)(sizeof parts / sizeof *parts);
+    if (w->terminal && !last) {
+        cli_live_draw(parts, count);
+        return;
+    }
+    cli_live_clear();
+    for (int i = 0; i < count; i++)
+        if (*parts[i].text) fprintf(stderr, "%s%s", i ? "  " : "", parts[i].text);
+    fputc('\n', stderr);
+}
+
+static void on_step(watcher *w, const nbl_train_event *e)
+{
+    double at = cli_now();
+    w->latest = *e;
+    if (e->step < e->steps && e->step > 1 && at - w->last < (w->terminal ? redraw_seconds : plain_seconds))
+        return;
     w->last = at;
-    clear_line(w);
-    char left[48] = "";
-    if (!last) snprintf(left, sizeof left, "  %s left", cli_duration(e->seconds_left));
-    fprintf(stderr, "step %lld/%lld  epoch %.2f  loss %.4f  grad %.3g  lr %.3g  %.0f tokens/s  memory %s%s",
-            (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->grad_norm, e->learning_rate,
-            e->tokens_per_second, cli_bytes((double)e->memory_bytes), left);
-    w->drawn = w->terminal && !last;
-    if (!w->drawn) fputc('\n', stderr);
+    show_step(w, e);
+}
+
+/* A line of its own for what has happened; the live line goes on below it. */
+static void on_milestone(watcher *w, const nbl_train_event *e)
+{
+    cli_live_clear();
+    if (e->kind == NBL_TRAIN_BEGIN && e->text)
+        fprintf(stderr, "going on from %s, step %lld of %lld\n", cli_clean(e->text), (long long)e->step,
+                (long long)e->steps);
+    else if (e->kind == NBL_TRAIN_BEGIN)
+        fprintf(stderr, "%lld steps on %s, %s planned\n", (long long)e->steps, w->device,
+                cli_bytes((double)e->memory_bytes));
+    else if (e->kind == NBL_TRAIN_EVALUATION)
+        fprintf(stderr, "step %lld  evaluation loss %.4f%s%s\n", (long long)e->step, e->loss,
+                e->text ? ", " : "", e->text ? e->text : "");
+    else if (e->kind == NBL_TRAIN_SAVED)
+        fprintf(stderr, "saved %s/checkpoint-%lld\n", cli_clean(e->text), (long long)e->step);
+    if (w->terminal && w->latest.step && e->step < e->steps) show_step(w, &w->latest);
+}
+
+/* On a terminal the live line says what is done meanwhile. */
+static void on_phase(watcher *w, const nbl_train_event *e)
+{
+    double at = cli_now();
+    if (!w->terminal || (e->part > 0 && at - w->last < redraw_seconds)) return;
+    w->last = at;
+    char what[4 * CLI_NUMBER_ROOM], step[2 * CLI_NUMBER_ROOM] = "";
+    snprintf(what, sizeof what, "%s", e->text);
+    if (e->parts)
+        snprintf(what, sizeof what, "%s %lld/%lld", e->text, (long long)e->part, (long long)e->parts);
+    if (w->begun) snprintf(step, sizeof step, "step %lld/%lld", (long long)e->step, (long long)e->steps);
+    cli_live_draw((const cli_part[]){{what, 0}, {step, 1}}, 2);
 }
 
 static int on_event(void *user, const nbl_train_event *e)
@@ -49,20 +100,11 @@ static int on_event(void *user, const nbl_train_event *e)
         cli_progress_hide(); /* a save in between has no line of its own */
         w->begun = true;
     }
-    if (!w->quiet) {
-        if (e->kind == NBL_TRAIN_STEP) show_step(w, e);
-        else clear_line(w);
-        if (e->kind == NBL_TRAIN_BEGIN && e->text)
-            fprintf(stderr, "going on from %s, step %lld of %lld\n", cli_clean(e->text), (long long)e->step,
-                    (long long)e->steps);
-        else if (e->kind == NBL_TRAIN_BEGIN)
-            fprintf(stderr, "%lld steps on %s, %s planned\n", (long long)e->steps, w->device,
-                    cli_bytes((double)e->memory_bytes));
-        else if (e->kind == NBL_TRAIN_EVALUATION)
-            fprintf(stderr, "step %lld  evaluation loss %.4f%s%s\n", (long long)e->step, e->loss,
-                    e->text ? ", " : "", e->text ? e->text : "");
-        else if (e->kind == NBL_TRAIN_SAVED)
-            fprintf(stderr, "saved %s/checkpoint-%lld\n", cli_clean(e->text), (long long)e->step);
+    if (w->quiet) return e->kind == NBL_TRAIN_PHASE ? 0 : cli_interrupt_taken();
+    switch (e->kind) {
+    case NBL_TRAIN_STEP: on_step(w, e); break;
+    case NBL_TRAIN_PHASE: on_phase(w, e); return 0;
+    default: on_milestone(w, e);
     }
     return cli_interrupt_taken();
 }
@@ -147,7 +189,7 @@ static int run(cli_call *call)
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     if (cli_get(call, "check")->given) return check(call, ctx);
-    watcher w = {.call = call, .quiet = call->quiet, .terminal = isatty(STDERR_FILENO) && !call->quiet};
+    watcher w = {.call = call, .quiet = call->quiet, .terminal = !call->quiet && cli_live_possible()};
     nbl_run *r = NULL;
     nbl_train_summary summary;
     const cli_value *samples = cli_get(call, "samples");
@@ -158,7 +200,6 @@ static int run(cli_call *call)
     nbl_status code = open_run(ctx, call, &r);
     if (code == NBL_OK) w.device = nbl_run_get_info(r).device;
     if (code == NBL_OK) code = nbl_run_train(r, &options, &summary);
-    clear_line(&w);
     cli_work_end(code);
     if (code == NBL_OK) print_summary(call, nbl_run_get_info(r), &summary);
     else if (code == NBL_ERROR_CANCELLED && w.begun)
@@ -173,18 +214,19 @@ const cli_command cli_train = {
     .name = "train",
     .group = "Train",
     .summary = "fine-tune a model",
-    .description =
-        "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
-        "a whole small model. "
-        "Everything is planned before the first step. output_dir gets the adapter as PEFT loads "
-        "it, checkpoint-N "
-        "folders, metrics.jsonl, events for TensorBoard, report.html and run.yml, the "
-        "configuration as resolved. With early_stopping_patience or load_best_model_at_end the result is the "
-        "best evaluated step's.\n\n"
-        "Ctrl-C finishes the step, saves and says how to go on; a second Ctrl-C leaves out the save, a third "
-        "exits at once; a run that was killed goes on "
-        "with --resume and ends "
-        "with the same bytes.",
+    .description = "Trains what RUN.yml describes: an adapter (LoRA, DoRA) on a model in 4, 8 or 16 bits, or "
+                   "a whole small "
+                   "model. Everything is planned before the first step. output_dir gets the adapter as PEFT "
+                   "loads it, or the "
+                   "model, with the tokenizer and the chat template it was trained with; checkpoint-N "
+                   "folders, metrics.jsonl, "
+                   "events for TensorBoard, report.html and run.yml, the configuration as resolved. With early_stopping_patience or "
+                   "load_best_model_at_end the result is the best evaluated step's.\n\n"
+                   "The first Ctrl-C is acknowledged at once: the step is finished and saved, and a hint "
+                   "says how to go on. A "
+                   "second one leaves out the save, a third one exits at once. A run that was stopped or "
+                   "killed goes on with "
+                   "--resume and ends with the same bytes.",
     .arguments = CLI_RUN_ARGUMENT,
     .options =
         (const cli_option[]){

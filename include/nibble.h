@@ -1062,7 +1062,10 @@ typedef enum nbl_train_event_kind {
     NBL_TRAIN_EVALUATION, /* loss is that of the examples held back; text: it is
                              the best so far, in a run that keeps the best; or
                              NULL */
-    NBL_TRAIN_SAVED       /* checkpoint-STEP is complete; text: output_dir */
+    NBL_TRAIN_SAVED,      /* checkpoint-STEP is complete; text: output_dir */
+    NBL_TRAIN_PHASE       /* what the run does beside steps from here on; text:
+                             "reading data", "evaluating", "writing samples",
+                             ...; comes before NBL_TRAIN_BEGIN, too */
 } nbl_train_event_kind;
 
 typedef struct nbl_train_event {
@@ -1074,12 +1077,14 @@ typedef struct nbl_train_event {
     uint64_t memory_bytes; /* as planned */
     double seconds, seconds_left;
     const char *text; /* valid during the call; or NULL */
+    int64_t part, parts; /* of a phase: batches done, in all; 0: not counted */
 } nbl_train_event;
 
 typedef struct nbl_train_options {
     int resume; /* go on from the newest whole checkpoint of output_dir, if any */
     /* Called from the calling thread; a value other than 0 ends the run after
-     * the step, saved: nbl_run_train then returns NBL_ERROR_CANCELLED. */
+     * the step, saved: nbl_run_train then returns NBL_ERROR_CANCELLED. What it
+     * returns to NBL_TRAIN_PHASE is ignored. */
     int (*event)(void *user, const nbl_train_event *event);
     void *user;
     /* Prompts of the data that the model continues before the first step and

@@ -297,7 +297,7 @@ check "NIBBLE_ISA and --threads are obeyed" doctor_isa
 doctor_details() {
     NIBBLE_ISA=scalar "$nibble" doctor --json >out && json_is isa_levels.0.name scalar && json_is isa_levels.0.used true && json_is isa_levels.1.used false &&
         json_is isa_levels/name=avx2/found "$(grep -qw avx2 /proc/cpuinfo && echo true || echo false)" && json_is cores "$(nproc)" &&
-        json_is "libraries.#" 3 && [[ $("$json_get" out cuda_built) =~ ^(true|false)$ ]] && [[ $("$json_get" out libraries/name=jansson/version) =~ ^[0-9]+\.[0-9] ]] &&
+        [[ $("$json_get" out libraries.#) =~ ^[34]$ ]] && [[ $("$json_get" out cuda_built) =~ ^(true|false)$ ]] && [[ $("$json_get" out libraries/name=jansson/version) =~ ^[0-9]+\.[0-9] ]] &&
         [[ $("$json_get" out libraries/name=PCRE2/version) =~ ^10\. ]] && NIBBLE_ISA=scalar exits 0 doctor && says out PCRE2 utf8proc jansson cores memory avx512bf16 NIBBLE_ISA
 }
 check "doctor tells what was found, what is used and what it enables" doctor_details
@@ -571,7 +571,7 @@ if command -v script >/dev/null && script -qec true /dev/null </dev/null >/dev/n
         local widest
         for columns in 20 60 81; do
             terminal $columns || return 1
-            widest=$(tr '\r' '\n' <screen | sed -n $'/%/s/\e\\[K//gp' | grep -v nibble | wc -L)
+            widest=$(tr '\r' '\n' <screen | sed -n $'/%/s/\e\\[[JK]//gp' | grep -v nibble | wc -L)
             [[ $widest -gt 0 && $widest -lt $columns ]] || { echo "$widest columns drawn on $columns"; return 1; }
         done
     }
@@ -648,6 +648,21 @@ check "export writes a model that runs, and never over another" exports
 check "export without --type and --adapter is wrong usage" usage_error export model other.gguf
 plans() { exits 0 plan model --tokens 64 --memory 1M --json && one_document && json_is casts "[]"; }
 check "plan tells what a model takes" plans
+plan_sizes() {
+    exits 0 plan model --tokens 64 --json || return 1
+    local least
+    least=$("$json_get" out smallest_memory)
+    exits 0 plan model --tokens 64 && grep -qE '^  total +[0-9.]+ [KMG]?B$' out && grep -qE '^ +[0-9.]+ [KMG]?B +[0-9]+ scratch' out &&
+        says out "smallest memory: " "($least bytes)" && ! grep -qE '[0-9]{6}' <(grep -v "smallest memory" out)
+}
+plan_of_run() {
+    for option in "--adapter a" "--dtype f32" "--load nf4"; do
+        usage_hint "does not go with --train" plan model --train hub.yml $option || return 1
+    done
+    usage_hint "--set needs --train" plan model --set lora_r=2
+}
+check "plan refuses options that a run says itself" plan_of_run
+check "plan tells sizes as people read them, and the smallest budget exactly" plan_sizes
 
 # A model that speaks: every id has a word, w0 is a special token, texts are words with blanks between them.
 cp -r model speaker && cp -r large slow
@@ -723,6 +738,44 @@ cp -r speaker words2 && rm words2/chat_template.jinja
 check "chat without a template is refused with a hint" no_template
 chat_template_given() { printf 'w5\n' | "$nibble" chat words2 --template speaker/chat_template.jinja --max-tokens 3 --quiet >out && [[ $(wc -l <out) -eq 1 ]]; }
 check "chat takes a template from a file" chat_template_given
+
+# ---- names on the hub ----
+export HOME=$work
+unset HF_HOME HF_HUB_CACHE XDG_CACHE_HOME
+hub_hint() { # TEXT ARGUMENT...: exits with 1 and this hint
+    local text=$1
+    shift
+    exits 1 "$@" </dev/null && one_error "nibble: $1: " && says err "hint: $text"
+}
+get_model="hf download some-org/Some-1.5B --local-dir Some-1.5B" get_data="hf download --repo-type dataset some-org/rows --local-dir rows"
+echo '{"text": "a"}' >one.jsonl
+printf 'base_model: some-org/Some-1.5B\nadapter: lora\nlora_r: 2\nlora_target_linear: true\nlearning_rate: 1e-3\nmax_steps: 1\nsequence_len: 32\noutput_dir: hub-out\ndatasets:\n  - path: some-org/rows\n    type: completion\n' >hub.yml
+hub_names() {
+    for line in "inspect some-org/Some-1.5B" "diff some-org/Some-1.5B model" "plan some-org/Some-1.5B" "quantize some-org/Some-1.5B out-folder --format nf4" "dequantize some-org/Some-1.5B out-folder" \
+        "merge some-org/Some-1.5B model out-folder" "merge model some-org/Some-1.5B out-folder" "export some-org/Some-1.5B out.gguf --type f32" \
+        "tokenize some-org/Some-1.5B --text a" "template some-org/Some-1.5B --messages ids.json" "logits some-org/Some-1.5B --ids ids.json --out o" \
+        "generate some-org/Some-1.5B --prompt a" "generate model --ids ids.json --adapter some-org/Some-1.5B" "chat some-org/Some-1.5B" \
+        "eval some-org/Some-1.5B --data one.jsonl" "data hub.yml" "train hub.yml" "plan some-org/Some-1.5B --train hub.yml"; do
+        hub_hint "nibble reads local folders" $line && says err "$get_model" || return 1
+    done
+    hub_hint "nibble reads local .json" train hub.yml --set base_model=speaker && says err "$get_data"
+}
+check "a name on the hub is told how to get it" hub_names
+hub_cached() {
+    mkdir -p .cache/huggingface/hub/models--some-org--Some-1.5B/{refs,snapshots/0a1b} && printf 0a1b >.cache/huggingface/hub/models--some-org--Some-1.5B/refs/main
+    hub_hint "nibble reads local folders; the hub's cache has a copy: $work/.cache/huggingface/hub/models--some-org--Some-1.5B/snapshots/0a1b" plan some-org/Some-1.5B
+    local status=$?
+    rm -rf .cache
+    return $status
+}
+check "a copy in the hub's cache is named" hub_cached
+no_hub_name() { # a folder that is there, a file, a path
+    mkdir -p here && for path in here/model data/rows.jsonl ./some-org/name /some/name a/b/c name; do
+        exits 1 plan $path && ! grep -q hint err || { echo "$path: $(cat err)"; return 1; }
+    done
+}
+check "other paths that are missing get no such hint" no_hub_name
+
 soon() { # CONDITION: waits for it, half a minute at most
     for _ in {1..600}; do eval "$1" 2>/dev/null && return; sleep 0.05; done
     return 1

@@ -27,7 +27,7 @@ struct nbl_context {
     pthread_t caller; /* while in_team: the thread that called the library */
     nbl_status team_status;
     char message[4096];
-    char hint[256];
+    char hint[2048];
 
     uint64_t progress_total;
     atomic_uint_fast64_t progress_done;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/bus.h"
+#include "base/hub.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -36,7 +37,7 @@ static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, stru
     NBL_CHECK(ctx, stat(path, info) != 0 || S_ISREG(info->st_mode), NBL_ERROR_IO, "%s: not a regular file",
               path);
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*fd < 0) return nbl__fail_errno(ctx, errno, "%s", path);
+    if (*fd < 0) return nbl__hub_hint(ctx, nbl__fail_errno(ctx, errno, "%s", path), path, NBL_HUB_MODEL);
     nbl_status status = NBL_OK;
     if (fstat(*fd, info) != 0) status = nbl__fail_errno(ctx, errno, "%s", path);
     else if (!S_ISREG(info->st_mode)) status = nbl__fail(ctx, NBL_ERROR_IO, "%s: not a regular file", path);

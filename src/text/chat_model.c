@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/file.h"
+#include "base/hub.h"
 #include "text/chat_template.h"
 #include "text/jinja_runtime.h"
 
@@ -179,7 +180,12 @@ static nbl_status read_model(nbl_chat_template *t, tpl_vm *vm)
     tpl_value config = tpl_none(), map;
     bool has_config, has_map, has_json;
     if (file == NULL) return NBL_ERROR_MEMORY;
-    NBL_CHECK(t->ctx, nbl__is_folder(t->model), NBL_ERROR_NOT_FOUND, "%s: not a folder of a model", t->model);
+    if (!nbl__is_folder(t->model))
+        return nbl__hub_hint(
+            t->ctx,
+            nbl__fail(t->ctx, NBL_ERROR_NOT_FOUND, "%s: %s", t->model,
+                      nbl__exists(t->model) ? "not a folder of a model" : "there is no such folder"),
+            t->model, NBL_HUB_MODEL);
     NBL_TRY(read_json(t, vm, "tokenizer_config.json", &path, &config, &has_config));
     if (nbl__exists(file)) NBL_TRY(nbl__chat_read_file(t, file, "default"));
     NBL_TRY(add_folder(t));

@@ -2,6 +2,7 @@
 #include "text/tokenizer.h"
 
 #include "base/file.h"
+#include "base/hub.h"
 #include "base/team.h"
 #include "text/chars.h"
 
@@ -74,8 +75,11 @@ static nbl_status fill(nbl_tokenizer *t, const char *path)
         if (inner == NULL) return NBL_ERROR_MEMORY;
         return read_json_file(t, inner);
     }
-    NBL_CHECK(t->ctx, nbl__exists(path), NBL_ERROR_NOT_FOUND,
-              "%s: no such folder or file to read a tokenizer from", path);
+    if (!nbl__exists(path))
+        return nbl__hub_hint(t->ctx,
+                             nbl__fail(t->ctx, NBL_ERROR_NOT_FOUND,
+                                       "%s: no such folder or file to read a tokenizer from", path),
+                             path, NBL_HUB_MODEL);
     NBL_TRY(is_gguf(t->ctx, path, &gguf));
     return gguf ? nbl__tokenizer_read_gguf(t, path) : read_json_file(t, path);
 }

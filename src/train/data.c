@@ -194,7 +194,7 @@ static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
         NBL_TRY(nbl__rows_next(rows, &row, &found));
         if (!found || r->index >= r->last) return r->end = true, NBL_OK;
         if (r->index++ < r->first) continue;
-        NBL_TRY(nbl__progress_poll(d->ctx, "reading the data"));
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading data"));
         bytes += row.size;
         nbl_status status = draft_row(d, source, &b->arena, &row, &b->drafts[b->count]);
         if (status != NBL_OK && can_skip(d, status)) {
@@ -231,7 +231,7 @@ static nbl_status read_batches(nbl__data *d, int64_t source, batch *b, reading *
         uint64_t passed = rows->at > begin ? rows->at - begin : 0;
         nbl__file_drop(&rows->file, rows->file.data + begin, passed);
         nbl__progress_add(d->ctx, passed);
-        NBL_TRY(nbl__progress_poll(d->ctx, "reading the data"));
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading data"));
     }
     return NBL_OK;
 }

@@ -4,6 +4,7 @@
 
 #include <strings.h>
 
+#include "base/hub.h"
 #include "text/chars.h"
 
 static const char *bytes(const nbl__rows *r)
@@ -64,7 +65,7 @@ nbl_status nbl__rows_open(nbl_context *ctx, const char *path, nbl__data_file for
     if (nbl__is_folder(path))
         return nbl__hint(ctx, nbl__fail(ctx, NBL_ERROR_IO, "%s: a folder, not a file of rows", path),
                          "data_files of the entry names files in a folder");
-    NBL_TRY(nbl__file_map(ctx, path, &r->file));
+    NBL_TRY(nbl__hub_hint(ctx, nbl__file_map(ctx, path, &r->file), path, NBL_HUB_DATASET));
     NBL_CHECK(ctx, r->file.size > 0, NBL_ERROR_FORMAT, "%s: the file is empty", path);
     return nbl__rows_begin(r, form);
 }

@@ -1,5 +1,6 @@
 /* train.c - a run from its first step to its result. See trainer.h. */
 #include <math.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "train/run.h"
@@ -131,7 +132,10 @@ static nbl_status save(loop *l)
     nbl__trainer *t = &l->t;
     nbl__run_parts parts = nbl__trainer_parts(t);
     double before = now();
+    char what[48];
     if (l->saved_step == t->state.step) return NBL_OK;
+    snprintf(what, sizeof what, "saving checkpoint-%" PRId64, t->state.step);
+    nbl__trainer_phase(t, 0, 0, what);
     NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small one is written before it asks */
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
@@ -210,6 +214,7 @@ static nbl_status write_report(loop *l, bool interrupted)
 {
     nbl__trainer *t = &l->t;
     if (!t->config->report) return NBL_OK;
+    nbl__trainer_phase(t, 0, 0, "writing report");
     t->report.step = t->state.step;
     t->report.steps = t->max_steps;
     t->report.first_step = l->first_step;
@@ -303,6 +308,7 @@ static nbl_status run(loop *l)
     }
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
+    nbl__trainer_phase(t, 0, 0, t->config->full ? "saving the model" : "saving the adapter");
     NBL_TRY(tell_unsaved(l, publish(l)));
     NBL_TRY(nbl__trainer_sample_after(t));
     return write_report(l, false);

@@ -11,6 +11,20 @@
 #include "train/schedule.h"
 #include "train/trainer.h"
 
+void nbl__trainer_phase(nbl__trainer *t, int64_t part, int64_t parts, const char *what)
+{
+    nbl__progress_begin(t->ctx, 0); /* what was counted before is over */
+    if (t->options == NULL || t->options->event == NULL) return;
+    nbl_train_event event = {.kind = NBL_TRAIN_PHASE,
+                             .step = t->state.step,
+                             .steps = t->max_steps,
+                             .memory_bytes = t->memory_bytes,
+                             .text = what,
+                             .part = part,
+                             .parts = parts};
+    (void)t->options->event(t->options->user, &event);
+}
+
 /* ---- the model ---- */
 
 /* What is packed already stays as it is, whatever the configuration would have chosen. */
@@ -114,6 +128,7 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
     const nbl__run_config *c = t->config;
     int64_t vocabulary = 0;
     if (*tokens == 0) {
+        nbl__trainer_phase(t, 0, 0, "reading data");
         NBL_TRY(nbl__run_vocabulary(t->ctx, c, &vocabulary));
         NBL_TRY(nbl__data_open(t->ctx, c, vocabulary, &t->data));
         char dropped[NBL_DROPPED_TEXT];
@@ -123,6 +138,7 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
                      counts.dropped, nbl__data_dropped(&counts, dropped));
         nbl__data_largest(t->data, tokens, sequences);
     }
+    nbl__trainer_phase(t, 0, 0, "opening the model");
     NBL_TRY(open_model(t, adapter ? adapter : c->lora_model_dir, plan_only));
     return adapter == NULL && c->lora_model_dir ? tell_ignored(t) : NBL_OK;
 }
@@ -242,6 +258,7 @@ static nbl_status choose_start(nbl__trainer *t, const nbl_train_options *options
     NBL_TRY(choose_checkpoint(&t->arena, c, options->resume, &t->resumed));
     NBL_TRY(collect_values(t));
     if (t->resumed == NULL) return NBL_OK;
+    nbl__trainer_phase(t, 0, 0, "checking the checkpoint");
     NBL_TRY(fingerprint(t));
     return nbl__checkpoint_check(&t->arena, t->resumed, &t->state, &t->values, options->allow_changes,
                                  &t->history, &t->changed);
@@ -263,6 +280,7 @@ nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
 static nbl_status begin_run(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
+    nbl__trainer_phase(t, 0, 0, "preparing the first step");
     NBL_TRY(count_steps(t));
     if (t->samples.count) nbl__upload_free(t->model); /* what training keeps decoded would be there twice */
     NBL_TRY(nbl__session_bind(&t->session));
@@ -310,6 +328,7 @@ static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options
     NBL_TRY(choose_start(t, options));
     NBL_TRY(open_parts(t, c->full ? NULL : t->resumed, false, &request.tokens, &request.sequences));
     if (t->resumed == NULL) NBL_TRY(fingerprint(t));
+    nbl__trainer_phase(t, 0, 0, "planning");
     NBL_TRY(nbl__plan_training(t->model, &request, &t->session, &t->memory_bytes));
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
@@ -322,7 +341,8 @@ static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
                              const nbl_train_options *options, nbl__trainer *t)
 {
-    *t = (nbl__trainer){.ctx = ctx, .arena = nbl__arena_make(ctx), .config = config, .lock = -1};
+    *t = (nbl__trainer){
+        .ctx = ctx, .arena = nbl__arena_make(ctx), .config = config, .options = options, .lock = -1};
     nbl_status status = open_trainer(t, options);
     if (status != NBL_OK) nbl__trainer_close(t);
     return status;

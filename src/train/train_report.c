@@ -31,6 +31,7 @@ static const char *samples_path(nbl__arena *arena, const nbl__run_config *config
 static nbl_status write_before(nbl__trainer *t)
 {
     nbl__peft *peft = t->model->peft;
+    nbl__trainer_phase(t, 0, 0, "writing samples");
     if (peft && nbl__peft_is_new(peft)) t->model->peft = NULL;
     nbl_status status = nbl__samples_write(&t->samples, t->model, false);
     t->model->peft = peft;
@@ -65,6 +66,7 @@ nbl_status nbl__trainer_sample_after(nbl__trainer *t)
     const char *path = samples_path(&t->arena, t->config);
     if (path == NULL) return NBL_ERROR_MEMORY;
     if (s->count == 0) return NBL_OK;
+    nbl__trainer_phase(t, 0, 0, "writing samples");
     nbl_status status = nbl__trainer_reopen(t);
     if (status == NBL_OK) status = nbl__samples_write(s, t->model, true);
     if (status == NBL_ERROR_MEMORY) return status;

@@ -243,6 +243,7 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
     set_dropout(t, 0, 0, false);
     set_denominator(t, 1); /* sums */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
+        nbl__trainer_phase(t, b, t->validation.batch_count, "evaluating");
         NBL_TRY(nbl__progress_poll(t->ctx, "evaluating"));
         NBL_TRY(fill_window(t, t->window, &t->validation, b, 1));
         NBL_TRY(load_batch(t, t->window, 0));

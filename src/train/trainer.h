@@ -40,6 +40,7 @@ typedef struct nbl__trainer {
     nbl_context *ctx;
     nbl__arena arena;
     const nbl__run_config *config;
+    const nbl_train_options *options; /* who is told; NULL: nobody */
     nbl__data *data;
     nbl_model *model;
     nbl_dtype stored; /* of the base model's weights */
@@ -73,6 +74,8 @@ typedef struct nbl__step_result {
 
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
                              const nbl_train_options *options, nbl__trainer *trainer);
+/* Tells the caller what begins now; `part` of `parts`: batches done, or 0 and 0. */
+void nbl__trainer_phase(nbl__trainer *trainer, int64_t part, int64_t parts, const char *what);
 /* What a checkpoint is made of, and goes back into. */
 nbl__run_parts nbl__trainer_parts(nbl__trainer *trainer);
 /* Gives back all memory of training, then opens what the run has written: the model can only generate now. */
