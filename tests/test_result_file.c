@@ -188,8 +188,9 @@ static void weights_and_adapter_are_inputs(void **state)
     for (int i = 0; i < 2; i++) {
         assert_int_equal(nbl_model_write_logits(model, &list, 1, inputs[i], 1), NBL_ERROR_EXISTS);
         assert_non_null(strstr(nbl_error_message(f.ctx), "an input"));
-        assert_int_equal(nbl_model_write_gradients(model, &list, &list, 1, 0, 0, inputs[i], 1, &loss, &trained),
-                         NBL_ERROR_EXISTS);
+        assert_int_equal(
+            nbl_model_write_gradients(model, &list, &list, 1, 0, 0, inputs[i], 1, &loss, &trained),
+            NBL_ERROR_EXISTS);
         assert_non_null(strstr(nbl_error_message(f.ctx), "an input"));
     }
     const char *out = place(&f, "out");

@@ -377,7 +377,8 @@ static void *compute(void *argument)
     for (int i = 0; i < 4 && w->status == NBL_OK; i++) {
         w->status = nbl_model_logits(model, &ids, 1, &logits);
         if (w->status == NBL_OK)
-            w->status = nbl_model_gradients(model, &ids, &ids, 1, 0, 0, no_gradient, NULL, &w->loss, &trained);
+            w->status = nbl_model_gradients(model, &ids, &ids, 1, 0, 0, no_gradient, NULL, &w->loss,
+                                            &trained);
     }
     nbl_model_close(model);
     nbl_context_destroy(ctx);
