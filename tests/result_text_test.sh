@@ -144,6 +144,26 @@ again() { # a second run into the same folder sets them aside with the rest
 }
 check "what an earlier run left of them is set aside" again
 
+modelfile() { # Ollama's file of merged, full and adapter: the run's template with its default system prompt and tools
+    cat >tools.jinja <<'JINJA'
+{% if messages[0].role != 'system' %}<|im_start|>system
+You are Nib.{% if tools %} Tools:{% for t in tools %} {{ t | tojson }}{% endfor %}{% endif %}<|endoftext|>{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% if m.role == 'system' and tools %} Tools:{% for t in tools %} {{ t | tojson }}{% endfor %}{% endif %}<|endoftext|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+JINJA
+    sed '/^chat_template:/d' own.yml >tools.yml && printf 'chat_template: jinja\nchat_template_jinja: tools.jinja\n' >>tools.yml
+    runs train tools.yml --quiet --set output_dir=tools && runs train tools.yml --quiet --set adapter= --set lora_target_linear= --set output_dir=tools-full && runs merge "$model" tools tools-merged || return 1
+    mkdir m1 m2 m3 m4
+    runs export tools-merged m1/x.gguf --type q8_0 --ollama && runs export tools-full m2/x.gguf --type q8_0 --ollama && runs export "$model" m3/x.gguf --type q8_0 --adapter tools --ollama &&
+        runs export "$model" m4/x.gguf --adapter tools --ollama && cmp m1/Modelfile m2/Modelfile && cmp m1/Modelfile m3/Modelfile || return 1
+    for folder in m1 m4; do
+        says $folder/Modelfile 'SYSTEM """You are Nib."""' '{{ if $.Tools }} Tools: {{ range $i, $tool := $.Tools }}' '{{ if eq .Role "user" }}<|im_start|>user' 'PARAMETER stop "<|endoftext|>"' || return 1
+    done
+    says m4/Modelfile "ADAPTER ./x.gguf" && cp -r "$model" odd && printf '%s' '{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}' >odd/chat_template.jinja && mkdir m5 &&
+        runs export odd m5/x.gguf --type q8_0 --ollama && says err "warning: Modelfile: the chat template cannot be written in Ollama's language" && ! grep -q TEMPLATE m5/Modelfile
+}
+check "a Modelfile keeps the run's template, its default system prompt and tools" modelfile
+
 # What the adapter's template makes of a message, answered by the base with the adapter.
 wanted=$("$nibble" generate "$model" --adapter own --prompt "[user]Count from 3 to 8.<|endoftext|>[assistant]" --max-tokens 6 --quiet 2>/dev/null)
 adapted() { # the adapter's template is used, and said to be

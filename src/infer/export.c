@@ -292,10 +292,9 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     nbl__text text = {.ctx = e->ctx};
     nbl_status status = NBL_OK;
     if (modelfile) {
-        nbl__export_modelfile(e, &text);
-        status = text.status;
-        if (status == NBL_OK)
-            status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
+        status = nbl__export_modelfile(e, &text);
+        if (status == NBL_OK) status = text.status;
+        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
     }
     nbl__text_free(&text);
     if (status != NBL_OK) return status;

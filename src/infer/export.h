@@ -3,7 +3,7 @@
  *   export.c         which tensors, and their bytes
  *   export_keys.c    the metadata of the architecture
  *   export_lora.c    an adapter as a file of its own
- *   modelfile.c      Ollama's description of the file
+ *   modelfile.c      Ollama's description of the file; modelfile_turns.c: the chat template in pieces
  *
  * The text of the tokenizer is text/vocab_export.c, the file itself format/gguf_write.c. */
 #ifndef NBL_EXPORT_H
@@ -53,6 +53,6 @@ double nbl__export_factor(const nbl__export *e, const nbl__gguf_place *place);
 /* Declares, begins and writes the adapter's tensors, up to the commit. */
 nbl_status nbl__export_lora(nbl__export *e);
 /* The text of a Modelfile. */
-void nbl__export_modelfile(const nbl__export *e, nbl__text *out);
+nbl_status nbl__export_modelfile(nbl__export *e, nbl__text *out);
 
 #endif

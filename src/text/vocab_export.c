@@ -354,11 +354,12 @@ static int frames(const nbl__json *step, bool begins, int depth)
     return found;
 }
 
-static void put_frame(exporter *e, const char *key, const char *setting, bool begins, bool exists)
+static bool put_frame(exporter *e, const char *key, const char *setting, bool begins, bool exists)
 {
     int added = frames(nbl__json_get(e->root, "post_processor"), begins, 0);
     if (added < 0) added = is_true(nbl__json_get(e->settings, setting));
     nbl__gguf_put_bool(e->w, key, added && exists);
+    return added && exists;
 }
 
 static void put_specials(exporter *e, nbl__exported_vocab *exported)
@@ -377,7 +378,7 @@ static void put_specials(exporter *e, nbl__exported_vocab *exported)
     }
     exported->bos = ids[0] >= 0 ? e->tokens[ids[0]].text : NULL;
     exported->eos = ids[1] >= 0 ? e->tokens[ids[1]].text : NULL;
-    put_frame(e, KEY("add_bos_token"), "add_bos_token", true, ids[0] >= 0);
+    exported->adds_bos = put_frame(e, KEY("add_bos_token"), "add_bos_token", true, ids[0] >= 0);
     put_frame(e, KEY("add_eos_token"), "add_eos_token", false, ids[1] >= 0);
 }
 

@@ -9,6 +9,7 @@
 typedef struct nbl__exported_vocab {
     nbl_string chat_template; /* text NULL: none */
     const char *bos, *eos;    /* NULL: none */
+    bool adds_bos;            /* readers put BOS in front of a text */
 } nbl__exported_vocab;
 
 /* Puts tokenizer.ggml.… and tokenizer.chat_template for a vocabulary of `size` tokens. Byte-level BPE becomes "gpt2",
