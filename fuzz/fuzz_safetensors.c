@@ -19,6 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     nbl_context *ctx = fuzz_context();
     nbl_checkpoint c = {.ctx = ctx, .arena = nbl__arena_make(ctx), .mode = NBL_OPEN_TOLERANT, .path = "fuzz"};
+    c.problems.arena = &c.arena;
     if (nbl__safetensors_parse(&c.arena, "fuzz.safetensors", data, size, &c.stored, &c.stored_count) ==
             NBL_OK &&
         nbl__checkpoint_group(&c) == NBL_OK)
