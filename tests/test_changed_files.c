@@ -156,13 +156,53 @@ static void a_bus_error_elsewhere_goes_to_the_earlier_handler(void **state)
     remove_tree(folder);
 }
 
+/* While weights are read their file is filled with NaN: what is wrong is the file, not its values. */
+static int spoil(void *user, const nbl_progress *at)
+{
+    uint8_t nan[4096];
+    (void)at;
+    memset(nan, 0xff, sizeof nan);
+    int fd = open(user, O_WRONLY);
+    for (off_t k = 1; k < 256; k++)
+        assert_int_equal(pwrite(fd, nan, sizeof nan, k * (off_t)sizeof nan), sizeof nan);
+    close(fd);
+    return 0;
+}
+
+static void a_file_that_changes_is_told_before_its_values(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char folder[64], path[128];
+    make_temp(folder);
+    for (int i = 0; i < 2; i++) {
+        size_t size;
+        uint8_t *bytes = read_file(in_folder(TEST_DATA_DIR "/../../models/nibble-tiny", names[i]), &size);
+        write_file(folder, names[i], bytes, size);
+        free(bytes);
+    }
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    struct timespec long_ago[2] = {{1000000000, 0}, {1000000000, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, path, long_ago, 0), 0);
+    nbl_context_options options = {.threads = 2, .progress = spoil, .progress_user = path};
+    nbl_context *ctx;
+    assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
+    nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
+    assert_int_equal(nbl_checkpoint_quantize(ctx, folder, in_folder(folder, "out"), &how, NULL),
+                     NBL_ERROR_IO);
+    assert_non_null(strstr(nbl_error_message(ctx), "changed while it was being used"));
+    nbl_context_destroy(ctx);
+    remove_tree(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bus_error_elsewhere_goes_to_the_earlier_handler),
         cmocka_unit_test(a_file_that_was_overwritten_is_named),
         cmocka_unit_test(a_file_that_was_replaced_by_another_stays_what_it_was),
-        cmocka_unit_test(a_truncated_file_is_an_error_and_no_signal),
+        cmocka_unit_test(a_file_that_changes_is_told_before_its_values),
+        cmocka_unit_test(a_truncated_file_is_an_error_and_no_signal), /* the last: every later question checks */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,6 +42,7 @@ nbl_status nbl__non_finite_settle(nbl__conversion *v, const char *name, nbl__non
 {
     int64_t count = atomic_load(&found->count), first = atomic_load(&found->first) - 1;
     if (count == 0) return NBL_OK;
+    NBL_TRY(nbl__files_check(v->ctx)); /* of a file that changed nothing else is told */
     v->report.non_finite += count;
     if (v->allow_non_finite) {
         nbl__log(v->ctx, NBL_LOG_WARNING,

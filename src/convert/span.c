@@ -122,5 +122,7 @@ nbl_status nbl__run_spans(nbl_context *ctx, int64_t items, size_t bytes, nbl__te
     nbl_status status = nbl__team_run(ctx, items, fn, job, what);
     nbl__free(ctx, buffers->memory, all);
     buffers->memory = NULL;
+    if (status != NBL_OK)
+        NBL_TRY(nbl__files_check(ctx)); /* what is wrong with values of a changed file is that */
     return status;
 }
