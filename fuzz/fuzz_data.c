@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                       .arena = nbl__arena_make(ctx),
                       .path = names[data[0] % 4],
                       .text_key = "text",
-                      .file = {data + 1, size - 1}};
+                      .file = {.data = data + 1, .size = size - 1}};
     nbl__row row;
     bool found = nbl__rows_begin(&rows, NBL_FILE_BY_NAME) == NBL_OK;
     uint64_t end = 0;
