@@ -153,7 +153,7 @@ static void every_problem_of_a_gguf_file_is_listed(void **state)
                               "\"blk.0.attn_k.bias\": it is missing while other biases of its kind are there",
                               "tensor \"surprise\": it is not one that this architecture has",
                               "the unknown tensor type 99",
-                              "odd?\": it is not one",
+                              "odd\\n\": it is not one",
                               "tensor \"far\": its 34 bytes begin at byte 1048576 of the data",
                               "tensor \"far\": it is not one",
                               "tensor \"beside\": its data begins at byte 4, not a multiple of 32",

@@ -27,7 +27,7 @@ verdict() { # TITLE 0|1
 }
 
 # raw: is there still something in `seen` that steers a terminal? Our own clearing of a line is none.
-raw() { sed "s/$esc\[K//g; s/\r//g" seen | grep -qE "$esc|$csi|$rlo|$isolate|$mark"; }
+raw() { sed "s/$esc\[[JK]//g; s/\r//g" seen | grep -qE "$esc|$csi|$rlo|$isolate|$mark"; }
 
 # terminal TITLE TEXT COMMAND...: the command on a terminal shows TEXT and nothing that steers it.
 terminal() {

@@ -257,30 +257,11 @@ static nbl_status read_source(nbl__data *d, int64_t source)
 
 /* ---- open and close ---- */
 
-/* OWNER/NAME, as datasets are called on the hub. */
-static bool is_hub_name(const char *path)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
-    size_t owner = strspn(path, letters);
-    if (owner == 0 || path[0] == '.' || path[owner] != '/') return false;
-    const char *name = path + owner + 1;
-    size_t size = strspn(name, letters);
-    return size > 0 && name[size] == 0 && !nbl__ends_with(name, ".jsonl") && !nbl__ends_with(name, ".json") &&
-           !nbl__ends_with(name, ".csv") && !nbl__ends_with(name, ".txt");
-}
-
 static nbl_status open_source(nbl__data *d, int64_t i)
 {
     const nbl__dataset_config *dataset = &d->config->datasets[i];
-    nbl_status status = nbl__rows_open(d->ctx, dataset->path, dataset->file,
-                                       dataset->field_text ? dataset->field_text : "text", &d->sources[i]);
-    if (status == NBL_ERROR_NOT_FOUND && is_hub_name(dataset->path))
-        return nbl__hint(
-            d->ctx, status,
-            "nothing is downloaded; if this is a dataset of the Hugging Face hub, save its rows as JSON "
-            "lines and give that file as datasets.%" PRId64 ".path",
-            i);
-    NBL_TRY(status);
+    NBL_TRY(nbl__rows_open(d->ctx, dataset->path, dataset->file,
+                           dataset->field_text ? dataset->field_text : "text", &d->sources[i]));
     NBL_CHECK(d->ctx, d->sources[i].form != NBL_ROWS_TEXT || dataset->type == NBL_DATA_COMPLETION,
               NBL_ERROR_ARGUMENT, "%s: lines of plain text are for the type completion alone", dataset->path);
     return NBL_OK;
