@@ -202,7 +202,8 @@ int main(void)
         cmocka_unit_test(a_file_that_was_overwritten_is_named),
         cmocka_unit_test(a_file_that_was_replaced_by_another_stays_what_it_was),
         cmocka_unit_test(a_file_that_changes_is_told_before_its_values),
-        cmocka_unit_test(a_truncated_file_is_an_error_and_no_signal), /* the last: every later question checks */
+        cmocka_unit_test(
+            a_truncated_file_is_an_error_and_no_signal), /* the last: every later question checks */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
