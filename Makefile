@@ -8,11 +8,12 @@ CMAKE_ARGS ?=
 FUZZ_RUNS  ?= 100000
 ORACLE     ?= build/oracle
 CTEST       = ctest --output-on-failure --no-label-summary -j2
+ARM_ROOT    = $(BUILD)/aarch64-root
 DEBUG       = -DCMAKE_BUILD_TYPE=Debug -DNIBBLE_BENCH=OFF -DNIBBLE_INSTALL=OFF $(CMAKE_ARGS)
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := all
-.PHONY: all setup configure demo tiny-model test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install format format-check \
+.PHONY: all setup configure demo tiny-model test test-fast bench bench-gemm fuzz sanitize asan tsan oracle install aarch64 test-aarch64 format format-check \
         clean distclean help
 
 all: configure ## build the command and the libraries into build/
@@ -61,6 +62,19 @@ tsan: setup
 	$(CTEST) --test-dir $(BUILD)/tsan -L unit
 	tests/tour.sh $(BUILD)/tsan --threads 4 >/dev/null
 
+# The sources once more as another architecture's compiler and processor see them: char is unsigned, memory is ordered weakly,
+# only scalar kernels exist. What has one answer is compared with the command of this machine.
+aarch64: setup ## build for aarch64 into build/aarch64, without CUDA
+	@scripts/setup aarch64
+	scripts/aarch64-root $(ARM_ROOT)
+	cmake --no-warn-unused-cli -S . -B $(BUILD)/aarch64 --toolchain cmake/aarch64.cmake -DNIBBLE_AARCH64_ROOT="$(abspath $(ARM_ROOT))" \
+	  -DNIBBLE_CUDA=off -DNIBBLE_INSTALL=OFF
+	cmake --build $(BUILD)/aarch64 --parallel $(JOBS)
+
+test-aarch64: all aarch64 ## run a part of the tests for aarch64 in qemu's user mode: minutes
+	$(CTEST) --test-dir $(BUILD)/aarch64 -L emulated
+	tests/aarch64_test.sh . $(BUILD)/nibble $(BUILD)/aarch64/nibble qemu-aarch64-static -L "$(abspath $(ARM_ROOT))"
+
 fuzz: ## run every fuzz target for FUZZ_RUNS inputs (clang, libFuzzer, ASan + UBSan)
 	@scripts/setup build fuzz
 	cmake -S . -B $(BUILD)/fuzz $(DEBUG) -DCMAKE_C_COMPILER=clang -DNIBBLE_FUZZ=ON -DNIBBLE_TESTS=OFF \
@@ -90,4 +104,4 @@ distclean: ## remove build/ altogether
 	rm -rf $(BUILD)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -206,11 +206,8 @@ static void prepare(bench *b, const layer *l)
 
 static void print_protocol(const bench *b)
 {
-    char line[256], model[256] = "unknown";
-    FILE *info = fopen("/proc/cpuinfo", "r");
-    while (info && fgets(line, sizeof line, info))
-        if (sscanf(line, "model name : %255[^\n]", model) == 1) break;
-    if (info) fclose(info);
+    char model[256];
+    if (!nbl_processor_name(model, sizeof model)) strcpy(model, "unknown");
     printf("machine    %s, %d cores\n", model, nbl__core_count());
     printf("isa        %s; OpenBLAS %s as %s\n", nbl__isa_name(nbl__isa(b->ctx)), openblas_get_config(),
            openblas_get_corename());

@@ -236,11 +236,8 @@ static void run_int8(const bench *b)
 
 static void print_protocol(const bench *b)
 {
-    char line[256], model[256] = "unknown";
-    FILE *info = fopen("/proc/cpuinfo", "r");
-    while (info && fgets(line, sizeof line, info))
-        if (sscanf(line, "model name : %255[^\n]", model) == 1) break;
-    if (info) fclose(info);
+    char model[256];
+    if (!nbl_processor_name(model, sizeof model)) strcpy(model, "unknown");
     printf("machine    %s, one core of %d, last-level cache %zu MiB\n", model, nbl__core_count(),
            nbl__cache_bytes() >> 20);
     printf("version    nibble %s, commit %s, %s\n", nbl_version(), NBL_COMMIT, __VERSION__);

@@ -189,11 +189,8 @@ static void run_all(bench *b)
 
 static void print_protocol(const bench *b)
 {
-    char line[256], model[256] = "unknown";
-    FILE *info = fopen("/proc/cpuinfo", "r");
-    while (info && fgets(line, sizeof line, info))
-        if (sscanf(line, "model name : %255[^\n]", model) == 1) break;
-    if (info) fclose(info);
+    char model[256];
+    if (!nbl_processor_name(model, sizeof model)) strcpy(model, "unknown");
     printf("machine    %s, %d cores, last-level cache %zu MiB\n", model, nbl__core_count(),
            nbl__cache_bytes() >> 20);
     printf("best isa   %s\n", nbl__isa_name(nbl__isa_detect()));

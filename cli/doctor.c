@@ -1,5 +1,4 @@
 /* doctor.c - `nibble doctor`: the machine as nibble sees it. */
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,23 +8,11 @@
 #include "output.h"
 #include "session.h"
 
-/* The processor's name as the system tells it; NULL when it does not. */
+/* The processor's name; NULL when the system does not tell it. */
 static const char *processor(void)
 {
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    if (file == NULL) return NULL;
-    char line[512];
-    const char *name = NULL;
-    while (name == NULL && fgets(line, sizeof line, file)) {
-        char *value = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || value == NULL) continue;
-        value += strspn(value, ": \t");
-        size_t length = strcspn(value, "\n");
-        while (length && isspace((unsigned char)value[length - 1])) length--;
-        if (length) name = cli_clean(cli_format("%.*s", (int)length, value));
-    }
-    fclose(file);
-    return name;
+    char name[256];
+    return nbl_processor_name(name, sizeof name) ? cli_clean(cli_format("%s", name)) : NULL;
 }
 
 static uint64_t memory_bytes(void)

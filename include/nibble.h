@@ -1274,10 +1274,12 @@ NBL_API nbl_status nbl_model_evaluate(nbl_model *model,
                                       const nbl_evaluate_options *options,
                                       nbl_evaluation *result);
 
-/* The levels of instruction sets that kernels exist for, from the first, which
- * every machine has. Each includes those before it. */
+/* The instruction sets of this architecture, from the first, "scalar", which
+ * every machine has. On x86-64 kernels exist for all of them, and each includes
+ * those before it. On aarch64 they are independent, and no kernel uses any but
+ * the first. */
 typedef struct nbl_isa_level {
-    const char *name;    /* as NIBBLE_ISA takes it: "avx2" */
+    const char *name;    /* "avx2"; NIBBLE_ISA takes those that kernels use */
     const char *enables; /* what it is used for, a phrase */
     int found;           /* 1: this machine has it, */
     int used; /* 1: and this context uses it (NIBBLE_ISA may say less) */
@@ -1287,6 +1289,9 @@ NBL_API int nbl_isa_level_get(const nbl_context *ctx, int64_t index,
                               nbl_isa_level *level);
 /* Cores that this process may use. */
 NBL_API int nbl_cores(void);
+/* The processor's name as the system tells it, cut to fit: "AMD EPYC 7763",
+ * "Arm Neoverse-N1". 0: unknown; `name` is then "". */
+NBL_API int nbl_processor_name(char *name, size_t size);
 
 /* The libraries this one works with, as found at run time. */
 typedef struct nbl_library {

@@ -294,11 +294,15 @@ doctor() { exits 0 doctor && says out isa cuda && exits 0 doctor --json && one_d
 check "doctor tells of the machine" doctor
 doctor_isa() { NIBBLE_ISA=scalar "$nibble" doctor --json --threads 3 >out && json_is isa scalar && json_is threads 3; }
 check "NIBBLE_ISA and --threads are obeyed" doctor_isa
+case $(uname -m) in
+aarch64) vector_isa=neon vector_flag=asimd ;;
+*) vector_isa=avx2 vector_flag=avx2 ;;
+esac
 doctor_details() {
     NIBBLE_ISA=scalar "$nibble" doctor --json >out && json_is isa_levels.0.name scalar && json_is isa_levels.0.used true && json_is isa_levels.1.used false &&
-        json_is isa_levels/name=avx2/found "$(grep -qw avx2 /proc/cpuinfo && echo true || echo false)" && json_is cores "$(nproc)" &&
+        json_is isa_levels/name=$vector_isa/found "$(grep -qw $vector_flag /proc/cpuinfo && echo true || echo false)" && json_is cores "$(nproc)" &&
         [[ $("$json_get" out libraries.#) =~ ^[34]$ ]] && [[ $("$json_get" out cuda_built) =~ ^(true|false)$ ]] && [[ $("$json_get" out libraries/name=jansson/version) =~ ^[0-9]+\.[0-9] ]] &&
-        [[ $("$json_get" out libraries/name=PCRE2/version) =~ ^10\. ]] && NIBBLE_ISA=scalar exits 0 doctor && says out PCRE2 utf8proc jansson cores memory avx512bf16 NIBBLE_ISA
+        [[ $("$json_get" out libraries/name=PCRE2/version) =~ ^10\. ]] && NIBBLE_ISA=scalar exits 0 doctor && says out PCRE2 utf8proc jansson cores memory $vector_isa NIBBLE_ISA
 }
 check "doctor tells what was found, what is used and what it enables" doctor_details
 no_device() {

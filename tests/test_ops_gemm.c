@@ -154,13 +154,17 @@ static void reference(const nbl__product *p, const double *before, double *c)
     for (int t = 0; t < p->term_count; t++) {
         const nbl__term *term = &p->terms[t];
         double *a = malloc((size_t)(p->m * term->k + 1) * 8), *b = malloc((size_t)(p->n * term->k + 1) * 8);
+        /* Codes times codes are summed as integers: the weight is not rounded to the compute dtype. */
+        bool codes = term->a.dtype == NBL_DTYPE_I8 && term->b.transpose && term->b.weight &&
+                     term->b.weight->format == NBL_FORMAT_INT8;
+        nbl_dtype compute = codes ? NBL_DTYPE_F32 : term->compute;
         for (int64_t k = 0; k < term->k; k++) {
             int64_t ka = term->a.pick ? term->a.pick[k] : k, kb = term->b.pick ? term->b.pick[k] : k;
             for (int64_t i = 0; i < p->m; i++)
                 a[i * term->k + k] = stored(&term->a, term->compute, term->a.transpose ? ka : i,
                                             term->a.transpose ? i : ka);
             for (int64_t j = 0; j < p->n; j++)
-                b[j * term->k + k] = stored(&term->b, term->compute, term->b.transpose ? j : kb,
+                b[j * term->k + k] = stored(&term->b, compute, term->b.transpose ? j : kb,
                                             term->b.transpose ? kb : j);
         }
         for (int64_t i = 0; i < p->m; i++)

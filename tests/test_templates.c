@@ -61,6 +61,15 @@ static void the_language_is_jinja2s(void **state)
     (void)state;
     expect(ctx, "{% for m in messages %}<{{ m.role }}>{{ m['content'] }}\n{% endfor %}", "<user>x\xc3\xa9\n");
     expect(ctx, "  {% if n > 5 %}\n  a\n  {%- endif %}\nb\n", "  ab");
+    /* quotients that are wrong in the last place when they are rounded to long double first */
+    expect(ctx,
+           "{{ 5981537119566093213 / 34091082525 }} {{ -2165946455953808812 / 176589814421804131 }} {{ 0 / "
+           "-5 }} "
+           "{{ 127071712187142 / 1995466308440841919 }} {{ 9223372036854775807 / 1 }}",
+           "175457529.55130288 -12.265409888138896 -0.0 6.368020930728193e-05 9.223372036854776e+18");
+    expect(ctx, "{{ range(0, 9223372036854775807, 92233720368548)|length }}", "100000");
+    expect_failure(ctx, "{{ range(0, 9223372036854775807, 92233720368547)|length }}", NBL_ERROR_FORMAT,
+                   "Range too big");
     expect(ctx, "{{ 2 ** 3 ** 2 }} {{ -7 // 2 }} {{ 7 / 2 }} {{ 1 < 2 < 3 }} {{ 'a' ~ 1 ~ none }}",
            "64 -4 3.5 True a1None");
     expect(ctx, "{{ [1, 'it\\'s', 2.0, (1,), {}] }} {{ d }}",

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* The handler reads slots while others claim and release them. A slot matches only while begin <= address < end:
- * `end` is set last and cleared first. */
+ * `end` is set last and cleared first. `begin` is read again behind `end`: both are of one mapping. */
 typedef struct slot {
     atomic_uintptr_t begin, end, fault; /* begin 0: free; fault 0: none */
 } slot;
@@ -34,7 +34,7 @@ static void on_bus(int number, siginfo_t *info, void *state)
     for (int i = 0; i < SLOTS; i++) {
         slot *s = &slots[i];
         uintptr_t begin = atomic_load(&s->begin), end = atomic_load(&s->end);
-        if (begin == 0 || at < begin || at >= end) continue;
+        if (begin == 0 || at < begin || at >= end || atomic_load(&s->begin) != begin) continue;
         uintptr_t first = at / page * page, none = 0;
         void *zeros = mmap((void *)first, (end - first + page - 1) / page * page, PROT_READ,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);

@@ -1,6 +1,7 @@
 /* machine.c - what a context found on the machine, for people to read, and the memory that is available on it. */
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/processor.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,7 +16,16 @@ int nbl_isa_level_get(const nbl_context *ctx, int64_t index, nbl_isa_level *leve
         [NBL_ISA_AVX512BF16] = "products of bf16 where they are faster than f32",
         [NBL_ISA_AMX] = "tiles of bf16 and int8: matrix products and attention",
     };
-    if (index < 0 || index >= NBL_ISA_COUNT || level == NULL) return 0;
+    if (index < 0 || level == NULL) return 0;
+#if defined(__aarch64__)
+    nbl__arm_feature feature;
+    if (index > NBL_ISA_SCALAR) {
+        if (!nbl__arm_feature_get((size_t)index - 1, &feature)) return 0;
+        *level = (nbl_isa_level){.name = feature.name, .enables = feature.enables, .found = feature.found};
+        return 1;
+    }
+#endif
+    if (index >= NBL_ISA_COUNT) return 0;
     *level = (nbl_isa_level){.name = nbl__isa_name((nbl_isa)index),
                              .enables = enables[index],
                              .found = index <= (int64_t)nbl__isa_detect(),

@@ -263,18 +263,14 @@ static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     if (v[1].type == TPL_MISSING) n[1] = n[0], n[0] = 0;
     if (n[2] == 0) return nbl__tpl_raise(vm, "ValueError: range() arg 3 must not be zero");
     /* the length without overflow: the difference and the step fit in 65 bits */
-    long double distance = n[2] > 0 ? (long double)n[1] - n[0] : (long double)n[0] - n[1];
-    long double step = n[2] > 0 ? (long double)n[2] : -(long double)n[2];
-    if (distance / step > MOST)
+    __int128 distance = n[2] > 0 ? (__int128)n[1] - n[0] : (__int128)n[0] - n[1];
+    __int128 step = n[2] > 0 ? (__int128)n[2] : -(__int128)n[2];
+    __int128 count = distance > 0 ? (distance - 1) / step + 1 : 0;
+    if (count > MOST)
         return nbl__tpl_raise(
             vm, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MOST);
-    int64_t count = 0;
-    if (distance > 0)
-        count = (int64_t)(((__int128)(n[2] > 0 ? 1 : -1) * ((__int128)n[1] - n[0]) - 1) /
-                          (n[2] > 0 ? (__int128)n[2] : -(__int128)n[2])) +
-                1;
     NBL_TRY(TPL_NEW(vm, range, 1));
-    *range = (tpl_range){n[0], n[1], n[2], count};
+    *range = (tpl_range){n[0], n[1], n[2], (int64_t)count};
     *result = (tpl_value){.type = TPL_RANGE, .range = range};
     return NBL_OK;
 }

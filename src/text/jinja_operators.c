@@ -36,6 +36,20 @@ static nbl_status power(tpl_vm *vm, int64_t base, int64_t exponent, tpl_value *r
     return *result = tpl_int(value), NBL_OK;
 }
 
+/* a / b, rounded once. (A quotient in long double would be rounded twice, and otherwise on each architecture.) The integer
+ * quotient has 56 bits or more, its lowest tells of a remainder: the conversion to double rounds it. */
+static double true_division(int64_t a, int64_t b)
+{
+    uint64_t over = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, under = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
+    double sign = (a < 0) != (b < 0) ? -1 : 1;
+    if (over == 0) return 0 * sign;
+    int shift = 56 + __builtin_clzll(over) - __builtin_clzll(under);
+    if (shift < 0) shift = 0;
+    unsigned __int128 wide = (unsigned __int128)over << shift;
+    uint64_t bits = (uint64_t)(wide / under) | (wide % under != 0);
+    return sign * ldexp((double)bits, -shift);
+}
+
 static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int64_t b, tpl_value *result)
 {
     int64_t value = 0;
@@ -46,7 +60,7 @@ static nbl_status integer_operation(tpl_vm *vm, tpl_operator op, int64_t a, int6
     case OP_MUL: over = __builtin_mul_overflow(a, b, &value); break;
     case OP_DIV:
         if (b == 0) return nbl__tpl_raise(vm, "ZeroDivisionError: division by zero");
-        return *result = tpl_float((double)((long double)a / (long double)b)), NBL_OK;
+        return *result = tpl_float(true_division(a, b)), NBL_OK;
     case OP_FLOORDIV:
     case OP_MOD:
         if (b == 0) return nbl__tpl_raise(vm, "ZeroDivisionError: integer division or modulo by zero");

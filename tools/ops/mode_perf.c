@@ -192,23 +192,13 @@ static bool time_text(void *user, const char *text)
     return true;
 }
 
-static void machine_name(char name[128])
-{
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    char line[256];
-    strcpy(name, "unknown machine");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
-    if (file) fclose(file);
-}
-
 /* What it runs on, and how fast that can be. */
 static bool name_machine(timing *t, char name[128])
 {
     nbl_cuda_device device;
     if (!t->o->cuda) {
         t->peak = roofline_measure(t->ctx);
-        machine_name(name);
+        if (!nbl_processor_name(name, 128)) strcpy(name, "unknown machine");
         return true;
     }
     if (nbl_cuda_device_get(t->ctx, 0, &device) != NBL_OK ||

@@ -1,4 +1,5 @@
-/* rope_ref.c - rope_table, rope and rope_backward by their definition. Scalar, f64. */
+/* rope_ref.c - rope_table, rope and rope_backward by their definition. Scalar, f64. The cosines and sines are f32 as in a
+ * table, whether or not one is given: both ways give the same bits. */
 #include <math.h>
 
 #include "ops/ref/ref.h"
@@ -39,8 +40,10 @@ static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const 
         for (int64_t i = 0; i < half; i++) {
             double angle = table ? 0
                                  : (double)((const int32_t *)a->positions.data)[t] * (double)frequencies[i];
-            double c = table ? nbl__ref_get(&a->cos, t * half + i) : cos(angle) * (double)scaling;
-            double s = sign * (table ? nbl__ref_get(&a->sin, t * half + i) : sin(angle) * (double)scaling);
+            float c_own = (float)(cos(angle) * (double)scaling),
+                  s_own = (float)(sin(angle) * (double)scaling);
+            double c = table ? nbl__ref_get(&a->cos, t * half + i) : (double)c_own;
+            double s = sign * (table ? nbl__ref_get(&a->sin, t * half + i) : (double)s_own);
             double first = nbl__ref_get(from, r * columns + i);
             double second = nbl__ref_get(from, r * columns + half + i);
             nbl__ref_set(to, r * columns + i, first * c - second * s);
