@@ -507,7 +507,7 @@ static void a_name_of_the_hub_says_how_to_get_the_rows(void **state)
     prepare(&f, ctx, "l.jsonl", NBL_DATA_COMPLETION);
     f.dataset.path = "mhenrichsen/alpaca_2k_test";
     refuse(&f, "mhenrichsen/alpaca_2k_test");
-    assert_non_null(strstr(nbl_error_hint(ctx), "save its rows as JSON lines"));
+    assert_non_null(strstr(nbl_error_hint(ctx), "hf download --repo-type dataset"));
     f.dataset.path = "nowhere/rows.jsonl";
     refuse(&f, "nowhere/rows.jsonl");
     assert_null(nbl_error_hint(ctx) ? strstr(nbl_error_hint(ctx), "hub") : NULL);
