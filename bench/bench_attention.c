@@ -13,7 +13,7 @@
 
 #include "base/philox.h"
 #include "base/team.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "ops/families.h"
 
 #ifndef NBL_COMMIT

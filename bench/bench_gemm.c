@@ -22,7 +22,7 @@
 
 #include "base/philox.h"
 #include "base/team.h"
-#include "ops/cpu/gemm.h"
+#include "ops/gemm/cpu/gemm.h"
 
 #ifndef NBL_COMMIT
 #define NBL_COMMIT "unknown"

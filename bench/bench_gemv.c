@@ -12,8 +12,8 @@
 #include <time.h>
 
 #include "base/philox.h"
-#include "ops/cpu/gemv.h"
-#include "ops/cpu/int8_product.h"
+#include "ops/gemv/cpu/gemv.h"
+#include "ops/gemv/cpu/gemm_int8.h"
 #include "quant/quant.h"
 
 #ifndef NBL_COMMIT

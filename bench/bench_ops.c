@@ -19,7 +19,7 @@
 
 #include "base/philox.h"
 #include "ops/families.h"
-#include "ops/linear.h"
+#include "ops/linear/linear.h"
 #include "quant/quant.h"
 
 enum { MAX_ROUNDS = 64, RANK = 16, MOST_PIECES = 32 };

@@ -2,7 +2,7 @@
  * the tables for bash, zsh and fish. */
 #include <string.h>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "output.h"
 
 /* The choices of an option or argument, parted by blanks; NULL when there are none. */

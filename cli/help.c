@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "output.h"
 
 const cli_topic cli_exit_statuses[] = {

@@ -1,7 +1,7 @@
 /* man.c - `nibble man`: the manual page nibble(1), made from the tables. */
 #include <string.h>
 
-#include "commands.h"
+#include "commands/commands.h"
 #include "help.h"
 #include "output.h"
 

@@ -1,8 +1,8 @@
 /* fuzz_checkpoint.c - where a run stands and what it has logged, of a checkpoint that somebody made up: one object
  * stands for nibble_state.json and trainer_state.json. What is taken can be printed, read again and shown. */
 #include "fuzz.h"
-#include "train/events.h"
-#include "train/report.h"
+#include "report/events.h"
+#include "report/report.h"
 #include "train/resume_state.h"
 
 static void show_records(nbl_context *ctx, nbl__records *records)

@@ -1,6 +1,6 @@
 /* fuzz_config.c - config.json: parsing, and edits of its text. After an edit the text must still
  * parse and say what the edit said. */
-#include "format/config.h"
+#include "format/hf/config.h"
 #include "fuzz.h"
 
 /* A key in escaped spelling is not found by an edit: then it may stand there twice, or stay. */

@@ -2,8 +2,8 @@
  * the type of the data, the rest is the file. Rows lie in the file one behind the other; what is trained lies in the
  * text. */
 #include "fuzz.h"
-#include "train/draft.h"
-#include "train/read_rows.h"
+#include "data/example.h"
+#include "data/read_rows.h"
 
 enum { MOST_ROWS = 64 };
 

@@ -1,6 +1,6 @@
 /* fuzz_gguf.c - a whole .gguf file: head, values, decoding, and the model that it may be. Whatever opens must
  * be readable without touching a byte outside the file, and a model's config must parse. */
-#include "format/gguf_model.h"
+#include "format/gguf/gguf_model.h"
 #include "fuzz.h"
 
 enum { MOST = 1 << 14 };

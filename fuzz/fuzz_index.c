@@ -1,5 +1,5 @@
 /* fuzz_index.c - model.safetensors.index.json. No file name may lead out of the folder. */
-#include "format/index.h"
+#include "format/hf/shard_index.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "format/json.h"
-#include "format/safetensors.h"
+#include "base/json/json.h"
+#include "format/hf/safetensors.h"
 #include "fuzz.h"
 
 enum {

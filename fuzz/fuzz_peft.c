@@ -1,6 +1,6 @@
 /* fuzz_peft.c - adapter_config.json: reading it, matching modules by it, and printing it. What was read must,
  * printed, read back to the same text, and mean the same modules. */
-#include "format/peft.h"
+#include "format/peft/peft.h"
 #include "fuzz.h"
 
 static const char *const paths[] = {

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "train/run_config.h"
+#include "run/run_config.h"
 
 static const char *scratch_file(void)
 {

@@ -1,6 +1,6 @@
 /* fuzz_samples.c - samples.json of a run that goes on, and the page that shows what was in there. */
 #include "fuzz.h"
-#include "train/report.h"
+#include "report/report.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,5 +1,5 @@
 /* fuzz_state.c - the JSON of a 4-bit state. What was read, printed and read again must be the same. */
-#include "format/bnb_state.h"
+#include "format/hf/bnb_state.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,7 +1,7 @@
 /* fuzz_vocab_export.c - a tokenizer.json as the entries of a GGUF file: whatever it says, it is written or refused with a
  * message, and what is written has a text and a type for every token. */
 #include "fuzz.h"
-#include "text/vocab_export.h"
+#include "text/vocab/vocab_export.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -4,7 +4,7 @@
 
 #include "support.h"
 
-#include "format/peft.h"
+#include "format/peft/peft.h"
 
 #define LLAMA TEST_DATA_DIR "/folders/llama"
 #define LAYER "model.layers.0."

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/philox.h"
-#include "format/peft.h"
+#include "format/peft/peft.h"
 
 static _Noreturn void fail(const char *what, const char *why)
 {

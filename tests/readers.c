@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "format/gguf_model.h"
-#include "format/peft.h"
+#include "format/gguf/gguf_model.h"
+#include "format/peft/peft.h"
 
 static nbl_status write_model(nbl__gguf_model *model, nbl__writer *writer, nbl__output *output,
                               nbl_dtype dtype)

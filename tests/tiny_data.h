@@ -8,8 +8,8 @@
 #include "support.h"
 
 #include "base/alloc.h"
-#include "train/data_parts.h"
-#include "train/data_split.h"
+#include "data/data_parts.h"
+#include "data/data_split.h"
 
 #define TURNS                                                                                                \
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\\\n' + m['content'] + '<|im_end|>' + "        \

@@ -8,7 +8,7 @@
 
 #include "arch/arch.h"
 #include "base/philox.h"
-#include "format/peft.h"
+#include "format/peft/peft.h"
 
 enum {
     TINY_VOCAB = 96,

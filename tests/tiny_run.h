@@ -4,7 +4,7 @@
 
 #include "tiny_model.h"
 
-#include "train/run.h"
+#include "run/run.h"
 
 enum { STEPS = 6 };
 _Static_assert(STEPS == 6, "max_steps of write_run");

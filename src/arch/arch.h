@@ -11,9 +11,9 @@
 #ifndef NBL_ARCH_H
 #define NBL_ARCH_H
 
-#include "format/json.h"
+#include "base/json/json.h"
 #include "graph/graph.h"
-#include "ops/rope.h"
+#include "ops/rope/rope.h"
 
 enum { NBL_MOST_LAYERS = 1024 };
 

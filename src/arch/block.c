@@ -9,16 +9,16 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "ops/attention.h"
-#include "ops/cache.h"
-#include "ops/cross_entropy.h"
-#include "ops/dora_norm.h"
-#include "ops/elementwise.h"
-#include "ops/embedding.h"
-#include "ops/linear_group.h"
-#include "ops/mlp.h"
-#include "ops/norm_rope.h"
-#include "ops/rmsnorm.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/cache.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/linear/dora_norm.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/embedding/embedding.h"
+#include "ops/linear/linear_group.h"
+#include "ops/linear/mlp.h"
+#include "ops/norm/norm_rope.h"
+#include "ops/norm/rmsnorm.h"
 
 /* ---- weights and parameters by name ---- */
 

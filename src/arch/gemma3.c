@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "ops/mlp.h"
+#include "ops/linear/mlp.h"
 
 static bool five_of_six(const nbl__decoder *d, int64_t layer)
 {

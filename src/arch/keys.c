@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "ops/mlp.h"
+#include "ops/linear/mlp.h"
 
 /* About generation, training, files or the library that wrote it. */
 static const char *const passed_over[] = {

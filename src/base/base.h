@@ -85,7 +85,7 @@ nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what);
 nbl_isa nbl__isa(const nbl_context *ctx);
 /* The implementation that NIBBLE_IMPL named when the context was made, or NULL. */
 const char *nbl__forced_impl(const nbl_context *ctx);
-/* What the context runs on instead of the CPU, or NULL: an nbl__cuda (ops/cuda/cuda.h), which sets it once and is
+/* What the context runs on instead of the CPU, or NULL: an nbl__cuda (device/cuda/cuda.h), which sets it once and is
  * closed with the context. */
 void *nbl__accelerator(const nbl_context *ctx);
 void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));

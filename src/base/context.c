@@ -12,8 +12,8 @@
 #include <stdlib.h>
 
 #include "base/alloc.h"
-#include "base/bus.h"
-#include "base/file.h"
+#include "base/file/file_guard.h"
+#include "base/file/file.h"
 #include "base/team.h"
 #include "base/visible.h"
 

@@ -8,12 +8,11 @@
 #ifndef NBL_CONVERT_H
 #define NBL_CONVERT_H
 
-#include <stdatomic.h>
-
-#include "base/output.h"
+#include "base/file/output.h"
 #include "base/team.h"
-#include "convert/text_files.h"
-#include "format/checkpoint.h"
+#include "format/hf/text_files.h"
+#include "format/hf/checkpoint.h"
+#include "quant/non_finite.h"
 #include "quant/quant.h"
 
 enum { NBL_SPAN_BYTES = 256 << 10 };
@@ -63,19 +62,8 @@ typedef struct nbl__conversion {
     bool allow_non_finite;        /* NaN and infinities are a warning, not an error */
 } nbl__conversion;
 
-/* ---- NaN and infinities of one tensor; any thread may add ---- */
+/* ---- NaN and infinities of one tensor (quant/non_finite.h) ---- */
 
-#define NBL_LARGEST_F16 0x1.ffdffep15f /* the f32 before 65520: what is larger rounds to an infinity of f16 */
-
-typedef struct nbl__non_finite {
-    atomic_int_fast64_t count, first; /* first: index of the first + 1; 0: none */
-} nbl__non_finite;
-/* n values of a compute dtype; values[0] has this index in the tensor. Cost: bound by memory. */
-void nbl__non_finite_scan(nbl__non_finite *found, nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n,
-                          int64_t index);
-/* The same one by one: value i has the index `index + i * stride`, and counts if it is NaN or |value| > most. */
-void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *values, int64_t n,
-                          int64_t index, int64_t stride, float most);
 /* After the tensor's last value: refuses it or, where that is allowed, warns. `what`: "are not finite". */
 nbl_status nbl__non_finite_settle(nbl__conversion *conversion, const char *name, nbl__non_finite *found,
                                   const char *what);

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "format/bnb_state.h"
+#include "format/hf/bnb_state.h"
 
 /* What the workers of one weight share. */
 typedef struct job {

@@ -10,7 +10,7 @@
 #define NBL_MERGE_H
 
 #include "convert/convert.h"
-#include "format/peft.h"
+#include "format/peft/peft.h"
 
 typedef struct nbl__merged {
     const char *name;

@@ -1,12 +1,12 @@
 /* quantize.c - a plain checkpoint becomes what transformers + bitsandbytes load.
  *
- * What is quantised is what transformers itself would quantise (format/hf_linear.c), less what the
+ * What is quantised is what transformers itself would quantise (format/hf/hf_linear.c), less what the
  * user skips. The writing of each format is in encode.c; here are the decisions. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 #include "convert/encode.h"
-#include "format/hf_linear.h"
+#include "format/hf/hf_linear.h"
 
 typedef struct plan {
     nbl__encoded *encoded; /* per tensor; format DENSE: copied */

@@ -12,7 +12,7 @@
  * every trained parameter must have a gradient. DoRA's norms are constants by definition: a node
  * that prepares (nbl__graph_end_prepare) makes nothing differentiable. */
 #include "graph/graph.h"
-#include "ops/elementwise.h"
+#include "ops/elementwise/elementwise.h"
 
 /* `part` is one contribution to the gradient of `value`: the only one so far, or summed with the others. */
 static void contribute(nbl__graph *g, nbl__value value, nbl__value part)

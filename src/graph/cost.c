@@ -3,12 +3,12 @@
  * Counted is what the operators do, not what a formula of the model says: a backward pass that makes logits, scores
  * or gate and up again pays for them, and a gradient that nobody wants costs nothing. */
 #include "graph/plan.h"
-#include "ops/attention.h"
-#include "ops/cross_entropy.h"
-#include "ops/dora_norm.h"
-#include "ops/embedding.h"
-#include "ops/linear_group.h"
-#include "ops/mlp.h"
+#include "ops/attention/attention.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/linear/dora_norm.h"
+#include "ops/embedding/embedding.h"
+#include "ops/linear/linear_group.h"
+#include "ops/linear/mlp.h"
 
 uint64_t nbl__weight_bytes(const nbl_weight *w)
 {

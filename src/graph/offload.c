@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #include "graph/plan.h"
-#include "ops/aside.h"
+#include "ops/elementwise/offload_copy.h"
 
 typedef struct traveller {
     nbl__value value, back; /* back: what stands for it in backward; 0: itself */

@@ -1,7 +1,7 @@
 /* plan.c - the schedule, and what fits a budget. See plan.h. */
 #include "graph/plan.h"
 
-#include "ops/cuda/cuda.h"
+#include "device/cuda/cuda.h"
 
 /* ---- the schedule ---- */
 

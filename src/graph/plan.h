@@ -111,7 +111,7 @@ nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
 /* Binds to the memory of another plan, all of it: `host` was made `with` this one, holds the same parameters and
  * states, and must outlive it. What one run leaves in inputs and results, a run of the other may overwrite. */
 nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host);
-/* Where operators find a value; after nbl__plan_bind. That may be a device's memory: see ops/memory.h. */
+/* Where operators find a value; after nbl__plan_bind. That may be a device's memory: see device/device_memory.h. */
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value);
 /* An input for the caller to write before a run, or a result to read after it: always the host's memory. */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);

@@ -6,12 +6,12 @@
  * as one launch. */
 #include <math.h>
 
-#include "base/file.h"
+#include "base/file/file.h"
 #include "base/hash.h"
 #include "graph/plan.h"
-#include "ops/aside.h"
-#include "ops/cuda/cuda.h"
-#include "ops/memory.h"
+#include "ops/elementwise/offload_copy.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
 
 /* ---- memory ---- */
 

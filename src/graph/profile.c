@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "graph/plan.h"
-#include "ops/cuda/cuda.h"
+#include "device/cuda/cuda.h"
 
 typedef struct line {
     char what[96];

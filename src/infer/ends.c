@@ -1,6 +1,6 @@
 /* ends.c - the tokens that end a sequence: eos_token_id of generation_config.json, else of config.json; a number
  * or a list. A .gguf file names those that end a text, a turn and a message one by one. */
-#include "infer/language_model.h"
+#include "model/language_model.h"
 
 static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
 {

@@ -8,9 +8,9 @@
 #include <math.h>
 
 #include "base/philox.h"
-#include "infer/language_model.h"
-#include "ops/cuda/cuda.h"
-#include "ops/memory.h"
+#include "model/language_model.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
 
 typedef struct candidate {
     float logit;

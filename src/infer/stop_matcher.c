@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "base/utf8.h"
-#include "format/json.h"
+#include "base/json/json.h"
 
 typedef struct stop {
     const char *text;

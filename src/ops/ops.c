@@ -1,7 +1,7 @@
 /* ops.c - the table of operators, dispatch, and the checks that operators share. See ops.h. */
 #include "ops/ops.h"
 
-#include "ops/cuda/cuda.h"
+#include "device/cuda/cuda.h"
 #include "ops/families.h"
 
 static const nbl__family *const table[] = {

@@ -40,7 +40,7 @@ typedef struct nbl__call {
     const char *op;   /* its name, for messages */
     uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
     size_t scratch_bytes;
-    struct nbl__cuda *cuda; /* the device that it runs on (ops/cuda/cuda.h); NULL: the CPU */
+    struct nbl__cuda *cuda; /* the device that it runs on (device/cuda/cuda.h); NULL: the CPU */
     nbl__around around;
 } nbl__call;
 

@@ -6,7 +6,7 @@
 
 #include "base/hash.h"
 #include "base/philox.h"
-#include "ops/memory.h"
+#include "device/device_memory.h"
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {

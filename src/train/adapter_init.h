@@ -2,8 +2,8 @@
 #ifndef NBL_ADAPTER_INIT_H
 #define NBL_ADAPTER_INIT_H
 
-#include "infer/language_model.h"
-#include "train/run_config.h"
+#include "model/language_model.h"
+#include "run/run_config.h"
 
 /* Gives the model the adapter that the configuration describes. */
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *config);

@@ -1,7 +1,7 @@
 /* optimizer.c - see optimizer.h. */
 #include "train/optimizer.h"
 
-#include "ops/memory.h"
+#include "device/device_memory.h"
 
 enum { SCALE_BLOCK = 256 }; /* bitsandbytes' */
 

@@ -7,9 +7,9 @@
 #ifndef NBL_OPTIMIZER_H
 #define NBL_OPTIMIZER_H
 
-#include "infer/language_model.h"
-#include "ops/grad_norm.h"
-#include "train/run_config.h"
+#include "model/language_model.h"
+#include "ops/optimizer/grad_norm.h"
+#include "run/run_config.h"
 
 typedef struct nbl__trained {
     const char *name; /* as in PEFT's file without "base_model.model.", or as in the checkpoint */

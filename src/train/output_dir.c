@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "convert/text_files.h"
+#include "base/file/file.h"
+#include "format/hf/text_files.h"
 
 /* ---- what is a run's ---- */
 

@@ -4,7 +4,7 @@
 #ifndef NBL_OUTPUT_DIR_H
 #define NBL_OUTPUT_DIR_H
 
-#include "train/run_config.h"
+#include "run/run_config.h"
 
 /* Refuses what would be lost or overwritten: a model or adapter to start from that lies where the run writes.
  * A folder that is not there yet is fine. */

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "convert/convert.h"
-#include "ops/memory.h"
+#include "device/device_memory.h"
 #include "train/output_dir.h"
 #include "train/result_text.h"
 

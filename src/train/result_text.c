@@ -1,9 +1,9 @@
 /* result_text.c - see result_text.h. */
 #include "train/result_text.h"
 
-#include "base/file.h"
-#include "text/tokenizer.h"
-#include "train/scribe.h"
+#include "base/file/file.h"
+#include "text/tokenizer/tokenizer.h"
+#include "data/row_encoder.h"
 
 /* The ids that special_tokens and eot_tokens name, by the model's tokenizer; without a tokenizer they stay unknown. */
 static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl__text_changes *changes)

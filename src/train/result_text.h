@@ -3,8 +3,8 @@
 #ifndef NBL_RESULT_TEXT_H
 #define NBL_RESULT_TEXT_H
 
-#include "convert/text_files.h"
-#include "train/run_config.h"
+#include "format/hf/text_files.h"
+#include "run/run_config.h"
 
 /* Texts in it are the configuration's. */
 nbl_status nbl__result_text(nbl_context *ctx, const nbl__run_config *config, nbl__text_source *source);

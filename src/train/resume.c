@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 #include "train/best.h"
-#include "train/fingerprint.h"
+#include "run/fingerprint.h"
 #include "train/output_dir.h"
 #include "train/resume_state.h"
 

@@ -12,9 +12,9 @@
 #ifndef NBL_RESUME_H
 #define NBL_RESUME_H
 
-#include "train/records.h"
+#include "report/records.h"
 #include "train/result.h"
-#include "train/run_changes.h"
+#include "run/run_changes.h"
 
 /* Between these the scale of f16's gradients moves. */
 #define NBL_LEAST_LOSS_SCALE 0x1p-14

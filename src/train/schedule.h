@@ -2,7 +2,7 @@
 #ifndef NBL_SCHEDULE_H
 #define NBL_SCHEDULE_H
 
-#include "train/run_config.h"
+#include "run/run_config.h"
 
 /* What the learning rate of step `step` (from 0) of `total` is multiplied with. */
 double nbl__schedule_factor(const nbl__run_config *config, int64_t step, int64_t warmup, int64_t total);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "train/run.h"
+#include "run/run.h"
 #include "train/trainer.h"
 
 typedef struct loop {

@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include "convert/convert.h"
-#include "ops/memory.h"
+#include "device/device_memory.h"
 #include "train/adapter_init.h"
-#include "train/fingerprint.h"
+#include "run/fingerprint.h"
 #include "train/output_dir.h"
-#include "train/run.h"
+#include "run/run.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
 

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "ops/memory.h"
+#include "device/device_memory.h"
 #include "train/trainer.h"
 
 enum { USUAL_SAMPLES = 3 };

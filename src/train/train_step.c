@@ -12,9 +12,9 @@
 #include <stdio.h>
 
 #include "base/hash.h"
-#include "ops/cross_entropy.h"
-#include "ops/cuda/cuda.h"
-#include "ops/memory.h"
+#include "ops/loss/cross_entropy.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
 

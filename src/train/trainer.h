@@ -10,8 +10,8 @@
 #define NBL_TRAINER_H
 
 #include "train/best.h"
-#include "train/data.h"
-#include "train/report.h"
+#include "data/data.h"
+#include "report/report.h"
 
 /* A place where dropout is drawn: its attributes in the arguments of a planned step. */
 typedef struct nbl__dropout_site {

@@ -1,4 +1,4 @@
-/* linear_rule.c - the rule of format/hf_linear.h as a filter, for test_linear_rule.py.
+/* linear_rule.c - the rule of format/hf/hf_linear.h as a filter, for test_linear_rule.py.
  *
  * Reads lines `model_type tied name d0xd1…` (model_type - means none, tied is 0 or 1) and answers each
  * with yes, no or refuse. `layers N name` asks whether the tensor is in a layer behind the last of N: it
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "format/hf_linear.h"
+#include "format/hf/hf_linear.h"
 
 int main(void)
 {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes src/text/jinja_unicode_tables.inc: where Python's character properties differ from what utf8proc's general
-categories and one-to-one case mappings say (see src/text/jinja_unicode.c). Standard library and libutf8proc only.
+"""Writes src/text/template/library/jinja_unicode_tables.inc: where Python's character properties differ from what utf8proc's general
+categories and one-to-one case mappings say (see src/text/template/library/jinja_unicode.c). Standard library and libutf8proc only.
 
-    make_jinja_unicode.py > src/text/jinja_unicode_tables.inc
+    make_jinja_unicode.py > src/text/template/library/jinja_unicode_tables.inc
 """
 import ctypes, sys, unicodedata
 

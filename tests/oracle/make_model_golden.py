@@ -1,5 +1,5 @@
 """Makes tests/data/models: tiny models with random weights of every architecture, rope and storage, and what transformers, PEFT and
-bitsandbytes compute with them, for tests/test_models.c.
+bitsandbytes compute with them, for tests/model/test_models.c.
 
     python tests/oracle/make_model_golden.py [FOLDER]
 

@@ -1,4 +1,4 @@
-"""Makes tests/data/quant/golden.bin: what bitsandbytes, transformers and torch compute, for tests/test_quant.c.
+"""Makes tests/data/quant/golden.bin: what bitsandbytes, transformers and torch compute, for tests/quant/test_quant.c.
 
     python tests/oracle/make_quant_golden.py [FILE]
 

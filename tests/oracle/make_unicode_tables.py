@@ -1,6 +1,6 @@
-"""Asks the tokenizers library what it holds of every character and writes src/text/unicode_tables.c.
+"""Asks the tokenizers library what it holds of every character and writes src/text/unicode/unicode_tables.c.
 
-    build/oracle/bin/python tests/oracle/make_unicode_tables.py >src/text/unicode_tables.c     (some minutes)
+    build/oracle/bin/python tests/oracle/make_unicode_tables.py >src/text/unicode/unicode_tables.c     (some minutes)
 
 Python's own unicodedata only helps to find what is newer than itself.
 """

@@ -1,4 +1,4 @@
-"""The rule of src/format/hf_linear.c against transformers itself, for every architecture that it builds small.
+"""The rule of src/format/hf/hf_linear.c against transformers itself, for every architecture that it builds small.
 
 Runs the survey of survey_linear.py and asks the C rule about every tensor of every model. A tensor passes when
 both agree; a layer that is split or fused while loading ("part"), and all of a model that keeps its matrices
@@ -19,7 +19,7 @@ MINIMUM_ARCHITECTURES = 280  # the pinned transformers builds a few more; a surv
 
 def build(folder):
     program = os.path.join(folder, "linear_rule")
-    sources = ["tests/oracle/linear_rule.c", "src/format/hf_linear.c"]
+    sources = ["tests/oracle/linear_rule.c", "src/format/hf/hf_linear.c"]
     options = ["-std=c17", "-O1", "-Wall", "-Wextra", "-Werror", "-Isrc", "-Iinclude", "-o", program]
     subprocess.run([os.environ.get("CC", "gcc"), *options, *sources], cwd=ROOT, check=True)
     return program

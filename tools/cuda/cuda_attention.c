@@ -15,9 +15,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ops/attention.h"
-#include "ops/cache.h"
-#include "ops/cuda/cuda.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/cache.h"
+#include "device/cuda/cuda.h"
 
 static nbl_context *cpu, *gpu;
 static nbl__cuda *device;

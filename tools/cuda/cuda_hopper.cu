@@ -1,4 +1,4 @@
-/* cuda_hopper.cu - examines the Hopper product (src/ops/cuda/hopper.h) on the first device.
+/* cuda_hopper.cu - examines the Hopper product (src/ops/gemm/cuda/gemm_sm90.h) on the first device.
  *
  *   cuda_hopper test [--quick]   every variant against sums in f64: sizes that are no multiple of anything, several
  *                                sources, both ways that b may lie, beta, gated; twice the same bits, nothing written
@@ -14,10 +14,10 @@
 
 #include "examine.cuh"
 
-#include "ops/cuda/kernel.cuh"
+#include "ops/common/kernel.cuh"
 
 extern "C" {
-#include "ops/cuda/hopper.h"
+#include "ops/gemm/cuda/gemm_sm90.h"
 }
 
 namespace

@@ -18,11 +18,11 @@
 
 #include "examine.cuh"
 
-#include "ops/cuda/kernel.cuh"
+#include "ops/common/kernel.cuh"
 
 extern "C" {
 #include "ops/families.h"
-#include "ops/linear_group.h"
+#include "ops/linear/linear_group.h"
 }
 
 namespace

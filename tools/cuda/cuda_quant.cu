@@ -13,9 +13,9 @@
 
 #include "examine.cuh"
 
-#include "ops/cuda/decode.cuh"
-#include "ops/cuda/dequantize.h"
-#include "ops/cuda/gemv.h"
+#include "ops/dequantize/dequantize_value.cuh"
+#include "ops/dequantize/dequantize.h"
+#include "ops/gemv/cuda/gemv_cuda.h"
 
 namespace
 {

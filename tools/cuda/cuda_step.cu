@@ -14,13 +14,13 @@
 
 #include "examine.cuh"
 
-#include "ops/cuda/load.cuh"
+#include "ops/common/load.cuh"
 
 extern "C" {
-#include "ops/adamw.h"
-#include "ops/cross_entropy.h"
+#include "ops/optimizer/adamw.h"
+#include "ops/loss/cross_entropy.h"
 #include "ops/families.h"
-#include "ops/grad_norm.h"
+#include "ops/optimizer/grad_norm.h"
 }
 
 using namespace nbl_cuda;

@@ -2,7 +2,7 @@
  * the few whose files look different have a function each. docs/OPERATORS.md tells users. */
 #include "device.h"
 #include "ops/families.h"
-#include "ops/rope.h"
+#include "ops/rope/rope.h"
 #include "run.h"
 
 /* ---- operators without a family ---- */

@@ -1,6 +1,6 @@
 /* bindings_quantize.c - quantize: a dense weight to the tensors that a checkpoint would hold for it, under the
  * names that run_weight reads. */
-#include "format/bnb_state.h"
+#include "format/hf/bnb_state.h"
 #include "run.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* bindings_train.c - the operators of a training step whose tensors are lists: adamw (a list of one here) and
  * grad_norm. They work in place; a file's outputs are copies of its inputs, changed. */
-#include "ops/adamw.h"
+#include "ops/optimizer/adamw.h"
 #include "ops/families.h"
-#include "ops/grad_norm.h"
+#include "ops/optimizer/grad_norm.h"
 #include "run.h"
 
 #include <stdio.h>

@@ -27,8 +27,8 @@
 #define NBL_CASE_H
 
 #include "device.h"
-#include "ops/adamw.h"
-#include "ops/grad_norm.h"
+#include "ops/optimizer/adamw.h"
+#include "ops/optimizer/grad_norm.h"
 #include "ops/ops.h"
 
 enum { CASE_TEXT = 1024, CASE_WORDS = 48, CASE_ZONE = 64, CASE_PIECES = 8 };

@@ -4,15 +4,15 @@
  * which is handed on cut into `pieces`, and whose results are outputs of their own; 8-bit moments come out
  * decoded, so that a code beside its neighbour is an error of its size. */
 #include "case.h"
-#include "ops/attention.h"
-#include "ops/cross_entropy.h"
-#include "ops/embedding.h"
+#include "ops/attention/attention.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/embedding/embedding.h"
 #include "ops/families.h"
-#include "ops/layernorm.h"
-#include "ops/linear_group.h"
-#include "ops/mlp.h"
-#include "ops/rmsnorm.h"
-#include "ops/rope.h"
+#include "ops/norm/layernorm.h"
+#include "ops/linear/linear_group.h"
+#include "ops/linear/mlp.h"
+#include "ops/norm/rmsnorm.h"
+#include "ops/rope/rope.h"
 #include "quant/quant.h"
 
 enum { PIECES = CASE_PIECES };

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ops/adamw.h"
+#include "ops/optimizer/adamw.h"
 #include "ops/families.h"
-#include "ops/grad_norm.h"
+#include "ops/optimizer/grad_norm.h"
 
 enum { POISON = 0xff };
 

@@ -6,7 +6,7 @@
 #ifndef NBL_OPS_DEVICE_H
 #define NBL_OPS_DEVICE_H
 
-#include "ops/cuda/cuda.h"
+#include "device/cuda/cuda.h"
 
 typedef enum device_how {
     DEVICE_PLAIN,

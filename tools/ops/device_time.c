@@ -9,7 +9,7 @@
 #ifdef NIBBLE_CUDA_BUILT
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/dequantize.h"
+#include "ops/dequantize/dequantize.h"
 
 enum { SAMPLES = 20, QUICK_SAMPLES = 5, ROW = 10, FLUSH_BYTES = 256 << 20 };
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "device.h"
-#include "format/bnb_state.h"
-#include "format/result_file.h"
+#include "format/hf/bnb_state.h"
+#include "format/hf/result_file.h"
 
 static const nbl__stored *find(const run *r, const char *name)
 {

@@ -6,8 +6,8 @@
 #ifndef NIBBLE_OPS_RUN_H
 #define NIBBLE_OPS_RUN_H
 
-#include "format/json.h"
-#include "format/safetensors.h"
+#include "base/json/json.h"
+#include "format/hf/safetensors.h"
 #include "ops/ops.h"
 
 enum { RUN_MOST_OUTPUTS = 1024, RUN_MOST_ATTRIBUTES = 64 };

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
-#include "format/json.h"
+#include "base/file/file.h"
+#include "base/json/json.h"
 
 enum { BATCH = 64, ANSWER_TOKENS = 48, MOST_ENDS = 8, LARGEST_FILE = 64 << 20 };
 

@@ -1,0 +1,285 @@
+/* chat.c - `nibble chat`: a conversation with a model, in the terminal or through a pipe.
+ *
+ * One line of standard input is one turn (typed: line.h). Every turn the whole conversation is put through the model's chat template
+ * and read anew; what the model computed for earlier turns is not kept. An answer that was interrupted stays in the
+ * conversation as far as it came; a turn that failed leaves the conversation as it was. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands/commands.h"
+#include "line.h"
+#include "model.h"
+#include "output.h"
+#include "session.h"
+
+typedef struct talk {
+    const cli_call *call;
+    nbl_context *ctx;
+    nbl_model *model;
+    nbl_tokenizer *tokenizer;
+    nbl_chat_template *chat_template;
+    cli_ends ends;
+    cli_writing writing;
+    json_t *messages;
+    cli_lines lines;
+    char *answer; /* the text of the answer so far, with a zero byte after it; NULL: nobody has spoken yet */
+    size_t answer_size, answer_room;
+    nbl_status code; /* what went wrong in on_token */
+    int write_error;
+} talk;
+
+/* ---- the answer ---- */
+
+static void say(void *user, nbl_string text)
+{
+    talk *t = user;
+    if (t->answer_size + text.size >= t->answer_room) {
+        size_t room = 2 * (t->answer_size + text.size) + 1024;
+        char *larger = realloc(t->answer, room);
+        if (larger == NULL) cli_no_memory();
+        t->answer = larger;
+        t->answer_room = room;
+    }
+    if (text.size) memcpy(t->answer + t->answer_size, text.text, text.size);
+    t->answer_size += text.size;
+    t->answer[t->answer_size] = '\0';
+    if (!t->call->json && t->write_error == 0) t->write_error = cli_say(text);
+}
+
+/* What a failed answer held back is no part of the next one. */
+static void forget(void *user, nbl_string text)
+{
+    (void)user;
+    (void)text;
+}
+
+static int on_token(void *user, int64_t sequence, int32_t id)
+{
+    talk *t = user;
+    nbl_string text;
+    int stopped = 0;
+    (void)sequence;
+    t->code = cli_writing_push(&t->writing, id, &text, &stopped);
+    if (t->code == NBL_OK) say(t, text);
+    return stopped || t->code != NBL_OK || t->write_error || cli_interrupted();
+}
+
+/* The conversation so far as ids, ready for an answer. */
+static nbl_status render(talk *t, nbl_ids *ids)
+{
+    char *text = json_dumps(t->messages, JSON_COMPACT);
+    if (text == NULL) cli_no_memory();
+    nbl_rendering *r = NULL;
+    nbl_chat what = {.messages = {text, strlen(text)}, .generation_prompt = 1};
+    nbl_status code = nbl_chat_template_render(t->chat_template, &what, &r);
+    if (code == NBL_OK) {
+        nbl_string rendered = nbl_rendering_text(r);
+        code = nbl_tokenizer_encode(t->tokenizer, rendered.text, rendered.size, 0, ids);
+    }
+    nbl_rendering_free(r);
+    free(text);
+    return code;
+}
+
+/* The answer to `prompt`, as it comes. */
+static nbl_status write_answer(talk *t, const nbl_ids *prompt)
+{
+    int64_t left = nbl_model_positions(t->model) - prompt->count;
+    nbl_generate_options how = cli_sampling(t->call, &t->ends);
+    bool short_of_room = how.max_tokens > left;
+    if (short_of_room) how.max_tokens = left;
+    how.seed += json_array_size(t->messages); /* every turn has its own random choices */
+    how.token = on_token;
+    how.user = t;
+    t->answer_size = 0;
+    t->code = NBL_OK;
+    say(t, (nbl_string){"", 0}); /* an answer may be empty */
+    nbl_generated result = {.ids = {malloc((size_t)how.max_tokens * sizeof(int32_t)), 0}};
+    if (result.ids.ids == NULL) cli_no_memory();
+    cli_answer_begin();
+    nbl_status code = nbl_model_generate(t->model, prompt, 1, &how, &result);
+    if (code == NBL_OK) code = t->code;
+    int stopped = result.stopped;
+    if (code == NBL_OK) code = cli_writing_finish(&t->writing, say, t, &stopped);
+    else (void)cli_writing_finish(&t->writing, forget, NULL, &stopped);
+    cli_answer_end();
+    free(result.ids.ids);
+    if (code != NBL_OK) return code;
+    if (!t->call->json) t->write_error = t->write_error ? t->write_error : cli_say((nbl_string){"\n", 1});
+    if (!stopped && !t->call->quiet)
+        fprintf(stderr, "nibble: chat: the answer was cut %s\n",
+                short_of_room ? "where the model's positions end; /reset begins a new conversation"
+                              : "after --max-tokens");
+    return NBL_OK;
+}
+
+/* A turn of the user. Returns CLI_DONE, or what it failed with after an error line; then it is not part of the
+ * conversation. */
+static int take_turn(talk *t, const char *line, size_t size)
+{
+    nbl_ids ids = {0};
+    size_t before = json_array_size(t->messages);
+    int status = CLI_DONE;
+    cli_add_message(t->messages, "user", line, size);
+    nbl_status code = render(t, &ids);
+    int64_t positions = nbl_model_positions(t->model);
+    if (code == NBL_OK && ids.count >= positions) {
+        status = cli_error(t->call, NBL_ERROR_UNSUPPORTED,
+                           before > 1 ? "/reset begins a new conversation; this turn was left out"
+                                      : "say less at once; this turn was left out",
+                           "the conversation has %" PRId64 " tokens, the model has %" PRId64 " positions",
+                           ids.count, positions);
+    } else {
+        if (code == NBL_OK) code = write_answer(t, &ids);
+        if (code == NBL_OK) cli_add_message(t->messages, "assistant", t->answer, t->answer_size);
+        else status = cli_failure(t->call, t->ctx, code);
+    }
+    while (status != CLI_DONE && json_array_size(t->messages) > before)
+        json_array_remove(t->messages, json_array_size(t->messages) - 1);
+    nbl_ids_free(t->ctx, &ids);
+    return status;
+}
+
+/* ---- lines ---- */
+
+static void begin_anew(talk *t)
+{
+    const char *system = cli_get(t->call, "system")->text;
+    json_array_clear(t->messages);
+    if (system) cli_add_message(t->messages, "system", system, strlen(system));
+}
+
+static void show_commands(void)
+{
+    fputs("/reset  begin a new conversation\n"
+          "/quit   leave, as Ctrl-D does\n"
+          "/help   this list\n"
+          "Ctrl-C  stop the answer; at the prompt: drop what was typed, or leave\n"
+          "Up      earlier turns; Ctrl-R searches them\n",
+          stderr);
+}
+
+static int unknown_command(const talk *t, const char *line)
+{
+    return cli_error(t->call, NBL_ERROR_ARGUMENT, "/help lists them", "there is no command '%s'", line);
+}
+
+/* Reads and answers until there is nothing more. Returns the exit status. */
+static int converse(talk *t)
+{
+    const char *line;
+    size_t size;
+    int status = CLI_DONE;
+    bool terminal = t->lines.terminal;
+    if (terminal && !t->call->quiet) fputs("/help lists the commands, Ctrl-D leaves\n", stderr);
+    for (;;) {
+        cli_line_result got = cli_lines_next(&t->lines, &line, &size);
+        if (got == CLI_LINE_INTERRUPTED) return cli_failure(t->call, t->ctx, NBL_ERROR_CANCELLED);
+        if (got == CLI_LINE_FAILED) return CLI_FAILED;
+        if (got == CLI_LINE_END || strcmp(line, "/quit") == 0) break;
+        if (strcmp(line, "/reset") == 0) begin_anew(t);
+        else if (strcmp(line, "/help") == 0) show_commands();
+        else if (size > 0) {
+            bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /\n")] == '\0';
+            int turn = command ? unknown_command(t, line) : take_turn(t, line, size);
+            if (t->write_error) return cli_say_failed(t->call, t->write_error);
+            /* Who types has seen the error and goes on; a script must learn of it. */
+            if (turn != CLI_DONE && (!terminal || t->call->json)) status = turn;
+            if (turn != CLI_DONE && t->call->json) break;
+        }
+    }
+    return status;
+}
+
+static nbl_status open_all(talk *t)
+{
+    const cli_call *call = t->call;
+    nbl_status code = cli_chat_template_open(call, t->ctx, cli_get(call, "template")->text,
+                                             &t->chat_template);
+    if (code == NBL_OK) code = cli_model_open(call, t->ctx, false, &t->model);
+    if (code == NBL_OK) code = nbl_model_tokenizer(t->model, &t->tokenizer);
+    if (code == NBL_OK) code = cli_ends_read(call, t->ctx, t->model, t->tokenizer, &t->ends);
+    if (code == NBL_OK) code = cli_writing_open(t->ctx, t->tokenizer, &t->ends, &t->writing);
+    return code;
+}
+
+static int no_template(const cli_call *call)
+{
+    return cli_error(
+        call, NBL_ERROR_NOT_FOUND, "--template F.jinja gives one; 'nibble generate --prompt' needs none",
+        "%s: no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json",
+        call->arguments[0]);
+}
+
+static int run(cli_call *call)
+{
+    talk t = {.call = call};
+    int status = cli_stops_check(call);
+    if (status == CLI_DONE) status = cli_lines_open(call, cli_get(call, "history")->text, &t.lines);
+    if (status != CLI_DONE) return status;
+    t.ctx = cli_context(call, &status);
+    if (t.ctx == NULL) {
+        cli_lines_close(&t.lines);
+        return status;
+    }
+    t.messages = cli_json_array();
+    begin_anew(&t);
+    nbl_status code = open_all(&t);
+    if (code != NBL_OK) status = cli_failure(call, t.ctx, code);
+    else status = nbl_chat_template_count(t.chat_template) ? converse(&t) : no_template(call);
+    if (call->json && status == CLI_DONE) {
+        json_t *document = cli_json_object();
+        cli_json_set(document, "messages", json_incref(t.messages));
+        cli_json_print(document);
+    }
+    json_decref(t.messages);
+    free(t.answer);
+    cli_lines_close(&t.lines);
+    cli_writing_close(&t.writing);
+    nbl_model_close(t.model);
+    nbl_tokenizer_close(t.tokenizer);
+    nbl_chat_template_close(t.chat_template);
+    cli_context_end(t.ctx);
+    return status;
+}
+
+const cli_command cli_chat = {
+    .name = "chat",
+    .computes = true,
+    .group = "Models",
+    .summary = "a conversation with a model",
+    .description =
+        "Reads lines, each a turn of the user, and prints the model's answers as they come, through the "
+        "chat template of the adapter or of the model. A pipe may take the place of the terminal: then "
+        "nothing but answers is "
+        "printed. /reset begins a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer "
+        "(before its first word: once the conversation was read); at the prompt it drops what was typed, and "
+        "leaves when nothing was.\n\n"
+        "At a terminal a line is edited with the keys of emacs (or of vi: see editrc(5)); Up and Ctrl-R find "
+        "earlier turns. Control characters that the model writes are shown as text. A pasted text of several lines is one turn where the terminal marks what it pastes "
+        "(bracketed paste), else each of its lines is one.\n\n"
+        "The whole conversation is read anew with every turn. One that is longer than the model's positions "
+        "is refused, and goes on without that turn. With --json the conversation is the result, as "
+        "messages.",
+    .arguments = CLI_MODEL_ARGUMENT,
+    .options =
+        (const cli_option[]){
+            CLI_CHAT_OPTIONS,
+            {.name = "history",
+             .argument = "FILE",
+             .kind = CLI_PATH,
+             .help = "remember what is typed at a terminal for the next conversation, too: a JSON string per "
+                     "turn is added to FILE"},
+            CLI_SAMPLING_OPTIONS("1024"),
+            CLI_MODEL_OPTIONS,
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"talk to an adapter", "chat SmolLM2-135M-Instruct --adapter my-lora --temperature 0.7"},
+            {"from a script", "chat SmolLM2-135M-Instruct --quiet < questions.txt"},
+            {NULL, NULL},
+        },
+    .run = run,
+};

@@ -1,0 +1,165 @@
+/* data.c - `nibble data`: what a training run would see. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "commands/commands.h"
+#include "output.h"
+#include "run.h"
+#include "session.h"
+
+/* ---- for scripts ---- */
+
+static json_t *text_of(nbl_string text)
+{
+    json_t *value = json_stringn(text.text, text.size);
+    return value ? value : cli_json_text(cli_clean(text.text));
+}
+
+static json_t *numbers(const int32_t *list, int64_t count)
+{
+    json_t *array = cli_json_array();
+    for (int64_t i = 0; i < count; i++) cli_json_add(array, json_integer(list[i]));
+    return array;
+}
+
+static json_t *describe(int64_t index, const nbl_preview *preview)
+{
+    json_t *example = cli_json_object(), *parts = cli_json_array();
+    cli_json_set(example, "example", json_integer(index));
+    cli_json_set(example, "tokens", json_integer(preview->count));
+    cli_json_set(example, "trained_tokens", json_integer(preview->trained_tokens));
+    for (int64_t i = 0; i < preview->part_count; i++) {
+        json_t *part = cli_json_object();
+        cli_json_set(part, "text", text_of(preview->parts[i].text));
+        cli_json_set(part, "trained", json_boolean(preview->parts[i].trained));
+        cli_json_add(parts, part);
+    }
+    cli_json_set(example, "parts", parts);
+    cli_json_set(example, "input_ids", numbers(preview->ids, preview->count));
+    cli_json_set(example, "labels", numbers(preview->labels, preview->count));
+    return example;
+}
+
+static json_t *count_of(const nbl_data_summary *s)
+{
+    json_t *document = cli_json_object();
+    cli_json_set(document, "examples", json_integer(s->examples));
+    cli_json_set(document, "tokens", json_integer(s->tokens));
+    cli_json_set(document, "trained_tokens", json_integer(s->trained_tokens));
+    cli_json_set(document, "truncated", json_integer(s->truncated));
+    cli_json_set(document, "dropped", json_integer(s->dropped));
+    cli_json_set(document, "dropped_too_long", json_integer(s->too_long));
+    cli_json_set(document, "dropped_bad", json_integer(s->bad));
+    cli_json_set(document, "dropped_untrained", json_integer(s->untrained));
+    cli_json_set(document, "dropped_too_short", json_integer(s->too_short));
+    cli_json_set(document, "dropped_duplicates", json_integer(s->duplicates));
+    cli_json_set(document, "validation", json_integer(s->validation));
+    return document;
+}
+
+/* ---- for people ---- */
+
+/* On a terminal the text with what is not trained dimmed; elsewhere a line per part, "+" where it is trained. */
+static void print_preview(int64_t index, const nbl_preview *preview)
+{
+    bool styled = *cli_styled(CLI_DIM) != '\0';
+    fprintf(cli_out(), "\n%sexample %" PRId64 "%s: %" PRId64 " tokens, %" PRId64 " trained\n",
+            cli_styled(CLI_BOLD), index + 1, cli_styled(CLI_PLAIN), preview->count, preview->trained_tokens);
+    for (int64_t i = 0; i < preview->part_count; i++) {
+        const nbl_preview_part *part = &preview->parts[i];
+        if (styled) fputs(cli_styled(part->trained ? CLI_PLAIN : CLI_DIM), cli_out());
+        else fputs(part->trained ? "  + " : "  - ", cli_out());
+        cli_put_shown(cli_out(), part->text, styled);
+        fputs(styled ? cli_styled(CLI_PLAIN) : "\n", cli_out());
+    }
+    if (styled) fputc('\n', cli_out());
+}
+
+static void print_counts(const nbl_data_summary *s)
+{
+    double share = s->tokens ? 100.0 * (double)s->trained_tokens / (double)s->tokens : 0;
+    fprintf(cli_out(), "%s examples, %s tokens, %s trained (%.1f %%)\n", cli_grouped((uint64_t)s->examples),
+            cli_grouped((uint64_t)s->tokens), cli_grouped((uint64_t)s->trained_tokens), share);
+    if (s->validation)
+        fprintf(cli_out(), "%s of the examples are held back for validation\n",
+                cli_grouped((uint64_t)s->validation));
+    if (s->truncated)
+        fprintf(cli_out(), "%s examples were cut to sequence_len\n", cli_grouped((uint64_t)s->truncated));
+    if (s->dropped)
+        fprintf(cli_out(),
+                "%s rows were dropped: %s too long, %s too short, %s bad, %s with nothing trained, "
+                "%s seen before\n",
+                cli_grouped((uint64_t)s->dropped), cli_grouped((uint64_t)s->too_long),
+                cli_grouped((uint64_t)s->too_short), cli_grouped((uint64_t)s->bad),
+                cli_grouped((uint64_t)s->untrained), cli_grouped((uint64_t)s->duplicates));
+}
+
+/* ---- the command ---- */
+
+static nbl_status show(const cli_call *call, nbl_run *run)
+{
+    nbl_data_summary summary;
+    nbl_preview preview;
+    nbl_status code = nbl_run_data(run, &summary);
+    if (code != NBL_OK) return code;
+    json_t *document = count_of(&summary), *list = cli_json_array();
+    int64_t most = cli_get(call, "preview")->integer;
+    if (!call->json) print_counts(&summary);
+    for (int64_t i = 0; i < most && i < summary.examples && code == NBL_OK; i++) {
+        code = nbl_run_preview(run, i, &preview);
+        if (code == NBL_OK && call->json) cli_json_add(list, describe(i, &preview));
+        else if (code == NBL_OK) print_preview(i, &preview);
+    }
+    cli_json_set(document, "preview", list);
+    if (call->json && code == NBL_OK) cli_json_print_compact(document);
+    else json_decref(document);
+    return code;
+}
+
+static int run(cli_call *call)
+{
+    int status;
+    nbl_context *ctx = cli_context(call, &status);
+    if (ctx == NULL) return status;
+    nbl_run *opened = NULL;
+    cli_work_begin("");
+    nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), &opened);
+    if (code == NBL_OK) code = show(call, opened);
+    cli_work_end(code);
+    status = code == NBL_OK ? CLI_DONE : cli_failure(call, ctx, code);
+    nbl_run_close(opened);
+    cli_context_end(ctx);
+    return status;
+}
+
+const cli_command cli_data = {
+    .name = "data",
+    .group = "Train",
+    .summary = "what a training run would see",
+    .description =
+        "Reads the data of a run as training would: every row is parsed, made into tokens and counted. Then "
+        "it shows a few examples; what is not trained is dimmed on a terminal and has a \"-\" before it "
+        "elsewhere. A row that cannot be used ends the command with its file and line, unless the run says "
+        "skip_bad_rows.\n\n"
+        "Nothing is trained and no weight is read.",
+    .arguments = CLI_RUN_ARGUMENT,
+    .options =
+        (const cli_option[]){
+            CLI_SET_OPTION,
+            {.name = "preview",
+             .argument = "N",
+             .kind = CLI_INTEGER,
+             .minimum = 0,
+             .maximum = 1000,
+             .fallback = "3",
+             .help = "examples to show"},
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"check the data of a run", "data run.yml"},
+            {"how many examples a longer limit keeps", "data run.yml --set sequence_len=4096 --preview 0"},
+            {NULL, NULL},
+        },
+    .run = run,
+};

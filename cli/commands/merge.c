@@ -1,0 +1,112 @@
+/* merge.c - `nibble merge`. */
+#include "commands/commands.h"
+#include "output.h"
+#include "session.h"
+
+static void print_document(const cli_call *call, const nbl_merge_report *report, double seconds)
+{
+    bool verified = report->verified;
+    json_t *document = cli_json_object();
+    cli_json_set(document, "out", cli_json_text(call->arguments[2]));
+    cli_json_set(document, "dtype", cli_json_text(nbl_dtype_name(report->dtype)));
+    cli_json_set(document, "tensors", cli_json_unsigned((uint64_t)report->convert.tensors));
+    cli_json_set(document, "merged", cli_json_unsigned((uint64_t)report->convert.converted));
+    cli_json_set(document, "bytes_in", cli_json_unsigned(report->convert.bytes_in));
+    cli_json_set(document, "bytes_out", cli_json_unsigned(report->convert.bytes_out));
+    cli_json_set(document, "files", cli_json_unsigned((uint64_t)report->convert.files));
+    cli_json_set(document, "verified", json_boolean(verified));
+    cli_json_set(document, "max_logit_deviation",
+                 verified ? cli_json_number(report->max_logit_deviation) : json_null());
+    cli_json_set(document, "relative_deviation",
+                 verified ? cli_json_number(report->relative_deviation) : json_null());
+    cli_json_set(document, "allowed_deviation",
+                 verified ? cli_json_number(report->allowed_deviation) : json_null());
+    cli_json_set(document, "seconds", cli_json_number(seconds));
+    cli_json_print(document);
+}
+
+static void print_summary(const cli_call *call, const nbl_merge_report *report, double seconds)
+{
+    FILE *to = cli_out();
+    const char *out = call->arguments[2];
+    fprintf(to, "%s%s%s: %s of %s weights changed, all in %s, %s\n", cli_styled(CLI_BOLD), cli_clean(out),
+            cli_styled(CLI_PLAIN), cli_grouped((uint64_t)report->convert.converted),
+            cli_grouped((uint64_t)report->convert.tensors), nbl_dtype_name(report->dtype),
+            cli_bytes((double)report->convert.bytes_out));
+    fprintf(to, "%d %s in %s\n", report->convert.files, report->convert.files == 1 ? "file" : "files",
+            cli_duration(seconds));
+    if (report->verified)
+        fprintf(to, "verified: logits deviate by at most %.2g, %.2g of their size; %s explains %.2g\n",
+                report->max_logit_deviation, report->relative_deviation, nbl_dtype_name(report->dtype),
+                report->allowed_deviation);
+    fprintf(to, "next: nibble generate %s --prompt \"...\"\n", cli_shell_word(out));
+}
+
+static int run_merge(cli_call *call)
+{
+    int status;
+    nbl_context *ctx = cli_context(call, &status);
+    if (ctx == NULL) return status;
+    nbl_merge_options how = {.dtype = cli_get(call, "dtype")->text,
+                             .verify = cli_get(call, "verify")->given,
+                             .shard_size = cli_get(call, "shard-size")->size,
+                             .allow_non_finite = cli_get(call, "allow-non-finite")->given};
+    nbl_merge_report report;
+    double began = cli_now();
+    cli_work_begin("nothing was written");
+    nbl_status code = nbl_merge(ctx, call->arguments[0], call->arguments[1], call->arguments[2], &how,
+                                &report);
+    cli_work_end(code);
+    if (code != NBL_OK) status = cli_failure(call, ctx, code);
+    else if (call->json) print_document(call, &report, cli_now() - began);
+    else if (!call->quiet) print_summary(call, &report, cli_now() - began);
+    cli_context_end(ctx);
+    return status;
+}
+
+const cli_command cli_merge = {
+    .name = "merge",
+    .group = "Convert",
+    .summary = "make one model of a base and its adapter",
+    .description = "Writes folder OUT with the weights of BASE and what ADAPTER (a folder as PEFT saves it: "
+                   "LoRA, rsLoRA, "
+                   "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is "
+                   "summed once and "
+                   "rounded once. All other files are carried over; the tokenizer and "
+                   "the chat template are the adapter's where it has its own. A link that leads out of the folder is "
+                   "refused, except weights and the hub's cache.\n\n"
+                   "BASE is not changed. OUT must not exist; it appears complete or not at all.",
+    .arguments =
+        (const cli_argument[]){
+            {"BASE", "the model that was adapted: 16-bit or quantised", CLI_PATH, NULL, false},
+            {"ADAPTER", "the adapter's folder", CLI_PATH, NULL, false},
+            {"OUT", "the folder to write", CLI_PATH, NULL, false},
+            {.name = NULL},
+        },
+    .options =
+        (const cli_option[]){
+            {.name = "dtype",
+             .argument = "DTYPE",
+             .kind = CLI_CHOICE,
+             .choices = "f32|f16|bf16",
+             .help = "dtype of all weights (default: the one that BASE names in config.json, else bf16)"},
+            {.name = "verify",
+             .help = "compute logits of the result and of BASE with the live adapter, and fail unless they "
+                     "agree as "
+                     "far as the dtype allows"},
+            {.name = "shard-size",
+             .argument = "SIZE",
+             .kind = CLI_SIZE,
+             .fallback = "5G",
+             .help = "start another file before one grows beyond this"},
+            {.name = "allow-non-finite",
+             .help = "accept NaN and infinite weights with a warning; without it they are refused"},
+            {.name = NULL},
+        },
+    .examples =
+        (const cli_example[]){
+            {"a model that stands alone", "merge Llama-3.2-1B-nf4 out merged --verify"},
+            {NULL, NULL},
+        },
+    .run = run_merge,
+};

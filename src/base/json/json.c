@@ -1,0 +1,454 @@
+/* json.c - the parser: recursive descent, at most DEPTH levels. See json.h.
+ *
+ * Items of an array or object are collected on one stack and copied to a block of their own when their
+ * number is known, so that memory follows the number of values; an object's keys are sorted once, which
+ * finds duplicates and makes look-ups fast also in an object of a hundred thousand tensors. */
+#include "base/json/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "base/utf8.h"
+
+enum { DEPTH = 128, MOST_VALUES = 8 << 20 };
+
+typedef struct parser {
+    nbl__arena *arena;
+    const char *where;
+    const char *begin, *at, *end;
+    nbl__json_dialect dialect;
+    int64_t first_line; /* of a row of a larger file: the line it begins in; else 0 */
+    int depth;
+    nbl__json *stack; /* items of the arrays and objects that are open */
+    int64_t used, room, values;
+} parser;
+
+static nbl_status wrong(parser *p, const char *what)
+{
+    int line = 1;
+    int64_t column = 1;
+    for (const char *s = p->begin; s < p->at; s++) {
+        column = *s == '\n' ? 1 : column + 1;
+        line += *s == '\n';
+    }
+    if (p->first_line)
+        return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
+                         "%s: line %" PRId64 ", column %" PRId64 ": not valid JSON: %s", p->where,
+                         p->first_line + line - 1, column, what);
+    return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: %s (line %d, column %" PRId64 ")",
+                     p->where, what, line, column);
+}
+
+static void skip_space(parser *p)
+{
+    while (p->at < p->end && (*p->at == ' ' || *p->at == '\t' || *p->at == '\n' || *p->at == '\r')) p->at++;
+}
+
+static bool accept(parser *p, char c)
+{
+    if (p->at >= p->end || *p->at != c) return false;
+    p->at++;
+    return true;
+}
+
+static bool accept_word(parser *p, const char *word)
+{
+    size_t length = strlen(word);
+    if ((size_t)(p->end - p->at) < length || memcmp(p->at, word, length) != 0) return false;
+    p->at += length;
+    return true;
+}
+
+/* ---- strings ---- */
+
+static bool read_hex4(parser *p, uint32_t *code)
+{
+    *code = 0;
+    for (int i = 0; i < 4; i++, p->at++) {
+        if (p->at >= p->end) return false;
+        char c = *p->at;
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10)
+                                                : 99;
+        if (digit == 99) return false;
+        *code = *code << 4 | digit;
+    }
+    return true;
+}
+
+/* After "\u": one character, possibly of two halves, as UTF-8. */
+static bool read_unicode(parser *p, char **out)
+{
+    uint32_t code, low;
+    if (!read_hex4(p, &code) || (code == 0 && p->dialect != NBL_JSON_SERDE)) return false;
+    if (code >= 0xd800 && code < 0xdc00) {
+        if (!accept(p, '\\') || !accept(p, 'u') || !read_hex4(p, &low) || low < 0xdc00 || low > 0xdfff)
+            return false;
+        code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    } else if (code >= 0xdc00 && code < 0xe000) {
+        return false;
+    }
+    char *o = *out;
+    if (code < 0x80) {
+        *o++ = (char)code;
+    } else if (code < 0x800) {
+        *o++ = (char)(0xc0 | code >> 6);
+        *o++ = (char)(0x80 | (code & 63));
+    } else if (code < 0x10000) {
+        *o++ = (char)(0xe0 | code >> 12);
+        *o++ = (char)(0x80 | (code >> 6 & 63));
+        *o++ = (char)(0x80 | (code & 63));
+    } else {
+        *o++ = (char)(0xf0 | code >> 18);
+        *o++ = (char)(0x80 | (code >> 12 & 63));
+        *o++ = (char)(0x80 | (code >> 6 & 63));
+        *o++ = (char)(0x80 | (code & 63));
+    }
+    *out = o;
+    return true;
+}
+
+/* An upper bound of the string's length, or -1 when it does not end. */
+static int64_t string_bound(const parser *p)
+{
+    for (const char *s = p->at; s < p->end; s++) {
+        if (*s == '"') return s - p->at;
+        if (*s == '\\') s++;
+    }
+    return -1;
+}
+
+/* After the opening quote. */
+static nbl_status read_string(parser *p, const char **string, int64_t *size)
+{
+    int64_t bound = string_bound(p);
+    if (bound < 0) return wrong(p, "a string without end");
+    char *text = nbl__arena_alloc(p->arena, (size_t)bound + 1), *out = text;
+    if (text == NULL) return NBL_ERROR_MEMORY;
+    while (*p->at != '"') {
+        if (*p->at == '\\') {
+            static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+            const char *name = p->at[1] ? strchr(names, p->at[1])
+                                        : NULL; /* the bound says there is one more byte */
+            p->at += 2;
+            if (p->at[-1] == 'u') {
+                if (!read_unicode(p, &out)) return wrong(p, "a bad \\u escape");
+            } else if (name) {
+                *out++ = values[name - names];
+            } else {
+                return wrong(p, "an unknown escape");
+            }
+        } else {
+            int n = nbl__utf8_length(p->at, p->end);
+            if (n == 0 || (unsigned char)*p->at < 0x20)
+                return wrong(p, n ? "a control character in a string" : "not UTF-8");
+            memcpy(out, p->at, (size_t)n);
+            out += n;
+            p->at += n;
+        }
+    }
+    p->at++;
+    *out = '\0';
+    *string = text;
+    *size = out - text;
+    return NBL_OK;
+}
+
+/* ---- numbers ---- */
+
+static bool digits(parser *p)
+{
+    const char *begin = p->at;
+    while (p->at < p->end && *p->at >= '0' && *p->at <= '9') p->at++;
+    return p->at > begin;
+}
+
+/* A power of ten, correctly rounded; 0 <= exponent <= 308. */
+static double power_of_ten(int exponent)
+{
+    char text[8], *end;
+    snprintf(text, sizeof text, "1e%d", exponent);
+    return nbl__parse_double(text, &end);
+}
+
+/* A number of valid form as serde_json reads it. The exponent has at most four digits that count. */
+static double serde_real(const char *text)
+{
+    uint64_t digits_read = 0;
+    int64_t exponent = 0;
+    bool negative = *text == '-', full = false, fraction = false;
+    for (text += negative; (*text >= '0' && *text <= '9') || *text == '.'; text++) {
+        if (*text == '.') {
+            fraction = true;
+            continue;
+        }
+        uint64_t digit = (uint64_t)(*text - '0');
+        full |= digits_read > UINT64_MAX / 10 || (digits_read == UINT64_MAX / 10 && digit > UINT64_MAX % 10);
+        if (!full) digits_read = digits_read * 10 + digit;
+        if (full && !fraction) exponent++;
+        if (!full && fraction) exponent--;
+    }
+    if (*text == 'e' || *text == 'E') {
+        bool minus = text[1] == '-';
+        int64_t stated = 0;
+        for (text += 1 + (text[1] == '-' || text[1] == '+'); *text >= '0' && *text <= '9'; text++)
+            if (stated < 100000000) stated = stated * 10 + (*text - '0');
+        exponent += minus ? -stated : stated;
+    }
+    double value = (double)digits_read;
+    for (; exponent < -308 && value != 0; exponent += 308) value /= 1e308;
+    if (value != 0 && exponent > 308) value = INFINITY;
+    else if (value != 0)
+        value = exponent < 0 ? value / power_of_ten((int)-exponent) : value * power_of_ten((int)exponent);
+    return negative ? -value : value;
+}
+
+static nbl_status read_number(parser *p, nbl__json *value)
+{
+    const char *begin = p->at;
+    bool negative = accept(p, '-'), whole = true;
+    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "Infinity")) {
+        *value = (nbl__json){.type = NBL_JSON_REAL, .real = negative ? -INFINITY : INFINITY};
+        return NBL_OK;
+    }
+    if (!accept(p, '0') && !digits(p)) return wrong(p, "an unknown word");
+    if (accept(p, '.')) {
+        whole = false;
+        if (!digits(p)) return wrong(p, "a number without digits after its point");
+    }
+    if (accept(p, 'e') || accept(p, 'E')) {
+        whole = false;
+        if (!accept(p, '+')) accept(p, '-');
+        if (!digits(p)) return wrong(p, "a number without digits in its exponent");
+    }
+    size_t length = (size_t)(p->at - begin);
+    bool minus_zero = negative && length == 2 && begin[1] == '0'; /* a real: integers have no such thing */
+    if (whole && length <= 18 && !minus_zero) {                   /* cannot overflow */
+        int64_t number = 0;
+        for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
+        *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = negative ? -number : number};
+        return NBL_OK;
+    }
+    char *copy = nbl__arena_alloc(p->arena, length + 1), *end;
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    memcpy(copy, begin, length);
+    double real = p->dialect == NBL_JSON_SERDE && !whole ? serde_real(copy) : nbl__parse_double(copy, &end);
+    *value = (nbl__json){.type = NBL_JSON_REAL, .real = real};
+    if (p->dialect != NBL_JSON_PYTHON && !isfinite(value->real))
+        return wrong(p, "a number that is too large");
+    if (whole && !minus_zero && value->real >= -0x1p62 &&
+        value->real < 0x1p62) /* 19 digits that fit after all */
+        *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = strtoll(copy, NULL, 10)};
+    return NBL_OK;
+}
+
+/* ---- arrays and objects ---- */
+
+static nbl_status read_value(parser *p, nbl__json *value);
+
+static nbl_status push(parser *p, const nbl__json *item)
+{
+    if (p->used == p->room) {
+        int64_t room = p->room ? p->room * 2 : 64;
+        nbl__json *stack = nbl__alloc_array(p->arena->ctx, (size_t)room, sizeof *stack);
+        if (stack == NULL) return NBL_ERROR_MEMORY;
+        if (p->used) memcpy(stack, p->stack, (size_t)p->used * sizeof *stack);
+        nbl__free(p->arena->ctx, p->stack, (size_t)p->room * sizeof *stack);
+        p->stack = stack;
+        p->room = room;
+    }
+    p->stack[p->used++] = *item;
+    return ++p->values <= MOST_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
+}
+
+/* Moves the items from `first` on from the stack to memory of their own. */
+static nbl_status pop(parser *p, int64_t first, nbl__json *value)
+{
+    value->count = p->used - first;
+    value->items = nbl__arena_alloc(p->arena, (size_t)value->count * sizeof *value->items);
+    if (value->items == NULL) return NBL_ERROR_MEMORY;
+    if (value->count) memcpy(value->items, p->stack + first, (size_t)value->count * sizeof *value->items);
+    p->used = first;
+    return NBL_OK;
+}
+
+static nbl_status read_item(parser *p, bool member, nbl__json *item)
+{
+    const char *key = NULL;
+    int64_t key_size = 0;
+    skip_space(p);
+    if (member) {
+        if (!accept(p, '"')) return wrong(p, "a key was expected");
+        NBL_TRY(read_string(p, &key, &key_size));
+        if (key_size > UINT32_MAX) return wrong(p, "a key that is too long");
+        skip_space(p);
+        if (!accept(p, ':')) return wrong(p, "':' was expected");
+        skip_space(p);
+    }
+    NBL_TRY(read_value(p, item));
+    item->key = key;
+    item->key_size = (uint32_t)key_size;
+    skip_space(p);
+    return NBL_OK;
+}
+
+static int compare_keys(const nbl__json *a, const nbl__json *b)
+{
+    int order = memcmp(a->key, b->key, a->key_size < b->key_size ? a->key_size : b->key_size);
+    return order ? order : (a->key_size > b->key_size) - (a->key_size < b->key_size);
+}
+
+/* Sorting needs the keys: a heap sort, because qsort has no argument for them and may allocate. */
+static void sift(const nbl__json *items, int32_t *order, int64_t root, int64_t count)
+{
+    for (int64_t child; (child = 2 * root + 1) < count; root = child) {
+        if (child + 1 < count && compare_keys(&items[order[child]], &items[order[child + 1]]) < 0) child++;
+        if (compare_keys(&items[order[root]], &items[order[child]]) >= 0) return;
+        int32_t swap = order[root];
+        order[root] = order[child];
+        order[child] = swap;
+    }
+}
+
+static nbl_status sort_keys(parser *p, nbl__json *object)
+{
+    if (object->count > INT32_MAX) return wrong(p, "too many members");
+    int32_t *order = object->sorted = nbl__arena_alloc(p->arena, (size_t)object->count * sizeof *order);
+    if (order == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < object->count; i++) order[i] = (int32_t)i;
+    for (int64_t i = object->count / 2; i-- > 0;) sift(object->items, order, i, object->count);
+    for (int64_t i = object->count; i-- > 1;) {
+        int32_t swap = order[0];
+        order[0] = order[i];
+        order[i] = swap;
+        sift(object->items, order, 0, i);
+    }
+    for (int64_t i = 1; i < object->count; i++)
+        if (compare_keys(&object->items[order[i - 1]], &object->items[order[i]]) == 0) {
+            if (p->first_line) return wrong(p, "a key is there twice in the object that ends here");
+            return nbl__fail(p->arena->ctx, NBL_ERROR_FORMAT,
+                             "%s: not valid JSON: the key \"%s\" is there twice", p->where,
+                             object->items[order[i]].key);
+        }
+    return NBL_OK;
+}
+
+/* After the opening bracket. */
+static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
+{
+    bool object = type == NBL_JSON_OBJECT;
+    char close = object ? '}' : ']';
+    int64_t first = p->used;
+    *value = (nbl__json){.type = type};
+    if (++p->depth > DEPTH) return wrong(p, "nested too deep");
+    skip_space(p);
+    if (!accept(p, close)) {
+        do {
+            nbl__json item;
+            NBL_TRY(read_item(p, object, &item));
+            NBL_TRY(push(p, &item));
+        } while (accept(p, ','));
+        if (!accept(p, close))
+            return wrong(p, object ? "',' or '}' was expected" : "',' or ']' was expected");
+    }
+    p->depth--;
+    NBL_TRY(pop(p, first, value));
+    return object ? sort_keys(p, value) : NBL_OK;
+}
+
+static nbl_status read_value(parser *p, nbl__json *value)
+{
+    *value = (nbl__json){.type = NBL_JSON_NULL};
+    if (p->at >= p->end) return wrong(p, "it ends too early");
+    if (accept(p, '{')) return read_items(p, NBL_JSON_OBJECT, value);
+    if (accept(p, '[')) return read_items(p, NBL_JSON_ARRAY, value);
+    if (accept(p, '"')) {
+        value->type = NBL_JSON_STRING;
+        return read_string(p, &value->string, &value->count);
+    }
+    if (accept_word(p, "null")) return NBL_OK;
+    if (accept_word(p, "true")) return value->type = NBL_JSON_TRUE, NBL_OK;
+    if (accept_word(p, "false")) return value->type = NBL_JSON_FALSE, NBL_OK;
+    if (p->dialect == NBL_JSON_PYTHON && accept_word(p, "NaN"))
+        return *value = (nbl__json){.type = NBL_JSON_REAL, .real = NAN}, NBL_OK;
+    return read_number(p, value);
+}
+
+static nbl_status parse(parser *p, const nbl__json **root)
+{
+    nbl__arena *arena = p->arena;
+    nbl__json *value = nbl__arena_alloc(arena, sizeof *value);
+    if (value == NULL) return NBL_ERROR_MEMORY;
+    skip_space(p);
+    nbl_status status = read_value(p, value);
+    nbl__free(arena->ctx, p->stack, (size_t)p->room * sizeof *p->stack);
+    NBL_TRY(status);
+    skip_space(p);
+    if (p->at != p->end) return wrong(p, "something follows the end");
+    *root = value;
+    return NBL_OK;
+}
+
+nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
+                           nbl__json_dialect dialect, const nbl__json **root)
+{
+    parser p = {
+        .arena = arena, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+    NBL_TRY(parse(&p, root));
+    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "%s: JSON, but not an object",
+              where);
+    return NBL_OK;
+}
+
+/* After the opening brace. The parser's arena holds one member at a time. */
+static nbl_status visit_members(parser *p, nbl__json_visit visit, void *user)
+{
+    p->depth = 1;
+    skip_space(p);
+    if (!accept(p, '}')) {
+        do {
+            nbl__json member;
+            NBL_TRY(read_item(p, true, &member));
+            if (++p->values > MOST_VALUES) return wrong(p, "more values than any sane file has");
+            NBL_TRY(visit(user, &member));
+            nbl__arena_clear(p->arena);
+        } while (accept(p, ','));
+        if (!accept(p, '}')) return wrong(p, "',' or '}' was expected");
+    }
+    skip_space(p);
+    return p->at == p->end ? NBL_OK : wrong(p, "something follows the end");
+}
+
+nbl_status nbl__json_each(nbl_context *ctx, const char *where, const char *text, size_t size,
+                          nbl__json_dialect dialect, nbl__json_visit visit, void *user)
+{
+    nbl__arena member = nbl__arena_make(ctx);
+    parser p = {
+        .arena = &member, .where = where, .begin = text, .at = text, .end = text + size, .dialect = dialect};
+    skip_space(&p);
+    nbl_status status = accept(&p, '{')
+                            ? visit_members(&p, visit, user)
+                            : nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: JSON, but not an object", where);
+    nbl__free(ctx, p.stack, (size_t)p.room * sizeof *p.stack);
+    nbl__arena_free(&member);
+    return status;
+}
+
+nbl_status nbl__json_parse_row(nbl__arena *arena, const char *where, int64_t line, const char *text,
+                               size_t size, nbl__json_dialect dialect, const nbl__json **root)
+{
+    parser p = {.arena = arena,
+                .where = where,
+                .begin = text,
+                .at = text,
+                .end = text + size,
+                .dialect = dialect,
+                .first_line = line};
+    NBL_TRY(parse(&p, root));
+    NBL_CHECK(arena->ctx, (*root)->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT,
+              "%s: line %" PRId64 ": JSON, but not an object", where, line);
+    return NBL_OK;
+}

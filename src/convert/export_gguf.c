@@ -1,0 +1,372 @@
+/* export_gguf.c - a model's folder as a GGUF file; see export.h. Matrices are decoded to f32 (with an adapter: summed there),
+ * put into llama.cpp's order of rows, and encoded once; vectors are f32. Rows stream from mapped pages through a buffer
+ * of each worker to their place in the file. */
+#include "convert/export_gguf.h"
+
+#include "model/language_model.h"
+#include "model/model_text.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+typedef struct item {
+    const nbl__merged *from;
+    nbl__gguf_place place;
+    nbl__ggml_type type;
+    int64_t number;
+    double factor;
+} item;
+
+static const struct type_row {
+    const char *name;
+    nbl__ggml_type type;
+    uint32_t file_type; /* general.file_type: what most of the tensors are */
+} types[] = {{"f32", NBL_GGML_F32, 0},
+             {"f16", NBL_GGML_F16, 1},
+             {"bf16", NBL_GGML_BF16, 32},
+             {"q8_0", NBL_GGML_Q8_0, 7},
+             {"q4_0", NBL_GGML_Q4_0, 2}};
+
+/* ---- bytes ---- */
+
+int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int64_t row, int64_t rows)
+{
+    if (place->rows == NBL_GGUF_ROWS_AS_THEY_ARE) return row;
+    int64_t heads = place->rows == NBL_GGUF_ROTARY_Q ? e->decoder.heads : e->decoder.kv_heads;
+    int64_t width = rows / heads, within = row % width; /* pairs (i, i + width / 2) become neighbours */
+    return row - within + within % 2 * (width / 2) + within / 2;
+}
+
+typedef struct job {
+    nbl__export *e;
+    const item *it;
+    int64_t span; /* rows */
+    size_t values, sums, row_bytes;
+    nbl__buffers buffers;
+} job;
+
+static void finish_values(const item *it, float *values, int64_t n)
+{
+    if (!it->place.plus_one && it->factor == 1) return;
+    for (int64_t i = 0; i < n; i++) {
+        float value = it->place.plus_one ? values[i] + 1.0f : values[i];
+        values[i] = (float)((double)value * it->factor);
+    }
+}
+
+/* A value that the type cannot hold would become some other number, or an infinity, in silence. */
+nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
+                                    const float *values, int64_t n)
+{
+    float most = type == NBL_GGML_F16 ? 65519.0f : type == NBL_GGML_BF16 ? 0x1.fefffep127f : FLT_MAX;
+    const char *holder = type == NBL_GGML_F32    ? "f32"
+                         : type == NBL_GGML_F16  ? "f16"
+                         : type == NBL_GGML_BF16 ? "bf16"
+                                                 : "a block";
+    for (int64_t i = 0; i < n; i++) {
+        if (fabsf(values[i]) <= most) continue;
+        if (isfinite(values[i]))
+            return nbl__fail(e->ctx, NBL_ERROR_DTYPE,
+                             "%s: tensor \"%s\" has the value %g, which %s cannot hold", e->folder, name,
+                             (double)values[i], holder);
+        return nbl__hint(e->ctx,
+                         nbl__fail(e->ctx, NBL_ERROR_DTYPE,
+                                   "%s: tensor \"%s\" has a value that is not finite (%s)", e->folder, name,
+                                   isnan(values[i]) ? "nan"
+                                   : values[i] > 0  ? "inf"
+                                                    : "-inf"),
+                         "repair the weights or the adapter");
+    }
+    return NBL_OK;
+}
+
+static nbl_status write_span(void *argument, int64_t number, int worker)
+{
+    job *j = argument;
+    const nbl__merged *t = j->it->from;
+    int64_t begin = number * j->span, end = nbl__min_i64(begin + j->span, t->rows),
+            n = (end - begin) * t->columns;
+    uint8_t *buffer = nbl__buffer_of(&j->buffers, worker), *out = buffer + j->values + j->sums;
+    float *values = (float *)(void *)buffer;
+    double *sums = (double *)(void *)(buffer + j->values);
+    if (j->it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE)
+        nbl__merge_rows(&j->e->merge, t, begin, end, values, sums);
+    else
+        for (int64_t row = begin; row < end; row++) {
+            int64_t from = nbl__export_row(j->e, &j->it->place, row, t->rows);
+            nbl__merge_rows(&j->e->merge, t, from, from + 1, values + (row - begin) * t->columns, sums);
+        }
+    finish_values(j->it, values, n);
+    NBL_TRY(nbl__export_check_values(j->e, t->name, j->it->type, values, n));
+    nbl__ggml_encode(nbl__isa(j->e->ctx), j->it->type, values, n, out);
+    nbl__progress_add(j->e->ctx,
+                      (uint64_t)((double)(end - begin) / (double)t->rows * (double)t->base->bytes));
+    return nbl__gguf_write(&j->e->writer, j->it->number, out, (size_t)(end - begin) * j->row_bytes,
+                           (uint64_t)begin * j->row_bytes);
+}
+
+static nbl_status write_matrix(nbl__export *e, const item *it)
+{
+    const nbl__merged *t = it->from;
+    nbl__ggml_layout layout = {"", 1, 1};
+    (void)nbl__ggml_layout_of(it->type, &layout);
+    job j = {.e = e, .it = it, .span = nbl__span_size(t->columns, sizeof(float)) / t->columns};
+    int64_t rows = nbl__min_i64(j.span, t->rows);
+    j.row_bytes = (size_t)(t->columns / layout.values * layout.bytes);
+    j.values = ((size_t)(rows * t->columns) * sizeof(float) + 63) / 64 * 64;
+    j.sums = ((size_t)t->columns * sizeof(double) + 63) / 64 * 64;
+    NBL_TRY(nbl__merge_load(&e->merge, t));
+    NBL_TRY(nbl__run_spans(e->ctx, nbl__ceil_div(t->rows, j.span),
+                           j.values + j.sums + (size_t)rows * j.row_bytes, write_span, &j, &j.buffers,
+                           t->name));
+    nbl__tensor_release(e->checkpoint, t->base);
+    return NBL_OK;
+}
+
+/* A vector is small; its values may change places. */
+static nbl_status write_vector(nbl__export *e, const item *it)
+{
+    const nbl__merged *t = it->from;
+    float *values, *ordered;
+    size_t bytes = (size_t)t->columns * sizeof(float);
+    NBL_TRY(NBL_ALLOC(e->ctx, values, 2 * t->columns));
+    ordered = values + t->columns;
+    nbl_status status = nbl__merge_load(&e->merge, t);
+    if (status == NBL_OK) {
+        nbl__merge_rows(&e->merge, t, 0, t->rows, values, NULL);
+        for (int64_t i = 0; i < t->columns; i++)
+            ordered[i] = values[nbl__export_row(e, &it->place, i, t->columns)];
+        finish_values(it, ordered, t->columns);
+        status = nbl__export_check_values(e, t->name, it->type, ordered, t->columns);
+    }
+    if (status == NBL_OK) {
+        status = nbl__gguf_write(&e->writer, it->number, ordered, bytes, 0);
+    }
+    nbl__progress_add(e->ctx, t->base->bytes);
+    nbl__free(e->ctx, values, 2 * bytes);
+    return status;
+}
+
+/* ---- which tensors ---- */
+
+/* The head of a model that ties it, and buffers of older files, are not written. */
+static bool is_left_out(const nbl__export *e, const char *name)
+{
+    if (nbl__ends_with(name, "rotary_emb.inv_freq")) return true;
+    return e->decoder.tied && !e->merge.untied && strcmp(name, "lm_head.weight") == 0;
+}
+
+static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
+{
+    nbl__ggml_layout layout = {"", 1, 1};
+    *it = (item){.from = t, .type = t->rank < 2 ? NBL_GGML_F32 : e->type};
+    NBL_CHECK(e->ctx, nbl__gguf_place_of(e->arch, t->name, &it->place), NBL_ERROR_UNSUPPORTED,
+              "%s: tensor \"%s\" has no place in a GGUF model of type %s", e->folder, t->name, e->arch_name);
+    NBL_CHECK(e->ctx,
+              nbl__merged_is_numeric(t) && t->rank >= 1 && t->rank <= 2 && t->columns > 0 && t->rows > 0,
+              NBL_ERROR_DTYPE, "%s: tensor \"%s\" is no matrix or vector of numbers", e->folder, t->name);
+    (void)nbl__ggml_layout_of(it->type, &layout);
+    if (t->columns % layout.values) {
+        nbl__log(e->ctx, NBL_LOG_WARNING,
+                 "tensor \"%s\": its rows of %" PRId64
+                 " values are no whole blocks of %s; it is written in f16",
+                 t->name, t->columns, layout.name);
+        it->type = NBL_GGML_F16;
+        e->report.fallen_back++;
+    }
+    it->factor = nbl__export_factor(e, &it->place);
+    e->report.parameters += t->rows * t->columns;
+    return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);
+}
+
+static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
+{
+    for (int64_t i = 0; i < e->merge.count; i++)
+        if (!is_left_out(e, e->merge.tensors[i].name))
+            NBL_TRY(declare(e, &e->merge.tensors[i], &items[(*count)++]));
+    return NBL_OK;
+}
+
+/* What was written must open: names, shapes and metadata are read back before anybody sees the file. The reader does
+ * not do all that a file may say; that is no fault of the file. */
+static nbl_status read_back(nbl__export *e)
+{
+    nbl__gguf_model *model;
+    nbl_status status = nbl__gguf_model_open(e->ctx, e->writer.file.beside, &model);
+    nbl__gguf_model_close(model);
+    return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status;
+}
+
+static nbl_status write_model(nbl__export *e)
+{
+    int64_t count = 0, divisors_number = 0, half = e->decoder.head_dim / 2;
+    item *items = nbl__arena_alloc(&e->arena, (size_t)(e->merge.count + 1) * sizeof *items);
+    float *divisors = nbl__arena_alloc(&e->arena, (size_t)e->decoder.head_dim * sizeof *divisors);
+    if (items == NULL || divisors == NULL) return NBL_ERROR_MEMORY;
+    bool divided = nbl__export_divisors(e, divisors);
+    if (divided)
+        NBL_TRY(nbl__gguf_declare(&e->writer, "rope_freqs.weight", NBL_GGML_F32, 1, &half, &divisors_number));
+    NBL_TRY(declare_all(e, items, &count));
+    NBL_TRY(nbl__gguf_begin(&e->writer, e->out));
+    nbl__progress_begin(e->ctx, e->checkpoint->summary.bytes);
+    NBL_TRY(nbl__progress_poll(e->ctx, ""));
+    if (divided)
+        NBL_TRY(nbl__gguf_write(&e->writer, divisors_number, divisors, (size_t)half * sizeof *divisors, 0));
+    for (int64_t i = 0; i < count; i++)
+        NBL_TRY(items[i].from->rank == 1 ? write_vector(e, &items[i]) : write_matrix(e, &items[i]));
+    return read_back(e);
+}
+
+/* ---- the whole file ---- */
+
+static nbl_status put_general(nbl__export *e, const struct type_row *type)
+{
+    nbl__gguf_writer *w = &e->writer;
+    size_t end = strlen(e->folder);
+    while (end > 1 && e->folder[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && e->folder[begin - 1] != '/') begin--;
+    nbl__gguf_put_text(w, "general.architecture", e->arch_name, strlen(e->arch_name));
+    nbl__gguf_put_text(w, "general.type", type ? "model" : "adapter", type ? 5 : 7);
+    nbl__gguf_put_text(w, "general.name", e->folder + begin, end - begin);
+    if (type) nbl__gguf_put_u32(w, "general.file_type", type->file_type);
+    nbl__gguf_put_u32(w, "general.quantization_version", 2);
+    return NBL_OK;
+}
+
+/* Keys and vocabulary are sized by the config: do the tensors agree with it? */
+static nbl_status check_tensors(nbl__export *e)
+{
+    const nbl__merge *merge = &e->merge;
+    nbl_model m = {.ctx = e->ctx, .path = e->folder, .decoder = e->decoder, .dtype = NBL_DTYPE_F32};
+    m.decoder.tied = m.decoder.tied && !merge->untied;
+    m.weights = nbl__arena_alloc(&e->arena, (size_t)(merge->count + 1) * sizeof *m.weights);
+    if (m.weights == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < merge->count; i++) {
+        const nbl__merged *from = &merge->tensors[i];
+        struct nbl__held *held = &m.weights[m.weight_count];
+        if (is_left_out(e, from->name)) continue;
+        held->name = from->name;
+        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
+        memcpy(held->weight.shape, from->shape, sizeof held->weight.shape);
+        m.weight_count++;
+    }
+    return nbl__model_check(&m);
+}
+
+/* The file carries what the text files say; whoever may not read one of its sources may not read it. */
+static nbl_status check_sources(nbl__export *e)
+{
+    const char *folders[] = {e->folder, e->options->adapter};
+    for (int i = 0; e->options->type && i < 2 && folders[i]; i++) {
+        NBL_TRY(nbl__text_files_check(e->ctx, folders[i]));
+        e->writer.rights &= nbl__text_files_rights(folders[i]);
+    }
+    for (int i = 0; i < e->checkpoint->file_count; i++)
+        e->writer.rights &= nbl__file_rights(&e->checkpoint->files[i]);
+    if (e->merge.peft) e->writer.rights &= nbl__file_rights(&e->merge.peft->file);
+    return NBL_OK;
+}
+
+static nbl_status open_source(nbl__export *e)
+{
+    NBL_TRY(nbl_checkpoint_open(e->ctx, e->folder, NBL_OPEN_STRICT, &e->checkpoint));
+    const nbl__json *config = e->checkpoint->config.root;
+    NBL_CHECK(e->ctx, e->checkpoint->is_folder && config, NBL_ERROR_ARGUMENT,
+              "%s: a folder in Hugging Face layout with a config.json is needed", e->folder);
+    NBL_TRY(nbl__decoder_read(e->ctx, e->folder, config, &e->decoder));
+    const char *model_type = e->decoder.arch->model_type;
+    NBL_CHECK(e->ctx, nbl__gguf_arch_of(model_type, &e->arch, &e->arch_name), NBL_ERROR_UNSUPPORTED,
+              "%s: model_type \"%s\" has no form in GGUF here", e->folder, model_type);
+    nbl__export_query(e);
+    NBL_TRY(nbl__merge_open(e->checkpoint, e->options->adapter, &e->merge));
+    NBL_TRY(check_sources(e));
+    return check_tensors(e);
+}
+
+/* The description goes first: when the file's name appears, everything is there. */
+static nbl_status commit(nbl__export *e, const char *modelfile)
+{
+    nbl__text text = {.ctx = e->ctx};
+    nbl_status status = NBL_OK;
+    if (modelfile) {
+        status = nbl__export_modelfile(e, &text);
+        if (status == NBL_OK) status = text.status;
+        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
+    }
+    nbl__text_free(&text);
+    if (status != NBL_OK) return status;
+    e->report.tensors = e->writer.count;
+    e->report.bytes = e->writer.size;
+    status = nbl__gguf_commit(&e->writer);
+    if (status != NBL_OK && modelfile) unlink(modelfile);
+    return status;
+}
+
+static nbl_status run(nbl__export *e, const struct type_row *type, const char *modelfile)
+{
+    NBL_TRY(open_source(e));
+    NBL_TRY(put_general(e, type));
+    if (type) {
+        e->type = type->type;
+        NBL_TRY(nbl__export_keys(e));
+        NBL_TRY(
+            nbl__adapter_text(&e->arena, e->folder, e->options->adapter, e->decoder.vocabulary, &e->text));
+        NBL_TRY(nbl__vocab_export(&e->arena, &e->text, e->checkpoint->config.root, e->decoder.vocabulary,
+                                  &e->writer, &e->vocab));
+        NBL_TRY(write_model(e));
+    } else {
+        NBL_TRY(nbl__export_lora(e));
+    }
+    NBL_TRY(nbl__files_check(e->ctx));
+    NBL_TRY(nbl__progress_poll(e->ctx, "")); /* the last moment to stop */
+    return commit(e, modelfile);
+}
+
+/* The Modelfile's path beside the file; NULL in *path: none is wanted. It must not exist, nor the file. */
+static nbl_status check_targets(nbl__export *e, const char **path)
+{
+    *path = NULL;
+    NBL_CHECK(e->ctx, !nbl__exists(e->out), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched",
+              e->out);
+    if (!e->options->ollama) return NBL_OK;
+    const char *slash = strrchr(e->out, '/');
+    *path = nbl__arena_printf(&e->arena, "%.*sModelfile", slash ? (int)(slash - e->out) + 1 : 0, e->out);
+    if (*path == NULL) return NBL_ERROR_MEMORY;
+    NBL_CHECK(e->ctx, !nbl__exists(*path), NBL_ERROR_EXISTS, "%s: exists already; it was left untouched",
+              *path);
+    return NBL_OK;
+}
+
+nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, const nbl_export_options *options,
+                      nbl_export_report *report)
+{
+    NBL_CHECK(ctx, model && out && options, NBL_ERROR_ARGUMENT, "export: model, out or options is NULL");
+    NBL_CHECK(ctx, options->type || options->adapter, NBL_ERROR_ARGUMENT,
+              "export: neither a type nor an adapter");
+    const struct type_row *type = NULL;
+    for (size_t i = 0; options->type && i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, options->type) == 0) type = &types[i];
+    NBL_CHECK(ctx, type || !options->type, NBL_ERROR_ARGUMENT,
+              "the type \"%s\" is not one of f32, f16, bf16, q8_0 and q4_0", options->type);
+    nbl__export *e;
+    const char *modelfile;
+    NBL_TRY(NBL_ALLOC(ctx, e, 1));
+    e->ctx = ctx;
+    e->arena = nbl__arena_make(ctx);
+    e->folder = model;
+    e->out = out;
+    e->options = options;
+    nbl__gguf_writer_open(ctx, &e->writer);
+    nbl_status status = check_targets(e, &modelfile);
+    if (status == NBL_OK) status = run(e, type, modelfile);
+    if (report) *report = e->report;
+    nbl__gguf_writer_close(&e->writer);
+    nbl__merge_close(&e->merge);
+    nbl_checkpoint_close(e->checkpoint);
+    nbl__arena_free(&e->arena);
+    nbl__free(ctx, e, sizeof *e);
+    return status;
+}

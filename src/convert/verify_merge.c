@@ -1,0 +1,151 @@
+/* verify_merge.c - a merged folder is what it should be: its logits are those of the base with the live adapter, as far
+ * as its dtype allows. The two go different ways - the live one through the operators of adapters on packed weights -
+ * and both compute in f32, so that nothing but the weights' rounding is between them.
+ *
+ * What the dtype explains. Rounding changes each weight by at most u times itself (u = 2^-9 of bf16, 2^-12 of f16,
+ * 2^-25 of f32), with errors that are independent of each other: the output of a linear layer changes by about u / 2
+ * times its norm, in a random direction. The stream of a decoder of L layers takes up 7 L such outputs and two more,
+ * from the embedding and the head; independent errors add up by squares, so that
+ *
+ *     |logits' - logits| / |logits|  ≈  u / 2 · sqrt(7 L + 2)
+ *
+ * would be seen if the layers after an error passed it on as it is. They pass on more where scores of attention are
+ * large or outputs cancel (small random models: up to three times that); SLACK = 8 leaves room for it. An adapter that
+ * is lost, doubled or has another scale, or a matrix that is turned, changes logits by the size of the update itself and
+ * lies above. FLOOR is what the f32
+ * computation makes of other orders of summation. */
+#include <math.h>
+
+#include "convert/merge.h"
+#include "model/language_model.h"
+#include "model/model_text.h"
+
+enum { SLACK = 8, SEQUENCES = 3, MOST_TOKENS = 24 };
+static const double FLOOR = 5e-5;
+
+typedef struct verification {
+    nbl_context *ctx;
+    const char *base, *adapter;
+    nbl_dtype dtype;
+    nbl_merge_report *report;
+    int64_t vocabulary;
+    float *logits[2][SEQUENCES]; /* live, merged */
+    nbl_ids sequences[SEQUENCES];
+    int32_t ids[SEQUENCES][MOST_TOKENS];
+} verification;
+
+/* Ids all over the vocabulary, always the same. */
+static void make_sequences(verification *v, int64_t positions)
+{
+    static const int64_t lengths[SEQUENCES] = {1, 9, MOST_TOKENS};
+    uint32_t state = 1;
+    for (int s = 0; s < SEQUENCES; s++) {
+        v->sequences[s] = (nbl_ids){v->ids[s], nbl__min_i64(lengths[s], positions)};
+        for (int i = 0; i < MOST_TOKENS; i++) {
+            state = state * 1664525u + 1013904223u;
+            v->ids[s][i] = (int32_t)((uint64_t)state * (uint64_t)v->vocabulary >> 32);
+        }
+    }
+}
+
+static nbl_status compute(verification *v, const char *path, const char *adapter, float **logits)
+{
+    nbl_model *model;
+    NBL_TRY(nbl_model_open(v->ctx, path, &(nbl_model_options){.dtype = "f32", .adapter = adapter}, &model));
+    model->decoded = true;
+    if (v->vocabulary == 0) {
+        v->vocabulary = model->decoder.vocabulary;
+        make_sequences(v, model->decoder.positions);
+    }
+    nbl_status status = NBL_OK;
+    for (int s = 0; s < SEQUENCES && status == NBL_OK; s++)
+        status = NBL_ALLOC(v->ctx, logits[s], v->sequences[s].count * v->vocabulary);
+    if (status == NBL_OK) status = nbl_model_logits(model, v->sequences, SEQUENCES, logits);
+    nbl_model_close(model);
+    return status;
+}
+
+static nbl_status compare(verification *v, int64_t layers)
+{
+    static const double units[] = {
+        [NBL_DTYPE_F32] = 0x1p-25, [NBL_DTYPE_F16] = 0x1p-12, [NBL_DTYPE_BF16] = 0x1p-9};
+    nbl_merge_report *r = v->report;
+    bool finite = true;
+    for (int s = 0; s < SEQUENCES; s++) {
+        double off = 0, all = 0;
+        for (int64_t i = 0; i < v->sequences[s].count * v->vocabulary; i++) {
+            double want = (double)v->logits[0][s][i], difference = (double)v->logits[1][s][i] - want;
+            off += difference * difference;
+            all += want * want;
+            r->max_logit_deviation = fmax(r->max_logit_deviation, fabs(difference));
+        }
+        finite = finite && isfinite(off) && isfinite(all);
+        r->relative_deviation = fmax(r->relative_deviation, all > 0 ? sqrt(off / all) : sqrt(off));
+    }
+    r->allowed_deviation = SLACK * units[v->dtype] / 2 * sqrt(7.0 * (double)layers + 2) + FLOOR;
+    NBL_CHECK(v->ctx, finite, NBL_ERROR_DTYPE,
+              "the merged model in %s: its logits, or those of the base with the adapter, are not finite; "
+              "nothing was "
+              "written",
+              nbl_dtype_name(v->dtype));
+    NBL_CHECK(
+        v->ctx, r->relative_deviation <= r->allowed_deviation, NBL_ERROR_DTYPE,
+        "the merged model's logits deviate by %.2g of their size from those of the base with the adapter; %s "
+        "explains %.2g at most; nothing was written",
+        r->relative_deviation, nbl_dtype_name(v->dtype), r->allowed_deviation);
+    r->verified = 1;
+    return NBL_OK;
+}
+
+static nbl_status layers_of(nbl_context *ctx, const char *folder, int64_t *layers)
+{
+    nbl_checkpoint *c;
+    NBL_TRY(nbl_checkpoint_open(ctx, folder, NBL_OPEN_STRICT, &c));
+    *layers = c->config.layers;
+    nbl_checkpoint_close(c);
+    return NBL_OK;
+}
+
+static nbl_status verify(void *user, const char *folder)
+{
+    verification *v = user;
+    int64_t layers = 0;
+    nbl_status status = layers_of(v->ctx, folder, &layers);
+    if (status == NBL_OK) status = compute(v, v->base, v->adapter, v->logits[0]);
+    if (status == NBL_OK) status = compute(v, folder, NULL, v->logits[1]);
+    if (status == NBL_OK) status = compare(v, layers);
+    for (int k = 0; k < 2 * SEQUENCES; k++) {
+        int s = k % SEQUENCES;
+        nbl__free(v->ctx, v->logits[k / SEQUENCES][s],
+                  (size_t)(v->sequences[s].count * v->vocabulary) * sizeof(float));
+    }
+    return status;
+}
+
+nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, const char *out,
+                     const nbl_merge_options *given, nbl_merge_report *report)
+{
+    NBL_CHECK(ctx, base && adapter && out, NBL_ERROR_ARGUMENT, "merge: base, adapter or out is NULL");
+    static const nbl_merge_options none;
+    const nbl_merge_options *options = given ? given : &none;
+    nbl_merge_report own = {0};
+    verification v = {.ctx = ctx, .base = base, .adapter = adapter, .report = &own};
+    nbl__merge_folder how = {.base = base,
+                             .adapter = adapter,
+                             .out = out,
+                             .dtype = options->dtype,
+                             .shard_size = options->shard_size,
+                             .allow_non_finite = options->allow_non_finite,
+                             .check = options->verify ? verify : NULL,
+                             .user = &v,
+                             .chosen = &v.dtype};
+    nbl__arena arena = nbl__arena_make(ctx);
+    nbl__text_source text;
+    nbl_status status = nbl__adapter_text(&arena, base, adapter, 0, &text);
+    if (text.adapter || text.changes.chat_template.text) how.text = &text;
+    if (status == NBL_OK) status = nbl__merge_write(ctx, &how, &own.convert);
+    nbl__arena_free(&arena);
+    own.dtype = v.dtype;
+    if (report) *report = own;
+    return status;
+}

@@ -1,0 +1,157 @@
+/* align.c - which bytes of a text each of its tokens stands for.
+ *
+ * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level and byte-fallback
+ * tokens spell their bytes, "▁" a space, added tokens themselves. As long as that is what the text says, a token's
+ * place is exact. Where it is not (Unicode forms, a space put in front, spaces stripped beside an added token), the
+ * nearest place is looked for from which several tokens on agree with the text again, at the latest the next added
+ * token; the tokens in between share the bytes in between. Spaces that an added token takes with it (rstrip, lstrip) are
+ * that token's, as in the offsets of the tokenizers library. Cost: one pass over the text and a window of constant
+ * size per disagreement. */
+#include "text/chars.h"
+#include "text/unicode/unicode.h"
+#include "data/example.h"
+
+enum {
+    WINDOW = 256 /* bytes */,
+    AHEAD = 16 /* tokens */,
+    AGREEMENT = 12 /* bytes that must agree */,
+    MOST_TRIES = 8
+};
+
+typedef struct speller {
+    const nbl_tokenizer *tokenizer;
+    bool byte_level;
+    const int32_t *ids;
+    int64_t count;
+} speller;
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched how many of them
+ * the text begins with. */
+static size_t spell(const speller *s, int64_t i, const char *text, size_t size, size_t *matched)
+{
+    const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
+    nbl_string token = nbl_tokenizer_token(s->tokenizer, s->ids[i]);
+    size_t length = 0;
+    bool equal = true;
+    *matched = 0;
+    for (size_t at = 0; at < token.size; length++) {
+        char byte = token.text[at];
+        uint32_t c;
+        int n = nbl__utf8_length(token.text + at, token.text + token.size), value;
+        if (added == NULL && n) {
+            nbl__char_get(token.text + at, &c);
+            if (s->byte_level && (value = nbl__char_byte(c)) >= 0) byte = (char)value;
+            else if (!s->byte_level && c == 0x2581) byte = ' ';
+            else if (!s->byte_level && at == 0 && token.size == 6 && memcmp(token.text, "<0x", 3) == 0 &&
+                     hex(token.text[3]) >= 0 && hex(token.text[4]) >= 0 && token.text[5] == '>') {
+                byte = (char)(hex(token.text[3]) * 16 + hex(token.text[4]));
+                n = 6;
+            } else n = 1;
+        } else n = 1;
+        at += (size_t)n;
+        equal = equal && length < size && text[length] == byte;
+        *matched += equal;
+    }
+    return length;
+}
+
+/* Whether the text at `at` goes on as the tokens from i on do, for long enough to be sure. */
+static bool agrees(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+{
+    size_t begin = at;
+    for (; i < s->count; i++) {
+        size_t matched, length = spell(s, i, text + at, size - at, &matched);
+        if (matched < length) return false;
+        at += length;
+        if (at - begin >= AGREEMENT || (length && nbl__added_get(&s->tokenizer->added, s->ids[i])))
+            return true;
+    }
+    return at == size;
+}
+
+/* The next added token that the text has, too: nothing changes those. Else the end. */
+static void find_anchor(const speller *s, int64_t i, const char *text, size_t size, size_t at, int64_t *token,
+                        size_t *place)
+{
+    for (int tries = 0; i < s->count && tries < MOST_TRIES; i++) {
+        const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
+        size_t length = added ? added->content.size : 0;
+        tries += added != NULL;
+        for (size_t there = at; length && there + length <= size; there++)
+            if (memcmp(text + there, added->content.text, length) == 0) {
+                *token = i;
+                *place = there;
+                return;
+            }
+    }
+    *token = s->count;
+    *place = size;
+}
+
+/* The nearest token from i on and place from `at` on that agree; the token is s->count at the end. */
+static void find_agreement(const speller *s, int64_t i, const char *text, size_t size, size_t at,
+                           int64_t *token, size_t *place)
+{
+    for (int64_t reach = 0; reach < WINDOW; reach++)
+        for (int64_t skip = 0; skip <= reach && skip <= AHEAD && i + skip < s->count; skip++) {
+            size_t there = at + (size_t)(reach - skip);
+            if (there > size || !agrees(s, i + skip, text, size, there)) continue;
+            *token = i + skip;
+            *place = there;
+            return;
+        }
+    find_anchor(s, i, text, size, at, token, place);
+}
+
+/* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked for in the normalised
+ * text takes the spaces of that text: they are its own where the tokens behind it do not spell them. */
+static size_t with_spaces(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+{
+    const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
+    if (added == NULL || !added->right_strip) return at;
+    if (added->normalized && s->tokenizer->normalizer_count && agrees(s, i + 1, text, size, at)) return at;
+    while (at < size) {
+        uint32_t c;
+        int n = nbl__char_get(text + at, &c);
+        if (!nbl__char_is_space(c)) break;
+        at += (size_t)n;
+    }
+    return at;
+}
+
+void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,
+                       int64_t count, size_t *begins, size_t *ends)
+{
+    speller s = {tokenizer, false, ids, count};
+    for (int i = 0; i < tokenizer->decoder_count; i++)
+        s.byte_level |= tokenizer->decoders[i].kind == NBL_DECODE_BYTE_LEVEL;
+    for (int i = 0; i < tokenizer->pre_tokenizer_count; i++)
+        s.byte_level |= tokenizer->pre_tokenizers[i].kind == NBL_PRE_BYTE_LEVEL;
+    size_t at = 0, matched, length;
+    for (int64_t i = 0; i < count;) {
+        length = spell(&s, i, text + at, size - at, &matched);
+        if (matched == length) {
+            begins[i] = at;
+            at = ends[i] = with_spaces(&s, i, text, size, at + length);
+            i++;
+            continue;
+        }
+        int64_t next;
+        size_t place;
+        find_agreement(&s, i, text, size, at, &next, &place);
+        if (next == i) { /* the text has something that no token spells: it goes with this token */
+            begins[i] = at;
+            length = spell(&s, i, text + place, size - place, &matched);
+            at = ends[i] = with_spaces(&s, i, text, size, place + length);
+            i++;
+            continue;
+        }
+        for (; i < next; i++) begins[i] = at, ends[i] = place;
+        at = place;
+    }
+}

@@ -1,0 +1,216 @@
+/* conversation_probe.c - which tokens are a turn's: found as axolotl finds them.
+ *
+ * A turn's tokens are those that change when its content is replaced by a dummy. So each turn that matters gets a
+ * probe: the text with the dummy, which is encoded beside the text itself; mask.c compares the tokens. A template
+ * that only copies (or trims) contents needs one rendering with placeholders for all of them: then the positions of
+ * all contents are known, and probes are made by substitution. With any other, the conversation up to the turn is
+ * rendered with and without the dummy, as axolotl does it; where a turn looks different when it is the last one (so
+ * that axolotl's positions are wrong), the whole conversation is rendered with the dummy.
+ *
+ * A probe is not the whole text: added tokens cut a text into pieces that are encoded alone, so a probe reaches from
+ * the added token before the change to the one behind it. The cost per turn is that of its own text. */
+#include "data/conversation.h"
+
+static const char usual_dummy[] = "[[dummy_message]]", /* axolotl's */
+    other_dummy[] = "zqmessageqz";
+
+static bool same(const char *at, const char *end, const char *text, size_t size)
+{
+    return (size_t)(end - at) >= size && memcmp(at, text, size) == 0;
+}
+
+static const char *find(const char *at, const char *end, const char *text, size_t size)
+{
+    for (; (size_t)(end - at) >= size; at++) {
+        at = memchr(at, text[0], (size_t)(end - at));
+        if (at == NULL || (size_t)(end - at) < size) return NULL;
+        if (memcmp(at, text, size) == 0) return at;
+    }
+    return NULL;
+}
+
+static nbl_string trimmed(nbl_string s)
+{
+    while (s.size && strchr(" \t\n\r\f\v", s.text[0]) && s.text[0]) s.text++, s.size--;
+    while (s.size && strchr(" \t\n\r\f\v", s.text[s.size - 1]) && s.text[s.size - 1]) s.size--;
+    return s;
+}
+
+/* A content that begins or ends as the dummy does would lose those tokens: it gets another dummy. */
+static const char *dummy_for(nbl_string content)
+{
+    nbl_string s = trimmed(content);
+    return s.size && (s.text[0] == '[' || s.text[s.size - 1] == ']') ? other_dummy : usual_dummy;
+}
+
+/* ---- contents that the template copies ---- */
+
+/* Whether `text` is `frame` with the contents in place of the placeholders; then every turn has its position. */
+static bool place_all(nbl__talk *k, nbl_string text, nbl_string frame)
+{
+    const char *at = text.text, *end = at + text.size, *f = frame.text, *f_end = f + frame.size;
+    for (int64_t i = 0; i < k->count; i++) {
+        nbl__turn *now = &k->turns[i];
+        char mark[NBL_PLACEHOLDER];
+        size_t size = (size_t)nbl__placeholder(mark, i);
+        const char *place = find(f, f_end, mark, size);
+        if (place == NULL || !same(at, end, f, (size_t)(place - f))) return false;
+        at += place - f;
+        f = place + size;
+        nbl_string content = now->content;
+        /* What follows in the frame tells whether the content was copied or trimmed. */
+        if (i + 1 < k->count) size = (size_t)nbl__placeholder(mark, i + 1);
+        const char *next = i + 1 < k->count ? find(f, f_end, mark, size) : f_end;
+        if (next == NULL) return false;
+        for (int pass = 0;; pass++) {
+            if (pass == 2) return false;
+            if (pass == 1) content = trimmed(content);
+            if (same(at, end, content.text, content.size) &&
+                same(at + content.size, end, f, (size_t)(next - f)))
+                break;
+        }
+        now->begin = (size_t)(at - text.text);
+        now->end = now->begin + content.size;
+        at += content.size;
+    }
+    return (size_t)(end - at) == (size_t)(f_end - f) && same(at, end, f, (size_t)(f_end - f));
+}
+
+static nbl_status place_copies(nbl__talk *k, nbl_string text, bool *placed)
+{
+    nbl_rendering *frame;
+    *placed = false;
+    for (int64_t i = 0; i < k->count; i++)
+        if (!k->turns[i].plain) return NBL_OK;
+    nbl__view view = {.count = k->count, .hide = NBL_HIDE_ALL, .without_calls = -1};
+    nbl_status status = nbl__talk_render(k, view, &frame);
+    if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
+    if (status != NBL_OK) return NBL_OK; /* a template that checks contents */
+    *placed = place_all(k, text, nbl_rendering_text(frame));
+    nbl_rendering_free(frame);
+    return NBL_OK;
+}
+
+/* ---- probes ---- */
+
+static bool cuts_here(const nbl_tokenizer *tokenizer, const nbl__piece *piece)
+{
+    return piece->id >= 0 && nbl__token_cuts(tokenizer, piece->id);
+}
+
+/* The part of a draft that replaces text[begin, end) by `dummy`. */
+static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begin, size_t end,
+                            nbl_string dummy, bool trained, nbl__draft *draft)
+{
+    const nbl_tokenizer *tokenizer = k->scribe->tokenizer;
+    nbl__part *text = &draft->parts[0], *probe = &draft->parts[draft->part_count];
+    nbl__probe range = {.first = -1, .last = -1, .begin = 0, .end = text->size, .trained = trained};
+    int64_t cut = 0;
+    for (size_t i = 0; i < pieces->count; i++) {
+        const nbl__piece *piece = &pieces->items[i];
+        if (!cuts_here(tokenizer, piece)) continue;
+        if (piece->begin + piece->size <= begin) {
+            range.first = cut;
+            range.begin = piece->begin;
+        }
+        if (piece->begin >= end) {
+            range.last = cut;
+            range.end = piece->begin + piece->size;
+            break;
+        }
+        cut++;
+    }
+    size_t before = begin - range.begin, behind = range.end - end;
+    char *copy = nbl__arena_alloc(k->arena, before + dummy.size + behind + 1);
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    memcpy(copy, text->text + range.begin, before);
+    memcpy(copy + before, dummy.text, dummy.size);
+    memcpy(copy + before + dummy.size, text->text + end, behind);
+    *probe = (nbl__part){.text = copy, .size = before + dummy.size + behind, .mask = NBL_MASK_PROBE};
+    probe->probe = range;
+    draft->part_count++;
+    return NBL_OK;
+}
+
+/* A probe from the whole text with a dummy in it: `start`, then text[from, ...). */
+static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_string start, size_t from,
+                                 bool trained, nbl__draft *draft)
+{
+    const nbl__part *text = &draft->parts[0];
+    size_t before = 0, behind = 0;
+    while (before < start.size && before < from && start.text[before] == text->text[before]) before++;
+    while (behind < start.size - before && behind < from - before &&
+           start.text[start.size - behind - 1] == text->text[from - behind - 1])
+        behind++;
+    nbl_string dummy = {start.text + before, start.size - before - behind};
+    return add_probe(k, pieces, before, from - behind, dummy, trained, draft);
+}
+
+/* Renders up to the turn with and without the dummy. *done is false where that does not tell. */
+static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i, nbl__draft *draft,
+                              bool *done)
+{
+    nbl_rendering *plain = NULL, *dummy = NULL;
+    nbl__view view = {.count = i + 1, .hide = NBL_HIDE_NONE, .without_calls = -1};
+    *done = false;
+    nbl_status status = nbl__talk_render(k, view, &plain);
+    view.hide = i;
+    view.dummy = dummy_for(k->turns[i].content);
+    if (status == NBL_OK) status = nbl__talk_render(k, view, &dummy);
+    if (status == NBL_OK) {
+        nbl_string start = nbl_rendering_text(plain);
+        const nbl__part *text = &draft->parts[0];
+        *done = start.size <= text->size &&
+                (start.size == 0 || memcmp(start.text, text->text, start.size) == 0);
+        if (*done)
+            status = add_difference(k, pieces, nbl_rendering_text(dummy), start.size, k->turns[i].trained,
+                                    draft);
+    }
+    nbl_rendering_free(plain);
+    nbl_rendering_free(dummy);
+    return status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED ? status : NBL_OK;
+}
+
+static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i, nbl__draft *draft)
+{
+    nbl_rendering *dummy;
+    bool done;
+    NBL_TRY(probe_start(k, pieces, i, draft, &done));
+    if (done) return NBL_OK;
+    nbl__view view = {
+        .count = k->count, .hide = i, .dummy = dummy_for(k->turns[i].content), .without_calls = -1};
+    NBL_TRY(nbl__talk_render(k, view, &dummy));
+    nbl_status status = add_difference(k, pieces, nbl_rendering_text(dummy), draft->parts[0].size,
+                                       k->turns[i].trained, draft);
+    nbl_rendering_free(dummy);
+    return status;
+}
+
+static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__draft *draft)
+{
+    bool placed;
+    NBL_TRY(place_copies(k, (nbl_string){draft->parts[0].text, draft->parts[0].size}, &placed));
+    for (int64_t i = 0; i < k->count; i++) {
+        const nbl__turn *turn = &k->turns[i];
+        if (!turn->wanted) continue;
+        const char *dummy = dummy_for(turn->content);
+        if (placed)
+            NBL_TRY(add_probe(k, pieces, turn->begin, turn->end, (nbl_string){dummy, strlen(dummy)},
+                              turn->trained, draft));
+        else NBL_TRY(probe_turn(k, pieces, i, draft));
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__talk_probe(nbl__talk *k, nbl__draft *draft)
+{
+    nbl_context *ctx = k->scribe->ctx;
+    nbl__pieces pieces = {0};
+    nbl_status status = nbl__added_split(&k->scribe->tokenizer->added, false, draft->parts[0].text,
+                                         draft->parts[0].size, 0, &pieces);
+    for (size_t i = 0; status == NBL_OK && i < pieces.count; i++)
+        draft->parts[0].cut_count += cuts_here(k->scribe->tokenizer, &pieces.items[i]);
+    if (status == NBL_OK) status = probe_all(k, &pieces, draft);
+    nbl__pieces_free(ctx, &pieces);
+    return status;
+}

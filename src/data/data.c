@@ -1,0 +1,429 @@
+/* data.c - see data.h. Opening goes through the files in batches: rows are parsed and drafted one by one, the texts
+ * of a batch are encoded on all threads, and of every example its place and size are kept; its tokens too, as long
+ * as all of them take less than KEPT_TOKENS, so that ordinary data is never tokenised twice. */
+#include <stdio.h>
+
+#include "data/data_parts.h"
+#include "data/data_split.h"
+
+enum { BATCH_ROWS = 256, BATCH_BYTES = 4 << 20, KEPT_TOKENS = 16 << 20 };
+
+/* ---- one row ---- */
+
+static nbl_status at_row(nbl__data *d, const nbl__rows *rows, const nbl__row *row, nbl_status code)
+{
+    return nbl__fail_within(d->ctx, code, "%s: line %" PRId64, rows->path, row->line);
+}
+
+static bool can_skip(const nbl__data *d, nbl_status code)
+{
+    return d->config->skip_bad_rows && (code == NBL_ERROR_FORMAT || code == NBL_ERROR_UNSUPPORTED);
+}
+
+static nbl_status draft_row(nbl__data *d, int64_t source, nbl__arena *arena, const nbl__row *row,
+                            nbl__draft *draft)
+{
+    const nbl__rows *rows = &d->sources[source];
+    const nbl__json *object;
+    NBL_TRY(nbl__rows_parse(rows, arena, row, &object)); /* names the place itself */
+    nbl_status status = nbl__draft_row(&d->scribe, &d->config->datasets[source], arena, object, draft);
+    return status == NBL_OK ? NBL_OK : at_row(d, rows, row, status);
+}
+
+/* ---- examples ---- */
+
+static nbl_status push(nbl__data *d, const nbl__place *place)
+{
+    if (d->count == d->room) {
+        int64_t room = d->room * 2 + 1024;
+        nbl__place *places;
+        NBL_TRY(NBL_ALLOC(d->ctx, places, room));
+        if (d->count) memcpy(places, d->places, (size_t)d->count * sizeof *places);
+        nbl__free(d->ctx, d->places, (size_t)d->room * sizeof *places);
+        d->places = places;
+        d->room = room;
+    }
+    d->places[d->count++] = *place;
+    return NBL_OK;
+}
+
+static void identify(nbl__data *d, const int32_t *words, int64_t count)
+{
+    uint64_t h = d->identity ^ (uint64_t)count;
+    for (int64_t i = 0; i < count; i++) {
+        h = (h ^ (uint32_t)words[i]) * 0xff51afd7ed558ccdu;
+        h ^= h >> 32;
+    }
+    d->identity = h;
+}
+
+/* Keeps the tokens while there is room, where a label is its token or none. */
+static nbl_status keep(nbl__data *d, const int32_t *ids, const int32_t *labels, int64_t count, int32_t **kept)
+{
+    *kept = NULL;
+    if (d->kept_tokens + count > KEPT_TOKENS) return NBL_OK;
+    for (int64_t i = 0; i < count; i++)
+        if (labels[i] != -100 && labels[i] != ids[i]) return NBL_OK;
+    *kept = nbl__arena_alloc(&d->kept, (size_t)count * sizeof **kept);
+    if (*kept == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < count; i++)
+        (*kept)[i] = labels[i] == -100 ? ids[i] : (int32_t)((uint32_t)ids[i] | 0x80000000u);
+    d->kept_tokens += count;
+    return NBL_OK;
+}
+
+/* Counts a row or example that is not used, by its reason. */
+static void drop(nbl__data *d, int64_t *reason)
+{
+    d->counts.dropped++;
+    ++*reason;
+}
+
+/* One example of the row's tokens [begin, begin + count). */
+static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int64_t count)
+{
+    const int32_t *ids = d->row.ids + begin, *labels = d->row.labels + begin;
+    int64_t trained = 0;
+    for (int64_t i = 1; i < count; i++) trained += labels[i] != -100;
+    if (count < d->config->min_sample_len) return drop(d, &d->counts.too_short), NBL_OK;
+    if (trained == 0) return drop(d, &d->counts.untrained), NBL_OK;
+    if (d->config->deduplicate) {
+        bool fresh;
+        NBL_TRY(nbl__duplicates_add(&d->seen, d->ctx, ids, labels, count, &fresh));
+        if (!fresh) return drop(d, &d->counts.duplicates), NBL_OK;
+    }
+    place.tokens = (int32_t)count;
+    NBL_TRY(keep(d, ids, labels, count, &place.kept));
+    NBL_TRY(push(d, &place));
+    identify(d, ids, count);
+    identify(d, labels, count);
+    d->counts.examples++;
+    d->counts.tokens += count;
+    d->counts.trained_tokens += trained;
+    return NBL_OK;
+}
+
+/* The examples of the row whose tokens are in d->row. */
+static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
+{
+    const nbl__rows *rows = &d->sources[source];
+    int64_t most = d->config->sequence_len, count = d->row.count, dropped = d->counts.dropped;
+    nbl__place place = {
+        .offset = row->offset, .line = row->line, .size = (uint32_t)row->size, .source = (int32_t)source};
+    if (d->config->datasets[source].type == NBL_DATA_COMPLETION) {
+        for (int64_t begin = 0; begin < count; begin += most, place.piece++)
+            NBL_TRY(add_example(d, place, begin, nbl__min_i64(most, count - begin)));
+        if (count == 0) drop(d, &d->counts.untrained);
+        return NBL_OK;
+    }
+    if (count > most && d->config->excess == NBL_EXCESS_RAISE)
+        return nbl__hint(d->ctx,
+                         nbl__fail(d->ctx, NBL_ERROR_FORMAT,
+                                   "%s: line %" PRId64 ": %" PRId64 " tokens, sequence_len is %" PRId64,
+                                   rows->path, row->line, count, most),
+                         "excess_length_strategy: drop or truncate goes on without such rows or their ends");
+    if (count > most && d->config->excess == NBL_EXCESS_DROP) return drop(d, &d->counts.too_long), NBL_OK;
+    NBL_TRY(add_example(d, place, 0, nbl__min_i64(most, count)));
+    d->counts.truncated += count > most && d->counts.dropped == dropped;
+    return NBL_OK;
+}
+
+/* ---- batches of rows ---- */
+
+typedef struct batch {
+    nbl__arena arena;
+    nbl__row rows[BATCH_ROWS];
+    nbl__draft drafts[BATCH_ROWS];
+    int64_t count, parts;
+} batch;
+
+/* Encodes the texts of all drafts: one list per part, in order. */
+static nbl_status encode(nbl__data *d, batch *b, nbl_ids **lists)
+{
+    nbl_string *texts = nbl__arena_alloc(&b->arena, (size_t)b->parts * sizeof *texts);
+    *lists = nbl__arena_alloc(&b->arena, (size_t)b->parts * sizeof **lists);
+    if (texts == NULL || *lists == NULL) return NBL_ERROR_MEMORY;
+    int64_t at = 0;
+    for (int64_t i = 0; i < b->count; i++)
+        for (int64_t p = 0; p < b->drafts[i].part_count; p++, at++)
+            texts[at] = (nbl_string){b->drafts[i].parts[p].text, b->drafts[i].parts[p].size};
+    return at ? nbl_tokenizer_encode_batch(d->scribe.tokenizer, at, texts, 0, *lists) : NBL_OK;
+}
+
+/* Tokens and labels of draft i into d->row. */
+static nbl_status label(nbl__data *d, int64_t source, batch *b, int64_t i, const nbl_ids *lists)
+{
+    nbl_status status = nbl__draft_label(&d->scribe, &d->config->datasets[source], &b->arena, &b->drafts[i],
+                                         lists, &d->row);
+    return status == NBL_OK ? NBL_OK : at_row(d, &d->sources[source], &b->rows[i], status);
+}
+
+static nbl_status finish_batch(nbl__data *d, int64_t source, batch *b)
+{
+    nbl_ids *lists;
+    int64_t at = 0;
+    NBL_TRY(encode(d, b, &lists));
+    nbl_status status = NBL_OK;
+    for (int64_t i = 0; i < b->count && status == NBL_OK; i++) {
+        status = label(d, source, b, i, lists + at);
+        at += b->drafts[i].part_count;
+        if (status == NBL_OK) {
+            d->turns += d->row.turns;
+            d->ended += d->row.ended;
+            status = add_row(d, source, &b->rows[i]);
+        } else if (can_skip(d, status)) {
+            drop(d, &d->counts.bad);
+            status = NBL_OK;
+        }
+    }
+    for (int64_t i = 0; i < b->parts; i++) nbl_ids_free(d->ctx, &lists[i]);
+    return status;
+}
+
+typedef struct reading {
+    int64_t index, first, last; /* rows seen, and those that split selects */
+    bool end;
+} reading;
+
+static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
+{
+    nbl__rows *rows = &d->sources[source];
+    uint64_t bytes = 0;
+    b->count = b->parts = 0;
+    while (b->count < BATCH_ROWS && bytes < BATCH_BYTES) {
+        nbl__row row;
+        bool found;
+        NBL_TRY(nbl__rows_next(rows, &row, &found));
+        if (!found || r->index >= r->last) return r->end = true, NBL_OK;
+        if (r->index++ < r->first) continue;
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading data"));
+        bytes += row.size;
+        nbl_status status = draft_row(d, source, &b->arena, &row, &b->drafts[b->count]);
+        if (status != NBL_OK && can_skip(d, status)) {
+            drop(d, &d->counts.bad);
+            continue;
+        }
+        NBL_TRY(status);
+        b->rows[b->count] = row;
+        b->parts += b->drafts[b->count++].part_count;
+    }
+    return NBL_OK;
+}
+
+static nbl_status count_rows(nbl__rows *rows, int64_t *count)
+{
+    nbl__row row;
+    bool found = true;
+    for (*count = 0; found; *count += found) {
+        NBL_TRY(nbl__progress_poll(rows->ctx, "reading the data"));
+        NBL_TRY(nbl__rows_next(rows, &row, &found));
+    }
+    return nbl__rows_rewind(rows);
+}
+
+static nbl_status read_batches(nbl__data *d, int64_t source, batch *b, reading *r)
+{
+    nbl__rows *rows = &d->sources[source];
+    while (!r->end) {
+        uint64_t begin = rows->at;
+        nbl_status status = fill_batch(d, source, b, r);
+        if (status == NBL_OK) status = finish_batch(d, source, b);
+        nbl__arena_free(&b->arena);
+        NBL_TRY(status);
+        uint64_t passed = rows->at > begin ? rows->at - begin : 0;
+        nbl__file_drop(&rows->file, rows->file.data + begin, passed);
+        nbl__progress_add(d->ctx, passed);
+        NBL_TRY(nbl__progress_poll(d->ctx, "reading data"));
+    }
+    return NBL_OK;
+}
+
+static nbl_status read_source(nbl__data *d, int64_t source)
+{
+    const nbl__dataset_config *dataset = &d->config->datasets[source];
+    nbl__rows *rows = &d->sources[source];
+    reading r = {.last = INT64_MAX};
+    batch *b;
+    if (dataset->split && strchr(dataset->split, '[')) NBL_TRY(count_rows(rows, &r.last));
+    NBL_TRY(nbl__data_split(d->ctx, rows->path, dataset->split, r.last, &r.first, &r.last));
+    NBL_TRY(NBL_ALLOC(d->ctx, b, 1));
+    b->arena = nbl__arena_make(d->ctx);
+    nbl_status status = read_batches(d, source, b, &r);
+    nbl__free(d->ctx, b, sizeof *b);
+    NBL_TRY(status);
+    NBL_CHECK(d->ctx, r.index > 0, NBL_ERROR_FORMAT, "%s: no row in the file", rows->path);
+    return NBL_OK;
+}
+
+/* ---- open and close ---- */
+
+static nbl_status open_source(nbl__data *d, int64_t i)
+{
+    const nbl__dataset_config *dataset = &d->config->datasets[i];
+    NBL_TRY(nbl__rows_open(d->ctx, dataset->path, dataset->file,
+                           dataset->field_text ? dataset->field_text : "text", &d->sources[i]));
+    NBL_CHECK(d->ctx, d->sources[i].form != NBL_ROWS_TEXT || dataset->type == NBL_DATA_COMPLETION,
+              NBL_ERROR_ARGUMENT, "%s: lines of plain text are for the type completion alone", dataset->path);
+    return NBL_OK;
+}
+
+static nbl_status fill(nbl__data *d, int64_t vocabulary)
+{
+    const nbl__run_config *config = d->config;
+    uint64_t bytes = 0;
+    char dropped[NBL_DROPPED_TEXT];
+    NBL_CHECK(d->ctx,
+              config->dataset_count > 0 && config->sequence_len > 0 && config->sequence_len <= INT32_MAX &&
+                  config->micro_batch_size > 0,
+              NBL_ERROR_ARGUMENT, "%s: datasets, sequence_len or micro_batch_size is not set", config->file);
+    NBL_TRY(NBL_ALLOC(d->ctx, d->sources, config->dataset_count));
+    for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(open_source(d, i));
+    NBL_TRY(nbl__scribe_open(d->ctx, config, vocabulary, &d->scribe));
+    for (int64_t i = 0; i < config->dataset_count; i++) bytes += d->sources[i].file.size;
+    nbl__progress_begin(d->ctx, bytes);
+    for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(read_source(d, i));
+    nbl__duplicates_free(&d->seen, d->ctx);
+    NBL_CHECK(d->ctx, d->count > 0, NBL_ERROR_FORMAT,
+              "%s: nothing to train on: %" PRId64 " rows were dropped (%s)", config->datasets[0].path,
+              d->counts.dropped, nbl__data_dropped(&d->counts, dropped));
+    if (d->turns && d->ended == 0)
+        nbl__log(d->ctx, NBL_LOG_WARNING,
+                 "%s: no end of a turn is trained, so the model does not learn to stop; eot_tokens names the "
+                 "token "
+                 "that ends a turn in the chat template",
+                 config->file);
+    NBL_TRY(nbl__data_hold(d));
+    return nbl__data_measure(d);
+}
+
+nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
+                          nbl__data **data)
+{
+    nbl__data *d;
+    *data = NULL;
+    NBL_TRY(NBL_ALLOC(ctx, d, 1));
+    *d = (nbl__data){.ctx = ctx,
+                     .config = config,
+                     .kept = nbl__arena_make(ctx),
+                     .row = {.ctx = ctx},
+                     .row_source = -1,
+                     .identity = 0x9e3779b97f4a7c15u};
+    nbl_status status = fill(d, vocabulary);
+    nbl_status changed = nbl__files_check(ctx); /* then this is why rows are bad */
+    if (changed != NBL_OK) status = changed;
+    d->row_source = -1;
+    if (status == NBL_OK) return *data = d, NBL_OK;
+    nbl__data_close(d);
+    return status;
+}
+
+void nbl__data_close(nbl__data *d)
+{
+    if (d == NULL) return;
+    nbl_context *ctx = d->ctx;
+    for (int64_t i = 0; d->sources && i < d->config->dataset_count; i++) nbl__rows_close(&d->sources[i]);
+    if (d->sources) nbl__free(ctx, d->sources, (size_t)d->config->dataset_count * sizeof *d->sources);
+    nbl__scribe_close(&d->scribe);
+    nbl__free(ctx, d->places, (size_t)d->room * sizeof *d->places);
+    nbl__duplicates_free(&d->seen, ctx);
+    nbl__free(ctx, d->held, (size_t)d->count * sizeof *d->held);
+    nbl__labelled_free(&d->row);
+    nbl__arena_free(&d->kept);
+    nbl__free(ctx, d, sizeof *d);
+}
+
+nbl__data_counts nbl__data_count(const nbl__data *d)
+{
+    return d->counts;
+}
+
+const char *nbl__data_dropped(const nbl__data_counts *c, char text[NBL_DROPPED_TEXT])
+{
+    const struct {
+        int64_t count;
+        const char *why;
+    } reasons[] = {{c->too_long, "too long"},
+                   {c->too_short, "too short"},
+                   {c->bad, "bad"},
+                   {c->untrained, "with nothing trained"},
+                   {c->duplicates, "seen before"}};
+    size_t at = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+        if (reasons[i].count)
+            at += (size_t)snprintf(text + at, NBL_DROPPED_TEXT - at, "%s%" PRId64 " %s", at ? ", " : "",
+                                   reasons[i].count, reasons[i].why);
+    return text;
+}
+
+int64_t nbl__data_held_count(const nbl__data *d)
+{
+    return d->held_count;
+}
+
+nbl__example_kind nbl__data_kind(const nbl__data *d, int64_t index)
+{
+    return (nbl__example_kind){.held = d->held_count && d->held[index],
+                               .text = d->config->datasets[d->places[index].source].type != NBL_DATA_TOKENS};
+}
+
+nbl_tokenizer *nbl__data_tokenizer(const nbl__data *d, const int32_t **ends, int64_t *end_count)
+{
+    *ends = d->scribe.ends;
+    *end_count = d->scribe.end_count;
+    return d->scribe.tokenizer;
+}
+
+uint64_t nbl__data_identity(const nbl__data *d)
+{
+    return d->identity;
+}
+
+/* ---- an example again ---- */
+
+static nbl_status make_row(nbl__data *d, const nbl__place *place)
+{
+    nbl__row row = {place->offset, place->size, place->line};
+    batch *b;
+    nbl_ids *lists = NULL;
+    d->row_source = -1;
+    NBL_TRY(NBL_ALLOC(d->ctx, b, 1));
+    b->arena = nbl__arena_make(d->ctx);
+    b->rows[0] = row;
+    b->count = 1;
+    nbl_status status = draft_row(d, place->source, &b->arena, &row, &b->drafts[0]);
+    b->parts = b->drafts[0].part_count;
+    if (status == NBL_OK) status = encode(d, b, &lists);
+    if (status == NBL_OK) status = label(d, place->source, b, 0, lists);
+    for (int64_t i = 0; lists && i < b->parts; i++) nbl_ids_free(d->ctx, &lists[i]);
+    nbl__arena_free(&b->arena);
+    nbl__free(d->ctx, b, sizeof *b);
+    NBL_TRY(status);
+    d->row_source = place->source;
+    d->row_offset = place->offset;
+    return NBL_OK;
+}
+
+static nbl_status show_kept(nbl__data *d, const nbl__place *place)
+{
+    d->row_source = -1;
+    d->row.count = 0;
+    for (int64_t i = 0; i < place->tokens; i++)
+        NBL_TRY(nbl__labelled_add(&d->row, place->kept[i] & INT32_MAX, place->kept[i] < 0));
+    return NBL_OK;
+}
+
+nbl_status nbl__data_example(nbl__data *d, int64_t index, nbl__example *example)
+{
+    NBL_CHECK(d->ctx, index >= 0 && index < d->count, NBL_ERROR_ARGUMENT, "there is no example %" PRId64,
+              index);
+    const nbl__place *place = &d->places[index];
+    int64_t begin = place->kept ? 0 : place->piece * d->config->sequence_len;
+    if (place->kept) NBL_TRY(show_kept(d, place));
+    else if (d->row_source != place->source || d->row_offset != place->offset) NBL_TRY(make_row(d, place));
+    NBL_CHECK(d->ctx, begin + place->tokens <= d->row.count, NBL_ERROR_IO,
+              "%s: line %" PRId64 ": the file has changed since it was opened",
+              d->sources[place->source].path, place->line);
+    *example = (nbl__example){d->row.ids + begin, d->row.labels + begin, place->tokens};
+    return NBL_OK;
+}

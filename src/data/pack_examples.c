@@ -1,0 +1,98 @@
+/* pack_examples.c - best-fit bin packing. Bins with room left are kept in one list per amount of room; a tree of bit sets over
+ * the amounts finds the smallest sufficient one, so an item costs a few words whatever the number of bins.
+ *
+ *   level 2   |........|          a bit: some word below is not empty
+ *   level 1   |........|........|
+ *   level 0   room 0 … capacity   a bit: there is a bin with exactly this room left
+ */
+#include "data/data_parts.h"
+
+enum { LEVELS = 6 /* 64^6 amounts */ };
+
+typedef struct rooms {
+    uint64_t *levels[LEVELS];
+    int64_t words[LEVELS];
+    int depth;
+    int64_t *heads; /* [capacity + 1] last bin with that room, or -1 */
+    int64_t *next;  /* [bins] the one before it */
+} rooms;
+
+static void mark(rooms *r, int64_t room)
+{
+    for (int level = 0; level < r->depth; level++, room /= 64)
+        r->levels[level][room / 64] |= UINT64_C(1) << (room % 64);
+}
+
+static void unmark(rooms *r, int64_t room)
+{
+    for (int level = 0; level < r->depth; level++, room /= 64) {
+        r->levels[level][room / 64] &= ~(UINT64_C(1) << (room % 64));
+        if (r->levels[level][room / 64]) return;
+    }
+}
+
+/* The smallest room of at least `size` that a bin has, or -1. */
+static int64_t find_room(const rooms *r, int64_t size)
+{
+    int level = 0;
+    for (;; level++, size = size / 64 + 1) { /* up, until a word has a bit at or above */
+        if (level == r->depth || size / 64 >= r->words[level]) return -1;
+        uint64_t word = r->levels[level][size / 64] >> (size % 64);
+        if (word == 0) continue;
+        size += __builtin_ctzll(word);
+        break;
+    }
+    for (; level > 0; level--) size = size * 64 + __builtin_ctzll(r->levels[level - 1][size]);
+    return size;
+}
+
+static void put_bin(rooms *r, int64_t bin, int64_t room)
+{
+    r->next[bin] = r->heads[room];
+    r->heads[room] = bin;
+    mark(r, room);
+}
+
+static int64_t take_bin(rooms *r, int64_t room)
+{
+    int64_t bin = r->heads[room];
+    r->heads[room] = r->next[bin];
+    if (r->heads[room] < 0) unmark(r, room);
+    return bin;
+}
+
+static nbl_status open_rooms(nbl_context *ctx, rooms *r, int64_t capacity, int64_t items)
+{
+    NBL_TRY(NBL_ALLOC(ctx, r->heads, capacity + 1));
+    NBL_TRY(NBL_ALLOC(ctx, r->next, items));
+    for (int64_t i = 0; i <= capacity; i++) r->heads[i] = -1;
+    for (int64_t bits = capacity + 1; r->depth < LEVELS; bits = r->words[r->depth++]) {
+        r->words[r->depth] = nbl__ceil_div(bits, 64);
+        NBL_TRY(NBL_ALLOC(ctx, r->levels[r->depth], r->words[r->depth]));
+        if (r->words[r->depth] == 1) return r->depth++, NBL_OK;
+    }
+    return NBL_OK;
+}
+
+static void close_rooms(nbl_context *ctx, rooms *r, int64_t capacity, int64_t items)
+{
+    nbl__free(ctx, r->heads, (size_t)(capacity + 1) * sizeof *r->heads);
+    nbl__free(ctx, r->next, (size_t)items * sizeof *r->next);
+    for (int i = 0; i < LEVELS; i++) nbl__free(ctx, r->levels[i], (size_t)r->words[i] * sizeof *r->levels[i]);
+}
+
+nbl_status nbl__pack_best_fit(nbl_context *ctx, const int32_t *sizes, int64_t items, int64_t capacity,
+                              int64_t *bin, int64_t *count)
+{
+    rooms r = {0};
+    *count = 0;
+    nbl_status status = open_rooms(ctx, &r, capacity, items);
+    for (int64_t i = 0; status == NBL_OK && i < items; i++) {
+        int64_t room = find_room(&r, sizes[i]);
+        bin[i] = room < 0 ? (*count)++ : take_bin(&r, room);
+        room = (room < 0 ? capacity : room) - sizes[i];
+        if (room > 0) put_bin(&r, bin[i], room);
+    }
+    close_rooms(ctx, &r, capacity, items);
+    return status;
+}

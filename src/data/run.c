@@ -1,0 +1,37 @@
+/* run.c - see run.h. */
+#include "run/run.h"
+
+#include "data/data.h"
+
+nbl_status nbl_run_open(nbl_context *ctx, const char *path, const char *const *overrides, int64_t count,
+                        nbl_run **run)
+{
+    NBL_CHECK(ctx, run != NULL, NBL_ERROR_ARGUMENT, "opening a run: no place for the result");
+    *run = NULL;
+    NBL_CHECK(ctx, path != NULL && count >= 0 && (overrides != NULL || count == 0), NBL_ERROR_ARGUMENT,
+              "opening a run: path or overrides are NULL");
+    for (int64_t i = 0; i < count; i++)
+        NBL_CHECK(ctx, overrides[i] != NULL, NBL_ERROR_ARGUMENT,
+                  "opening a run: override %" PRId64 " is NULL", i);
+    nbl_run *made;
+    NBL_TRY(NBL_ALLOC(ctx, made, 1));
+    made->ctx = ctx;
+    made->arena = nbl__arena_make(ctx);
+    made->preview = nbl__arena_make(ctx);
+    nbl_status status = nbl__run_config_read(&made->arena, path, overrides, count, &made->config);
+    if (status == NBL_OK) *run = made;
+    else nbl_run_close(made);
+    return status;
+}
+
+void nbl_run_close(nbl_run *run)
+{
+    if (run == NULL) return;
+    nbl_context *ctx = run->ctx;
+    nbl_model_close(run->planned);
+    nbl__data_close(run->data);
+    nbl_tokenizer_close(run->speller);
+    nbl__arena_free(&run->preview);
+    nbl__arena_free(&run->arena);
+    nbl__free(ctx, run, sizeof *run);
+}

@@ -1,0 +1,102 @@
+/* cuda_devices.c - the CUDA devices of this machine, as nibble.h tells of them. Every build has this file: without the
+ * backend it says so. */
+#include "device/cuda/cuda.h"
+
+#include <stdio.h>
+
+#include "ops/gemm/cuda/cublaslt.h"
+
+#ifdef NIBBLE_CUDA_BUILT
+#include <cuda_runtime_api.h>
+
+int nbl_cuda_built(void)
+{
+    return 1;
+}
+
+nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
+{
+    NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
+    *count = 0;
+    cudaError_t error = cudaGetDeviceCount(count);
+    if (error != cudaSuccess) {
+        int version = 0;
+        *count = 0;
+        cudaGetLastError(); /* told here, not by the next launch */
+        if (cudaDriverGetVersion(&version) == cudaSuccess && version == 0)
+            return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: no NVIDIA driver was found");
+        return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: %s", cudaGetErrorString(error));
+    }
+    NBL_CHECK(ctx, *count > 0, NBL_ERROR_UNSUPPORTED, "no CUDA device: the driver knows none");
+    return NBL_OK;
+}
+
+nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
+{
+    int count;
+    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    NBL_TRY(nbl_cuda_device_count(ctx, &count));
+    NBL_CHECK(ctx, index >= 0 && index < count, NBL_ERROR_ARGUMENT, "CUDA device %d of %d", index, count);
+    struct cudaDeviceProp properties;
+    cudaError_t error = cudaGetDeviceProperties(&properties, index);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "CUDA device %d: %s", index, cudaGetErrorString(error));
+    }
+    memset(device, 0, sizeof *device);
+    snprintf(device->name, sizeof device->name, "%s", properties.name);
+    device->major = properties.major;
+    device->minor = properties.minor;
+    device->memory_bytes = properties.totalGlobalMem;
+    return NBL_OK;
+}
+
+nbl_status nbl__cuda_supports(nbl_context *ctx, int index, const nbl_cuda_device *device)
+{
+    NBL_CHECK(ctx, device->major >= 8, NBL_ERROR_UNSUPPORTED,
+              "CUDA device %d: %s has compute capability %d.%d; 8.0 or later is needed", index, device->name,
+              device->major, device->minor);
+    return NBL_OK;
+}
+
+int nbl_cuda_usable(nbl_context *ctx)
+{
+    nbl_cuda_device device;
+    if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || nbl__cuda_supports(ctx, 0, &device) != NBL_OK)
+        return 0;
+    if (nbl__blas_found()) return 1;
+    nbl__fail(ctx, NBL_ERROR_UNSUPPORTED,
+              "CUDA device 0: %s: products need cuBLASLt, and libcublasLt.so.13 (or .12) could not be loaded",
+              device.name);
+    return 0;
+}
+
+#else
+
+int nbl_cuda_built(void)
+{
+    return 0;
+}
+
+nbl_status nbl_cuda_device_count(nbl_context *ctx, int *count)
+{
+    NBL_CHECK(ctx, count != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_count: count is NULL");
+    *count = 0;
+    return nbl__fail(ctx, NBL_ERROR_UNSUPPORTED, "no CUDA device: this library was built without CUDA");
+}
+
+nbl_status nbl_cuda_device_get(nbl_context *ctx, int index, nbl_cuda_device *device)
+{
+    int count;
+    (void)index;
+    NBL_CHECK(ctx, device != NULL, NBL_ERROR_ARGUMENT, "nbl_cuda_device_get: device is NULL");
+    return nbl_cuda_device_count(ctx, &count);
+}
+
+int nbl_cuda_usable(nbl_context *ctx)
+{
+    int count;
+    return nbl_cuda_device_count(ctx, &count) == NBL_OK;
+}
+
+#endif

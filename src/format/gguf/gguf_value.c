@@ -1,0 +1,111 @@
+/* gguf_value.c - what a file that is open is asked: keys and tensors by their names, and values of entries. */
+#include <stdlib.h>
+
+#include "format/gguf/gguf.h"
+
+int nbl__gguf_number_bytes(uint32_t type)
+{
+    static const uint8_t bytes[NBL_GGUF_TYPE_COUNT] = {
+        [NBL_GGUF_U8] = 1,  [NBL_GGUF_I8] = 1,  [NBL_GGUF_U16] = 2, [NBL_GGUF_I16] = 2,
+        [NBL_GGUF_U32] = 4, [NBL_GGUF_I32] = 4, [NBL_GGUF_F32] = 4, [NBL_GGUF_BOOL] = 1,
+        [NBL_GGUF_U64] = 8, [NBL_GGUF_I64] = 8, [NBL_GGUF_F64] = 8,
+    };
+    return type < NBL_GGUF_TYPE_COUNT ? bytes[type] : 0;
+}
+
+int nbl__gguf_by_key(const void *a, const void *b)
+{
+    const nbl__gguf_entry *const *x = a, *const *y = b;
+    return strcmp((*x)->key, (*y)->key);
+}
+
+int nbl__gguf_by_name(const void *a, const void *b)
+{
+    const nbl__gguf_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key)
+{
+    nbl__gguf_entry wanted = {.key = key}, *pointer = &wanted;
+    const nbl__gguf_entry **found = bsearch(&pointer, gguf->by_key, (size_t)gguf->entry_count,
+                                            sizeof *gguf->by_key, nbl__gguf_by_key);
+    return found ? *found : NULL;
+}
+
+const nbl__gguf_tensor *nbl__gguf_tensor_find(const nbl__gguf *gguf, const char *name)
+{
+    nbl__gguf_tensor wanted = {.name = name}, *pointer = &wanted;
+    const nbl__gguf_tensor **found = bsearch(&pointer, gguf->by_name, (size_t)gguf->tensor_count,
+                                             sizeof *gguf->by_name, nbl__gguf_by_name);
+    return found ? *found : NULL;
+}
+
+static bool has(const nbl__gguf_entry *entry, int64_t i)
+{
+    return entry && i >= 0 && i < entry->count;
+}
+
+bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text, size_t *length)
+{
+    if (!has(entry, i) || entry->element != NBL_GGUF_STRING) return false;
+    *text = entry->texts[i].bytes;
+    *length = entry->texts[i].length;
+    return true;
+}
+
+/* The bits of an integer, sign-extended where it has one. */
+static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits)
+{
+    if (!has(entry, i)) return false;
+    const uint8_t *place = entry->data + i * nbl__gguf_number_bytes(entry->element);
+    union {
+        uint8_t u8;
+        int8_t i8;
+        uint16_t u16;
+        int16_t i16;
+        uint32_t u32;
+        int32_t i32;
+        uint64_t u64;
+    } value;
+    memcpy(&value, place, (size_t)nbl__gguf_number_bytes(entry->element));
+    switch (entry->element) {
+    case NBL_GGUF_BOOL:
+    case NBL_GGUF_U8: return *bits = value.u8, true;
+    case NBL_GGUF_I8: return *bits = (uint64_t)(int64_t)value.i8, true;
+    case NBL_GGUF_U16: return *bits = value.u16, true;
+    case NBL_GGUF_I16: return *bits = (uint64_t)(int64_t)value.i16, true;
+    case NBL_GGUF_U32: return *bits = value.u32, true;
+    case NBL_GGUF_I32: return *bits = (uint64_t)(int64_t)value.i32, true;
+    case NBL_GGUF_U64:
+    case NBL_GGUF_I64: return *bits = value.u64, true;
+    default: return false;
+    }
+}
+
+bool nbl__gguf_integer(const nbl__gguf_entry *entry, int64_t i, int64_t *value)
+{
+    uint64_t bits;
+    if (!read_integer(entry, i, &bits)) return false;
+    if (entry->element == NBL_GGUF_U64 && bits > INT64_MAX) return false;
+    *value = (int64_t)bits;
+    return true;
+}
+
+bool nbl__gguf_number(const nbl__gguf_entry *entry, int64_t i, double *value)
+{
+    uint64_t bits;
+    float single;
+    if (!has(entry, i)) return false;
+    if (entry->element == NBL_GGUF_F32) {
+        memcpy(&single, entry->data + i * 4, 4);
+        *value = single;
+    } else if (entry->element == NBL_GGUF_F64) {
+        memcpy(value, entry->data + i * 8, 8);
+    } else if (read_integer(entry, i, &bits)) {
+        *value = entry->element == NBL_GGUF_U64 ? (double)bits : (double)(int64_t)bits;
+    } else {
+        return false;
+    }
+    return true;
+}

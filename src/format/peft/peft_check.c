@@ -1,0 +1,153 @@
+/* peft_check.c - an adapter against the model that it is for. The tensors decide what is adapted; the
+ * settings must say the same of this model, so that nothing that was trained is lost and nothing that was not is
+ * taken for it. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "format/peft/peft.h"
+
+typedef struct checker {
+    const nbl__peft *peft;
+    nbl_context *ctx;
+    const nbl__peft_place **places; /* by path */
+    int64_t count;
+} checker;
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp((*(const nbl__peft_place *const *)a)->path, (*(const nbl__peft_place *const *)b)->path);
+}
+
+static const nbl__peft_place *place_of(const checker *c, const char *path)
+{
+    nbl__peft_place wanted = {.path = path};
+    const nbl__peft_place *pointer = &wanted, **found;
+    found = bsearch(&pointer, c->places, (size_t)c->count, sizeof *c->places, by_path);
+    return found ? *found : NULL;
+}
+
+static nbl_status bad_module(const checker *c, nbl_status code, const char *path, const char *what)
+{
+    return nbl__fail(c->ctx, code, "%s: module \"%s\": %s", c->peft->folder, path, what);
+}
+
+/* In an adapter that is looked at, a problem is listed and the work goes on. */
+static nbl_status tell(const checker *c, nbl_status status)
+{
+    return nbl__problem_take(c->peft->problems, status);
+}
+
+/* ---- what the file has is in the model ---- */
+
+static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_place *place)
+{
+    if (place->kind == NBL_PEFT_OTHER)
+        return bad_module(c, NBL_ERROR_UNSUPPORTED, m->path, "it is neither a linear layer nor an embedding");
+    if (m->is_embedding != (place->kind == NBL_PEFT_EMBEDDING))
+        return bad_module(c, NBL_ERROR_FORMAT, m->path,
+                          m->is_embedding ? "the adapter is one of an embedding, the module is none"
+                                          : "the module is an embedding, the adapter is none of such");
+    NBL_CHECK(c->ctx, m->in == place->in && m->out == place->out, NBL_ERROR_SHAPE,
+              "%s: module \"%s\" takes %" PRId64 " and gives %" PRId64 " values, its adapter %" PRId64
+              " and %" PRId64 " (of another model?)",
+              c->peft->folder, m->path, place->in, place->out, m->in, m->out);
+    return NBL_OK;
+}
+
+static nbl_status check_replacement(const checker *c, const nbl__peft_replacement *replacement)
+{
+    const nbl__stored *t = replacement->stored;
+    char path[1024];
+    size_t length = strlen(replacement->name);
+    const char *dot = strrchr(replacement->name, '.');
+    const nbl__peft_place *place = NULL;
+    if (length < sizeof path) {
+        memcpy(path, replacement->name, length + 1);
+        path[dot - replacement->name] = '\0';
+        place = place_of(c, path);
+    }
+    NBL_CHECK(c->ctx, place, NBL_ERROR_FORMAT, "%s: tensor \"%s\": the model has no such module", t->file,
+              t->name);
+    if (strcmp(dot, ".weight") != 0) return NBL_OK; /* a bias; the model knows its shape */
+    bool vector = place->kind == NBL_PEFT_OTHER, turned = place->kind == NBL_PEFT_EMBEDDING;
+    int64_t rows = turned ? place->in : place->out, columns = turned ? place->out : place->in;
+    bool fits = vector ? t->rank == 1 && t->shape[0] == place->out
+                       : t->rank == 2 && t->shape[0] == rows && t->shape[1] == columns;
+    NBL_CHECK(c->ctx, fits, NBL_ERROR_SHAPE,
+              "%s: tensor \"%s\" has %" PRId64 " rows of %" PRId64 " values, the model's has %" PRId64
+              " of %" PRId64,
+              t->file, t->name, t->rank ? t->shape[0] : 1, t->rank > 1 ? t->shape[1] : 1, rows,
+              vector ? 1 : columns);
+    return NBL_OK;
+}
+
+/* ---- what the settings say of the model is in the file ---- */
+
+static nbl_status check_place(const checker *c, const nbl__peft_place *place)
+{
+    const nbl__peft *p = c->peft;
+    bool targeted = false;
+    char name[1024];
+    NBL_TRY(nbl__peft_targets(p->rules, place->path, place->kind, &targeted));
+    const nbl__peft_module *module = nbl__peft_find(p, place->path);
+    if (module && module->a && module->b) NBL_TRY(tell(c, check_module(c, module, place)));
+    if (targeted && module == NULL)
+        return bad_module(c, NBL_ERROR_FORMAT, place->path,
+                          "target_modules names it, but the file has no tensors of it");
+    (void)snprintf(name, sizeof name, "%s.weight", place->path);
+    if (nbl__peft_saves(p->rules, place->path) && nbl__peft_replacement_find(p, name) == NULL)
+        return bad_module(c, NBL_ERROR_FORMAT, place->path,
+                          "modules_to_save names it, but the file has no weight of it");
+    return NBL_OK;
+}
+
+/* Each name of an option must be that of some module. */
+static nbl_status check_names(const checker *c, const char *option, const nbl__peft_list *list,
+                              bool at_a_point)
+{
+    for (int64_t k = 0; k < list->count; k++) {
+        bool found = false;
+        size_t n = strlen(list->names[k]);
+        for (int64_t i = 0; i < c->count && !found; i++) {
+            const char *path = c->places[i]->path;
+            for (size_t end = strlen(path);
+                 end > 0 && !found;) { /* a module or, for modules_to_save, a part of it */
+                found = n <= end && memcmp(path + end - n, list->names[k], n) == 0 &&
+                        (!at_a_point || n == end || path[end - n - 1] == '.');
+                if (at_a_point) break;
+                while (end > 0 && path[--end] != '.') {}
+            }
+        }
+        if (!found)
+            NBL_TRY(tell(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
+                                      "%s: %s names \"%s\", which is no module of the model", c->peft->folder,
+                                      option, list->names[k])));
+    }
+    return NBL_OK;
+}
+
+static nbl_status check_all(const checker *c, const nbl__peft_place *places)
+{
+    const nbl__peft *p = c->peft;
+    NBL_TRY(check_names(c, "target_modules", &p->settings.target.list, true));
+    NBL_TRY(check_names(c, "modules_to_save", &p->settings.modules_to_save, false));
+    for (int64_t i = 0; i < p->module_count; i++)
+        if (place_of(c, p->modules[i].path) == NULL)
+            NBL_TRY(tell(
+                c, bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name")));
+    for (int64_t i = 0; i < c->count; i++) NBL_TRY(tell(c, check_place(c, &places[i])));
+    for (int64_t i = 0; i < p->replacement_count; i++)
+        NBL_TRY(tell(c, check_replacement(c, &p->replacements[i])));
+    return NBL_OK;
+}
+
+nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count)
+{
+    checker c = {.peft = peft, .ctx = peft->ctx, .count = count};
+    NBL_TRY(NBL_ALLOC(peft->ctx, c.places, count));
+    for (int64_t i = 0; i < count; i++) c.places[i] = &places[i];
+    qsort(c.places, (size_t)count, sizeof *c.places, by_path);
+    nbl_status status = check_all(&c, places);
+    nbl__free(peft->ctx, c.places, (size_t)count * sizeof *c.places);
+    return status;
+}

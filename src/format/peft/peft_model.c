@@ -1,0 +1,84 @@
+/* peft_model.c - an adapter against the tensors of a decoder, for whoever has them: a model in memory, a folder that
+ * is merged, a file that is exported. */
+#include "format/peft/peft.h"
+
+static const char weight[] = ".weight";
+
+static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t count, const char *name)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(tensors[i].name, name) == 0) return &tensors[i];
+    return NULL;
+}
+
+/* An adapter of another model shows in its first layer: say so before anything else that does not fit. */
+static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
+                                    int64_t count)
+{
+    static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                        "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                        "mlp.down_proj"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *path = nbl__arena_printf(arena, "model.layers.0.%s", parts[i]);
+        const char *name = nbl__arena_printf(arena, "%s.weight", path ? path : "");
+        if (path == NULL || name == NULL) return NBL_ERROR_MEMORY;
+        const nbl__peft_module *it = nbl__peft_find(peft, path);
+        const nbl__peft_tensor *tensor = find(tensors, count, name);
+        if (it == NULL || tensor == NULL || tensor->rank != 2) continue;
+        NBL_CHECK(peft->ctx, it->out == tensor->shape[0] && it->in == tensor->shape[1], NBL_ERROR_SHAPE,
+                  "%s: the adapter of \"%s\" is for [%" PRId64 ", %" PRId64 "], the model has [%" PRId64
+                  ", %" PRId64 "] (of another model?)",
+                  peft->folder, path, it->out, it->in, tensor->shape[0], tensor->shape[1]);
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__peft_places(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
+                            nbl__peft_place **list, int64_t *place_count)
+{
+    nbl__peft_place *places = nbl__arena_alloc(arena, (size_t)count * sizeof *places);
+    if (places == NULL) return NBL_ERROR_MEMORY;
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const nbl__peft_tensor *t = &tensors[i];
+        if (!nbl__ends_with(t->name, weight)) continue;
+        char *path = nbl__arena_strdup(arena, t->name);
+        if (path == NULL) return NBL_ERROR_MEMORY;
+        path[strlen(path) - strlen(weight)] = '\0';
+        bool matrix = t->rank == 2, embedding = strcmp(path, "model.embed_tokens") == 0;
+        nbl__peft_kind kind = !matrix                        ? NBL_PEFT_OTHER
+                              : embedding                    ? NBL_PEFT_EMBEDDING
+                              : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
+                                                             : NBL_PEFT_LINEAR;
+        int64_t rows = t->rank ? t->shape[0] : 1, columns = matrix ? t->shape[1] : 0;
+        places[found++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
+                                            embedding ? rows : columns};
+    }
+    *list = places;
+    *place_count = found;
+    return NBL_OK;
+}
+
+nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor *tensors, int64_t count)
+{
+    nbl__arena arena = nbl__arena_make(peft->ctx);
+    nbl__peft_place *places;
+    int64_t place_count;
+    nbl_status status = NBL_OK;
+    if (peft->problems == NULL)
+        status = check_first_layer(peft, &arena, tensors, count); /* else all are named */
+    if (status == NBL_OK) status = nbl__peft_places(&arena, tensors, count, &places, &place_count);
+    if (status == NBL_OK) status = nbl__peft_check(peft, places, place_count);
+    nbl__arena_free(&arena);
+    return status;
+}
+
+bool nbl__peft_unties(const nbl__peft *peft)
+{
+    if (nbl__peft_is_new(peft) &&
+        (nbl__peft_saves(peft->rules, "lm_head") || nbl__peft_saves(peft->rules, "model.embed_tokens")))
+        return true;
+    return nbl__peft_find(peft, "lm_head") || nbl__peft_find(peft, "model.embed_tokens") ||
+           nbl__peft_replacement_find(peft, "lm_head.weight") ||
+           nbl__peft_replacement_find(peft, "model.embed_tokens.weight");
+}

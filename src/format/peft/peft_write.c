@@ -1,0 +1,122 @@
+/* peft_write.c - adapter_config.json and adapter_model.safetensors as PEFT 0.21 saves them; see peft.h.
+ *
+ * Tensors go to the file one by one; nothing is copied. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "format/peft/peft.h"
+
+typedef struct plan {
+    nbl_context *ctx;
+    nbl__arena arena;
+    nbl__writer *writer;
+    const nbl__peft_description *description;
+    const nbl_tensor **tensors; /* [count] by the writer's number */
+    int64_t count;
+} plan;
+
+static nbl_status declare(plan *p, const char *path, const char *ending, const nbl_tensor *tensor)
+{
+    int64_t number = 0;
+    char *name = nbl__arena_printf(&p->arena, "base_model.model.%s%s", path, ending);
+    if (name == NULL) return NBL_ERROR_MEMORY;
+    NBL_CHECK(p->ctx, tensor->data, NBL_ERROR_ARGUMENT, "tensor \"%s\" has no data", name);
+    NBL_TRY(nbl__writer_declare(p->writer, 0, name, tensor->dtype, tensor->rank, tensor->shape, &number));
+    p->tensors[number] = tensor;
+    p->count = number + 1;
+    return NBL_OK;
+}
+
+static nbl_status declare_all(plan *p)
+{
+    const nbl__peft_description *d = p->description;
+    size_t most = (size_t)(4 * d->module_count + d->replacement_count);
+    p->tensors = nbl__arena_alloc(&p->arena, most * sizeof *p->tensors);
+    if (p->tensors == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < d->module_count; i++) {
+        const nbl__peft_new_module *m = &d->modules[i];
+        NBL_TRY(declare(p, m->path, m->is_embedding ? ".lora_embedding_A" : ".lora_A.weight", &m->a));
+        NBL_TRY(declare(p, m->path, m->is_embedding ? ".lora_embedding_B" : ".lora_B.weight", &m->b));
+        if (m->b_bias.data) NBL_TRY(declare(p, m->path, ".lora_B.bias", &m->b_bias));
+        if (m->magnitude.data) NBL_TRY(declare(p, m->path, ".lora_magnitude_vector", &m->magnitude));
+    }
+    for (int64_t i = 0; i < d->replacement_count; i++)
+        NBL_TRY(declare(p, d->replacements[i].name, "", &d->replacements[i].tensor));
+    return NBL_OK;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* "all-linear" depends on the model; PEFT writes the modules that it meant. */
+static nbl_status put_config(plan *p, nbl__output *output)
+{
+    const nbl__peft_description *d = p->description;
+    nbl__peft_settings settings = d->settings;
+    nbl__text text = {.ctx = p->ctx};
+    if (settings.all_linear) {
+        const char **paths = nbl__arena_alloc(&p->arena, (size_t)d->module_count * sizeof *paths);
+        if (paths == NULL) return NBL_ERROR_MEMORY;
+        for (int64_t i = 0; i < d->module_count; i++) paths[i] = d->modules[i].path;
+        qsort(paths, (size_t)d->module_count, sizeof *paths, by_text);
+        settings.target.list = (nbl__peft_list){paths, d->module_count};
+        settings.all_linear = false;
+    }
+    nbl__peft_settings_print(&text, &settings);
+    nbl_status status = text.status;
+    if (status == NBL_OK) status = nbl__output_put(output, "adapter_config.json", text.text, text.size);
+    nbl__text_free(&text);
+    return status;
+}
+
+static nbl_status put_tensors(plan *p, nbl__output *output)
+{
+    uint64_t written = 0;
+    NBL_TRY(nbl__writer_begin_group(p->writer, output, 0));
+    for (int64_t i = 0; i < p->count; i++) NBL_TRY(nbl__writer_write_all(p->writer, i, p->tensors[i]->data));
+    return nbl__writer_finish(p->writer, output, &written);
+}
+
+static nbl_status prepare(plan *p, uint64_t *bytes)
+{
+    int files = 0;
+    NBL_CHECK(p->ctx, p->description->module_count > 0, NBL_ERROR_ARGUMENT, "an adapter without modules");
+    NBL_TRY(nbl__writer_create(p->ctx, &p->writer));
+    nbl__writer_name(p->writer, "adapter_model");
+    NBL_TRY(declare_all(p));
+    return nbl__writer_layout(p->writer, UINT64_MAX, bytes, &files);
+}
+
+static void finish(plan *p)
+{
+    nbl__writer_free(p->writer);
+    nbl__arena_free(&p->arena);
+}
+
+nbl_status nbl__peft_put(nbl__output *output, const nbl__peft_description *description)
+{
+    plan p = {.ctx = output->ctx, .arena = nbl__arena_make(output->ctx), .description = description};
+    uint64_t bytes = 0;
+    nbl_status status = prepare(&p, &bytes);
+    if (status == NBL_OK) status = put_config(&p, output);
+    if (status == NBL_OK) status = put_tensors(&p, output);
+    finish(&p);
+    return status;
+}
+
+nbl_status nbl__peft_write(nbl_context *ctx, const char *folder, const nbl__peft_description *description)
+{
+    plan p = {.ctx = ctx, .arena = nbl__arena_make(ctx), .description = description};
+    nbl__output *output = NULL;
+    uint64_t bytes = 0;
+    nbl_status status = prepare(&p, &bytes);
+    if (status == NBL_OK) status = nbl__output_begin(ctx, folder, bytes, &output);
+    if (status == NBL_OK) status = put_config(&p, output);
+    if (status == NBL_OK) status = put_tensors(&p, output);
+    finish(&p);
+    if (status == NBL_OK) return nbl__output_commit(output);
+    nbl__output_abort(output);
+    return status;
+}

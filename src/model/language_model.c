@@ -1,0 +1,382 @@
+/* language_model.c - opening a model: files, weights, adapter. See language_model.h. */
+#include "model/language_model.h"
+
+#include <float.h>
+#include <unistd.h>
+
+#include "quant/non_finite.h"
+#include "quant/weight.h"
+
+/* ---- weights ---- */
+
+static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
+
+/* Is this tensor of one of modules_to_save? An adapter that was read may also bring an embedding with new rows, which
+ * is as frozen as the one that it replaces; a new adapter brings nothing yet. */
+static bool is_saved(const nbl__peft *p, const char *name)
+{
+    char module[512];
+    const char *dot = strrchr(name, '.');
+    if (dot == NULL || (size_t)(dot - name) >= sizeof module) return false;
+    memcpy(module, name, (size_t)(dot - name));
+    module[dot - name] = '\0';
+    return nbl__peft_saves(p->rules, module) &&
+           (nbl__peft_is_new(p) || nbl__peft_replacement_find(p, name) != NULL);
+}
+
+struct nbl__held *nbl__model_find(const nbl_model *m, const char *name)
+{
+    for (int64_t i = 0; i < m->weight_count; i++)
+        if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
+    return NULL;
+}
+
+bool nbl__model_trains(const nbl_model *m, const char *name)
+{
+    if (m->train_all) return true;
+    for (int64_t i = 0; i < m->trained_count; i++)
+        if (strcmp(m->trained[i], name) == 0) return true;
+    return m->peft && is_saved(m->peft, name);
+}
+
+/* The linear layers of the blocks: what transformers quantises of these architectures. */
+static bool is_linear(const char *name)
+{
+    return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
+}
+
+/* How the linear layers are kept. */
+typedef struct arrival {
+    bool converts; /* false: as they are stored */
+    nbl_quantize_options how;
+} arrival;
+
+static nbl_status check_arrival(nbl_model *m, const nbl_model_options *options, arrival *load)
+{
+    nbl_format format = NBL_FORMAT_DENSE;
+    NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
+              "there is no storage format \"%s\"", options->load);
+    bool four_bits = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
+    *load = (arrival){.converts = options->load != NULL,
+                      .how = {.format = format,
+                              .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
+                              .nested = four_bits && options->load_nested ? 2 : 0}};
+    return NBL_OK;
+}
+
+/* What a plan needs to know of a weight that is not there. */
+static void describe_held(struct nbl__held *held, const nbl_quantize_options *how)
+{
+    static const float stand_in;
+    nbl_weight w = {
+        .format = how->format, .dtype = held->weight.dtype, .rank = held->weight.rank, .block = how->block};
+    memcpy(w.shape, held->weight.shape, sizeof w.shape);
+    if (how->nested) w.nested_scales = &stand_in;
+    held->weight = w;
+}
+
+/* The parts of a weight, cut from memory; or what they take, from none. With nested scales, those that are quantised
+ * in their turn are needed for a moment only: *passing is their size. */
+static nbl_status cut_parts(nbl_model *m, const struct nbl__held *held, const arrival *load, nbl__cut *cut,
+                            nbl_quantized_parts *parts, size_t *passing)
+{
+    nbl_quantized_sizes sizes;
+    const nbl_weight *w = &held->weight;
+    NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
+              m->path, held->name, nbl_format_name(w->format));
+    NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
+    *parts = (nbl_quantized_parts){0};
+    *passing = load->how.nested ? sizes.scales : 0;
+    parts->data = nbl__cut_bytes(cut, sizes.data);
+    if (!load->how.nested) parts->scales = nbl__cut_bytes(cut, sizes.scales);
+    parts->scale_codes = nbl__cut_bytes(cut, sizes.scale_codes);
+    parts->nested_scales = nbl__cut_bytes(cut, sizes.nested_scales);
+    return NBL_OK;
+}
+
+/* All of them lie in one piece of memory: the layers of a small model are small, and apart they would lie in small
+ * pages. */
+static nbl_status reserve_quantized(nbl_model *m, const arrival *load)
+{
+    nbl__cut cut = {NULL, 0};
+    nbl_quantized_parts parts;
+    size_t passing;
+    if (!load->converts || m->plan_only) return NBL_OK;
+    for (int64_t i = 0; i < m->weight_count; i++)
+        if (is_linear(m->weights[i].name))
+            NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &passing));
+    m->quantized = nbl__alloc(m->ctx, cut.used);
+    m->quantized_bytes = cut.used;
+    return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+/* Codes would make finite numbers of NaN, in silence. int8 goes through f16. */
+static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const nbl_weight *w, nbl_format to,
+                                    int64_t count)
+{
+    bool f16 = to == NBL_FORMAT_INT8;
+    int64_t n = 1;
+    for (int i = 0; i < w->rank; i++) n *= w->shape[i];
+    nbl__non_finite found = {0};
+    nbl__non_finite_list(&found, w->dtype, w->data, n, 0, 1, f16 ? NBL_LARGEST_F16 : FLT_MAX);
+    return nbl__hint(m->ctx,
+                     nbl__fail(m->ctx, NBL_ERROR_DTYPE,
+                               "%s: tensor \"%s\": %" PRId64
+                               " values are not finite%s; the first has index %" PRId64,
+                               m->path, name, count, f16 ? " in f16, through which int8 goes" : "",
+                               (int64_t)atomic_load(&found.first) - 1),
+                     "repair the weights, or accept them with nibble quantize --allow-non-finite");
+}
+
+static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arrival *load)
+{
+    nbl_quantized_parts parts;
+    nbl__cut cut = {m->quantized, m->quantized_used};
+    size_t passing;
+    nbl_weight w = held->weight;
+    if (m->plan_only) return describe_held(held, &load->how), NBL_OK;
+    NBL_TRY(cut_parts(m, held, load, &cut, &parts, &passing));
+    m->quantized_used = cut.used;
+    void *scales = nbl__alloc(m->ctx, passing);
+    if (scales == NULL) return NBL_ERROR_MEMORY;
+    if (load->how.nested) parts.scales = scales;
+    int64_t non_finite;
+    nbl_status status = nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
+                                      &held->weight, &non_finite);
+    if (non_finite > 0) status = refuse_non_finite(m, held->name, &w, load->how.format, non_finite);
+    nbl__free(m->ctx, scales, passing);
+    /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
+    nbl__free(m->ctx, held->memory, held->bytes);
+    held->memory = NULL;
+    if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
+    return status;
+}
+
+static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const arrival *load)
+{
+    return load->converts && is_linear(held->name) ? quantize_held(m, held, load) : NBL_OK;
+}
+
+static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
+{
+    m->weight_count = m->checkpoint->tensor_count;
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
+    if (m->weights == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl_tensor_info *info = &m->checkpoint->tensors[i];
+        m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
+    }
+    NBL_TRY(reserve_quantized(m, load));
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        NBL_TRY(nbl__progress_poll(m->ctx, m->weights[i].name));
+        NBL_TRY(convert_arrived(m, &m->weights[i], load));
+    }
+    return NBL_OK;
+}
+
+/* GGUF's blocks are decoded on arrival, to the dtype of the computation. */
+static nbl_status hold_gguf(nbl_model *m, const arrival *load)
+{
+    const nbl__file *file = &m->gguf->gguf->file;
+    m->weight_count = m->gguf->weight_count;
+    m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
+    if (m->weights == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl__gguf_weight *from = &m->gguf->weights[i];
+        bool vector = nbl__gguf_weight_rank(from) == 1;
+        m->weights[i].name = from->name;
+        m->weights[i].weight = (nbl_weight){
+            .format = NBL_FORMAT_DENSE,
+            .dtype = vector ? NBL_DTYPE_F32 : m->dtype,
+            .rank = vector ? 1 : 2,
+            .shape = {vector ? from->columns : from->rows, vector ? 0 : from->columns}};
+    }
+    NBL_TRY(reserve_quantized(m, load));
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const nbl__gguf_weight *from = &m->gguf->weights[i];
+        struct nbl__held *held = &m->weights[i];
+        NBL_TRY(nbl__progress_poll(m->ctx, from->name));
+        held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(held->weight.dtype);
+        held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
+        if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
+        if (held->memory)
+            NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, held->weight.dtype, held->memory));
+        if (file->data) nbl__file_drop(file, file->data, file->size); /* its blocks are not needed again */
+        held->weight.data = held->memory;
+        NBL_TRY(convert_arrived(m, held, load));
+    }
+    return NBL_OK;
+}
+
+/* modules_to_save: weights that the adapter brings with it. */
+static nbl_status apply_replacements(nbl_model *m)
+{
+    for (int64_t i = 0; i < m->peft->replacement_count; i++) {
+        const nbl__peft_replacement *r = &m->peft->replacements[i];
+        struct nbl__held *held = nbl__model_find(m, r->name);
+        NBL_CHECK(m->ctx, held, NBL_ERROR_UNSUPPORTED,
+                  "%s: modules_to_save has \"%s\", which the model does not store", m->peft->folder, r->name);
+        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE,
+                                    .dtype = r->stored->dtype,
+                                    .rank = r->stored->rank,
+                                    .data = r->stored->data};
+        memcpy(held->weight.shape, r->stored->shape, sizeof held->weight.shape);
+    }
+    return NBL_OK;
+}
+
+/* ---- adapter ---- */
+
+/* An adapter of the embedding or the head parts the two where they were one. */
+static nbl_status give_own_head(nbl_model *m)
+{
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    struct nbl__held *head = nbl__model_find(m, head_name);
+    if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
+    if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
+    *head = (struct nbl__held){.name = head_name, .weight = embedding->weight};
+    m->decoder.tied = false;
+    return NBL_OK;
+}
+
+/* What the model holds, as adapters are checked against it; a tied head is a module, though it stores nothing. */
+static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *count)
+{
+    nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
+    if (tensors == NULL) return NBL_ERROR_MEMORY;
+    for (int64_t i = 0; i < m->weight_count; i++)
+        tensors[i] = (nbl__peft_tensor){m->weights[i].name, m->weights[i].weight.rank,
+                                        m->weights[i].weight.shape};
+    *list = tensors;
+    *count = m->weight_count;
+    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    if (m->decoder.tied && embedding && nbl__model_find(m, head_name) == NULL)
+        tensors[(*count)++] = (nbl__peft_tensor){head_name, 2, embedding->weight.shape};
+    return NBL_OK;
+}
+
+nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__peft_settings *settings)
+{
+    nbl__peft_tensor *tensors;
+    nbl__peft_place *places;
+    int64_t count, place_count;
+    NBL_TRY(list_tensors(m, &tensors, &count));
+    NBL_TRY(nbl__peft_places(&m->arena, tensors, count, &places, &place_count));
+    NBL_TRY(nbl__peft_new(m->ctx, where, settings, places, place_count, &m->peft));
+    return give_own_head(m);
+}
+
+static nbl_status check_adapter(nbl_model *m)
+{
+    nbl__peft_tensor *tensors;
+    int64_t count;
+    NBL_TRY(give_own_head(m));
+    NBL_TRY(list_tensors(m, &tensors, &count));
+    NBL_TRY(nbl__peft_check_tensors(m->peft, tensors, count));
+    NBL_CHECK(m->ctx, !m->peft->settings.lora_bias, NBL_ERROR_UNSUPPORTED, "%s: lora_bias is not supported",
+              m->peft->folder);
+    for (int64_t i = 0; i < m->peft->module_count; i++)
+        NBL_CHECK(m->ctx, !m->peft->modules[i].is_embedding, NBL_ERROR_UNSUPPORTED,
+                  "%s: an adapter of the embedding \"%s\" (embed_tokens) is not supported", m->peft->folder,
+                  m->peft->modules[i].path);
+    return apply_replacements(m);
+}
+
+/* ---- opening ---- */
+
+/* generation_config.json is read when it is there; what is wrong with it is an error. An adapter's that names ends goes
+ * over the model's. */
+static nbl_status read_generation(nbl_model *m, const char *folder)
+{
+    nbl__config generation;
+    const char *path = nbl__arena_printf(&m->arena, "%s/generation_config.json", folder);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    if (access(path, F_OK) != 0) return NBL_OK;
+    NBL_TRY(nbl__config_read(&m->arena, path, &generation));
+    const nbl__json *ends = nbl__json_get(generation.root, "eos_token_id");
+    if (m->generation == NULL || (ends && ends->type != NBL_JSON_NULL)) m->generation = generation.root;
+    return NBL_OK;
+}
+
+/* The end that tokenizer_config.json of an adapter's folder names: other trainers save no generation_config.json. */
+static nbl_status read_adapter_end(nbl_model *m, const char *folder)
+{
+    nbl__config settings;
+    const char *path = nbl__arena_printf(&m->arena, "%s/tokenizer_config.json", folder);
+    if (path == NULL) return NBL_ERROR_MEMORY;
+    if (access(path, F_OK) != 0) return NBL_OK;
+    NBL_TRY(nbl__config_read(&m->arena, path, &settings));
+    const nbl__json *end = nbl__json_get(settings.root, "eos_token");
+    if (nbl__json_is(end, NBL_JSON_OBJECT)) end = nbl__json_get(end, "content");
+    if (nbl__json_is(end, NBL_JSON_STRING)) m->adapter_end = end->string;
+    return NBL_OK;
+}
+
+static nbl_status open_files(nbl_model *m, const char *path)
+{
+    if (nbl__ends_with(path, ".gguf")) {
+        NBL_TRY(nbl__gguf_model_open(m->ctx, path, &m->gguf));
+        m->config = m->gguf->config.root;
+        return NBL_OK;
+    }
+    NBL_TRY(nbl_checkpoint_open(m->ctx, path, NBL_OPEN_STRICT, &m->checkpoint));
+    m->config = m->checkpoint->config.root;
+    NBL_CHECK(m->ctx, m->config, NBL_ERROR_NOT_FOUND, "%s: no config.json", path);
+    return m->checkpoint->is_folder ? read_generation(m, path) : NBL_OK;
+}
+
+static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
+{
+    NBL_TRY(open_files(m, m->path));
+    NBL_TRY(nbl__decoder_read(m->ctx, m->path, m->config, &m->decoder));
+    m->dtype = m->decoder.dtype;
+    if (options->dtype) {
+        NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
+                  NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
+    }
+    m->plan_only = options->plan_only;
+    arrival load;
+    NBL_TRY(check_arrival(m, options, &load));
+    NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
+    if (options->adapter) {
+        NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
+        NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */
+        NBL_TRY(read_adapter_end(m, options->adapter));
+        NBL_TRY(check_adapter(m));
+    }
+    return nbl__model_check(m);
+}
+
+nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options,
+                          nbl_model **result)
+{
+    static const nbl_model_options none;
+    NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "model: NULL argument");
+    *result = NULL;
+    nbl_model *m;
+    NBL_TRY(NBL_ALLOC(ctx, m, 1));
+    m->ctx = ctx;
+    m->arena = nbl__arena_make(ctx);
+    m->path = nbl__arena_strdup(&m->arena, path);
+    nbl_status status = m->path ? open_model(m, options ? options : &none) : NBL_ERROR_MEMORY;
+    if (status != NBL_OK) {
+        nbl_model_close(m);
+        return status;
+    }
+    *result = m;
+    return NBL_OK;
+}
+
+void nbl_model_close(nbl_model *m)
+{
+    if (m == NULL) return;
+    nbl__upload_free(m);
+    for (int64_t i = 0; m->weights && i < m->weight_count; i++)
+        if (m->weights[i].memory) nbl__free(m->ctx, m->weights[i].memory, m->weights[i].bytes);
+    nbl__free(m->ctx, m->quantized, m->quantized_bytes);
+    nbl__peft_close(m->peft);
+    nbl__gguf_model_close(m->gguf);
+    if (m->checkpoint) nbl_checkpoint_close(m->checkpoint);
+    nbl__arena_free(&m->arena);
+    nbl__free(m->ctx, m, sizeof *m);
+}

@@ -1,0 +1,297 @@
+/* plan_model.c - what a model's plan says, without running it: bytes per arena, what fits, recomputation.
+ *
+ * Planned is a training step over packed tokens, or generation: a prefill, and decode steps in the same memory, with
+ * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
+#include "model/plan_list.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
+
+int nbl__moment_bits(const nbl__value_info *info, int bits)
+{
+    enum { LEAST = 4096 };
+    bool large = nbl__tensor_elements(&info->tensor) >= LEAST;
+    return large && !nbl__ends_with(info->name, "embed_tokens.weight") ? bits : 32;
+}
+
+uint64_t nbl__moment_bytes(const nbl__graph *g, int bits)
+{
+    uint64_t sum = 0;
+    for (nbl__value v = 1; v <= g->value_count && bits; v++) {
+        if (!g->values[v].trained) continue;
+        uint64_t n = (uint64_t)nbl__tensor_elements(&g->values[v].tensor);
+        bool coded = nbl__moment_bits(&g->values[v], bits) == 8;
+        uint64_t codes = coded ? n : 4 * n, scales = coded ? (n + 255) / 256 * 4 : 0;
+        sum += 2 * ((codes + 63) / 64 * 64 + (scales + 63) / 64 * 64);
+    }
+    return sum;
+}
+
+uint64_t nbl__model_bytes(const nbl_model *m, bool train)
+{
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < m->weight_count && !m->train_all; i++) {
+        const struct nbl__held *held = &m->weights[i];
+        if (held->on_host) continue;
+        bytes += nbl__weight_bytes(train && held->decoded ? &held->as_used : &held->weight);
+    }
+    return bytes;
+}
+
+/* A step's sessions, planned, and what does not lie in their arenas. */
+typedef struct planned {
+    nbl__session *step, decode; /* decode: of generation; else without a model */
+    uint64_t weights, optimizer, beside;
+} planned;
+
+static void free_planned(planned *p)
+{
+    if (p->step->model) nbl__session_close(p->step);
+    if (p->decode.model) nbl__session_close(&p->decode);
+}
+
+static uint64_t fixed_of(const planned *p)
+{
+    return p->weights + p->optimizer + p->beside;
+}
+
+static uint64_t total_of(const planned *p)
+{
+    return fixed_of(p) + nbl__plan_total(&p->step->plan);
+}
+
+static bool trains_on_device(const nbl_model *m, const nbl__plan_request *r)
+{
+    return r->train && nbl__cuda_of(m->ctx);
+}
+
+static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
+{
+    nbl__session_options o = {.mode = r->train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
+                              .tokens = r->tokens,
+                              .sequences = r->sequences,
+                              .cache_size = r->train ? 0 : nbl__ceil_div(r->tokens, r->sequences),
+                              .kv_dtype = m->dtype,
+                              .train = r->train,
+                              .drops = r->train,
+                              .plan = how};
+    if (!r->train) {
+        NBL_TRY(nbl__generation_plan(m, &o, &p->decode));
+        o.plan.with = &p->decode.plan;
+        p->beside += nbl__generation_bytes(m, r->sequences);
+    }
+    NBL_TRY(nbl__session_plan(m, &o, p->step));
+    p->optimizer = r->train ? nbl__moment_bytes(&p->step->graph, r->optimizer_bits) : 0;
+    return NBL_OK;
+}
+
+/* Plans a step in `session`; `p` is to be freed, whatever comes back. */
+static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how,
+                            nbl__session *session, planned *p)
+{
+    memset(session, 0, sizeof *session);
+    *p = (planned){
+        .step = session, .weights = nbl__model_bytes(m, r->train), .beside = nbl__memory_beside(m->ctx)};
+    how.offload = trains_on_device(m, r);
+    NBL_TRY(plan_sessions(m, r, how, p));
+    uint64_t host = nbl__memory_available();
+    if (host == 0 || p->step->plan.host_bytes <= host / 2) return NBL_OK;
+    nbl__session_close(session); /* the host has too little of its own */
+    how.offload = false;
+    return plan_sessions(m, r, how, p);
+}
+
+/* The least that the step takes, whatever has to be recomputed for it. */
+static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint64_t *total)
+{
+    nbl__session session;
+    planned p;
+    bool moved = r->train && nbl__embedding_on_host(m, true);
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.budget = 1, .or_smallest = true}, &session, &p);
+    if (status == NBL_OK) *total = total_of(&p);
+    free_planned(&p);
+    if (moved) nbl__embedding_on_host(m, false);
+    return status;
+}
+
+/* Does it keep within the memory? Nearly always the plan that recomputes every layer decides; where it does not, the
+ * smallest of all plans does. */
+static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
+{
+    nbl__session session;
+    planned p;
+    bool moved = r->train && nbl__embedding_on_host(m, true);
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS}, &session, &p);
+    uint64_t total = status == NBL_OK ? total_of(&p) : 0;
+    free_planned(&p);
+    if (moved) nbl__embedding_on_host(m, false);
+    if (status == NBL_OK && total > r->memory && r->train) status = smallest_total(m, r, &total);
+    *yes = total <= r->memory;
+    return status;
+}
+
+/* The longest of equal sequences whose plan keeps within the memory; 0: not even one token does. */
+static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *longest)
+{
+    int64_t most = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = most + 1;
+    *longest = 0;
+    while (fails - *longest > 1) {
+        int64_t middle = *longest == 0 && fails > 64 ? 64 : *longest + (fails - *longest) / 2;
+        bool yes;
+        r.tokens = middle * r.sequences;
+        NBL_TRY(fits(m, &r, &yes));
+        if (yes) *longest = middle;
+        else fails = middle;
+    }
+    return NBL_OK;
+}
+
+static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
+{
+    static const char *const names[] = {"none", "cheap", "cheap", "cheap", "layers", "layers"};
+    const nbl__plan *step = &p->step->plan;
+    const size_t *bytes = step->bytes;
+    plan->arenas = (nbl_plan_arenas){
+        .weights = p->weights,
+        .adapters = bytes[NBL_MEMORY_PARAMETERS] + bytes[NBL_MEMORY_GRADIENTS],
+        .optimizer = p->optimizer,
+        .saved = step->saved_bytes,
+        .scratch = bytes[NBL_MEMORY_RUN] - step->saved_bytes + bytes[NBL_MEMORY_INPUTS] + p->beside,
+        .kv = bytes[NBL_MEMORY_STATES],
+        .device = nbl__memory_beside(m->ctx),
+    };
+    plan->arenas.scratch -= plan->arenas.device;
+    plan->host_bytes = step->host_bytes;
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const struct nbl__held *held = &m->weights[i];
+        if (held->on_host) plan->host_bytes += nbl__weight_bytes(&held->weight);
+        if (!held->decoded) continue;
+        plan->decoded_weights++;
+        plan->decoded_bytes += nbl__weight_bytes(&held->as_used);
+    }
+    plan->total_bytes = total_of(p);
+    plan->recompute = names[step->recompute];
+    plan->recomputed_layers = step->recomputed_layers;
+    plan->layers = m->decoder.layers;
+    nbl__list_steps(plan, step, NULL);
+    if (p->decode.model) nbl__list_steps(plan, &p->decode.plan, "decode");
+    nbl__list_values(plan, step);
+    nbl__list_casts(plan, m, step);
+}
+
+static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t least)
+{
+    return nbl__fail(m->ctx, NBL_ERROR_MEMORY,
+                     "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
+                     " sequences: the smallest budget is %" PRIu64 " bytes",
+                     m->path, r->memory, r->tokens, r->sequences, least);
+}
+
+/* Plans again what takes more than it may; `how` comes back as what it was planned with. Before whole layers are made
+ * again, the embedding stays on the host. */
+static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_options *how, planned *p)
+{
+    uint64_t budget = r->memory ? r->memory : r->available;
+    if (budget == 0 || total_of(p) <= budget) return NBL_OK;
+    *how = (nbl__plan_options){.least = r->least > NBL_RECOMPUTE_NORMS ? r->least : NBL_RECOMPUTE_NORMS,
+                               .or_smallest = true};
+    do {
+        uint64_t fixed = nbl__model_bytes(m, r->train) + p->optimizer + p->beside;
+        how->budget = budget > fixed ? (size_t)(budget - fixed) : 1;
+        free_planned(p);
+        NBL_TRY(plan_step(m, r, *how, p->step, p));
+    } while ((total_of(p) > budget || p->step->plan.recompute >= NBL_RECOMPUTE_LAYERS) && r->train &&
+             nbl__embedding_on_host(m, true));
+    return r->memory && total_of(p) > r->memory ? too_little(m, r, total_of(p)) : NBL_OK;
+}
+
+/* Uses what a budget leaves on a device: weights are kept decoded as far as that goes, and when it goes for all of them, less
+ * is recomputed. (A weight that need not be decoded gains more per byte than a gated activation that need not be
+ * made again.) What is decoded needs no scratch, and where values lie may change: hence the few tries. */
+static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
+{
+    uint64_t room = r->memory - total_of(p);
+    bool more = true;
+    for (int tries = 0; tries < 4; tries++) {
+        if (nbl__decoded_choose(m, room, &more) == 0 && tries == 0) break;
+        free_planned(p);
+        NBL_TRY(plan_step(m, r, how, p->step, p));
+        if (total_of(p) <= r->memory) break;
+        uint64_t excess = total_of(p) - r->memory;
+        room = tries < 2 && excess < room ? room - excess : 0;
+    }
+    if (more || p->step->plan.recompute <= r->least) return NBL_OK;
+    how = (nbl__plan_options){.least = r->least, .budget = (size_t)(r->memory - fixed_of(p))};
+    free_planned(p);
+    return plan_step(m, r, how, p->step, p);
+}
+
+/* As if nothing had been planned. */
+static void reset(nbl_model *m)
+{
+    bool more;
+    nbl__decoded_choose(m, 0, &more);
+    nbl__embedding_on_host(m, false);
+}
+
+/* The plan to run with: within the budget, or the error that it cannot be. */
+static nbl_status plan_best(nbl_model *m, const nbl__plan_request *r, nbl__session *session, planned *p)
+{
+    nbl__plan_options how = {.least = r->least, .thrifty = trains_on_device(m, r)};
+    reset(m);
+    if (r->train && r->least >= NBL_RECOMPUTE_LAYERS) nbl__embedding_on_host(m, true);
+    nbl_status status = plan_step(m, r, how, session, p);
+    if (status == NBL_OK) status = shrink(m, r, &how, p);
+    if (status == NBL_OK && trains_on_device(m, r) && r->memory) status = use_rest(m, r, how, p);
+    return status;
+}
+
+nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *r, nbl__session *session,
+                              uint64_t *total)
+{
+    planned p;
+    nbl_status status = plan_best(m, r, session, &p);
+    if (status == NBL_OK) *total = total_of(&p);
+    else free_planned(&p);
+    return status;
+}
+
+/* The plan that keeps the budget, or the error that names the least that one can be. */
+static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
+{
+    reset(m);
+    NBL_TRY(smallest_total(m, r, &plan->smallest_memory));
+    if (r->memory && r->memory < plan->smallest_memory) return too_little(m, r, plan->smallest_memory);
+    nbl__session session;
+    planned p;
+    nbl_status status = plan_best(m, r, &session, &p);
+    if (status == NBL_OK) report(m, &p, plan);
+    free_planned(&p);
+    reset(m);
+    return status;
+}
+
+nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
+{
+    NBL_CHECK(m->ctx, plan && r->sequences >= 1 && r->tokens >= r->sequences && r->tokens <= INT32_MAX / 2,
+              NBL_ERROR_ARGUMENT, "plan: %" PRId64 " tokens in %" PRId64 " sequences", r->tokens,
+              r->sequences);
+    memset(plan, 0, sizeof *plan);
+    NBL_TRY(plan_within(m, r, plan));
+    plan->longest_sequence = m->decoder.positions;
+    return r->memory ? longest_within(m, *r, &plan->longest_sequence) : NBL_OK;
+}
+
+nbl_status nbl_model_make_plan(nbl_model *m, int64_t tokens, int64_t batch, uint64_t memory,
+                               nbl_model_plan *plan)
+{
+    NBL_CHECK(m->ctx, tokens >= 1 && batch >= 1 && tokens <= INT32_MAX / 2 / batch, NBL_ERROR_ARGUMENT,
+              "plan: %" PRId64 " tokens in %" PRId64 " sequences", tokens, batch);
+    bool train = m->peft != NULL;
+    return nbl__model_plan(m,
+                           &(nbl__plan_request){.train = train,
+                                                .tokens = tokens * batch,
+                                                .sequences = batch,
+                                                .optimizer_bits = train ? 32 : 0,
+                                                .memory = memory},
+                           plan);
+}

@@ -1,0 +1,268 @@
+/* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See language_model.h. */
+#include "model/language_model.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
+
+static const nbl_weight *weight_of(void *user, const char *name)
+{
+    const nbl__session *s = user;
+    struct nbl__held *held = nbl__model_find(s->model, name);
+    if (held == NULL) return NULL;
+    held->used = true;
+    return s->build.train && held->decoded ? &held->as_used : &held->weight;
+}
+
+static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
+{
+    const nbl__session *s = user;
+    const nbl_model *m = s->model;
+    const nbl__peft_module *found = m->peft ? nbl__peft_find(m->peft, module) : NULL;
+    if (found == NULL) return false;
+    *adapter = (nbl__adapter){.rank = found->r,
+                              .scale = (float)found->scale,
+                              .dropout = s->drops ? (float)m->peft->settings.dropout : 0,
+                              .dora = nbl__peft_is_new(m->peft) ? m->peft->settings.dora
+                                                                : found->magnitude != NULL};
+    return true;
+}
+
+/* Sessions that neither train nor share with one that does read weights where they lie. */
+static bool is_trained(void *user, const char *name)
+{
+    const nbl__session *s = user;
+    return s->masters && nbl__model_trains(s->model, name);
+}
+
+/* Tensors that are missing, of another shape, or asked for by no graph: one error that lists them all, for a model
+ * that is half loaded is half right. Buffers of older files and the head of a model that ties it are left alone. */
+static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
+{
+    for (int64_t i = 0; i < m->weight_count; i++) {
+        const struct nbl__held *held = &m->weights[i];
+        if (held->used || nbl__ends_with(held->name, "rotary_emb.inv_freq")) continue;
+        if (m->decoder.tied && strcmp(held->name, "lm_head.weight") == 0) continue;
+        nbl__text_printf(problems, "; \"%s\" does not belong there", held->name);
+    }
+    if (problems->status != NBL_OK) return problems->status;
+    NBL_CHECK(m->ctx, problems->size == 0, NBL_ERROR_FORMAT, "%s: not the tensors of this %s model: %s",
+              m->path, m->decoder.arch->model_type, problems->text + 2);
+    return NBL_OK;
+}
+
+/* ---- parameters ---- */
+
+static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
+{
+    for (int64_t i = 0; m->peft && i < m->peft->module_count; i++) {
+        const nbl__peft_module *it = &m->peft->modules[i];
+        size_t n = strlen(it->path);
+        if (strncmp(it->path, name, n) != 0 || name[n] != '.') continue;
+        if (strcmp(name + n + 1, "lora_A.weight") == 0) return it->a;
+        if (strcmp(name + n + 1, "lora_B.weight") == 0) return it->b;
+        if (strcmp(name + n + 1, "lora_magnitude_vector") == 0) return it->magnitude;
+    }
+    return NULL;
+}
+
+/* What the model holds under the name, as the dense tensor that the graph wants. */
+static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *info, void *to)
+{
+    const struct nbl__held *held = nbl__model_find(m, info->name);
+    NBL_CHECK(m->ctx, held, NBL_ERROR_INTERNAL, "no values for \"%s\"", info->name);
+    const nbl_weight *w = &held->weight;
+    if (w->format != NBL_FORMAT_DENSE)
+        return nbl_dequantize(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
+    int64_t n = nbl__tensor_elements(&info->tensor);
+    NBL_TRY(nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to, n));
+    if (m->checkpoint && info->trained)
+        nbl__checkpoint_drop_file(m->checkpoint, w->data); /* the master counts now */
+    return NBL_OK;
+}
+
+static nbl_status fill_parameter(nbl__session *s, nbl__value v)
+{
+    nbl_context *ctx = s->graph.ctx;
+    const nbl__value_info *info = nbl__info(&s->graph, v);
+    const nbl__stored *stored = adapter_tensor(s->model, info->name);
+    int64_t n = nbl__tensor_elements(&info->tensor);
+    size_t bytes = (size_t)n * nbl__size_of(info->tensor.dtype);
+    void *memory = nbl__plan_address(&s->plan, v), *to;
+    NBL_TRY(nbl__memory_lend(ctx, memory, bytes, false, &to));
+    if (stored) NBL_TRY(nbl_convert(ctx, stored->dtype, stored->data, info->tensor.dtype, to, n));
+    else NBL_TRY(fill_from_model(s->model, info, to));
+    return nbl__memory_return(ctx, memory, bytes, to);
+}
+
+static nbl_status fill_parameters(nbl__session *s)
+{
+    const nbl__peft *peft = s->model->peft;
+    for (nbl__value v = 1; v <= s->graph.value_count; v++) {
+        const nbl__value_info *info = nbl__info(&s->graph, v);
+        if (info->kind != NBL_KIND_PARAMETER) continue;
+        if (peft && nbl__peft_is_new(peft) && strstr(info->name, ".lora_")) continue;
+        NBL_TRY(nbl__progress_poll(s->graph.ctx, info->name));
+        NBL_TRY(fill_parameter(s, v));
+    }
+    return NBL_OK;
+}
+
+/* ---- sessions ---- */
+
+/* How many values of a layer can go to the host and back unnoticed: while one byte crosses the bus, a device does some
+ * 12,000 operations (600 TFLOP/s beside 50 GB/s). */
+static int pins_of(const nbl_model *m, bool offload)
+{
+    enum { MEANWHILE = 12000 };
+    const nbl__decoder *d = &m->decoder;
+    if (!offload) return 1;
+    int64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim,
+            size = (int64_t)nbl__size_of(m->dtype);
+    int64_t flops = 2 * d->hidden * (2 * q + 2 * kv + 3 * d->inner); /* of a token in a layer, forward */
+    if (flops < MEANWHILE * size * 2 * d->hidden) return 1;
+    return flops < MEANWHILE * size * (2 * d->hidden + q) ? 2 : 3;
+}
+
+static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
+{
+    nbl_model *m = s->model;
+    NBL_CHECK(m->ctx, o->tokens < INT32_MAX && o->sequences < INT32_MAX, NBL_ERROR_ARGUMENT,
+              "%s: %" PRId64 " tokens in one pass are too many", m->path, o->tokens);
+    nbl__model_source source = {s, weight_of, adapter_of, is_trained};
+    s->drops = o->drops;
+    s->masters = o->train || (o->shared && o->shared->masters);
+    s->build = (nbl__build){.g = &s->graph,
+                            .d = &m->decoder,
+                            .source = &source,
+                            .mode = o->mode,
+                            .dtype = m->dtype,
+                            .kv_dtype = o->kv_dtype,
+                            .train = o->train,
+                            .decoded = m->decoded,
+                            .split_mlp = o->split_mlp || (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_DECODE),
+                            .picks = o->picks,
+                            .joined = nbl__cuda_of(m->ctx) != NULL,
+                            .joins_norms = nbl__cuda_of(m->ctx) != NULL,
+                            .pins = pins_of(m, o->plan.offload),
+                            .tokens = o->tokens,
+                            .sequences = o->sequences,
+                            .cache_size = o->cache_size};
+    nbl_status status = nbl__decoder_build(&s->build);
+    s->build.source = NULL;
+    if (status == NBL_OK) status = refuse_misfits(m, &s->build.problems);
+    nbl__text_free(&s->build.problems);
+    NBL_TRY(status);
+    if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
+    return nbl__plan_make(&s->graph, &o->plan, &s->plan);
+}
+
+nbl_status nbl__model_check(nbl_model *m)
+{
+    nbl__session s = {.model = m};
+    nbl__model_source source = {&s, weight_of, adapter_of, is_trained};
+    nbl__graph_open(m->ctx, &s.graph);
+    nbl__build b = {.g = &s.graph,
+                    .d = &m->decoder,
+                    .source = &source,
+                    .mode = NBL_MODE_HIDDEN,
+                    .dtype = m->dtype,
+                    .kv_dtype = m->dtype,
+                    .pins = 1,
+                    .tokens = 1,
+                    .sequences = 1};
+    nbl_status status = nbl__decoder_build(&b);
+    if (status == NBL_OK) status = refuse_misfits(m, &b.problems);
+    nbl__text_free(&b.problems);
+    nbl__graph_close(&s.graph);
+    return status;
+}
+
+static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
+{
+    NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
+              s->model->path);
+    NBL_TRY(nbl__upload_weights(s->model, &s->graph));
+    NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
+    if (shared) return NBL_OK;
+    NBL_TRY(fill_parameters(s));
+    /* The plan has its own copy now: the pages of the adapter's file would be a second one. */
+    if (s->model->peft)
+        nbl__file_drop(&s->model->peft->file, s->model->peft->file.data, s->model->peft->file.size);
+    return nbl__plan_prepare(&s->plan);
+}
+
+nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session)
+{
+    memset(session, 0, sizeof *session);
+    session->model = model;
+    nbl__graph_open(model->ctx, &session->graph);
+    nbl_status status = plan_session(session, options);
+    if (status != NBL_OK) nbl__session_close(session);
+    return status;
+}
+
+nbl_status nbl__session_bind(nbl__session *session)
+{
+    return bind_session(session, NULL);
+}
+
+nbl_status nbl__session_join(nbl__session *session, const nbl__session *host)
+{
+    NBL_TRY(nbl__upload_weights(session->model, &session->graph));
+    return nbl__plan_join(&session->plan, &host->plan);
+}
+
+nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session)
+{
+    NBL_TRY(nbl__session_plan(model, options, session));
+    nbl_status status = bind_session(session, options->shared);
+    if (status != NBL_OK) nbl__session_close(session);
+    return status;
+}
+
+void nbl__session_close(nbl__session *session)
+{
+    if (session->plan.ctx) nbl__plan_free(&session->plan);
+    nbl__graph_close(&session->graph);
+    session->model = NULL;
+}
+
+int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n)
+{
+    nbl_tensor *t = &nbl__info(&s->graph, value)->tensor;
+    s->resized |= t->shape[0] != n;
+    t->shape[0] = n;
+    return nbl__plan_data(&s->plan, value);
+}
+
+nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels)
+{
+    nbl__build *b = &s->build;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; i++) tokens += sequences[i].count;
+    NBL_CHECK(s->graph.ctx, tokens <= b->tokens && count <= b->sequences, NBL_ERROR_INTERNAL,
+              "%" PRId64 " tokens of %" PRId64 " sequences in a plan for %" PRId64 " and %" PRId64, tokens,
+              count, b->tokens, b->sequences);
+    int32_t *ids = nbl__session_input(s, b->ids, tokens),
+            *positions = nbl__session_input(s, b->positions, tokens);
+    int32_t *starts = nbl__session_input(s, b->cu_seqlens, count + 1),
+            *targets = labels ? nbl__session_input(s, b->labels, tokens) : NULL;
+    int64_t at = 0;
+    starts[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const nbl_ids *it = &sequences[i];
+        for (int64_t t = 0; t < it->count; t++, at++) {
+            ids[at] = it->ids[t];
+            positions[at] = (int32_t)t;
+            if (targets) targets[at] = t + 1 < it->count ? labels[i].ids[t + 1] : -100; /* what comes next */
+        }
+        starts[i + 1] = (int32_t)at;
+    }
+    return nbl__session_resize(s);
+}
+
+nbl_status nbl__session_resize(nbl__session *s)
+{
+    if (!s->resized) return NBL_OK;
+    s->resized = false;
+    return nbl__plan_resize(&s->plan);
+}

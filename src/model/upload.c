@@ -1,0 +1,174 @@
+/* upload.c - weights on a device. See language_model.h.
+ *
+ * All that a graph needs and that is not there yet goes into one piece of the device's memory, so that what is taken is
+ * what was planned: the parts of a weight one after the other, each at a multiple of 256 bytes. What training keeps
+ * decoded (residence.c) comes packed as well, to a place that is given back, and is decoded on the device. What stays on the
+ * host goes to memory that the device can read. */
+#include "model/language_model.h"
+#include "device/cuda/cuda.h"
+#include "device/device_memory.h"
+
+enum { ALIGNMENT = 256 };
+
+/* The parts of a weight: where its pointer lies in the struct, and its bytes. */
+typedef struct part {
+    size_t offset, bytes;
+} part;
+
+static int parts_of(const nbl_weight *w, part parts[5])
+{
+    nbl__weight_sizes sizes = nbl__weight_sizes_of(w);
+    int n = 0;
+    parts[n++] = (part){offsetof(nbl_weight, data), sizes.data};
+    if (sizes.scales) parts[n++] = (part){offsetof(nbl_weight, scales), sizes.scales};
+    if (sizes.scale_codes) parts[n++] = (part){offsetof(nbl_weight, scale_codes), sizes.scale_codes};
+    if (sizes.nested_scales) parts[n++] = (part){offsetof(nbl_weight, nested_scales), sizes.nested_scales};
+    if (sizes.nested_table) parts[n++] = (part){offsetof(nbl_weight, nested_table), sizes.nested_table};
+    return n;
+}
+
+static const void **pointer_of(nbl_weight *w, const part *p)
+{
+    return (const void **)(void *)((char *)w + p->offset);
+}
+
+/* Where weights go. */
+typedef struct upload {
+    nbl_model *m;
+    nbl__cuda *cuda;
+    uint8_t *base; /* NULL: it only counts */
+    size_t used, host_used;
+    uint8_t *packed; /* what is to be decoded, on its way */
+    size_t packed_bytes;
+} upload;
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Cuts the parts of a weight off `base`, from *used on, and copies them there; without a base it only counts. */
+static nbl_status place(const upload *u, nbl_weight weight, uint8_t *base, size_t *used, nbl_weight *placed)
+{
+    part parts[5];
+    *placed = weight;
+    for (int i = 0, n = parts_of(&weight, parts); i < n; i++) {
+        if (base) {
+            const void *from = *pointer_of(&weight, &parts[i]);
+            *pointer_of(placed, &parts[i]) = base + *used;
+            NBL_TRY(nbl__cuda_write(u->cuda, base + *used, from, parts[i].bytes));
+        }
+        *used += round_up(parts[i].bytes);
+    }
+    return NBL_OK;
+}
+
+static nbl_status place_decoded(upload *u, struct nbl__held *held)
+{
+    nbl_weight packed;
+    size_t packed_bytes = 0;
+    NBL_TRY(place(u, held->weight, u->packed, &packed_bytes, &packed));
+    if (packed_bytes > u->packed_bytes) u->packed_bytes = packed_bytes;
+    if (u->base) {
+        uint8_t *to = u->base + u->used;
+        NBL_TRY(nbl__memory_decode(u->m->ctx, &packed, held->as_used.dtype, to));
+        held->as_used.data = to;
+    }
+    u->used += round_up(nbl__weight_bytes(&held->as_used));
+    return NBL_OK;
+}
+
+/* A piece of memory that goes with the model. */
+static void *add_piece(upload *u, size_t bytes, bool on_host)
+{
+    struct nbl__upload *it = nbl__arena_alloc(&u->m->arena, sizeof *it);
+    if (it == NULL) return NULL;
+    void *memory = on_host ? nbl__cuda_alloc_host(u->cuda, bytes) : nbl__cuda_alloc(u->cuda, bytes);
+    if (memory == NULL) return NULL;
+    *it = (struct nbl__upload){u->m->uploads, memory, bytes, on_host};
+    u->m->uploads = it;
+    return memory;
+}
+
+static nbl_status place_on_host(upload *u, const struct nbl__held *held, nbl_weight *placed)
+{
+    part parts[5];
+    *placed = held->weight;
+    for (int i = 0, n = parts_of(&held->weight, parts); i < n; i++) {
+        u->host_used += parts[i].bytes;
+        if (u->base == NULL) continue;
+        void *memory = add_piece(u, parts[i].bytes, true);
+        if (memory == NULL) return NBL_ERROR_MEMORY;
+        memcpy(memory, *pointer_of(placed, &parts[i]), parts[i].bytes);
+        *pointer_of(placed, &parts[i]) = memory;
+    }
+    return NBL_OK;
+}
+
+/* Does the graph see this weight decoded? */
+static bool is_decoded(const nbl__value_info *info, const struct nbl__held *held)
+{
+    return held->weight.format != NBL_FORMAT_DENSE && info->weight.format == NBL_FORMAT_DENSE;
+}
+
+/* The weights of the graph that are not on the device: counts their bytes, or brings them there. */
+static nbl_status walk(upload *u, nbl__graph *g)
+{
+    nbl_model *m = u->m;
+    for (nbl__value v = 1; v <= g->value_count; v++) {
+        const nbl__value_info *info = nbl__info(g, v);
+        if (info->kind != NBL_KIND_WEIGHT) continue;
+        struct nbl__held *held = nbl__model_find(m, info->name);
+        NBL_CHECK(m->ctx, held, NBL_ERROR_INTERNAL, "no weight \"%s\"", info->name);
+        bool decoded = is_decoded(info, held);
+        nbl_weight placed;
+        if (decoded ? held->as_used.data != NULL : held->placed.rank > 0) continue;
+        if (u->base) NBL_TRY(nbl__progress_poll(m->ctx, info->name));
+        if (decoded) NBL_TRY(place_decoded(u, held));
+        else if (held->on_host) NBL_TRY(place_on_host(u, held, &placed));
+        else NBL_TRY(place(u, held->weight, u->base, &u->used, &placed));
+        if (u->base == NULL) continue;
+        if (!decoded) held->placed = placed;
+        nbl__progress_add(m->ctx, nbl__weight_bytes(&held->weight));
+        if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, held->weight.data);
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
+{
+    upload u = {.m = m, .cuda = nbl__cuda_of(m->ctx)};
+    if (u.cuda == NULL) return NBL_OK;
+    NBL_TRY(walk(&u, g));
+    if (u.used || u.host_used) {
+        u.base = add_piece(&u, u.used, false);
+        if (u.base == NULL) return NBL_ERROR_MEMORY;
+        if (u.packed_bytes) u.packed = nbl__cuda_alloc(u.cuda, u.packed_bytes);
+        if (u.packed_bytes && u.packed == NULL) return NBL_ERROR_MEMORY;
+        u.used = 0;
+        nbl_status status = walk(&u, g);
+        nbl__cuda_free(u.cuda, u.packed, u.packed_bytes);
+        NBL_TRY(status);
+    }
+    for (nbl__value v = 1; v <= g->value_count; v++) {
+        nbl__value_info *info = nbl__info(g, v);
+        if (info->kind != NBL_KIND_WEIGHT) continue;
+        const struct nbl__held *held = nbl__model_find(m, info->name);
+        info->weight = is_decoded(info, held) ? held->as_used : held->placed;
+    }
+    return NBL_OK;
+}
+
+void nbl__upload_free(nbl_model *m)
+{
+    nbl__cuda *cuda = nbl__cuda_of(m->ctx);
+    for (struct nbl__upload *it = m->uploads; it; it = it->next) {
+        if (it->on_host) nbl__cuda_free_host(cuda, it->memory);
+        else nbl__cuda_free(cuda, it->memory, it->bytes);
+    }
+    m->uploads = NULL;
+    for (int64_t i = 0; m->weights && i < m->weight_count; i++) {
+        m->weights[i].placed.rank = 0;
+        m->weights[i].as_used.data = NULL;
+    }
+}

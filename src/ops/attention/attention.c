@@ -1,0 +1,217 @@
+/* attention.c - the rows of attention and attention_decode: checks and outputs. */
+#include "ops/attention/attention.h"
+
+#include <math.h>
+
+#include "ops/families.h"
+
+double nbl__attention_scale(float scale, int64_t head_size)
+{
+    return scale != 0 ? (double)scale : 1 / sqrt((double)head_size);
+}
+
+/* ---- what both families share ---- */
+
+static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, float softcap, int64_t window)
+{
+    NBL_CHECK(ctx, isfinite(scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op, (double)scale);
+    NBL_CHECK(ctx, isfinite(softcap) && softcap >= 0, NBL_ERROR_ARGUMENT,
+              "%s: softcap %g is not 0 or a positive number", op, (double)softcap);
+    NBL_CHECK(ctx, window >= 0, NBL_ERROR_ARGUMENT, "%s: window %" PRId64 " is negative", op, window);
+    return NBL_OK;
+}
+
+/* Query heads share key heads evenly. */
+static nbl_status check_heads(nbl_context *ctx, const char *op, const nbl_tensor *q, const nbl_tensor *k,
+                              int64_t key_heads)
+{
+    int64_t heads = q->shape[1];
+    NBL_CHECK(ctx, q->shape[2] >= 1, NBL_ERROR_SHAPE, "%s: q is %s, its heads are empty", op,
+              nbl__show_shape(q->rank, q->shape).text);
+    NBL_CHECK(ctx, key_heads >= 1 && heads >= 1 && heads % key_heads == 0, NBL_ERROR_SHAPE,
+              "%s: %" PRId64 " heads of q %s are not a multiple of the %" PRId64 " of k %s", op, heads,
+              nbl__show_shape(q->rank, q->shape).text, key_heads, nbl__show_shape(k->rank, k->shape).text);
+    return NBL_OK;
+}
+
+static nbl_status check_sinks(nbl_context *ctx, const char *op, const nbl_tensor *sinks, int64_t heads)
+{
+    if (!nbl__given(sinks)) return NBL_OK;
+    NBL_TRY(nbl__check_float(ctx, op, "sinks", sinks));
+    return nbl__check_dims(ctx, op, "sinks", sinks, 1, &heads);
+}
+
+static nbl_status check_indices(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
+{
+    NBL_TRY(nbl__check_dtype(ctx, op, name, t, NBL_DTYPE_I32));
+    NBL_CHECK(ctx, t->rank == 1, NBL_ERROR_SHAPE, "%s: %s is %s, not a vector", op, name,
+              nbl__show_shape(t->rank, t->shape).text);
+    return NBL_OK;
+}
+
+/* ---- attention ---- */
+
+nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a)
+{
+    const int32_t *at = a->cu_seqlens.data;
+    int64_t last = a->cu_seqlens.shape[0] - 1, tokens = a->q.shape[0];
+    NBL_CHECK(call->ctx, at[0] == 0, NBL_ERROR_ARGUMENT, "%s: cu_seqlens[0] is %" PRId32 ", not 0", call->op,
+              at[0]);
+    for (int64_t i = 1; i <= last; i++)
+        NBL_CHECK(call->ctx, at[i] >= at[i - 1], NBL_ERROR_ARGUMENT,
+                  "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", less than the %" PRId32 " before it", call->op,
+                  i, at[i], at[i - 1]);
+    NBL_CHECK(call->ctx, at[last] == tokens, NBL_ERROR_ARGUMENT,
+              "%s: cu_seqlens[%" PRId64 "] is %" PRId32 ", not the %" PRId64 " rows of q", call->op, last,
+              at[last], tokens);
+    return NBL_OK;
+}
+
+static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__attention *a)
+{
+    NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "q", &a->q, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "k", &a->k, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "v", &a->v, a->dtype));
+    NBL_CHECK(ctx, a->q.rank == 3, NBL_ERROR_SHAPE, "%s: q is %s, not [tokens, heads, size]", op,
+              nbl__show_shape(a->q.rank, a->q.shape).text);
+    int64_t key_heads = a->k.rank == 3 ? a->k.shape[1] : -1;
+    const int64_t keys[3] = {a->q.shape[0], key_heads, a->q.shape[2]};
+    NBL_TRY(nbl__check_dims(ctx, op, "k", &a->k, 3, keys));
+    NBL_TRY(nbl__check_dims(ctx, op, "v", &a->v, 3, keys));
+    NBL_TRY(check_heads(ctx, op, &a->q, &a->k, key_heads));
+    NBL_TRY(check_indices(ctx, op, "cu_seqlens", &a->cu_seqlens));
+    NBL_CHECK(ctx, a->cu_seqlens.shape[0] >= 1, NBL_ERROR_SHAPE, "%s: cu_seqlens is empty", op);
+    NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
+    return check_numbers(ctx, op, a->scale, a->softcap, a->window);
+}
+
+static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+{
+    nbl__attention *a = arguments;
+    NBL_TRY(check_inputs(ctx, "attention", a));
+    nbl__output_like(&a->out, &a->q, a->q.shape[2], a->dtype);
+    nbl__output_vector(&a->lse, NBL_DTYPE_F32, 2, a->q.shape[0], a->q.shape[1]);
+    return NBL_OK;
+}
+
+static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__attention *a = arguments;
+    const char *op = "attention_backward";
+    NBL_TRY(check_inputs(ctx, op, a));
+    NBL_TRY(nbl__check_dtype(ctx, op, "dout", &a->dout, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, op, "dout", &a->dout, 3, a->q.shape));
+    NBL_TRY(nbl__check_dtype(ctx, op, "out", &a->out, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, op, "out", &a->out, 3, a->q.shape));
+    NBL_TRY(nbl__check_dtype(ctx, op, "lse", &a->lse, NBL_DTYPE_F32));
+    NBL_TRY(nbl__check_dims(ctx, op, "lse", &a->lse, 2, a->q.shape));
+    nbl__output_like(&a->dq, &a->q, a->q.shape[2], a->dtype);
+    nbl__output_like(&a->dk, &a->k, a->k.shape[2], a->dtype);
+    nbl__output_like(&a->dv, &a->v, a->v.shape[2], a->dtype);
+    nbl__output_none(&a->dsinks);
+    if (nbl__given(&a->sinks)) nbl__output_vector(&a->dsinks, NBL_DTYPE_F32, 1, a->q.shape[1], 0);
+    return NBL_OK;
+}
+
+static const nbl__slot slots[] = {
+    NBL_KEPT(nbl__attention, q, "q", INPUT),
+    NBL_KEPT(nbl__attention, k, "k", INPUT),
+    NBL_KEPT(nbl__attention, v, "v", INPUT),
+    NBL_KEPT(nbl__attention, cu_seqlens, "cu_seqlens", INPUT),
+    NBL_KEPT(nbl__attention, sinks, "sinks", OPTIONAL),
+    NBL_KEPT(nbl__attention, out, "out", OUTPUT),
+    NBL_KEPT(nbl__attention, lse, "lse", SAVED),
+    NBL_SLOT(nbl__attention, dout, "dout", COTANGENT, "out"),
+    NBL_SLOT(nbl__attention, dq, "dq", GRADIENT, "q"),
+    NBL_SLOT(nbl__attention, dk, "dk", GRADIENT, "k"),
+    NBL_SLOT(nbl__attention, dv, "dv", GRADIENT, "v"),
+    NBL_SLOT(nbl__attention, dsinks, "dsinks", GRADIENT, "sinks"),
+    {0},
+};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__attention, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__attention, scale, "scale", FLOAT, 0),
+    NBL_ATTR(nbl__attention, causal, "causal", FLAG, 1),
+    NBL_ATTR(nbl__attention, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention, softcap, "softcap", FLOAT, 0),
+    {0},
+};
+static const nbl__impl *const forward_impls[] = {&nbl__attention_cpu, &nbl__attention_ref, NULL};
+static const nbl__impl *const backward_impls[] = {&nbl__attention_backward_cpu, &nbl__attention_backward_ref,
+                                                  NULL};
+const nbl__family nbl__attention_family = {
+    "attention",
+    sizeof(nbl__attention),
+    slots,
+    attrs,
+    {"attention", infer_forward, forward_impls},
+    {"attention_backward", infer_backward, backward_impls},
+};
+
+/* ---- attention_decode ---- */
+
+nbl_status nbl__attention_check_lengths(const nbl__call *call, const nbl__attention_decode *a)
+{
+    const int32_t *lengths = a->lengths.data;
+    for (int64_t b = 0; b < a->lengths.shape[0]; b++)
+        NBL_CHECK(call->ctx, lengths[b] >= 1 && lengths[b] <= a->k.shape[1], NBL_ERROR_ARGUMENT,
+                  "%s: lengths[%" PRId64 "] is %" PRId32 ", not in 1 … %" PRId64, call->op, b, lengths[b],
+                  a->k.shape[1]);
+    return NBL_OK;
+}
+
+static nbl_status infer_decode(nbl_context *ctx, void *arguments)
+{
+    nbl__attention_decode *a = arguments;
+    const char *op = "attention_decode";
+    NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "q", &a->q, a->dtype));
+    NBL_TRY(nbl__check_float(ctx, op, "k", &a->k));
+    NBL_CHECK(ctx, a->v.dtype == a->k.dtype, NBL_ERROR_DTYPE, "%s: v %s is %s, k %s is %s", op,
+              nbl__show_shape(a->v.rank, a->v.shape).text, nbl__any_dtype_name(a->v.dtype),
+              nbl__show_shape(a->k.rank, a->k.shape).text, nbl_dtype_name(a->k.dtype));
+    NBL_CHECK(ctx, a->q.rank == 3, NBL_ERROR_SHAPE, "%s: q is %s, not [sequences, heads, size]", op,
+              nbl__show_shape(a->q.rank, a->q.shape).text);
+    bool cache = a->k.rank == 4;
+    const int64_t keys[4] = {a->q.shape[0], cache ? a->k.shape[1] : -1, cache ? a->k.shape[2] : -1,
+                             a->q.shape[2]};
+    NBL_TRY(nbl__check_dims(ctx, op, "k", &a->k, 4, keys));
+    NBL_TRY(nbl__check_dims(ctx, op, "v", &a->v, 4, keys));
+    NBL_TRY(check_heads(ctx, op, &a->q, &a->k, a->k.shape[2]));
+    NBL_TRY(check_indices(ctx, op, "lengths", &a->lengths));
+    NBL_TRY(nbl__check_dims(ctx, op, "lengths", &a->lengths, 1, a->q.shape));
+    NBL_TRY(check_sinks(ctx, op, &a->sinks, a->q.shape[1]));
+    NBL_CHECK(ctx, a->causal, NBL_ERROR_ARGUMENT,
+              "%s: causal is false, but a query at the end of its sequence is causal", op);
+    NBL_TRY(check_numbers(ctx, op, a->scale, a->softcap, a->window));
+    nbl__output_like(&a->out, &a->q, a->q.shape[2], a->dtype);
+    return NBL_OK;
+}
+
+static const nbl__slot decode_slots[] = {
+    NBL_SLOT(nbl__attention_decode, q, "q", INPUT, NULL),
+    NBL_SLOT(nbl__attention_decode, k, "k", INPUT, NULL),
+    NBL_SLOT(nbl__attention_decode, v, "v", INPUT, NULL),
+    NBL_SLOT(nbl__attention_decode, lengths, "lengths", INPUT, NULL),
+    NBL_SLOT(nbl__attention_decode, sinks, "sinks", OPTIONAL, NULL),
+    NBL_SLOT(nbl__attention_decode, out, "out", OUTPUT, NULL),
+    {0},
+};
+static const nbl__attr decode_attrs[] = {
+    NBL_ATTR(nbl__attention_decode, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__attention_decode, scale, "scale", FLOAT, 0),
+    NBL_ATTR(nbl__attention_decode, causal, "causal", FLAG, 1),
+    NBL_ATTR(nbl__attention_decode, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention_decode, softcap, "softcap", FLOAT, 0),
+    {0},
+};
+static const nbl__impl *const decode_impls[] = {&nbl__attention_decode_cpu, &nbl__attention_decode_ref, NULL};
+const nbl__family nbl__attention_decode_family = {
+    "attention_decode",
+    sizeof(nbl__attention_decode),
+    decode_slots,
+    decode_attrs,
+    {"attention_decode", infer_decode, decode_impls},
+    {0},
+};

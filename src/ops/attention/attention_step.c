@@ -1,0 +1,129 @@
+/* attention_step.c - the row of attention_step: checks, and its reference, which runs the operators it stands for. */
+#include "ops/attention/attention.h"
+#include "ops/families.h"
+#include "ops/rope/rope.h"
+
+nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const nbl_tensor *q)
+{
+    return (nbl__attention_decode){.dtype = a->dtype,
+                                   .q = *q,
+                                   .k = a->keys,
+                                   .v = a->values,
+                                   .lengths = a->lengths,
+                                   .sinks = a->sinks,
+                                   .scale = a->scale,
+                                   .causal = true,
+                                   .window = a->window,
+                                   .softcap = a->softcap,
+                                   .out = a->out};
+}
+
+static nbl_status infer(nbl_context *ctx, void *arguments)
+{
+    nbl__attention_step *a = arguments;
+    const char *op = "attention_step";
+    nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
+    NBL_TRY(nbl__attention_decode_family.forward.infer(ctx, &decode));
+    a->out = decode.out;
+    const int64_t rows[3] = {a->q.shape[0], a->keys.shape[2], a->q.shape[2]};
+    NBL_TRY(nbl__check_dtype(ctx, op, "k", &a->k, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "v", &a->v, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, op, "k", &a->k, 3, rows));
+    NBL_TRY(nbl__check_dims(ctx, op, "v", &a->v, 3, rows));
+    NBL_TRY(nbl__check_dtype(ctx, op, "cos", &a->cos, NBL_DTYPE_F32));
+    NBL_TRY(nbl__check_dtype(ctx, op, "sin", &a->sin, NBL_DTYPE_F32));
+    NBL_CHECK(ctx, a->cos.rank == 2 && a->cos.shape[1] >= 1 && 2 * a->cos.shape[1] <= a->q.shape[2],
+              NBL_ERROR_SHAPE, "%s: cos is %s, not [sequences, 1 to half of a head's %" PRId64 "]", op,
+              nbl__show_shape(a->cos.rank, a->cos.shape).text, a->q.shape[2]);
+    const int64_t table[2] = {a->q.shape[0], a->cos.shape[1]};
+    NBL_TRY(nbl__check_dims(ctx, op, "cos", &a->cos, 2, table));
+    return nbl__check_dims(ctx, op, "sin", &a->sin, 2, table);
+}
+
+/* ---- the reference ---- */
+
+typedef struct pieces {
+    nbl_tensor q, k; /* turned */
+    uint8_t *rest;
+    size_t used;
+} pieces;
+
+static pieces lay_out(const nbl__attention_step *a, uint8_t *base)
+{
+    nbl__cut cut = {base, 0};
+    pieces p = {.q = a->q, .k = a->k};
+    p.q.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->q) * nbl__size_of(a->dtype));
+    p.k.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->k) * nbl__size_of(a->dtype));
+    p.used = cut.used;
+    return p;
+}
+
+static size_t scratch_of(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__attention_step *a = arguments;
+    nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
+    return lay_out(a, NULL).used + nbl__attention_decode_ref.scratch(ctx, &decode);
+}
+
+static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                       const nbl_tensor *y)
+{
+    nbl__rope_apply rope = {.dtype = a->dtype, .x = *x, .cos = a->cos, .sin = a->sin, .y = *y};
+    rope.rope.rotary_dim = 2 * a->cos.shape[1];
+    return nbl__rope_ref.run(call, &rope);
+}
+
+static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
+                       const nbl_tensor *cache)
+{
+    int64_t width = a->k.shape[1] * a->k.shape[2];
+    size_t from = (size_t)width * nbl__size_of(a->dtype), to = (size_t)width * nbl__size_of(cache->dtype);
+    for (int64_t b = 0; b < a->k.shape[0]; b++) {
+        int64_t row = b * cache->shape[1] + ((const int32_t *)a->lengths.data)[b] - 1;
+        NBL_TRY(nbl_convert(call->ctx, a->dtype, (const uint8_t *)x->data + (size_t)b * from, cache->dtype,
+                            (uint8_t *)cache->data + (size_t)row * to, width));
+    }
+    return NBL_OK;
+}
+
+static nbl_status run(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention_step *a = arguments;
+    pieces p = lay_out(a, call->scratch);
+    nbl__attention_decode decode = nbl__attention_of_step(a, &p.q);
+    nbl__call rest = *call;
+    rest.scratch += p.used;
+    rest.scratch_bytes -= p.used;
+    NBL_TRY(nbl__attention_check_lengths(call, &decode));
+    NBL_TRY(turn(call, a, &a->q, &p.q));
+    NBL_TRY(turn(call, a, &a->k, &p.k));
+    NBL_TRY(keep(call, a, &p.k, &a->keys));
+    NBL_TRY(keep(call, a, &a->v, &a->values));
+    return nbl__attention_decode_ref.run(&rest, &decode);
+}
+
+static const nbl__slot slots[] = {
+    NBL_SLOT(nbl__attention_step, q, "q", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, k, "k", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, v, "v", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, cos, "cos", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, sin, "sin", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, keys, "keys", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, values, "values", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, lengths, "lengths", INPUT, NULL),
+    NBL_SLOT(nbl__attention_step, sinks, "sinks", OPTIONAL, NULL),
+    NBL_SLOT(nbl__attention_step, out, "out", OUTPUT, NULL),
+    {0},
+};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__attention_step, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__attention_step, scale, "scale", FLOAT, 0),
+    NBL_ATTR(nbl__attention_step, window, "window", INT, 0),
+    NBL_ATTR(nbl__attention_step, softcap, "softcap", FLOAT, 0),
+    {0},
+};
+static const nbl__impl ref = {"attention_step_ref", NBL_ISA_SCALAR, NULL, scratch_of, run};
+static const nbl__impl *const impls[] = {&ref, NULL};
+const nbl__family nbl__attention_step_family = {
+    "attention_step", sizeof(nbl__attention_step), slots, attrs, {"attention_step", infer, impls}, {0},
+};

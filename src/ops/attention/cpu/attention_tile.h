@@ -1,0 +1,165 @@
+/* attention_tile.h - what attention's driver (attention_cpu.c) and its tiles per instruction set share.
+ *
+ * A block is up to 64 consecutive tokens of one sequence. Blocks are counted from the start of their
+ * sequence, so that neither the place of a sequence in the pack nor the number of threads moves a cut
+ * between two sums: the bits of its results are its own.
+ *
+ * Logits are kept in units of log 2: q is multiplied by scale · log2(e) when it is read (scale / cap where
+ * there is a soft cap, and the capped value by cap · log2(e)), so that the softmax is 2^x. */
+#ifndef NBL_ATTENTION_TILE_H
+#define NBL_ATTENTION_TILE_H
+
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "ops/attention/attention.h"
+
+enum {
+    NBL_ATTENTION_BLOCK = 64, /* rows of a block */
+    NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
+    NBL_ATTENTION_CHUNK = 64, /* keys of a decode item: few, so that a short cache is work for all threads */
+    NBL_ATTENTION_WIDEN = 16  /* keys that it takes at a time */
+};
+
+typedef struct nbl__attention_block {
+    int64_t first; /* token at which the sequence starts */
+    int64_t n;     /* its length */
+    int64_t at;    /* the block's place in the sequence */
+    int64_t base;  /* the sequence's first block in the table */
+} nbl__attention_block;
+
+/* The operands as the tiles want them: f32, one head after the other. `ld` is the stride of a row: the
+ * head size, padded with zeros to whole vectors, and a little more so that rows do not fall on the same
+ * cache sets. Keys are also kept transposed, in panels as wide as the micro-kernel: those of a sequence
+ * follow each other, the last one is as wide as what is left of the sequence. */
+typedef struct nbl__attention_job {
+    const nbl__attention *a;
+    nbl_isa isa;
+    int64_t tokens, heads, key_heads, group, size, ld;
+    float q_factor;             /* what q is multiplied by when it is read */
+    float cap_factor;           /* cap · log2(e); 0: no cap */
+    float dq_factor, dk_factor; /* what the sums are multiplied by when they are written */
+    nbl__attention_block *blocks;
+    int64_t block_count;
+    /* forward */
+    float *kt;            /* [Hkv, T, D] transposed in panels */
+    float *v;             /* [Hkv, T, ld] */
+    uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.h */
+    bool *v_strange;      /* [blocks, Hkv]: not all finite */
+    /* backward */
+    float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
+    uint16_t *q_turned, *q_paired, *dout_turned,
+        *dout_paired;   /* instead of q and dout, see attention_amx.h */
+    float *lse, *delta; /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
+    bool *q_strange;    /* [blocks, Hq]: q, dout or delta is not all finite */
+    float *sums;        /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
+    atomic_int *done;   /* [blocks, Hq]: blocks of keys that have given their part to dq */
+    /* workers */
+    float *worker; /* [workers, worker_floats] */
+    int64_t worker_floats;
+} nbl__attention_job;
+
+/* One item of decode: all heads against a chunk of the cache. */
+typedef struct nbl__decode_part {
+    nbl_isa isa;
+    const void *k, *v;  /* the first key and value of the chunk */
+    int64_t step, keys; /* elements from a key to the next: key_heads · size */
+    int64_t size, padded, key_heads, group;
+    nbl_dtype dtype;
+    float cap_factor;
+    const float *q;   /* [heads, padded], multiplied by its factor */
+    float *room;      /* [NBL_ATTENTION_WIDEN, key_heads, padded] */
+    float *scores;    /* [heads, NBL_ATTENTION_CHUNK] */
+    float *out;       /* [heads, padded]: Σ 2^(s - top) · v */
+    float *top, *sum; /* [heads] */
+} nbl__decode_part;
+
+typedef struct nbl__attention_tiles {
+    int vector; /* floats of a vector; a panel has two */
+    bool bf16;  /* they take operands in bf16, as in attention_amx.h */
+    /* Floats that forward and backward want for a worker. */
+    int64_t (*forward_floats)(int64_t size, int64_t ld);
+    int64_t (*backward_floats)(int64_t size, int64_t ld);
+    /* Before forward: a block of keys and values of one key head. */
+    void (*pack_keys)(const nbl__attention_job *job, int64_t block, int64_t key_head, float *own);
+    /* A block of query rows of one head. */
+    void (*forward)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
+    /* Before backward: a block of query rows of one head. */
+    void (*pack_queries)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
+    /* A block of keys of one key head, against all that see it. */
+    void (*backward)(const nbl__attention_job *job, int64_t block, int64_t key_head, float *own);
+    void (*decode)(const nbl__decode_part *part);
+} nbl__attention_tiles;
+
+extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
+/* For bf16; it has no decode. */
+extern const nbl__attention_tiles nbl__attention_tiles_amx;
+
+static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
+{
+    float sink;
+    nbl__to_f32(NBL_ISA_SCALAR, sinks->dtype,
+                (const uint8_t *)sinks->data + (size_t)head * nbl__size_of(sinks->dtype), &sink, 1);
+    return sink;
+}
+
+/* The queries [first, end) of a sequence of n that see key j. */
+static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_t j, int64_t n)
+{
+    if (!causal) return nbl__attention_span(false, window, j, n); /* symmetric */
+    return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
+}
+
+/* What a run of `rows` rows from row r sees: keys for queries, queries for keys; relative to `from`,
+ * within 0 … n. */
+typedef struct nbl__outlook {
+    const nbl__attention *a;
+    bool of_keys; /* rows are keys, they look at queries */
+    int64_t length, row_at, from, n;
+} nbl__outlook;
+
+static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_t rows)
+{
+    int64_t i = view->row_at + r, last = i + rows - 1;
+    const nbl__attention *a = view->a;
+    nbl__span top, bottom;
+    if (view->of_keys) {
+        top = nbl__attention_seers(a->causal, a->window, i, view->length);
+        bottom = nbl__attention_seers(a->causal, a->window, last, view->length);
+    } else {
+        top = nbl__attention_span(a->causal, a->window, i, view->length);
+        bottom = nbl__attention_span(a->causal, a->window, last, view->length);
+    }
+    int64_t first = nbl__max_i64(top.first - view->from, 0);
+    int64_t end = nbl__min_i64(bottom.end - view->from, view->n);
+    return (nbl__span){first, nbl__max_i64(first, end)};
+}
+
+/* Waits until all blocks of keys before this one have given their part to a block of queries; returns how
+ * many those are, and how many there will be. */
+static inline int nbl__attention_await(const nbl__attention_job *job, const nbl__attention_block *keys,
+                                       int64_t query_block, int64_t head, int *turns)
+{
+    const nbl__attention_block *b = &job->blocks[query_block];
+    nbl__outlook all = {job->a, false, b->n, b->at, 0, b->n};
+    nbl__span seen = nbl__seen_by(&all, 0, nbl__min_i64(NBL_ATTENTION_BLOCK, b->n - b->at));
+    int first = (int)(seen.first / NBL_ATTENTION_BLOCK), turn = (int)(keys->at / NBL_ATTENTION_BLOCK) - first;
+    const atomic_int *done = &job->done[query_block * job->heads + head];
+    *turns = (int)nbl__ceil_div(seen.end, NBL_ATTENTION_BLOCK) - first;
+    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) != turn; spins++) {
+#if defined(__x86_64__)
+        if (spins < 1000) __builtin_ia32_pause();
+        else
+#endif
+            sched_yield();
+    }
+    return turn;
+}
+
+static inline void nbl__attention_done(const nbl__attention_job *job, int64_t query_block, int64_t head,
+                                       int turn)
+{
+    atomic_store_explicit(&job->done[query_block * job->heads + head], turn + 1, memory_order_release);
+}
+
+#endif

@@ -1,0 +1,397 @@
+/* attention.cu - attention on the device for every dtype and head size, in the simplest way: a warp per row.
+ *
+ *     forward, dq   the row is a query of one head; its warp walks over the keys that it sees
+ *     dk, dv        the row is a key of one key head; its warp walks over the queries that see it
+ *
+ * A lane has the columns lane, lane + 32, … of the row, 256 at a time: wider heads take several walks. Sums
+ * are f32, in the order of the walk. Limit: the instructions; the tensor cores' kernels (attention_mma.cu)
+ * come first where they can.
+ *
+ * Also here: what backward begins with (delta and lse by head) and the gradient of the sinks. */
+#include "ops/attention/cuda/attention.cuh"
+
+extern "C" {
+extern const nbl__impl nbl__attention_cuda, nbl__attention_backward_cuda;
+}
+
+namespace nbl_cuda
+{
+
+attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a)
+{
+    attention_problem p = {};
+    const void *const all[] = {a->q.data,    a->k.data,  a->v.data,  a->out.data,
+                               a->dout.data, a->dq.data, a->dk.data, a->dv.data};
+    double scale = nbl__attention_scale(a->scale, a->q.shape[2]);
+    size_t element = nbl__size_of(a->dtype), row = static_cast<size_t>(a->q.shape[2]) * element;
+    p.at = static_cast<const int32_t *>(a->cu_seqlens.data);
+    p.sequences = static_cast<int>(a->cu_seqlens.shape[0] - 1);
+    p.tokens = static_cast<int>(a->q.shape[0]);
+    p.heads = static_cast<int>(a->q.shape[1]);
+    p.key_heads = static_cast<int>(a->k.shape[1]);
+    p.group = p.heads / p.key_heads;
+    p.size = static_cast<int>(a->q.shape[2]);
+    p.window = static_cast<int>(a->window < a->q.shape[0] ? a->window : a->q.shape[0]);
+    p.causal = a->causal;
+    p.wide = row % 16 == 0;
+    p.paired = row % 4 == 0;
+    for (const void *tensor : all) {
+        p.wide = p.wide && is_aligned(tensor, 16);
+        p.paired = p.paired && is_aligned(tensor, 4);
+    }
+    p.factor = static_cast<float>(a->softcap != 0 ? scale / a->softcap : scale * 1.4426950408889634);
+    p.cap = a->softcap * LOG2_E;
+    p.scale = static_cast<float>(scale);
+    p.sinks = a->sinks.data;
+    p.sinks_dtype = a->sinks.dtype;
+    p.fault = call->cuda->fault;
+    return p;
+}
+
+attention_data attention_data_of(const nbl__attention *a)
+{
+    attention_data d = {};
+    d.q = a->q.data, d.k = a->k.data, d.v = a->v.data;
+    d.out = a->out.data;
+    d.lse = static_cast<float *>(a->lse.data);
+    d.dout = a->dout.data;
+    d.dq = a->dq.data, d.dk = a->dk.data, d.dv = a->dv.data;
+    return d;
+}
+
+} // namespace nbl_cuda
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+enum { THREADS = 128, WARPS = THREADS / 32, COLUMNS = 8, PART = 32 * COLUMNS, AT_ONCE = 4 };
+
+/* ---- before and after backward ---- */
+
+template <typename T>
+__global__ void make_rows(attention_problem p, const T *out, const T *dout, const float *lse, float *lse2,
+                          float *delta)
+{
+    if (blockIdx.x == 0) check_sequences(p);
+    int64_t row = blockIdx.x * int64_t{WARPS} + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= static_cast<int64_t>(p.tokens) * p.heads) return;
+    float sum = 0;
+    out += row * p.size;
+    dout += row * p.size;
+    for (int64_t d = lane * 4; d < p.size; d += 128) {
+        struct alignas(4 * sizeof(T)) run {
+            T at[4];
+        } x, y;
+        if (p.wide) {
+            x = *reinterpret_cast<const run *>(out + d);
+            y = *reinterpret_cast<const run *>(dout + d);
+        } else {
+            for (int e = 0; e < 4; e++) {
+                x.at[e] = d + e < p.size ? out[d + e] : from_f32<T>(0);
+                y.at[e] = d + e < p.size ? dout[d + e] : from_f32<T>(0);
+            }
+        }
+        for (int e = 0; e < 4; e++) sum = fmaf(to_f32(x.at[e]), to_f32(y.at[e]), sum);
+    }
+    sum = warp_sum(sum);
+    if (lane != 0) return;
+    int64_t at = row % p.heads * p.tokens + row / p.heads;
+    delta[at] = sum;
+    lse2[at] = lse[row] * LOG2_E;
+}
+
+/* dsinks[h] = -Σ_t exp(sink - lse) · Σ P · dP. A block per head. */
+__global__ void add_sinks(attention_problem p, const float *lse2, const float *sums, float *dsinks,
+                          bool accumulate)
+{
+    __shared__ float part[32];
+    int head = blockIdx.x;
+    float sink = sink_of(p, head), sum = 0;
+    for (int64_t t = threadIdx.x; t < p.tokens; t += blockDim.x) {
+        int64_t at = static_cast<int64_t>(head) * p.tokens + t;
+        sum = fmaf(exp2f(sink - lse2[at]), sums[at], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (unsigned w = 1; w < blockDim.x / 32; w++) sum += part[w];
+    dsinks[head] = accumulate ? dsinks[head] - sum : -sum;
+}
+
+/* ---- a row, spread over a warp ---- */
+
+template <typename T> struct lanes {
+    const T *row;
+    float at[COLUMNS]; /* the first 256 columns */
+    __device__ lanes(const T *from, int size) : row(from)
+    {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) at[c] = lane + 32 * c < size ? to_f32(from[lane + 32 * c]) : 0;
+    }
+    /* This lane's part of the product with another row. */
+    __device__ float part(const T *other, int size) const
+    {
+        int lane = threadIdx.x % 32;
+        float sum = 0;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (lane + 32 * c < size) sum = fmaf(at[c], to_f32(other[lane + 32 * c]), sum);
+        for (int d = PART + lane; d < size; d += 32) sum = fmaf(to_f32(row[d]), to_f32(other[d]), sum);
+        return sum;
+    }
+};
+
+template <typename T>
+__device__ inline void add_row(float *sums, float factor, const T *row, int from, int size)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (from + lane + 32 * c < size) sums[c] = fmaf(factor, to_f32(row[from + lane + 32 * c]), sums[c]);
+}
+
+template <typename T>
+__device__ inline void store_row(T *row, const float *sums, float factor, int from, int size)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (from + lane + 32 * c < size) row[from + lane + 32 * c] = from_f32<T>(sums[c] * factor);
+}
+
+/* A logit in units of log 2, and the slope of its cap. */
+__device__ inline float logit(const attention_problem &p, float product, float *slope)
+{
+    float x = product * p.factor;
+    *slope = 1;
+    if (p.cap == 0) return x;
+    float t = tanhf(x);
+    *slope = fmaf(-t, t, 1.0f);
+    return p.cap * t;
+}
+
+/* The row of this warp, as slot and head; false: none. */
+__device__ inline bool find_row(const attention_problem &p, int heads, attention_tile *tile, int *head)
+{
+    int64_t item = blockIdx.x * int64_t{WARPS} + threadIdx.x / 32;
+    *head = static_cast<int>(item % heads);
+    return item / heads < static_cast<int64_t>(p.tokens) + p.sequences &&
+           find_tile<1>(p, static_cast<int>(item / heads), tile);
+}
+
+/* ---- forward ---- */
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) forward_rows(attention_problem p, attention_data data)
+{
+    attention_tile tile;
+    int head;
+    if (blockIdx.x == 0) check_sequences(p);
+    if (!find_row(p, p.heads, &tile, &head)) return;
+    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n), step = p.key_heads * p.size;
+    int64_t row = static_cast<int64_t>(tile.first + i) * p.heads + head;
+    int64_t keys = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    const T *k = static_cast<const T *>(data.k) + keys, *v = static_cast<const T *>(data.v) + keys;
+    lanes<T> q(static_cast<const T *>(data.q) + row * p.size, p.size);
+    float sink = sink_of(p, head);
+    for (int from = 0; from < p.size; from += PART) {
+        float sums[COLUMNS] = {}, top = sink, total = p.sinks ? 1 : 0;
+        for (int j = first; j < end; j += AT_ONCE) {
+            float s[AT_ONCE], largest = top, slope;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++)
+                s[u] = j + u < end ? q.part(k + static_cast<int64_t>(j + u) * step, p.size) : 0;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                s[u] = logit(p, warp_sum(s[u]), &slope);
+                if (j + u < end) largest = fmaxf(largest, s[u]);
+            }
+            float base = largest == -INFINITY ? 0 : largest, before = exp2f(top - base);
+            total *= before;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) sums[c] *= before;
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                if (j + u >= end) continue;
+                float weight = exp2f(s[u] - base);
+                total += weight;
+                add_row(sums, weight, v + static_cast<int64_t>(j + u) * step, from, p.size);
+            }
+            top = largest;
+        }
+        store_row(static_cast<T *>(data.out) + row * p.size, sums, 1 / total, from, p.size);
+        if (from == 0 && data.lse && threadIdx.x % 32 == 0) data.lse[row] = fmaf(top, LN_2, logf(total));
+    }
+}
+
+/* ---- backward ---- */
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) backward_queries(attention_problem p, attention_data data)
+{
+    attention_tile tile;
+    int head;
+    if (!find_row(p, p.heads, &tile, &head)) return;
+    int i = tile.start, first = first_key(p, i), end = end_key(p, i, tile.n), step = p.key_heads * p.size;
+    int64_t row = static_cast<int64_t>(tile.first + i) * p.heads + head;
+    int64_t keys = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    const T *k = static_cast<const T *>(data.k) + keys, *v = static_cast<const T *>(data.v) + keys;
+    lanes<T> q(static_cast<const T *>(data.q) + row * p.size, p.size);
+    lanes<T> dout(static_cast<const T *>(data.dout) + row * p.size, p.size);
+    int64_t at = static_cast<int64_t>(head) * p.tokens + tile.first + i;
+    float lse = data.lse2[at], delta = data.delta[at];
+    for (int from = 0; from < p.size; from += PART) {
+        float sums[COLUMNS] = {}, total = 0;
+        for (int j = first; j < end; j++) {
+            int64_t key = static_cast<int64_t>(j) * step;
+            float s = q.part(k + key, p.size), d = warp_sum(dout.part(v + key, p.size)), slope;
+            float weight = exp2f(logit(p, warp_sum(s), &slope) - lse);
+            add_row(sums, weight * (d - delta) * slope, k + key, from, p.size);
+            total = fmaf(weight, d, total);
+        }
+        if (data.dq) store_row(static_cast<T *>(data.dq) + row * p.size, sums, p.scale, from, p.size);
+        if (data.sums && from == 0 && threadIdx.x % 32 == 0) data.sums[at] = total;
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) backward_keys(attention_problem p, attention_data data)
+{
+    attention_tile tile;
+    int head;
+    if (!find_row(p, p.key_heads, &tile, &head)) return;
+    int j = tile.start, first = first_query(p, j), end = end_query(p, j, tile.n), step = p.heads * p.size;
+    int64_t row = static_cast<int64_t>(tile.first + j) * p.key_heads + head;
+    lanes<T> k(static_cast<const T *>(data.k) + row * p.size, p.size);
+    lanes<T> v(static_cast<const T *>(data.v) + row * p.size, p.size);
+    for (int from = 0; from < p.size; from += PART) {
+        float dk[COLUMNS] = {}, dv[COLUMNS] = {};
+        for (int h = head * p.group; h < (head + 1) * p.group; h++) {
+            int64_t queries = (static_cast<int64_t>(tile.first) * p.heads + h) * p.size;
+            const T *q = static_cast<const T *>(data.q) + queries;
+            const T *dout = static_cast<const T *>(data.dout) + queries;
+            const float *lse = data.lse2 + static_cast<int64_t>(h) * p.tokens + tile.first;
+            const float *delta = data.delta + static_cast<int64_t>(h) * p.tokens + tile.first;
+            for (int i = first; i < end; i++) {
+                int64_t query = static_cast<int64_t>(i) * step;
+                float s = k.part(q + query, p.size), d = v.part(dout + query, p.size), slope;
+                float weight = exp2f(logit(p, warp_sum(s), &slope) - lse[i]);
+                add_row(dv, weight, dout + query, from, p.size);
+                add_row(dk, weight * (warp_sum(d) - delta[i]) * slope, q + query, from, p.size);
+            }
+        }
+        if (data.dk) store_row(static_cast<T *>(data.dk) + row * p.size, dk, p.scale, from, p.size);
+        if (data.dv) store_row(static_cast<T *>(data.dv) + row * p.size, dv, 1, from, p.size);
+    }
+}
+
+/* ---- the two operators ---- */
+
+unsigned blocks_for(int64_t warps)
+{
+    return static_cast<unsigned>(warps > 0 ? (warps + WARPS - 1) / WARPS : 1);
+}
+
+/* More than a grid holds, or than positions in 32 bits. */
+const char *can_run(const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    int64_t rows = a->q.shape[0] + a->cu_seqlens.shape[0];
+    if (rows > INT32_MAX / 2 || a->q.shape[1] * a->q.shape[2] > INT32_MAX ||
+        rows * a->q.shape[1] > (int64_t{1} << 32))
+        return "too many rows";
+    return NULL;
+}
+
+nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    unsigned blocks = blocks_for((static_cast<int64_t>(p.tokens) + p.sequences) * p.heads);
+    NBL_BY_DTYPE(a->dtype, T, (forward_rows<T><<<blocks, THREADS, 0, stream_of(call)>>>(p, data)));
+    return launched(call);
+}
+
+nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    attention_rows rows = attention_rows_make(call, a, p, &data);
+    int64_t slots = static_cast<int64_t>(p.tokens) + p.sequences;
+    if (data.dq || data.sums)
+        NBL_BY_DTYPE(
+            a->dtype, T,
+            (backward_queries<T><<<blocks_for(slots * p.heads), THREADS, 0, stream_of(call)>>>(p, data)));
+    if (data.dk || data.dv)
+        NBL_BY_DTYPE(
+            a->dtype, T,
+            (backward_keys<T><<<blocks_for(slots * p.key_heads), THREADS, 0, stream_of(call)>>>(p, data)));
+    attention_sinks_add(call, a, p, rows);
+    return launched(call);
+}
+
+} // namespace
+
+namespace nbl_cuda
+{
+
+static size_t cut_rows(const nbl__attention *a, uint8_t *base, attention_rows *rows)
+{
+    nbl__cut cut = {base, 0};
+    size_t bytes = static_cast<size_t>(a->q.shape[0] * a->q.shape[1]) * sizeof(float);
+    rows->lse2 = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    rows->delta = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    rows->sums = static_cast<float *>(
+        nbl__cut_bytes(&cut, bytes)); /* whether it is wanted shows when it runs */
+    if (!nbl__given(&a->dsinks)) rows->sums = NULL;
+    return cut.used;
+}
+
+size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    attention_rows rows;
+    (void)ctx;
+    return cut_rows(static_cast<const nbl__attention *>(arguments), NULL, &rows);
+}
+
+attention_rows attention_rows_of(const nbl__call *call, const nbl__attention *a, attention_data *data)
+{
+    attention_rows rows;
+    cut_rows(a, call->scratch, &rows);
+    data->lse2 = rows.lse2, data->delta = rows.delta, data->sums = rows.sums;
+    return rows;
+}
+
+attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                                   attention_data *data)
+{
+    attention_rows rows = attention_rows_of(call, a, data);
+    unsigned blocks = blocks_for(static_cast<int64_t>(p.tokens) * p.heads);
+    NBL_BY_DTYPE(a->dtype, T,
+                 (make_rows<T><<<blocks, THREADS, 0, stream_of(call)>>>(
+                     p, static_cast<const T *>(a->out.data), static_cast<const T *>(a->dout.data),
+                     static_cast<const float *>(a->lse.data), rows.lse2, rows.delta)));
+    return rows;
+}
+
+void attention_sinks_add(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                         const attention_rows &rows)
+{
+    if (rows.sums == NULL) return;
+    add_sinks<<<static_cast<unsigned>(p.heads), 1024, 0, stream_of(call)>>>(
+        p, rows.lse2, rows.sums, static_cast<float *>(a->dsinks.data), a->accumulate);
+}
+
+} // namespace nbl_cuda
+
+extern "C" {
+const nbl__impl nbl__attention_cuda = {"attention_cuda", NBL_ISA_SCALAR, can_run, NULL, run_forward};
+const nbl__impl nbl__attention_backward_cuda = {"attention_backward_cuda", NBL_ISA_SCALAR, can_run,
+                                                attention_backward_scratch, run_backward};
+}

@@ -1,0 +1,166 @@
+/* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the
+ * places of tiles in a pack of sequences. Internal to ops/cuda.
+ *
+ * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are
+ * counted from the start of their sequence, so that the bits of a sequence's results do not depend on what
+ * is packed beside it, and sequence s owns the slots from at[s] / TILE + s: never fewer than it has tiles,
+ * so T / TILE + S slots are enough and a slot finds its sequence by a search. A slot past the end of its
+ * sequence has nothing to do.
+ *
+ * Logits are kept in units of log 2: the softmax is 2^x. */
+#ifndef NBL_CUDA_ATTENTION_CUH
+#define NBL_CUDA_ATTENTION_CUH
+
+#include "ops/common/kernel.cuh"
+
+extern "C" {
+#include "ops/attention/attention.h"
+}
+
+namespace nbl_cuda
+{
+
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
+struct attention_problem {
+    const int32_t *at; /* cu_seqlens */
+    int sequences, tokens, heads, key_heads, group, size;
+    int window; /* 0: none */
+    bool causal;
+    bool wide;    /* every row of a head starts at a multiple of 16 bytes */
+    bool paired;  /* ... of 4 bytes */
+    float factor; /* of q·k: scale · log2(e); with a cap: scale / cap */
+    float cap;    /* cap · log2(e); 0: none */
+    float scale;
+    const void *sinks; /* NULL: none */
+    nbl_dtype sinks_dtype;
+    nbl__cuda_fault *fault;
+};
+
+/* The tensors of a pass; those of backward are NULL in forward. */
+struct attention_data {
+    const void *q, *k, *v;
+    void *out;
+    float *lse; /* [T, Hq]; may be NULL */
+    const void *dout;
+    void *dq, *dk, *dv;  /* each may be NULL */
+    float *lse2, *delta; /* [Hq, T]: lse in units of log 2, Σ dout · out */
+    float *sums;         /* [Hq, T]: Σ P · dP, which is delta before `out` was rounded; NULL: not wanted */
+};
+
+attention_problem attention_problem_of(const nbl__call *call, const nbl__attention *a);
+attention_data attention_data_of(const nbl__attention *a);
+
+/* The part of backward that every implementation begins and ends with; see attention.cu. */
+struct attention_rows {
+    float *lse2, *delta, *sums; /* as in attention_data */
+};
+size_t attention_backward_scratch(const nbl_context *ctx, const void *arguments);
+/* In the call's scratch, to be filled; `data` points to them afterwards. */
+attention_rows attention_rows_of(const nbl__call *call, const nbl__attention *a, attention_data *data);
+/* The same, filled: all but the sums. */
+attention_rows attention_rows_make(const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+                                   attention_data *data);
+void attention_sinks_add(
+    const nbl__call *call, const nbl__attention *a, const attention_problem &p,
+    const attention_rows &rows); /* after rows.sums is made; does nothing where it is NULL */
+
+#ifdef __CUDACC__
+
+__device__ inline float power_of_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Absolute error of a few 1e-7, which is what a logit needs. */
+__device__ inline float fast_tanh(float x)
+{
+    return fmaf(-2.0f, __fdividef(1.0f, 1.0f + power_of_2(x * (2 * LOG2_E))), 1.0f);
+}
+
+/* ---- who sees whom: positions within a sequence of n ---- */
+
+__device__ inline int first_key(const attention_problem &p, int i)
+{
+    if (p.causal) return p.window > 0 && i >= p.window ? i - p.window + 1 : 0;
+    return p.window > 0 && i > p.window ? i - p.window : 0;
+}
+__device__ inline int end_key(const attention_problem &p, int i, int n)
+{
+    if (p.causal) return i + 1;
+    return p.window > 0 && n - i - 1 > p.window ? i + p.window + 1 : n;
+}
+__device__ inline int first_query(const attention_problem &p, int j)
+{
+    return p.causal ? j : first_key(p, j);
+}
+__device__ inline int end_query(const attention_problem &p, int j, int n)
+{
+    if (p.causal) return p.window > 0 && n - j > p.window ? j + p.window : n;
+    return end_key(p, j, n);
+}
+
+/* ---- the pack ---- */
+
+struct attention_tile {
+    int first; /* token at which the sequence starts */
+    int n;     /* its length */
+    int start; /* the tile's first row in it */
+};
+
+/* All lanes of a warp call it. False: nothing to do. Wrong cu_seqlens give a wrong tile, but never one
+ * outside. */
+template <int TILE>
+__device__ inline bool find_tile(const attention_problem &p, int slot, attention_tile *tile)
+{
+    int low = 0, high = p.sequences, lane = threadIdx.x % 32, first, end;
+    if (p.sequences == 0) return false;
+    if (high < 32) { /* one load, which every block waits for */
+        int at = lane <= high ? p.at[lane] : 0;
+        low = __popc(__ballot_sync(WARP, lane == 0 || (lane < high && at / TILE + lane <= slot))) - 1;
+        first = __shfl_sync(WARP, at, low);
+        end = __shfl_sync(WARP, at, low + 1);
+    } else {
+        while (high - low > 1) {
+            int step = (high - low + 31) / 32, middle = low + lane * step;
+            bool before = lane == 0 || (middle < high && p.at[middle] / TILE + middle <= slot);
+            low += (__popc(__ballot_sync(WARP, before)) - 1) * step;
+            high = min(low + step, high);
+        }
+        first = p.at[low];
+        end = p.at[low + 1];
+    }
+    first = min(max(first, 0), p.tokens);
+    end = min(max(end, first), p.tokens);
+    int64_t start = (static_cast<int64_t>(slot) - first / TILE - low) * TILE;
+    *tile = {first, end - first, static_cast<int>(start)};
+    return start >= 0 && start < end - first;
+}
+
+/* By one block of a launch. */
+__device__ inline void check_sequences(const attention_problem &p)
+{
+    for (int s = threadIdx.x; s <= p.sequences; s += blockDim.x) {
+        int32_t at = p.at[s];
+        bool good = s == 0 ? at == 0 : at >= p.at[s - 1];
+        if (s == p.sequences) good = good && at == p.tokens;
+        if (!good) report_fault(p.fault, NBL_CUDA_FAULT_SEQUENCES, s, at);
+    }
+}
+
+/* A sink in units of log 2; -inf: none. */
+__device__ inline float sink_of(const attention_problem &p, int head)
+{
+    if (p.sinks == nullptr) return -INFINITY;
+    float sink = p.sinks_dtype == NBL_DTYPE_F32   ? static_cast<const float *>(p.sinks)[head]
+                 : p.sinks_dtype == NBL_DTYPE_F16 ? to_f32(static_cast<const __half *>(p.sinks)[head])
+                                                  : to_f32(static_cast<const __nv_bfloat16 *>(p.sinks)[head]);
+    return sink * LOG2_E;
+}
+
+#endif
+
+} // namespace nbl_cuda
+#endif

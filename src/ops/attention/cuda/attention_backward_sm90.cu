@@ -1,0 +1,83 @@
+/* attention_backward_sm90.cu - the backward of attention_sm90.cu: two walks, one for dQ (attention_queries.cuh) and
+ * then one for dK and dV (attention_keys.cuh), which makes S and dP once more. Seven products
+ * instead of five, but every sum stays in the registers of one warpgroup: nothing waits for another block, and
+ * no order depends on timing. Compiled for sm_90a. Limit: the matrix unit. */
+#include "ops/attention/cuda/attention_keys.cuh"
+#include "ops/attention/cuda/attention_queries.cuh"
+
+extern "C" {
+extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma;
+extern const nbl__impl nbl__attention_backward_sm90;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+struct pass {
+    const attention_problem &p;
+    const attention_data &data;
+    const attention_maps &maps;
+    const nbl__call *call;
+
+    template <typename Shape, typename Kernel> void launch(Kernel kernel, int heads, int blocks_each) const
+    {
+        attention_items items = items_of(call, p, Shape::ROWS, heads);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
+        kernel<<<static_cast<unsigned>(call->cuda->multiprocessors * blocks_each), Shape::THREADS,
+                 Shape::BYTES, stream_of(call)>>>(p, data, maps, items);
+    }
+
+    template <typename T, int WIDE, bool CAP> void keys() const
+    {
+        bool many = static_cast<int64_t>(p.tokens) / 128 * p.key_heads > 2 * call->cuda->multiprocessors;
+        if constexpr (!CAP) /* its registers are too few for a cap */
+            if (!many)
+                return launch<keys_shape<WIDE, 1>>(backward_keys_sm90<T, WIDE, 1, CAP>, p.key_heads, 2);
+        launch<keys_shape<WIDE, 2>>(backward_keys_sm90<T, WIDE, 2, CAP>, p.key_heads, 1);
+    }
+    template <typename T, int WIDE, bool CAP, bool SUMS> void queries() const
+    {
+        launch<queries_shape<WIDE>>(backward_queries_sm90<T, WIDE, CAP, SUMS>, p.heads, 1);
+    }
+    template <typename T, int WIDE> void run() const
+    {
+        if (p.cap != 0 && (data.dq || data.sums)) queries<T, WIDE, true, true>();
+        else if (data.sums) queries<T, WIDE, false, true>();
+        else if (data.dq) queries<T, WIDE, false, false>();
+        if (data.dk || data.dv) p.cap != 0 ? keys<T, WIDE, true>() : keys<T, WIDE, false>();
+    }
+};
+
+/* ---- the operator ---- */
+
+const char *can_run(const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(arguments);
+}
+
+nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    attention_maps maps;
+    if (call->cuda->major != 9 || !attention_maps_of(call, a, p, &maps))
+        return nbl__attention_backward_mma.run(call, arguments);
+    attention_rows rows = attention_rows_of(call, a, &data);
+    if (!data.dq && !data.sums) attention_rows_make(call, a, p, &data); /* else the walk for dQ does it */
+    pass pass = {p, data, maps, call};
+    if (a->dtype == NBL_DTYPE_F16) p.size <= 64 ? pass.run<__half, 64>() : pass.run<__half, 128>();
+    else p.size <= 64 ? pass.run<__nv_bfloat16, 64>() : pass.run<__nv_bfloat16, 128>();
+    attention_sinks_add(call, a, p, rows);
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__attention_backward_sm90 = {"attention_backward_sm90", NBL_ISA_SCALAR, can_run,
+                                                attention_backward_scratch, run_backward};
+}

@@ -1,0 +1,408 @@
+/* attention_f32.cu - attention of f32, heads of up to 128: the walks of attention_mma.cu with fma.
+ *
+ * A block of 16 x 16 threads owns 64 rows and walks over tiles of 64 rows of the other side, all in shared
+ * memory. Thread (y, x) has of the scores the rows 4y … 4y + 3 and the columns x, x + 16, x + 32, x + 48;
+ * of the sums the same rows and four neighbouring columns of each 64. Scores change from one to the other
+ * through shared memory, within a warp: it makes and reads the same rows. Limit: the fma units, which wait
+ * for tiles where few blocks fit. */
+#include "ops/attention/cuda/attention.cuh"
+
+extern "C" {
+extern const nbl__impl nbl__attention_f32, nbl__attention_backward_f32;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int THREADS = 256, ROWS = 64,
+              SCORES = ROWS + 4; /* floats from row to row: no two lanes in one bank */
+
+template <int WIDE> struct tile_shape {
+    static constexpr int STRIDE = WIDE + 4, FLOATS = ROWS * STRIDE, SUMS = WIDE / 16;
+};
+
+/* 64 rows from `from`, `step` apart, of which `valid` exist; zeros elsewhere. */
+template <int WIDE>
+__device__ inline void load_rows(float *to, const void *tensor, int64_t at, int64_t step, int valid,
+                                 const attention_problem &p)
+{
+    constexpr int CHUNKS = WIDE / 4;
+    const float *from = static_cast<const float *>(tensor) + at;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, d = i % CHUNKS * 4;
+        float4 x = make_float4(0, 0, 0, 0);
+        if (row < valid && d < p.size) {
+            const float *source = from + row * step + d;
+            if (p.wide) {
+                x = *reinterpret_cast<const float4 *>(source);
+            } else {
+                x.x = source[0];
+                if (d + 1 < p.size) x.y = source[1];
+                if (d + 2 < p.size) x.z = source[2];
+                if (d + 3 < p.size) x.w = source[3];
+            }
+        }
+        *reinterpret_cast<float4 *>(to + row * tile_shape<WIDE>::STRIDE + d) = x;
+    }
+}
+
+/* s = A · Bᵀ */
+template <int WIDE> __device__ inline void multiply_rows(float (&s)[4][4], const float *a, const float *b)
+{
+    constexpr int STRIDE = tile_shape<WIDE>::STRIDE;
+    int y = threadIdx.x / 16, x = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[i][c] = 0;
+#pragma unroll 4
+    for (int d = 0; d < WIDE; d += 4) {
+        float4 left[4], right[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            left[i] = *reinterpret_cast<const float4 *>(a + (y * 4 + i) * STRIDE + d);
+            right[i] = *reinterpret_cast<const float4 *>(b + (x + i * 16) * STRIDE + d);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                s[i][c] = fmaf(left[i].x, right[c].x, s[i][c]);
+                s[i][c] = fmaf(left[i].y, right[c].y, s[i][c]);
+                s[i][c] = fmaf(left[i].z, right[c].z, s[i][c]);
+                s[i][c] = fmaf(left[i].w, right[c].w, s[i][c]);
+            }
+    }
+}
+
+__device__ inline void store_scores(float *to, const float (&s)[4][4])
+{
+    int y = threadIdx.x / 16, x = threadIdx.x % 16;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) to[(y * 4 + i) * SCORES + x + c * 16] = s[i][c];
+    __syncwarp();
+}
+
+/* sums += scores · B */
+template <int WIDE>
+__device__ inline void multiply_scores(float (&sums)[4][WIDE / 16], const float *scores, const float *b)
+{
+    constexpr int STRIDE = tile_shape<WIDE>::STRIDE;
+    int y = threadIdx.x / 16, x = threadIdx.x % 16;
+#pragma unroll 2
+    for (int k = 0; k < ROWS; k += 4) {
+        float4 weight[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            weight[i] = *reinterpret_cast<const float4 *>(scores + (y * 4 + i) * SCORES + k);
+#pragma unroll
+        for (int u = 0; u < 4; u++)
+#pragma unroll
+            for (int c = 0; c < WIDE / 64; c++) {
+                float4 value = *reinterpret_cast<const float4 *>(b + (k + u) * STRIDE + c * 64 + x * 4);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float w = u == 0   ? weight[i].x
+                              : u == 1 ? weight[i].y
+                              : u == 2 ? weight[i].z
+                                       : weight[i].w;
+                    sums[i][c * 4 + 0] = fmaf(w, value.x, sums[i][c * 4 + 0]);
+                    sums[i][c * 4 + 1] = fmaf(w, value.y, sums[i][c * 4 + 1]);
+                    sums[i][c * 4 + 2] = fmaf(w, value.z, sums[i][c * 4 + 2]);
+                    sums[i][c * 4 + 3] = fmaf(w, value.w, sums[i][c * 4 + 3]);
+                }
+            }
+    }
+}
+
+template <int WIDE>
+__device__ inline void store_sums(void *tensor, int64_t at, int64_t step, int valid,
+                                  const float (&sums)[4][WIDE / 16], const float (&factor)[4],
+                                  const attention_problem &p)
+{
+    int y = threadIdx.x / 16, x = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (y * 4 + i >= valid) continue;
+        float *row = static_cast<float *>(tensor) + at + (y * 4 + i) * step;
+#pragma unroll
+        for (int e = 0; e < WIDE / 16; e++) {
+            int d = e / 4 * 64 + x * 4 + e % 4;
+            if (d < p.size) row[d] = sums[i][e] * factor[i];
+        }
+    }
+}
+
+/* Of the 16 threads that share their rows. */
+__device__ inline float row_sum(float x)
+{
+    for (int i = 8; i > 0; i /= 2) x += __shfl_xor_sync(WARP, x, i);
+    return x;
+}
+__device__ inline float row_max(float x)
+{
+    for (int i = 8; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(WARP, x, i));
+    return x;
+}
+
+/* A logit in units of log 2, and the slope of its cap. */
+__device__ inline float logit(const attention_problem &p, float product, float *slope)
+{
+    float x = product * p.factor;
+    *slope = 1;
+    if (p.cap == 0) return x;
+    float t = tanhf(x);
+    *slope = fmaf(-t, t, 1.0f);
+    return p.cap * t;
+}
+
+__device__ inline bool is_seen(const attention_problem &p, int i, int j, int n)
+{
+    return i < n && j >= first_key(p, i) && j < min(end_key(p, i, n), n);
+}
+
+/* ---- forward ---- */
+
+template <int WIDE>
+__global__ void __launch_bounds__(THREADS)
+    forward_f32(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data)
+{
+    typedef tile_shape<WIDE> z;
+    extern __shared__ __align__(16) float shared[];
+    float *q = shared, *k = q + z::FLOATS, *v = k + z::FLOATS, *scores = v + z::FLOATS;
+    attention_tile tile;
+    if (blockIdx.x == 0) check_sequences(p);
+    int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
+    if (!find_tile<ROWS>(p, slot, &tile)) return;
+
+    int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    int first = first_key(p, tile.start) / ROWS * ROWS;
+    int end = end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
+    load_rows<WIDE>(q, data.q, q_at, q_step, valid, p);
+
+    float out[4][z::SUMS] = {}, top[4], total[4], sink = sink_of(p, head);
+    for (int i = 0; i < 4; i++) top[i] = sink, total[i] = p.sinks && x == 0 ? 1 : 0;
+    for (int j = first; j < end; j += ROWS) {
+        float s[4][4];
+        __syncthreads();
+        load_rows<WIDE>(k, data.k, k_at + j * k_step, k_step, tile.n - j, p);
+        load_rows<WIDE>(v, data.v, k_at + j * k_step, k_step, tile.n - j, p);
+        __syncthreads();
+        multiply_rows<WIDE>(s, q, k);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float most = top[i], slope;
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                bool seen = is_seen(p, tile.start + y * 4 + i, j + x + c * 16, tile.n);
+                s[i][c] = seen ? logit(p, s[i][c], &slope) : -INFINITY;
+                most = fmaxf(most, s[i][c]);
+            }
+            most = row_max(most);
+            float base = most == -INFINITY ? 0 : most, before = exp2f(top[i] - base);
+            top[i] = most;
+            total[i] *= before;
+#pragma unroll
+            for (int c = 0; c < 4; c++) total[i] += s[i][c] = exp2f(s[i][c] - base);
+#pragma unroll
+            for (int e = 0; e < z::SUMS; e++) out[i][e] *= before;
+        }
+        store_scores(scores, s);
+        multiply_scores<WIDE>(out, scores, v);
+    }
+    float inverse[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float sum = row_sum(total[i]);
+        inverse[i] = 1 / sum;
+        if (data.lse && x == 0 && y * 4 + i < valid)
+            data.lse[static_cast<int64_t>(tile.first + tile.start + y * 4 + i) * p.heads + head] = fmaf(
+                top[i], LN_2, logf(sum));
+    }
+    store_sums<WIDE>(data.out, q_at, q_step, valid, out, inverse, p);
+}
+
+/* ---- backward ---- */
+
+template <int WIDE>
+__global__ void __launch_bounds__(THREADS) backward_keys_f32(const __grid_constant__ attention_problem p,
+                                                             const __grid_constant__ attention_data data)
+{
+    typedef tile_shape<WIDE> z;
+    extern __shared__ __align__(16) float shared[];
+    float *k = shared, *v = k + z::FLOATS, *q = v + z::FLOATS, *dout = q + z::FLOATS,
+          *scores = dout + z::FLOATS;
+    attention_tile tile;
+    int head = blockIdx.x % p.key_heads;
+    if (!find_tile<ROWS>(p, blockIdx.x / p.key_heads, &tile)) return;
+
+    int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
+    int first = first_query(p, tile.start) / ROWS * ROWS;
+    int end = end_query(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
+    load_rows<WIDE>(k, data.k, k_at, k_step, valid, p);
+    load_rows<WIDE>(v, data.v, k_at, k_step, valid, p);
+
+    float dk[4][z::SUMS] = {}, dv[4][z::SUMS] = {};
+    for (int h = head * p.group; h < (head + 1) * p.group; h++) {
+        const float *lse = data.lse2 + static_cast<int64_t>(h) * p.tokens + tile.first;
+        const float *delta = data.delta + static_cast<int64_t>(h) * p.tokens + tile.first;
+        for (int i0 = first; i0 < end; i0 += ROWS) {
+            float s[4][4], d[4][4];
+            int64_t at = (static_cast<int64_t>(tile.first + i0) * p.heads + h) * p.size;
+            __syncthreads();
+            load_rows<WIDE>(q, data.q, at, q_step, tile.n - i0, p);
+            load_rows<WIDE>(dout, data.dout, at, q_step, tile.n - i0, p);
+            __syncthreads();
+            multiply_rows<WIDE>(s, k, q);
+            multiply_rows<WIDE>(d, v, dout);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                int query = i0 + x + c * 16, known = min(query, tile.n - 1);
+                float l = lse[known], less = delta[known], slope;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    bool seen = is_seen(p, query, tile.start + y * 4 + i, tile.n);
+                    s[i][c] = seen ? exp2f(logit(p, s[i][c], &slope) - l) : 0;
+                    d[i][c] = seen ? s[i][c] * (d[i][c] - less) * slope : 0;
+                }
+            }
+            store_scores(scores, s);
+            multiply_scores<WIDE>(dv, scores, dout);
+            store_scores(scores, d);
+            multiply_scores<WIDE>(dk, scores, q);
+        }
+    }
+    const float one[4] = {1, 1, 1, 1}, scale[4] = {p.scale, p.scale, p.scale, p.scale};
+    if (data.dk) store_sums<WIDE>(data.dk, k_at, k_step, valid, dk, scale, p);
+    if (data.dv) store_sums<WIDE>(data.dv, k_at, k_step, valid, dv, one, p);
+}
+
+template <int WIDE>
+__global__ void __launch_bounds__(THREADS) backward_queries_f32(const __grid_constant__ attention_problem p,
+                                                                const __grid_constant__ attention_data data)
+{
+    typedef tile_shape<WIDE> z;
+    extern __shared__ __align__(16) float shared[];
+    float *q = shared, *dout = q + z::FLOATS, *k = dout + z::FLOATS, *v = k + z::FLOATS,
+          *scores = v + z::FLOATS;
+    attention_tile tile;
+    int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads;
+    if (!find_tile<ROWS>(p, slot, &tile)) return;
+
+    int y = threadIdx.x / 16, x = threadIdx.x % 16, valid = tile.n - tile.start;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    int64_t row_at = static_cast<int64_t>(head) * p.tokens + tile.first + tile.start;
+    int first = first_key(p, tile.start) / ROWS * ROWS;
+    int end = end_key(p, min(tile.start + ROWS, tile.n) - 1, tile.n);
+    load_rows<WIDE>(q, data.q, q_at, q_step, valid, p);
+    load_rows<WIDE>(dout, data.dout, q_at, q_step, valid, p);
+
+    float dq[4][z::SUMS] = {}, lse[4], delta[4], sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        lse[i] = data.lse2[row_at + min(y * 4 + i, valid - 1)];
+        delta[i] = data.delta[row_at + min(y * 4 + i, valid - 1)];
+    }
+    for (int j = first; j < end; j += ROWS) {
+        float s[4][4], d[4][4];
+        __syncthreads();
+        load_rows<WIDE>(k, data.k, k_at + j * k_step, k_step, tile.n - j, p);
+        load_rows<WIDE>(v, data.v, k_at + j * k_step, k_step, tile.n - j, p);
+        __syncthreads();
+        multiply_rows<WIDE>(s, q, k);
+        multiply_rows<WIDE>(d, dout, v);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                bool seen = is_seen(p, tile.start + y * 4 + i, j + x + c * 16, tile.n);
+                float slope, weight = seen ? exp2f(logit(p, s[i][c], &slope) - lse[i]) : 0;
+                if (seen) sums[i] = fmaf(weight, d[i][c], sums[i]);
+                d[i][c] = seen ? weight * (d[i][c] - delta[i]) * slope : 0;
+            }
+        store_scores(scores, d);
+        multiply_scores<WIDE>(dq, scores, k);
+    }
+    const float scale[4] = {p.scale, p.scale, p.scale, p.scale};
+    if (data.dq) store_sums<WIDE>(data.dq, q_at, q_step, valid, dq, scale, p);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float sum = row_sum(sums[i]);
+        if (data.sums && x == 0 && y * 4 + i < valid) data.sums[row_at + y * 4 + i] = sum;
+    }
+}
+
+/* ---- the two operators ---- */
+
+const char *can_run(const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    if (a->dtype != NBL_DTYPE_F32) return "not f32";
+    if (a->q.shape[2] > 128) return "heads of more than 128";
+    int64_t slots = a->q.shape[0] / ROWS + a->cu_seqlens.shape[0];
+    if (a->q.shape[0] > INT32_MAX / 2 || slots * a->q.shape[1] > INT32_MAX) return "too many rows";
+    return NULL;
+}
+
+template <typename Kernel>
+void launch(Kernel kernel, int heads, int tiles, int wide, const attention_problem &p,
+            const attention_data &data, cudaStream_t stream)
+{
+    int64_t blocks = (static_cast<int64_t>(p.tokens) / ROWS + p.sequences) * heads;
+    int bytes = (tiles * ROWS * (wide + 4) + ROWS * SCORES) * static_cast<int>(sizeof(float));
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    kernel<<<static_cast<unsigned>(blocks > 0 ? blocks : heads), THREADS, static_cast<size_t>(bytes),
+             stream>>>(p, data);
+}
+
+nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    if (p.size <= 64) launch(forward_f32<64>, p.heads, 3, 64, p, data, stream_of(call));
+    else launch(forward_f32<128>, p.heads, 3, 128, p, data, stream_of(call));
+    return launched(call);
+}
+
+template <int WIDE>
+void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
+{
+    if (data.dk || data.dv) launch(backward_keys_f32<WIDE>, p.key_heads, 4, WIDE, p, data, stream);
+    if (data.dq || data.sums) launch(backward_queries_f32<WIDE>, p.heads, 4, WIDE, p, data, stream);
+}
+
+nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    attention_rows rows = attention_rows_make(call, a, p, &data);
+    (p.size <= 64 ? launch_backward<64> : launch_backward<128>)(p, data, stream_of(call));
+    attention_sinks_add(call, a, p, rows);
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__attention_f32 = {"attention_f32", NBL_ISA_SCALAR, can_run, NULL, run_forward};
+const nbl__impl nbl__attention_backward_f32 = {"attention_backward_f32", NBL_ISA_SCALAR, can_run,
+                                               attention_backward_scratch, run_backward};
+}

@@ -1,0 +1,216 @@
+/* attention_keys.cuh - backward over queries for dK and dV, on Hopper. Internal to
+ * attention_backward_sm90.cu.
+ *
+ * A block has GROUPS warpgroups of 64 keys each: 2, which take turns, where there is work for all
+ * multiprocessors; else 1, and two blocks to a multiprocessor. Which one does not show in the results. A
+ * turn sends dV += Pᵀ·dO and dK += dSᵀ·Q of the queries before and Sᵀ = K·Qᵀ and dPᵀ = V·dOᵀ of the next;
+ * out of its turn a warpgroup makes Pᵀ while dPᵀ is under way, then dSᵀ. The walk goes over all query heads
+ * that use the key head: no sum leaves the registers. */
+#ifndef NBL_CUDA_ATTENTION_KEYS_CUH
+#define NBL_CUDA_ATTENTION_KEYS_CUH
+
+#include "ops/attention/cuda/attention_slopes.cuh"
+
+namespace nbl_cuda
+{
+
+template <int WIDE, int COUNT> struct keys_shape {
+    static constexpr int GROUPS = COUNT, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
+    static constexpr int FEEDER = WIDE == 64 ? 40 : 24; /* registers */
+    static constexpr int QUERIES = 64, N = QUERIES / 8, STAGES = (GROUPS == 1 ? 2 : 3) * (128 / WIDE);
+    static constexpr int K = 0, OWN = ROWS * WIDE * 2, V = OWN, TILE = QUERIES * WIDE * 2, Q = V + OWN,
+                         DOUT = Q + STAGES * TILE, OUT = GROUPS == 1 ? K : DOUT + STAGES * TILE,
+                         NUMBERS = GROUPS == 1 ? DOUT + STAGES * TILE : OUT + OWN,
+                         LINE = 2 * QUERIES * 4; /* lse and delta */
+    static constexpr int BARRIERS = NUMBERS + STAGES * LINE;
+    static constexpr int ITEM = BARRIERS + ring<1>::BYTES + ring<STAGES>::BYTES + 8;
+    static constexpr int BYTES = TILE_ALIGNMENT + ITEM + static_cast<int>(sizeof(attention_item));
+};
+
+template <int WIDE, int GROUPS> struct keys_block {
+    typedef keys_shape<WIDE, GROUPS> z;
+    char *shared;
+    ring<1> own;             /* K, V and the item */
+    ring<z::STAGES> queries; /* Q, dO, lse and delta */
+    uint32_t spare;
+    attention_item *item;
+
+    __device__ explicit keys_block(char *at) : shared(at)
+    {
+        own.barriers = shared_address(shared + z::BARRIERS);
+        queries.barriers = own.barriers + ring<1>::BYTES;
+        spare = queries.barriers + ring<z::STAGES>::BYTES;
+        item = reinterpret_cast<attention_item *>(shared + z::ITEM);
+    }
+    __device__ void make_barriers() const
+    {
+        own.make(2, 4 * GROUPS);
+        queries.make(2 + 32, 4 * GROUPS); /* two tiles, and each lane's share of the numbers */
+        barrier_make(spare, 1);
+        barriers_made();
+    }
+    /* The queries that see a tile of keys, in whole tiles from the first, and how many tiles. */
+    __device__ static int first_query_of(const attention_problem &p, const attention_tile &tile)
+    {
+        return first_query(p, tile.start) / z::QUERIES * z::QUERIES;
+    }
+    __device__ static int walk_of(const attention_problem &p, const attention_tile &tile)
+    {
+        int last = min(tile.start + z::ROWS, tile.n) - 1;
+        return (end_query(p, last, tile.n) - first_query_of(p, tile) + z::QUERIES - 1) / z::QUERIES;
+    }
+};
+
+template <typename T, int WIDE, int GROUPS>
+__device__ inline void feed_keys(const attention_problem &p, const attention_data &data,
+                                 const attention_maps &maps, const attention_items &items,
+                                 const keys_block<WIDE, GROUPS> &block)
+{
+    typedef keys_shape<WIDE, GROUPS> z;
+    feeder feeder = {p, block.spare};
+    int tiles = 0, step = 0;
+    auto send_numbers = [&](int h, int token, int valid) {
+        uint32_t to = shared_address(block.shared + z::NUMBERS) + step % z::STAGES * z::LINE;
+        int64_t at = static_cast<int64_t>(h) * p.tokens + token;
+        if (threadIdx.x >= 32) return;
+#pragma unroll
+        for (int r = threadIdx.x; r < z::QUERIES; r += 32) {
+            int64_t from = at + (r < valid ? r : 0);
+            copy_4(to + r * 4, data.lse2 + from, r < valid);
+            copy_4(to + (z::QUERIES + r) * 4, data.delta + from, r < valid);
+        }
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(block.queries.full(step))
+                     : "memory");
+    };
+    feeder.for_items(items, [&](int number) {
+        attention_tile tile;
+        int head = number % p.key_heads, rank = number / p.key_heads, ranks = items.count / p.key_heads;
+        if (GROUPS == 1 && rank >= ranks / 2)
+            rank = ranks - 1 - (rank - ranks / 2); /* a long walk beside a short one */
+        if (!find_ranked<z::ROWS>(p, rank, true, &tile)) return;
+        int first = block.first_query_of(p, tile), walk = block.walk_of(p, tile);
+        int token = tile.first + tile.start, valid = tile.n - tile.start;
+        block.own.await_empty(tiles);
+        if (feeder.leads()) *block.item = {tile, head};
+        feeder.send<T, z::ROWS, WIDE>(block.shared + z::K, block.own.full(tiles), &maps.k, data.k,
+                                      p.key_heads, head, token, valid);
+        feeder.send<T, z::ROWS, WIDE>(block.shared + z::V, block.own.full(tiles), &maps.v, data.v,
+                                      p.key_heads, head, token, valid);
+        tiles++;
+        for (int h = head * p.group; h < (head + 1) * p.group; h++)
+            for (int i = first; i < first + walk * z::QUERIES; i += z::QUERIES, step++) {
+                int place = step % z::STAGES * z::TILE;
+                uint32_t full = block.queries.full(step);
+                block.queries.await_empty(step);
+                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::Q + place, full, &maps.q, data.q, p.heads,
+                                                 h, tile.first + i, tile.n - i);
+                send_numbers(h, tile.first + i, tile.n - i);
+                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::DOUT + place, full, &maps.dout, data.dout,
+                                                 p.heads, h, tile.first + i, tile.n - i);
+            }
+    });
+    block.own.await_empty(tiles);
+    feeder.finish(block.item, block.own.full(tiles), 2);
+}
+
+template <typename T, int WIDE, int GROUPS, bool CAP>
+__device__ inline void multiply_keys(const attention_problem &p, const attention_data &data,
+                                     const keys_block<WIDE, GROUPS> &block, int group)
+{
+    typedef keys_shape<WIDE, GROUPS> z;
+    constexpr int N = z::N, QUERIES = z::QUERIES, ROWS = z::ROWS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
+    const uint32_t k = shared_address(block.shared + z::K) + group * 64 * 128,
+                   v = shared_address(block.shared + z::V) + group * 64 * 128,
+                   queries = shared_address(block.shared + z::Q),
+                   douts = shared_address(block.shared + z::DOUT);
+    const float unseen = unseen_product(p);
+    int step = 0;
+    begin_turns<GROUPS>(group);
+    for (int tiles = 0;; tiles++) {
+        block.own.await_full(tiles);
+        const attention_item item = *block.item;
+        const attention_tile &tile = item.tile;
+        if (item.head < 0) break;
+        const int first = block.first_query_of(p, tile), walk = block.walk_of(p, tile);
+        const int j0 = tile.start + warp * 16, end = first + walk * QUERIES;
+        int left = walk * p.group, i0 = first;
+        float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {}, s[N][4], d[N][4];
+        uint32_t weights[N / 2][4], slopes[N / 2][4];
+        for (;; step++) {
+            const int place = step % z::STAGES * z::TILE;
+            const float2 *lse = reinterpret_cast<const float2 *>(block.shared + z::NUMBERS +
+                                                                 step % z::STAGES * z::LINE) +
+                                lane % 4;
+            const float2 *delta = lse + QUERIES / 2;
+            auto lse_of = [&](int n, int e) { return e % 2 ? lse[n * 4].y : lse[n * 4].x; };
+            auto delta_of = [&](int n, int e) { return e % 2 ? delta[n * 4].y : delta[n * 4].x; };
+            block.queries.await_full(step);
+            begin_turn<GROUPS>(group);
+            multiply_tiles<T, ROWS, WIDE>(s, k, queries + place);
+            products_sent();
+            multiply_tiles<T, ROWS, WIDE>(d, v, douts + place);
+            products_sent();
+            end_turn<GROUPS>(group);
+            await_products<1>();
+            settled(s);
+            if (!all_seen(p, i0, QUERIES, j0, 16, tile.n)) hide_queries(p, s, j0, i0, tile.n, unseen);
+            make_weights<CAP>(p, s, lse_of);
+            round_weights<T, CAP>(p, s, weights, lse_of);
+            settled(s);
+            block.queries.await_full(step); /* as it is: what stands before it stays before it */
+            await_products<0>();
+            settled(d);
+            make_slopes<T, CAP>(p, s, d, slopes, lse_of, delta_of);
+            products_begin();
+            multiply_scores<T>(dv, weights, douts + place);
+            multiply_scores<T>(dk, slopes, queries + place);
+            products_sent();
+            await_products<0>();
+            settled(dk);
+            settled(dv);
+            block.queries.release(step);
+            if (--left == 0) break;
+            i0 = i0 + QUERIES < end ? i0 + QUERIES : first;
+        }
+        step++;
+
+        const float one[2] = {1, 1}, scale[2] = {p.scale, p.scale};
+        int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + item.head) * p.size;
+        int64_t k_step = static_cast<int64_t>(p.key_heads) * p.size;
+        char *out = block.shared + z::OUT;
+        if constexpr (GROUPS == 1) nbl_hopper::warpgroup_sync(TURNS); /* it takes the place of K */
+        if (data.dk)
+            store_lines<ROWS>(out, static_cast<T *>(data.dk) + at, k_step, warp * 16, tile.n - tile.start, dk,
+                              scale, p);
+        if (data.dv)
+            store_lines<ROWS>(out, static_cast<T *>(data.dv) + at, k_step, warp * 16, tile.n - tile.start, dv,
+                              one, p);
+        if constexpr (GROUPS == 1) show_to_products(); /* to the copies, that is */
+        block.own.release(tiles);
+    }
+}
+
+template <typename T, int WIDE, int GROUPS, bool CAP>
+__global__ void __launch_bounds__(keys_shape<WIDE, GROUPS>::THREADS, 3 - GROUPS)
+    backward_keys_sm90(const __grid_constant__ attention_problem p,
+                       const __grid_constant__ attention_data data,
+                       const __grid_constant__ attention_maps maps, const attention_items items)
+{
+    typedef keys_shape<WIDE, GROUPS> z;
+    extern __shared__ char raw[];
+    keys_block<WIDE, GROUPS> block(aligned(raw));
+    if (threadIdx.x == 0) block.make_barriers();
+    __syncthreads();
+    int group = group_of_warps();
+    if (group == 0) {
+        registers_give<z::FEEDER>();
+        if (threadIdx.x < 32 || !p.wide) feed_keys<T, WIDE, GROUPS>(p, data, maps, items, block);
+    } else {
+        registers_take<REGISTERS_LEFT<GROUPS, z::FEEDER>>();
+        multiply_keys<T, WIDE, GROUPS, CAP>(p, data, block, group - 1);
+    }
+}
+
+} // namespace nbl_cuda
+#endif

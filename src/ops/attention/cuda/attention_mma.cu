@@ -1,0 +1,463 @@
+/* attention_mma.cu - attention of f16 and bf16 on the tensor cores (mma.m16n8k16), heads of up to 256.
+ *
+ * Three kernels of one shape: a block of 4 warps owns a tile of rows for good and walks over the tiles of
+ * the other side, of which the next one is on its way (cp.async) while this one is worked on. Products of
+ * 16 rows by 8 columns; sums and softmax in f32 registers. A score stays in registers from the product that
+ * makes it to the one that takes it: as an accumulator its layout is that of a left operand.
+ *
+ *     forward          rows: 128 queries of a head      tiles: 64 keys       S = Q·Kᵀ, O += P·V
+ *     backward_keys    rows: 64 keys of a key head      tiles: 64 queries, of every head that shares the keys
+ *                                                       Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q
+ *     backward_queries rows: 128 queries of a head      tiles: 32 keys       S, dP, dQ += dS·K
+ *
+ * Backward makes S and dP twice, 7 products instead of 5, and for that needs no sums across blocks: every
+ * gradient is written once, its terms added in a fixed order. */
+#include "ops/attention/cuda/attention_tiles.cuh"
+
+extern "C" {
+extern const nbl__impl nbl__attention_mma, nbl__attention_backward_mma;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int THREADS = 128, WARPS = THREADS / 32;
+
+/* ---- instructions ---- */
+
+__device__ inline void load_matrices(uint32_t *r, uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ inline void load_matrices_turned(uint32_t *r, uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+template <typename T> __device__ void multiply(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1);
+template <> __device__ inline void multiply<__half>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply<__nv_bfloat16>(float *sums, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- products ---- */
+
+/* sums[M x 16 rows, N x 8 columns] += A · Bᵀ over WIDE columns: A from row `row` of its tile
+ * of ROWS, B all N x 8 rows of its own. */
+template <typename T, int ROWS, int WIDE, int M, int N>
+__device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int row, const char *b)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t a_at = shared_address(a), b_at = shared_address(b);
+    int a_row = row + (lane & 15), b_row = (lane & 7) + (lane >> 4) * 8;
+#pragma unroll
+    for (int k = 0; k < WIDE / 16; k++) {
+        uint32_t left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices(left[m], a_at + place_of<ROWS>(a_row + m * 16, k * 2 + (lane >> 4)));
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t right[4];
+            load_matrices(right, b_at + place_of<N * 8>(b_row + n * 8, k * 2 + ((lane >> 3) & 1)));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply<T>(sums[m][n], left[m], right[0], right[1]);
+                multiply<T>(sums[m][n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+/* sums[M x 16 rows, N x 8 columns] += P · B, where P[M x 16, K x 8] are accumulators and B the rows of a
+ * tile from its column chunk `chunk`. */
+template <typename T, int M, int K, int N>
+__device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&scores)[M][K][4], const char *b,
+                                       int chunk)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t b_at = shared_address(b), left[M][K / 2][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) round_scores<T>(left[m], scores[m]);
+#pragma unroll
+    for (int k = 0; k < K; k += 2) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t right[4];
+            load_matrices_turned(right, b_at + place_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply<T>(sums[m][n], left[m][k / 2], right[0], right[1]);
+                multiply<T>(sums[m][n + 1], left[m][k / 2], right[2], right[3]);
+            }
+        }
+    }
+}
+
+/* ---- forward ---- */
+
+template <int WIDE> struct forward_shape {
+    static constexpr int M = WIDE <= 128 ? 2 : 1, ROWS = WARPS * 16 * M, KEYS = 64, N = KEYS / 8;
+    static constexpr int TILE = KEYS * WIDE * 2, BYTES = ROWS * WIDE * 2 + 4 * TILE;
+    static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1; /* of a multiprocessor */
+};
+
+template <typename T, int WIDE>
+__global__ void __launch_bounds__(THREADS, forward_shape<WIDE>::BLOCKS)
+    forward_mma(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data)
+{
+    typedef forward_shape<WIDE> z;
+    constexpr int M = z::M, N = z::N;
+    extern __shared__ __align__(128) char shared[];
+    char *shared_q = shared, *tiles = shared + z::ROWS * WIDE * 2; /* K, V, K, V */
+    attention_tile tile;
+    if (blockIdx.x == 0) check_sequences(p);
+    int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads; /* long walks first */
+    if (!find_tile<z::ROWS>(p, slot, &tile)) return;
+
+    int warp = threadIdx.x / 32;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    const T *k = static_cast<const T *>(data.k) + k_at, *v = static_cast<const T *>(data.v) + k_at;
+    int last = min(tile.start + z::ROWS, tile.n) - 1;
+    int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
+
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step,
+                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    copies_sent();
+
+    float out[M][WIDE / 8][4] = {}, top[M][2], total[M][2], factor = logit_factor(p);
+#pragma unroll
+    for (int m = 0; m < M; m++) begin_rows(p, head, top[m], total[m]);
+
+    int row0 = tile.start + warp * 16 * M; /* of this warp, in the sequence */
+    for (int j = first, stage = 0; j < end; j += z::KEYS, stage ^= 1) {
+        char *tile_k = tiles + stage * 2 * z::TILE, *next = tiles + (stage ^ 1) * 2 * z::TILE;
+        await_copies();
+        __syncthreads();
+        if (j + z::KEYS < end) {
+            int64_t at = (j + z::KEYS) * k_step;
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+        }
+        copies_sent();
+
+        float s[M][N][4] = {};
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_q, warp * 16 * M, tile_k);
+        bool hide = !all_seen(p, row0, 16 * M, j, z::KEYS, tile.n);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            float before[2];
+            make_logits(p, s[m]);
+            if (hide) hide_keys(p, s[m], row0 + m * 16, j, tile.n, -INFINITY);
+            soften(s[m], factor, top[m], total[m], before);
+            rescale(out[m], before);
+        }
+        multiply_scores<T>(out, s, tile_k + z::TILE, 0);
+    }
+
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        float inverse[2];
+        end_rows(p, data, tile, head, row0 + m * 16, top[m], total[m], inverse);
+        store_rows(static_cast<T *>(data.out) + q_at, q_step, warp * 16 * M + m * 16, tile.n - tile.start,
+                   out[m], inverse, 0, p);
+    }
+}
+
+/* ---- backward ---- */
+
+/* s becomes P and d becomes dS / scale, given the row's lse and delta. */
+template <bool CAP>
+__device__ inline void weigh(const attention_problem &p, float &s, float &d, float lse, float delta)
+{
+    float weight = weight_of<CAP>(p, s, lse);
+    d = slope_of<CAP>(p, s, weight, d - delta);
+    s = weight;
+}
+
+template <int WIDE> struct keys_shape {
+    static constexpr int ROWS = WARPS * 16, QUERIES = 64, N = QUERIES / 8;
+    static constexpr int COLUMNS = WIDE <= 128 ? WIDE : 128; /* of dk and dv that a block makes */
+    static constexpr int TILE = QUERIES * WIDE * 2,
+                         STAGE = 2 * TILE + 2 * QUERIES * 4; /* Q, dO, lse, delta */
+    static constexpr int BYTES = 2 * ROWS * WIDE * 2 + 2 * STAGE;
+    static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
+};
+
+template <typename T, int WIDE, bool CAP>
+__global__ void __launch_bounds__(THREADS, keys_shape<WIDE>::BLOCKS)
+    backward_keys_mma(const __grid_constant__ attention_problem p,
+                      const __grid_constant__ attention_data data)
+{
+    typedef keys_shape<WIDE> z;
+    constexpr int N = z::N, COLUMNS = z::COLUMNS;
+    extern __shared__ __align__(128) char shared[];
+    char *shared_k = shared, *shared_v = shared_k + z::ROWS * WIDE * 2,
+         *stages = shared_v + z::ROWS * WIDE * 2;
+    attention_tile tile;
+    int head = blockIdx.x % p.key_heads, column = blockIdx.y * COLUMNS;
+    if (!find_tile<z::ROWS>(p, blockIdx.x / p.key_heads, &tile)) return;
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + head) * p.size;
+    int last = min(tile.start + z::ROWS, tile.n) - 1;
+    int first = first_query(p, tile.start) / z::QUERIES * z::QUERIES;
+    int walk = (end_query(p, last, tile.n) - first + z::QUERIES - 1) / z::QUERIES; /* tiles, for each head */
+
+    auto fetch = [&](int step, int stage) {
+        int h = head * p.group + step / walk, i = first + step % walk * z::QUERIES;
+        int64_t token = tile.first + i, at = (token * p.heads + h) * p.size;
+        char *to = stages + stage * z::STAGE;
+        load_tile<T, THREADS, z::QUERIES, WIDE>(to, static_cast<const T *>(data.q) + at, q_step, tile.n - i,
+                                                p);
+        load_tile<T, THREADS, z::QUERIES, WIDE>(to + z::TILE, static_cast<const T *>(data.dout) + at, q_step,
+                                                tile.n - i, p);
+        const float *row = threadIdx.x < z::QUERIES ? data.lse2 : data.delta;
+        int r = threadIdx.x % z::QUERIES;
+        copy_4(shared_address(to + 2 * z::TILE) + threadIdx.x * 4,
+               row + static_cast<int64_t>(h) * p.tokens + token + (i + r < tile.n ? r : 0), i + r < tile.n);
+    };
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_k, static_cast<const T *>(data.k) + k_at, k_step,
+                                         tile.n - tile.start, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_v, static_cast<const T *>(data.v) + k_at, k_step,
+                                         tile.n - tile.start, p);
+    fetch(0, 0);
+    copies_sent();
+
+    float dk[1][COLUMNS / 8][4] = {}, dv[1][COLUMNS / 8][4] = {};
+    int steps = walk * p.group, j0 = tile.start + warp * 16;
+    for (int step = 0; step < steps; step++) {
+        int stage = step & 1, i0 = first + step % walk * z::QUERIES;
+        const char *q = stages + stage * z::STAGE, *dout = q + z::TILE;
+        const float *lse = reinterpret_cast<const float *>(q + 2 * z::TILE), *delta = lse + z::QUERIES;
+        await_copies();
+        __syncthreads();
+        if (step + 1 < steps) fetch(step + 1, stage ^ 1);
+        copies_sent();
+
+        float s[1][N][4] = {}, d[1][N][4] = {};
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_k, warp * 16, q);
+        multiply_tiles<T, z::ROWS, WIDE>(d, shared_v, warp * 16, dout);
+        if (!all_seen(p, i0, z::QUERIES, j0, 16, tile.n))
+            hide_queries(p, s[0], j0, i0, tile.n, unseen_product(p));
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int c = n * 8 + lane % 4 * 2 + e;
+                float l = lse[c], x = delta[c];
+                weigh<CAP>(p, s[0][n][e], d[0][n][e], l, x);
+                weigh<CAP>(p, s[0][n][e + 2], d[0][n][e + 2], l, x);
+            }
+        multiply_scores<T>(dv, s, dout, column / 8);
+        multiply_scores<T>(dk, d, q, column / 8);
+    }
+    const float one[2] = {1, 1}, scale[2] = {p.scale, p.scale};
+    int valid = tile.n - tile.start;
+    if (data.dk)
+        store_rows(static_cast<T *>(data.dk) + k_at, k_step, warp * 16, valid, dk[0], scale, column, p);
+    if (data.dv)
+        store_rows(static_cast<T *>(data.dv) + k_at, k_step, warp * 16, valid, dv[0], one, column, p);
+}
+
+template <int WIDE> struct queries_shape {
+    static constexpr int M = WIDE <= 128 ? 2 : 1, ROWS = WARPS * 16 * M, KEYS = WIDE <= 64 ? 64 : 32,
+                         N = KEYS / 8;
+    static constexpr int TILE = KEYS * WIDE * 2, BYTES = 2 * ROWS * WIDE * 2 + 4 * TILE;
+    static constexpr int BLOCKS = WIDE <= 128 ? 2 : 1;
+};
+
+template <typename T, int WIDE, bool CAP>
+__global__ void __launch_bounds__(THREADS, queries_shape<WIDE>::BLOCKS)
+    backward_queries_mma(const __grid_constant__ attention_problem p,
+                         const __grid_constant__ attention_data data)
+{
+    typedef queries_shape<WIDE> z;
+    constexpr int M = z::M, N = z::N;
+    extern __shared__ __align__(128) char shared[];
+    char *shared_q = shared, *shared_dout = shared_q + z::ROWS * WIDE * 2;
+    char *tiles = shared_dout + z::ROWS * WIDE * 2; /* K, V, K, V */
+    attention_tile tile;
+    int head = blockIdx.x % p.heads, slot = (gridDim.x - 1 - blockIdx.x) / p.heads;
+    if (!find_tile<z::ROWS>(p, slot, &tile)) return;
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t q_step = static_cast<int64_t>(p.heads) * p.size,
+            k_step = static_cast<int64_t>(p.key_heads) * p.size;
+    int64_t q_at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
+    int64_t k_at = (static_cast<int64_t>(tile.first) * p.key_heads + head / p.group) * p.size;
+    const T *k = static_cast<const T *>(data.k) + k_at, *v = static_cast<const T *>(data.v) + k_at;
+    int last = min(tile.start + z::ROWS, tile.n) - 1, valid = tile.n - tile.start;
+    int first = first_key(p, tile.start) / z::KEYS * z::KEYS, end = end_key(p, last, tile.n);
+
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_q, static_cast<const T *>(data.q) + q_at, q_step, valid, p);
+    load_tile<T, THREADS, z::ROWS, WIDE>(shared_dout, static_cast<const T *>(data.dout) + q_at, q_step, valid,
+                                         p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles, k + first * k_step, k_step, tile.n - first, p);
+    load_tile<T, THREADS, z::KEYS, WIDE>(tiles + z::TILE, v + first * k_step, k_step, tile.n - first, p);
+    copies_sent();
+
+    float dq[M][WIDE / 8][4] = {}, lse[M][2], delta[M][2], sums[M][2] = {};
+    int row0 = tile.start + warp * 16 * M;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = row0 + m * 16 + lane / 4 + half * 8;
+            int64_t at = static_cast<int64_t>(head) * p.tokens + tile.first + min(i, tile.n - 1);
+            lse[m][half] = data.lse2[at];
+            delta[m][half] = data.delta[at];
+        }
+    for (int j = first, stage = 0; j < end; j += z::KEYS, stage ^= 1) {
+        char *tile_k = tiles + stage * 2 * z::TILE, *next = tiles + (stage ^ 1) * 2 * z::TILE;
+        await_copies();
+        __syncthreads();
+        if (j + z::KEYS < end) {
+            int64_t at = (j + z::KEYS) * k_step;
+            load_tile<T, THREADS, z::KEYS, WIDE>(next, k + at, k_step, tile.n - j - z::KEYS, p);
+            load_tile<T, THREADS, z::KEYS, WIDE>(next + z::TILE, v + at, k_step, tile.n - j - z::KEYS, p);
+        }
+        copies_sent();
+
+        float s[M][N][4] = {}, d[M][N][4] = {};
+        multiply_tiles<T, z::ROWS, WIDE>(s, shared_q, warp * 16 * M, tile_k);
+        multiply_tiles<T, z::ROWS, WIDE>(d, shared_dout, warp * 16 * M, tile_k + z::TILE);
+        if (!all_seen(p, row0, 16 * M, j, z::KEYS, tile.n)) {
+#pragma unroll
+            for (int m = 0; m < M; m++) hide_keys(p, s[m], row0 + m * 16, j, tile.n, unseen_product(p));
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float change = d[m][n][e];
+                    weigh<CAP>(p, s[m][n][e], d[m][n][e], lse[m][e / 2], delta[m][e / 2]);
+                    if (data.sums) sums[m][e / 2] = fmaf(s[m][n][e], change, sums[m][e / 2]);
+                }
+        multiply_scores<T>(dq, d, tile_k, 0);
+    }
+    const float scale[2] = {p.scale, p.scale};
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        if (data.sums) end_sums(p, data, tile, head, row0 + m * 16, sums[m]);
+        if (data.dq)
+            store_rows(static_cast<T *>(data.dq) + q_at, q_step, warp * 16 * M + m * 16, valid, dq[m], scale,
+                       0, p);
+    }
+}
+
+/* ---- the two operators ---- */
+
+const char *can_run(const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    if (a->dtype == NBL_DTYPE_F32) return "f32";
+    if (a->q.shape[2] > 256) return "heads of more than 256";
+    int64_t slots = a->q.shape[0] / 64 + a->cu_seqlens.shape[0];
+    if (a->q.shape[0] > INT32_MAX / 2 || slots * a->q.shape[1] > INT32_MAX) return "too many rows";
+    return NULL;
+}
+
+/* Blocks of a launch whose tiles have `rows` rows. */
+unsigned blocks_for(const attention_problem &p, int rows, int heads)
+{
+    int64_t blocks = (static_cast<int64_t>(p.tokens) / rows + p.sequences) * heads;
+    return static_cast<unsigned>(blocks > 0 ? blocks : heads);
+}
+
+template <typename Kernel> void allow(Kernel kernel, int bytes)
+{
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+template <typename T, int WIDE>
+void launch_forward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
+{
+    typedef forward_shape<WIDE> z;
+    allow(forward_mma<T, WIDE>, z::BYTES);
+    forward_mma<T, WIDE><<<blocks_for(p, z::ROWS, p.heads), THREADS, z::BYTES, stream>>>(p, data);
+}
+
+template <typename T, int WIDE>
+void launch_backward(const attention_problem &p, const attention_data &data, cudaStream_t stream)
+{
+    auto over_keys = p.cap != 0 ? backward_keys_mma<T, WIDE, true> : backward_keys_mma<T, WIDE, false>;
+    auto over_queries = p.cap != 0 ? backward_queries_mma<T, WIDE, true>
+                                   : backward_queries_mma<T, WIDE, false>;
+    typedef keys_shape<WIDE> keys;
+    typedef queries_shape<WIDE> queries;
+    if (data.dk || data.dv) {
+        dim3 grid(blocks_for(p, keys::ROWS, p.key_heads), WIDE / keys::COLUMNS);
+        allow(over_keys, keys::BYTES);
+        over_keys<<<grid, THREADS, keys::BYTES, stream>>>(p, data);
+    }
+    if (data.dq || data.sums) {
+        allow(over_queries, queries::BYTES);
+        over_queries<<<blocks_for(p, queries::ROWS, p.heads), THREADS, queries::BYTES, stream>>>(p, data);
+    }
+}
+
+#define BY_SHAPE(a, launch, ...)                                                                             \
+    do {                                                                                                     \
+        bool half = (a)->dtype == NBL_DTYPE_F16;                                                             \
+        if ((a)->q.shape[2] <= 64)                                                                           \
+            half ? launch<__half, 64>(__VA_ARGS__) : launch<__nv_bfloat16, 64>(__VA_ARGS__);                 \
+        else if ((a)->q.shape[2] <= 128)                                                                     \
+            half ? launch<__half, 128>(__VA_ARGS__) : launch<__nv_bfloat16, 128>(__VA_ARGS__);               \
+        else half ? launch<__half, 256>(__VA_ARGS__) : launch<__nv_bfloat16, 256>(__VA_ARGS__);              \
+    } while (0)
+
+nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    BY_SHAPE(a, launch_forward, p, data, stream_of(call));
+    return launched(call);
+}
+
+nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    attention_rows rows = attention_rows_make(call, a, p, &data);
+    BY_SHAPE(a, launch_backward, p, data, stream_of(call));
+    attention_sinks_add(call, a, p, rows);
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__attention_mma = {"attention_mma", NBL_ISA_SCALAR, can_run, NULL, run_forward};
+const nbl__impl nbl__attention_backward_mma = {"attention_backward_mma", NBL_ISA_SCALAR, can_run,
+                                               attention_backward_scratch, run_backward};
+}

@@ -1,0 +1,71 @@
+/* attention_slopes.cuh - what both walks of backward on Hopper do with scores. Internal to
+ * attention_backward_sm90.cu. */
+#ifndef NBL_CUDA_ATTENTION_SLOPES_CUH
+#define NBL_CUDA_ATTENTION_SLOPES_CUH
+
+#include "ops/attention/cuda/attention_feed.cuh"
+
+namespace nbl_cuda
+{
+
+/* s becomes P, unless a cap needs it once more. `lse_of(n, e)` is that of s[n][e]. */
+template <bool CAP, int N, typename Lse>
+__device__ inline void make_weights(const attention_problem &p, float (&s)[N][4], Lse lse_of)
+{
+    if constexpr (!CAP) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] = weight_of<CAP>(p, s[n][e], lse_of(n, e));
+    }
+}
+/* P of what make_weights left. */
+template <bool CAP> __device__ inline float weight_again(const attention_problem &p, float s, float lse)
+{
+    return CAP ? weight_of<CAP>(p, s, lse) : s;
+}
+
+/* P as a left operand. */
+template <typename T, bool CAP, int N, typename Lse>
+__device__ inline void round_weights(const attention_problem &p, const float (&s)[N][4],
+                                     uint32_t (&weights)[N / 2][4], Lse lse_of)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            weights[n / 2][n % 2 * 2 + half] = pair_of<T>(
+                weight_again<CAP>(p, s[n][half * 2], lse_of(n, half * 2)),
+                weight_again<CAP>(p, s[n][half * 2 + 1], lse_of(n, half * 2 + 1)));
+}
+
+/* dS / scale as a left operand, from what make_weights left and dP. All of dP is done with before the first
+ * operand is made, so that these take its registers. */
+template <typename T, bool CAP, int N, typename Lse, typename Delta>
+__device__ inline void make_slopes(const attention_problem &p, const float (&s)[N][4], float (&d)[N][4],
+                                   uint32_t (&slopes)[N / 2][4], Lse lse_of, Delta delta_of)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            d[n][e] = slope_of<CAP>(p, s[n][e], weight_again<CAP>(p, s[n][e], lse_of(n, e)),
+                                    d[n][e] - delta_of(n, e));
+    settled(d);
+    round_scores<T>(slopes, d);
+}
+
+/* sums += P · dP of the rows of queries. */
+template <bool CAP, int N>
+__device__ inline void add_sums(const attention_problem &p, const float (&s)[N][4], const float (&d)[N][4],
+                                const float (&lse)[2], float (&sums)[2])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            sums[e / 2] = fmaf(weight_again<CAP>(p, s[n][e], lse[e / 2]), d[n][e], sums[e / 2]);
+}
+
+} // namespace nbl_cuda
+#endif

@@ -1,0 +1,238 @@
+/* attention_sm90.cu - attention of f16 and bf16 on Hopper's matrix unit, heads of up to 128: forward.
+ * Compiled for sm_90a.
+ *
+ * A block is a feeder (attention_feed.cuh) and GROUPS warpgroups of 64 rows each, which take turns: while
+ * the products of one are made, the others do their softmax. Within a warpgroup S of the next keys and
+ * O += P·V of these are sent together, and the softmax of the next runs beside the latter.
+ * Limit: the matrix unit, and the exponentials. */
+#include "ops/attention/cuda/attention_feed.cuh"
+
+extern "C" {
+extern const nbl__impl nbl__attention_mma;
+extern const nbl__impl nbl__attention_sm90;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+template <int WIDE> struct forward_shape {
+    static constexpr int GROUPS = 2, THREADS = (1 + GROUPS) * 128, ROWS = GROUPS * 64;
+    static constexpr int FEEDER = 40; /* registers */
+    static constexpr int KEYS = 128, N = KEYS / 8, STAGES = 256 / WIDE;
+    /* Places in shared memory. */
+    static constexpr int Q = 0, K = ROWS * WIDE * 2, TILE = KEYS * WIDE * 2, V = K + STAGES * TILE,
+                         OUT = V + STAGES * TILE, BARRIERS = OUT + ROWS * WIDE * 2;
+    static constexpr int ITEM = BARRIERS + ring<1>::BYTES + 2 * ring<STAGES>::BYTES + 8;
+    static constexpr int BYTES = TILE_ALIGNMENT + ITEM + static_cast<int>(sizeof(attention_item));
+};
+
+/* What all warpgroups of a block know. */
+template <int WIDE> struct forward_block {
+    typedef forward_shape<WIDE> z;
+    char *shared;
+    ring<1> queries; /* with them comes the item */
+    ring<z::STAGES> keys, values;
+    uint32_t spare;
+    attention_item *item;
+
+    __device__ explicit forward_block(char *at) : shared(at)
+    {
+        uint32_t barriers = shared_address(shared + z::BARRIERS);
+        queries.barriers = barriers;
+        keys.barriers = queries.barriers + ring<1>::BYTES;
+        values.barriers = keys.barriers + ring<z::STAGES>::BYTES;
+        spare = values.barriers + ring<z::STAGES>::BYTES;
+        item = reinterpret_cast<attention_item *>(shared + z::ITEM);
+    }
+    __device__ void make_barriers() const
+    {
+        queries.make(1, 4 * z::GROUPS);
+        keys.make(1, 4 * z::GROUPS);
+        values.make(1, 4 * z::GROUPS);
+        barrier_make(spare, 1);
+        barriers_made();
+    }
+};
+
+template <typename T, int WIDE>
+__device__ inline void feed(const attention_problem &p, const attention_data &data,
+                            const attention_maps &maps, const attention_items &items,
+                            const forward_block<WIDE> &block)
+{
+    typedef forward_shape<WIDE> z;
+    feeder feeder = {p, block.spare};
+    int tiles = 0, step = 0; /* blocks of keys, over all tiles */
+    feeder.for_items(items, [&](int number) {
+        attention_tile tile;
+        int head = number % p.heads, key_head = head / p.group;
+        if (!find_ranked<z::ROWS>(p, number / p.heads, false, &tile)) return;
+        int first = first_key_of<z::KEYS>(p, tile), end = end_key_of<z::ROWS>(p, tile);
+        auto send_keys = [&](const ring<z::STAGES> &ring, int place, const CUtensorMap *map, const void *from,
+                             int at, int j) {
+            ring.await_empty(at);
+            feeder.send<T, z::KEYS, WIDE>(block.shared + place + ring.place(at) * z::TILE, ring.full(at), map,
+                                          from, p.key_heads, key_head, tile.first + j, tile.n - j);
+        };
+        block.queries.await_empty(tiles);
+        if (feeder.leads()) *block.item = {tile, head};
+        feeder.send<T, z::ROWS, WIDE>(block.shared + z::Q, block.queries.full(tiles++), &maps.q, data.q,
+                                      p.heads, head, tile.first + tile.start, tile.n - tile.start);
+        send_keys(block.keys, z::K, &maps.k, data.k, step, first);
+        for (int j = first; j < end; j += z::KEYS, step++) {
+            if (j + z::KEYS < end) send_keys(block.keys, z::K, &maps.k, data.k, step + 1, j + z::KEYS);
+            send_keys(block.values, z::V, &maps.v, data.v, step, j);
+        }
+    });
+    block.queries.await_empty(tiles);
+    feeder.finish(block.item, block.queries.full(tiles), 1);
+}
+
+/* BENT: the products are not logits up to a positive factor: there is a cap, or the scale is negative. */
+template <typename T, int WIDE, bool BENT>
+__device__ inline void multiply(const attention_problem &p, const attention_data &data,
+                                const forward_block<WIDE> &block, int group)
+{
+    typedef forward_shape<WIDE> z;
+    constexpr int N = z::N, KEYS = z::KEYS, ROWS = z::ROWS;
+    const int warp = threadIdx.x / 32 - 4;
+    const int64_t q_step = static_cast<int64_t>(p.heads) * p.size;
+    const float factor = logit_factor(p);
+    const uint32_t q = shared_address(block.shared + z::Q) + group * 64 * 128,
+                   keys = shared_address(block.shared + z::K), values = shared_address(block.shared + z::V);
+    int step = 0;
+    begin_turns<z::GROUPS>(group);
+    for (int tiles = 0;; tiles++) {
+        block.queries.await_full(tiles);
+        const attention_tile tile = block.item->tile;
+        const int head = block.item->head;
+        if (head < 0) break;
+        const int end = end_key_of<ROWS>(p, tile), row0 = tile.start + warp * 16;
+        int j = first_key_of<KEYS>(p, tile);
+        float out[WIDE / 8][4] = {}, s[N][4], top[2], total[2], before[2];
+        uint32_t weights[N / 2][4];
+        auto soften_keys = [&]() {
+            if (j + KEYS >= end) block.queries.release(tiles);
+            if constexpr (BENT) make_logits(p, s);
+            if (!all_seen(p, row0, 16, j, KEYS, tile.n)) hide_keys(p, s, row0, j, tile.n, -INFINITY);
+            soften(s, factor, top, total, before);
+        };
+        begin_rows(p, head, top, total);
+        block.keys.await_full(step);
+        products_begin();
+        multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.place(step) * z::TILE);
+        products_sent();
+        await_products<0>();
+        settled(s);
+        block.keys.release(step);
+        soften_keys();
+        round_scores<T>(weights, s);
+        while (j + KEYS < end) {
+            block.keys.await_full(step + 1);
+            begin_turn<z::GROUPS>(group);
+            multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.place(step + 1) * z::TILE);
+            products_sent();
+            block.values.await_full(step);
+            products_begin();
+            multiply_scores<T>(out, weights, values + block.values.place(step) * z::TILE);
+            products_sent();
+            end_turn<z::GROUPS>(group);
+            await_products<1>();
+            settled(s);
+            block.keys.release(step + 1);
+            j += KEYS;
+            soften_keys();
+            settled(s);
+            block.values.await_full(step);
+            await_products<0>();
+            settled(out);
+            block.values.release(step++);
+            rescale(out, before);
+            round_scores<T>(weights, s);
+        }
+        block.values.await_full(step);
+        products_begin();
+        multiply_scores<T>(out, weights, values + block.values.place(step) * z::TILE);
+        products_sent();
+        await_products<0>();
+        settled(out);
+        block.values.release(step++);
+
+        float inverse[2];
+        int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.heads + head) * p.size;
+        end_rows(p, data, tile, head, row0, top, total, inverse);
+        store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.out) + at, q_step, warp * 16,
+                          tile.n - tile.start, out, inverse, p);
+    }
+}
+
+template <typename T, int WIDE, bool BENT>
+__global__ void __launch_bounds__(forward_shape<WIDE>::THREADS, 1)
+    forward_sm90(const __grid_constant__ attention_problem p, const __grid_constant__ attention_data data,
+                 const __grid_constant__ attention_maps maps, const attention_items items)
+{
+    typedef forward_shape<WIDE> z;
+    extern __shared__ char raw[];
+    forward_block<WIDE> block(aligned(raw));
+    if (blockIdx.x == 0) check_sequences(p);
+    if (threadIdx.x == 0) block.make_barriers();
+    __syncthreads();
+    int group = group_of_warps();
+    if (group == 0) {
+        registers_give<z::FEEDER>();
+        if (threadIdx.x < 32 || !p.wide) feed<T, WIDE>(p, data, maps, items, block);
+    } else {
+        registers_take<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
+        multiply<T, WIDE, BENT>(p, data, block, group - 1);
+    }
+}
+
+/* ---- the operator ---- */
+
+const char *can_run(const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    return a->q.shape[2] > 128 ? "heads of more than 128" : nbl__attention_mma.can(arguments);
+}
+
+template <typename T, int WIDE, bool BENT>
+void launch_forward_of(const attention_problem &p, const attention_data &data, const attention_maps &maps,
+                       const nbl__call *call)
+{
+    typedef forward_shape<WIDE> z;
+    attention_items items = items_of(call, p, z::ROWS, p.heads);
+    unsigned blocks = static_cast<unsigned>(call->cuda->multiprocessors);
+    cudaFuncSetAttribute(forward_sm90<T, WIDE, BENT>, cudaFuncAttributeMaxDynamicSharedMemorySize, z::BYTES);
+    forward_sm90<T, WIDE, BENT><<<blocks, z::THREADS, z::BYTES, stream_of(call)>>>(p, data, maps, items);
+}
+
+template <typename T, int WIDE>
+void launch_forward(const attention_problem &p, const attention_data &data, const attention_maps &maps,
+                    const nbl__call *call)
+{
+    bool bent = p.cap != 0 || p.factor < 0;
+    (bent ? launch_forward_of<T, WIDE, true> : launch_forward_of<T, WIDE, false>)(p, data, maps, call);
+}
+
+nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__attention *a = static_cast<const nbl__attention *>(arguments);
+    attention_problem p = attention_problem_of(call, a);
+    attention_data data = attention_data_of(a);
+    attention_maps maps;
+    if (call->cuda->major != 9 || !attention_maps_of(call, a, p, &maps))
+        return nbl__attention_mma.run(call, arguments);
+    if (a->dtype == NBL_DTYPE_F16)
+        (p.size <= 64 ? launch_forward<__half, 64> : launch_forward<__half, 128>)(p, data, maps, call);
+    else
+        (p.size <= 64 ? launch_forward<__nv_bfloat16, 64> : launch_forward<__nv_bfloat16, 128>)(p, data, maps,
+                                                                                                call);
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__attention_sm90 = {"attention_sm90", NBL_ISA_SCALAR, can_run, NULL, run_forward};
+}

@@ -1,0 +1,92 @@
+/* cache.cu - kv_write and take_rows on the device: rows moved, one block per row and stretch of it.
+ *
+ * Limit: the memory. 16 bytes per thread where both sides are aligned, single elements otherwise. A row
+ * number that is out of range is written down and its row left alone. */
+#include "ops/common/kernel.cuh"
+
+extern "C" {
+#include "ops/attention/cache.h"
+extern const nbl__impl nbl__kv_write_cuda, nbl__take_rows_cuda;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+enum { THREADS = 128, RUN = 8 }; /* elements that a thread takes at a time */
+
+/* One rounding; a value that stays in its dtype keeps its bits. */
+template <typename To, typename From> __device__ inline To convert(From x)
+{
+    if constexpr (std::is_same_v<To, From>) return x;
+    else return from_f32<To>(to_f32(x));
+}
+
+/* to[.., width] and from[.., width]; the row numbers are those of `to` (write) or of `from`. */
+template <typename To, typename From, bool WRITE>
+__global__ void move_rows(To *to, const From *from, const int32_t *rows, int64_t limit, int64_t width,
+                          bool wide, nbl__cuda_fault *fault)
+{
+    int64_t i = blockIdx.x, row = rows[i], at = (blockIdx.y * int64_t{THREADS} + threadIdx.x) * RUN;
+    if (row < 0 || row >= limit) {
+        if (blockIdx.y == 0 && threadIdx.x == 0) report_fault(fault, NBL_CUDA_FAULT_ROW, i, row);
+        return;
+    }
+    if (at >= width) return;
+    to += (WRITE ? row : i) * width + at;
+    from += (WRITE ? i : row) * width + at;
+    if (!wide) {
+        for (int e = 0; e < RUN && at + e < width; e++) to[e] = convert<To>(from[e]);
+        return;
+    }
+    struct alignas(16) in {
+        From at[RUN];
+    } x = *reinterpret_cast<const in *>(from);
+    struct alignas(16) out {
+        To at[RUN];
+    } y;
+#pragma unroll
+    for (int e = 0; e < RUN; e++) y.at[e] = convert<To>(x.at[e]);
+    *reinterpret_cast<out *>(to) = y;
+}
+
+template <typename To, typename From, bool WRITE>
+nbl_status launch(const nbl__call *call, void *to, const void *from, const nbl_tensor *rows, int64_t limit,
+                  int64_t width)
+{
+    int64_t count = rows->shape[0];
+    if (count == 0 || width == 0) return NBL_OK;
+    bool wide = width % RUN == 0 && is_aligned(to, 16) && is_aligned(from, 16);
+    dim3 grid(static_cast<unsigned>(count),
+              static_cast<unsigned>((width + THREADS * RUN - 1) / (THREADS * RUN)));
+    move_rows<To, From, WRITE><<<grid, THREADS, 0, stream_of(call)>>>(
+        static_cast<To *>(to), static_cast<const From *>(from), static_cast<const int32_t *>(rows->data),
+        limit, width, wide, call->cuda->fault);
+    return launched(call);
+}
+
+nbl_status run_write(const nbl__call *call, const void *arguments)
+{
+    const nbl__kv_write *a = static_cast<const nbl__kv_write *>(arguments);
+    int64_t width = a->x.shape[1] * a->x.shape[2], limit = a->cache.shape[0] * a->cache.shape[1];
+    NBL_BY_DTYPE(a->cache.dtype, To,
+                 NBL_BY_DTYPE(a->x.dtype, From,
+                              return (launch<To, From, true>(call, a->cache.data, a->x.data, &a->rows, limit,
+                                                             width))));
+}
+
+nbl_status run_take(const nbl__call *call, const void *arguments)
+{
+    const nbl__take_rows *a = static_cast<const nbl__take_rows *>(arguments);
+    int64_t width = nbl__last(&a->x), limit = nbl__tensor_rows(&a->x);
+    NBL_BY_DTYPE(a->x.dtype, T,
+                 return (launch<T, T, false>(call, a->y.data, a->x.data, &a->rows, limit, width)));
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__kv_write_cuda = {"kv_write_cuda", NBL_ISA_SCALAR, NULL, NULL, run_write};
+const nbl__impl nbl__take_rows_cuda = {"take_rows_cuda", NBL_ISA_SCALAR, NULL, NULL, run_take};
+}

@@ -1,0 +1,164 @@
+/* dependent_launch.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to ops/cuda.
+ *
+ * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
+ * the one before it, is started, and finds memory idle. A kernel whose first parameter is `early` may be started by
+ * launch_early as soon as every block of its predecessor has called others_may_begin() or left. Until it calls
+ * wait_for_others() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
+ * After that everything before it in the stream is done and visible; loads of it must not go through the read-only path
+ * (no __ldg, no const __restrict__), which may hold what was there before.
+ *
+ * Every thread of every block must call wait_for_others(), also in blocks that have nothing to do: a kernel that ends
+ * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter
+ * is what keeps kernels that do not wait from being launched so. (The product of hopper.h waits as well; its host's
+ * part makes the launch itself.) */
+#ifndef NBL_CUDA_EARLY_CUH
+#define NBL_CUDA_EARLY_CUH
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+namespace nbl_cuda
+{
+
+struct early {
+    int unused;
+};
+
+__device__ inline void wait_for_others()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void others_may_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* 16 bytes that a kernel before this one has written. */
+__device__ inline uint4 read_written(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+/* Errors are for cudaGetLastError, as with <<<>>>. `cluster`: blocks of grid.x that share their memory. Before compute
+ * capability 9.0 it is a launch like any other. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline void launch_early(void (*kernel)(early, PARAMETERS...), dim3 grid, unsigned threads,
+                                size_t shared, unsigned cluster, cudaStream_t stream, ARGUMENTS... arguments)
+{
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (major >= 9) {
+        attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[0].val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs = 1;
+    }
+    if (cluster > 1) {
+        cudaLaunchAttribute *it = &attributes[config.numAttrs++];
+        it->id = cudaLaunchAttributeClusterDimension;
+        it->val.clusterDim.x = cluster;
+        it->val.clusterDim.y = it->val.clusterDim.z = 1;
+    }
+    early first = {0};
+    cudaLaunchKernelEx(&config, kernel, first, static_cast<PARAMETERS>(arguments)...);
+}
+
+/* ---- clusters: blocks that see each other's shared memory ---- */
+
+__device__ inline uint32_t rank_in_cluster()
+{
+    uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+/* A barrier in two halves, for the beginning: after the second all blocks of the cluster run, and their barriers are made. It
+ * says nothing of other memory: what would is as slow as a fence for the whole device, and empties the first-level cache. */
+__device__ inline void arrive_at_cluster()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.relaxed.aligned;" ::
+                     : "memory");
+#endif
+}
+__device__ inline void await_cluster()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+/* ---- barriers in shared memory: a phase is over when `count` have arrived and all bytes that were announced are there.
+ * What arrivers have written before is then seen by those who have waited. ---- */
+
+__device__ inline uint32_t shared_at(const void *p)
+{
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ inline void make_barrier(uint64_t *barrier, int count)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(count) : "memory");
+#endif
+}
+/* `bytes`: that others send to this phase. */
+__device__ inline void arrive_at(uint64_t *barrier, int bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (bytes == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
+    else
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
+                     "r"(bytes)
+                     : "memory");
+#endif
+}
+/* Until the phase is over; phases have parity 0, 1, 0, … */
+__device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(shared_at(barrier)), "r"(parity)
+                     : "memory");
+#endif
+}
+/* Writes to the place in the shared memory of block `rank` that `to` is in this one's, and tells its barrier so. */
+__device__ inline void send_to_rank(float *to, uint64_t *barrier, uint32_t rank, float value)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t there, bell;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_at(to)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(bell) : "r"(shared_at(barrier)), "r"(rank));
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+        "r"(__float_as_uint(value)), "r"(bell)
+        : "memory");
+#else
+    (void)to, (void)barrier, (void)rank, (void)value;
+#endif
+}
+
+} // namespace nbl_cuda
+#endif

@@ -1,0 +1,121 @@
+/* kernel.cuh - what the kernels' files share: the C headers, conversions, launches. Internal to ops/cuda. */
+#ifndef NBL_CUDA_KERNEL_CUH
+#define NBL_CUDA_KERNEL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+extern "C" {
+#include "ops/gemm/cuda/cublaslt.h"
+#include "device/cuda/cuda.h"
+}
+
+namespace nbl_cuda
+{
+
+constexpr unsigned WARP = 0xffffffffu;
+
+__device__ inline float to_f32(float x)
+{
+    return x;
+}
+__device__ inline float to_f32(__half x)
+{
+    return __half2float(x);
+}
+__device__ inline float to_f32(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+template <typename T> __device__ inline T from_f32(float x);
+template <> __device__ inline float from_f32<float>(float x)
+{
+    return x;
+}
+template <> __device__ inline __half from_f32<__half>(float x)
+{
+    return __float2half_rn(x);
+}
+template <> __device__ inline __nv_bfloat16 from_f32<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+
+/* One element of an array whose dtype the launch tells: a branch that all threads take alike. */
+__device__ inline float load_one(const void *from, nbl_dtype dtype, int64_t i)
+{
+    if (dtype == NBL_DTYPE_F32) return static_cast<const float *>(from)[i];
+    if (dtype == NBL_DTYPE_F16) return to_f32(static_cast<const __half *>(from)[i]);
+    return to_f32(static_cast<const __nv_bfloat16 *>(from)[i]);
+}
+__device__ inline void store_one(void *to, nbl_dtype dtype, int64_t i, float value)
+{
+    if (dtype == NBL_DTYPE_F32) static_cast<float *>(to)[i] = value;
+    else if (dtype == NBL_DTYPE_F16) static_cast<__half *>(to)[i] = from_f32<__half>(value);
+    else static_cast<__nv_bfloat16 *>(to)[i] = from_f32<__nv_bfloat16>(value);
+}
+
+/* 16 bytes of elements, moved in one instruction. */
+template <typename T> struct alignas(16) pack {
+    enum { COUNT = 16 / sizeof(T) };
+    T at[COUNT];
+};
+
+__device__ inline float warp_sum(float x)
+{
+    for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(WARP, x, i);
+    return x;
+}
+__device__ inline float warp_max(float x)
+{
+    for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(WARP, x, i));
+    return x;
+}
+
+/* Writes down what is wrong, if nothing was before. */
+__device__ inline void report_fault(nbl__cuda_fault *fault, int kind, int64_t place, int64_t value)
+{
+    if (atomicCAS_system(&fault->kind, 0, kind) != 0) return;
+    fault->place = place;
+    fault->value = value;
+    __threadfence_system();
+}
+
+static inline bool is_aligned(const void *p, size_t to)
+{
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+static inline cudaStream_t stream_of(const nbl__call *call)
+{
+    return static_cast<cudaStream_t>(call->cuda->stream);
+}
+/* The status of the launches just made. */
+static inline nbl_status launched(const nbl__call *call)
+{
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return NBL_OK;
+    return nbl__fail(call->ctx, NBL_ERROR_INTERNAL, "%s: %s", call->op, cudaGetErrorString(error));
+}
+
+/* Calls `body` with `type` standing for the dtype's C type:
+ *     NBL_BY_DTYPE(a->dtype, T, launch<T>(...));                                                            */
+#define NBL_BY_DTYPE(dtype_, type, body)                                                                     \
+    do {                                                                                                     \
+        if ((dtype_) == NBL_DTYPE_F32) {                                                                     \
+            using type = float;                                                                              \
+            body;                                                                                            \
+        } else if ((dtype_) == NBL_DTYPE_F16) {                                                              \
+            using type = __half;                                                                             \
+            body;                                                                                            \
+        } else {                                                                                             \
+            using type = __nv_bfloat16;                                                                      \
+            body;                                                                                            \
+        }                                                                                                    \
+    } while (0)
+
+} // namespace nbl_cuda
+#endif

@@ -1,0 +1,52 @@
+/* act.cuh - the activations of act.h and their slopes, in f32. Internal to ops/cuda.
+ *
+ * The exponential and the quotient are the hardware's: a few units of f32's last place, and a fifth of the
+ * instructions. What is near 0 or 1 saturates as the definition does; an infinite x gives what the product
+ * says (-inf·0 is NaN). */
+#ifndef NBL_CUDA_ACT_CUH
+#define NBL_CUDA_ACT_CUH
+
+#include "ops/common/kernel.cuh"
+
+extern "C" {
+#include "ops/elementwise/act.h"
+}
+
+namespace nbl_cuda
+{
+
+__device__ inline float logistic(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+/* act(x) = x·share; *slope is the derivative, when it is used. SHORT: the result is rounded to 2 bytes,
+ * and erfc may be Abramowitz and Stegun's 7.1.26, off by 1.5e-7 at most. As on the CPU its correction is
+ * taken at ±40 beyond that, so that an infinite x is not multiplied by its zero. */
+template <int ACT, bool SHORT = false> __device__ inline float activation(float x, float *slope)
+{
+    float near = fminf(fmaxf(x, -40.0f), 40.0f), share;
+    if (ACT == NBL_ACT_SILU) {
+        share = logistic(x);
+        *slope = share * fmaf(near, 1 - share, 1.0f);
+    } else if (ACT == NBL_ACT_GELU && SHORT) {
+        float bell = __expf(-0.5f * x * x),
+              t = __fdividef(1.0f, fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f));
+        float tail = fmaf(fmaf(fmaf(fmaf(1.061405429f, t, -1.453152027f), t, 1.421413741f), t, -0.284496736f),
+                          t, 0.254829592f) *
+                     (0.5f * t * bell);
+        share = x < 0 ? tail : 1 - tail;
+        *slope = fmaf(near * bell, 0.39894228040143268f, share);
+    } else if (ACT == NBL_ACT_GELU) {
+        share = 0.5f * erfcf(x * -0.70710678118654752f);
+        *slope = fmaf(near * __expf(-0.5f * near * near), 0.39894228040143268f, share);
+    } else {
+        const float a = 0.044715f, b = 0.79788456080286536f; /* √(2/π) */
+        share = logistic(2 * b * fmaf(a * x * x, x, x));     /* (1 + tanh u) / 2 */
+        *slope = fmaf(2 * near * share * (1 - share), b * fmaf(3 * a * near, near, 1.0f), share);
+    }
+    return x * share;
+}
+
+} // namespace nbl_cuda
+#endif

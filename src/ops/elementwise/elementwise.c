@@ -1,0 +1,253 @@
+/* elementwise.c - the rows of add, cast, scale, gated, gated_backward and check_finite: checks and outputs. */
+#include "ops/elementwise/elementwise.h"
+
+#include <math.h>
+
+#include "ops/families.h"
+
+#if defined(__x86_64__)
+#define NBL_X86(impl) &impl,
+#else
+#define NBL_X86(impl)
+#endif
+
+static nbl_status check_activation(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                                   nbl_dtype dtype)
+{
+    NBL_TRY(nbl__check_compute(ctx, op, dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, name, t, dtype));
+    NBL_CHECK(ctx, t->rank >= 1, NBL_ERROR_SHAPE, "%s: %s has no dimension", op, name);
+    return NBL_OK;
+}
+
+/* The same dtype and shape as another tensor. */
+static nbl_status check_same(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
+                             const nbl_tensor *other)
+{
+    NBL_TRY(nbl__check_dtype(ctx, op, name, t, other->dtype));
+    return nbl__check_dims(ctx, op, name, t, other->rank, other->shape);
+}
+
+static void output_same(nbl_tensor *out, const nbl_tensor *like)
+{
+    nbl__output_like(out, like, nbl__last(like), like->dtype);
+}
+
+/* ---- add ---- */
+
+static nbl_status infer_add(nbl_context *ctx, void *arguments)
+{
+    nbl__add *a = arguments;
+    NBL_TRY(check_activation(ctx, "add", "a", &a->a, a->dtype));
+    NBL_TRY(check_same(ctx, "add", "b", &a->b, &a->a));
+    output_same(&a->y, &a->a);
+    return NBL_OK;
+}
+
+static nbl_status infer_add_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__add *a = arguments;
+    NBL_TRY(infer_add(ctx, a));
+    NBL_TRY(check_same(ctx, "add_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->a);
+    return NBL_OK;
+}
+
+static const nbl__slot add_slots[] = {
+    NBL_SLOT(nbl__add, a, "a", INPUT, NULL),
+    NBL_SLOT(nbl__add, b, "b", INPUT, NULL),
+    NBL_SLOT(nbl__add, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__add, dy, "dy", COTANGENT, "y"),
+    {"dx", NBL_ROLE_GRADIENT, "a", offsetof(nbl__add, dx), false, NULL, "b", NULL},
+    {0},
+};
+static const nbl__attr add_attrs[] = {NBL_ATTR(nbl__add, dtype, "dtype", DTYPE, 0), {0}};
+static const nbl__impl *const add_impls[] = {NBL_X86(nbl__add_cpu) & nbl__add_ref, NULL};
+static const nbl__impl *const add_backward_impls[] = {NBL_X86(nbl__add_backward_cpu) & nbl__add_backward_ref,
+                                                      NULL};
+const nbl__family nbl__add_family = {
+    "add",
+    sizeof(nbl__add),
+    add_slots,
+    add_attrs,
+    {"add", infer_add, add_impls},
+    {"add_backward", infer_add_backward, add_backward_impls},
+};
+
+/* ---- cast ---- */
+
+static nbl_status infer_cast(nbl_context *ctx, void *arguments)
+{
+    nbl__cast *a = arguments;
+    NBL_TRY(nbl__check_compute(ctx, "cast", a->to));
+    NBL_TRY(nbl__check_float(ctx, "cast", "x", &a->x));
+    NBL_TRY(check_activation(ctx, "cast", "x", &a->x, a->x.dtype));
+    nbl__output_like(&a->y, &a->x, nbl__last(&a->x), a->to);
+    return NBL_OK;
+}
+
+static nbl_status infer_cast_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__cast *a = arguments;
+    NBL_TRY(infer_cast(ctx, a));
+    NBL_TRY(check_same(ctx, "cast_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->x);
+    return NBL_OK;
+}
+
+static const nbl__slot cast_slots[] = {
+    NBL_SLOT(nbl__cast, x, "x", INPUT, NULL),
+    NBL_SLOT(nbl__cast, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__cast, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__cast, dx, "dx", GRADIENT, "x"),
+    {0},
+};
+static const nbl__attr cast_attrs[] = {NBL_ATTR(nbl__cast, to, "to", DTYPE, 0), {0}};
+static const nbl__impl *const cast_impls[] = {NBL_X86(nbl__cast_cpu) & nbl__cast_ref, NULL};
+static const nbl__impl *const cast_backward_impls[] = {
+    NBL_X86(nbl__cast_backward_cpu) & nbl__cast_backward_ref, NULL};
+const nbl__family nbl__cast_family = {
+    "cast",
+    sizeof(nbl__cast),
+    cast_slots,
+    cast_attrs,
+    {"cast", infer_cast, cast_impls},
+    {"cast_backward", infer_cast_backward, cast_backward_impls},
+};
+
+/* ---- scale ---- */
+
+static nbl_status infer_scale(nbl_context *ctx, void *arguments)
+{
+    nbl__scale *a = arguments;
+    NBL_TRY(check_activation(ctx, "scale", "x", &a->x, a->dtype));
+    output_same(&a->y, &a->x);
+    return NBL_OK;
+}
+
+static nbl_status infer_scale_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__scale *a = arguments;
+    NBL_TRY(infer_scale(ctx, a));
+    NBL_TRY(check_same(ctx, "scale_backward", "dy", &a->dy, &a->y));
+    output_same(&a->dx, &a->x);
+    return NBL_OK;
+}
+
+static const nbl__slot scale_slots[] = {
+    NBL_SLOT(nbl__scale, x, "x", INPUT, NULL),
+    NBL_SLOT(nbl__scale, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__scale, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__scale, dx, "dx", GRADIENT, "x"),
+    {0},
+};
+static const nbl__attr scale_attrs[] = {
+    NBL_ATTR(nbl__scale, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__scale, factor, "factor", FLOAT, 1),
+    {0},
+};
+static const nbl__impl *const scale_impls[] = {NBL_X86(nbl__scale_cpu) & nbl__scale_ref, NULL};
+static const nbl__impl *const scale_backward_impls[] = {
+    NBL_X86(nbl__scale_backward_cpu) & nbl__scale_backward_ref, NULL};
+const nbl__family nbl__scale_family = {
+    "scale",
+    sizeof(nbl__scale),
+    scale_slots,
+    scale_attrs,
+    {"scale", infer_scale, scale_impls},
+    {"scale_backward", infer_scale_backward, scale_backward_impls},
+};
+
+/* ---- gated ---- */
+
+const char *const nbl__act_words[] = {"silu", "gelu", "gelu_tanh", NULL};
+
+static nbl_status infer_gated(nbl_context *ctx, void *arguments)
+{
+    nbl__gated *a = arguments;
+    NBL_TRY(check_activation(ctx, "gated", "gate", &a->gate, a->dtype));
+    NBL_TRY(check_same(ctx, "gated", "up", &a->up, &a->gate));
+    output_same(&a->h, &a->gate);
+    return NBL_OK;
+}
+
+static nbl_status infer_gated_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__gated *a = arguments;
+    NBL_TRY(infer_gated(ctx, a));
+    NBL_TRY(check_same(ctx, "gated_backward", "dh", &a->dh, &a->gate));
+    output_same(&a->dgate, &a->gate);
+    output_same(&a->dup, &a->gate);
+    return NBL_OK;
+}
+
+static const nbl__slot gated_slots[] = {
+    NBL_KEPT(nbl__gated, gate, "gate", INPUT),
+    NBL_KEPT(nbl__gated, up, "up", INPUT),
+    NBL_SLOT(nbl__gated, h, "h", OUTPUT, NULL),
+    NBL_SLOT(nbl__gated, dh, "dh", COTANGENT, "h"),
+    NBL_SLOT(nbl__gated, dgate, "dgate", GRADIENT, "gate"),
+    NBL_SLOT(nbl__gated, dup, "dup", GRADIENT, "up"),
+    {0},
+};
+static const nbl__attr gated_attrs[] = {
+    NBL_ATTR(nbl__gated, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR_OF_WORDS(nbl__gated, act, "act", nbl__act_words),
+    {0},
+};
+static const nbl__impl *const gated_impls[] = {NBL_X86(nbl__gated_cpu) & nbl__gated_ref, NULL};
+static const nbl__impl *const gated_backward_impls[] = {
+    NBL_X86(nbl__gated_backward_cpu) & nbl__gated_backward_ref, NULL};
+const nbl__family nbl__gated_family = {
+    "gated",
+    sizeof(nbl__gated),
+    gated_slots,
+    gated_attrs,
+    {"gated", infer_gated, gated_impls},
+    {"gated_backward", infer_gated_backward, gated_backward_impls},
+};
+
+/* ---- check_finite ---- */
+
+static nbl_status infer_finite(nbl_context *ctx, void *arguments)
+{
+    nbl__finite *a = arguments;
+    NBL_TRY(nbl__check_float(ctx, "check_finite", "x", &a->x));
+    nbl__output_vector(&a->first, NBL_DTYPE_I64, 1, 1, 0);
+    nbl__output_vector(&a->count, NBL_DTYPE_I64, 1, 1, 0);
+    return NBL_OK;
+}
+
+nbl_status nbl__check_finite(nbl_context *ctx, const char *what, const char *name, const nbl_tensor *t)
+{
+    int64_t first, count;
+    float value;
+    NBL_TRY(nbl__check_float(ctx, what, name, t));
+    NBL_TRY(nbl__find_non_finite(ctx, t, &first, &count));
+    if (count == 0) return NBL_OK;
+    size_t size = nbl__size_of(t->dtype);
+    nbl__to_f32(NBL_ISA_SCALAR, t->dtype, (const uint8_t *)t->data + (size_t)first * size, &value, 1);
+    return nbl__fail(ctx, NBL_ERROR_ARGUMENT,
+                     "%s: %s (%s %s) is %s at place %" PRId64 "; %" PRId64 " of %" PRId64
+                     " values are not finite",
+                     what, name, nbl_dtype_name(t->dtype), nbl__show_shape(t->rank, t->shape).text,
+                     isnan(value) ? "NaN"
+                     : value > 0  ? "inf"
+                                  : "-inf",
+                     first, count, nbl__tensor_elements(t));
+}
+
+static const nbl__slot finite_slots[] = {
+    NBL_SLOT(nbl__finite, x, "x", INPUT, NULL),
+    NBL_SLOT(nbl__finite, first, "first", OUTPUT, NULL),
+    NBL_SLOT(nbl__finite, count, "count", OUTPUT, NULL),
+    {0},
+};
+static const nbl__attr finite_attrs[] = {{0}};
+static const nbl__impl *const finite_impls[] = {&nbl__check_finite_cpu, &nbl__check_finite_ref, NULL};
+const nbl__family nbl__check_finite_family = {"check_finite",
+                                              sizeof(nbl__finite),
+                                              finite_slots,
+                                              finite_attrs,
+                                              {"check_finite", infer_finite, finite_impls},
+                                              {0}};

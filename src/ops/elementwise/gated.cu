@@ -1,0 +1,107 @@
+/* gated.cu - gated and gated_backward. See elementwise.h.
+ *
+ * A thread takes EACH times 16 bytes of every tensor, all loads first; what is left at the end, and
+ * tensors that are not aligned, go element by element. Bound by memory: three tensors forward, five
+ * backward. */
+#include "ops/elementwise/act.cuh"
+#include "ops/common/load.cuh"
+
+extern "C" {
+#include "ops/elementwise/elementwise.h"
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+enum { THREADS = 256, EACH = 2 };
+
+struct gates {
+    const void *gate, *up, *dh;
+    void *h, *dgate, *dup; /* dgate and dup may be NULL */
+    int64_t n;
+};
+
+/* COUNT runs of N elements, THREADS·N apart; all are loaded before the first is stored, which may lie on
+ * an input. */
+template <typename T, int ACT, int N, int COUNT, bool BACKWARD>
+__device__ void gate_runs(const gates &a, int64_t first)
+{
+    float gate[COUNT][N], up[COUNT][N], dh[COUNT][N], slope;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        int64_t i = first + k * THREADS * N;
+        load_run<T, N>(static_cast<const T *>(a.gate) + i, gate[k]);
+        load_run<T, N>(static_cast<const T *>(a.up) + i, up[k]);
+        if (BACKWARD) load_run<T, N>(static_cast<const T *>(a.dh) + i, dh[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        int64_t i = first + k * THREADS * N;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float value = activation<ACT, sizeof(T) == 2>(gate[k][j], &slope);
+            if (BACKWARD) {
+                gate[k][j] = dh[k][j] * up[k][j] * slope;
+                up[k][j] = dh[k][j] * value;
+            } else up[k][j] *= value;
+        }
+        if (!BACKWARD) store_run<T, N>(static_cast<T *>(a.h) + i, up[k]);
+        if (BACKWARD && a.dgate) store_run<T, N>(static_cast<T *>(a.dgate) + i, gate[k]);
+        if (BACKWARD && a.dup) store_run<T, N>(static_cast<T *>(a.dup) + i, up[k]);
+    }
+}
+
+template <typename T, int ACT, int N, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS, 3) gate_kernel(gates a)
+{
+    int64_t first = (static_cast<int64_t>(blockIdx.x) * EACH * THREADS + threadIdx.x) * N;
+    if (first + (EACH - 1) * THREADS * N + N <= a.n) {
+        gate_runs<T, ACT, N, EACH, BACKWARD>(a, first);
+        return;
+    }
+    for (int k = 0; k < EACH; k++) {
+        int64_t i = first + k * THREADS * N, end = i + N < a.n ? i + N : a.n;
+        for (; i < end; i++) gate_runs<T, ACT, 1, 1, BACKWARD>(a, i);
+    }
+}
+
+template <typename T, int ACT, bool BACKWARD> void launch(const nbl__call *call, const gates &a)
+{
+    const void *all[] = {a.gate, a.up, a.dh, a.h, a.dgate, a.dup};
+    constexpr int N = pack<T>::COUNT;
+    bool good = true;
+    for (const void *p : all) good = good && is_aligned(p, 16);
+    unsigned blocks = static_cast<unsigned>(ceil_div(a.n, EACH * THREADS * (good ? N : 1)));
+    if (good) gate_kernel<T, ACT, N, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(a);
+    else gate_kernel<T, ACT, 1, BACKWARD><<<blocks, THREADS, 0, stream_of(call)>>>(a);
+}
+
+template <bool BACKWARD> nbl_status run(const nbl__call *call, const void *arguments)
+{
+    const nbl__gated *a = static_cast<const nbl__gated *>(arguments);
+    gates g = {a->gate.data, a->up.data, BACKWARD ? a->dh.data : nullptr, BACKWARD ? nullptr : a->h.data,
+               nullptr,      nullptr,    nbl__tensor_elements(&a->gate)};
+    if (BACKWARD) {
+        g.dgate = a->dgate.data;
+        g.dup = a->dup.data;
+    }
+    if (g.n == 0 || (BACKWARD && !g.dgate && !g.dup)) return NBL_OK;
+    if (a->act == NBL_ACT_SILU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_SILU, BACKWARD>(call, g)));
+    else if (a->act == NBL_ACT_GELU) NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU, BACKWARD>(call, g)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, NBL_ACT_GELU_TANH, BACKWARD>(call, g)));
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__gated_cuda = {
+    .name = "gated_cuda", .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = nullptr, .run = run<false>};
+const nbl__impl nbl__gated_backward_cuda = {.name = "gated_backward_cuda",
+                                            .needs = NBL_ISA_SCALAR,
+                                            .can = nullptr,
+                                            .scratch = nullptr,
+                                            .run = run<true>};
+}

@@ -1,0 +1,269 @@
+/* gemm.c - the driver of gemm.h: carries out a plan (gemm_plan.h).
+ *
+ *     per window   for each stage:
+ *                  1. pack every distinct A that the stage is the first to use: items (operand, block of k, 64 rows)
+ *                  2. items (product, chunk, slice): for every term, for every block of k, pack the chunk's
+ *                     B and multiply it with the slice's panels into the worker's tile; then finish the tile
+ *
+ * Tiling decides who computes an element, never how: its sum runs over terms and k in one order. */
+#include "ops/gemm/cpu/gemm.h"
+
+#include "base/team.h"
+#include "ops/gemm/cpu/gemm_finish.h"
+#include "ops/gemm/cpu/gemm_plan.h"
+#include "ops/gemv/cpu/gemv.h"
+#include "ops/gemv/cpu/gemm_int8.h"
+
+enum {
+    BLOCK_ROWS = 256,     /* of panels that stay in the second cache while all strips of a chunk pass, */
+    BLOCK_BYTES = 1 << 19 /* or fewer, that are this long */
+};
+
+/* ---- 1. packing A ---- */
+
+/* Items of packing of an operand: blocks of k times groups of rows. */
+static int64_t row_groups(const operand *o)
+{
+    return nbl__ceil_div(window_rows(o->m), PACK_ROWS);
+}
+
+static int64_t pack_items(const gemm_plan *plan, const operand *o)
+{
+    if (plan->window >= o->windows || o->m == 0 || o->stage != plan->stage) return 0;
+    return nbl__ceil_div(o->k, o->k_block) * row_groups(o);
+}
+
+static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t k_begin)
+{
+    return o->panels + panel_bytes(o->source.kernel, rows->padded * k_begin);
+}
+
+static nbl_status pack_item(void *argument, int64_t item, int worker)
+{
+    const gemm_plan *plan = argument;
+    const operand *o = plan->operand;
+    for (int64_t own; item >= (own = pack_items(plan, o)); o++) item -= own;
+    int64_t groups = row_groups(o), group = item % groups, k_begin = item / groups * o->k_block;
+    rows_of rows = rows_in(o->m, o->windows, plan->window, o->source.kernel);
+    nbl__pack_rows part = {
+        .row = rows.begin,
+        .rows = rows.count,
+        .panels = rows.panels,
+        .panel_begin = piece(rows.panels, groups, group),
+        .panel_end = piece(rows.panels, groups, group + 1),
+        .k_begin = k_begin,
+        .k_count = nbl__min_i64(o->k_block, o->k - k_begin),
+    };
+    if (part.panel_begin < part.panel_end)
+        nbl__pack_a(&o->source, &part, panels_of(o, &rows, k_begin), nbl__gemm_room(plan, worker).scratch);
+    return NBL_OK;
+}
+
+/* ---- 2. multiplying ---- */
+
+typedef struct place {
+    int64_t slices, slice, row, rows, n_begin, n_end;
+} place;
+
+static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
+{
+    memset(tile, 0, (size_t)(rows * plan->tile_columns) * sizeof *tile);
+}
+
+/* How many panels go together; even, since kernels may take two at a time. */
+static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
+{
+    int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
+    return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
+}
+
+/* Few panels of A do not pay for copying a B that lies as it is multiplied. */
+static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const place *at, int64_t panels)
+{
+    enum { FEW = 4 };
+    const nbl__mat *b = &t->b;
+    return kernel->panel == NBL_PANEL_F32 && panels <= FEW && b->weight == NULL &&
+           b->dtype == NBL_DTYPE_F32 && !b->transpose && b->pick == NULL && b->dropout == 0 &&
+           (at->n_end - at->n_begin) % NBL_STRIP == 0;
+}
+
+/* tile (+)= the term; returns whether the tile has been written. */
+static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const place *at,
+                     bool add, const worker_room *room, float *tile, int64_t stride)
+{
+    if (t->k == 0) return add;
+    if (way->way != BY_PANELS) {
+        int64_t first = t->b.transpose ? t->b.first_row : 0; /* n counts rows of the weight */
+        int64_t n_begin = at->n_begin + first, n_end = at->n_end + first;
+        if (!add) clear_tile(plan, at->rows, tile);
+        if (way->way == BY_GEMV) nbl__gemv(plan->isa, t, at->rows, n_begin, n_end, tile, stride);
+        else
+            nbl__int8_product(plan->isa, t, at->row, at->row + at->rows, n_begin, n_end, tile, stride,
+                              room->scratch);
+        return true;
+    }
+    const operand *o = &plan->operand[way->operand];
+    const nbl__kernel *kernel = o->source.kernel;
+    rows_of rows = rows_in(o->m, o->windows, plan->window, kernel);
+    int64_t first = slice_panel(&rows, at->slices, at->slice),
+            last = slice_panel(&rows, at->slices, at->slice + 1);
+    int64_t top = nbl__panel_start(rows.padded, rows.panels, first);
+    nbl__source b = {plan->isa, kernel, &t->b, t->compute, t->b.transpose};
+    bool in_place = reads_in_place(kernel, t, at, rows.panels);
+    for (int64_t k = 0; k < t->k; k += o->k_block) {
+        int64_t count = nbl__min_i64(o->k_block, t->k - k);
+        if (!in_place) nbl__pack_b(&b, at->n_begin, at->n_end, k, count, room->b, room->scratch);
+        nbl__block block = {
+            .a = panels_of(o, &rows, k),
+            .rows = rows.padded,
+            .panels = rows.panels,
+            .b = room->b,
+            .b_parts = nbl__b_parts(&b),
+            .strips = nbl__ceil_div(at->n_end - at->n_begin, NBL_STRIP),
+            .k = nbl__round_up(count, kernel->k_step),
+            .alpha = t->alpha,
+            .add = add || k > 0,
+            .stride = stride,
+        };
+        block.b_line = NBL_STRIP;
+        block.b_strip = block.k * NBL_STRIP;
+        if (in_place) {
+            block.b = (const float *)t->b.data + k * t->b.stride + at->n_begin;
+            block.b_line = t->b.stride;
+            block.b_strip = NBL_STRIP;
+        }
+        int64_t panels = block_panels(kernel, block.k);
+        for (int64_t p = first; p < last; p = block.panel_end) {
+            block.panel_begin = p;
+            block.panel_end = nbl__min_i64(last, p + panels);
+            block.tile = tile + (nbl__panel_start(rows.padded, rows.panels, p) - top) * stride;
+            kernel->run(&block);
+        }
+    }
+    return true;
+}
+
+/* Whole strips of f32 sums without an epilogue need no tile: they grow in C itself. */
+static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows, int64_t columns)
+{
+    const nbl__product *p = q->product;
+    if (p->dtype != NBL_DTYPE_F32 || p->factor || p->bias || p->accumulate || p->flipped ||
+        columns % NBL_STRIP)
+        return false;
+    bool any = false;
+    for (int t = 0; t < p->term_count; t++) {
+        if (q->terms[t].way != BY_PANELS || p->terms[t].dropout > 0) return false;
+        const nbl__kernel *kernel = plan->operand[q->terms[t].operand].source.kernel;
+        if (kernel->padded && rows % kernel->rows) return false;
+        any = any || p->terms[t].k > 0;
+    }
+    return any;
+}
+
+static int64_t multiply_items(const gemm_plan *plan)
+{
+    int64_t items = 0;
+    for (chunk_at at = {0}; nbl__gemm_step(plan, plan->window, plan->stage, &at);)
+        items += at.product->slices;
+    return items;
+}
+
+static nbl_status multiply_item(void *argument, int64_t item, int worker)
+{
+    const gemm_plan *plan = argument;
+    chunk_at chunk = {0};
+    for (nbl__gemm_step(plan, plan->window, plan->stage, &chunk); item >= chunk.product->slices;) {
+        item -= chunk.product->slices;
+        nbl__gemm_step(plan, plan->window, plan->stage, &chunk);
+    }
+    const product_plan *q = chunk.product;
+    const nbl__product *p = q->product;
+    worker_room room = nbl__gemm_room(plan, worker);
+    rows_of rows = rows_in(p->m, q->windows, plan->window, nbl__kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
+    int64_t top = slice_row(&rows, q->slices, item);
+    place at = {
+        .slices = q->slices,
+        .slice = item,
+        .row = rows.begin + top,
+        .rows = slice_row(&rows, q->slices, item + 1) - top,
+        .n_begin = chunk.begin * NBL_STRIP,
+        .n_end = nbl__min_i64(p->n, chunk.end * NBL_STRIP),
+    };
+    if (is_direct(plan, q, at.rows, at.n_end - at.n_begin)) {
+        float *c = (float *)p->c + at.row * p->stride + at.n_begin;
+        bool add = false;
+        for (int t = 0; t < p->term_count; t++)
+            add = multiply(plan, &p->terms[t], &q->terms[t], &at, add, &room, c, p->stride);
+        return NBL_OK;
+    }
+    int64_t stride = plan->tile_columns;
+    bool written = false;
+    for (int t = 0; t < p->term_count; t++) {
+        const nbl__term *term = &p->terms[t];
+        if (term->dropout == 0) {
+            written = multiply(plan, term, &q->terms[t], &at, written, &room, room.tile, stride);
+            continue;
+        }
+        if (!written) clear_tile(plan, at.rows, room.tile);
+        written = true;
+        if (multiply(plan, term, &q->terms[t], &at, false, &room, room.part, stride))
+            nbl__gemm_join(plan->isa, p, term, at.row, at.rows, at.n_begin, at.n_end, room.part, room.tile,
+                           stride);
+    }
+    if (!written) clear_tile(plan, at.rows, room.tile);
+    nbl__gemm_finish(plan->isa, p, at.row, at.rows, at.n_begin, at.n_end, room.tile, stride, room.lines);
+    return NBL_OK;
+}
+
+/* ---- calls: products in batches that the arrays can hold ---- */
+
+static int batch_of(const nbl__product *products, int count)
+{
+    int taken = 0, terms = 0;
+    while (taken < count && taken < MAX_PRODUCTS && terms + products[taken].term_count <= MAX_TERMS)
+        terms += products[taken++].term_count;
+    return taken;
+}
+
+size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count)
+{
+    size_t most = 0;
+    for (int taken; count > 0 && (taken = batch_of(products, count)) > 0; products += taken, count -= taken) {
+        nbl__cut cut = {0};
+        arrays room;
+        gemm_plan plan;
+        nbl__gemm_make_plan(ctx, products, taken, &cut, &room, &plan);
+        if (cut.used > most) most = cut.used;
+    }
+    return most;
+}
+
+static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int count, void *scratch)
+{
+    nbl__cut cut = {scratch, 0};
+    arrays room;
+    gemm_plan plan;
+    nbl__gemm_make_plan(ctx, products, count, &cut, &room, &plan);
+    for (plan.window = 0; plan.window < plan.windows; plan.window++) {
+        for (plan.stage = 0; plan.stage < STAGES; plan.stage++) {
+            int64_t packs = 0;
+            for (int i = 0; i < plan.operands; i++) packs += pack_items(&plan, &plan.operand[i]);
+            NBL_TRY(nbl__team_run(ctx, packs, pack_item, &plan, NULL));
+            NBL_TRY(nbl__team_run(ctx, multiply_items(&plan), multiply_item, &plan, NULL));
+        }
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch)
+{
+    while (count > 0) {
+        int taken = batch_of(products, count);
+        NBL_CHECK(ctx, taken > 0, NBL_ERROR_INTERNAL, "gemm: a product of %d terms, at most %d are possible",
+                  products->term_count, MAX_TERMS);
+        NBL_TRY(run_batch(ctx, products, taken, scratch));
+        products += taken;
+        count -= taken;
+    }
+    return NBL_OK;
+}

@@ -1,0 +1,53 @@
+/* gemm_amx.h - what the products on tiles share: registers C 0 1 / 2 3 (32 rows by 32 columns), A 4 5, B 6 7; how a
+ * tile of C is begun and finished. */
+#ifndef NBL_GEMM_AMX_H
+#define NBL_GEMM_AMX_H
+
+#include "ops/gemm/cpu/gemm_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+enum { ROWS = 16, TILE_BYTES = 1024, ROW_BYTES = 64, K_STEP = 32 };
+
+/* Layout fixed by the instruction: palette 1, all tiles 16 rows of 64 bytes. */
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+static const tile_config amx_config = {
+    .palette = 1,
+    .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES},
+    .rows = {ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS},
+};
+
+/* tile[16 rows][16] (+)= alpha · from */
+NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__block *block, float *tile)
+{
+    __m512 alpha = _mm512_set1_ps(block->alpha);
+    for (int r = 0; r < ROWS; r++, tile += block->stride, from += NBL_STRIP) {
+        __m512 value = _mm512_mul_ps(alpha, _mm512_load_ps(from));
+        _mm512_storeu_ps(tile, block->add ? _mm512_add_ps(_mm512_loadu_ps(tile), value) : value);
+    }
+}
+
+/* The registers' numbers are part of the instructions, hence macros. */
+#define START(c, corner)                                                                                     \
+    do {                                                                                                     \
+        if (direct && block->add) _tile_loadd(c, corner, stride);                                            \
+        else _tile_zero(c);                                                                                  \
+    } while (0)
+#define FINISH(c, corner)                                                                                    \
+    do {                                                                                                     \
+        if (direct) {                                                                                        \
+            _tile_stored(c, corner, stride);                                                                 \
+        } else {                                                                                             \
+            _tile_stored(c, part, ROW_BYTES);                                                                \
+            amx_join(part, block, corner);                                                                   \
+        }                                                                                                    \
+    } while (0)
+
+#endif
+
+#endif

@@ -1,0 +1,45 @@
+/* gemm_f32_scalar.c - the kernel of machines without vectors that we know of, and the table of kernels. */
+#include "ops/gemm/cpu/gemm_kernels.h"
+
+static void micro_scalar(int rows, int64_t k, const float *a, const float *b, const nbl__block *block,
+                         float *tile)
+{
+    float sums[4][NBL_STRIP] = {{0}};
+    for (int64_t i = 0; i < k; i++, a += rows, b += block->b_line)
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < NBL_STRIP; j++) sums[r][j] += a[r] * b[j];
+    for (int r = 0; r < rows; r++, tile += block->stride)
+        for (int j = 0; j < NBL_STRIP; j++) tile[j] = (block->add ? tile[j] : 0) + block->alpha * sums[r][j];
+}
+
+static void run(const nbl__block *block)
+{
+    int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);
+    for (int64_t s = 0; s < block->strips; s++)
+        for (int64_t p = block->panel_begin; p < block->panel_end; p++) {
+            int64_t row = nbl__panel_start(block->rows, block->panels, p);
+            int64_t end = nbl__panel_start(block->rows, block->panels, p + 1);
+            micro_scalar((int)(end - row), block->k, (const float *)block->a + row * block->k,
+                         (const float *)block->b + s * block->b_strip, block,
+                         block->tile + (row - first) * block->stride + s * NBL_STRIP);
+        }
+}
+
+const nbl__kernel nbl__gemm_f32_4x16_scalar = {"gemm_f32_4x16_scalar", NBL_PANEL_F32, 4, 1, 320, false, run};
+
+const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
+{
+#if defined(__x86_64__)
+    if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX) return &nbl__gemm_bf16_32x32_amx;
+    /* AMD multiplies pairs twice as fast as f32, Intel at half the speed: one vdpbf16ps in two cycles. */
+    if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AVX512BF16 && __builtin_cpu_is("amd"))
+        return &nbl__gemm_bf16_14x32_avx512bf16;
+    /* For few rows splitting B costs more than it saves. */
+    if (compute != NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX && m > 32) return &nbl__gemm_f32_32x32_amx;
+    if (isa >= NBL_ISA_AVX512) return &nbl__gemm_f32_14x32_avx512;
+    if (isa >= NBL_ISA_AVX2) return &nbl__gemm_f32_6x16_avx2;
+#else
+    (void)isa, (void)compute, (void)m;
+#endif
+    return &nbl__gemm_f32_4x16_scalar;
+}

@@ -1,0 +1,87 @@
+/* gemm_finish.c - see gemm_finish.h. Cost: the tile is read once, C is written once (and read, to be added
+ * to). */
+#include "ops/gemm/cpu/gemm_finish.h"
+
+#include "ops/linear/cpu/dropout.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* value = old + factor · value + bias; returns how many were done. */
+NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, const float *old,
+                                         const float *bias, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(values + i);
+        if (factor) v = _mm256_mul_ps(_mm256_loadu_ps(factor + i), v);
+        if (old) v = _mm256_add_ps(_mm256_loadu_ps(old + i), v);
+        if (bias) v = _mm256_add_ps(v, _mm256_loadu_ps(bias + i));
+        _mm256_storeu_ps(values + i, v);
+    }
+    return i;
+}
+#endif
+
+static void mend(nbl_isa isa, float *values, const float *factor, const float *old, const float *bias,
+                 int64_t n)
+{
+    int64_t i = 0;
+#if defined(__x86_64__)
+    if (isa >= NBL_ISA_AVX2) i = mend_avx2(values, factor, old, bias, n);
+#else
+    (void)isa;
+#endif
+    for (; i < n; i++) {
+        float v = values[i];
+        if (factor) v = factor[i] * v;
+        if (old) v = old[i] + v;
+        if (bias) v = v + bias[i];
+        values[i] = v;
+    }
+}
+
+/* C is small: the rank of an adapter wide. */
+static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin, int64_t n_end,
+                           const float *tile, int64_t stride)
+{
+    for (int64_t n = n_begin; n < n_end; n++, tile++) {
+        float *c = (float *)p->c + n * p->stride + row;
+        for (int64_t r = 0; r < rows; r++) c[r] = (p->accumulate ? c[r] : 0) + tile[r * stride];
+    }
+}
+
+void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin,
+                      int64_t n_end, float *tile, int64_t stride, float *line)
+{
+    if (p->flipped) {
+        finish_flipped(p, row, rows, n_begin, n_end, tile, stride);
+        return;
+    }
+    int64_t n = n_end - n_begin;
+    size_t size = nbl__size_of(p->dtype);
+    float *bias = NULL, *old = line + n;
+    const float *factor = p->factor ? p->factor + n_begin : NULL;
+    if (p->bias) {
+        bias = line;
+        nbl__to_f32(isa, p->bias->dtype,
+                    (const uint8_t *)p->bias->data + (size_t)n_begin * nbl__size_of(p->bias->dtype), bias, n);
+    }
+    for (int64_t r = 0; r < rows; r++, tile += stride) {
+        uint8_t *c = (uint8_t *)p->c + (size_t)((row + r) * p->stride + n_begin) * size;
+        if (p->accumulate) nbl__to_f32(isa, p->dtype, c, old, n);
+        if (p->accumulate || factor || bias) mend(isa, tile, factor, p->accumulate ? old : NULL, bias, n);
+        if (p->dtype == NBL_DTYPE_F32) memcpy(c, tile, (size_t)n * size);
+        else nbl__from_f32(isa, tile, p->dtype, c, n);
+    }
+}
+
+void nbl__gemm_join(nbl_isa isa, const nbl__product *p, const nbl__term *term, int64_t row, int64_t rows,
+                    int64_t n_begin, int64_t n_end, float *part, float *tile, int64_t stride)
+{
+    for (int64_t r = row; r < row + rows; r++, part += stride, tile += stride) {
+        nbl__drop_f32(isa, term->seed, term->dropout, term->drop_first + r * p->n + n_begin, n_end - n_begin,
+                      part);
+        mend(isa, tile, NULL, part, NULL, n_end - n_begin);
+    }
+}

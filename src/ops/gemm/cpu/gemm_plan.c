@@ -1,0 +1,201 @@
+/* gemm_plan.c - see gemm_plan.h. */
+#include "ops/gemm/cpu/gemm_plan.h"
+
+#include "ops/gemv/cpu/gemv.h"
+#include "ops/gemv/cpu/gemm_int8.h"
+
+enum {
+    MAX_CHUNK = 8,        /* strips; */
+    MAX_SPLIT_CHUNK = 16, /* where panels are faster to multiply than to read from the third cache */
+    SLICES_PER_THREAD = 2 /* below this many items per thread, rows are cut as well */
+};
+
+static bool same_operand(const nbl__mat *a, const nbl__mat *b)
+{
+    return a->data != NULL && a->data == b->data && a->dtype == b->dtype && a->stride == b->stride &&
+           a->scales == b->scales && a->transpose == b->transpose && a->pick == b->pick &&
+           a->dropout == b->dropout &&
+           (a->dropout == 0 ||
+            (a->seed == b->seed && a->drop_first == b->drop_first && a->drop_columns == b->drop_columns));
+}
+
+static route way_of(const nbl__product *p, const nbl__term *t)
+{
+    const nbl__mat *a = &t->a, *b = &t->b;
+    if (a->pick || b->pick || a->transpose || a->dropout > 0 || b->dropout > 0) return BY_PANELS;
+    if (a->dtype == NBL_DTYPE_I8) {
+        bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
+        return codes ? BY_INT8 : BY_PANELS;
+    }
+    /* Down the columns of B, packing is faster than reading in place even for one row. */
+    bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
+    if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
+    return BY_PANELS;
+}
+
+static int64_t block_of_k(int64_t k, int64_t longest)
+{
+    if (k == 0) return longest;
+    return nbl__round_up(nbl__ceil_div(k, nbl__ceil_div(k, longest)), 64);
+}
+
+static int64_t windows_of(int64_t m)
+{
+    return nbl__max_i64(1, nbl__ceil_div(m, WINDOW));
+}
+
+/* The operand of a term: one that is there already, or a new one. */
+static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t)
+{
+    const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute, p->m);
+    for (int i = 0; i < plan->operands; i++) {
+        operand *o = &plan->operand[i];
+        if (o->m != p->m || o->k != t->k || o->source.kernel != kernel || !same_operand(o->source.mat, &t->a))
+            continue;
+        if (p->stage < o->stage) o->stage = p->stage;
+        return i;
+    }
+    plan->operand[plan->operands] = (operand){
+        .source = {plan->isa, kernel, &t->a, t->compute, !t->a.transpose},
+        .m = p->m,
+        .k = t->k,
+        .k_block = block_of_k(t->k, kernel->k_block),
+        .windows = windows_of(p->m),
+        .stage = p->stage,
+    };
+    return plan->operands++;
+}
+
+/* Strips of the next chunk, when so many are left. */
+static int64_t next_chunk(const gemm_plan *plan, int64_t left)
+{
+    int64_t share = plan->workers == 1 ? left : left / plan->workers;
+    return nbl__max_i64(2, nbl__min_i64(share / 2 * 2, plan->max_chunk));
+}
+
+bool nbl__gemm_step(const gemm_plan *plan, int64_t window, int stage, chunk_at *at)
+{
+    if (at->product == NULL) *at = (chunk_at){plan->products, 0, 0, plan->strips[stage]};
+    at->left -= at->end - at->begin;
+    at->begin = at->end;
+    for (const product_plan *end = plan->products + plan->count; at->product < end; at->product++) {
+        if (at->product->product->stage != stage) continue;
+        int64_t own = window < at->product->windows ? at->product->strips : 0;
+        if (at->begin < own) {
+            at->end = nbl__min_i64(own, at->begin + next_chunk(plan, at->left));
+            return true;
+        }
+        at->left -= at->product->strips - at->begin;
+        at->begin = at->end = 0;
+    }
+    return false;
+}
+
+/* Into how many slices rows are cut, for there to be work for all threads. */
+static int64_t slice_count(const gemm_plan *plan, int64_t rows, int64_t chunks)
+{
+    int64_t wanted = plan->workers == 1 || chunks == 0
+                         ? 1
+                         : nbl__ceil_div((int64_t)plan->workers * SLICES_PER_THREAD, chunks);
+    return nbl__max_i64(1, nbl__min_i64(wanted, rows / PACK_ROWS));
+}
+
+static void plan_sizes(gemm_plan *plan)
+{
+    int64_t chunks[STAGES] = {0};
+    plan->max_chunk = MAX_CHUNK;
+    for (int i = 0; i < plan->operands; i++)
+        if (plan->operand[i].source.kernel->panel == NBL_PANEL_SPLIT) plan->max_chunk = MAX_SPLIT_CHUNK;
+    for (int i = 0; i < plan->count; i++) {
+        product_plan *q = &plan->products[i];
+        q->strips = q->product->m > 0 ? nbl__ceil_div(q->product->n, NBL_STRIP) : 0;
+        q->windows = windows_of(q->product->m);
+        plan->strips[q->product->stage] += q->strips;
+        plan->windows = nbl__max_i64(plan->windows, q->windows);
+    }
+    for (int stage = 0; stage < STAGES; stage++)
+        for (chunk_at at = {0}; nbl__gemm_step(plan, 0, stage, &at); chunks[stage]++)
+            plan->tile_columns = nbl__max_i64(plan->tile_columns, (at.end - at.begin) * NBL_STRIP);
+    for (int i = 0; i < plan->count; i++) {
+        product_plan *q = &plan->products[i];
+        int64_t rows = window_rows(q->product->m);
+        q->slices = slice_count(plan, rows, chunks[q->product->stage]);
+        plan->tile_rows = nbl__max_i64(plan->tile_rows, nbl__round_up(rows, NBL_PANEL_MAX_ROWS));
+    }
+}
+
+/* What a worker needs for a term. */
+static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
+{
+    size_t bytes = 0;
+    if (t->dropout > 0) plan->part = true;
+    if (way->way == BY_INT8)
+        bytes = nbl__int8_product_scratch(plan->isa, t, plan->tile_rows, plan->tile_columns);
+    if (way->way == BY_PANELS) {
+        const operand *o = &plan->operand[way->operand];
+        const nbl__kernel *kernel = o->source.kernel;
+        /* Grows with k, as o->k_block need not: a call may have less k than was measured. */
+        int64_t longest = nbl__min_i64(kernel->k_block, nbl__round_up(t->k, 64));
+        size_t b = panel_bytes(kernel, longest * plan->tile_columns);
+        if (b > plan->b_bytes) plan->b_bytes = b;
+        bytes = nbl__pack_scratch(longest, nbl__max_i64(window_rows(o->m), plan->tile_columns));
+    }
+    if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
+}
+
+static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
+{
+    nbl__cut cut = {base, 0};
+    worker_room room = {0};
+    NBL_CUT(&cut, room.tile, plan->tile_rows * plan->tile_columns);
+    if (plan->part) NBL_CUT(&cut, room.part, plan->tile_rows * plan->tile_columns);
+    room.b = nbl__cut_bytes(&cut, plan->b_bytes);
+    room.scratch = nbl__cut_bytes(&cut, plan->scratch_bytes);
+    NBL_CUT(&cut, room.lines, 2 * plan->tile_columns);
+    *bytes = cut.used;
+    return room;
+}
+
+static void plan_operand(operand *o, nbl__cut *cut)
+{
+    const nbl__kernel *kernel = o->source.kernel;
+    int64_t rows = nbl__round_up(window_rows(o->m), kernel->padded ? kernel->rows : 1);
+    o->panels = nbl__cut_bytes(cut, panel_bytes(kernel, rows * nbl__round_up(o->k, kernel->k_step)));
+}
+
+void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
+                         arrays *room, gemm_plan *plan)
+{
+    *plan = (gemm_plan){.isa = nbl__isa(ctx),
+                        .count = count,
+                        .workers = nbl_threads(ctx),
+                        .products = room->products,
+                        .operand = room->operands};
+    term_plan *next = room->terms;
+    for (int i = 0; i < count; i++) {
+        const nbl__product *p = &products[i];
+        product_plan *q = &plan->products[i];
+        *q = (product_plan){.product = p, .terms = next};
+        for (int t = 0; t < p->term_count; t++, next++) {
+            next->way = way_of(p, &p->terms[t]);
+            /* Measured as if packed: a list of picks that is not there yet would have it so. */
+            if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
+            if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
+        }
+    }
+    plan_sizes(plan);
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < products[i].term_count; t++) {
+            const product_plan *q = &plan->products[i];
+            plan_term(plan, &q->terms[t], &products[i].terms[t]);
+        }
+    for (int i = 0; i < plan->operands; i++) plan_operand(&plan->operand[i], cut);
+    cut_room(NULL, plan, &plan->room_bytes);
+    plan->rooms = nbl__cut_bytes(cut, plan->room_bytes * (size_t)plan->workers);
+}
+
+worker_room nbl__gemm_room(const gemm_plan *plan, int worker)
+{
+    size_t bytes;
+    return cut_room(plan->rooms + plan->room_bytes * (size_t)worker, plan, &bytes);
+}

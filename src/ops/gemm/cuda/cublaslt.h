@@ -1,0 +1,38 @@
+/* cublaslt.h - dense products on the device by cuBLASLt, which is loaded when a device is opened.
+ *
+ *     c[m, n] = alpha · a[m, k] · b[k, n] + beta · c
+ *
+ * Row-major, with leading dimensions. `a_turned`: a is stored as [k, m]; `b_turned`: b is stored as [n, k], as weights are.
+ * Sums are f32. The algorithm is chosen once per shape and remembered; only those whose result does not depend on
+ * timing are considered. Enqueues on the device's stream; can be captured. */
+#ifndef NBL_CUDA_BLAS_H
+#define NBL_CUDA_BLAS_H
+
+#include "device/cuda/cuda.h"
+
+typedef struct nbl__gemm {
+    nbl_dtype dtype;   /* of a and b: f32 (no TF32), f16 or bf16 */
+    nbl_dtype c_dtype; /* the same, or f32 */
+    int64_t m, n, k;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc; /* elements from row to row as they are stored; 0: dense */
+    bool a_turned, b_turned;
+    float alpha, beta;
+    int64_t batch;                        /* 0: 1 */
+    int64_t a_stride, b_stride, c_stride; /* elements from one matrix of the batch to the next */
+} nbl__gemm;
+
+nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *gemm);
+
+/* i32 c[m, n] = a[m, k]·b[n, k]ᵀ of i8, exact. */
+nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
+                             const int8_t *b, int32_t *c);
+
+/* Is the library there? */
+bool nbl__blas_found(void);
+/* Loads the library and makes a handle; without the library *blas is NULL and that is no failure. */
+nbl_status nbl__blas_open(nbl__cuda *cuda, struct nbl__blas **blas);
+void nbl__blas_close(nbl__cuda *cuda, struct nbl__blas *blas);
+
+#endif

@@ -1,0 +1,10 @@
+/* gemm_i8.h - products of 8-bit integers of any size and alignment; blas.h uses it where its library cannot. */
+#ifndef NBL_CUDA_GEMM_I8_H
+#define NBL_CUDA_GEMM_I8_H
+
+#include "device/cuda/cuda.h"
+
+nbl_status nbl__cuda_gemm_i8_plain(const nbl__call *call, int64_t m, int64_t n, int64_t k, const int8_t *a,
+                                   const int8_t *b, int32_t *c);
+
+#endif

@@ -1,0 +1,48 @@
+/* gemm_lowrank_sm90.h - on a Hopper: all that the few ranks of adapters want of long matrices in one pass over each of them.
+ *
+ *     to[., first_i + r] = scale_i·Σ_c z_i[., c]·a_i[r, c]             z_i is [rows, columns_i], a_i [wide, columns_i]
+ *     gradient[c, r] (+)= Σ over rows of z_i[., c]·v[., first + r]
+ *
+ * The first may be left out. bf16, sums in f32 in a fixed order; wide is 16 or 32, or 48 without the first. Bound by
+ * reading z. Pointers are aligned to 16 bytes, columns and leading dimensions are multiples of 8: ask nbl__sweep_can. */
+#ifndef NBL_CUDA_SWEEP_H
+#define NBL_CUDA_SWEEP_H
+
+#include "device/cuda/cuda.h"
+
+enum { NBL_SWEEP_PARTS = 4 };
+
+typedef struct nbl__sweep_part {
+    const void *z; /* dense */
+    int64_t columns;
+    const void *a; /* dense */
+    float scale;
+    int64_t first;   /* its columns of `to` */
+    int64_t v_first; /* and of v */
+} nbl__sweep_part;
+
+/* Some of the sums over rows: `rank` of them from v_first + `first` on, as [columns, rank] or, turned, [rank, columns]. */
+typedef struct nbl__sweep_gradient {
+    int part;
+    int64_t first, rank;
+    float *to;
+    bool turned, accumulate;
+} nbl__sweep_gradient;
+
+typedef struct nbl__sweep {
+    int64_t rows, wide;
+    int count, gradient_count;
+    nbl__sweep_part parts[NBL_SWEEP_PARTS];
+    nbl__sweep_gradient gradients[NBL_SWEEP_PARTS];
+    void *to; /* NULL: not wanted */
+    int64_t to_ld;
+    const void *v; /* [rows, .] */
+    int64_t v_ld;
+} nbl__sweep;
+
+bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s);
+/* Bytes, by rows, wide and the parts' columns alone. */
+size_t nbl__sweep_scratch(const nbl__cuda *cuda, const nbl__sweep *s);
+nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s, void *scratch);
+
+#endif

@@ -1,0 +1,362 @@
+/* gemm_sm90_kernel.cuh - the kernel of hopper.h. Internal to hopper_sm90.cu.
+ *
+ * Blocks stay: one per multiprocessor, in clusters of CLUSTER, each cluster takes unit after unit of the result, a unit
+ * being CLUSTER tiles of 128 rows below each other and BN columns wide (gated: BN / 2 columns of both sums). A block is
+ * three warpgroups:
+ *
+ *     copier       one thread has the copy engine fill a ring of STAGES stages, 64 values of k each. The rows of a are
+ *                  the block's own; of b each block of a cluster fetches its part and sends it to all of them: a tile of
+ *                  b crosses the L2 once per cluster
+ *     2 counters   64 rows by BN columns each, sums in registers (BN / 2 per thread); the products of one stage run while
+ *                  the next are issued. A stage is free when the counters of all blocks of the cluster are done with it
+ *
+ * At the end of a tile the counters round their sums into one of BUFFERS boxes of 64 lines of 128 bytes, which the copy
+ * engine takes to c while the copier fetches the next tile's first stages and the counters go on to them.
+ *
+ * Sizes that are no multiple of a tile need no care: the copy engine reads zeros outside of a matrix, and writes nothing
+ * there. Units go down 2048 rows before they go to the right, so that those that run at the same time share their rows
+ * and columns in the L2. */
+#ifndef NBL_CUDA_HOPPER_KERNEL_CUH
+#define NBL_CUDA_HOPPER_KERNEL_CUH
+
+#include "ops/common/dependent_launch.cuh"
+#include "ops/gemm/cuda/gemm_sm90_exp.cuh"
+#include "ops/gemm/cuda/gemm_sm90_mma.cuh"
+#include "ops/common/kernel.cuh"
+
+extern "C" {
+#include "ops/gemm/cuda/gemm_sm90.h"
+}
+
+namespace nbl_hopper
+{
+
+constexpr int BM = 128, BK = 64, LINE = 128, BOX_LINES = 64, BOX = LINE * BOX_LINES;
+constexpr int COUNTERS = 2, THREADS = 128 * (1 + COUNTERS);
+constexpr int NOWHERE = 1 << 30; /* a column that no matrix has */
+
+/* What a tile's sums become. */
+enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL };
+
+/* Everything a launch needs, by value. */
+struct job {
+    CUtensorMap a[NBL_HOPPER_SOURCES],
+        b[NBL_HOPPER_SOURCES][2]; /* b: of the left and the right half of a tile */
+    CUtensorMap c[NBL_HOPPER_PARTS], gate, up;
+    int32_t steps[NBL_HOPPER_SOURCES + 1]; /* of BK values of k */
+    int32_t tail[NBL_HOPPER_SOURCES];      /* how many times 16 of them the last step has */
+    bool has_b[NBL_HOPPER_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
+    int32_t parts, first_source[NBL_HOPPER_PARTS + 1], all_steps[NBL_HOPPER_PARTS]; /* of each part */
+    int32_t
+        first_right[NBL_HOPPER_PARTS + 1]; /* the part's first unit to the right; then how many there are */
+    int32_t units_down, group;
+    int32_t act;
+    float beta;
+    const void *old;
+    int64_t ld_old, m, n;
+    exponentials exp;
+};
+
+template <int BN, int STAGES, int BUFFERS> struct layout {
+    static constexpr int A = BM * LINE, B = BN * LINE, STAGE = A + B;
+    static constexpr int BOXES = STAGES * STAGE, BARRIERS = BOXES + COUNTERS * BUFFERS * BOX;
+    static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* and to begin at a multiple of 1024 */
+};
+
+struct unit_place {
+    int row, column, part; /* row: of the cluster's first tile */
+};
+
+__device__ inline int unit_count(const job &p)
+{
+    return p.units_down * p.first_right[p.parts];
+}
+
+template <int BN, int CLUSTER, bool GATED> __device__ inline unit_place place_of(const job &p, int unit)
+{
+    int per_group = p.group * p.first_right[p.parts], first = unit / per_group * p.group,
+        at = unit % per_group;
+    int rows = min(p.group, p.units_down - first), right = at / rows, part = 0;
+    while (!GATED && right >= p.first_right[part + 1]) part++;
+    return {(first + at % rows) * CLUSTER * BM, (right - p.first_right[part]) * (GATED ? BN / 2 : BN), part};
+}
+
+/* ---- the copier ---- */
+
+template <int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, bool GATED>
+__device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank)
+{
+    using at = layout<BN, STAGES, BUFFERS>;
+    constexpr int HALF = BN / 2;
+    int stage = 0, units = unit_count(p);
+    uint32_t parity = 1; /* the first round finds all stages free */
+    for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
+        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
+        int row = place.row + rank * BM, column = place.column;
+        for (int s = p.first_source[place.part]; s < p.first_source[place.part + 1]; s++) {
+            for (int step = 0; step < p.steps[s]; step++) {
+                uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
+                barrier_wait(empty, parity);
+                barrier_expect(full, at::STAGE);
+                load_box(a, &p.a[s], step * BK, row, full);
+                for (int i = 0; i < 2 / CLUSTER; i++) {
+                    int half = CLUSTER == 2 ? rank : i;
+                    int x = !p.has_b[s][half] ? NOWHERE : GATED ? column : column + half * HALF;
+                    uint32_t to = a + at::A + half * HALF * LINE;
+                    const CUtensorMap *map = &p.b[s][half];
+                    for (int j = 0; j < (STRAIGHT ? HALF / 64 : 1); j++) {
+                        int first = STRAIGHT ? x + 64 * j : step * BK, second = STRAIGHT ? step * BK : x;
+                        if (CLUSTER == 1) load_box(to + j * BOX, map, first, second, full);
+                        else load_box_to(to + j * BOX, map, first, second, full, (1 << CLUSTER) - 1);
+                    }
+                }
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+        }
+    }
+}
+
+/* ---- the counters' results ---- */
+
+__device__ inline uint32_t two_of(float a, float b, __half)
+{
+    __half2 both = __floats2half2_rn(a, b);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+__device__ inline uint32_t two_of(float a, float b, __nv_bfloat16)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+
+/* Of a warpgroup's 64 rows a thread has row lane / 4 of its warp's 16 and the one 8 below, and of every 8 columns the two
+ * from lane % 4 · 2: v[4·j + 2·below + right]. */
+
+/* 64 columns, as 16 bits, into a box. */
+template <typename T> __device__ inline void fill_box(uint32_t box, const float (&v)[32])
+{
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    for (int j = 0; j < 8; j += 2) {
+        uint32_t to = box + line * LINE + ((j + lane / 16) ^ (line % 8)) * 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                     "r"(two_of(v[4 * j], v[4 * j + 1], T())), "r"(two_of(v[4 * j + 2], v[4 * j + 3], T())),
+                     "r"(two_of(v[4 * j + 4], v[4 * j + 5], T())),
+                     "r"(two_of(v[4 * j + 6], v[4 * j + 7], T()))
+                     : "memory");
+    }
+}
+/* 32 of the 64 columns, as f32. */
+template <int FIRST> __device__ inline void fill_box_f32(uint32_t box, const float (&v)[32])
+{
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
+    for (int j = 0; j < 4; j++)
+        for (int below = 0; below < 2; below++) {
+            int place = line + 8 * below, i = FIRST / 2 + 4 * j + 2 * below;
+            uint32_t to = box + place * LINE + ((2 * j + pair / 2) ^ (place % 8)) * 16 + pair % 2 * 8;
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[i]), "f"(v[i + 1]) : "memory");
+        }
+}
+
+/* A warpgroup's way out: boxes that take turns. */
+template <int BUFFERS> struct way_out {
+    uint32_t boxes;
+    int next, number; /* number: of the warpgroup's barrier */
+    bool leads;
+
+    template <typename F> __device__ inline void send(const CUtensorMap *map, int column, int row, F fill)
+    {
+        if (leads) stores_read<BUFFERS - 1>();
+        warpgroup_sync(number);
+        uint32_t box = boxes + next * BOX;
+        fill(box);
+        written_for_copies();
+        warpgroup_sync(number);
+        if (leads) store_box(map, column, row, box);
+        next = next + 1 == BUFFERS ? 0 : next + 1;
+    }
+    template <typename T>
+    __device__ inline void send_64(const CUtensorMap *map, bool wide, int column, int row,
+                                   const float (&v)[32])
+    {
+        if (!wide) {
+            send(map, column, row, [&](uint32_t box) { fill_box<T>(box, v); });
+        } else {
+            send(map, column, row, [&](uint32_t box) { fill_box_f32<0>(box, v); });
+            send(map, column + 32, row, [&](uint32_t box) { fill_box_f32<32>(box, v); });
+        }
+    }
+};
+
+/* The old values of 64 columns, two to a word, for the thread that has their sums; n is a multiple of 8. */
+__device__ inline void load_old(const job &p, int column, int row, uint32_t (&old)[16])
+{
+    int lane = threadIdx.x % 32;
+    int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
+    const uint32_t *from = static_cast<const uint32_t *>(p.old) + (y * p.ld_old + x) / 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int right = i / 2 * 8, below = i % 2 * 8;
+        old[i] = x + right < p.n && y + below < p.m ? from[(below * p.ld_old + right) / 2] : 0;
+    }
+}
+template <typename T> __device__ inline void add_old(float beta, const uint32_t (&old)[16], float (&v)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        T two[2];
+        memcpy(two, &old[i], 4);
+        v[2 * i] = fmaf(beta, nbl_cuda::to_f32(two[0]), v[2 * i]);
+        v[2 * i + 1] = fmaf(beta, nbl_cuda::to_f32(two[1]), v[2 * i + 1]);
+    }
+}
+__device__ inline void add_old_f32(const job &p, int column, int row, float (&v)[32])
+{
+    int lane = threadIdx.x % 32;
+    int64_t y = row + threadIdx.x / 32 % 4 * 16 + lane / 4, x = column + lane % 4 * 2;
+    const float *from = static_cast<const float *>(p.old) + y * p.ld_old + x;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int right = i / 2 * 8, below = i % 2 * 8;
+        if (x + right >= p.n || y + below >= p.m) continue;
+        float2 old = *reinterpret_cast<const float2 *>(from + below * p.ld_old + right);
+        v[2 * i] = fmaf(p.beta, old.x, v[2 * i]);
+        v[2 * i + 1] = fmaf(p.beta, old.y, v[2 * i + 1]);
+    }
+}
+
+/* By the hardware's exponential, good to a few units of f32's last place: the result has 16 bits. */
+__device__ inline float activation(int act, float x)
+{
+    if (act == NBL_ACT_GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    float y = act == NBL_ACT_SILU ? x
+                                  : 1.5957691216057308f * fmaf(0.044715f * x * x, x, x); /* tanh's, doubled */
+    return __fdividef(x, 1.0f + __expf(-y));
+}
+
+template <typename T, int BN, bool GATED, int BUFFERS>
+__device__ inline void send_tile(const job &p, way_out<BUFFERS> &out, int part, int column, int row,
+                                 uint32_t (&old)[16], float (&sums)[BN / 2])
+{
+    constexpr int COLUMNS = GATED ? BN / 2 : BN;
+#pragma unroll
+    for (int x = 0; x < COLUMNS; x += 64) {
+        float v[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) v[i] = sums[x / 2 + i];
+        if constexpr (GATED) {
+            float w[32];
+#pragma unroll
+            for (int i = 0; i < 32; i++) w[i] = sums[BN / 4 + x / 2 + i];
+            if (p.keeps_gate) out.template send_64<T>(&p.gate, p.wide, column + x, row, v);
+            if (p.keeps_up) out.template send_64<T>(&p.up, p.wide, column + x, row, w);
+#pragma unroll
+            for (int i = 0; i < 32; i++) v[i] = activation(p.act, v[i]) * w[i];
+            out.template send_64<T>(&p.c[0], false, column + x, row, v);
+        } else {
+            if (p.beta != 0 && p.wide) add_old_f32(p, column + x, row, v);
+            if (p.beta != 0 && !p.wide) {
+                add_old<T>(p.beta, old, v);
+                if (x + 64 < COLUMNS)
+                    load_old(p, column + x + 64, row, old); /* on their way while these go */
+            }
+            out.template send_64<T>(&p.c[part], p.wide, column + x, row, v);
+        }
+    }
+}
+
+/* ---- the counters ---- */
+
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
+__device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barriers, int rank, int counter)
+{
+    using at = layout<BN, STAGES, BUFFERS>;
+    constexpr bool GATED = END == ENDS_GATED;
+    constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* in a descriptor, 16 values of k further */
+    uint32_t lane = threadIdx.x % 32, parity = 0;
+    /* Lane i tells block i of the cluster that this warp is done with a stage. */
+    uint32_t empty = of_block(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
+    int stage = 0, units = unit_count(p);
+    way_out<BUFFERS> out = {ring + at::BOXES + counter * BUFFERS * BOX, 0, 1 + counter,
+                            threadIdx.x % 128 == 0};
+    float sums[BN / 2];
+    for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
+        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
+        int column = place.column, row = place.row + rank * BM + counter * 64;
+        int before = 0, source = p.first_source[place.part], left = p.steps[source];
+        int all_steps = p.all_steps[place.part];
+        for (int step = 0; step < all_steps; step++) {
+            int pieces = BK / 16;
+            if (--left == 0) pieces = p.tail[source], left = p.steps[++source];
+            uint32_t a = ring + stage * at::STAGE;
+            uint64_t da = descriptor_of<false>(a + counter * 64 * LINE),
+                     db = descriptor_of<STRAIGHT>(a + at::A);
+            barrier_wait(barriers + stage * 8, parity);
+            if (pieces == BK / 16) {
+                products_begin();
+#pragma unroll
+                for (int i = 0; i < BK / 16; i++)
+                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                products_commit();
+            } else { /* each its own group: the compiler wants one in every path */
+#pragma unroll 1
+                for (int i = 0; i < pieces; i++) {
+                    products_begin();
+                    multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
+                    products_commit();
+                }
+            }
+            products_wait<1>();
+            if (step > 0 && lane < CLUSTER) barrier_arrive(empty + before * 8);
+            before = stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        uint32_t old[16];
+        row_facts facts;
+        if constexpr (END == ENDS_EXPONENTIAL) facts = load_facts(p.exp, row, p.m, p.n);
+        else if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
+        products_wait<0>();
+        sums_are_there(sums);
+        if (lane < CLUSTER) barrier_arrive(empty + before * 8);
+        if constexpr (END == ENDS_EXPONENTIAL)
+            send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
+        else send_tile<T, BN, GATED>(p, out, place.part, column, row, old, sums);
+    }
+    if (out.leads) stores_read<0>();
+}
+
+template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
+__global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ job p)
+{
+    using at = layout<BN, STAGES, BUFFERS>;
+    extern __shared__ uint8_t memory[];
+    uint32_t ring = (static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
+    uint32_t barriers = ring + at::BARRIERS;
+    int rank = CLUSTER == 1 ? 0 : static_cast<int>(rank_in_cluster());
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_make(barriers + i * 8, 1); /* full: the copier's, and the bytes */
+            barrier_make(barriers + (STAGES + i) * 8,
+                         COUNTERS * 4 * CLUSTER); /* empty: every counter's warps */
+        }
+        barriers_made();
+    }
+    if (CLUSTER == 1) __syncthreads();
+    else cluster_wait();
+    nbl_cuda::wait_for_others();
+    nbl_cuda::others_may_begin();
+    if (threadIdx.x < 128) {
+        registers_give<40>();
+        if (threadIdx.x == 0)
+            copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END == ENDS_GATED>(p, ring, barriers, rank);
+        __syncwarp();
+    } else {
+        registers_take<232>();
+        int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
+                                  0); /* the same in a warp, and known to be */
+        count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>(p, ring, barriers, rank, counter);
+    }
+    if (CLUSTER > 1) cluster_wait(); /* no block goes while another may write to it */
+}
+
+} // namespace nbl_hopper
+#endif

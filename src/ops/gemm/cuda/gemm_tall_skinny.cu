@@ -1,0 +1,164 @@
+/* gemm_tall_skinny.cu - see skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
+ *
+ * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time,
+ * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does
+ * not matter as long as both operands agree. The warps' sums are added up at the end, in their order. */
+#include "ops/common/kernel.cuh"
+
+extern "C" {
+#include "ops/gemm/cuda/gemm_tall_skinny.h"
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+
+__device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                uint32_t b0, uint32_t b1)
+{
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Eight values that are aligned to 16 bytes, or only to one of them. */
+__device__ inline uint4 eight(const __nv_bfloat16 *from, bool aligned)
+{
+    if (aligned) return *reinterpret_cast<const uint4 *>(from);
+    const unsigned short *halves = reinterpret_cast<const unsigned short *>(from);
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) words[i] = halves[2 * i] | static_cast<uint32_t>(halves[2 * i + 1]) << 16;
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* ---- project ---- */
+
+template <int M> struct rows_part {
+    uint4 upper[M], lower[M]; /* of rows g and g + 8 of each 16 */
+};
+
+template <bool ALIGNED, int M>
+__device__ inline void load_rows(const nbl__project &p, int64_t row, int64_t column, rows_part<M> &part)
+{
+    const __nv_bfloat16 *x = static_cast<const __nv_bfloat16 *>(p.x);
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    bool inside = column < p.columns;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        int64_t r = row + 16 * m;
+        part.upper[m] = inside && r < p.rows ? eight(x + r * p.columns + column, ALIGNED) : none;
+        part.lower[m] = inside && r + 8 < p.rows ? eight(x + (r + 8) * p.columns + column, ALIGNED) : none;
+    }
+}
+
+template <bool ALIGNED, int M, int N>
+__global__ void __launch_bounds__(THREADS, 1) project_kernel(const __grid_constant__ nbl__project p)
+{
+    __shared__ float shared[WARPS][16][8 * N + 2];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * 16 * M;
+    const __nv_bfloat16 *a = static_cast<const __nv_bfloat16 *>(p.a);
+    float sums[M][N][4] = {};
+    rows_part<M> now, next;
+    int64_t column = warp * 32 + q * 8;
+    load_rows<ALIGNED>(p, first + g, column, now);
+    for (; column - q * 8 < p.columns; column += 32 * WARPS) {
+        load_rows<ALIGNED>(p, first + g, column + 32 * WARPS, next);
+        uint4 b[N];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            b[n] = column < p.columns
+                       ? __ldg(reinterpret_cast<const uint4 *>(a + (8 * n + g) * p.columns + column))
+                       : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                multiply(sums[m][n], now.upper[m].x, now.lower[m].x, now.upper[m].y, now.lower[m].y, b[n].x,
+                         b[n].y);
+                multiply(sums[m][n], now.upper[m].z, now.lower[m].z, now.upper[m].w, now.lower[m].w, b[n].z,
+                         b[n].w);
+            }
+        now = next;
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            shared[warp][g][8 * n + 2 * q] = sums[m][n][0];
+            shared[warp][g][8 * n + 2 * q + 1] = sums[m][n][1];
+            shared[warp][g + 8][8 * n + 2 * q] = sums[m][n][2];
+            shared[warp][g + 8][8 * n + 2 * q + 1] = sums[m][n][3];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 16 * 8 * N; i += THREADS) {
+            int r = i / (8 * N), c = i % (8 * N);
+            int64_t row = first + 16 * m + r;
+            if (row >= p.rows) continue;
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum += shared[w][r][c];
+            sum = p.ones >> c & 1 ? 1 : sum * p.scales[c / 8];
+            static_cast<__nv_bfloat16 *>(p.to)[row * p.to_ld + c] = __float2bfloat16_rn(sum);
+        }
+    }
+}
+
+template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaStream_t stream)
+{
+    unsigned blocks = static_cast<unsigned>((p.rows + 16 * M - 1) / (16 * M));
+    if (p.wide == 16) project_kernel<ALIGNED, M, 2><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.wide == 32) project_kernel<ALIGNED, M, 4><<<blocks, THREADS, 0, stream>>>(p);
+    else if (p.wide == 48) project_kernel<ALIGNED, M, 6><<<blocks, THREADS, 0, stream>>>(p);
+    else if constexpr (M <= 2) project_kernel<ALIGNED, M, 8><<<blocks, THREADS, 0, stream>>>(p);
+}
+
+} // namespace
+
+extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p)
+{
+    constexpr int64_t FEW = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
+    if (p->rows == 0 || p->wide == 0) return NBL_OK;
+    if (!is_aligned(p->x, 16)) launch_project<false, 1>(*p, stream_of(call));
+    else if (p->rows > FEW / 2 && p->wide <= 48) launch_project<true, 4>(*p, stream_of(call));
+    else if (p->rows > FEW / 4) launch_project<true, 2>(*p, stream_of(call));
+    else launch_project<true, 1>(*p, stream_of(call));
+    return launched(call);
+}
+
+/* ---- scattering ---- */
+
+namespace
+{
+struct scatter_job {
+    nbl__scatter_part parts[4];
+};
+
+__global__ void scatter_kernel(const float *from, int64_t columns, const __grid_constant__ scatter_job j)
+{
+    const nbl__scatter_part &p = j.parts[blockIdx.y];
+    int64_t n = p.count * columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
+        float value = from[p.first * columns + i];
+        p.to[i] = p.accumulate ? p.to[i] + value : value;
+    }
+}
+} // namespace
+
+extern "C" nbl_status nbl__cuda_scatter(const nbl__call *call, const float *from, int64_t columns,
+                                        const nbl__scatter_part *parts, int count)
+{
+    scatter_job j = {};
+    for (int i = 0; i < count; i++) j.parts[i] = parts[i];
+    if (count == 0 || columns == 0) return NBL_OK;
+    scatter_kernel<<<dim3(128, static_cast<unsigned>(count)), THREADS, 0, stream_of(call)>>>(from, columns,
+                                                                                             j);
+    return launched(call);
+}

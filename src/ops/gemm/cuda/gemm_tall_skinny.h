@@ -1,0 +1,34 @@
+/* gemm_tall_skinny.h - products of bf16 with one short side, a few ranks of adapters: bound by reading the long operand once.
+ *
+ *     project   to[., r] = scale·Σ_c x[., c]·a[r, c]                 x is [rows, columns], a [wide, columns]
+ *
+ * wide is a multiple of 16 up to NBL_SKINNY_MOST, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned
+ * to its elements only (slower); everything else must be aligned to 16 bytes, with rows that are multiples of 8. */
+#ifndef NBL_CUDA_SKINNY_H
+#define NBL_CUDA_SKINNY_H
+
+#include "device/cuda/cuda.h"
+
+enum { NBL_SKINNY_MOST = 64 };
+
+typedef struct nbl__project {
+    int64_t rows, columns;
+    const void *x, *a; /* dense */
+    int wide;
+    float scales[NBL_SKINNY_MOST / 8]; /* of each 8 results */
+    uint64_t ones;                     /* results with this bit are 1 instead */
+    void *to;
+    int64_t to_ld;
+} nbl__project;
+nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p);
+
+/* Rows of one f32 matrix, each group of them to its own place. */
+typedef struct nbl__scatter_part {
+    float *to;
+    int64_t first, count;
+    bool accumulate;
+} nbl__scatter_part;
+nbl_status nbl__cuda_scatter(const nbl__call *call, const float *from, int64_t columns,
+                             const nbl__scatter_part *parts, int count); /* at most 4 */
+
+#endif

@@ -1,0 +1,491 @@
+/* gemv_avx512.c - products with few rows on AVX-512; the frame is in gemv_kernels.h.
+ *
+ * 4 bits, f32    a register holds 128 codes, 8 per lane. Loads at byte offsets 0 … 3 bring each byte of a
+ *                lane to its low end, where vpermps looks at 4 bits and ignores the rest:
+ *
+ *                    load at +s  ->  vpermps table            codes in low nibbles     fma
+ *                                ->  >> 4 -> vpermps table    codes in high nibbles    fma
+ *
+ *                2.5 operations for 16 weights; scales join once per 128.
+ * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: the same 32 codes in
+ * and bf16       each quarter of a register, brought down by shifts that differ from quarter to quarter
+ * int8, dense    widened and multiplied; the scale of an int8 row joins at its end (f32)
+ *
+ * With one row 4-bit weights run at 10 to 12 weights per cycle, which is about what a core reads from memory. */
+#include "ops/gemv/cpu/gemv_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Memory of a later column is on its way while this one is worked on: of the column after the next, or of one that lies
+ * far enough ahead to arrive in time. The hardware's own fetching stops at the end of a page, which is some ten columns
+ * of a small model. */
+#define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
+enum { FETCH_BYTES = 3072 };
+
+NBL_INLINE int64_t columns_ahead(int64_t column_bytes)
+{
+    return nbl__max_i64(2, FETCH_BYTES / nbl__max_i64(column_bytes, 1));
+}
+
+/* The scales of a column's units, where they lie in memory as they are used: most often. Fetches those of the column
+ * whose codes lie `ahead` bytes on. */
+NBL_INLINE const float *scales_of(const nbl_weight *w, int64_t flat, int64_t count, bool fine, int64_t ahead,
+                                  float *room)
+{
+    const int64_t unit = fine ? 32 : 64;
+    if (w->format != NBL_FORMAT_MXFP4 && w->nested_scales == NULL && w->block == unit) {
+        FETCH(w->scales + (flat + 2 * ahead) / unit);
+        return w->scales + flat / unit;
+    }
+    return nbl__gemv_scales(w, flat, count, room);
+}
+
+/* The sums of four registers, each in the first place of a quarter. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
+{
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+}
+
+NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
+                                              const __m512 *sums, float factor)
+{
+    float *tile = job->tile + n - job->n_begin, four[16];
+    NBL_UNROLL for (int i = 0; i < rows; i++)
+    {
+        if (rows >= 4 && i % 4 == 0) _mm512_storeu_ps(four, four_sums(sums + i));
+        float sum = rows >= 4 ? four[i % 4 * 4] : _mm512_reduce_add_ps(sums[i]);
+        if (i < job->m) tile[i * job->tile_stride] += job->term->alpha * (sum * factor);
+    }
+}
+
+NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
+{
+    if (dtype == NBL_DTYPE_F32) return values;
+    if (dtype == NBL_DTYPE_F16) return _mm512_cvtph_ps(_mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+    __m512i bits = _mm512_castps_si512(values);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 number = _mm512_cmp_ps_mask(values, values, _CMP_ORD_Q);
+    return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, number, sum, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* The same for bf16 and magnitudes from 2^-126 to 2^110: adding 1.5 · 2^16 times the value's power of two leaves
+ * no room for the bits that bf16 does not have. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 round_moderate_bf16(__m512 values)
+{
+    const __m512 raise = _mm512_set1_ps(0x1.8p16f);
+    __m512 power = _mm512_and_ps(values, _mm512_castsi512_ps(_mm512_set1_epi32((int)0xff800000)));
+    return _mm512_fnmadd_ps(power, raise, _mm512_fmadd_ps(power, raise, values));
+}
+
+/* The 16 values of a block. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 block_values(nbl_dtype dtype, __m512 table, const float *scale)
+{
+    __m512 products = _mm512_mul_ps(table, _mm512_set1_ps(*scale));
+    uint32_t bits;
+    memcpy(&bits, scale, sizeof bits);
+    /* 2^-100 <= |scale| < 2^100: entries of tables are 0 or 2^-8 to 12 */
+    if (dtype == NBL_DTYPE_BF16 && (bits << 1) - (27u << 24) < (200u << 24))
+        return round_moderate_bf16(products);
+    return round_to(dtype, products);
+}
+
+/* ---- 4 bits, f32 ---- */
+
+/* The scales of a group: two, or four of blocks of 32, each in the lanes of its codes. */
+NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mmask8 which)
+{
+    const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    __m128 few = _mm_maskz_loadu_ps(which, scales);
+    return _mm512_permutexvar_ps(fine ? quarters : halves, _mm512_castps128_ps512(few));
+}
+
+/* 128 weights, fewer where `bytes` says so, of each of `columns` neighbours, `next` bytes apart. With few rows the
+ * scale joins the sum of the group, else the weights. */
+NBL_TARGET_AVX512 NBL_INLINE void group_f32(int rows, int columns, const uint8_t *codes, int64_t next,
+                                            bool whole, __mmask64 bytes, __m512 table, const __m512 *scale,
+                                            const float *a, __m512 *sums)
+{
+    const bool after = rows < 4;
+    __m512 part[NBL_GEMV_MAX_ROWS], w[2][2];
+    NBL_UNROLL for (int s = 0; s < 4; s++)
+    {
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            const uint8_t *from = codes + c * next + s;
+            __m512i v = whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(bytes >> s, from);
+            w[c][0] = _mm512_permutexvar_ps(v, table);
+            w[c][1] = _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4), table);
+            if (!after)
+                w[c][0] = _mm512_mul_ps(w[c][0], scale[c]), w[c][1] = _mm512_mul_ps(w[c][1], scale[c]);
+        }
+        NBL_UNROLL for (int h = 0; h < 2; h++)
+        {
+            NBL_UNROLL for (int i = 0; i < rows; i++)
+            {
+                __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 32 * s + 16 * h);
+                if (after)
+                    part[i] = s == 0 && h == 0 ? _mm512_mul_ps(w[0][h], x)
+                                               : _mm512_fmadd_ps(w[0][h], x, part[i]);
+                else NBL_UNROLL for (int c = 0; c < columns; c++)
+                    {
+                        sums[c * rows + i] = _mm512_fmadd_ps(w[c][h], x, sums[c * rows + i]);
+                    }
+            }
+        }
+    }
+    if (after)
+        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_fmadd_ps(part[i], scale[0], sums[i]);
+}
+
+/* Columns [n, n + columns). */
+NBL_TARGET_AVX512 NBL_INLINE void columns_f32(const nbl__gemv_job *job, int rows, bool fine, int columns,
+                                              int64_t n, int64_t ahead)
+{
+    const nbl_weight *weight = job->term->b.weight;
+    const int64_t in = nbl__gemv_columns(weight), count = job->count, flat = n * in + job->first;
+    const int64_t last = (count - 1) / NBL_GEMV_GROUP, rest = count - last * NBL_GEMV_GROUP;
+    const __mmask64 bytes = ~(__mmask64)0 >> (64 - rest / 2);
+    const int per_group = fine ? 4 : 2;
+    const __mmask8 all = fine ? 15 : 3, some = (__mmask8)((1 << (rest / (fine ? 32 : 64))) - 1);
+    const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
+    const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
+    const float *a = job->a, *scales[2];
+    float room[2][NBL_GEMV_UNITS];
+    __m512 sums[2 * NBL_GEMV_MAX_ROWS], scale[2];
+    NBL_UNROLL for (int c = 0; c < columns; c++)
+    {
+        scales[c] = scales_of(weight, flat + c * in, count, fine, ahead, room[c]);
+    }
+    NBL_UNROLL for (int i = 0; i < columns * rows; i++) sums[i] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < last; g++, codes += 64, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int c = 0; c < columns; c++)
+        {
+            FETCH(codes + ahead + c * in / 2);
+            scale[c] = spread(fine, scales[c] + per_group * g, all);
+        }
+        group_f32(rows, columns, codes, in / 2, true, 0, table, scale, a, sums);
+    }
+    NBL_UNROLL for (int c = 0; c < columns; c++) scale[c] = spread(fine, scales[c] + per_group * last, some);
+    group_f32(rows, columns, codes, in / 2, false, bytes, table, scale, a, sums);
+    NBL_UNROLL for (int c = 0; c < columns; c++) add_to_tile(job, rows, n + c, sums + c * rows, 1);
+}
+
+/* With many rows two columns share the reading of A. */
+NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_f32(const nbl__gemv_job *job, int rows, bool fine)
+{
+    const int64_t bytes = nbl__gemv_columns(job->term->b.weight) / 2, ahead = columns_ahead(bytes) * bytes;
+    int64_t n = job->n_begin;
+    if (rows >= 4)
+        for (; n + 2 <= job->n_end; n += 2) columns_f32(job, rows, fine, 2, n, ahead);
+    for (; n < job->n_end; n++) columns_f32(job, rows, fine, 1, n, ahead);
+}
+
+/* ---- 4 bits, rounded to f16 or bf16 ---- */
+
+/* How many sums a row needs so that additions do not wait for each other. */
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
+
+NBL_TARGET_AVX512 NBL_INLINE void unit_16(int rows, const uint8_t *codes, __m512 values, const float *a,
+                                          __m512 *sums)
+{
+    const __m512i low = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(16));
+    __m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    NBL_UNROLL for (int t = 0; t < 2; t++)
+    {
+        __m512 w = _mm512_permutexvar_ps(_mm512_srlv_epi32(v, t ? high : low), values);
+        NBL_UNROLL for (int i = 0; i < rows; i++)
+        {
+            sums[i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * NBL_GEMV_GROUP + 16 * t), sums[i]);
+        }
+    }
+}
+
+NBL_TARGET_AVX512 NBL_INLINE void run_fourbit_16(const nbl__gemv_job *job, nbl_dtype dtype, int rows,
+                                                 bool fine)
+{
+    const nbl_weight *weight = job->term->b.weight;
+    const int64_t columns = nbl__gemv_columns(weight), units = job->count / 32;
+    const int64_t ahead = columns_ahead(columns / 2) * (columns / 2);
+    const int chains = CHAINS(rows);
+    const __m512 table = _mm512_loadu_ps(nbl__gemv_table(weight));
+    const float *a = job->a;
+    float room[NBL_GEMV_UNITS];
+    for (int64_t n = job->n_begin; n < job->n_end; n++) {
+        int64_t flat = n * columns + job->first, u = 0;
+        const uint8_t *codes = (const uint8_t *)weight->data + flat / 2;
+        const float *scales = scales_of(weight, flat, job->count, fine, ahead, room);
+        __m512 sums[4][NBL_GEMV_MAX_ROWS], values = table;
+        NBL_UNROLL for (int c = 0; c < chains; c++)
+        {
+            NBL_UNROLL for (int i = 0; i < rows; i++) sums[c][i] = _mm512_setzero_ps();
+        }
+        for (; u + 4 <= units; u += 4) {
+            FETCH(codes + ahead + 16 * u);
+            NBL_UNROLL for (int j = 0; j < 4; j++)
+            {
+                if (fine || j % 2 == 0)
+                    values = block_values(dtype, table, scales + (fine ? u + j : (u + j) / 2));
+                unit_16(rows, codes + 16 * (u + j), values, a + 32 * (rows * u + j), sums[j % chains]);
+            }
+        }
+        for (; u < units; u++) {
+            values = block_values(dtype, table, scales + (fine ? u : u / 2));
+            unit_16(rows, codes + 16 * u, values, a + 32 * (rows * (u & ~3) + (u & 3)), sums[0]);
+        }
+        NBL_UNROLL for (int c = 1; c < chains; c++)
+        {
+            NBL_UNROLL for (int i = 0; i < rows; i++) sums[0][i] = _mm512_add_ps(sums[0][i], sums[c][i]);
+        }
+        add_to_tile(job, rows, n, sums[0], 1);
+    }
+}
+
+/* ---- int8 and dense: 16 values at a time, in their order ---- */
+
+typedef enum source {
+    SOURCE_F32,
+    SOURCE_F16,
+    SOURCE_BF16,
+    SOURCE_INT8,     /* the code; the row's scale comes later */
+    SOURCE_INT8_F16, /* the value, rounded */
+    SOURCE_INT8_BF16
+} source;
+
+NBL_TARGET_AVX512 NBL_INLINE __m512 sixteen(source from, const uint8_t *data, int64_t i, __mmask16 which,
+                                            __m512 scale)
+{
+    if (from == SOURCE_F32) return _mm512_maskz_loadu_ps(which, data + 4 * i);
+    if (from == SOURCE_F16) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, data + 2 * i));
+    if (from == SOURCE_BF16) {
+        __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(which, data + 2 * i));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    }
+    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(which, data + i)));
+    if (from == SOURCE_INT8) return code;
+    __m512 value = _mm512_mul_ps(_mm512_mul_ps(code, scale), _mm512_set1_ps(NBL_INVERSE_127));
+    return round_to(from == SOURCE_INT8_F16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, value);
+}
+
+/* Σ a · (count values), added to sums. */
+NBL_TARGET_AVX512 NBL_INLINE void dot_from(source from, int rows, const uint8_t *data, int64_t ahead,
+                                           float scale, const float *a, int64_t count, __m512 *sums)
+{
+    const __m512 factor = _mm512_set1_ps(scale);
+    const int size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1, chains = CHAINS(rows);
+    __m512 parts[4][NBL_GEMV_MAX_ROWS];
+    NBL_UNROLL for (int c = 0; c < chains; c++)
+    {
+        NBL_UNROLL for (int i = 0; i < rows; i++) parts[c][i] = c ? _mm512_setzero_ps() : sums[i];
+    }
+    int64_t k = 0;
+    for (; k + NBL_GEMV_GROUP <= count; k += NBL_GEMV_GROUP, a += rows * NBL_GEMV_GROUP) {
+        NBL_UNROLL for (int j = 0; j < 2 * size; j++) FETCH(data + ahead + k * size + 64 * j);
+        NBL_UNROLL for (int j = 0; j < 8; j++)
+        {
+            __m512 w = sixteen(from, data, k + 16 * j, 0xffff, factor);
+            NBL_UNROLL for (int i = 0; i < rows; i++)
+            {
+                __m512 x = _mm512_load_ps(a + i * NBL_GEMV_GROUP + 16 * j);
+                parts[j % chains][i] = _mm512_fmadd_ps(w, x, parts[j % chains][i]);
+            }
+        }
+    }
+    for (; k < count; k += 16, a += 16) {
+        __mmask16 which = count - k >= 16 ? 0xffff : (__mmask16)((1 << (count - k)) - 1);
+        __m512 w = sixteen(from, data, k, which, factor);
+        NBL_UNROLL for (int i = 0; i < rows; i++)
+        {
+            parts[0][i] = _mm512_fmadd_ps(w, _mm512_load_ps(a + i * NBL_GEMV_GROUP), parts[0][i]);
+        }
+    }
+    NBL_UNROLL for (int i = 0; i < rows; i++)
+    {
+        sums[i] = parts[0][i];
+        NBL_UNROLL for (int c = 1; c < chains; c++) sums[i] = _mm512_add_ps(sums[i], parts[c][i]);
+    }
+}
+
+NBL_TARGET_AVX512 NBL_INLINE void run_simple(const nbl__gemv_job *job, source from, int rows)
+{
+    const nbl__mat *b = &job->term->b;
+    const int64_t size = from == SOURCE_F32 ? 4 : from <= SOURCE_BF16 ? 2 : 1;
+    const int64_t stride = b->weight ? nbl__gemv_columns(b->weight) : b->stride;
+    const uint8_t *data = b->weight ? b->weight->data : b->data;
+    const int64_t ahead = columns_ahead(stride * size) * stride * size;
+    for (int64_t n = job->n_begin; n < job->n_end; n++) {
+        float scale = from >= SOURCE_INT8 ? b->weight->scales[n] : 1;
+        __m512 sums[NBL_GEMV_MAX_ROWS];
+        NBL_UNROLL for (int i = 0; i < rows; i++) sums[i] = _mm512_setzero_ps();
+        dot_from(from, rows, data + (n * stride + job->first) * size, ahead, scale, job->a, job->count, sums);
+        add_to_tile(job, rows, n, sums, from == SOURCE_INT8 ? scale * NBL_INVERSE_127 : 1);
+    }
+}
+
+/* ---- instances: one per number of rows ---- */
+
+#define KERNEL(name, call)                                                                                   \
+    NBL_TARGET_AVX512 static void name(const nbl__gemv_job *job)                                             \
+    {                                                                                                        \
+        switch (job->rows) {                                                                                 \
+        case 1: call(1); break;                                                                              \
+        case 2: call(2); break;                                                                              \
+        case 4: call(4); break;                                                                              \
+        default: call(8); break;                                                                             \
+        }                                                                                                    \
+    }
+
+#define BODY(rows) run_fourbit_f32(job, rows, false)
+KERNEL(fourbit_f32, BODY)
+#undef BODY
+#define BODY(rows) run_fourbit_f32(job, rows, true)
+KERNEL(fourbit_f32_fine, BODY)
+#undef BODY
+#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, false)
+KERNEL(fourbit_f16, BODY)
+#undef BODY
+#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_F16, rows, true)
+KERNEL(fourbit_f16_fine, BODY)
+#undef BODY
+#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, false)
+KERNEL(fourbit_bf16, BODY)
+#undef BODY
+#define BODY(rows) run_fourbit_16(job, NBL_DTYPE_BF16, rows, true)
+KERNEL(fourbit_bf16_fine, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_F32, rows)
+KERNEL(dense_f32, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_F16, rows)
+KERNEL(dense_f16, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_BF16, rows)
+KERNEL(dense_bf16, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_INT8, rows)
+KERNEL(int8_f32, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_INT8_F16, rows)
+KERNEL(int8_f16, BODY)
+#undef BODY
+#define BODY(rows) run_simple(job, SOURCE_INT8_BF16, rows)
+KERNEL(int8_bf16, BODY)
+#undef BODY
+
+/* ---- the choice ---- */
+
+typedef void (*kernel)(const nbl__gemv_job *job);
+
+static kernel simple_kernel(const nbl__term *term)
+{
+    const nbl_weight *weight = term->b.weight;
+    nbl_dtype dtype = weight ? weight->dtype : term->b.dtype;
+    if (weight && weight->format == NBL_FORMAT_INT8)
+        return term->compute == NBL_DTYPE_F32   ? int8_f32
+               : term->compute == NBL_DTYPE_F16 ? int8_f16
+                                                : int8_bf16;
+    if (weight && term->compute != NBL_DTYPE_F32 && term->compute != dtype) return NULL; /* rounds */
+    return dtype == NBL_DTYPE_F32    ? dense_f32
+           : dtype == NBL_DTYPE_F16  ? dense_f16
+           : dtype == NBL_DTYPE_BF16 ? dense_bf16
+                                     : NULL;
+}
+
+/* A lane holds 8 codes, and `lanes` of them stand side by side: lane l of step s meets element 8 l + s, or its
+ * neighbour where the first of a pair is in the high nibble (`flip` 1). */
+NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, float *to)
+{
+    for (int u = 0; u < NBL_GEMV_GROUP; u += 8 * lanes)
+        for (int l = 0; l < lanes; l += 4)
+            for (int s = 0; s < 8; s += 4) {
+                const float *corner = from + u + 8 * l + s;
+                __m128 a = _mm_loadu_ps(corner), b = _mm_loadu_ps(corner + 8);
+                __m128 c = _mm_loadu_ps(corner + 16), d = _mm_loadu_ps(corner + 24);
+                _MM_TRANSPOSE4_PS(a, b, c, d);
+                _mm_store_ps(to + u + (s ^ flip) * lanes + l, a);
+                _mm_store_ps(to + u + ((s + 1) ^ flip) * lanes + l, b);
+                _mm_store_ps(to + u + ((s + 2) ^ flip) * lanes + l, c);
+                _mm_store_ps(to + u + ((s + 3) ^ flip) * lanes + l, d);
+            }
+}
+NBL_TARGET_AVX512 static void turn_f32_high_first(const float *from, float *to)
+{
+    turn(16, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_f32_low_first(const float *from, float *to)
+{
+    turn(16, 0, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_high_first(const float *from, float *to)
+{
+    turn(4, 1, from, to);
+}
+NBL_TARGET_AVX512 static void turn_16_low_first(const float *from, float *to)
+{
+    turn(4, 0, from, to);
+}
+
+bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
+{
+    static const kernel fourbit[3][2] = {
+        {fourbit_f32, fourbit_f32_fine}, {fourbit_f16, fourbit_f16_fine}, {fourbit_bf16, fourbit_bf16_fine}};
+    const nbl_weight *weight = term->b.weight;
+    if (weight == NULL || !nbl__gemv_fourbit(weight)) {
+        kernel run = simple_kernel(term);
+        if (run) plan->run = run;
+        return run != NULL;
+    }
+    int unit = nbl__gemv_unit(weight);
+    if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
+    int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
+    plan->run = fourbit[type][unit == 32];
+    bool low_first = weight->format == NBL_FORMAT_MXFP4;
+    if (type == 0) plan->turn = low_first ? turn_f32_low_first : turn_f32_high_first;
+    else plan->turn = low_first ? turn_16_low_first : turn_16_high_first;
+    return true;
+}
+
+/* ---- pieces that were decoded elsewhere ---- */
+
+#define BODY(rows) dot_from(SOURCE_F32, rows, (const uint8_t *)w, 0, 1, a, count, parts)
+
+NBL_TARGET_AVX512 void nbl__gemv_dot_avx512(int rows, const float *a, const float *w, int64_t count,
+                                            float *sums)
+{
+    __m512 parts[NBL_GEMV_MAX_ROWS];
+    for (int i = 0; i < rows; i++) parts[i] = _mm512_setzero_ps();
+    switch (rows) {
+    case 1: BODY(1); break;
+    case 2: BODY(2); break;
+    case 4: BODY(4); break;
+    default: BODY(8); break;
+    }
+    for (int i = 0; i < rows; i++) sums[i] += _mm512_reduce_add_ps(parts[i]);
+}
+#undef BODY
+
+NBL_TARGET_AVX512 void nbl__gemv_axpy_avx512(int rows, const float *a, const float *w, float *acc)
+{
+    for (int i = 0; i < rows; i++) {
+        __m512 x[4];
+        NBL_UNROLL for (int j = 0; j < 4; j++) x[j] = _mm512_set1_ps(a[i * NBL_GEMV_GROUP + j]);
+        float *to = acc + i * NBL_GEMV_PIECE;
+        for (int c = 0; c < NBL_GEMV_PIECE; c += 16) {
+            __m512 sum = _mm512_load_ps(to + c);
+            NBL_UNROLL for (int j = 0; j < 4; j++)
+            {
+                sum = _mm512_fmadd_ps(x[j], _mm512_load_ps(w + j * NBL_GEMV_PIECE + c), sum);
+            }
+            _mm512_store_ps(to + c, sum);
+        }
+    }
+}
+
+#endif

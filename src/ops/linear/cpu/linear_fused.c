@@ -1,0 +1,282 @@
+/* linear_fused.c - layers forward, and what both directions share. See layers.h. */
+#include "ops/linear/cpu/linear_fused.h"
+
+#include <math.h>
+
+#include "base/team.h"
+#include "ops/linear/cpu/dora_norm_cpu.h"
+#include "ops/gemv/cpu/gemm_int8.h"
+
+/* Stand-ins for memory while measuring: different, so that no operands look shared which are not. */
+static void *stand_in(int index)
+{
+    return (void *)(uintptr_t)(64 * (index + 1));
+}
+enum { STAND_IN_SCRATCH = 65536 };
+
+/* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
+ * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
+ * few gradients is not evened out by others. */
+enum { FEW_TOKENS = 16 };
+static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
+{
+    return dtype == NBL_DTYPE_BF16 && tokens > FEW_TOKENS ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+}
+
+void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
+                      const nbl__linear *members, int count, bool backward, uint8_t *scratch,
+                      size_t scratch_bytes)
+{
+    bool dry = ctx == NULL;
+    *j = (nbl__layers){.ctx = ctx, .sizes_of = sizes_of, .dry = dry, .x = members->x, .dx = members->dx};
+    j->cut.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
+    j->tokens = nbl__tensor_rows(&j->x);
+    j->in = members->w.shape[1];
+    j->count = count;
+    j->room = scratch_bytes;
+    if (dry) j->x.data = stand_in(0), j->dx.data = stand_in(1);
+    bool int8 = false;
+    for (int i = 0; i < count; i++) {
+        const nbl__linear *a = &members[i];
+        nbl__layer *l = &j->layers[i];
+        *l = (nbl__layer){.a = a,
+                          .out = a->w.shape[0],
+                          .rank = nbl__linear_rank(a),
+                          .adapter = adapter_dtype(a->dtype, j->tokens),
+                          .y = a->y,
+                          .dy = a->dy};
+        if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
+        NBL_CUT(&j->cut, l->xa, j->tokens * l->rank);
+        if (nbl__given(&a->magnitude)) {
+            NBL_CUT(&j->cut, l->factor, l->out);
+            NBL_CUT(&j->cut, l->inverse, l->out);
+        }
+        int8 |= nbl__linear_by_codes(a) && (!backward || nbl__given(&a->magnitude));
+    }
+    if (!int8) return;
+    NBL_CUT(&j->cut, j->codes, j->tokens * j->in);
+    NBL_CUT(&j->cut, j->scales, j->tokens);
+    NBL_CUT(&j->cut, j->outlier, j->in);
+    NBL_CUT(&j->cut, j->pick, j->in);
+    j->picked = dry ? j->in : 0;
+}
+
+/* Scratch behind the cut, for one product or norm at a time. */
+static nbl_status take_tail(nbl__layers *j, size_t bytes)
+{
+    if (j->dry) {
+        j->tail = bytes > j->tail ? bytes : j->tail;
+        return NBL_OK;
+    }
+    NBL_CHECK(j->ctx, j->cut.used + bytes <= j->room, NBL_ERROR_INTERNAL,
+              "a product needs %zu bytes of scratch, %zu of %zu are taken", bytes, j->cut.used, j->room);
+    return NBL_OK;
+}
+
+nbl_status nbl__layers_multiply(nbl__layers *j, const nbl__product *products, int count)
+{
+    if (count == 0) return NBL_OK;
+    NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, products, count)));
+    return j->dry ? NBL_OK : nbl__gemm(j->ctx, products, count, j->cut.base + j->cut.used);
+}
+
+/* ---- DoRA's factors ---- */
+
+static nbl__dora_norm norm_arguments(const nbl__linear *a, float *norm)
+{
+    return (nbl__dora_norm){.dtype = a->dtype,
+                            .w = a->w,
+                            .lora_a = a->lora_a,
+                            .lora_b = a->lora_b,
+                            .scale = a->scale,
+                            .norm = {.data = norm}};
+}
+
+size_t nbl__layer_norm_scratch(const nbl_context *ctx, const nbl__linear *a)
+{
+    nbl__dora_norm arguments = norm_arguments(a, NULL);
+    return nbl__dora_norm_scratch(ctx, &arguments);
+}
+
+nbl_status nbl__layer_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch)
+{
+    nbl__dora_norm arguments = norm_arguments(a, norm);
+    return nbl__dora_norm_into(ctx, &arguments, scratch);
+}
+
+nbl_status nbl__layers_factors(nbl__layers *j)
+{
+    for (nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        if (l->factor == NULL) continue;
+        if (!nbl__given(&l->a->norm)) NBL_TRY(take_tail(j, nbl__layer_norm_scratch(j->sizes_of, l->a)));
+        if (j->dry) continue;
+        if (nbl__given(&l->a->norm)) memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
+        else NBL_TRY(nbl__layer_norm(j->ctx, l->a, l->inverse, j->cut.base + j->cut.used));
+        nbl__to_f32(nbl__isa(j->ctx), l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
+        for (int64_t n = 0; n < l->out; n++) {
+            l->factor[n] /= l->inverse[n];
+            l->inverse[n] = 1 / l->inverse[n];
+        }
+    }
+    return NBL_OK;
+}
+
+/* ---- x in 8 bits ---- */
+
+enum { QUANT_ROWS = 4, QUANT_COLUMNS = 256 };
+
+/* A column belongs to one item, so that all rows are seen in one go. */
+static nbl_status outliers_of(void *argument, int64_t item, int worker)
+{
+    const nbl__layers *j = argument;
+    float threshold = j->layers[0].a->threshold;
+    int64_t first = item * QUANT_COLUMNS, count = nbl__min_i64(QUANT_COLUMNS, j->in - first);
+    (void)worker;
+    nbl__int8_outliers(nbl__isa(j->ctx), j->x.dtype,
+                       (const uint8_t *)j->x.data + (size_t)first * nbl__size_of(j->x.dtype), j->in,
+                       j->tokens, count, threshold > 0 ? threshold : INFINITY, j->outlier + first);
+    return NBL_OK;
+}
+
+static nbl_status codes_of(void *argument, int64_t item, int worker)
+{
+    const nbl__layers *j = argument;
+    (void)worker;
+    nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, j->in, item * QUANT_ROWS,
+                   nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
+                   j->outlier, j->codes, j->scales);
+    return NBL_OK;
+}
+
+nbl_status nbl__layers_quantise(nbl__layers *j)
+{
+    if (j->codes == NULL || j->dry) return NBL_OK;
+    NBL_TRY(nbl__team_run(j->ctx, nbl__ceil_div(j->in, QUANT_COLUMNS), outliers_of, j, NULL));
+    NBL_TRY(nbl__team_run(j->ctx, nbl__ceil_div(j->tokens, QUANT_ROWS), codes_of, j, NULL));
+    j->picked = 0;
+    for (int64_t k = 0; k < j->in; k++)
+        if (j->outlier[k]) j->pick[j->picked++] = (int32_t)k;
+    return NBL_OK;
+}
+
+/* ---- operands ---- */
+
+nbl__mat nbl__layers_dropped(const nbl__layers *j, const nbl__layer *l)
+{
+    nbl__mat x = nbl__dense(j->x.dtype, j->x.data, j->in);
+    x.dropout = l->a->dropout;
+    x.seed = l->a->seed;
+    x.drop_first = l->a->first_row * j->in;
+    x.drop_columns = j->in;
+    return x;
+}
+
+nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__term *term)
+{
+    const nbl_tensor *a = &l->a->lora_a;
+    *term = (nbl__term){.a = nbl__layers_dropped(j, l),
+                        .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
+                        .k = j->in,
+                        .alpha = l->a->scale,
+                        .compute = l->adapter};
+    return (nbl__product){.m = j->tokens,
+                          .n = l->rank,
+                          .terms = term,
+                          .term_count = 1,
+                          .dtype = NBL_DTYPE_F32,
+                          .c = l->xa,
+                          .stride = l->rank};
+}
+
+int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nbl__term terms[3])
+{
+    const nbl__linear *a = l->a;
+    int count = 0;
+    nbl__mat x = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in);
+    nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
+    if (nbl__linear_by_codes(a)) {
+        nbl__mat codes = {.dtype = NBL_DTYPE_I8,
+                          .data = j->codes + row * j->in,
+                          .stride = j->in,
+                          .scales = j->scales + row};
+        terms[count++] = (nbl__term){.a = codes, .b = w, .k = j->in, .alpha = 1, .compute = a->dtype};
+        x.pick = w.pick = j->pick;
+    }
+    if (x.pick == NULL || j->picked > 0)
+        terms[count++] = (nbl__term){
+            .a = x, .b = w, .k = x.pick ? j->picked : j->in, .alpha = 1, .compute = a->dtype};
+    if (l->rank == 0) return count;
+    terms[count++] = (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->xa + row * l->rank, l->rank),
+                                 .b = nbl__flipped(nbl__dense(a->lora_b.dtype, a->lora_b.data, l->rank)),
+                                 .k = l->rank,
+                                 .alpha = 1,
+                                 .compute = l->adapter};
+    return count;
+}
+
+/* ---- forward ---- */
+
+static nbl_status forward(nbl__layers *j)
+{
+    nbl__term inner[NBL_LAYERS_MOST], terms[3 * NBL_LAYERS_MOST];
+    nbl__product products[2 * NBL_LAYERS_MOST];
+    int count = 0;
+    if (j->tokens == 0) return NBL_OK;
+    NBL_TRY(nbl__layers_factors(j));
+    NBL_TRY(nbl__layers_quantise(j));
+    for (int i = 0; i < j->count; i++)
+        if (j->layers[i].rank > 0) {
+            products[count] = nbl__layers_inner(j, &j->layers[i], &inner[count]);
+            count++;
+        }
+    for (int i = 0; i < j->count; i++) {
+        const nbl__layer *l = &j->layers[i];
+        products[count++] = (nbl__product){.m = j->tokens,
+                                           .n = l->out,
+                                           .terms = &terms[3 * i],
+                                           .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
+                                           .factor = l->factor,
+                                           .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
+                                           .dtype = l->y.dtype,
+                                           .c = l->y.data,
+                                           .stride = l->out,
+                                           .stage = 1};
+    }
+    return nbl__layers_multiply(j, products, count);
+}
+
+static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                      nbl_status (*run)(nbl__layers *j))
+{
+    nbl__layers j;
+    nbl__layers_open(&j, ctx, NULL, members, count, backward, NULL, 0);
+    run(&j);
+    return j.cut.used + j.tail;
+}
+
+size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                           nbl_status (*run)(nbl__layers *j))
+{
+    nbl__linear few[NBL_LAYERS_MOST];
+    size_t bytes = measure(ctx, members, count, backward, run);
+    if (nbl__tensor_rows(&members->x) <= FEW_TOKENS) return bytes;
+    memcpy(few, members, (size_t)count * sizeof *few);
+    few->x.rank = 2;
+    few->x.shape[1] = members->w.shape[1];
+    few->x.shape[0] = FEW_TOKENS;
+    size_t least = measure(ctx, few, count, backward, run);
+    return least > bytes ? least : bytes;
+}
+
+size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+{
+    return nbl__layers_measure(ctx, members, count, false, forward);
+}
+
+nbl_status nbl__layers_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
+                           size_t scratch_bytes)
+{
+    nbl__layers j;
+    nbl__layers_open(&j, ctx, ctx, members, count, false, scratch, scratch_bytes);
+    return forward(&j);
+}

@@ -1,0 +1,479 @@
+/* linear_fused_backward.c - layers backward. See layers.h.
+ *
+ * Sums over tokens are taken by the product (dA, dB, dW), or column by column (bias, magnitude): an element of a
+ * result belongs to one worker, which goes through the tokens in order. */
+#include "base/team.h"
+#include "ops/linear/cpu/dropout.h"
+#include "ops/linear/cpu/linear_fused.h"
+
+typedef struct wishes {
+    bool a, b, bias, magnitude, w;
+} wishes;
+
+/* A gradient that these arguments have and the caller gave memory; when measuring, the former. */
+static bool wanted(const nbl__layers *j, const nbl_tensor *gradient)
+{
+    return gradient->rank > 0 && (j->dry || nbl__given(gradient));
+}
+
+static wishes wishes_of(const nbl__layers *j, const nbl__layer *l)
+{
+    const nbl__linear *a = l->a;
+    return (wishes){l->rank > 0 && wanted(j, &a->dlora_a), l->rank > 0 && wanted(j, &a->dlora_b),
+                    wanted(j, &a->dbias), l->factor && wanted(j, &a->dmagnitude), wanted(j, &a->dw)};
+}
+
+/* Pieces that are as large as a chunk of tokens; those of dx and of the magnitudes take turns. */
+typedef struct wide {
+    int64_t rows;
+    float *scaled[NBL_LAYERS_MOST]; /* [rows, out]: factor∘dy, of layers with DoRA */
+    float *part, *sum;              /* [rows, in]: dropped parts of dx; DoRA with dropout */
+    float *plain;                   /* [rows, out]: outputs before factor and bias */
+} wide;
+
+static bool has_dora(const nbl__layers *j)
+{
+    for (int i = 0; i < j->count; i++)
+        if (j->layers[i].factor) return true;
+    return false;
+}
+
+static bool drops(const nbl__layer *l)
+{
+    return l->rank > 0 && l->a->dropout > 0;
+}
+
+static wide cut_pieces(nbl__layers *j)
+{
+    wide w = {.rows = nbl__min_i64(NBL_LAYERS_CHUNK, j->tokens)};
+    bool dropout = false;
+    int64_t widest = 0;
+    for (nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        NBL_CUT(&j->cut, l->gb, j->tokens * l->rank);
+        NBL_CUT(&j->cut, l->sums, l->out);
+        dropout |= drops(l);
+        if (l->factor == NULL) continue;
+        NBL_CUT(&j->cut, l->scaled_b, l->out * l->rank);
+        NBL_CUT(&j->cut, l->db_part, l->out * l->rank);
+        widest = nbl__max_i64(widest, l->out);
+    }
+    if (!has_dora(j)) return w;
+    nbl__cut for_magnitude = j->cut;
+    NBL_CUT(&for_magnitude, w.plain, w.rows * widest);
+    for (int i = 0; i < j->count; i++)
+        if (j->layers[i].factor) NBL_CUT(&j->cut, w.scaled[i], w.rows * j->layers[i].out);
+    if (dropout) {
+        NBL_CUT(&j->cut, w.part, w.rows * j->in);
+        NBL_CUT(&j->cut, w.sum, w.rows * j->in);
+    }
+    if (for_magnitude.used > j->cut.used) j->cut = for_magnitude;
+    return w;
+}
+
+/* ---- column sums ---- */
+
+enum { SUM_COLUMNS = 64, SUM_ROWS = 32 };
+
+typedef struct column_job {
+    nbl_isa isa;
+    const nbl_tensor *dy;
+    const float *plain; /* [rows, out] or NULL: factors of the summands */
+    int64_t row, rows, out;
+    bool first;   /* else added to sums */
+    double *sums; /* [out] */
+} column_job;
+
+static nbl_status sum_columns(void *argument, int64_t item, int worker)
+{
+    const column_job *j = argument;
+    float values[SUM_COLUMNS], part[SUM_COLUMNS];
+    int64_t first = item * SUM_COLUMNS, n = nbl__min_i64(SUM_COLUMNS, j->out - first);
+    double *sums = j->sums + first;
+    (void)worker;
+    if (j->first) memset(sums, 0, (size_t)n * sizeof *sums);
+    for (int64_t block = 0; block < j->rows; block += SUM_ROWS) {
+        memset(part, 0, sizeof part);
+        for (int64_t t = block; t < nbl__min_i64(j->rows, block + SUM_ROWS); t++) {
+            const uint8_t *dy = nbl__row_of(j->dy, j->row + t);
+            nbl__to_f32(j->isa, j->dy->dtype, dy + (size_t)first * nbl__size_of(j->dy->dtype), values, n);
+            const float *plain = j->plain ? j->plain + t * j->out + first : NULL;
+            for (int64_t c = 0; c < n; c++) part[c] += plain ? values[c] * plain[c] : values[c];
+        }
+        for (int64_t c = 0; c < n; c++) sums[c] += (double)part[c];
+    }
+    return NBL_OK;
+}
+
+static nbl_status column_sums(const nbl__layers *j, const nbl__layer *l, const float *plain, int64_t row,
+                              int64_t rows)
+{
+    if (j->dry) return NBL_OK;
+    column_job job = {nbl__isa(j->ctx), &l->dy, plain, row, rows, l->out, row == 0, l->sums};
+    return nbl__team_run(j->ctx, nbl__ceil_div(l->out, SUM_COLUMNS), sum_columns, &job, NULL);
+}
+
+/* The sums, times `factor` where it is given, into a gradient. */
+static void put_sums(const nbl__layers *j, const nbl__layer *l, const float *factor,
+                     const nbl_tensor *gradient)
+{
+    float *to = gradient->data;
+    for (int64_t n = 0; !j->dry && n < l->out; n++) {
+        double value = factor ? l->sums[n] * (double)factor[n] : l->sums[n];
+        to[n] = (float)(l->a->accumulate ? (double)to[n] + value : value);
+    }
+}
+
+/* ---- the small products ---- */
+
+static void scale_b(const nbl__layers *j, const nbl__layer *l)
+{
+    if (j->dry || l->factor == NULL) return;
+    nbl__to_f32(nbl__isa(j->ctx), l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
+    for (int64_t n = 0; n < l->out; n++)
+        for (int64_t r = 0; r < l->rank; r++) l->scaled_b[n * l->rank + r] *= l->factor[n];
+}
+
+static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l, nbl__term *term)
+{
+    const nbl_tensor *b = &l->a->lora_b;
+    *term = (nbl__term){.a = nbl__dense(l->dy.dtype, l->dy.data, l->out),
+                        .b = l->factor ? nbl__dense(NBL_DTYPE_F32, l->scaled_b, l->rank)
+                                       : nbl__dense(b->dtype, b->data, l->rank),
+                        .k = l->out,
+                        .alpha = l->a->scale,
+                        .compute = l->adapter};
+    return (nbl__product){.m = j->tokens,
+                          .n = l->rank,
+                          .terms = term,
+                          .term_count = 1,
+                          .dtype = NBL_DTYPE_F32,
+                          .c = l->gb,
+                          .stride = l->rank};
+}
+
+static int inner_products(nbl__layers *j, nbl__term *terms, nbl__product *products)
+{
+    int count = 0;
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        wishes want = wishes_of(j, l);
+        if (l->rank == 0) continue;
+        if (want.b || want.magnitude) {
+            products[count] = nbl__layers_inner(j, l, &terms[count]);
+            count++;
+        }
+        if (!want.a && !wanted(j, &j->dx)) continue;
+        scale_b(j, l);
+        products[count] = gradient_of_inner(j, l, &terms[count]);
+        count++;
+    }
+    return count;
+}
+
+/* ---- dx ---- */
+
+static nbl__product dx_product(const nbl__layers *j, int64_t row, int64_t rows, const nbl__term *terms,
+                               int count)
+{
+    return (nbl__product){.m = rows,
+                          .n = j->in,
+                          .terms = terms,
+                          .term_count = count,
+                          .dtype = j->dx.dtype,
+                          .c = nbl__row_of(&j->dx, row),
+                          .stride = j->in};
+}
+
+/* dy'·W of a layer, for the rows from `row` on. */
+static nbl__term base_term(const nbl__layers *j, const nbl__layer *l, int64_t row, const float *scaled)
+{
+    return (nbl__term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
+                                   : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out),
+                       .b = {.weight = &l->a->w, .stride = j->in},
+                       .k = l->out,
+                       .alpha = 1,
+                       .compute = l->a->dtype};
+}
+
+/* gb·A; the mask is the caller's. */
+static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t row)
+{
+    return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
+                       .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
+                       .k = l->rank,
+                       .alpha = 1,
+                       .compute = l->adapter};
+}
+
+/* dy'ᵀ·x over the rows [row, row + rows): adds to dW, or is its first part. dY and x are what forward's products
+ * made and read, so bf16 takes nothing off them that they still have. */
+static nbl__product dw_product(const nbl__layers *j, const nbl__layer *l, int64_t row, int64_t rows,
+                               const float *scaled, nbl__term *term)
+{
+    nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
+                         : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out);
+    *term = (nbl__term){.a = nbl__flipped(dy),
+                        .b = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in),
+                        .k = rows,
+                        .alpha = 1,
+                        .compute = l->adapter};
+    return (nbl__product){.m = l->out,
+                          .n = j->in,
+                          .terms = term,
+                          .term_count = 1,
+                          .dtype = NBL_DTYPE_F32,
+                          .c = l->a->dw.data,
+                          .stride = j->in,
+                          .accumulate = l->a->accumulate || row > 0};
+}
+
+/* xa and gb, and with them dx, which reads dy, too; with DoRA without dx. */
+static nbl_status first_products(nbl__layers *j)
+{
+    nbl__term inner[2 * NBL_LAYERS_MOST], terms[2 * NBL_LAYERS_MOST];
+    nbl__product products[2 * NBL_LAYERS_MOST + 1];
+    int count = inner_products(j, inner, products), term_count = 0;
+    if (!wanted(j, &j->dx) || has_dora(j)) return nbl__layers_multiply(j, products, count);
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        terms[term_count++] = base_term(j, l, 0, NULL);
+        if (l->rank == 0) continue;
+        terms[term_count] = adapter_term(j, l, 0);
+        terms[term_count].dropout = l->a->dropout;
+        terms[term_count].seed = l->a->seed;
+        terms[term_count++].drop_first = l->a->first_row * j->in;
+    }
+    products[count] = dx_product(j, 0, j->tokens, terms, term_count);
+    products[count++].stage = 1;
+    return nbl__layers_multiply(j, products, count);
+}
+
+/* dA, dB and dW; of layers with DoRA without dW. */
+static nbl_status outer_products(nbl__layers *j)
+{
+    nbl__term small[3 * NBL_LAYERS_MOST];
+    nbl__product products[3 * NBL_LAYERS_MOST];
+    int small_count = 0, count = 0;
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        wishes want = wishes_of(j, l);
+        nbl__term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
+        nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
+        if (want.a) {
+            term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
+            term.b = nbl__layers_dropped(j, l);
+            small[small_count] = term;
+            product.m = l->rank;
+            product.n = product.stride = j->in;
+            product.c = l->a->dlora_a.data;
+            product.terms = &small[small_count++];
+            products[count++] = product;
+        }
+        if (want.b) {
+            /* dBᵀ = xaᵀ·dy: few rows, so that dy need not be packed as a left operand. */
+            term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->xa, l->rank));
+            term.b = nbl__dense(l->dy.dtype, l->dy.data, l->out);
+            small[small_count] = term;
+            product.m = product.stride = l->rank;
+            product.n = l->out;
+            product.flipped = true;
+            product.c = l->factor ? (void *)l->db_part : l->a->dlora_b.data;
+            product.accumulate = l->factor ? false : l->a->accumulate;
+            product.terms = &small[small_count++];
+            products[count++] = product;
+        }
+        if (want.w && l->factor == NULL) {
+            products[count++] = dw_product(j, l, 0, j->tokens, NULL, &small[small_count]);
+            small_count++;
+        }
+    }
+    return nbl__layers_multiply(j, products, count);
+}
+
+/* ---- DoRA ---- */
+
+static void finish_b(const nbl__layers *j, const nbl__layer *l)
+{
+    float *to = l->a->dlora_b.data;
+    for (int64_t n = 0; !j->dry && n < l->out; n++)
+        for (int64_t i = n * l->rank; i < (n + 1) * l->rank; i++)
+            to[i] = l->factor[n] * l->db_part[i] + (l->a->accumulate ? to[i] : 0);
+}
+
+typedef struct row_job {
+    nbl_isa isa;
+    const nbl__layers *j;
+    const nbl__layer *l;
+    int64_t row; /* of the first row of the chunk */
+    float *from, *to;
+    bool add;
+} row_job;
+
+/* One row of factor∘dy. */
+static nbl_status scale_row(void *argument, int64_t item, int worker)
+{
+    const row_job *r = argument;
+    float *to = r->to + item * r->l->out;
+    (void)worker;
+    nbl__to_f32(r->isa, r->l->dy.dtype, nbl__row_of(&r->l->dy, r->row + item), to, r->l->out);
+    for (int64_t n = 0; n < r->l->out; n++) to[n] *= r->l->factor[n];
+    return NBL_OK;
+}
+
+/* One row of a product, through its layer's mask, written or added to the sum. */
+static nbl_status mask_row(void *argument, int64_t item, int worker)
+{
+    const row_job *r = argument;
+    const nbl__linear *a = r->l->a;
+    int64_t in = r->j->in;
+    float *from = r->from + item * in, *to = r->to + item * in;
+    (void)worker;
+    nbl__drop_f32(r->isa, a->seed, a->dropout, (a->first_row + r->row + item) * in, in, from);
+    for (int64_t k = 0; k < in; k++) to[k] = r->add ? to[k] + from[k] : from[k];
+    return NBL_OK;
+}
+
+static nbl_status round_row(void *argument, int64_t item, int worker)
+{
+    const row_job *r = argument;
+    (void)worker;
+    nbl__from_f32(r->isa, r->from + item * r->j->in, r->j->dx.dtype, nbl__row_of(&r->j->dx, r->row + item),
+                  r->j->in);
+    return NBL_OK;
+}
+
+static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_job job)
+{
+    if (j->dry) return NBL_OK;
+    job.isa = nbl__isa(j->ctx);
+    return nbl__team_run(j->ctx, rows, fn, &job, NULL);
+}
+
+/* factor∘dy of a chunk, and the part of dW that it makes. */
+static nbl_status scale_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
+{
+    for (int i = 0; i < j->count; i++) {
+        const nbl__layer *l = &j->layers[i];
+        bool train_w = wishes_of(j, l).w;
+        if (l->factor == NULL || (!wanted(j, &j->dx) && !train_w)) continue;
+        NBL_TRY(each_row(j, rows, scale_row, (row_job){.j = j, .l = l, .row = row, .to = w->scaled[i]}));
+        if (!train_w) continue;
+        nbl__term term;
+        nbl__product product = dw_product(j, l, row, rows, w->scaled[i], &term);
+        NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    }
+    return NBL_OK;
+}
+
+/* dx of a chunk whose dy are scaled. A product's mask counts rows from the product's first, so in a chunk the
+ * masked parts are summed apart, in f32, and the rest joins them. */
+static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
+{
+    nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
+    int count = 0;
+    bool masked = false;
+    for (int i = 0; i < j->count; i++) {
+        const nbl__layer *l = &j->layers[i];
+        terms[count++] = base_term(j, l, row, l->factor ? w->scaled[i] : NULL);
+        if (l->rank == 0) continue;
+        nbl__term term = adapter_term(j, l, row);
+        if (!drops(l)) {
+            terms[count++] = term;
+            continue;
+        }
+        nbl__product product = dx_product(j, row, rows, &term, 1);
+        product.dtype = NBL_DTYPE_F32;
+        product.c = w->part;
+        NBL_TRY(nbl__layers_multiply(j, &product, 1));
+        NBL_TRY(
+            each_row(j, rows, mask_row,
+                     (row_job){.j = j, .l = l, .row = row, .from = w->part, .to = w->sum, .add = masked}));
+        masked = true;
+    }
+    nbl__product product = dx_product(j, row, rows, terms, count);
+    if (!masked) return nbl__layers_multiply(j, &product, 1);
+    product.dtype = NBL_DTYPE_F32;
+    product.c = w->sum;
+    product.accumulate = true;
+    NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    return each_row(j, rows, round_row, (row_job){.j = j, .row = row, .from = w->sum});
+}
+
+/* Σ dy·plain over a chunk. */
+static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wide *w, int64_t row,
+                                  int64_t rows)
+{
+    nbl__term terms[3];
+    int count = nbl__layers_terms(j, l, row, terms);
+    nbl__product product = {.m = rows,
+                            .n = l->out,
+                            .terms = terms,
+                            .term_count = count,
+                            .dtype = NBL_DTYPE_F32,
+                            .c = w->plain,
+                            .stride = l->out};
+    NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    return column_sums(j, l, w->plain, row, rows);
+}
+
+static nbl_status dora_chunks(nbl__layers *j, const wide *w)
+{
+    for (int64_t row = 0; row < j->tokens; row += w->rows) {
+        int64_t rows = nbl__min_i64(w->rows, j->tokens - row);
+        NBL_TRY(scale_chunk(j, w, row, rows));
+        if (wanted(j, &j->dx)) NBL_TRY(dx_chunk(j, w, row, rows));
+    }
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        if (l->factor == NULL) continue;
+        wishes want = wishes_of(j, l);
+        if (want.b) finish_b(j, l);
+        if (!want.magnitude) continue;
+        for (int64_t row = 0; row < j->tokens; row += w->rows)
+            NBL_TRY(magnitude_chunk(j, l, w, row, nbl__min_i64(w->rows, j->tokens - row)));
+        put_sums(j, l, l->inverse, &l->a->dmagnitude);
+    }
+    return NBL_OK;
+}
+
+/* ---- all of it ---- */
+
+/* No token: the gradients of parameters are zero. */
+static void clear(const nbl__layers *j, const nbl__linear *a)
+{
+    const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
+        if (wanted(j, gradients[i]) && !a->accumulate)
+            memset(gradients[i]->data, 0, (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float));
+}
+
+static nbl_status backward(nbl__layers *j)
+{
+    bool quantised = false;
+    wide w = cut_pieces(j);
+    if (j->tokens == 0) {
+        for (int i = 0; !j->dry && i < j->count; i++) clear(j, j->layers[i].a);
+        return NBL_OK;
+    }
+    NBL_TRY(nbl__layers_factors(j));
+    for (int i = 0; i < j->count; i++) quantised |= wishes_of(j, &j->layers[i]).magnitude;
+    if (quantised) NBL_TRY(nbl__layers_quantise(j));
+    NBL_TRY(first_products(j));
+    NBL_TRY(outer_products(j));
+    if (has_dora(j)) NBL_TRY(dora_chunks(j, &w));
+    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+        if (!wishes_of(j, l).bias) continue;
+        NBL_TRY(column_sums(j, l, NULL, 0, j->tokens));
+        put_sums(j, l, NULL, &l->a->dbias);
+    }
+    return NBL_OK;
+}
+
+size_t nbl__layers_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+{
+    return nbl__layers_measure(ctx, members, count, true, backward);
+}
+
+nbl_status nbl__layers_backward_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
+                                    size_t scratch_bytes)
+{
+    nbl__layers j;
+    nbl__layers_open(&j, ctx, ctx, members, count, true, scratch, scratch_bytes);
+    return backward(&j);
+}

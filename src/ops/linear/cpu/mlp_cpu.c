@@ -1,0 +1,205 @@
+/* mlp_cpu.c - mlp, chunk by chunk, through layers.h.
+ *
+ *     forward    g, u = gate(x), up(x)          f32 [chunk, inner]; x is packed once
+ *                g = act(g)·u                   in place
+ *                y = down(g)
+ *     backward   g, u again; d = the gradient of h, through down; then, in place,
+ *                g, u, d = d·u·act'(g), d·act(g), act(g)·u      gradients of gate and up, and h
+ *                gradients of down's parameters from d, then all of gate and up, and dx
+ *
+ * With `keep` forward makes g and u in the saved tensors and act(g)·u in scratch, and backward copies them instead of
+ * making them again.
+ *
+ * Scratch: two (backward: three; forward with `keep`: one) such pieces, the norms of DoRA that were not given, and what
+ * layers need. */
+#include "base/team.h"
+#include "ops/linear/cpu/gate_f32.h"
+#include "ops/linear/cpu/linear_fused.h"
+#include "ops/linear/mlp.h"
+
+typedef struct pieces {
+    float *g, *u, *d;            /* [rows, inner] */
+    float *norms[NBL_MLP_PARTS]; /* [out of the part], or NULL */
+    size_t used;
+} pieces;
+
+static bool lacks_norm(const nbl__linear *a)
+{
+    return nbl__given(&a->magnitude) && !nbl__given(&a->norm);
+}
+
+static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
+{
+    const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
+    int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
+    nbl__cut cut = {base, 0};
+    pieces p = {0};
+    NBL_CUT(&cut, p.g, values);
+    NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
+    NBL_CUT(&cut, p.d, backward ? values : 0);
+    for (int i = 0; i < NBL_MLP_PARTS; i++)
+        if (lacks_norm(parts[i])) NBL_CUT(&cut, p.norms[i], parts[i]->w.shape[0]);
+    p.used = cut.used;
+    return p;
+}
+
+static nbl_tensor between(float *data, int64_t rows, int64_t columns)
+{
+    return (nbl_tensor){.dtype = NBL_DTYPE_F32, .rank = 2, .shape = {rows, columns}, .data = data};
+}
+
+/* The parts of a chunk: outputs of gate and up in g and u, their gradients too; down's input in `h`. */
+static void parts_of(const nbl__mlp *a, int64_t chunk, const pieces *p, float *h,
+                     nbl__linear parts[NBL_MLP_PARTS])
+{
+    int64_t inner = a->gate.w.shape[0];
+    nbl__mlp_chunk(a, chunk, parts);
+    int64_t rows = parts[NBL_MLP_GATE].x.shape[0];
+    parts[NBL_MLP_GATE].y = parts[NBL_MLP_GATE].dy = between(p->g, rows, inner);
+    parts[NBL_MLP_UP].y = parts[NBL_MLP_UP].dy = between(p->u, rows, inner);
+    parts[NBL_MLP_DOWN].x = between(h, rows, inner);
+    parts[NBL_MLP_DOWN].dx = between(p->d, rows, inner);
+    for (int i = 0; i < NBL_MLP_PARTS; i++)
+        if (p->norms[i])
+            parts[i].norm = (nbl_tensor){
+                .dtype = NBL_DTYPE_F32, .rank = 1, .shape = {parts[i].w.shape[0]}, .data = p->norms[i]};
+}
+
+static size_t largest(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static size_t scratch_of(const nbl_context *ctx, const nbl__mlp *a, bool backward)
+{
+    enum { STAND_IN = 64 }; /* an address that is not NULL; nothing is read */
+    nbl__linear parts[NBL_MLP_PARTS];
+    pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
+    parts_of(a, 0, &p, p.g, parts);
+    size_t most = largest(nbl__layers_scratch(ctx, parts, 2),
+                          nbl__layers_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+    for (int i = 0; i < NBL_MLP_PARTS; i++)
+        if (p.norms[i]) most = largest(most, nbl__layer_norm_scratch(ctx, &parts[i]));
+    if (!backward) return p.used + most;
+    most = largest(most, nbl__layers_backward_scratch(ctx, parts, 2));
+    return p.used + largest(most, nbl__layers_backward_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+}
+
+static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    return scratch_of(ctx, arguments, false);
+}
+
+static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    return scratch_of(ctx, arguments, true);
+}
+
+static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pieces *p)
+{
+    nbl__linear parts[NBL_MLP_PARTS];
+    nbl__mlp_chunk(a, 0, parts);
+    for (int i = 0; i < NBL_MLP_PARTS; i++)
+        if (p->norms[i]) NBL_TRY(nbl__layer_norm(call->ctx, &parts[i], p->norms[i], call->scratch + p->used));
+    return NBL_OK;
+}
+
+/* ---- the activation ---- */
+
+enum { PIECE = 8192 };
+
+typedef struct gate_job {
+    nbl_isa isa;
+    nbl__act act;
+    float *g, *u, *d; /* d NULL: forward */
+    const float *kept_gate,
+        *kept_up; /* NULL: g and u hold them; else g, and u in backward, are made from these */
+    int64_t n;
+} gate_job;
+
+static nbl_status gate_piece(void *argument, int64_t item, int worker)
+{
+    const gate_job *j = argument;
+    int64_t at = item * PIECE, n = nbl__min_i64(PIECE, j->n - at);
+    (void)worker;
+    size_t bytes = (size_t)n * sizeof(float);
+    if (j->kept_gate) memcpy(j->g + at, j->kept_gate + at, bytes);
+    if (j->kept_gate && j->d) memcpy(j->u + at, j->kept_up + at, bytes);
+    if (j->d) nbl__gate_backward(j->isa, j->act, j->g + at, j->u + at, j->d + at, n);
+    else nbl__gate_forward(j->isa, j->act, j->g + at, (j->kept_up ? j->kept_up : j->u) + at, n);
+    return NBL_OK;
+}
+
+/* The chunk's rows of a saved tensor. */
+static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
+{
+    return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
+}
+
+static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chunk, const pieces *p,
+                           const nbl_tensor *gate, bool backward)
+{
+    int64_t n = nbl__tensor_elements(gate);
+    gate_job job = {.isa = nbl__isa(call->ctx),
+                    .act = (nbl__act)a->act,
+                    .g = p->g,
+                    .u = p->u,
+                    .d = backward ? p->d : NULL,
+                    .kept_gate = a->keep ? kept_rows(&a->gate_out, chunk) : NULL,
+                    .kept_up = a->keep ? kept_rows(&a->up_out, chunk) : NULL,
+                    .n = n};
+    return nbl__team_run(call->ctx, nbl__ceil_div(n, PIECE), gate_piece, &job, NULL);
+}
+
+/* ---- */
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__mlp *a = arguments;
+    pieces p = layout(a, false, call->scratch);
+    uint8_t *rest = call->scratch + p.used;
+    size_t rest_bytes = call->scratch_bytes - p.used;
+    NBL_TRY(make_norms(call, a, &p));
+    for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
+        nbl__linear parts[NBL_MLP_PARTS];
+        parts_of(a, chunk, &p, p.g, parts);
+        if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
+        if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
+        NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
+        NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
+        NBL_TRY(nbl__layers_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+    }
+    return NBL_OK;
+}
+
+/* A layer of which only dx is wanted. */
+static nbl__linear only_dx(nbl__linear a)
+{
+    a.dbias.data = a.dlora_a.data = a.dlora_b.data = a.dmagnitude.data = a.dw.data = NULL;
+    return a;
+}
+
+static nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__mlp *a = arguments;
+    pieces p = layout(a, true, call->scratch);
+    uint8_t *rest = call->scratch + p.used;
+    size_t rest_bytes = call->scratch_bytes - p.used;
+    NBL_TRY(make_norms(call, a, &p));
+    for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
+        nbl__linear parts[NBL_MLP_PARTS];
+        parts_of(a, chunk, &p, p.d, parts);
+        if (!a->keep) NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
+        nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
+        NBL_TRY(nbl__layers_backward_run(call->ctx, &down, 1, rest, rest_bytes));
+        NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
+        parts[NBL_MLP_DOWN].dx.data = NULL;
+        NBL_TRY(nbl__layers_backward_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+        NBL_TRY(nbl__layers_backward_run(call->ctx, parts, 2, rest, rest_bytes));
+    }
+    return NBL_OK;
+}
+
+const nbl__impl nbl__mlp_cpu = {"mlp_cpu", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
+const nbl__impl nbl__mlp_backward_cpu = {"mlp_backward_cpu", NBL_ISA_SCALAR, NULL, backward_scratch,
+                                         run_backward};

@@ -1,0 +1,92 @@
+/* linear_cuda.c - linear and linear_group on the device, through layers.h. */
+#include "ops/gemv/cuda/gemv_cuda.h"
+#include "ops/linear/cuda/linear_cuda.h"
+#include "ops/linear/linear_group.h"
+
+#ifdef NIBBLE_CUDA_BUILT
+
+static size_t linear_scratch(const nbl_context *ctx, const void *arguments)
+{
+    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), arguments, 1);
+}
+
+static size_t linear_backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), arguments, 1);
+}
+
+static nbl_status run_linear(const nbl__call *call, const void *arguments)
+{
+    return nbl__cuda_layers_run(call, arguments, 1);
+}
+
+static nbl_status run_linear_backward(const nbl__call *call, const void *arguments)
+{
+    return nbl__cuda_layers_backward_run(call, arguments, 1);
+}
+
+static size_t group_scratch(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__linear_group *group = arguments;
+    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), members, group->count);
+}
+
+static size_t group_backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__linear_group *group = arguments;
+    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), members, group->count);
+}
+
+static nbl_status run_group(const nbl__call *call, const void *arguments)
+{
+    const nbl__linear_group *group = arguments;
+    nbl__linear members[NBL_GROUP_MOST];
+    nbl__gemv_one one;
+    if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name,
+                                                       call->around.before.arguments, call->op, group, &one))
+        return nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream);
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_layers_run(call, members, group->count);
+}
+
+static nbl_status run_group_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__linear_group *group = arguments;
+    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_layers_backward_run(call, members, group->count);
+}
+
+extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
+extern const nbl__impl nbl__linear_group_cuda, nbl__linear_group_backward_cuda;
+const nbl__impl nbl__linear_cuda = {"linear_cuda", NBL_ISA_SCALAR, NULL, linear_scratch, run_linear};
+const nbl__impl nbl__linear_backward_cuda = {"linear_backward_cuda", NBL_ISA_SCALAR, NULL,
+                                             linear_backward_scratch, run_linear_backward};
+const nbl__impl nbl__linear_group_cuda = {"linear_group_cuda", NBL_ISA_SCALAR, NULL, group_scratch,
+                                          run_group};
+const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda", NBL_ISA_SCALAR, NULL,
+                                                   group_backward_scratch, run_group_backward};
+
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
+{
+    nbl__linear members[NBL_GROUP_MOST];
+    if (impl == &nbl__linear_cuda) return nbl__cuda_fast_kept(arguments, 1);
+    if (impl != &nbl__linear_group_cuda) return 0;
+    const nbl__linear_group *group = arguments;
+    nbl__linear_group_spread(group, members);
+    return nbl__cuda_fast_kept(members, group->count);
+}
+
+#else
+
+size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
+{
+    (void)impl, (void)arguments;
+    return 0;
+}
+
+#endif

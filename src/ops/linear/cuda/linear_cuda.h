@@ -1,0 +1,113 @@
+/* linear_cuda.h - linear layers that share their input, on the device: what linear, linear_group and mlp run.
+ *
+ *     forward    y_i = factor_i·(x·W_iᵀ + t_i·B_iᵀ) + bias_i             t_i = s·drop_i(x)·A_iᵀ
+ *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
+ *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
+ *
+ * Two ways. The fast one (layers_fast.c) is for what training does: bf16, many tokens, a weight that multiplies as it
+ * decodes, no DoRA. The general one (layers.c, layers_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a
+ * time, with f32 sums between the products: every result is rounded once.
+ *
+ * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
+ * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is measured as if every gradient were
+ * wanted, and is enough for fewer tokens, too: NBL_CUDA_FEW or less go the general way, their adapters in f32. */
+#ifndef NBL_CUDA_LAYERS_H
+#define NBL_CUDA_LAYERS_H
+
+#include "device/cuda/cuda.h"
+#include "ops/linear/linear.h"
+
+enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_FEW = 16 };
+
+size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
+nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count);
+size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
+nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count);
+
+/* ‖W + s·B·A‖ of a layer that has no norm. */
+nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, float *norm);
+
+/* One row through all of these layers in one launch: is that possible, and how? Without adapters, DoRA and the like. */
+struct nbl__gemv_one;
+bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
+/* layers_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
+ * then. Both sides ask, with the arguments of both. */
+bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op, const void *layers,
+                          struct nbl__gemv_one *one);
+/* mlp.c: gate, up and act of one row in one launch; the place of its result is not filled in. */
+struct nbl__mlp;
+bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
+
+/* ---- the fast way: layers_fast.c ---- */
+
+bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
+size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);
+/* Bytes of t, which forward leaves for backward (nbl__cuda_kept). */
+size_t nbl__cuda_fast_kept(const nbl__linear *members, int count);
+nbl_status nbl__cuda_fast_run(const nbl__call *call, const nbl__linear *members, int count);
+nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear *members, int count);
+
+/* ---- the general way, between its two files ---- */
+
+typedef struct nbl__cuda_layer {
+    const nbl__linear *a;
+    int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
+    bool by_codes;
+    bool few;                /* forward: so few rows that the packed weight multiplies as it is */
+    float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
+    void *lora_a, *lora_b;   /* [wide, in], [out, wide] in the adapters' dtype, zero beyond the rank */
+    double *bias_sums, *magnitude_sums; /* [out] */
+} nbl__cuda_layer;
+
+/* One call: what is to be done and all pieces of scratch. */
+typedef struct nbl__cuda_layers {
+    const nbl__call *call;
+    nbl_dtype dtype, product,
+        adapter; /* of the computation, of the operands of base products and of the adapters' */
+    nbl_tensor x, dx;
+    int64_t tokens, in, rows; /* rows: of the largest chunk */
+    int count;
+    nbl__cuda_layer layers[NBL_CUDA_LAYERS_MOST];
+    void *w, *w_half; /* [out, in]: one weight as it multiplies; f16 on its way to f32 */
+    const void *held; /* the layer whose weight is in w */
+    void *x_product, *x_adapter, *x_dropped; /* [rows, in] */
+    void *t, *u;                             /* [rows, wide] */
+    float *sums;                             /* [rows, out]: outputs before factor and bias */
+    uint8_t *outlier;                        /* [in], int8 */
+    int8_t *codes;                           /* [rows, in] */
+    float *scales;                           /* [rows] */
+    void *kept;                              /* [rows, in] */
+    int32_t *code_sums;                      /* [rows, out] */
+    void *dy_product, *dy_adapter;           /* [rows, out]: factor∘dy */
+    float *dx_sums, *dx_part;                /* [rows, in] */
+    double *parts;                           /* of sums over tokens */
+    size_t used;
+} nbl__cuda_layers;
+
+/* Lays out all pieces from `scratch` on; NULL measures. */
+void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl__linear *members, int count,
+                           bool backward, uint8_t *scratch);
+/* The most that the general way takes for these arguments, or for them with few tokens. */
+size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward);
+/* Factors of DoRA, adapters in their dtype, int8's outlier columns (`codes`: when they will be used). */
+nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes);
+nbl_status nbl__cuda_layers_weight(nbl__cuda_layers *j, const nbl__cuda_layer *l, const void **w);
+/* Rows of x in a dtype of products: as they lie, or converted into `room`. */
+nbl_status nbl__cuda_layers_rows(const nbl__cuda_layers *j, const nbl_tensor *from, int64_t row, int64_t rows,
+                                 nbl_dtype dtype, const float *factor, void *room, const void **result);
+/* x as the layer's adapter sees it. */
+nbl_status nbl__cuda_layers_dropped(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row,
+                                    int64_t rows, const void **result);
+/* t of a chunk, from what the adapter sees. */
+nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows,
+                                  const void *x);
+/* The outputs of a chunk before factor and bias, f32, and in code_sums what 8 bits add to it. t must be there. */
+nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row, int64_t rows,
+                                  float *to);
+
+static inline void *nbl__cuda_row(const nbl_tensor *t, int64_t row)
+{
+    return (uint8_t *)t->data + (size_t)(row * nbl__last(t)) * nbl__size_of(t->dtype);
+}
+
+#endif

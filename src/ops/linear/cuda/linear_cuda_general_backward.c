@@ -1,0 +1,208 @@
+/* linear_cuda_general_backward.c - layers backward, the general way. See layers.h.
+ *
+ * Chunks of tokens outside, layers inside, so that the sum of their dx is f32 until all of them are in it. A weight is
+ * decoded again for every chunk when there are several of both. */
+#include "ops/linear/cuda/linear_cuda.h"
+
+#ifdef NIBBLE_CUDA_BUILT
+
+#include <cuda_runtime_api.h>
+
+#include "ops/gemm/cuda/cublaslt.h"
+#include "ops/linear/cuda/dropout_cuda.h"
+#include "ops/linear/cuda/linear_helpers.h"
+
+static bool wanted(const nbl_tensor *gradient)
+{
+    return gradient->rank > 0 && nbl__given(gradient);
+}
+
+/* One layer and chunk. */
+typedef struct part {
+    const nbl__cuda_layer *l;
+    int64_t row, rows;
+    const void *dy, *dy_adapter; /* factor∘dy as base products and as adapters multiply it */
+} part;
+
+/* c += aᵀ·b over the tokens of the chunk, f32, the first of all chunks as the caller accumulates. */
+static nbl_status over_tokens(const nbl__cuda_layers *j, const part *p, const void *a, int64_t m, int64_t lda,
+                              const void *b, int64_t n, int64_t ldb, float *c)
+{
+    return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
+                                                .c_dtype = NBL_DTYPE_F32,
+                                                .m = m,
+                                                .n = n,
+                                                .k = p->rows,
+                                                .a = a,
+                                                .lda = lda,
+                                                .a_turned = true,
+                                                .b = b,
+                                                .ldb = ldb,
+                                                .c = c,
+                                                .alpha = 1,
+                                                .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
+}
+
+static nbl_status adapter_gradients(nbl__cuda_layers *j, const part *p)
+{
+    const nbl__cuda_layer *l = p->l;
+    const nbl__linear *a = l->a;
+    bool inner = wanted(&a->dlora_b) || wanted(&a->dmagnitude);
+    const void *x;
+    if (inner || wanted(&a->dlora_a)) NBL_TRY(nbl__cuda_layers_dropped(j, l, p->row, p->rows, &x));
+    if (inner) NBL_TRY(nbl__cuda_layers_inner(j, l, p->rows, x));
+    if (wanted(&a->dlora_b))
+        NBL_TRY(over_tokens(j, p, p->dy_adapter, l->out, l->out, j->t, l->rank, l->wide, a->dlora_b.data));
+    if (!wanted(&a->dlora_a) && !wanted(&j->dx)) return NBL_OK;
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
+                                                 .c_dtype = j->adapter,
+                                                 .m = p->rows,
+                                                 .n = l->wide,
+                                                 .k = l->out,
+                                                 .a = p->dy_adapter,
+                                                 .b = l->lora_b,
+                                                 .c = j->u,
+                                                 .alpha = a->scale}));
+    if (!wanted(&a->dlora_a)) return NBL_OK;
+    return over_tokens(j, p, j->u, l->rank, l->wide, x, j->in, j->in, a->dlora_a.data);
+}
+
+/* The layer's part of dx, into or onto the sum. */
+static nbl_status dx_part(nbl__cuda_layers *j, const part *p, bool first, float *sums)
+{
+    const nbl__cuda_layer *l = p->l;
+    const void *w;
+    NBL_TRY(nbl__cuda_layers_weight(j, l, &w));
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->product,
+                                                 .c_dtype = NBL_DTYPE_F32,
+                                                 .m = p->rows,
+                                                 .n = j->in,
+                                                 .k = l->out,
+                                                 .a = p->dy,
+                                                 .b = w,
+                                                 .c = sums,
+                                                 .alpha = 1,
+                                                 .beta = first ? 0 : 1}));
+    if (l->rank == 0) return NBL_OK;
+    bool drops = l->a->dropout > 0;
+    NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
+                                                 .c_dtype = NBL_DTYPE_F32,
+                                                 .m = p->rows,
+                                                 .n = j->in,
+                                                 .k = l->wide,
+                                                 .a = j->u,
+                                                 .b = l->lora_a,
+                                                 .c = drops ? j->dx_part : sums,
+                                                 .alpha = 1,
+                                                 .beta = drops ? 0 : 1}));
+    if (!drops) return NBL_OK;
+    return nbl__cuda_drop_add(j->call, l->a->seed, l->a->dropout, l->a->first_row + p->row, p->rows, j->in,
+                              j->dx_part, sums, true);
+}
+
+/* Σ dy and Σ dy·(output before factor and bias) of the chunk. */
+static nbl_status sums_over_tokens(nbl__cuda_layers *j, const part *p)
+{
+    const nbl__cuda_layer *l = p->l;
+    const nbl__linear *a = l->a;
+    const void *dy = nbl__cuda_row(&a->dy, p->row);
+    bool first = p->row == 0;
+    if (wanted(&a->dbias))
+        NBL_TRY(
+            nbl__cuda_sums(j->call, p->rows, l->out, dy, a->dy.dtype, NULL, first, j->parts, l->bias_sums));
+    if (!wanted(&a->dmagnitude)) return NBL_OK;
+    NBL_TRY(nbl__cuda_layers_plain(j, l, p->row, p->rows, j->sums));
+    if (l->by_codes)
+        NBL_TRY(nbl__cuda_finish(j->call, &(nbl__finish){.rows = p->rows,
+                                                         .columns = l->out,
+                                                         .sums = j->sums,
+                                                         .codes = j->code_sums,
+                                                         .row_scales = j->scales,
+                                                         .column_scales = a->w.scales,
+                                                         .y_dtype = NBL_DTYPE_F32,
+                                                         .y = j->sums}));
+    return nbl__cuda_sums(j->call, p->rows, l->out, dy, a->dy.dtype, j->sums, first, j->parts,
+                          l->magnitude_sums);
+}
+
+static nbl_status layer_chunk(nbl__cuda_layers *j, part *p, bool first, float *dx)
+{
+    const nbl__cuda_layer *l = p->l;
+    const nbl__linear *a = l->a;
+    NBL_TRY(nbl__cuda_layers_rows(j, &a->dy, p->row, p->rows, j->product, l->factor, j->dy_product, &p->dy));
+    p->dy_adapter = p->dy;
+    bool trains_w = wanted(&a->dw);
+    if (j->adapter != j->product && (l->rank > 0 || trains_w))
+        NBL_TRY(nbl__cuda_layers_rows(j, &a->dy, p->row, p->rows, j->adapter, l->factor, j->dy_adapter,
+                                      &p->dy_adapter));
+    if (trains_w) {
+        const void *x;
+        NBL_TRY(nbl__cuda_layers_rows(j, &j->x, p->row, p->rows, j->adapter, NULL, j->x_adapter, &x));
+        NBL_TRY(over_tokens(j, p, p->dy_adapter, l->out, l->out, x, j->in, j->in, a->dw.data));
+    }
+    if (l->rank > 0) NBL_TRY(adapter_gradients(j, p));
+    NBL_TRY(sums_over_tokens(j, p));
+    return dx ? dx_part(j, p, first, dx) : NBL_OK;
+}
+
+static nbl_status chunk(nbl__cuda_layers *j, int64_t row)
+{
+    int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
+    float *dx = !wanted(&j->dx) ? NULL : j->dx_sums ? j->dx_sums : nbl__cuda_row(&j->dx, row);
+    for (int i = 0; i < j->count; i++)
+        NBL_TRY(layer_chunk(j, &(part){.l = &j->layers[i], .row = row, .rows = rows}, i == 0, dx));
+    if (dx == NULL || j->dx_sums == NULL) return NBL_OK;
+    nbl__finish f = {
+        .rows = rows, .columns = j->in, .sums = dx, .y_dtype = j->dx.dtype, .y = nbl__cuda_row(&j->dx, row)};
+    return nbl__cuda_finish(j->call, &f);
+}
+
+/* No token: the gradients of parameters are zero. */
+static nbl_status clear(const nbl__cuda_layers *j, const nbl__linear *a)
+{
+    const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
+        if (wanted(gradients[i]) && !a->accumulate)
+            NBL_TRY(nbl__cuda_fill(j->call->cuda, gradients[i]->data, 0,
+                                   (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float)));
+    return NBL_OK;
+}
+
+static nbl_status put_sums(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
+{
+    const nbl__linear *a = l->a;
+    if (wanted(&a->dbias))
+        NBL_TRY(nbl__cuda_put_sums(j->call, l->out, l->bias_sums, NULL, a->accumulate, a->dbias.data));
+    if (!wanted(&a->dmagnitude)) return NBL_OK;
+    return nbl__cuda_put_sums(j->call, l->out, l->magnitude_sums, l->inverse, a->accumulate,
+                              a->dmagnitude.data);
+}
+
+size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+{
+    size_t general = nbl__cuda_general_scratch(members, count, true);
+    if (!nbl__cuda_fast_takes(members, count, true)) return general;
+    size_t fast = nbl__cuda_fast_scratch(cuda, members, count, true);
+    return fast > general ? fast : general;
+}
+
+nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count)
+{
+    nbl__cuda_layers j;
+    if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_backward_run(call, members, count);
+    nbl__cuda_layers_open(&j, call, members, count, true, call->scratch);
+    NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
+              "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
+    if (j.tokens == 0) {
+        for (int i = 0; i < count; i++) NBL_TRY(clear(&j, &members[i]));
+        return NBL_OK;
+    }
+    bool outputs = false;
+    for (int i = 0; i < count; i++) outputs |= wanted(&members[i].dmagnitude);
+    NBL_TRY(nbl__cuda_layers_prepare(&j, outputs));
+    for (int64_t row = 0; row < j.tokens; row += j.rows) NBL_TRY(chunk(&j, row));
+    for (int i = 0; i < count; i++) NBL_TRY(put_sums(&j, &j.layers[i]));
+    return NBL_OK;
+}
+
+#endif

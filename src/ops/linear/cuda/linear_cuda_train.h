@@ -1,0 +1,70 @@
+/* linear_cuda_train.h - between layers_fast.c and layers_fast_backward.c, the fast way of linear layers. See there. */
+#ifndef NBL_CUDA_LAYERS_FAST_H
+#define NBL_CUDA_LAYERS_FAST_H
+
+#include "ops/gemm/cuda/cublaslt.h"
+#include "ops/linear/cuda/linear_cuda.h"
+
+typedef struct nbl__fast_layer {
+    const nbl__linear *a;
+    int64_t out, rank;
+    int64_t wide,
+        first; /* its columns of t and u: rank, and bias forward, in multiples of 16; and where they begin */
+    int64_t t_first; /* its columns of t: forward may have left a wider one */
+    void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
+    void *w;         /* decoded, or where it lies; folded */
+    double *sums;    /* [out]; backward with a bias */
+} nbl__fast_layer;
+
+typedef struct nbl__fast {
+    const nbl__call *call;
+    nbl_tensor x, dx;
+    int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
+    int count;
+    bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
+    bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
+    nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
+    void *lora_a; /* [wide, in] */
+    void *w;      /* decoded: one weight, or, folded, all of them */
+    void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
+    int64_t t_ld;
+    bool has_t;    /* backward: forward left it */
+    void *dropped; /* [tokens, in]: x as one layer's adapter sees it; dropout */
+    void *shares;  /* of sweeps */
+    float *da;     /* [wide, in], of several layers */
+    double *parts; /* of sums over tokens */
+    size_t used;
+} nbl__fast;
+
+/* Lays out scratch, which must be large enough. */
+nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear *members, int count,
+                          bool backward);
+/* Adapters in bf16, their ranks filled up with zeros. */
+nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
+/* t of all layers. */
+nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
+/* t of one layer from `x`, which is what its adapter sees. */
+nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x);
+/* What a layer's adapter sees: x, or, in `dropped`, what its mask leaves of it. */
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x);
+/* The weight in bf16, [out, in]. */
+nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to);
+/* c = alpha·a·b + beta·c of bf16. */
+nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
+
+/* layers_fold.c. *done: whether it was possible; else nothing has happened. */
+nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
+/* `begun`: dx holds the adapters' terms already, and the loop adds to them. */
+nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done);
+
+static inline bool nbl__fast_packed(const nbl_weight *w)
+{
+    return w->format != NBL_FORMAT_DENSE;
+}
+/* Elements of bf16 on. */
+static inline void *nbl__fast_at(void *matrix, int64_t element)
+{
+    return (uint8_t *)matrix + (size_t)element * 2;
+}
+
+#endif

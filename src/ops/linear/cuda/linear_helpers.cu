@@ -1,0 +1,343 @@
+/* linear_helpers.cu - see pieces.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
+ * memory, and one kernel serves all. */
+#include "ops/elementwise/act.cuh"
+#include "ops/common/dependent_launch.cuh"
+
+extern "C" {
+#include "ops/linear/cuda/linear_helpers.h"
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int THREADS = 256;
+
+unsigned blocks_for(int64_t n)
+{
+    int64_t blocks = (n + THREADS - 1) / THREADS;
+    return static_cast<unsigned>(blocks < 1 << 16 ? blocks : 1 << 16);
+}
+
+__device__ inline float rounded(float value, nbl_dtype dtype)
+{
+    if (dtype == NBL_DTYPE_F16) return to_f32(from_f32<__half>(value));
+    if (dtype == NBL_DTYPE_BF16) return to_f32(from_f32<__nv_bfloat16>(value));
+    return value;
+}
+
+/* ---- moves ---- */
+
+struct move_list {
+    nbl__move moves[NBL_MOVES_MOST];
+    bool by_eight[NBL_MOVES_MOST];
+};
+
+template <typename T> __device__ inline uint32_t two_of(float low, float high)
+{
+    T both[2] = {from_f32<T>(low), from_f32<T>(high)};
+    uint32_t word;
+    memcpy(&word, both, 4);
+    return word;
+}
+
+__device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
+{
+    int64_t row = m.turned ? c : r, column = m.turned ? r : c;
+    bool rest = m.split && column == 1;
+    if (rest) column = 0;
+    if (row >= m.rows || column >= m.columns) return 0;
+    float value = rounded(load_one(m.from, m.from_dtype, row * m.from_ld + column), m.via);
+    if (rest) value -= rounded(value, m.to_dtype);
+    if (m.factor) value *= m.factor[column];
+    return m.scale != 0 ? value * m.scale : value;
+}
+
+/* Eight elements of a row as they come from f32, which nothing else happens to: all loads first. */
+__device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
+{
+    const float *from = static_cast<const float *>(m.from) + r * m.from_ld + c;
+    float values[8];
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) values[k] = r < m.rows && c + k < m.columns ? from[k] : 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        words[k] = m.to_dtype == NBL_DTYPE_F16 ? two_of<__half>(values[2 * k], values[2 * k + 1])
+                                               : two_of<__nv_bfloat16>(values[2 * k], values[2 * k + 1]);
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+__global__ void move_all(early, const __grid_constant__ move_list list)
+{
+    const nbl__move &m = list.moves[blockIdx.y];
+    wait_for_others();
+    others_may_begin();
+    int64_t step = static_cast<int64_t>(gridDim.x) * THREADS,
+            i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (!list.by_eight[blockIdx.y]) {
+        for (int64_t n = m.to_rows * m.to_columns; i < n; i += step) {
+            int64_t r = i / m.to_columns, c = i - r * m.to_columns;
+            store_one(m.to, m.to_dtype, r * m.to_ld + c, moved(m, r, c));
+        }
+        return;
+    }
+    uint32_t eights = static_cast<uint32_t>(m.to_columns / 8);
+    for (int64_t n = m.to_rows * eights; i < n; i += step) {
+        uint32_t r = static_cast<uint32_t>(i) / eights, c = (static_cast<uint32_t>(i) - r * eights) * 8;
+        uint16_t *to = static_cast<uint16_t *>(m.to) + static_cast<int64_t>(r) * m.to_ld + c;
+        *reinterpret_cast<uint4 *>(to) = eight_of(m, r, c);
+    }
+}
+
+/* ---- outputs ---- */
+
+__global__ void finish_kernel(nbl__finish f)
+{
+    int64_t n = f.rows * f.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
+        int64_t r = i / f.columns, c = i - r * f.columns;
+        float value = f.sums ? f.sums[i] : 0;
+        if (f.codes) {
+            float scale = f.row_scales[r] * f.column_scales[c] * (1.0f / (127.0f * 127.0f));
+            value = fmaf(static_cast<float>(f.codes[i]), scale, value);
+        }
+        if (f.factor) value *= f.factor[c];
+        if (f.bias) value += load_one(f.bias, f.bias_dtype, c);
+        store_one(f.y, f.y_dtype, i, value);
+    }
+}
+
+/* ---- sums over tokens ---- */
+
+constexpr int SUM_COLUMNS = 32, SUM_LINES = THREADS / SUM_COLUMNS, SUM_ROWS = 256;
+
+/* The sums of SUM_ROWS rows: a thread adds up every eighth, in f32, then the eight are added in f64. */
+__global__ void sum_parts(int64_t rows, int64_t columns, const void *dy, nbl_dtype dtype, const float *plain,
+                          double *parts)
+{
+    __shared__ double lines[SUM_LINES][SUM_COLUMNS];
+    int x = threadIdx.x % SUM_COLUMNS, line = threadIdx.x / SUM_COLUMNS;
+    int64_t c = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS + x,
+            first = static_cast<int64_t>(blockIdx.y) * SUM_ROWS;
+    float sum = 0;
+    if (c < columns)
+        for (int64_t r = first + line; r < first + SUM_ROWS && r < rows; r += SUM_LINES) {
+            float value = load_one(dy, dtype, r * columns + c);
+            sum = plain ? fmaf(value, plain[r * columns + c], sum) : sum + value;
+        }
+    lines[line][x] = sum;
+    __syncthreads();
+    if (line != 0 || c >= columns) return;
+    double all = 0;
+    for (int i = 0; i < SUM_LINES; i++) all += lines[i][x];
+    parts[blockIdx.y * columns + c] = all;
+}
+
+__global__ void sum_up(int64_t count, int64_t columns, const double *parts, bool first, double *sums)
+{
+    int64_t c = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (c >= columns) return;
+    double all = first ? 0 : sums[c];
+    for (int64_t i = 0; i < count; i++) all += parts[i * columns + c];
+    sums[c] = all;
+}
+
+__global__ void put_kernel(int64_t columns, const double *sums, const float *factor, bool accumulate,
+                           float *to)
+{
+    int64_t c = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (c >= columns) return;
+    double value = factor ? sums[c] * static_cast<double>(factor[c]) : sums[c];
+    to[c] = static_cast<float>(accumulate ? static_cast<double>(to[c]) + value : value);
+}
+
+__global__ void factor_kernel(int64_t n, const void *magnitude, nbl_dtype dtype, const float *norm,
+                              float *factor, float *inverse)
+{
+    int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= n) return;
+    float length = norm[i];
+    factor[i] = load_one(magnitude, dtype, i) / length;
+    inverse[i] = 1 / length;
+}
+
+/* ---- LLM.int8 ---- */
+
+__global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_dtype dtype, float limit,
+                              uint8_t *outlier)
+{
+    int64_t c = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (c >= columns) return;
+    bool found = false;
+    for (int64_t r = blockIdx.y; r < rows; r += gridDim.y)
+        found |= !(fabsf(load_one(x, dtype, r * columns + c)) < limit);
+    if (found) outlier[c] = 1; /* whoever writes, writes the same */
+}
+
+__global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float limit, const uint8_t *outlier,
+                         int8_t *codes, float *scales, void *kept, nbl_dtype kept_dtype)
+{
+    __shared__ float most[THREADS / 32];
+    int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+    float largest = 0;
+    for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
+        float magnitude = fabsf(load_one(x, dtype, first + c));
+        if (magnitude < limit && magnitude > largest) largest = magnitude;
+    }
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (int i = 0; i < THREADS / 32; i++) largest = fmaxf(largest, most[i]);
+    if (threadIdx.x == 0) scales[blockIdx.x] = largest;
+    float factor = 127 / largest;
+    for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
+        float value = load_one(x, dtype, first + c);
+        bool stays = outlier[c];
+        int code = 0;
+        if (!stays && largest > 0) {
+            float scaled = value * factor, whole = rintf(scaled);
+            /* near a tie, or where the factor is no f32, the exact way: RN(x · 127 / largest) */
+            if (!(fabsf(scaled - whole) < 0.4999f) || largest <= 0x1p-100f)
+                whole = static_cast<float>(
+                    rint(static_cast<double>(value) * 127 / static_cast<double>(largest)));
+            code = static_cast<int>(whole);
+        }
+        codes[first + c] = static_cast<int8_t>(code);
+        store_one(kept, kept_dtype, first + c, stays ? value : 0);
+    }
+}
+
+/* ---- the gate of mlp ---- */
+
+template <int ACT>
+__global__ void gate_kernel(int64_t n, const float *kept_g, const float *kept_u, float *g, float *u, float *d)
+{
+    int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
+        float slope, x = kept_g ? kept_g[i] : g[i], y = kept_u ? kept_u[i] : u[i],
+                     value = activation<ACT, false>(x, &slope);
+        if (d == NULL) {
+            g[i] = value * y;
+            continue;
+        }
+        float dh = d[i];
+        g[i] = dh * y * slope;
+        u[i] = dh * value;
+        d[i] = value * y;
+    }
+}
+
+float limit_of(float threshold)
+{
+    return threshold > 0 ? threshold : INFINITY;
+}
+
+} // namespace
+
+extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count)
+{
+    move_list list = {};
+    int64_t most = 0;
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        const nbl__move *m = &moves[i];
+        int64_t n = m->to_rows * m->to_columns;
+        if (n == 0) continue;
+        bool by_eight = m->from_dtype == NBL_DTYPE_F32 && m->via != NBL_DTYPE_F16 &&
+                        m->via != NBL_DTYPE_BF16 && m->factor == NULL && m->scale == 0 && !m->split &&
+                        !m->turned && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
+                        m->to_ld % 8 == 0 && is_aligned(m->to, 16) && n < INT32_MAX;
+        list.by_eight[used] = by_eight;
+        list.moves[used++] = *m;
+        if (by_eight) n /= 8;
+        most = n > most ? n : most;
+    }
+    if (used == 0) return NBL_OK;
+    launch_early(move_all, dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, 1,
+                 stream_of(call), list);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_finish(const nbl__call *call, const nbl__finish *f)
+{
+    if (f->rows * f->columns == 0) return NBL_OK;
+    finish_kernel<<<blocks_for(f->rows * f->columns), THREADS, 0, stream_of(call)>>>(*f);
+    return launched(call);
+}
+
+extern "C" int64_t nbl__cuda_sums_parts(int64_t rows, int64_t columns)
+{
+    return (rows + SUM_ROWS - 1) / SUM_ROWS * columns;
+}
+
+extern "C" nbl_status nbl__cuda_sums(const nbl__call *call, int64_t rows, int64_t columns, const void *dy,
+                                     nbl_dtype dtype, const float *plain, bool first, double *parts,
+                                     double *sums)
+{
+    if (columns == 0) return NBL_OK;
+    int64_t count = (rows + SUM_ROWS - 1) / SUM_ROWS;
+    dim3 grid(static_cast<unsigned>((columns + SUM_COLUMNS - 1) / SUM_COLUMNS), static_cast<unsigned>(count));
+    if (count > 0) sum_parts<<<grid, THREADS, 0, stream_of(call)>>>(rows, columns, dy, dtype, plain, parts);
+    unsigned blocks = static_cast<unsigned>((columns + THREADS - 1) / THREADS);
+    sum_up<<<blocks, THREADS, 0, stream_of(call)>>>(count, columns, parts, first, sums);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_put_sums(const nbl__call *call, int64_t columns, const double *sums,
+                                         const float *factor, bool accumulate, float *to)
+{
+    if (columns == 0) return NBL_OK;
+    unsigned blocks = static_cast<unsigned>((columns + THREADS - 1) / THREADS);
+    put_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(columns, sums, factor, accumulate, to);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_factors(const nbl__call *call, int64_t n, const nbl_tensor *magnitude,
+                                        const float *norm, float *factor, float *inverse)
+{
+    if (n == 0) return NBL_OK;
+    unsigned blocks = static_cast<unsigned>((n + THREADS - 1) / THREADS);
+    factor_kernel<<<blocks, THREADS, 0, stream_of(call)>>>(n, magnitude->data, magnitude->dtype, norm, factor,
+                                                           inverse);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_outliers(const nbl__call *call, int64_t rows, int64_t columns, const void *x,
+                                         nbl_dtype dtype, float threshold, uint8_t *outlier)
+{
+    if (columns == 0) return NBL_OK;
+    cudaMemsetAsync(outlier, 0, static_cast<size_t>(columns), stream_of(call));
+    dim3 grid(static_cast<unsigned>((columns + THREADS - 1) / THREADS),
+              static_cast<unsigned>(rows < 64 ? rows : 64));
+    if (rows > 0)
+        mark_outliers<<<grid, THREADS, 0, stream_of(call)>>>(rows, columns, x, dtype, limit_of(threshold),
+                                                             outlier);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_quantise_rows(const nbl__call *call, int64_t rows, int64_t columns,
+                                              const void *x, nbl_dtype dtype, float threshold,
+                                              const uint8_t *outlier, int8_t *codes, float *scales,
+                                              void *kept, nbl_dtype kept_dtype)
+{
+    if (rows == 0) return NBL_OK;
+    quantise<<<static_cast<unsigned>(rows), THREADS, 0, stream_of(call)>>>(
+        columns, x, dtype, limit_of(threshold), outlier, codes, scales, kept, kept_dtype);
+    return launched(call);
+}
+
+extern "C" nbl_status nbl__cuda_gate(const nbl__call *call, int act, int64_t n, const float *kept_g,
+                                     const float *kept_u, float *g, float *u, float *d)
+{
+    if (n == 0) return NBL_OK;
+    unsigned blocks = blocks_for(n);
+    cudaStream_t stream = stream_of(call);
+    if (act == NBL_ACT_SILU)
+        gate_kernel<NBL_ACT_SILU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+    else if (act == NBL_ACT_GELU)
+        gate_kernel<NBL_ACT_GELU><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+    else gate_kernel<NBL_ACT_GELU_TANH><<<blocks, THREADS, 0, stream>>>(n, kept_g, kept_u, g, u, d);
+    return launched(call);
+}

@@ -1,0 +1,37 @@
+/* lora_decode.h - linear layers over a few rows of x, as decoding a token has them, beside gemv.h: the adapter in two launches,
+ * straight as it is stored, and int8 with outlier columns. All pointers are the device's; sums are f32 in a fixed order. */
+#ifndef NBL_CUDA_FEW_H
+#define NBL_CUDA_FEW_H
+
+#include "device/cuda/cuda.h"
+
+enum { NBL_FEW_ROWS = 8 };
+
+typedef struct nbl__few {
+    int64_t rows, in, out, rank; /* rank 0: no adapter */
+    nbl_dtype dtype;             /* of x and y */
+    const void *x;
+    nbl_tensor lora_a, lora_b;
+    float scale;
+    float *t;            /* scratch, [rows, rank] */
+    const float *factor; /* [out]; NULL: 1 */
+    nbl_tensor bias;     /* may be absent */
+    void *y;             /* [rows, out]: x·Wᵀ, and then factor∘(that + s·(x·Aᵀ)·Bᵀ) + bias */
+} nbl__few;
+nbl_status nbl__cuda_few(const nbl__call *call, const nbl__few *f);
+
+/* LLM.int8 over a few rows, in one pass over the weight: the products of the codes, and of what stays as it is. */
+typedef struct nbl__few_codes {
+    int64_t rows, in, out;
+    const int8_t *codes;         /* [rows, in], 0 in columns that stay */
+    const void *kept;            /* [rows, in], 0 in all others */
+    nbl_dtype kept_dtype, dtype; /* dtype: that weights are decoded to */
+    const uint8_t *outlier;      /* [in]: does the column stay? */
+    const int8_t *w;             /* [out, in] */
+    const float *w_scales;       /* [out] */
+    float *sums;                 /* [rows, out] */
+    int32_t *code_sums;          /* [rows, out] */
+} nbl__few_codes;
+nbl_status nbl__cuda_few_codes(const nbl__call *call, const nbl__few_codes *f);
+
+#endif

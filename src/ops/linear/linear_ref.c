@@ -1,0 +1,269 @@
+/* linear_ref.c - linear, forward and backward: the oracle. Scalar, f64 sums, one rounding at the end,
+ * never optimised. One row of W is decoded at a time.
+ *
+ * LLM.int8 forward (a weight in int8): each row of x is quantised to 8 bits by its largest value below
+ * the threshold; columns in which any row reaches the threshold are taken out and multiplied as they
+ * are. Backward uses the decoded weight, as upstream does. */
+#include <math.h>
+
+#include "ops/linear/linear.h"
+#include "ops/ref.h"
+#include "quant/quant.h"
+
+typedef struct sizes {
+    int64_t tokens, in, out, rank;
+} sizes;
+
+static sizes sizes_of(const nbl__linear *a)
+{
+    return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0], nbl__linear_rank(a)};
+}
+
+/* Scratch: a decoded row of W, then f64 tables. */
+typedef struct scratch {
+    float *row;       /* [in] */
+    double *xa, *gb;  /* [tokens, rank]: drop(x)·Aᵀ and dy'·B */
+    double *dx;       /* [tokens, in]; backward */
+    double *factor;   /* [out]: magnitude / norm; DoRA */
+    uint8_t *outlier; /* [in]; int8 */
+} scratch;
+
+static size_t layout(const nbl__linear *a, bool backward, uint8_t *base, scratch *s)
+{
+    sizes z = sizes_of(a);
+    nbl__cut cut = {base, 0};
+    NBL_CUT(&cut, s->row, z.in);
+    NBL_CUT(&cut, s->xa, z.tokens * z.rank);
+    NBL_CUT(&cut, s->gb, z.tokens * z.rank);
+    NBL_CUT(&cut, s->factor, z.out);
+    NBL_CUT(&cut, s->dx, backward ? z.tokens * z.in : 0);
+    NBL_CUT(&cut, s->outlier, z.in);
+    return cut.used;
+}
+
+static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    scratch s;
+    (void)ctx;
+    return layout(arguments, false, NULL, &s);
+}
+
+static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    scratch s;
+    (void)ctx;
+    return layout(arguments, true, NULL, &s);
+}
+
+/* Row n of W in the compute dtype, as f32. */
+static void weight_row(const nbl__linear *a, int64_t n, float *row)
+{
+    int64_t in = a->w.shape[1];
+    for (int64_t k = 0; k < in; k++) {
+        uint32_t word;
+        nbl__decode(NBL_ISA_SCALAR, &a->w, n * in + k, n * in + k + 1, a->dtype, &word, false);
+        nbl__to_f32(NBL_ISA_SCALAR, a->dtype, &word, &row[k], 1);
+    }
+}
+
+/* x as the adapter sees it. */
+static double dropped(const nbl__linear *a, int64_t i)
+{
+    if (a->dropout == 0) return nbl__ref_get(&a->x, i);
+    bool kept = nbl__dropout_keeps(a->seed, a->dropout, a->first_row * a->w.shape[1] + i);
+    return kept ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
+}
+
+static void adapter_inner(const nbl__linear *a, double *xa)
+{
+    sizes z = sizes_of(a);
+    for (int64_t t = 0; t < z.tokens; t++)
+        for (int64_t r = 0; r < z.rank; r++) {
+            double sum = 0;
+            for (int64_t k = 0; k < z.in; k++)
+                sum += dropped(a, t * z.in + k) * nbl__ref_get(&a->lora_a, r * z.in + k);
+            xa[t * z.rank + r] = sum;
+        }
+}
+
+/* DoRA: 1 / ‖W + s·B·A‖ of row n. */
+static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
+{
+    if (nbl__given(&a->norm)) return 1 / nbl__ref_get(&a->norm, n);
+    sizes z = sizes_of(a);
+    double squares = 0;
+    for (int64_t k = 0; k < z.in; k++) {
+        double delta = 0;
+        for (int64_t r = 0; r < z.rank; r++)
+            delta += nbl__ref_get(&a->lora_b, n * z.rank + r) * nbl__ref_get(&a->lora_a, r * z.in + k);
+        double sum = (double)row[k] + (double)a->scale * delta;
+        squares += sum * sum;
+    }
+    return 1 / sqrt(squares);
+}
+
+static double factor_of(const nbl__linear *a, int64_t n, const float *row)
+{
+    return nbl__given(&a->magnitude) ? nbl__ref_get(&a->magnitude, n) * inverse_norm(a, n, row) : 1;
+}
+
+/* ---- the base product ---- */
+
+static double limit_of(const nbl__linear *a)
+{
+    return a->threshold > 0 ? (double)a->threshold : INFINITY;
+}
+
+static void find_outliers(const nbl__linear *a, uint8_t *outlier)
+{
+    sizes z = sizes_of(a);
+    memset(outlier, 0, (size_t)z.in);
+    if (!nbl__linear_by_codes(a)) return;
+    for (int64_t i = 0; i < z.tokens * z.in; i++)
+        if (!(fabs(nbl__ref_get(&a->x, i)) < limit_of(a))) outlier[i % z.in] = 1;
+}
+
+/* x row t times W row n of an int8 weight. */
+static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
+                           const uint8_t *outlier)
+{
+    sizes z = sizes_of(a);
+    const int8_t *codes = (const int8_t *)a->w.data + n * z.in;
+    double largest = 0, exact = 0, sum = 0;
+    for (int64_t k = 0; k < z.in; k++) {
+        double magnitude = fabs(nbl__ref_get(&a->x, t * z.in + k));
+        if (magnitude < limit_of(a)) largest = fmax(largest, magnitude);
+    }
+    for (int64_t k = 0; k < z.in; k++) {
+        double x = nbl__ref_get(&a->x, t * z.in + k);
+        if (outlier[k]) exact += x * (double)row[k];
+        else if (largest > 0) sum += nearbyint(x * 127 / largest) * codes[k];
+    }
+    return exact + sum * largest * (double)a->w.scales[n] / (127.0 * 127.0);
+}
+
+static double base_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
+                           const uint8_t *outlier)
+{
+    if (nbl__linear_by_codes(a)) return int8_product(a, t, n, row, outlier);
+    sizes z = sizes_of(a);
+    double sum = 0;
+    for (int64_t k = 0; k < z.in; k++) sum += nbl__ref_get(&a->x, t * z.in + k) * (double)row[k];
+    return sum;
+}
+
+/* Before magnitude and bias. */
+static double plain_output(const nbl__linear *a, int64_t t, int64_t n, const scratch *s)
+{
+    sizes z = sizes_of(a);
+    double sum = 0;
+    for (int64_t r = 0; r < z.rank; r++)
+        sum += s->xa[t * z.rank + r] * nbl__ref_get(&a->lora_b, n * z.rank + r);
+    return base_product(a, t, n, s->row, s->outlier) + (double)a->scale * sum;
+}
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__linear *a = arguments;
+    sizes z = sizes_of(a);
+    scratch s;
+    layout(a, false, call->scratch, &s);
+    find_outliers(a, s.outlier);
+    adapter_inner(a, s.xa);
+    for (int64_t n = 0; n < z.out; n++) {
+        weight_row(a, n, s.row);
+        double factor = factor_of(a, n, s.row), bias = nbl__given(&a->bias) ? nbl__ref_get(&a->bias, n) : 0;
+        for (int64_t t = 0; t < z.tokens; t++)
+            nbl__ref_set(&a->y, t * z.out + n, plain_output(a, t, n, &s) * factor + bias);
+    }
+    return NBL_OK;
+}
+
+/* ---- backward ---- */
+
+/* Gradients of bias and magnitude, and dy'·W summed into dx; dy' = dy · factor. */
+static void backward_rows(const nbl__linear *a, const scratch *s)
+{
+    sizes z = sizes_of(a);
+    for (int64_t n = 0; n < z.out; n++) {
+        weight_row(a, n, s->row);
+        s->factor[n] = factor_of(a, n, s->row);
+        double bias = 0, magnitude = 0;
+        for (int64_t t = 0; t < z.tokens; t++) {
+            double dy = nbl__ref_get(&a->dy, t * z.out + n);
+            bias += dy;
+            if (nbl__given(&a->dmagnitude)) magnitude += dy * plain_output(a, t, n, s);
+            for (int64_t k = 0; k < z.in; k++) s->dx[t * z.in + k] += dy * s->factor[n] * (double)s->row[k];
+        }
+        if (nbl__given(&a->dbias)) nbl__ref_put(&a->dbias, n, bias, a->accumulate);
+        if (nbl__given(&a->dmagnitude))
+            nbl__ref_put(&a->dmagnitude, n, magnitude * inverse_norm(a, n, s->row), a->accumulate);
+    }
+}
+
+/* (dy · factor)ᵀ·x. */
+static void backward_weight(const nbl__linear *a, const scratch *s)
+{
+    sizes z = sizes_of(a);
+    for (int64_t n = 0; nbl__given(&a->dw) && n < z.out; n++)
+        for (int64_t k = 0; k < z.in; k++) {
+            double sum = 0;
+            for (int64_t t = 0; t < z.tokens; t++)
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * nbl__ref_get(&a->x, t * z.in + k);
+            nbl__ref_put(&a->dw, n * z.in + k, s->factor[n] * sum, a->accumulate);
+        }
+}
+
+static void backward_adapter(const nbl__linear *a, const scratch *s)
+{
+    sizes z = sizes_of(a);
+    double scale = (double)a->scale;
+    for (int64_t t = 0; t < z.tokens; t++)
+        for (int64_t r = 0; r < z.rank; r++) {
+            double sum = 0;
+            for (int64_t n = 0; n < z.out; n++)
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * s->factor[n] *
+                       nbl__ref_get(&a->lora_b, n * z.rank + r);
+            s->gb[t * z.rank + r] = sum;
+            for (int64_t k = 0; k < z.in; k++) {
+                double mask = a->dropout == 0 ? 1
+                              : nbl__dropout_keeps(a->seed, a->dropout, (a->first_row + t) * z.in + k)
+                                  ? 1 / (1 - (double)a->dropout)
+                                  : 0;
+                s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;
+            }
+        }
+    for (int64_t r = 0; nbl__given(&a->dlora_a) && r < z.rank; r++)
+        for (int64_t k = 0; k < z.in; k++) {
+            double sum = 0;
+            for (int64_t t = 0; t < z.tokens; t++) sum += s->gb[t * z.rank + r] * dropped(a, t * z.in + k);
+            nbl__ref_put(&a->dlora_a, r * z.in + k, scale * sum, a->accumulate);
+        }
+    for (int64_t n = 0; nbl__given(&a->dlora_b) && n < z.out; n++)
+        for (int64_t r = 0; r < z.rank; r++) {
+            double sum = 0;
+            for (int64_t t = 0; t < z.tokens; t++)
+                sum += nbl__ref_get(&a->dy, t * z.out + n) * s->factor[n] * s->xa[t * z.rank + r];
+            nbl__ref_put(&a->dlora_b, n * z.rank + r, scale * sum, a->accumulate);
+        }
+}
+
+static nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__linear *a = arguments;
+    sizes z = sizes_of(a);
+    scratch s;
+    layout(a, true, call->scratch, &s);
+    find_outliers(a, s.outlier);
+    adapter_inner(a, s.xa);
+    memset(s.dx, 0, (size_t)(z.tokens * z.in) * sizeof *s.dx);
+    backward_rows(a, &s);
+    backward_weight(a, &s);
+    if (z.rank > 0) backward_adapter(a, &s);
+    for (int64_t i = 0; nbl__given(&a->dx) && i < z.tokens * z.in; i++) nbl__ref_set(&a->dx, i, s.dx[i]);
+    return NBL_OK;
+}
+
+const nbl__impl nbl__linear_ref = {"linear_ref", NBL_ISA_SCALAR, NULL, forward_scratch, run_forward};
+const nbl__impl nbl__linear_backward_ref = {"linear_backward_ref", NBL_ISA_SCALAR, NULL, backward_scratch,
+                                            run_backward};

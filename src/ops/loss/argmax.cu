@@ -1,0 +1,96 @@
+/* argmax.cu - argmax on the device: a block per row, which lies in the second-level cache when it was just made. A thread
+ * takes 16 bytes at a time, EACH of them before it looks at the first. */
+#include "ops/common/dependent_launch.cuh"
+#include "ops/common/load.cuh"
+
+extern "C" {
+#include "ops/loss/argmax.h"
+extern const nbl__impl nbl__argmax_cuda;
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+constexpr int THREADS = 1024, EACH = 8;
+
+struct found {
+    float highest;
+    int best, strange; /* strange: INT32_MAX when there is none */
+};
+
+__device__ inline found join(const found &a, const found &b)
+{
+    bool other = b.highest > a.highest || (b.highest == a.highest && b.best < a.best);
+    return {other ? b.highest : a.highest, other ? b.best : a.best, min(a.strange, b.strange)};
+}
+__device__ inline void look_at(found &it, float x, int at)
+{
+    if (!(x * 0.0f == 0.0f)) it.strange = min(it.strange, at);
+    if (x > it.highest) it.highest = x, it.best = at;
+}
+__device__ inline found join_warp(found it)
+{
+    for (int i = 16; i > 0; i /= 2)
+        it = join(it, {__shfl_xor_sync(WARP, it.highest, i), __shfl_xor_sync(WARP, it.best, i),
+                       __shfl_xor_sync(WARP, it.strange, i)});
+    return it;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    argmax_kernel(early, const void *x, int columns, bool wide, int32_t *best, int32_t *strange)
+{
+    constexpr int N = pack<T>::COUNT;
+    __shared__ found warps[THREADS / 32];
+    others_may_begin();
+    wait_for_others();
+    const T *row = static_cast<const T *>(x) + static_cast<int64_t>(blockIdx.x) * columns;
+    found it = {-INFINITY, INT32_MAX, INT32_MAX};
+    int packs = wide ? columns / N : 0;
+    for (int first = threadIdx.x; first < packs; first += THREADS * EACH) {
+        uint4 all[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (first + i * THREADS < packs)
+                all[i] = read_written(reinterpret_cast<const uint4 *>(row) + first + i * THREADS);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (first + i * THREADS >= packs) break;
+            float values[N];
+            unpack<T>(all[i], values);
+#pragma unroll
+            for (int e = 0; e < N; e++) look_at(it, values[e], (first + i * THREADS) * N + e);
+        }
+    }
+    for (int i = packs * N + threadIdx.x; i < columns; i += THREADS) look_at(it, to_f32(row[i]), i);
+    it = join_warp(it);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = it;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    it = join_warp(warps[threadIdx.x]);
+    if (threadIdx.x != 0) return;
+    best[blockIdx.x] = it.best == INT32_MAX ? 0 : it.best;
+    strange[blockIdx.x] = it.strange == INT32_MAX ? -1 : it.strange;
+}
+
+nbl_status run(const nbl__call *call, const void *arguments)
+{
+    const nbl__argmax *a = static_cast<const nbl__argmax *>(arguments);
+    int64_t columns = nbl__last(&a->x), rows = nbl__tensor_rows(&a->x);
+    bool wide = is_aligned(a->x.data, 16) &&
+                (rows == 1 || columns * static_cast<int64_t>(nbl__size_of(a->x.dtype)) % 16 == 0);
+    if (rows == 0) return NBL_OK;
+    NBL_BY_DTYPE(a->x.dtype, T,
+                 launch_early(argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), THREADS, 0, 1,
+                              stream_of(call), a->x.data, static_cast<int>(columns), wide,
+                              static_cast<int32_t *>(a->best.data), static_cast<int32_t *>(a->strange.data)));
+    return launched(call);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__argmax_cuda = {"argmax_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
+}

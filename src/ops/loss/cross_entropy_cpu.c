@@ -1,0 +1,443 @@
+/* cross_entropy_cpu.c - cross_entropy over tiles of logits: trained tokens in groups, the vocabulary in
+ * stretches.
+ *
+ *     for each group of up to ROWS trained tokens             their x side by side (a copy, unless they are)
+ *         for each stretch of up to COLUMNS of the vocabulary
+ *             tile = x·Wᵀ                                     [ROWS, COLUMNS] f32: the only logits there are
+ *             forward    tile → running sums of each token
+ *             backward   tile → gradients of the logits;  dx += tile·W,  dw += tileᵀ·x
+ *
+ * ROWS and COLUMNS balance what a product packs against what it computes: W is decoded once per group, x packed
+ * once per stretch, and dx (f32, [ROWS, hidden]) read and written once per stretch. A sum runs over stretches
+ * in order and its stretches are the same for any number of threads: so are its bits.
+ *
+ * early: forward keeps the tiles of a smaller group, of the whole vocabulary, until its sums are known, and goes through
+ * them once more as backward would. Each element is summed as in backward: the same tiles in the same order; groups
+ * are cut evenly, so that none has the few rows for which a product takes another route.
+ *
+ * Scratch: 8 bytes per token, and panels: 4 MiB of tile, x and (backward) dx of a group. Cost: that of its
+ * products, 2·tokens·hidden·vocabulary operations each: one forward, two in backward, three with dw; early: two forward
+ * and none in backward, for up to 64 MiB of tiles. */
+#include <math.h>
+
+#include "base/team.h"
+#include "ops/loss/cross_entropy_rows.h"
+#include "ops/gemm/cpu/gemm.h"
+#include "ops/loss/cross_entropy.h"
+
+enum { ROWS = 1024, COLUMNS = 1024, ROWS_PER_ITEM = 8, EARLY_BYTES = 64 << 20, EARLY_LEAST_ROWS = 64 };
+
+typedef struct pass {
+    const nbl__cross_entropy *a;
+    nbl_context *ctx;
+    nbl_isa isa;
+    int64_t tokens, hidden, vocabulary;
+    int64_t most_rows, most_columns; /* of a tile */
+    int64_t stride;                  /* of its rows: not a power of two, which would crowd few cache sets */
+    double share;
+    bool early; /* in forward */
+
+    int64_t *trained;      /* [tokens]: rows of x that are trained, */
+    int64_t count;         /* so many */
+    uint8_t *gathered;     /* [most_rows, hidden], compute dtype */
+    float *tiles;          /* [most_rows, stride]; early: one for each stretch */
+    nbl__logit_sums *sums; /* [most_rows]; forward */
+    float *label_logits;   /* [most_rows]; forward */
+    float *dx;             /* [most_rows, hidden]; backward, and early */
+    void *gemm;
+
+    /* the tile at work */
+    int64_t first_row, rows;       /* of `trained` */
+    int64_t first_column, columns; /* of the vocabulary */
+    const uint8_t *x;              /* [rows, hidden] */
+    float *tile;
+} pass;
+
+/* ---- the products ---- */
+
+typedef struct product {
+    nbl__term term;
+    nbl__product product;
+} product;
+
+static nbl__mat weight_rows(const pass *p, bool transpose)
+{
+    return (nbl__mat){.weight = &p->a->w, .first_row = p->first_column, .transpose = transpose};
+}
+
+static nbl__mat tile_of(const pass *p, bool transpose)
+{
+    return (nbl__mat){.dtype = NBL_DTYPE_F32, .data = p->tile, .stride = p->stride, .transpose = transpose};
+}
+
+static nbl__mat x_of(const pass *p)
+{
+    return (nbl__mat){.dtype = p->a->dtype, .data = p->x, .stride = p->hidden};
+}
+
+static void logits_product(const pass *p, product *it)
+{
+    it->term = (nbl__term){
+        .a = x_of(p), .b = weight_rows(p, true), .k = p->hidden, .alpha = 1, .compute = p->a->dtype};
+    it->product = (nbl__product){.m = p->rows,
+                                 .n = p->columns,
+                                 .terms = &it->term,
+                                 .term_count = 1,
+                                 .dtype = NBL_DTYPE_F32,
+                                 .c = p->tile,
+                                 .stride = p->stride};
+}
+
+static void dx_product(const pass *p, product *it)
+{
+    it->term = (nbl__term){.a = tile_of(p, false),
+                           .b = weight_rows(p, false),
+                           .k = p->columns,
+                           .alpha = 1,
+                           .compute = p->a->dtype};
+    it->product = (nbl__product){.m = p->rows,
+                                 .n = p->hidden,
+                                 .terms = &it->term,
+                                 .term_count = 1,
+                                 .dtype = NBL_DTYPE_F32,
+                                 .c = p->dx,
+                                 .stride = p->hidden,
+                                 .accumulate = p->first_column > 0};
+}
+
+static void dw_product(const pass *p, product *it)
+{
+    float *dw = p->a->dw.data;
+    it->term = (nbl__term){
+        .a = tile_of(p, true), .b = x_of(p), .k = p->rows, .alpha = 1, .compute = p->a->dtype};
+    it->product = (nbl__product){.m = p->columns,
+                                 .n = p->hidden,
+                                 .terms = &it->term,
+                                 .term_count = 1,
+                                 .dtype = NBL_DTYPE_F32,
+                                 .c = dw ? dw + p->first_column * p->hidden : NULL,
+                                 .stride = p->hidden,
+                                 .accumulate = p->a->accumulate || p->first_row > 0};
+}
+
+static nbl_status multiply(const pass *p, void (*make)(const pass *, product *))
+{
+    product it;
+    make(p, &it);
+    return nbl__gemm(p->ctx, &it.product, 1, p->gemm);
+}
+
+static size_t product_scratch(const nbl_context *ctx, const pass *p, void (*make)(const pass *, product *))
+{
+    product it;
+    make(p, &it);
+    return nbl__gemm_scratch(ctx, &it.product, 1);
+}
+
+/* ---- scratch ---- */
+
+static size_t most(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* How many tokens are trained is known only when the operator runs, and a smaller product may want more
+ * scratch than a larger one: asks for every number of rows, in a full and in the last stretch. */
+static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backward)
+{
+    pass p = *sizes;
+    int64_t last = p.most_columns > 0 ? p.vocabulary % p.most_columns : 0;
+    size_t bytes = 0;
+    for (p.rows = 1; p.rows <= p.most_rows; p.rows++)
+        for (int k = 0; k < (last ? 2 : 1); k++) {
+            p.columns = k ? last : p.most_columns;
+            bytes = most(bytes, product_scratch(ctx, &p, logits_product));
+            if (backward || p.early) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
+            if (backward && p.a->train_w) bytes = most(bytes, product_scratch(ctx, &p, dw_product));
+        }
+    return bytes;
+}
+
+static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool early,
+                     uint8_t *base, pass *p)
+{
+    *p = (pass){.a = a,
+                .isa = nbl__isa(ctx),
+                .tokens = nbl__tensor_rows(&a->x),
+                .hidden = a->w.shape[1],
+                .vocabulary = a->w.shape[0],
+                .early = early};
+    p->most_columns = nbl__min_i64(p->vocabulary, COLUMNS);
+    p->stride = p->most_columns + 16;
+    int64_t stretches = early && p->vocabulary > 0 ? nbl__ceil_div(p->vocabulary, p->most_columns) : 1;
+    int64_t rows = early ? EARLY_BYTES / 4 / (stretches * p->stride) : ROWS;
+    p->most_rows = nbl__min_i64(p->tokens, nbl__max_i64(EARLY_LEAST_ROWS, nbl__min_i64(rows, ROWS)));
+    nbl__cut cut = {base, 0};
+    NBL_CUT(&cut, p->trained, p->tokens);
+    NBL_CUT(&cut, p->gathered, p->most_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
+    NBL_CUT(&cut, p->tiles, stretches * p->most_rows * p->stride);
+    NBL_CUT(&cut, p->sums, backward ? 0 : p->most_rows);
+    NBL_CUT(&cut, p->label_logits, backward ? 0 : p->most_rows);
+    NBL_CUT(&cut, p->dx, backward || early ? p->most_rows * p->hidden : 0);
+    p->gemm = nbl__cut_bytes(&cut,
+                             base ? 0 : gemm_scratch(ctx, p, backward)); /* last: cut without measuring */
+    return cut.used;
+}
+
+static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__cross_entropy *a = arguments;
+    pass p;
+    size_t plain = layout(ctx, a, false, false, NULL, &p);
+    return a->early ? most(plain, layout(ctx, a, false, true, NULL, &p)) : plain; /* it may be switched off */
+}
+
+static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__cross_entropy *a = arguments;
+    pass p;
+    return a->early ? 0 : layout(ctx, a, true, false, NULL, &p);
+}
+
+/* ---- tiles ---- */
+
+static nbl_status begin(const nbl__call *call, const void *arguments, bool backward, pass *p)
+{
+    const nbl__cross_entropy *a = arguments;
+    layout(call->ctx, a, backward, a->early && !backward, call->scratch, p);
+    p->ctx = call->ctx;
+    NBL_TRY(nbl__cross_entropy_trained(call, p->a, p->trained, &p->count));
+    p->share = nbl__cross_entropy_share(p->a, p->count);
+    return NBL_OK;
+}
+
+/* The tokens of the group that starts at trained token p->first_row, side by side in p->x. */
+static void take_group(pass *p)
+{
+    const uint8_t *x = p->a->x.data;
+    const int64_t *t = p->trained + p->first_row;
+    size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
+    int64_t done = p->first_row % ROWS, block = nbl__min_i64(ROWS, p->count - p->first_row + done);
+    p->rows = nbl__ceil_div(
+        block, nbl__ceil_div(block, p->most_rows)); /* early: even parts of what backward takes */
+    p->rows = nbl__min_i64(p->rows, block - done);
+    p->x = x + (size_t)t[0] * bytes;
+    if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* they are */
+    for (int64_t r = 0; r < p->rows; r++)
+        memcpy(p->gathered + (size_t)r * bytes, x + (size_t)t[r] * bytes, bytes);
+    p->x = p->gathered;
+}
+
+static void take_stretch(pass *p)
+{
+    p->columns = nbl__min_i64(p->most_columns, p->vocabulary - p->first_column);
+    p->tile = p->tiles;
+    if (p->early) p->tile += p->first_column / p->most_columns * p->most_rows * p->stride;
+}
+
+static nbl_status each_row(pass *p, nbl__team_fn fn)
+{
+    return nbl__team_run(p->ctx, nbl__ceil_div(p->rows, ROWS_PER_ITEM), fn, p, NULL);
+}
+
+/* The place of the label in the stretch, or -1. */
+static int64_t label_place(const pass *p, int64_t row)
+{
+    int64_t place = ((const int32_t *)p->a->labels.data)[p->trained[p->first_row + row]] - p->first_column;
+    return place >= 0 && place < p->columns ? place : -1;
+}
+
+/* ---- forward ---- */
+
+static nbl_status fold_rows(void *argument, int64_t item, int worker)
+{
+    pass *p = argument;
+    (void)worker;
+    int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
+    for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
+        float *z = p->tile + r * p->stride, capped[COLUMNS];
+        int64_t label = label_place(p, r);
+        if (p->early && p->a->softcap > 0) /* the gradient wants them as they were */
+            z = memcpy(capped, z, (size_t)p->columns * sizeof *z);
+        if (p->first_column == 0) p->sums[r] = (nbl__logit_sums){.largest = -INFINITY};
+        nbl__logits_fold(p->isa, z, p->columns, p->a->softcap, p->a->smoothing > 0, &p->sums[r]);
+        if (label >= 0) p->label_logits[r] = z[label];
+    }
+    return NBL_OK;
+}
+
+static void finish_group(const pass *p, double *total)
+{
+    const nbl__cross_entropy *a = p->a;
+    float *logprobs = a->logprobs.data, *lse = a->lse.data, *losses = a->loss.data;
+    double smoothing = (double)a->smoothing;
+    for (int64_t r = 0; r < p->rows; r++) {
+        int64_t t = p->trained[p->first_row + r];
+        double largest = (double)p->sums[r].largest, rest = log(p->sums[r].sum);
+        double logprob = (double)p->label_logits[r] - largest - rest, loss = -logprob;
+        if (smoothing > 0) {
+            double mean = p->sums[r].total / (double)p->vocabulary - largest - rest;
+            loss = -(1 - smoothing) * logprob - smoothing * mean;
+        }
+        logprobs[t] = (float)logprob;
+        lse[t] = (float)(largest + rest);
+        lse[p->tokens + t] = (float)(largest + rest - (double)lse[t]);
+        if (a->reduction == NBL_REDUCTION_NONE) losses[t] = (float)loss;
+        *total += loss;
+    }
+}
+
+/* ---- gradients ---- */
+
+static nbl_status gradient_rows(void *argument, int64_t item, int worker)
+{
+    pass *p = argument;
+    const nbl__cross_entropy *a = p->a;
+    const float *lse = a->lse.data, *dloss = a->dloss.data;
+    (void)worker;
+    int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
+    for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
+        int64_t t = p->trained[p->first_row + r], label = label_place(p, r);
+        double upstream = p->early ? 1 : (double)dloss[a->reduction == NBL_REDUCTION_MEAN ? 0 : t];
+        nbl__logit_gradient g = {.softcap = a->softcap,
+                                 .lse = lse[t],
+                                 .lse_rest = lse[p->tokens + t],
+                                 .uniform = (float)((double)a->smoothing / (double)p->vocabulary),
+                                 .scale = (float)(upstream * p->share)};
+        float *z = p->tile + r * p->stride, at_label = label >= 0 ? z[label] : 0;
+        nbl__logits_gradient(p->isa, z, p->columns, &g);
+        if (label >= 0) z[label] = nbl__label_gradient(at_label, a->smoothing, &g);
+    }
+    return NBL_OK;
+}
+
+/* Where dx goes. */
+static const nbl_tensor *dx_of(const pass *p)
+{
+    return p->early ? &p->a->dx_early : &p->a->dx;
+}
+
+/* The group's rows of dx, rounded to their places. */
+static nbl_status scatter_rows(void *argument, int64_t item, int worker)
+{
+    pass *p = argument;
+    const nbl_tensor *dx = dx_of(p);
+    (void)worker;
+    int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
+    for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
+        size_t at = (size_t)(p->trained[p->first_row + r] * p->hidden) * nbl__size_of(dx->dtype);
+        nbl__from_f32(p->isa, p->dx + r * p->hidden, dx->dtype, (uint8_t *)dx->data + at, p->hidden);
+    }
+    return NBL_OK;
+}
+
+static void clear_untrained(const pass *p)
+{
+    const nbl_tensor *dx = dx_of(p);
+    size_t bytes = (size_t)p->hidden * nbl__size_of(dx->dtype);
+    const int32_t *labels = p->a->labels.data;
+    for (int64_t t = 0; t < p->tokens; t++)
+        if (labels[t] == NBL_LABEL_IGNORED) memset((uint8_t *)dx->data + (size_t)t * bytes, 0, bytes);
+}
+
+/* dx of the group, from the tiles that forward has kept. */
+static nbl_status early_group(pass *p)
+{
+    for (p->first_column = 0; p->first_column < p->vocabulary; p->first_column += p->columns) {
+        take_stretch(p);
+        NBL_TRY(each_row(p, gradient_rows));
+        NBL_TRY(multiply(p, dx_product));
+    }
+    return each_row(p, scatter_rows);
+}
+
+/* ---- forward, whole ---- */
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    pass p;
+    double total = 0;
+    NBL_TRY(begin(call, arguments, false, &p));
+    const nbl__cross_entropy *a = p.a;
+    size_t bytes = (size_t)p.tokens * sizeof(float);
+    if (p.count < p.tokens) { /* those that are not trained */
+        memset(a->logprobs.data, 0, bytes);
+        memset(a->lse.data, 0, 2 * bytes);
+        if (a->reduction == NBL_REDUCTION_NONE) memset(a->loss.data, 0, bytes);
+    }
+    if (p.early) clear_untrained(&p);
+    for (; p.first_row < p.count; p.first_row += p.rows) {
+        take_group(&p);
+        for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
+            take_stretch(&p);
+            NBL_TRY(multiply(&p, logits_product));
+            NBL_TRY(each_row(&p, fold_rows));
+        }
+        finish_group(&p, &total);
+        if (p.early) NBL_TRY(early_group(&p));
+    }
+    if (a->reduction == NBL_REDUCTION_MEAN) *(float *)a->loss.data = (float)(total * p.share);
+    return NBL_OK;
+}
+
+/* ---- backward ---- */
+
+/* dx = dloss · dx_early, rounded once. */
+static nbl_status scale_rows(void *argument, int64_t item, int worker)
+{
+    enum { PIECE = 256 };
+    const pass *p = argument;
+    const nbl__cross_entropy *a = p->a;
+    const float *early = a->dx_early.data, dloss = *(const float *)a->dloss.data;
+    int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM) * p->hidden;
+    (void)worker;
+    for (int64_t at = item * ROWS_PER_ITEM * p->hidden; at < end; at += PIECE) {
+        float values[PIECE];
+        int64_t n = nbl__min_i64(PIECE, end - at);
+        for (int64_t i = 0; i < n; i++) values[i] = early[at + i] * dloss;
+        nbl__from_f32(p->isa, values, a->dtype, (uint8_t *)a->dx.data + (size_t)at * nbl__size_of(a->dtype),
+                      n);
+    }
+    return NBL_OK;
+}
+
+static nbl_status finish_early(nbl_context *ctx, const nbl__cross_entropy *a)
+{
+    pass p = {
+        .a = a, .ctx = ctx, .isa = nbl__isa(ctx), .rows = nbl__tensor_rows(&a->x), .hidden = a->w.shape[1]};
+    p.tokens = p.rows;
+    if (!nbl__given(&a->dx)) return NBL_OK;
+    NBL_TRY(each_row(&p, scale_rows));
+    clear_untrained(&p); /* 0 times a negative number is not the 0 that is promised */
+    return NBL_OK;
+}
+
+static nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    pass p;
+    if (((const nbl__cross_entropy *)arguments)->early) return finish_early(call->ctx, arguments);
+    NBL_TRY(begin(call, arguments, true, &p));
+    const nbl__cross_entropy *a = p.a;
+    bool want_dx = nbl__given(&a->dx), want_dw = nbl__cross_entropy_wants_dw(a);
+    if (want_dx) clear_untrained(&p);
+    if (want_dw && p.count == 0 && !a->accumulate)
+        memset(a->dw.data, 0, (size_t)(p.vocabulary * p.hidden) * sizeof(float));
+    if (!want_dx && !want_dw) return NBL_OK;
+    for (; p.first_row < p.count; p.first_row += p.rows) {
+        take_group(&p);
+        for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
+            take_stretch(&p);
+            NBL_TRY(multiply(&p, logits_product));
+            NBL_TRY(each_row(&p, gradient_rows));
+            if (want_dx) NBL_TRY(multiply(&p, dx_product));
+            if (want_dw) NBL_TRY(multiply(&p, dw_product));
+        }
+        if (want_dx) NBL_TRY(each_row(&p, scatter_rows));
+    }
+    return NBL_OK;
+}
+
+const nbl__impl nbl__cross_entropy_cpu = {"cross_entropy_cpu", NBL_ISA_SCALAR, NULL, forward_scratch,
+                                          run_forward};
+const nbl__impl nbl__cross_entropy_backward_cpu = {"cross_entropy_backward_cpu", NBL_ISA_SCALAR, NULL,
+                                                   backward_scratch, run_backward};

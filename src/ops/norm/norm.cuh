@@ -1,0 +1,472 @@
+/* norm.cuh - the rows of rmsnorm and layernorm, forward and backward. Internal to ops/cuda.
+ *
+ *     c = h - mean (CENTER: layernorm) or h,  s = 1 / √(mean(c²) + eps),  n = c·s,  g = dy·(w + offset)
+ *     y  = n·(w + offset) + b
+ *     dx = s·g - c·s³·mean(g·c) - s·mean(g) + dresidual,   dw = Σ dy·n,   db = Σ dy     over the rows
+ *
+ * A set of threads shares a row, which lies in their registers: up to PACKS times 16 bytes of each tensor
+ * in each thread. Short rows share a block, and a warp. There are as many blocks as the device runs at
+ * once; each goes from row to row, and loads the next one before it sums the one at hand. So each byte is
+ * read once and written once, results may lie on inputs, and memory is busy while threads wait for each
+ * other. Rows that are too long or not aligned are read again from the cache, an element at a time
+ * (norm_slow.cuh). At 4 bytes per element of bf16 memory leaves some 28 instructions for it: w and b wait
+ * in shared memory, as f32 and with the offset in them.
+ *
+ * dw and db: each set sums the rows it meets in registers; the sums of the blocks, in scratch, are added
+ * by a second kernel in a fixed order. Bound by memory; 4 to 8 % more bytes for dw. */
+#ifndef NBL_CUDA_NORM_CUH
+#define NBL_CUDA_NORM_CUH
+
+#include "ops/common/dependent_launch.cuh"
+#include "ops/norm/norm_slow.cuh"
+
+namespace nbl_cuda
+{
+
+/* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads
+ * still read the sums of the last call, others may write those of this one. */
+struct norm_sums {
+    enum { MOST = 3, WARPS = NORM_THREADS / 32 };
+    float parts[2][MOST][WARPS];
+    __device__ void clear()
+    {
+        float *all = &parts[0][0][0];
+        for (int i = threadIdx.x; i < 2 * MOST * WARPS; i += blockDim.x) all[i] = 0;
+    }
+};
+
+template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values)[N], int per_row, int &turn)
+{
+    if (per_row <= 32) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            for (int i = per_row / 2; i > 0; i /= 2) values[n] += __shfl_xor_sync(WARP, values[n], i);
+        return;
+    }
+    turn ^= 1;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        values[n] = warp_sum(values[n]);
+        if (threadIdx.x % 32 == 0) sums.parts[turn][n][threadIdx.x / 32] = values[n];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        values[n] = 0;
+#pragma unroll
+        for (int i = 0; i < norm_sums::WARPS; i += 4) { /* behind the last warp there are zeros */
+            if (i * 32 >= per_row) break;
+            float4 four = *reinterpret_cast<const float4 *>(&sums.parts[turn][n][i]);
+            values[n] += (four.x + four.y) + (four.z + four.w);
+        }
+    }
+}
+
+/* What a thread works on. */
+struct norm_place {
+    int lane;            /* of the `per_row` that share its row */
+    int packs;           /* it has so many; the k-th begins at element (lane + k·per_row)·N of the row */
+    int64_t slot, slots; /* its first row, and how far the next one is */
+};
+template <typename T> __device__ inline norm_place place_of(const norm_call &a)
+{
+    int sets = blockDim.x / a.per_row, lane = static_cast<int>(threadIdx.x) % a.per_row, packs = 0;
+    for (int k = 0; k < NORM_PACKS; k++) packs += (lane + k * a.per_row) * pack<T>::COUNT < a.columns;
+    return {lane, packs, static_cast<int64_t>(blockIdx.x) * sets + threadIdx.x / a.per_row,
+            static_cast<int64_t>(gridDim.x) * sets};
+}
+
+/* w + offset and b as f32 in shared memory: of each pack the first four elements, then of each the others,
+ * so that neighbouring threads read neighbouring 16 bytes. */
+template <typename T, int N = pack<T>::COUNT>
+__device__ inline void keep_weights(const norm_call &a, float4 *kept)
+{
+    int packs = static_cast<int>(a.columns) / N;
+    for (int p = threadIdx.x; p < packs; p += blockDim.x) {
+        float w[N], b[N];
+        load_any<N>(a.w, a.w_dtype, p * N, w);
+        if (a.bias) load_any<N>(a.bias, a.bias_dtype, p * N, b);
+#pragma unroll
+        for (int j = 0; j < N; j += 4) {
+            int at = j / 4 * packs + p;
+            kept[at] = make_float4(w[j] + a.offset, w[j + 1] + a.offset, w[j + 2] + a.offset,
+                                   w[j + 3] + a.offset);
+            if (a.bias) kept[N / 4 * packs + at] = make_float4(b[j], b[j + 1], b[j + 2], b[j + 3]);
+        }
+    }
+    __syncthreads();
+}
+
+/* Those of pack p; `kept` is that of w, or of b. */
+template <typename T, int N = pack<T>::COUNT>
+__device__ inline void weights_of(const norm_call &a, const float4 *kept, int p, float (&w)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j += 4) {
+        float4 four = kept[j / 4 * (static_cast<int>(a.columns) / N) + p];
+        w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
+    }
+}
+
+/* A row as it was loaded: what a thread has of it. */
+struct norm_row {
+    uint4 x[NORM_PACKS], residual[NORM_PACKS], dy[NORM_PACKS], dresidual[NORM_PACKS];
+};
+
+/* The place in memory of a thread's first pack of a row. */
+template <typename T>
+__device__ inline int64_t first_of(const norm_call &a, const norm_place &at, int64_t row)
+{
+    return row * a.columns + at.lane * pack<T>::COUNT;
+}
+
+/* Behind the row, and behind the last row, there are zeros. */
+template <typename T>
+__device__ inline void load_part(const norm_call &a, const void *from, int64_t first, int packs,
+                                 uint4 (&to)[NORM_PACKS])
+{
+    if (from == nullptr) return;
+    const uint4 *row = reinterpret_cast<const uint4 *>(static_cast<const T *>(from) + first);
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        to[k] = make_uint4(0, 0, 0, 0);
+        if (k < packs) to[k] = row[k * a.per_row];
+    }
+}
+
+template <typename T, bool RESIDUAL, bool BACKWARD>
+__device__ inline void load_row(const norm_call &a, const norm_place &at, int64_t row, norm_row &to)
+{
+    int64_t first = first_of<T>(a, at, row);
+    int packs = row < a.rows ? at.packs : 0;
+    load_part<T>(a, a.x, first, packs, to.x);
+    if (RESIDUAL) load_part<T>(a, a.residual, first, packs, to.residual);
+    if (BACKWARD) {
+        load_part<T>(a, a.dy, first, packs, to.dy);
+        load_part<T>(a, a.dresidual, first, packs, to.dresidual);
+    }
+}
+
+/* From here on these are unpacked anew: what was unpacked before the sums would take twice the registers. */
+__device__ inline void forget_unpacked(uint4 (&packs)[NORM_PACKS])
+{
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++)
+        asm volatile("" : "+r"(packs[k].x), "+r"(packs[k].y), "+r"(packs[k].z), "+r"(packs[k].w));
+}
+
+/* x becomes h. */
+template <typename T> __device__ inline void add_residual(norm_row &row)
+{
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        float x[pack<T>::COUNT], residual[pack<T>::COUNT];
+        unpack<T>(row.x[k], x);
+        unpack<T>(row.residual[k], residual);
+#pragma unroll
+        for (int j = 0; j < pack<T>::COUNT; j++) x[j] += residual[j];
+        row.x[k] = packed_up<T>(x);
+    }
+}
+
+/* Mean of the row: 0 without CENTER. */
+template <typename T, bool CENTER>
+__device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PACKS], norm_sums &shared,
+                                int &turn)
+{
+    float sum[1] = {0};
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS && CENTER; k++) {
+        float h[pack<T>::COUNT];
+        unpack<T>(packs[k], h);
+#pragma unroll
+        for (int j = 0; j < pack<T>::COUNT; j++) sum[0] += h[j];
+    }
+    if (CENTER) row_sums(shared, sum, a.per_row, turn);
+    return sum[0] / static_cast<float>(a.columns);
+}
+
+/* Begins early (early.cuh): until its predecessor is done it brings w into the second-level cache. */
+template <typename T, bool CENTER, bool RESIDUAL>
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows(early, norm_call a)
+{
+    constexpr int N = pack<T>::COUNT;
+    extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
+    norm_place at = place_of<T>(a);
+    norm_row next, it;
+    int turn = 0;
+    others_may_begin();
+    for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) +
+                                                      k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
+    shared.clear();
+    wait_for_others();
+    load_row<T, RESIDUAL, false>(a, at, at.slot, next);
+    keep_weights<T>(a, kept);
+    /* All sets go round alike: those of a block wait for each other. */
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, RESIDUAL, false>(a, at, row + at.slots, next);
+        if (RESIDUAL) add_residual<T>(it);
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), squares[1] = {0};
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++) {
+            float h[N];
+            unpack<T>(it.x[k], h);
+            if (CENTER && k >= at.packs) break;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float c = CENTER ? h[j] - mean : h[j];
+                squares[0] = fmaf(c, c, squares[0]);
+            }
+        }
+        row_sums(shared, squares, a.per_row, turn);
+        float scale = 1 / sqrtf(squares[0] / static_cast<float>(a.columns) + a.eps);
+        forget_unpacked(it.x);
+        if (row >= a.rows) continue;
+        uint4 *sum = reinterpret_cast<uint4 *>(static_cast<T *>(a.sum) + first_of<T>(a, at, row));
+        uint4 *to = reinterpret_cast<uint4 *>(static_cast<T *>(a.y) + first_of<T>(a, at, row));
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++) {
+            if (k >= at.packs) break;
+            float w[N], y[N];
+            int p = at.lane + k * a.per_row;
+            if (RESIDUAL) sum[k * a.per_row] = it.x[k];
+            unpack<T>(it.x[k], y);
+#pragma unroll
+            for (int j = 0; j < N; j++) y[j] = (CENTER ? y[j] - mean : y[j]) * scale;
+            if (!CENTER && a.round_first) unpack<T>(packed_up<T>(y), y);
+            weights_of<T>(a, kept, p, w);
+#pragma unroll
+            for (int j = 0; j < N; j++) y[j] *= w[j];
+            if (CENTER && a.bias) {
+                weights_of<T>(a, kept + a.columns / 4, p, w);
+#pragma unroll
+                for (int j = 0; j < N; j++) y[j] += w[j];
+            }
+            to[k * a.per_row] = packed_up<T>(y);
+        }
+    }
+}
+
+/* Adds the sums of the block's sets in their order, and puts them in the block's place. */
+template <int N>
+__device__ inline void store_sums(const norm_call &a, int lane, const float (&sums)[NORM_PACKS][N],
+                                  float *partial)
+{
+    __shared__ float parts[NORM_SHORT_THREADS * NORM_PACKS * N];
+    int sets = blockDim.x / a.per_row, set = threadIdx.x / a.per_row, width = a.per_row * NORM_PACKS * N;
+    partial += blockIdx.x * a.columns;
+    if (sets > 1) {
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++)
+            store_run<float, N>(&parts[set * width + (lane + k * a.per_row) * N], sums[k]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < a.columns; i += blockDim.x) {
+            float sum = parts[i];
+            for (int j = 1; j < sets; j++) sum += parts[j * width + i];
+            partial[i] = sum;
+        }
+        __syncthreads();
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < NORM_PACKS; k++) {
+        int64_t column = static_cast<int64_t>(lane + k * a.per_row) * N;
+        if (column < a.columns) store_run<float, N>(partial + column, sums[k]);
+    }
+}
+
+/* SUMS: dw or db is wanted. */
+template <typename T, bool CENTER, bool RESIDUAL, bool SUMS>
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
+{
+    constexpr int N = pack<T>::COUNT;
+    extern __shared__ float4 kept[];
+    __shared__ alignas(16) norm_sums shared;
+    norm_place at = place_of<T>(a);
+    float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
+    norm_row next, it;
+    int turn = 0;
+    load_row<T, RESIDUAL, true>(a, at, at.slot, next);
+    shared.clear();
+    keep_weights<T>(a, kept);
+    for (int64_t row = at.slot, left = (a.rows + at.slots - 1) / at.slots; left > 0;
+         left--, row += at.slots) {
+        it = next;
+        if (left > 1) load_row<T, RESIDUAL, true>(a, at, row + at.slots, next);
+        if (RESIDUAL) add_residual<T>(it);
+        float mean = mean_of<T, CENTER>(a, it.x, shared, turn), sums[CENTER ? 3 : 2] = {};
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++) {
+            float w[N], h[N], dy[N];
+            if (k >= at.packs) break;
+            weights_of<T>(a, kept, at.lane + k * a.per_row, w);
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float c = CENTER ? h[j] - mean : h[j], g = dy[j] * w[j];
+                sums[0] = fmaf(c, c, sums[0]);
+                sums[1] = fmaf(g, c, sums[1]);
+                if (CENTER) sums[CENTER ? 2 : 0] += g;
+            }
+        }
+        row_sums(shared, sums, a.per_row, turn);
+        float n = static_cast<float>(a.columns), s = 1 / sqrtf(sums[0] / n + a.eps);
+        float pull = s * (s * (s * (sums[1] / n))), shift = CENTER ? s * (sums[CENTER ? 2 : 0] / n) : 0;
+        forget_unpacked(it.x);
+        forget_unpacked(it.dy);
+        if (row >= a.rows) continue;
+        uint4 *to = reinterpret_cast<uint4 *>(static_cast<T *>(a.dx) + first_of<T>(a, at, row));
+#pragma unroll
+        for (int k = 0; k < NORM_PACKS; k++) {
+            float w[N], h[N], dy[N];
+            if (k >= at.packs) break;
+            unpack<T>(it.x[k], h);
+            unpack<T>(it.dy[k], dy);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                if (CENTER) h[j] -= mean;
+                if (SUMS) dw[k][j] = fmaf(dy[j], h[j] * s, dw[k][j]);
+                if (SUMS && CENTER) db[k][j] += dy[j];
+            }
+            if (a.dx == nullptr) continue;
+            weights_of<T>(a, kept, at.lane + k * a.per_row, w);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                h[j] = fmaf(-h[j], pull, s * (dy[j] * w[j]));
+                if (CENTER) h[j] -= shift;
+            }
+            if (a.dresidual) {
+                unpack<T>(it.dresidual[k], w);
+#pragma unroll
+                for (int j = 0; j < N; j++) h[j] += w[j];
+            }
+            to[k * a.per_row] = packed_up<T>(h);
+        }
+    }
+    if constexpr (SUMS)
+        if (a.partial_w) store_sums<N>(a, at.lane, dw, a.partial_w);
+    if constexpr (SUMS && CENTER)
+        if (a.partial_b) store_sums<N>(a, at.lane, db, a.partial_b);
+}
+
+/* ---- on the host ---- */
+
+/* How the rows are dealt out; per_row 0: element by element. */
+struct norm_plan {
+    int per_row, threads;
+    int64_t sets; /* rows that a block works on at a time */
+    size_t shared;
+};
+
+static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
+{
+    int64_t count = dtype == NBL_DTYPE_F32 ? 4 : 8, packs = a.columns / count;
+    const void *all[] = {a.x, a.residual, a.sum, a.y, a.dy, a.dresidual, a.dx, a.w, a.bias};
+    bool good = a.columns % count == 0 && packs <= NORM_PACKS * NORM_THREADS;
+    for (const void *p : all) good = good && is_aligned(p, 16);
+    if (!good) return {0, NORM_SLOW_THREADS, 1, 0};
+    int64_t per_row = 8;
+    while (per_row < 32 && per_row * NORM_PACKS < packs) per_row *= 2;
+    if (per_row * NORM_PACKS < packs) per_row = ceil_div(ceil_div(packs, NORM_PACKS), 32) * 32;
+    int64_t threads = per_row > 32 ? per_row : int64_t{NORM_SHORT_THREADS};
+    size_t kept = static_cast<size_t>(a.columns) * sizeof(float) * (a.bias ? 2 : 1);
+    return {static_cast<int>(per_row), static_cast<int>(threads), threads / per_row, kept};
+}
+
+/* Bytes of the blocks' sums, as many as there can be for so many rows, whatever the pointers will be. */
+static inline size_t sums_bytes(int64_t rows, int64_t columns)
+{
+    int64_t blocks = rows < NORM_MOST_BLOCKS ? rows : int64_t{NORM_MOST_BLOCKS};
+    return static_cast<size_t>(blocks * columns) * sizeof(float);
+}
+
+/* As many blocks as run at once, or as there are rows for. */
+template <typename KERNEL>
+static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const norm_plan &plan, int64_t rows)
+{
+    int per_processor = 1, shared = static_cast<int>(plan.shared);
+    if (shared > 16 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, plan.shared);
+    if (per_processor < 1) per_processor = 1; /* the launch will tell */
+    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
+            needed = ceil_div(rows, plan.sets);
+    if (most > NORM_MOST_BLOCKS) most = NORM_MOST_BLOCKS;
+    return static_cast<unsigned>(needed < most ? needed : most);
+}
+
+/* Returns the number of blocks. */
+template <typename KERNEL>
+static inline unsigned launch_norm(const nbl__call *call, KERNEL kernel, const norm_plan &plan,
+                                   const norm_call &a)
+{
+    unsigned blocks = blocks_for(call, kernel, plan, a.rows);
+    if (blocks > 0) kernel<<<blocks, plan.threads, plan.shared, stream_of(call)>>>(a);
+    return blocks;
+}
+
+template <bool CENTER, bool RESIDUAL>
+static inline void launch_forward(const nbl__call *call, nbl_dtype dtype, const norm_plan &plan,
+                                  const norm_call &a)
+{
+    NBL_BY_DTYPE(dtype, T,
+                 launch_early(norm_rows<T, CENTER, RESIDUAL>,
+                              dim3(blocks_for(call, norm_rows<T, CENTER, RESIDUAL>, plan, a.rows)),
+                              static_cast<unsigned>(plan.threads), plan.shared, 1, stream_of(call), a));
+}
+
+template <bool CENTER>
+static inline nbl_status norm_forward(const nbl__call *call, nbl_dtype dtype, norm_call a)
+{
+    norm_plan plan = plan_of(a, dtype);
+    if (a.rows == 0 || a.columns == 0) return NBL_OK;
+    a.per_row = plan.per_row;
+    if (plan.per_row == 0) NBL_BY_DTYPE(dtype, T, launch_norm(call, norm_rows_slow<T, CENTER>, plan, a));
+    else if (a.residual) launch_forward<CENTER, !CENTER>(call, dtype, plan, a); /* layernorm has none */
+    else launch_forward<CENTER, false>(call, dtype, plan, a);
+    return launched(call);
+}
+
+template <bool CENTER, bool RESIDUAL>
+static inline unsigned launch_backward(const nbl__call *call, nbl_dtype dtype, const norm_plan &plan,
+                                       const norm_call &a)
+{
+    bool sums = a.partial_w || a.partial_b;
+    if (sums)
+        NBL_BY_DTYPE(dtype, T,
+                     return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, true>), plan, a));
+    NBL_BY_DTYPE(dtype, T,
+                 return launch_norm(call, (norm_rows_backward<T, CENTER, RESIDUAL, false>), plan, a));
+}
+
+/* dw and db: NULL when they are not wanted. */
+template <bool CENTER>
+static inline nbl_status norm_backward(const nbl__call *call, nbl_dtype dtype, norm_call a, float *dw,
+                                       float *db, bool accumulate)
+{
+    norm_plan plan = plan_of(a, dtype);
+    bool sums = dw || db;
+    unsigned blocks = 0;
+    if (a.columns == 0 || (!sums && a.dx == nullptr)) return NBL_OK;
+    nbl__cut cut = {call->scratch, 0};
+    size_t bytes = sums_bytes(a.rows, a.columns);
+    if (dw) a.partial_w = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    if (db) a.partial_b = static_cast<float *>(nbl__cut_bytes(&cut, bytes));
+    a.per_row = plan.per_row;
+    if (plan.per_row == 0)
+        NBL_BY_DTYPE(dtype, T, blocks = launch_norm(call, norm_rows_backward_slow<T, CENTER>, plan, a));
+    else if (a.residual) blocks = launch_backward<CENTER, !CENTER>(call, dtype, plan, a);
+    else blocks = launch_backward<CENTER, false>(call, dtype, plan, a);
+    dim3 fold(static_cast<unsigned>(ceil_div(a.columns, FOLD_COLUMNS)), db ? 2 : 1);
+    if (sums)
+        norm_fold<<<fold, dim3(FOLD_COLUMNS, FOLD_LANES), 0, stream_of(call)>>>(
+            a.partial_w, a.partial_b, dw, db, blocks, a.columns, accumulate);
+    return launched(call);
+}
+
+} // namespace nbl_cuda
+#endif

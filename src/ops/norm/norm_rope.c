@@ -1,0 +1,135 @@
+/* norm_rope.c - the rows of norm_rope and norm_rope_backward: checks, and their reference, which runs the operators that
+ * they stand for with f64 between them. */
+#include "ops/norm/norm_rope.h"
+
+#include "ops/families.h"
+#include "ops/norm/rmsnorm.h"
+#include "ops/rope/rope.h"
+
+static nbl__rmsnorm norm_of(const nbl__norm_rope *a)
+{
+    return (nbl__rmsnorm){
+        .dtype = a->dtype, .x = a->x, .w = a->w, .eps = a->eps, .offset = a->offset, .round = a->round};
+}
+
+static nbl__rope_apply rope_of(const nbl__norm_rope *a)
+{
+    nbl__rope_apply rope = {.dtype = a->dtype, .x = a->x, .cos = a->cos, .sin = a->sin};
+    rope.rope.rotary_dim = a->cos.rank == 2 ? 2 * a->cos.shape[1] : 0;
+    return rope;
+}
+
+static nbl_status check(nbl_context *ctx, const nbl__norm_rope *a)
+{
+    nbl__rmsnorm norm = norm_of(a);
+    nbl__rope_apply rope = rope_of(a);
+    NBL_TRY(nbl__rmsnorm_family.forward.infer(ctx, &norm));
+    return nbl__rope_family.forward.infer(ctx, &rope);
+}
+
+static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+{
+    nbl__norm_rope *a = arguments;
+    NBL_TRY(check(ctx, a));
+    nbl__output_like(&a->y, &a->x, nbl__last(&a->x), a->dtype);
+    return NBL_OK;
+}
+
+static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__norm_rope *a = arguments;
+    NBL_TRY(check(ctx, a));
+    NBL_TRY(nbl__check_dtype(ctx, "norm_rope_backward", "dy", &a->dy, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, "norm_rope_backward", "dy", &a->dy, a->x.rank, a->x.shape));
+    nbl__output_like(&a->dx, &a->x, nbl__last(&a->x), a->dtype);
+    return NBL_OK;
+}
+
+/* ---- the reference ---- */
+
+/* The value between the two, and the scratch that is left behind it. */
+static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
+{
+    nbl__cut cut = {base, 0};
+    nbl_tensor middle = a->x;
+    middle.dtype = NBL_DTYPE_F64;
+    middle.data = nbl__cut_bytes(&cut, (size_t)nbl__tensor_elements(&a->x) * sizeof(double));
+    *used = cut.used;
+    return middle;
+}
+
+static size_t scratch_of(const nbl_context *ctx, const void *arguments)
+{
+    const nbl__norm_rope *a = arguments;
+    nbl__rmsnorm norm = norm_of(a);
+    nbl__rope_apply rope = rope_of(a);
+    size_t used, more = nbl__rope_ref.scratch(ctx, &rope),
+                 most = nbl__rmsnorm_backward_ref.scratch(ctx, &norm);
+    between(a, NULL, &used);
+    return used + (more > most ? more : most);
+}
+
+static nbl__call behind(const nbl__call *call, size_t used)
+{
+    nbl__call rest = *call;
+    rest.scratch += used;
+    rest.scratch_bytes -= used;
+    return rest;
+}
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__norm_rope *a = arguments;
+    size_t used;
+    nbl_tensor middle = between(a, call->scratch, &used);
+    nbl__call rest = behind(call, used);
+    nbl__rmsnorm norm = norm_of(a);
+    nbl__rope_apply rope = rope_of(a);
+    norm.y = rope.x = middle;
+    rope.y = a->y;
+    NBL_TRY(nbl__rmsnorm_ref.run(&rest, &norm));
+    return nbl__rope_ref.run(&rest, &rope);
+}
+
+static nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__norm_rope *a = arguments;
+    size_t used;
+    nbl_tensor middle = between(a, call->scratch, &used);
+    nbl__call rest = behind(call, used);
+    nbl__rmsnorm norm = norm_of(a);
+    nbl__rope_apply rope = rope_of(a);
+    rope.dy = a->dy;
+    rope.dx = norm.dy = middle;
+    norm.dx = a->dx;
+    NBL_TRY(nbl__rope_backward_ref.run(&rest, &rope));
+    return nbl__rmsnorm_backward_ref.run(&rest, &norm);
+}
+
+static const nbl__slot slots[] = {
+    NBL_KEPT(nbl__norm_rope, x, "x", INPUT),           NBL_KEPT(nbl__norm_rope, w, "w", INPUT),
+    NBL_KEPT(nbl__norm_rope, cos, "cos", INPUT),       NBL_KEPT(nbl__norm_rope, sin, "sin", INPUT),
+    NBL_SLOT(nbl__norm_rope, y, "y", OUTPUT, NULL),    NBL_SLOT(nbl__norm_rope, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__norm_rope, dx, "dx", GRADIENT, "x"), {0},
+};
+static const char *const rounds[] = {"before_weight", "after_weight", NULL};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__norm_rope, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__norm_rope, eps, "eps", FLOAT, 1e-6),
+    NBL_ATTR(nbl__norm_rope, offset, "offset", FLOAT, 0),
+    NBL_ATTR_OF_WORDS(nbl__norm_rope, round, "round", rounds),
+    {0},
+};
+static const nbl__impl forward_ref = {"norm_rope_ref", NBL_ISA_SCALAR, NULL, scratch_of, run_forward};
+static const nbl__impl backward_ref = {"norm_rope_backward_ref", NBL_ISA_SCALAR, NULL, scratch_of,
+                                       run_backward};
+static const nbl__impl *const forward_impls[] = {&forward_ref, NULL}, *const backward_impls[] = {
+                                                                          &backward_ref, NULL};
+const nbl__family nbl__norm_rope_family = {
+    "norm_rope",
+    sizeof(nbl__norm_rope),
+    slots,
+    attrs,
+    {"norm_rope", infer_forward, forward_impls},
+    {"norm_rope_backward", infer_backward, backward_impls},
+};

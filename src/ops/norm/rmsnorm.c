@@ -1,0 +1,85 @@
+/* rmsnorm.c - the rows of rmsnorm and rmsnorm_backward: checks and outputs. */
+#include "ops/norm/rmsnorm.h"
+
+#include "ops/families.h"
+
+static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rmsnorm *a)
+{
+    NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "x", &a->x, a->dtype));
+    NBL_CHECK(ctx, a->x.rank >= 1, NBL_ERROR_SHAPE, "%s: x has no dimension", op);
+    NBL_TRY(nbl__check_float(ctx, op, "w", &a->w));
+    NBL_TRY(nbl__check_dims(ctx, op, "w", &a->w, 1, (int64_t[]){nbl__last(&a->x)}));
+    if (nbl__given(&a->residual)) {
+        NBL_TRY(nbl__check_dtype(ctx, op, "residual", &a->residual, a->dtype));
+        NBL_TRY(nbl__check_dims(ctx, op, "residual", &a->residual, a->x.rank, a->x.shape));
+    }
+    NBL_CHECK(ctx, a->eps >= 0, NBL_ERROR_ARGUMENT, "%s: eps %g is negative", op, (double)a->eps);
+    return NBL_OK;
+}
+
+static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+{
+    nbl__rmsnorm *a = arguments;
+    NBL_TRY(check_inputs(ctx, "rmsnorm", a));
+    nbl__output_like(&a->y, &a->x, nbl__last(&a->x), a->dtype);
+    nbl__output_none(&a->residual_out);
+    if (nbl__given(&a->residual)) nbl__output_like(&a->residual_out, &a->x, nbl__last(&a->x), a->dtype);
+    return NBL_OK;
+}
+
+static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__rmsnorm *a = arguments;
+    const char *op = "rmsnorm_backward";
+    NBL_TRY(check_inputs(ctx, op, a));
+    NBL_TRY(nbl__check_dtype(ctx, op, "dy", &a->dy, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, op, "dy", &a->dy, a->x.rank, a->x.shape));
+    if (nbl__given(&a->dresidual)) {
+        NBL_TRY(nbl__check_dtype(ctx, op, "dresidual", &a->dresidual, a->dtype));
+        NBL_TRY(nbl__check_dims(ctx, op, "dresidual", &a->dresidual, a->x.rank, a->x.shape));
+    }
+    nbl__output_like(&a->dx, &a->x, nbl__last(&a->x), a->dtype);
+    nbl__output_vector(&a->dw, NBL_DTYPE_F32, 1, nbl__last(&a->x), 0);
+    return NBL_OK;
+}
+
+static const nbl__slot slots[] = {
+    {"x", NBL_ROLE_INPUT, NULL, offsetof(nbl__rmsnorm, x), true, "residual_out", NULL, NULL},
+    NBL_KEPT(nbl__rmsnorm, w, "w", INPUT),
+    NBL_SLOT(nbl__rmsnorm, residual, "residual", OPTIONAL, NULL),
+    NBL_SLOT(nbl__rmsnorm, y, "y", OUTPUT, NULL),
+    NBL_KEPT(nbl__rmsnorm, residual_out, "residual_out", OUTPUT),
+    NBL_SLOT(nbl__rmsnorm, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__rmsnorm, dresidual, "dresidual", COTANGENT, "residual_out"),
+    {"dx", NBL_ROLE_GRADIENT, "x", offsetof(nbl__rmsnorm, dx), false, NULL, "residual", NULL},
+    NBL_SLOT(nbl__rmsnorm, dw, "dw", GRADIENT, "w"),
+    {0},
+};
+static const char *const rounds[] = {"before_weight", "after_weight", NULL};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__rmsnorm, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__rmsnorm, eps, "eps", FLOAT, 1e-6),
+    NBL_ATTR(nbl__rmsnorm, offset, "offset", FLOAT, 0),
+    NBL_ATTR_OF_WORDS(nbl__rmsnorm, round, "round", rounds),
+    NBL_ATTR(nbl__rmsnorm, accumulate, "accumulate", FLAG, 0),
+    {0},
+};
+static const nbl__impl *const forward_impls[] = {
+#if defined(__x86_64__)
+    &nbl__rmsnorm_avx512, &nbl__rmsnorm_avx2,
+#endif
+    &nbl__rmsnorm_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+#if defined(__x86_64__)
+    &nbl__rmsnorm_backward_avx512, &nbl__rmsnorm_backward_avx2,
+#endif
+    &nbl__rmsnorm_backward_ref, NULL};
+const nbl__family nbl__rmsnorm_family = {
+    "rmsnorm",
+    sizeof(nbl__rmsnorm),
+    slots,
+    attrs,
+    {"rmsnorm", infer_forward, forward_impls},
+    {"rmsnorm_backward", infer_backward, backward_impls},
+};

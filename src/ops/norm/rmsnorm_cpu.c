@@ -1,0 +1,134 @@
+/* rmsnorm_cpu.c - rmsnorm and rmsnorm_backward with AVX2 and AVX-512; the kernels are in rmsnorm.inc.
+ *
+ * Bytes moved per element in 16 bits: forward 4 (8 with a residual), backward 6 (10), plus dw's partial
+ * rows, which stay in the cache. Bound by memory. */
+#include "ops/norm/rmsnorm.h"
+
+#if defined(__x86_64__)
+
+#include <math.h>
+
+#include "ops/common/rows.h"
+#include "ops/common/vmath.h"
+
+typedef struct rms_job {
+    const nbl__rmsnorm *a;
+    float *w;       /* [columns]: weight + offset */
+    float *partial; /* [blocks, columns]: dw by blocks of rows; NULL: not wanted */
+} rms_job;
+
+/* Where a row's parts begin; NULL for what is absent. */
+typedef struct rms_row {
+    const uint8_t *x, *residual, *dy, *dresidual;
+    uint8_t *y, *residual_out, *dx;
+} rms_row;
+
+static uint8_t *offset(const nbl_tensor *t, size_t bytes)
+{
+    return t->data ? (uint8_t *)t->data + bytes : NULL;
+}
+
+static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
+{
+    return (rms_row){.x = offset(&a->x, bytes),
+                     .residual = offset(&a->residual, bytes),
+                     .dy = offset(&a->dy, bytes),
+                     .dresidual = offset(&a->dresidual, bytes),
+                     .y = offset(&a->y, bytes),
+                     .residual_out = offset(&a->residual_out, bytes),
+                     .dx = offset(&a->dx, bytes)};
+}
+
+#define LANES 8
+#include "ops/common/lanes.inc"
+#include "ops/norm/rmsnorm.inc"
+#undef LANES
+#define LANES 16
+#include "ops/common/lanes.inc"
+#include "ops/norm/rmsnorm.inc"
+#undef LANES
+
+static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, rms_job *j)
+{
+    nbl__cut cut = {base, 0};
+    int64_t columns = nbl__last(&a->x);
+    j->a = a;
+    NBL_CUT(&cut, j->w, columns);
+    j->partial = NULL;
+    if (backward) NBL_CUT(&cut, j->partial, nbl__block_count(nbl__tensor_rows(&a->x)) * columns);
+    return cut.used;
+}
+
+static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    rms_job j;
+    (void)ctx;
+    return layout(arguments, false, NULL, &j);
+}
+
+static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
+{
+    rms_job j;
+    (void)ctx;
+    return layout(arguments, true, NULL, &j);
+}
+
+static void read_weight(const nbl_context *ctx, const rms_job *j)
+{
+    int64_t columns = nbl__last(&j->a->x);
+    nbl__to_f32(nbl__isa(ctx), j->a->w.dtype, j->a->w.data, j->w, columns);
+    for (int64_t k = 0; k < columns; k++) j->w[k] += j->a->offset;
+}
+
+static nbl_status run_forward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
+{
+    const nbl__rmsnorm *a = arguments;
+    rms_job j;
+    layout(a, false, call->scratch, &j);
+    read_weight(call->ctx, &j);
+    return nbl__rows_run(call->ctx, nbl__tensor_rows(&a->x), nbl__rows_per_span(nbl__last(&a->x)), rows, &j);
+}
+
+static nbl_status run_backward(const nbl__call *call, const void *arguments, nbl__rows_fn rows)
+{
+    nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;
+    int64_t count = nbl__tensor_rows(&a->x), columns = nbl__last(&a->x);
+    rms_job j;
+    layout(a, true, call->scratch, &j);
+    if (!nbl__given(&a->dw)) j.partial = NULL;
+    read_weight(call->ctx, &j);
+    NBL_TRY(nbl__rows_run(call->ctx, count, nbl__block_rows(count), rows, &j));
+    if (j.partial == NULL) return NBL_OK;
+    return nbl__blocks_add(call->ctx, j.partial, nbl__block_count(count), columns, columns, a->dw.data,
+                           a->accumulate);
+}
+
+static nbl_status run_forward_avx2(const nbl__call *call, const void *arguments)
+{
+    return run_forward(call, arguments, forward_avx2);
+}
+
+static nbl_status run_forward_avx512(const nbl__call *call, const void *arguments)
+{
+    return run_forward(call, arguments, forward_avx512);
+}
+
+static nbl_status run_backward_avx2(const nbl__call *call, const void *arguments)
+{
+    return run_backward(call, arguments, backward_avx2);
+}
+
+static nbl_status run_backward_avx512(const nbl__call *call, const void *arguments)
+{
+    return run_backward(call, arguments, backward_avx512);
+}
+
+const nbl__impl nbl__rmsnorm_avx2 = {"rmsnorm_avx2", NBL_ISA_AVX2, NULL, forward_scratch, run_forward_avx2};
+const nbl__impl nbl__rmsnorm_avx512 = {"rmsnorm_avx512", NBL_ISA_AVX512, NULL, forward_scratch,
+                                       run_forward_avx512};
+const nbl__impl nbl__rmsnorm_backward_avx2 = {"rmsnorm_backward_avx2", NBL_ISA_AVX2, NULL, backward_scratch,
+                                              run_backward_avx2};
+const nbl__impl nbl__rmsnorm_backward_avx512 = {"rmsnorm_backward_avx512", NBL_ISA_AVX512, NULL,
+                                                backward_scratch, run_backward_avx512};
+
+#endif

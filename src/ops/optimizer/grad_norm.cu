@@ -1,0 +1,208 @@
+/* grad_norm.cu - grad_norm. See grad_norm.h.
+ *
+ *     squares   a block sums the squares of a stretch of 8192 elements in f64 and notes which tensor it was of
+ *     finish    one block adds the stretches in a fixed order: norm, factor, the first tensor to blame
+ *     clip      with max_norm: multiplies in place, unless the factor that it finds in memory is 1; or the factor is
+ *               left to adamw
+ *
+ * The host never sees the norm. Bound by memory: one read, and with clipping one more and a write.
+ * Scratch: 16 bytes per stretch. */
+#include "ops/optimizer/tensors.cuh"
+
+extern "C" {
+#include "ops/optimizer/grad_norm.h"
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+enum { THREADS = 256, N = 8, STRETCH = 8192, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
+
+struct part {
+    double squares;
+    int64_t tensor;
+};
+
+struct entry {
+    void *g;
+    int64_t n;
+    unsigned first;
+    int tensor;
+    int dtype;
+    bool aligned;
+};
+
+struct common {
+    part *parts; /* of this launch */
+    const float *factor;
+};
+
+using few = tensor_list<entry, FEW, common>;
+using many = tensor_list<entry, MANY, common>;
+
+/* Elements [begin, end) of a tensor, of which those before `whole` can be read in runs. */
+struct stretch {
+    int64_t begin, whole, end;
+};
+__device__ inline stretch stretch_of(const entry &e)
+{
+    int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH;
+    int64_t end = begin + STRETCH < e.n ? begin + STRETCH : e.n;
+    return {begin, e.aligned ? begin + (end - begin) / N * N : begin, end};
+}
+
+template <typename T, int COUNT> __device__ double add_squares(const T *g, double sum)
+{
+    float values[COUNT];
+    load_run<T, COUNT>(g, values);
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        sum = fma(static_cast<double>(values[j]), static_cast<double>(values[j]), sum);
+    return sum;
+}
+
+template <typename T> __device__ double squares_of(const T *g, const stretch &s)
+{
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = s.begin + threadIdx.x * N; i < s.whole; i += THREADS * N)
+        sum = add_squares<T, N>(g + i, sum);
+    for (int64_t i = s.whole + threadIdx.x; i < s.end; i += THREADS) sum = add_squares<T, 1>(g + i, sum);
+    return sum;
+}
+
+template <typename LIST>
+__global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant__ LIST list)
+{
+    const entry &e = list.at[entry_of(list, blockIdx.x)];
+    double sum[1];
+    NBL_BY_DTYPE(e.dtype, T, sum[0] = squares_of(static_cast<const T *>(e.g), stretch_of(e)));
+    block_sums(sum);
+    if (threadIdx.x == 0) list.common.parts[blockIdx.x] = {sum[0], e.tensor};
+}
+
+__global__ void __launch_bounds__(FINISH_THREADS)
+    finish_kernel(const part *parts, int64_t count, double max_norm, float *norm, int64_t *non_finite,
+                  float *factor, bool blame)
+{
+    __shared__ unsigned long long blamed;
+    unsigned long long mine = ~0ull;
+    double sum[1] = {0};
+    if (threadIdx.x == 0) blamed = ~0ull;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < count; i += FINISH_THREADS) {
+        part p = parts[i];
+        sum[0] += p.squares; /* squares of f32 do not overflow f64: only a gradient makes it non-finite */
+        if (!isfinite(p.squares) && static_cast<unsigned long long>(p.tensor) < mine)
+            mine = static_cast<unsigned long long>(p.tensor);
+    }
+    if (mine != ~0ull) atomicMin(&blamed, mine);
+    block_sums(sum);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double whole = sqrt(sum[0]), clip = 1;
+    if (max_norm > 0 && isfinite(static_cast<float>(whole))) clip = fmin(1.0, max_norm / (whole + 1e-6));
+    *norm = static_cast<float>(whole);
+    *factor = blame && blamed != ~0ull ? __int_as_float(0x7fc00000) : static_cast<float>(clip);
+    if (non_finite) *non_finite = static_cast<int64_t>(blamed); /* none: -1 */
+}
+
+/* RUNS runs of COUNT elements, THREADS·COUNT apart: all are loaded before the first is stored. */
+template <typename T, int COUNT, int RUNS> __device__ void scale_runs(T *g, float factor)
+{
+    float values[RUNS][COUNT];
+#pragma unroll
+    for (int k = 0; k < RUNS; k++) load_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+#pragma unroll
+    for (int k = 0; k < RUNS; k++) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) values[k][j] *= factor;
+        store_run<T, COUNT>(g + k * THREADS * COUNT, values[k]);
+    }
+}
+
+template <typename T> __device__ void scale_stretch(T *g, const stretch &s, float factor)
+{
+    int64_t i = s.begin + threadIdx.x * N;
+    for (; i + THREADS * N < s.whole; i += 2 * THREADS * N) scale_runs<T, N, 2>(g + i, factor);
+    for (; i < s.whole; i += THREADS * N) scale_runs<T, N, 1>(g + i, factor);
+    for (i = s.whole + threadIdx.x; i < s.end; i += THREADS) scale_runs<T, 1, 1>(g + i, factor);
+}
+
+template <typename LIST>
+__global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ LIST list)
+{
+    float factor = *list.common.factor;
+    if (factor == 1) return;
+    const entry &e = list.at[entry_of(list, blockIdx.x)];
+    NBL_BY_DTYPE(e.dtype, T, scale_stretch(static_cast<T *>(e.g), stretch_of(e), factor));
+}
+
+/* ---- on the host ---- */
+
+struct work {
+    part *parts;
+    float *factor;
+    int64_t stretches;
+};
+
+size_t layout(const nbl__grad_norm *a, uint8_t *base, work *w)
+{
+    nbl__cut cut = {base, 0};
+    w->stretches = 0;
+    for (int64_t i = 0; i < a->count; i++)
+        w->stretches += ceil_div(nbl__tensor_elements(&a->gradients[i]), STRETCH);
+    w->factor = static_cast<float *>(nbl__cut_bytes(&cut, sizeof(float)));
+    w->parts = static_cast<part *>(nbl__cut_bytes(&cut, static_cast<size_t>(w->stretches) * sizeof(part)));
+    return cut.used;
+}
+
+size_t scratch(const nbl_context *ctx, const void *arguments)
+{
+    work w;
+    (void)ctx;
+    return layout(static_cast<const nbl__grad_norm *>(arguments), nullptr, &w);
+}
+
+entry entry_at(const nbl__grad_norm *a, int64_t i)
+{
+    const nbl_tensor *g = &a->gradients[i];
+    return {g->data, nbl__tensor_elements(g), 0, static_cast<int>(i), g->dtype, is_aligned(g->data, 16)};
+}
+
+template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__grad_norm *a)
+{
+    work w;
+    cudaStream_t stream = stream_of(call);
+    layout(a, call->scratch, &w);
+    part *next = w.parts;
+    auto make = [=](int64_t i) { return entry_at(a, i); };
+    for_lists<LIST>(a->count, STRETCH, common{}, make, [&](LIST &list, unsigned stretches) {
+        list.common.parts = next;
+        next += stretches;
+        squares_kernel<<<stretches, THREADS, 0, stream>>>(list);
+    });
+    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.stretches, a->max_norm,
+                                                    static_cast<float *>(a->norm.data), a->non_finite,
+                                                    a->factor ? a->factor : w.factor, a->factor != nullptr);
+    if (a->max_norm > 0 && !a->factor)
+        for_lists<LIST>(
+            a->count, STRETCH, common{nullptr, w.factor}, make,
+            [&](LIST &list, unsigned stretches) { clip_kernel<<<stretches, THREADS, 0, stream>>>(list); });
+    return launched(call);
+}
+
+nbl_status run(const nbl__call *call, const void *arguments)
+{
+    const nbl__grad_norm *a = static_cast<const nbl__grad_norm *>(arguments);
+    return a->count <= FEW ? run_lists<few>(call, a) : run_lists<many>(call, a);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__grad_norm_cuda = {
+    .name = "grad_norm_cuda", .needs = NBL_ISA_SCALAR, .can = nullptr, .scratch = scratch, .run = run};
+}

@@ -1,0 +1,48 @@
+/* tensor_spans.h - a list of tensors cut into stretches of equal length, for a team: many small tensors and few
+ * large ones keep all threads busy alike. Where a stretch begins depends on the tensors alone. */
+#ifndef NBL_STRETCHES_H
+#define NBL_STRETCHES_H
+
+#include "ops/ops.h"
+
+enum { NBL_STRETCH = 16384 }; /* elements; a multiple of every block of codes */
+
+typedef struct nbl__stretch {
+    int64_t tensor, begin, n; /* elements [begin, begin + n) */
+} nbl__stretch;
+
+/* first [count + 1] gets the number of the stretch that begins each tensor; tensors are `bytes` apart. Returns
+ * how many stretches there are. */
+static inline int64_t nbl__stretches(const nbl_tensor *tensors, size_t bytes, int64_t count, int64_t *first)
+{
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const nbl_tensor *t = (const nbl_tensor *)(const void *)((const char *)tensors + (size_t)i * bytes);
+        if (first) first[i] = total;
+        total += nbl__ceil_div(nbl__tensor_elements(t), NBL_STRETCH);
+    }
+    if (first) first[count] = total;
+    return total;
+}
+
+/* The tensor that holds stretch `item`: the last that begins at or before it, so never an empty one. */
+static inline int64_t nbl__stretch_tensor(const int64_t *first, int64_t count, int64_t item)
+{
+    int64_t low = 0, high = count; /* first[low] <= item < first[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (first[middle] <= item) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+static inline nbl__stretch nbl__stretch_at(const int64_t *first, int64_t count, int64_t item,
+                                           const nbl_tensor *tensors, size_t bytes)
+{
+    int64_t k = nbl__stretch_tensor(first, count, item), begin = (item - first[k]) * NBL_STRETCH;
+    const nbl_tensor *t = (const nbl_tensor *)(const void *)((const char *)tensors + (size_t)k * bytes);
+    return (nbl__stretch){k, begin, nbl__min_i64(NBL_STRETCH, nbl__tensor_elements(t) - begin)};
+}
+
+#endif

@@ -1,0 +1,55 @@
+/* tensors.cuh - one launch for a list of tensors, whose descriptions travel in the kernel's parameters.
+ * Internal to ops/cuda.
+ *
+ * The tensors are cut into stretches of equal length, one per block; a block finds its tensor by
+ * bisection. Parameters hold 32 KB; more tensors take more launches, and a short list is a short launch. */
+#ifndef NBL_CUDA_TENSORS_CUH
+#define NBL_CUDA_TENSORS_CUH
+
+#include "ops/common/load.cuh"
+
+namespace nbl_cuda
+{
+
+/* ENTRY has `n`, the number of elements, and `first`, its first stretch in this launch. */
+template <typename ENTRY, int MOST, typename COMMON> struct tensor_list {
+    enum { CAPACITY = MOST };
+    COMMON common;
+    int count;
+    ENTRY at[MOST];
+};
+
+/* The last entry that begins at or before this stretch: never an empty one. */
+template <typename LIST> __device__ inline int entry_of(const LIST &list, unsigned stretch)
+{
+    int low = 0, high = list.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (list.at[middle].first <= stretch) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Calls launch(list, stretches) for as many lists as `count` tensors take. make(i) gives the entry of
+ * tensor i. */
+template <typename LIST, typename COMMON, typename MAKE, typename LAUNCH>
+static inline void for_lists(int64_t count, int64_t stretch, COMMON common, MAKE make, LAUNCH launch)
+{
+    LIST list;
+    list.common = common;
+    for (int64_t i = 0; i < count;) {
+        unsigned stretches = 0;
+        for (list.count = 0; i < count && list.count < LIST::CAPACITY; i++) {
+            auto entry = make(i);
+            entry.first = stretches;
+            if (entry.n == 0) continue;
+            stretches += static_cast<unsigned>(ceil_div(entry.n, stretch));
+            list.at[list.count++] = entry;
+        }
+        if (stretches > 0) launch(list, stretches);
+    }
+}
+
+} // namespace nbl_cuda
+#endif

@@ -1,0 +1,173 @@
+/* public_operators.c - the public calls of nibble.h over the table of operators.
+ *
+ * The caller's struct is inferred in a copy; what he said about his outputs must be what comes of it, so that
+ * a buffer of another dtype or shape is an error and not a reinterpretation. */
+#include "ops/optimizer/adamw.h"
+#include "device/cuda/cuda.h"
+#include "ops/families.h"
+#include "ops/optimizer/grad_norm.h"
+#include "ops/linear/linear.h"
+#include "ops/norm/rmsnorm.h"
+
+typedef union any_call {
+    nbl_linear linear;
+    nbl_rmsnorm rmsnorm;
+} any_call;
+
+static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, const nbl__op *op, bool backward,
+                                const void *given, void *inferred)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        if (slot->role != (backward ? NBL_ROLE_GRADIENT : NBL_ROLE_OUTPUT)) continue;
+        const nbl_tensor *mine = (const void *)((const char *)given + slot->offset);
+        const nbl_tensor *right = nbl__slot_tensor(slot, inferred);
+        if (right->rank == 0) {
+            NBL_CHECK(ctx, mine->data == NULL, NBL_ERROR_ARGUMENT,
+                      "%s: %s is not produced by these arguments", op->name, slot->name);
+            continue;
+        }
+        NBL_CHECK(ctx, mine->data || backward, NBL_ERROR_ARGUMENT, "%s: %s has no memory", op->name,
+                  slot->name);
+        if (mine->data == NULL) continue;
+        NBL_TRY(nbl__check_dtype(ctx, op->name, slot->name, mine, right->dtype));
+        NBL_TRY(nbl__check_dims(ctx, op->name, slot->name, mine, right->rank, right->shape));
+    }
+    return NBL_OK;
+}
+
+/* What infer takes for granted: dtypes that exist, shapes whose product fits, data aligned to its elements. */
+static nbl_status check_tensor(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
+{
+    int64_t n, rows;
+    NBL_CHECK(ctx, (unsigned)t->dtype < NBL_DTYPE_COUNT, NBL_ERROR_DTYPE, "%s: %s has no dtype", op, name);
+    nbl_status status = nbl__check_shape(ctx, op, t->rank, t->shape, &n, &rows);
+    if (status != NBL_OK) return nbl__hint(ctx, status, "that is %s", name);
+    size_t size = (size_t)nbl__dtype_bits(t->dtype) / 8;
+    NBL_CHECK(ctx, size == 0 || (uintptr_t)t->data % size == 0, NBL_ERROR_ARGUMENT,
+              "%s: %s is not aligned to its %zu-byte elements", op, name, size);
+    return NBL_OK;
+}
+
+static nbl_status check_given(nbl_context *ctx, const nbl__family *family, const void *call)
+{
+    for (const nbl__slot *slot = family->slots; slot->name; slot++) {
+        const void *field = (const char *)call + slot->offset;
+        int64_t n, rows;
+        if (slot->role == NBL_ROLE_WEIGHT) NBL_TRY(nbl__check_weight(ctx, family->name, field, &n, &rows));
+        else if (nbl__given(field)) NBL_TRY(check_tensor(ctx, family->name, slot->name, field));
+        else
+            NBL_CHECK(ctx, slot->role != NBL_ROLE_INPUT, NBL_ERROR_ARGUMENT, "%s: %s has no data",
+                      family->name, slot->name);
+    }
+    return NBL_OK;
+}
+
+static nbl_status choose(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
+                         any_call *copy, const nbl__impl **impl)
+{
+    const nbl__op *op = backward ? &family->backward : &family->forward;
+    NBL_TRY(check_given(ctx, family, call));
+    memcpy(copy, call, family->size);
+    NBL_TRY(op->infer(ctx, copy));
+    NBL_TRY(check_outputs(ctx, family, op, backward, call, copy));
+    return nbl__op_choose(ctx, op, copy, NULL, impl);
+}
+
+static nbl_status scratch_of(nbl_context *ctx, const nbl__family *family, int backward, const void *call,
+                             size_t *bytes)
+{
+    any_call copy;
+    const nbl__impl *impl;
+    NBL_CHECK(ctx, call && bytes, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(choose(ctx, family, backward != 0, call, &copy, &impl));
+    *bytes = (nbl__op_scratch(ctx, impl, &copy) + 63) / 64 * 64;
+    return NBL_OK;
+}
+
+static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
+                      void *scratch, size_t bytes)
+{
+    any_call copy;
+    const nbl__impl *impl;
+    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "%s: NULL argument", family->name);
+    NBL_TRY(choose(ctx, family, backward, call, &copy, &impl));
+    return nbl__op_run(ctx, backward ? &family->backward : &family->forward, impl, &copy, scratch, bytes);
+}
+
+#define PUBLIC_CALLS(name)                                                                                   \
+    nbl_status nbl_##name##_scratch(nbl_context *ctx, const nbl_##name *call, int backward, size_t *bytes)   \
+    {                                                                                                        \
+        return scratch_of(ctx, &nbl__##name##_family, backward, call, bytes);                                \
+    }                                                                                                        \
+    nbl_status nbl_##name##_forward(nbl_context *ctx, const nbl_##name *call, void *scratch, size_t bytes)   \
+    {                                                                                                        \
+        return run(ctx, &nbl__##name##_family, false, call, scratch, bytes);                                 \
+    }                                                                                                        \
+    nbl_status nbl_##name##_backward(nbl_context *ctx, const nbl_##name *call, void *scratch, size_t bytes)  \
+    {                                                                                                        \
+        return run(ctx, &nbl__##name##_family, true, call, scratch, bytes);                                  \
+    }
+
+PUBLIC_CALLS(linear)
+PUBLIC_CALLS(rmsnorm)
+
+/* Operators over lists, whose scratch is small: it comes from the context, or is the device's workspace. */
+static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *call)
+{
+    const nbl__impl *impl;
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    NBL_TRY(family->forward.infer(ctx, call));
+    NBL_TRY(nbl__op_choose(ctx, &family->forward, call, NULL, &impl));
+    size_t bytes = nbl__op_scratch(ctx, impl, call);
+    if (cuda) {
+        NBL_CHECK(ctx, bytes <= cuda->workspace_bytes, NBL_ERROR_MEMORY,
+                  "%s: %zu bytes of scratch are too many", family->name, bytes);
+        return nbl__op_run(ctx, &family->forward, impl, call, cuda->workspace, cuda->workspace_bytes);
+    }
+    void *scratch = nbl__alloc(ctx, bytes);
+    if (scratch == NULL) return NBL_ERROR_MEMORY;
+    nbl_status status = nbl__op_run(ctx, &family->forward, impl, call, scratch, bytes);
+    nbl__free(ctx, scratch, bytes);
+    return status;
+}
+
+nbl_status nbl_adamw_step(nbl_context *ctx, const nbl_adamw *call)
+{
+    NBL_CHECK(ctx, call, NBL_ERROR_ARGUMENT, "adamw: NULL argument");
+    nbl_adamw copy = *call;
+    NBL_CHECK(ctx, copy.count >= 0 && (copy.tensors || copy.count == 0), NBL_ERROR_ARGUMENT,
+              "adamw: no tensors");
+    return run_list(ctx, &nbl__adamw_family, &copy);
+}
+
+nbl_status nbl__grad_norm_later(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
+                                nbl__clipping *to)
+{
+    nbl__grad_norm call = {.gradients = gradients,
+                           .count = count,
+                           .max_norm = max_norm,
+                           .norm = {.data = &to->norm},
+                           .non_finite = &to->non_finite,
+                           .factor = &to->factor};
+    return run_list(ctx, &nbl__grad_norm_family, &call);
+}
+
+nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t count, double max_norm,
+                         float *norm, int64_t *non_finite)
+{
+    NBL_CHECK(ctx, (gradients || count == 0) && norm, NBL_ERROR_ARGUMENT, "grad_norm: NULL argument");
+    nbl__grad_norm call = {.gradients = gradients,
+                           .count = count,
+                           .max_norm = max_norm,
+                           .norm = {.data = norm},
+                           .non_finite = non_finite};
+    nbl__cuda *cuda = nbl__cuda_of(ctx);
+    if (cuda == NULL) return run_list(ctx, &nbl__grad_norm_family, &call);
+    call.norm.data = cuda->mailbox;
+    call.non_finite = (int64_t *)cuda->mailbox + 1;
+    NBL_TRY(run_list(ctx, &nbl__grad_norm_family, &call));
+    NBL_TRY(nbl__cuda_wait(cuda, "grad_norm"));
+    *norm = *(const float *)cuda->mailbox;
+    if (non_finite) *non_finite = *call.non_finite;
+    return NBL_OK;
+}

@@ -1,0 +1,133 @@
+/* rope.c - the rows of rope_table, rope and rope_backward: checks and outputs. */
+#include "ops/rope/rope.h"
+
+#include "ops/families.h"
+
+static nbl_status check_dim(nbl_context *ctx, const char *op, int64_t dim, int64_t most)
+{
+    NBL_CHECK(ctx, dim >= 2 && dim % 2 == 0 && dim <= most, NBL_ERROR_SHAPE,
+              "%s: rotary_dim %" PRId64 " is not an even number of at most %" PRId64 " dimensions", op, dim,
+              most);
+    return NBL_OK;
+}
+
+/* ---- rope_table ---- */
+
+static nbl_status infer_table(nbl_context *ctx, void *arguments)
+{
+    nbl__rope_table *a = arguments;
+    const char *op = "rope_table";
+    NBL_TRY(nbl__rope_check(ctx, op, &a->rope));
+    NBL_TRY(check_dim(ctx, op, a->rope.rotary_dim, INT32_MAX));
+    NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
+    int64_t tokens = nbl__tensor_elements(&a->positions);
+    nbl__output_vector(&a->cos, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);
+    nbl__output_vector(&a->sin, NBL_DTYPE_F32, 2, tokens, a->rope.rotary_dim / 2);
+    return NBL_OK;
+}
+
+static const nbl__slot table_slots[] = {
+    NBL_SLOT(nbl__rope_table, positions, "positions", INPUT, NULL),
+    NBL_SLOT(nbl__rope_table, cos, "cos", OUTPUT, NULL),
+    NBL_SLOT(nbl__rope_table, sin, "sin", OUTPUT, NULL),
+    {0},
+};
+static const nbl__attr table_attrs[] = {
+    NBL_ATTR(nbl__rope_table, rope.theta, "theta", FLOAT, 10000),
+    NBL_ATTR(nbl__rope_table, rope.rotary_dim, "rotary_dim", INT, 0),
+    NBL_ATTR(nbl__rope_table, rope.max_position_embeddings, "max_position_embeddings", INT, 0),
+    {0},
+};
+static const nbl__impl *const table_impls[] = {
+#if defined(__x86_64__)
+    &nbl__rope_table_avx512, &nbl__rope_table_avx2,
+#endif
+    &nbl__rope_table_ref, NULL};
+const nbl__family nbl__rope_table_family = {
+    "rope_table", sizeof(nbl__rope_table), table_slots, table_attrs, {"rope_table", infer_table, table_impls},
+    {0},
+};
+
+/* ---- rope ---- */
+
+static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__rope_apply *a)
+{
+    NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
+    NBL_TRY(nbl__check_dtype(ctx, op, "x", &a->x, a->dtype));
+    NBL_CHECK(ctx, a->x.rank >= 2, NBL_ERROR_SHAPE, "%s: x is %s, not [tokens, heads, dimension]", op,
+              nbl__show_shape(a->x.rank, a->x.shape).text);
+    int64_t dim = nbl__rope_dim(&a->rope, nbl__last(&a->x)), tokens = 1;
+    for (int i = 0; i < a->x.rank - 2; i++) tokens *= a->x.shape[i];
+    NBL_TRY(check_dim(ctx, op, dim, nbl__last(&a->x)));
+    NBL_CHECK(ctx, nbl__given(&a->cos) == nbl__given(&a->sin), NBL_ERROR_ARGUMENT, "%s: %s without %s", op,
+              nbl__given(&a->cos) ? "cos" : "sin", nbl__given(&a->cos) ? "sin" : "cos");
+    if (nbl__given(&a->cos)) {
+        NBL_TRY(nbl__check_dtype(ctx, op, "cos", &a->cos, NBL_DTYPE_F32));
+        NBL_TRY(nbl__check_dtype(ctx, op, "sin", &a->sin, NBL_DTYPE_F32));
+        NBL_TRY(nbl__check_matrix(ctx, op, "cos", &a->cos, tokens, dim / 2));
+        return nbl__check_matrix(ctx, op, "sin", &a->sin, tokens, dim / 2);
+    }
+    NBL_CHECK(ctx, nbl__given(&a->positions), NBL_ERROR_ARGUMENT, "%s: neither positions nor cos and sin",
+              op);
+    NBL_TRY(nbl__rope_check(ctx, op, &a->rope));
+    NBL_TRY(nbl__check_dtype(ctx, op, "positions", &a->positions, NBL_DTYPE_I32));
+    NBL_CHECK(ctx, nbl__tensor_elements(&a->positions) == tokens, NBL_ERROR_SHAPE,
+              "%s: positions is %s, one for each of the %" PRId64 " tokens of x %s was expected", op,
+              nbl__show_shape(a->positions.rank, a->positions.shape).text, tokens,
+              nbl__show_shape(a->x.rank, a->x.shape).text);
+    return NBL_OK;
+}
+
+static nbl_status infer_forward(nbl_context *ctx, void *arguments)
+{
+    nbl__rope_apply *a = arguments;
+    NBL_TRY(check_inputs(ctx, "rope", a));
+    nbl__output_like(&a->y, &a->x, nbl__last(&a->x), a->dtype);
+    return NBL_OK;
+}
+
+static nbl_status infer_backward(nbl_context *ctx, void *arguments)
+{
+    nbl__rope_apply *a = arguments;
+    NBL_TRY(check_inputs(ctx, "rope_backward", a));
+    NBL_TRY(nbl__check_dtype(ctx, "rope_backward", "dy", &a->dy, a->dtype));
+    NBL_TRY(nbl__check_dims(ctx, "rope_backward", "dy", &a->dy, a->x.rank, a->x.shape));
+    nbl__output_like(&a->dx, &a->x, nbl__last(&a->x), a->dtype);
+    return NBL_OK;
+}
+
+static const nbl__slot slots[] = {
+    NBL_SLOT(nbl__rope_apply, x, "x", INPUT, NULL),
+    NBL_KEPT(nbl__rope_apply, positions, "positions", OPTIONAL),
+    NBL_KEPT(nbl__rope_apply, cos, "cos", OPTIONAL),
+    NBL_KEPT(nbl__rope_apply, sin, "sin", OPTIONAL),
+    NBL_SLOT(nbl__rope_apply, y, "y", OUTPUT, NULL),
+    NBL_SLOT(nbl__rope_apply, dy, "dy", COTANGENT, "y"),
+    NBL_SLOT(nbl__rope_apply, dx, "dx", GRADIENT, "x"),
+    {0},
+};
+static const nbl__attr attrs[] = {
+    NBL_ATTR(nbl__rope_apply, dtype, "dtype", DTYPE, 0),
+    NBL_ATTR(nbl__rope_apply, rope.theta, "theta", FLOAT, 10000),
+    NBL_ATTR(nbl__rope_apply, rope.rotary_dim, "rotary_dim", INT, 0),
+    NBL_ATTR(nbl__rope_apply, rope.max_position_embeddings, "max_position_embeddings", INT, 0),
+    {0},
+};
+static const nbl__impl *const forward_impls[] = {
+#if defined(__x86_64__)
+    &nbl__rope_avx512, &nbl__rope_avx2,
+#endif
+    &nbl__rope_ref, NULL};
+static const nbl__impl *const backward_impls[] = {
+#if defined(__x86_64__)
+    &nbl__rope_backward_avx512, &nbl__rope_backward_avx2,
+#endif
+    &nbl__rope_backward_ref, NULL};
+const nbl__family nbl__rope_family = {
+    "rope",
+    sizeof(nbl__rope_apply),
+    slots,
+    attrs,
+    {"rope", infer_forward, forward_impls},
+    {"rope_backward", infer_backward, backward_impls},
+};

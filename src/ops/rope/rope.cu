@@ -1,0 +1,218 @@
+/* rope.cu - rope_table, rope and rope_backward. See rope.h.
+ *
+ * rope_table  a thread makes one cosine and one sine, in f64 from the exact product: a step has few of them.
+ * rope        a block turns the heads of one token. Its cosines and sines are copied from the table, or made
+ *             as above, into shared memory once; a thread then turns 16 bytes of both halves of a head.
+ *             Bound by memory: x once, y once, and 8·rotary/2 bytes per token for the table. y may lie on
+ *             x. */
+#include "ops/common/load.cuh"
+
+extern "C" {
+#include "ops/rope/rope.h"
+}
+
+using namespace nbl_cuda;
+
+namespace
+{
+
+enum { MOST_FREQUENCIES = 512, MOST_HALF = 4096, THREADS = 256 };
+
+/* By value in the parameters of a kernel. */
+struct frequencies {
+    int half;
+    float scaling, at[MOST_FREQUENCIES];
+};
+
+frequencies frequencies_of(const nbl__rope *rope, int64_t half)
+{
+    frequencies f = {};
+    f.half = static_cast<int>(half);
+    nbl__rope_frequencies(rope, 2 * half, f.at, &f.scaling);
+    return f;
+}
+
+__device__ inline void turn_of(const frequencies &f, int position, int i, float *cosine, float *sine)
+{
+    double s, c, angle = static_cast<double>(position) * static_cast<double>(f.at[i]);
+    sincos(angle, &s, &c);
+    *cosine = static_cast<float>(c * static_cast<double>(f.scaling));
+    *sine = static_cast<float>(s * static_cast<double>(f.scaling));
+}
+
+__global__ void __launch_bounds__(THREADS)
+    table_kernel(const __grid_constant__ frequencies f, const int32_t *positions, int64_t count,
+                 float *cosines, float *sines)
+{
+    int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    float c, s;
+    if (at >= count) return;
+    turn_of(f, positions[at / f.half], static_cast<int>(at % f.half), &c, &s);
+    if (cosines) cosines[at] = c;
+    if (sines) sines[at] = s;
+}
+
+nbl_status run_table(const nbl__call *call, const void *arguments)
+{
+    const nbl__rope_table *a = static_cast<const nbl__rope_table *>(arguments);
+    int64_t half = a->rope.rotary_dim / 2, count = nbl__tensor_elements(&a->positions) * half;
+    if (count == 0) return NBL_OK;
+    table_kernel<<<static_cast<unsigned>(ceil_div(count, THREADS)), THREADS, 0, stream_of(call)>>>(
+        frequencies_of(&a->rope, half), static_cast<const int32_t *>(a->positions.data), count,
+        static_cast<float *>(a->cos.data), static_cast<float *>(a->sin.data));
+    return launched(call);
+}
+
+const char *can_table(const void *arguments)
+{
+    const nbl__rope_table *a = static_cast<const nbl__rope_table *>(arguments);
+    return a->rope.rotary_dim / 2 > MOST_FREQUENCIES ? "rotary_dim is above 1024" : nullptr;
+}
+
+/* ---- rope ---- */
+
+struct turn {
+    const void *from;
+    void *to;
+    const float *cosines, *sines; /* [tokens, half]; NULL: from positions */
+    const int32_t *positions;
+    int heads, columns, half;
+    float sign; /* -1: back */
+};
+
+__device__ inline void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
+{
+    int64_t token = blockIdx.x;
+    for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
+        if (f) turn_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
+        else {
+            cosines[i] = a.cosines[token * a.half + i];
+            sines[i] = a.sines[token * a.half + i];
+        }
+        sines[i] *= a.sign;
+    }
+    __syncthreads();
+}
+
+/* N elements at a time: as many as fit 16 bytes, or 1. */
+template <typename T, int N>
+__device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
+{
+    int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
+    const T *from = static_cast<const T *>(a.from) + first;
+    T *to = static_cast<T *>(a.to) + first;
+    for (int item = threadIdx.x; item < a.heads * work; item += blockDim.x) {
+        int head = item / work, i = item % work;
+        const T *x = from + static_cast<int64_t>(head) * a.columns;
+        T *y = to + static_cast<int64_t>(head) * a.columns;
+        float left[N], right[N], c[N], s[N];
+        if (i >= lanes) { /* past the dimensions that turn */
+            load_run<T, N>(x + a.half + i * N, left);
+            store_run<T, N>(y + a.half + i * N, left);
+            continue;
+        }
+        load_run<T, N>(x + i * N, left);
+        load_run<T, N>(x + a.half + i * N, right);
+        load_run<float, N>(cosines + i * N, c);
+        load_run<float, N>(sines + i * N, s);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float turned = left[j] * c[j] - right[j] * s[j];
+            right[j] = right[j] * c[j] + left[j] * s[j];
+            left[j] = turned;
+        }
+        store_run<T, N>(y + i * N, left);
+        store_run<T, N>(y + a.half + i * N, right);
+    }
+}
+
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
+{
+    extern __shared__ __align__(16) float turns[];
+    fill_turns(a, nullptr, turns, turns + a.half);
+    turn_heads<T, N>(a, turns, turns + a.half);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS) turn_by_position(turn a, const __grid_constant__ frequencies f)
+{
+    extern __shared__ __align__(16) float turns[];
+    fill_turns(a, &f, turns, turns + a.half);
+    turn_heads<T, N>(a, turns, turns + a.half);
+}
+
+template <typename T, int N>
+void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigned tokens)
+{
+    int64_t work = static_cast<int64_t>(a.heads) * (a.columns - a.half) / N;
+    int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
+    size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
+    if (a.cosines)
+        turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
+    else
+        turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
+            a, frequencies_of(rope, a.half));
+}
+
+nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
+                  const nbl_tensor *to, float sign)
+{
+    int64_t columns = nbl__last(&a->x), half = nbl__rope_dim(&a->rope, columns) / 2;
+    int64_t heads = a->x.shape[a->x.rank - 2], count = a->dtype == NBL_DTYPE_F32 ? 4 : 8;
+    turn t = {from->data,
+              to->data,
+              static_cast<const float *>(a->cos.data),
+              static_cast<const float *>(a->sin.data),
+              static_cast<const int32_t *>(a->positions.data),
+              static_cast<int>(heads),
+              static_cast<int>(columns),
+              static_cast<int>(half),
+              sign};
+    if (!nbl__given(to) || heads == 0) return NBL_OK;
+    unsigned tokens = static_cast<unsigned>(nbl__tensor_rows(&a->x) / heads);
+    if (tokens == 0) return NBL_OK;
+    bool fast = half % count == 0 && columns % count == 0 && is_aligned(from->data, 16) &&
+                is_aligned(to->data, 16);
+    if (fast) NBL_BY_DTYPE(a->dtype, T, (launch<T, pack<T>::COUNT>(call, t, &a->rope, tokens)));
+    else NBL_BY_DTYPE(a->dtype, T, (launch<T, 1>(call, t, &a->rope, tokens)));
+    return launched(call);
+}
+
+const char *can_rotate(const void *arguments)
+{
+    const nbl__rope_apply *a = static_cast<const nbl__rope_apply *>(arguments);
+    int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
+    if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
+        return "a token has more than 2^31 elements";
+    return half > (nbl__given(&a->cos) ? MOST_HALF : MOST_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
+}
+
+nbl_status run_forward(const nbl__call *call, const void *arguments)
+{
+    const nbl__rope_apply *a = static_cast<const nbl__rope_apply *>(arguments);
+    return rotate(call, a, &a->x, &a->y, 1);
+}
+
+nbl_status run_backward(const nbl__call *call, const void *arguments)
+{
+    const nbl__rope_apply *a = static_cast<const nbl__rope_apply *>(arguments);
+    return rotate(call, a, &a->dy, &a->dx, -1);
+}
+
+} // namespace
+
+extern "C" {
+const nbl__impl nbl__rope_table_cuda = {.name = "rope_table_cuda",
+                                        .needs = NBL_ISA_SCALAR,
+                                        .can = can_table,
+                                        .scratch = nullptr,
+                                        .run = run_table};
+const nbl__impl nbl__rope_cuda = {
+    .name = "rope_cuda", .needs = NBL_ISA_SCALAR, .can = can_rotate, .scratch = nullptr, .run = run_forward};
+const nbl__impl nbl__rope_backward_cuda = {.name = "rope_backward_cuda",
+                                           .needs = NBL_ISA_SCALAR,
+                                           .can = can_rotate,
+                                           .scratch = nullptr,
+                                           .run = run_backward};
+}

@@ -1,0 +1,77 @@
+/* rope.h - rotary position embedding, the half-split layout of Hugging Face's models ("rotate_half").
+ *
+ *     angle[t, i] = positions[t]·frequency[i],  i < rotary/2
+ *     y[t, h, i]            = x[t, h, i]·cos - x[t, h, i + rotary/2]·sin
+ *     y[t, h, i + rotary/2] = x[t, h, i + rotary/2]·cos + x[t, h, i]·sin
+ *     y[t, h, rotary …]     = x[t, h, rotary …]
+ *
+ * The frequencies are f32, as transformers computes them; the angle is their f64 product with the position,
+ * which is exact up to position 2²⁹, and cos and sin are right to an f32 unit. (transformers multiplies in
+ * f32: at position 10⁶ its angle is off by up to 0.03.) Both are multiplied by the scaling's attention
+ * factor. Backward rotates the other way round.
+ *
+ * Two families: rope_table makes cos and sin of a step once, f32 [tokens, rotary/2]; rope takes them, or
+ * positions, and then makes them itself. y may lie on x, and dx on dy. */
+#ifndef NBL_ROPE_H
+#define NBL_ROPE_H
+
+#include "base/json/json.h"
+#include "ops/ops.h"
+
+typedef enum nbl__rope_kind {
+    NBL_ROPE_DEFAULT,
+    NBL_ROPE_LINEAR, /* frequencies divided by factor */
+    NBL_ROPE_LLAMA3, /* long waves divided, short ones kept, a ramp between */
+    NBL_ROPE_YARN    /* the ramp is over the dimensions; cos and sin are scaled, too */
+} nbl__rope_kind;
+
+/* What decides the frequencies. Fields that are 0 were not given and mean what transformers takes them for;
+ * all but theta may be 0. */
+typedef struct nbl__rope {
+    float theta;
+    float rope_theta;                /* 0, or one that came with the scaling: counts instead of theta */
+    int64_t rotary_dim;              /* 0: partial_rotary_factor of the head's dimension */
+    int64_t max_position_embeddings; /* yarn without factor */
+    nbl__rope_kind kind;
+    double partial_rotary_factor; /* 0: 1 */
+    double factor;
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double original_max_position_embeddings;  /* llama3, yarn; 0: max_position_embeddings */
+    double beta_fast, beta_slow;              /* yarn; 0: 32 and 1 */
+    double attention_factor;                  /* yarn; has_attention_factor says whether it was given */
+    double mscale, mscale_all_dim;            /* yarn; count only together */
+    bool has_attention_factor;
+    bool keep_fractions; /* yarn: "truncate" was false */
+} nbl__rope;
+
+/* Fills in a rope from the object that config.json has under rope_scaling or rope_parameters; NULL or null:
+ * the default. Types and keys that are not known are refused by name. */
+nbl_status nbl__rope_read_scaling(nbl_context *ctx, const nbl__json *object, nbl__rope *rope);
+/* Dimensions that rotate, of a head's. */
+int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim);
+/* What has no frequencies is an error: factors that are missing or not positive. */
+nbl_status nbl__rope_check(nbl_context *ctx, const char *op, const nbl__rope *rope);
+/* frequencies[dim / 2], and the factor of cos and sin. */
+void nbl__rope_frequencies(const nbl__rope *rope, int64_t dim, float *frequencies, float *attention_scaling);
+
+typedef struct nbl__rope_table {
+    nbl__rope rope;       /* with a rotary_dim */
+    nbl_tensor positions; /* int32 [tokens] */
+    nbl_tensor cos, sin;  /* f32 [tokens, rotary/2] */
+} nbl__rope_table;
+
+typedef struct nbl__rope_apply {
+    nbl_dtype dtype;
+    nbl__rope rope;
+    nbl_tensor x;         /* [tokens …, heads, head_dim] */
+    nbl_tensor positions; /* int32 [tokens …]; optional when cos and sin are given */
+    nbl_tensor cos, sin;  /* optional: f32 [tokens, rotary/2] */
+    nbl_tensor y, dy, dx;
+} nbl__rope_apply;
+
+extern const nbl__impl nbl__rope_table_ref, nbl__rope_ref, nbl__rope_backward_ref;
+extern const nbl__impl nbl__rope_table_avx2, nbl__rope_avx2, nbl__rope_backward_avx2;
+extern const nbl__impl nbl__rope_table_avx512, nbl__rope_avx512, nbl__rope_backward_avx512;
+extern const nbl__impl nbl__rope_table_cuda, nbl__rope_cuda, nbl__rope_backward_cuda;
+
+#endif

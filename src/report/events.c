@@ -1,0 +1,110 @@
+/* events.c - see events.h. */
+#include "report/events.h"
+
+#include <assert.h>
+
+/* Castagnoli's CRC, bit by bit: a run writes a few hundred bytes per step. */
+static uint32_t crc32c(const uint8_t *data, size_t size)
+{
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t i = 0; i < size; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+    }
+    return ~crc;
+}
+
+/* TFRecord turns checksums, so that one inside the data does not look like its own. */
+static uint32_t masked(uint32_t crc)
+{
+    return (crc >> 15 | crc << 17) + 0xA282EAD8u;
+}
+
+/* ---- protobuf, the little that is needed ---- */
+
+typedef struct message {
+    uint8_t bytes[160];
+    size_t size;
+} message;
+
+static void put_bytes(message *m, const void *data, size_t size)
+{
+    assert(m->size + size <= sizeof m->bytes);
+    memcpy(m->bytes + m->size, data, size);
+    m->size += size;
+}
+
+static void put_varint(message *m, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7) put_bytes(m, &(uint8_t){(uint8_t)(value | 0x80)}, 1);
+    put_bytes(m, &(uint8_t){(uint8_t)value}, 1);
+}
+
+enum { VARINT = 0, EIGHT_BYTES = 1, DELIMITED = 2, FOUR_BYTES = 5 };
+static void put_field(message *m, int number, int type)
+{
+    put_varint(m, (uint64_t)(number << 3 | type));
+}
+
+static void put_delimited(message *m, int number, const void *data, size_t size)
+{
+    put_field(m, number, DELIMITED);
+    put_varint(m, size);
+    put_bytes(m, data, size);
+}
+
+/* ---- events ---- */
+
+static void add_record(nbl__text *out, const message *m)
+{
+    uint64_t length = m->size;
+    uint32_t of_length = masked(crc32c((const uint8_t *)&length, sizeof length)),
+             of_data = masked(crc32c(m->bytes, m->size));
+    nbl__text_add(out, (const char *)&length, sizeof length);
+    nbl__text_add(out, (const char *)&of_length, sizeof of_length);
+    nbl__text_add(out, (const char *)m->bytes, m->size);
+    nbl__text_add(out, (const char *)&of_data, sizeof of_data);
+}
+
+static message event_at(double time)
+{
+    message event = {.size = 0};
+    put_field(&event, 1, EIGHT_BYTES);
+    put_bytes(&event, &time, sizeof time);
+    return event;
+}
+
+void nbl__events_begin(nbl__text *out, double time)
+{
+    static const char version[] = "brain.Event:2";
+    message event = event_at(time);
+    put_delimited(&event, 3, version, sizeof version - 1);
+    add_record(out, &event);
+}
+
+static void add_scalar(nbl__text *out, const nbl__record *r, const char *tag, double number)
+{
+    message event = event_at(r->time), summary = {.size = 0}, value = {.size = 0};
+    float single = (float)number;
+    put_field(&event, 2, VARINT);
+    put_varint(&event, (uint64_t)r->step);
+    put_delimited(&value, 1, tag, strlen(tag));
+    put_field(&value, 2, FOUR_BYTES);
+    put_bytes(&value, &single, sizeof single);
+    put_delimited(&summary, 1, value.bytes, value.size);
+    put_delimited(&event, 5, summary.bytes, summary.size);
+    add_record(out, &event);
+}
+
+void nbl__events_add(nbl__text *out, const nbl__record *r)
+{
+    if (r->evaluation) {
+        add_scalar(out, r, "eval/loss", r->loss);
+        return;
+    }
+    add_scalar(out, r, "train/loss", r->loss);
+    add_scalar(out, r, "train/grad_norm", r->grad_norm);
+    add_scalar(out, r, "train/learning_rate", r->learning_rate);
+    add_scalar(out, r, "train/tokens_per_second", r->tokens_per_second);
+    add_scalar(out, r, "train/epoch", r->epoch);
+}

@@ -1,0 +1,180 @@
+/* records.c - the history, metrics.jsonl and the file of events; see records.h. */
+#include "report/records.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file/output.h"
+#include "report/events.h"
+
+static void print_real(nbl__text *out, const char *key, double value)
+{
+    nbl__text_printf(out, ", \"%s\": ", key);
+    nbl__text_real(out, value);
+}
+
+void nbl__record_print(nbl__text *out, const nbl__record *r)
+{
+    nbl__text_printf(out, "{\"step\": %" PRId64, r->step);
+    print_real(out, "epoch", r->epoch);
+    print_real(out, r->evaluation ? "eval_loss" : "loss", r->loss);
+    if (!r->evaluation) {
+        print_real(out, "grad_norm", r->grad_norm);
+        print_real(out, "learning_rate", r->learning_rate);
+        print_real(out, "tokens_per_second", r->tokens_per_second);
+        nbl__text_printf(out, ", \"trained_tokens\": %" PRId64 ", \"memory_bytes\": %" PRIu64,
+                         r->trained_tokens, r->memory_bytes);
+    }
+    if (r->best) nbl__text_printf(out, ", \"best\": true");
+    print_real(out, "time", r->time);
+    nbl__text_printf(out, "}");
+}
+
+static nbl_status grow(nbl__records *r)
+{
+    if (r->count < r->room) return NBL_OK;
+    int64_t room = r->room ? 2 * r->room : 256;
+    nbl__record *items = nbl__alloc_array(r->ctx, (size_t)room, sizeof *items);
+    if (items == NULL) return NBL_ERROR_MEMORY;
+    if (r->count) memcpy(items, r->items, (size_t)r->count * sizeof *items);
+    nbl__free(r->ctx, r->items, (size_t)r->room * sizeof *items);
+    r->items = items;
+    r->room = room;
+    return NBL_OK;
+}
+
+void nbl__records_close(nbl__records *r)
+{
+    if (r->ctx == NULL) return;
+    nbl__free(r->ctx, r->items, (size_t)r->room * sizeof *r->items);
+    nbl__arena_free(&r->arena);
+    *r = (nbl__records){0};
+}
+
+/* ---- going on ---- */
+
+/* null was written for what is not finite. */
+static bool read_loss(const nbl__json *value, double *loss)
+{
+    *loss = NAN;
+    return nbl__json_is(value, NBL_JSON_NULL) || nbl__json_number(value, loss);
+}
+
+static bool read_record(const nbl__json *it, nbl__record *r)
+{
+    double memory = 0;
+    r->evaluation = nbl__json_get(it, "eval_loss") != NULL;
+    if (!nbl__json_natural(nbl__json_get(it, "step"), &r->step) ||
+        !nbl__json_number(nbl__json_get(it, "epoch"), &r->epoch) ||
+        !nbl__json_number(nbl__json_get(it, "time"), &r->time) ||
+        !read_loss(nbl__json_get(it, r->evaluation ? "eval_loss" : "loss"), &r->loss))
+        return false;
+    if (r->evaluation) {
+        const nbl__json *best = nbl__json_get(it, "best");
+        r->best = nbl__json_is(best, NBL_JSON_TRUE);
+        return true;
+    }
+    if (!nbl__json_number(nbl__json_get(it, "grad_norm"), &r->grad_norm) ||
+        !nbl__json_number(nbl__json_get(it, "learning_rate"), &r->learning_rate) ||
+        !nbl__json_number(nbl__json_get(it, "tokens_per_second"), &r->tokens_per_second) ||
+        !nbl__json_natural(nbl__json_get(it, "trained_tokens"), &r->trained_tokens) ||
+        !nbl__json_number(nbl__json_get(it, "memory_bytes"), &memory) || !(memory >= 0 && memory < 0x1p63))
+        return false;
+    r->memory_bytes = (uint64_t)memory;
+    return true;
+}
+
+nbl_status nbl__records_restore(nbl__records *r, const char *where, const nbl__json *history)
+{
+    NBL_CHECK(r->ctx, nbl__json_is(history, NBL_JSON_ARRAY), NBL_ERROR_FORMAT, "%s: no log_history", where);
+    for (int64_t i = 0; i < history->count; i++) {
+        nbl__record record = {0};
+        NBL_CHECK(r->ctx, read_record(&history->items[i], &record), NBL_ERROR_FORMAT,
+                  "%s: record %" PRId64 " of log_history is not one that was written here", where, i);
+        NBL_TRY(grow(r));
+        r->items[r->count++] = record;
+    }
+    return NBL_OK;
+}
+
+/* ---- files ---- */
+
+static double wall_time(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Makes the folder of the events; a file of an earlier part of the run gives way to the new one. */
+static nbl_status open_events(nbl__records *r)
+{
+    const char *folder = nbl__arena_printf(&r->arena, "%s/runs", r->folder);
+    if (folder == NULL) return NBL_ERROR_MEMORY;
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST) return nbl__fail_errno(r->ctx, errno, "%s", folder);
+    DIR *list = opendir(folder);
+    if (list == NULL) return nbl__fail_errno(r->ctx, errno, "%s", folder);
+    for (struct dirent *entry; (entry = readdir(list));)
+        if (strncmp(entry->d_name, "events.out.tfevents.", 20) == 0) unlinkat(dirfd(list), entry->d_name, 0);
+    closedir(list);
+    r->events = nbl__arena_printf(&r->arena, "%s/events.out.tfevents.%.0f.nibble", folder, wall_time());
+    return r->events ? NBL_OK : NBL_ERROR_MEMORY;
+}
+
+nbl_status nbl__records_begin(nbl__records *r)
+{
+    nbl__text metrics = {.ctx = r->ctx}, events = {.ctx = r->ctx};
+    nbl_status status = NBL_ERROR_MEMORY;
+    r->arena = nbl__arena_make(r->ctx);
+    r->metrics = nbl__arena_printf(&r->arena, "%s/metrics.jsonl", r->folder);
+    if (r->metrics) status = open_events(r);
+    nbl__events_begin(&events, r->count ? r->items[0].time : wall_time());
+    for (int64_t i = 0; i < r->count; i++) {
+        nbl__record_print(&metrics, &r->items[i]);
+        nbl__text_printf(&metrics, "\n");
+        nbl__events_add(&events, &r->items[i]);
+    }
+    if (status == NBL_OK) status = metrics.status != NBL_OK ? metrics.status : events.status;
+    if (status == NBL_OK)
+        status = nbl__file_put(r->ctx, r->metrics, metrics.text ? metrics.text : "", metrics.size);
+    if (status == NBL_OK) status = nbl__file_put(r->ctx, r->events, events.text, events.size);
+    nbl__text_free(&metrics);
+    nbl__text_free(&events);
+    return status;
+}
+
+/* One call writes all of it, so that a reader never sees half of a line. */
+static nbl_status append(nbl_context *ctx, const char *path, const nbl__text *text)
+{
+    NBL_TRY(text->status);
+    int fd = -1;
+    errno = EIO; /* of an injected fault */
+    if (nbl__write_allowed(ctx)) fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return nbl__fail_errno(ctx, errno, "%s: cannot be opened", path);
+    errno = EIO;
+    ssize_t done = nbl__write_allowed(ctx) ? write(fd, text->text, text->size) : -1;
+    int error = done < 0 ? errno : done == (ssize_t)text->size ? 0 : ENOSPC;
+    if (close(fd) != 0 && error == 0) error = errno;
+    return error ? nbl__fail_errno(ctx, error, "%s: cannot be written", path) : NBL_OK;
+}
+
+nbl_status nbl__records_add(nbl__records *r, nbl__record *record)
+{
+    nbl__text line = {.ctx = r->ctx}, events = {.ctx = r->ctx};
+    record->time = wall_time();
+    NBL_TRY(grow(r));
+    r->items[r->count++] = *record;
+    nbl__record_print(&line, record);
+    nbl__text_printf(&line, "\n");
+    nbl__events_add(&events, record);
+    nbl_status status = append(r->ctx, r->metrics, &line);
+    if (status == NBL_OK) status = append(r->ctx, r->events, &events);
+    nbl__text_free(&line);
+    nbl__text_free(&events);
+    return status;
+}

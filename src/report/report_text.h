@@ -1,0 +1,22 @@
+/* report_text.h - text and numbers as HTML; for report.c and report_chart.c. */
+#ifndef NBL_REPORT_TEXT_H
+#define NBL_REPORT_TEXT_H
+
+#include "base/json/json.h"
+
+/* Text as content of an element or of an attribute in double quotes; what is no UTF-8 or a control character becomes
+ * U+FFFD. NULL is no text. */
+void nbl__html_text(nbl__text *out, const char *text);
+/* "0.0123", "1.2e-05": so many significant digits, without zeros at the end. */
+void nbl__html_number(nbl__text *out, double value, int digits);
+void nbl__html_fixed(nbl__text *out, double value, int decimals);
+/* "1,234,567" */
+void nbl__html_count(nbl__text *out, int64_t number);
+/* "2.47 GB" on one line, powers of 1000 */
+void nbl__html_bytes(nbl__text *out, uint64_t bytes);
+/* "8.2 s", "1:05", "2:03:04" */
+void nbl__html_duration(nbl__text *out, double seconds);
+/* A word of a command, quoted where a shell asks for it; then escaped. */
+void nbl__html_word(nbl__text *out, const char *word);
+
+#endif

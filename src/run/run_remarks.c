@@ -1,0 +1,105 @@
+/* run_remarks.c - what is said about the keys of a run: all refused keys in one message, with their lines, and all
+ * keys without effect in one line of log. A reason that several keys share is said once. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "run/run_reader.h"
+
+/* A message has so many keys and bytes at most; a file may have thousands of wrong ones. */
+enum { MOST_KEYS = 24, MOST_BYTES = 3600, MOST_NAME = 120, MOST_TEXT = 480 };
+
+/* A copy on one line, so that no name in a file makes a line of its own. */
+static const char *one_line(nbl__arena *arena, const char *text, size_t most)
+{
+    char *copy = nbl__arena_printf(arena, "%.*s", (int)most, text);
+    for (char *c = copy; c && *c; c++)
+        if ((unsigned char)*c < 0x20) *c = '?';
+    return copy;
+}
+
+nbl_status nbl__run_remark_add(nbl__run_reader *r, nbl__run_remarks *remarks, const nbl__yaml *at,
+                               const char *name, const char *format, ...)
+{
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    nbl__run_remark *made = nbl__arena_alloc(r->arena, sizeof *made);
+    const char *copied = made ? one_line(r->arena, name, MOST_NAME) : NULL;
+    const char *kept = copied ? one_line(r->arena, text, MOST_TEXT) : NULL;
+    if (kept == NULL) return NBL_ERROR_MEMORY;
+    *made = (nbl__run_remark){.at = at, .name = copied, .text = kept};
+    if (remarks->last) remarks->last->next = made;
+    else remarks->first = made;
+    remarks->last = made;
+    remarks->count++;
+    return NBL_OK;
+}
+
+/* The names of the remarks with the text of `of`, from there on; each is told. With lines: those of all but the
+ * first, whose place opens the message. */
+static void put_names(nbl__text *out, nbl__run_remark *of, bool lines)
+{
+    int told = 0;
+    for (nbl__run_remark *m = of; m; m = m->next) {
+        if (m->told || strcmp(m->text, of->text) != 0) continue;
+        m->told = true;
+        if (++told > MOST_KEYS) continue;
+        nbl__text_printf(out, "%s%s", m == of ? "" : ", ", m->name);
+        if (lines && m != of && m->at->line > 0) nbl__text_printf(out, " (line %" PRId64 ")", m->at->line);
+    }
+    if (told > MOST_KEYS) nbl__text_printf(out, " and %d more", told - MOST_KEYS);
+}
+
+nbl_status nbl__run_refuse(nbl__run_reader *r)
+{
+    nbl__run_remarks *all = &r->refusals;
+    if (all->count == 0) return NBL_OK;
+    if (all->count == 1)
+        return nbl__yaml_fail(r->ctx, all->first->at, NBL_ERROR_ARGUMENT, "%s: %s", all->first->name,
+                              all->first->text);
+    nbl__text lines = {.ctx = r->ctx};
+    const char *file = one_line(r->arena, r->root->where, MOST_TEXT);
+    if (file == NULL) return NBL_ERROR_MEMORY;
+    nbl__text_printf(&lines, "%s: %" PRId64 " keys are refused:", file, all->count);
+    int64_t i = 0;
+    for (const nbl__run_remark *m = all->first; m && i < MOST_KEYS; m = m->next, i++)
+        nbl__text_printf(&lines, "%s %s", i ? "," : "", m->name);
+    if (all->count > MOST_KEYS) nbl__text_printf(&lines, " and %" PRId64 " more", all->count - MOST_KEYS);
+    i = 0;
+    for (nbl__run_remark *m = all->first; m; m = m->next) {
+        if (m->told || i++ >= MOST_KEYS || lines.size > MOST_BYTES - MOST_TEXT) continue;
+        if (m->at->line > 0) nbl__text_printf(&lines, "\n%s:%" PRId64 ": ", file, m->at->line);
+        else nbl__text_printf(&lines, "\n%s ", m->at->where); /* "--set" */
+        put_names(&lines, m, true);
+        nbl__text_printf(&lines, ": %s", m->text);
+    }
+    nbl_status status = lines.status;
+    if (status == NBL_OK) status = nbl__fail_lines(r->ctx, NBL_ERROR_ARGUMENT, lines.text);
+    nbl__text_free(&lines);
+    return status;
+}
+
+nbl_status nbl__run_notify(nbl__run_reader *r)
+{
+    nbl__text line = {.ctx = r->ctx};
+    for (nbl__run_remark *m = r->notices.first; m; m = m->next) {
+        if (m->told) continue;
+        nbl__text_printf(&line, "%s", line.size ? "; " : "");
+        put_names(&line, m, false);
+        nbl__text_printf(&line, " (%s)", m->text);
+    }
+    if (line.size && line.status == NBL_OK)
+        nbl__log(r->ctx, NBL_LOG_INFO, "%s: no effect here: %s", r->root->where, line.text);
+    nbl_status status = line.status;
+    nbl__text_free(&line);
+    line = (nbl__text){.ctx = r->ctx};
+    for (nbl__run_remark *m = r->aliases.first; m && status == NBL_OK; m = m->next)
+        nbl__text_printf(&line, "%s%s: %s", line.size ? "; " : "", m->name, m->text);
+    if (line.size && line.status == NBL_OK)
+        nbl__log(r->ctx, NBL_LOG_INFO, "%s: %s", r->root->where, line.text);
+    if (status == NBL_OK) status = line.status;
+    nbl__text_free(&line);
+    return status;
+}

@@ -1,0 +1,324 @@
+/* jinja_text.c - values as text: str, repr, HTML escapes, the shortest digits of a float. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "text/template/runtime/jinja_runtime.h"
+#include "text/template/library/jinja_unicode.h"
+
+/* ---- growing ---- */
+
+nbl_status nbl__tpl_add(tpl_vm *vm, tpl_text *text, const char *bytes, size_t size)
+{
+    if (size > TPL_MOST_OUTPUT - text->size)
+        return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MOST_OUTPUT >> 20);
+    NBL_TRY(tpl_read(vm, size));
+    if (text->room - text->size < size) {
+        size_t room = (text->size + size) * 2 + 64;
+        char *grown;
+        NBL_TRY(TPL_NEW(vm, grown, room));
+        if (text->size) memcpy(grown, text->bytes, text->size);
+        text->bytes = grown;
+        text->room = room;
+    }
+    if (size) memcpy(text->bytes + text->size, bytes, size);
+    for (size_t i = 0; i < size; i++) text->length += ((unsigned char)bytes[i] & 0xc0) != 0x80;
+    text->size += size;
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_add_string(tpl_vm *vm, tpl_text *text, const tpl_string *string)
+{
+    return nbl__tpl_add(vm, text, string->bytes, string->size);
+}
+
+nbl_status nbl__tpl_add_char(tpl_vm *vm, tpl_text *text, uint32_t c)
+{
+    char b[4];
+    size_t n = 1;
+    if (c < 0x80) {
+        b[0] = (char)c;
+    } else if (c < 0x800) {
+        b[0] = (char)(0xc0 | c >> 6), b[1] = (char)(0x80 | (c & 63)), n = 2;
+    } else if (c < 0x10000) {
+        b[0] = (char)(0xe0 | c >> 12), b[1] = (char)(0x80 | (c >> 6 & 63)), b[2] = (char)(0x80 | (c & 63)),
+        n = 3;
+    } else {
+        b[0] = (char)(0xf0 | c >> 18), b[1] = (char)(0x80 | (c >> 12 & 63));
+        b[2] = (char)(0x80 | (c >> 6 & 63)), b[3] = (char)(0x80 | (c & 63)), n = 4;
+    }
+    return nbl__tpl_add(vm, text, b, n);
+}
+
+nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
+{
+    tpl_string *string;
+    NBL_TRY(TPL_NEW(vm, string, 1));
+    *string = (tpl_string){text->bytes ? text->bytes : "", text->size, text->length};
+    *result = tpl_of_string(string);
+    return NBL_OK;
+}
+
+/* ---- floats ---- */
+
+/* Whether the digits "d.ddde±x" give the value back; *one_up: the last digit plus one does. */
+static bool gives_back(const char *digits, double value)
+{
+    char *end;
+    return nbl__parse_double(digits, &end) == value;
+}
+
+static bool one_up(char *digits)
+{
+    char *e = strchr(digits, 'e'), *d = e - 1;
+    while (d >= digits && (*d == '9' || *d == '.')) {
+        if (*d == '9') *d = '0';
+        d--;
+    }
+    if (d < digits) return false;
+    ++*d;
+    return true;
+}
+
+/* The shortest digits that give a finite, non-zero value back: "d[.ddd]e±xx". */
+static void shortest(double value, char *text, size_t size)
+{
+    int exponent;
+    bool power = fabs(frexp(value, &exponent)) == 0.5; /* its neighbours are not equally far */
+    int first = exponent < -1000 ? 0 : 14;             /* 15 digits always survive, when there are so many */
+    for (int digits = first; digits < 17; digits++) {
+        nbl__print_exponent(text, size, digits, value);
+        if (gives_back(text, value)) break;
+        if (power && one_up(text) && gives_back(text, value)) break;
+    }
+}
+
+int nbl__tpl_float_repr(double value, char out[40])
+{
+    if (isnan(value)) return snprintf(out, 40, "nan");
+    if (isinf(value)) return snprintf(out, 40, value < 0 ? "-inf" : "inf");
+    if (value == 0) return snprintf(out, 40, signbit(value) ? "-0.0" : "0.0");
+    char text[48], digits[24];
+    shortest(value, text, sizeof text);
+    int n = 0, exponent = atoi(strchr(text, 'e') + 1);
+    for (const char *s = text; *s != 'e'; s++)
+        if (*s >= '0' && *s <= '9') digits[n++] = *s;
+    while (n > 1 && digits[n - 1] == '0') n--;
+    char *o = out;
+    if (value < 0) *o++ = '-';
+    if (exponent < -4 || exponent >= 16) {
+        *o++ = digits[0];
+        if (n > 1) *o++ = '.';
+        for (int i = 1; i < n; i++) *o++ = digits[i];
+        return (int)(o - out) + snprintf(o, 8, "e%c%02d", exponent < 0 ? '-' : '+', abs(exponent));
+    }
+    if (exponent < 0) {
+        *o++ = '0', *o++ = '.';
+        for (int i = -1; i > exponent; i--) *o++ = '0';
+        for (int i = 0; i < n; i++) *o++ = digits[i];
+    } else {
+        for (int i = 0; i < n || i <= exponent; i++) {
+            if (i == exponent + 1) *o++ = '.';
+            *o++ = i < n ? digits[i] : '0';
+        }
+        if (n <= exponent + 1) *o++ = '.', *o++ = '0';
+    }
+    *o = '\0';
+    return (int)(o - out);
+}
+
+/* ---- repr ---- */
+
+static nbl_status add_string_repr(tpl_vm *vm, tpl_text *text, const tpl_string *s)
+{
+    bool single = memchr(s->bytes, '\'', s->size) != NULL, both = single && memchr(s->bytes, '"', s->size);
+    char quote = single && !both ? '"' : '\'';
+    NBL_TRY(tpl_read_characters(vm, s->size));
+    NBL_TRY(nbl__tpl_add(vm, text, &quote, 1));
+    const char *run = s->bytes, *end = s->bytes + s->size;
+    for (const char *at = run; at < end;) {
+        int size;
+        uint32_t c = tpl_char(at, &size);
+        bool plain = c == (uint32_t)quote || c == '\\' ? false : nbl__tpl_is_printable(c);
+        if (plain) {
+            at += size;
+            continue;
+        }
+        NBL_TRY(nbl__tpl_add(vm, text, run, (size_t)(at - run)));
+        at += size;
+        run = at;
+        char escape[16];
+        if (c == (uint32_t)quote || c == '\\') snprintf(escape, sizeof escape, "\\%c", (int)c);
+        else if (c == '\n') snprintf(escape, sizeof escape, "\\n");
+        else if (c == '\r') snprintf(escape, sizeof escape, "\\r");
+        else if (c == '\t') snprintf(escape, sizeof escape, "\\t");
+        else if (c < 0x100) snprintf(escape, sizeof escape, "\\x%02x", c);
+        else if (c < 0x10000) snprintf(escape, sizeof escape, "\\u%04x", c);
+        else snprintf(escape, sizeof escape, "\\U%08x", c);
+        NBL_TRY(tpl_add_c(vm, text, escape));
+    }
+    NBL_TRY(nbl__tpl_add(vm, text, run, (size_t)(end - run)));
+    return nbl__tpl_add(vm, text, &quote, 1);
+}
+
+static nbl_status add_items(tpl_vm *vm, tpl_text *text, const tpl_list *list, const char *open,
+                            const char *close)
+{
+    NBL_TRY(tpl_add_c(vm, text, open));
+    for (int64_t i = 0; i < list->count; i++) {
+        if (i) NBL_TRY(tpl_add_c(vm, text, ", "));
+        NBL_TRY(nbl__tpl_add_repr(vm, text, list->items[i]));
+    }
+    return tpl_add_c(vm, text, close);
+}
+
+static nbl_status add_dict(tpl_vm *vm, tpl_text *text, const tpl_dict *dict)
+{
+    NBL_TRY(tpl_add_c(vm, text, "{"));
+    for (int64_t i = 0; i < dict->count; i++) {
+        if (i) NBL_TRY(tpl_add_c(vm, text, ", "));
+        NBL_TRY(nbl__tpl_add_repr(vm, text, dict->entries[i].key));
+        NBL_TRY(tpl_add_c(vm, text, ": "));
+        NBL_TRY(nbl__tpl_add_repr(vm, text, dict->entries[i].value));
+    }
+    return tpl_add_c(vm, text, "}");
+}
+
+static nbl_status add_view(tpl_vm *vm, tpl_text *text, tpl_value v)
+{
+    tpl_items items = {0};
+    tpl_value list;
+    NBL_TRY(nbl__tpl_collect(vm, v, &items));
+    NBL_TRY(nbl__tpl_finish(vm, &items, TPL_LIST, &list));
+    NBL_TRY(tpl_add_c(vm, text, nbl__tpl_type_name(v)));
+    return add_items(vm, text, list.list, "([", "])");
+}
+
+/* Objects whose text in Python holds an address, which is another one in every run. */
+static nbl_status add_address(tpl_vm *vm, tpl_text *text, tpl_value v)
+{
+    char line[160];
+    if (v.type == TPL_FUNCTION && v.function->owner)
+        snprintf(line, sizeof line, "<built-in method %s of %s object at 0x7f0000000000>", v.function->name,
+                 v.function->owner);
+    else if (v.type == TPL_FUNCTION)
+        snprintf(line, sizeof line, "<function %s at 0x7f0000000000>", v.function->name);
+    else snprintf(line, sizeof line, "<%s object at 0x7f0000000000>", nbl__tpl_type_name(v));
+    return tpl_add_c(vm, text, line);
+}
+
+static nbl_status add_compound_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
+{
+    char line[96];
+    switch ((tpl_type)v.type) {
+    case TPL_LIST: return add_items(vm, text, v.list, "[", "]");
+    case TPL_TUPLE: return add_items(vm, text, v.list, "(", v.list->count == 1 ? ",)" : ")");
+    case TPL_DICT: return add_dict(vm, text, v.dict);
+    case TPL_VIEW: return add_view(vm, text, v);
+    case TPL_NAMESPACE:
+        NBL_TRY(tpl_add_c(vm, text, "<Namespace "));
+        NBL_TRY(add_dict(vm, text, v.dict));
+        return tpl_add_c(vm, text, ">");
+    case TPL_RANGE:
+        snprintf(line, sizeof line, "range(%" PRId64 ", %" PRId64, v.range->start, v.range->stop);
+        NBL_TRY(tpl_add_c(vm, text, line));
+        snprintf(line, sizeof line, v.range->step == 1 ? ")" : ", %" PRId64 ")", v.range->step);
+        return tpl_add_c(vm, text, line);
+    case TPL_MACRO: return nbl__tpl_add_macro_repr(vm, text, v.macro);
+    case TPL_LOOP: return nbl__tpl_add_loop_repr(vm, text, v.loop);
+    case TPL_OBJECT:
+        if (v.object->kind == TPL_SELF) return tpl_add_c(vm, text, "<TemplateReference None>");
+        break;
+    default: break;
+    }
+    return add_address(vm, text, v);
+}
+
+nbl_status nbl__tpl_add_repr(tpl_vm *vm, tpl_text *text, tpl_value v)
+{
+    char line[40];
+    switch ((tpl_type)v.type) {
+    case TPL_MISSING: return tpl_add_c(vm, text, "missing");
+    case TPL_UNDEFINED: return tpl_add_c(vm, text, "Undefined");
+    case TPL_NONE: return tpl_add_c(vm, text, "None");
+    case TPL_BOOL: return tpl_add_c(vm, text, v.integer ? "True" : "False");
+    case TPL_INT: snprintf(line, sizeof line, "%" PRId64, v.integer); return tpl_add_c(vm, text, line);
+    case TPL_BIG: return nbl__tpl_add_string(vm, text, v.string);
+    case TPL_FLOAT: nbl__tpl_float_repr(v.real, line); return tpl_add_c(vm, text, line);
+    case TPL_STRING:
+        if (!v.markup) return add_string_repr(vm, text, v.string);
+        NBL_TRY(tpl_add_c(vm, text, "Markup("));
+        NBL_TRY(add_string_repr(vm, text, v.string));
+        return tpl_add_c(vm, text, ")");
+    default: break;
+    }
+    NBL_TRY(nbl__tpl_enter(vm));
+    NBL_TRY(add_compound_repr(vm, text, v));
+    vm->depth--;
+    return NBL_OK;
+}
+
+/* ---- str ---- */
+
+nbl_status nbl__tpl_add_str(tpl_vm *vm, tpl_text *text, tpl_value v)
+{
+    if (v.type == TPL_STRING) return nbl__tpl_add_string(vm, text, v.string);
+    if (v.type == TPL_UNDEFINED) return NBL_OK;
+    return nbl__tpl_add_repr(vm, text, v);
+}
+
+nbl_status nbl__tpl_str(tpl_vm *vm, tpl_value v, tpl_value *result)
+{
+    if (v.type == TPL_STRING) return v.markup = false, *result = v, NBL_OK;
+    tpl_text text = {0};
+    NBL_TRY(nbl__tpl_add_str(vm, &text, v));
+    return nbl__tpl_take(vm, &text, result);
+}
+
+nbl_status nbl__tpl_soft_str(tpl_vm *vm, tpl_value v, tpl_value *result)
+{
+    if (v.type == TPL_STRING) return *result = v, NBL_OK;
+    return nbl__tpl_str(vm, v, result);
+}
+
+nbl_status nbl__tpl_add_escaped(tpl_vm *vm, tpl_text *text, const tpl_string *string)
+{
+    const char *run = string->bytes, *end = run + string->size;
+    NBL_TRY(tpl_read(vm, string->size));
+    for (const char *at = run; at < end; at++) {
+        const char *to = *at == '&'    ? "&amp;"
+                         : *at == '<'  ? "&lt;"
+                         : *at == '>'  ? "&gt;"
+                         : *at == '\'' ? "&#39;"
+                         : *at == '"'  ? "&#34;"
+                                       : NULL;
+        if (to == NULL) continue;
+        NBL_TRY(nbl__tpl_add(vm, text, run, (size_t)(at - run)));
+        NBL_TRY(tpl_add_c(vm, text, to));
+        run = at + 1;
+    }
+    return nbl__tpl_add(vm, text, run, (size_t)(end - run));
+}
+
+nbl_status nbl__tpl_escape(tpl_vm *vm, tpl_value v, tpl_value *result)
+{
+    if (v.type == TPL_STRING && v.markup) return *result = v, NBL_OK;
+    tpl_value plain;
+    tpl_text text = {0};
+    NBL_TRY(nbl__tpl_str(vm, v, &plain));
+    NBL_TRY(nbl__tpl_add_escaped(vm, &text, plain.string));
+    NBL_TRY(nbl__tpl_take(vm, &text, result));
+    result->markup = true;
+    return NBL_OK;
+}
+
+const char *nbl__tpl_shown(tpl_vm *vm, tpl_value v)
+{
+    enum { MOST = 200 };
+    tpl_text text = {0};
+    if (v.type == TPL_STRING && v.string->size > MOST) return "a long name";
+    if (!tpl_is_number(v) && v.type != TPL_STRING && v.type != TPL_NONE) return nbl__tpl_type_name(v);
+    if (nbl__tpl_add_repr(vm, &text, v) != NBL_OK || nbl__tpl_add(vm, &text, "", 1) != NBL_OK) return "?";
+    return text.bytes;
+}

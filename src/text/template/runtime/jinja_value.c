@@ -1,0 +1,373 @@
+/* jinja_value.c - memory, failures, and the making of values; see jinja_value.h. */
+#include "text/template/runtime/jinja_value.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/stack.h"
+
+/* ---- failures and limits ---- */
+
+static nbl_status record(tpl_vm *vm, nbl_status status, const char *format, va_list arguments)
+{
+    if (vm->status != NBL_OK) return vm->status; /* the first one counts */
+    vm->status = status;
+    vsnprintf(vm->message, sizeof vm->message, format, arguments);
+    return status;
+}
+
+nbl_status nbl__tpl_raise(tpl_vm *vm, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    nbl_status status = record(vm, NBL_ERROR_FORMAT, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+nbl_status nbl__tpl_refuse(tpl_vm *vm, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    nbl_status status = record(vm, NBL_ERROR_UNSUPPORTED, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+nbl_status nbl__tpl_raise_undefined(tpl_vm *vm, tpl_value v)
+{
+    const tpl_undefined *u = v.undefined;
+    if (u->hint) return nbl__tpl_raise(vm, "%s", u->hint);
+    const char *name = nbl__tpl_shown(vm, u->name);
+    if (u->owner == NULL) return nbl__tpl_raise(vm, "%s is undefined", name);
+    if (u->name.type != TPL_STRING) return nbl__tpl_raise(vm, "%s has no element %s", u->owner, name);
+    return nbl__tpl_raise(vm, "'%s' has no attribute %s", u->owner, name);
+}
+
+nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
+{
+    vm->steps += steps;
+    if (vm->steps - vm->polled >= TPL_POLL_STEPS) {
+        vm->polled = vm->steps;
+        nbl_status status = nbl__progress_poll(vm->ctx, "rendering a chat template");
+        if (status != NBL_OK) return vm->status = status;
+    }
+    if (vm->steps <= TPL_MOST_STEPS) return NBL_OK;
+    return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MOST_STEPS);
+}
+
+nbl_status nbl__tpl_enter(tpl_vm *vm)
+{
+    if (++vm->depth > TPL_MOST_DEPTH)
+        return nbl__tpl_refuse(vm, "nested too deep: more than %d levels of evaluation", TPL_MOST_DEPTH);
+    if (nbl__stack_left() < TPL_STACK_RESERVE)
+        return nbl__tpl_refuse(vm, "nested too deep: %d levels of evaluation fill the stack of this thread",
+                               vm->depth);
+    return nbl__tpl_work(vm, 1);
+}
+
+void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
+{
+    if (size > TPL_MOST_MEMORY || vm->memory + size > TPL_MOST_MEMORY) {
+        nbl__tpl_refuse(vm, "the template takes too much memory: more than %d MiB", TPL_MOST_MEMORY >> 20);
+        return NULL;
+    }
+    vm->memory += size + 16;
+    void *memory = nbl__arena_alloc(&vm->arena, size);
+    if (memory == NULL && vm->status == NBL_OK) {
+        vm->status = NBL_ERROR_MEMORY;
+        snprintf(vm->message, sizeof vm->message, "out of memory");
+    }
+    return memory;
+}
+
+void *nbl__tpl_alloc_array(tpl_vm *vm, size_t count, size_t element)
+{
+    size_t size;
+    if (__builtin_mul_overflow(count, element, &size)) size = SIZE_MAX / 2;
+    return nbl__tpl_alloc(vm, size);
+}
+
+/* ---- strings ---- */
+
+nbl_status nbl__tpl_string(tpl_vm *vm, const char *bytes, size_t size, tpl_value *result)
+{
+    tpl_string *string;
+    NBL_TRY(tpl_read(vm, size));
+    NBL_TRY(TPL_NEW(vm, string, 1));
+    *string = (tpl_string){bytes, size, size};
+    for (size_t i = 0; i < size; i++) string->length -= ((unsigned char)bytes[i] & 0xc0) == 0x80;
+    *result = tpl_of_string(string);
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_string_copy(tpl_vm *vm, const char *bytes, size_t size, tpl_value *result)
+{
+    char *copy;
+    NBL_TRY(TPL_NEW(vm, copy, size));
+    if (size) memcpy(copy, bytes, size);
+    return nbl__tpl_string(vm, copy, size, result);
+}
+
+nbl_status nbl__tpl_cstring(tpl_vm *vm, const char *text, tpl_value *result)
+{
+    return nbl__tpl_string(vm, text, strlen(text), result);
+}
+
+size_t nbl__tpl_offset(const tpl_string *string, int64_t at)
+{
+    if (string->size == string->length) return (size_t)at;
+    size_t offset = 0;
+    for (int size; at > 0; at--) {
+        tpl_char(string->bytes + offset, &size);
+        offset += (size_t)size;
+    }
+    return offset;
+}
+
+/* ---- lists ---- */
+
+nbl_status nbl__tpl_list(tpl_vm *vm, tpl_type type, int64_t count, tpl_value *result, tpl_value **items)
+{
+    tpl_list *list;
+    NBL_TRY(TPL_NEW(vm, list, 1));
+    NBL_TRY(TPL_NEW(vm, list->items, count));
+    list->count = count;
+    *items = list->items;
+    *result = (tpl_value){.type = (uint8_t)type, .list = list};
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_pair(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *result)
+{
+    tpl_value *items;
+    NBL_TRY(nbl__tpl_list(vm, TPL_TUPLE, 2, result, &items));
+    items[0] = a;
+    items[1] = b;
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_push(tpl_vm *vm, tpl_items *list, tpl_value item)
+{
+    if (list->count == list->room) {
+        int64_t room = list->room ? list->room * 2 : 8;
+        tpl_value *items;
+        NBL_TRY(TPL_NEW(vm, items, room));
+        if (list->count) memcpy(items, list->items, (size_t)list->count * sizeof *items);
+        list->items = items;
+        list->room = room;
+    }
+    list->items[list->count++] = item;
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_finish(tpl_vm *vm, const tpl_items *list, tpl_type type, tpl_value *result)
+{
+    tpl_list *made;
+    NBL_TRY(TPL_NEW(vm, made, 1));
+    *made = (tpl_list){.items = list->items, .count = list->count};
+    *result = (tpl_value){.type = (uint8_t)type, .list = made};
+    return NBL_OK;
+}
+
+/* ---- undefined, functions ---- */
+
+nbl_status nbl__tpl_undefined(tpl_vm *vm, const char *hint, const char *owner, tpl_value name,
+                              tpl_value *result)
+{
+    tpl_undefined *undefined;
+    NBL_TRY(TPL_NEW(vm, undefined, 1));
+    *undefined = (tpl_undefined){hint, owner, name};
+    *result = (tpl_value){.type = TPL_UNDEFINED, .undefined = undefined};
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_function(tpl_vm *vm, const char *name, tpl_call_fn call, const char *owner,
+                             tpl_value self, tpl_value *result)
+{
+    tpl_function *function;
+    NBL_TRY(TPL_NEW(vm, function, 1));
+    *function = (tpl_function){name, call, self, owner};
+    *result = (tpl_value){.type = TPL_FUNCTION, .function = function};
+    return NBL_OK;
+}
+
+const char *nbl__tpl_type_name(tpl_value v)
+{
+    switch ((tpl_type)v.type) {
+    case TPL_MISSING: return "missing";
+    case TPL_UNDEFINED: return "Undefined";
+    case TPL_NONE: return "NoneType";
+    case TPL_BOOL: return "bool";
+    case TPL_INT:
+    case TPL_BIG: return "int";
+    case TPL_FLOAT: return "float";
+    case TPL_STRING: return v.markup ? "Markup" : "str";
+    case TPL_LIST: return "list";
+    case TPL_TUPLE: return v.list->group ? "_GroupTuple" : "tuple";
+    case TPL_DICT: return "dict";
+    case TPL_VIEW:
+        return v.view == TPL_KEYS ? "dict_keys" : v.view == TPL_VALUES ? "dict_values" : "dict_items";
+    case TPL_RANGE: return "range";
+    case TPL_ITERATOR: return v.iterator->type;
+    case TPL_FUNCTION: return v.function->owner ? "builtin_function_or_method" : "function";
+    case TPL_MACRO: return "Macro";
+    case TPL_NAMESPACE: return "TemplateNamespace";
+    case TPL_LOOP: return "LoopContext";
+    case TPL_OBJECT: break;
+    }
+    static const char *const names[] = {"Cycler", "Joiner", "TemplateReference", "BlockReference"};
+    return names[v.object->kind];
+}
+
+/* ---- dictionaries ---- */
+
+static uint64_t mix(uint64_t h)
+{
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdu;
+    h ^= h >> 33;
+    return h;
+}
+
+static uint64_t hash_bytes(const char *bytes, size_t size)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < size; i++) h = (h ^ (unsigned char)bytes[i]) * 0x100000001b3u;
+    return mix(h);
+}
+
+nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
+{
+    switch ((tpl_type)v.type) {
+    case TPL_BIG:
+    case TPL_STRING: *hash = hash_bytes(v.string->bytes, v.string->size); return tpl_read(vm, v.string->size);
+    case TPL_BOOL:
+    case TPL_INT: *hash = mix((uint64_t)v.integer); return NBL_OK;
+    case TPL_FLOAT: /* equal numbers hash alike */
+        if (v.real >= -0x1p63 && v.real < 0x1p63 && v.real == (double)(int64_t)v.real) {
+            *hash = mix((uint64_t)(int64_t)v.real);
+        } else {
+            memcpy(hash, &v.real, sizeof *hash);
+            *hash = mix(*hash);
+        }
+        return NBL_OK;
+    case TPL_NONE:
+    case TPL_UNDEFINED: *hash = mix(v.type + 77); return NBL_OK;
+    case TPL_TUPLE: {
+        uint64_t h = 1, one;
+        NBL_TRY(nbl__tpl_enter(vm));
+        for (int64_t i = 0; i < v.list->count; i++) {
+            NBL_TRY(nbl__tpl_hash(vm, v.list->items[i], &one));
+            h = mix(h * 31 + one);
+        }
+        vm->depth--;
+        *hash = h;
+        return NBL_OK;
+    }
+    case TPL_LIST:
+    case TPL_DICT: return nbl__tpl_raise(vm, "TypeError: unhashable type: '%s'", nbl__tpl_type_name(v));
+    default: *hash = mix((uint64_t)(uintptr_t)v.pointer); return NBL_OK;
+    }
+}
+
+nbl_status nbl__tpl_dict(tpl_vm *vm, tpl_dict **dict)
+{
+    return TPL_NEW(vm, *dict, 1);
+}
+
+static nbl_status find_hashed(tpl_vm *vm, const tpl_dict *dict, tpl_value key, uint64_t hash,
+                              tpl_entry **entry)
+{
+    bool equal;
+    *entry = NULL;
+    if (dict->table == NULL) {
+        for (int64_t i = 0; i < dict->count; i++) {
+            if (dict->entries[i].hash != hash) continue;
+            NBL_TRY(nbl__tpl_equal(vm, dict->entries[i].key, key, &equal));
+            if (equal) return *entry = &dict->entries[i], NBL_OK;
+        }
+        return NBL_OK;
+    }
+    for (uint64_t at = hash;; at++) {
+        if ((at - hash) % 16 == 15) NBL_TRY(nbl__tpl_work(vm, 1)); /* keys may be made to collide */
+        int32_t slot = dict->table[at & (uint64_t)(dict->slots - 1)];
+        if (slot == 0) return NBL_OK;
+        tpl_entry *found = &dict->entries[slot - 1];
+        if (found->hash != hash) continue;
+        NBL_TRY(nbl__tpl_equal(vm, found->key, key, &equal));
+        if (equal) return *entry = found, NBL_OK;
+    }
+}
+
+static nbl_status put_slot(tpl_vm *vm, tpl_dict *dict, int64_t index)
+{
+    uint64_t hash = dict->entries[index].hash, at = hash;
+    while (dict->table[at & (uint64_t)(dict->slots - 1)]) at++;
+    dict->table[at & (uint64_t)(dict->slots - 1)] = (int32_t)(index + 1);
+    return nbl__tpl_work(vm, (at - hash) / 16);
+}
+
+static nbl_status grow(tpl_vm *vm, tpl_dict *dict)
+{
+    int64_t room = dict->room ? dict->room * 2 : 4;
+    tpl_entry *entries;
+    if (room > INT32_MAX / 2) return nbl__tpl_refuse(vm, "a dictionary of too many entries");
+    NBL_TRY(TPL_NEW(vm, entries, room));
+    if (dict->count) memcpy(entries, dict->entries, (size_t)dict->count * sizeof *entries);
+    dict->entries = entries;
+    dict->room = room;
+    if (room <= TPL_SMALL_DICT) return NBL_OK;
+    dict->slots = room * 2;
+    NBL_TRY(TPL_NEW(vm, dict->table, dict->slots));
+    for (int64_t i = 0; i < dict->count; i++) NBL_TRY(put_slot(vm, dict, i));
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_dict_set(tpl_vm *vm, tpl_dict *dict, tpl_value key, tpl_value value)
+{
+    uint64_t hash;
+    tpl_entry *entry;
+    NBL_TRY(nbl__tpl_hash(vm, key, &hash));
+    NBL_TRY(find_hashed(vm, dict, key, hash, &entry));
+    if (entry) return entry->value = value, NBL_OK;
+    if (dict->count == dict->room) NBL_TRY(grow(vm, dict));
+    dict->entries[dict->count] = (tpl_entry){key, value, hash};
+    if (dict->table) NBL_TRY(put_slot(vm, dict, dict->count));
+    dict->count++;
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_dict_find(tpl_vm *vm, const tpl_dict *dict, tpl_value key, tpl_entry **entry)
+{
+    uint64_t hash;
+    NBL_TRY(nbl__tpl_hash(vm, key, &hash));
+    return find_hashed(vm, dict, key, hash, entry);
+}
+
+static bool entry_is(const tpl_entry *entry, const char *key, size_t size, uint64_t hash)
+{
+    return entry->hash == hash && entry->key.type == TPL_STRING && entry->key.string->size == size &&
+           memcmp(entry->key.string->bytes, key, size) == 0;
+}
+
+tpl_entry *nbl__tpl_dict_get(const tpl_dict *dict, const char *key, size_t size)
+{
+    uint64_t hash = hash_bytes(key, size);
+    for (int64_t i = 0; dict->table == NULL && i < dict->count; i++)
+        if (entry_is(&dict->entries[i], key, size, hash)) return &dict->entries[i];
+    for (uint64_t at = hash; dict->table; at++) {
+        int32_t slot = dict->table[at & (uint64_t)(dict->slots - 1)];
+        if (slot == 0) return NULL;
+        if (entry_is(&dict->entries[slot - 1], key, size, hash)) return &dict->entries[slot - 1];
+    }
+    return NULL;
+}
+
+nbl_status nbl__tpl_dict_merge(tpl_vm *vm, tpl_dict *dict, const tpl_dict *more)
+{
+    NBL_TRY(nbl__tpl_work(vm, (uint64_t)more->count));
+    for (int64_t i = 0; i < more->count; i++)
+        NBL_TRY(nbl__tpl_dict_set(vm, dict, more->entries[i].key, more->entries[i].value));
+    return NBL_OK;
+}

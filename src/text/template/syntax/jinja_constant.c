@@ -1,0 +1,111 @@
+/* jinja_constant.c - constant expressions, where it shows that jinja2 folds them before it runs, or even looks at, anything
+ * else:
+ *
+ *     true or x|nosuch       a filter that there is not is no error in what no longer counts
+ *     {{ none[1:] }}         prints nothing: what is folded takes a slice as it takes an item, and one that cannot be
+ *     {{ none[1:]|length }}  taken is undefined; what runs fails
+ *
+ * An expression is constant if evaluating it comes past no name and no call: so `1 if true else x` is. A folded value
+ * must be one that can stand in compiled code, or be printed as a whole. */
+#include "text/template/syntax/jinja_ast.h"
+#include "text/template/runtime/jinja_runtime.h"
+
+bool nbl__tpl_may_fold(const tpl_node *node)
+{
+    static const char *const by_context[] = {"map", "select", "reject", "selectattr", "rejectattr", "random"};
+    switch ((tpl_kind)node->kind) {
+    case NODE_NAME:
+    case NODE_NSREF:
+    case NODE_CALL: return false;
+    case NODE_TEST: return node->callee != NULL;
+    case NODE_FILTER:
+        for (int i = 0; i < 6; i++)
+            if (tpl_same(node->value.string, by_context[i])) return false;
+        return node->callee != NULL && node->a != NULL;
+    default: return true;
+    }
+}
+
+/* Whether a folded value can stand in compiled code. */
+static bool has_safe_repr(tpl_value v)
+{
+    if (tpl_is_sequence(v)) {
+        for (int64_t i = 0; i < v.list->count; i++)
+            if (!has_safe_repr(v.list->items[i])) return false;
+        return true;
+    }
+    if (v.type == TPL_DICT) {
+        for (int64_t i = 0; i < v.dict->count; i++)
+            if (!has_safe_repr(v.dict->entries[i].key) || !has_safe_repr(v.dict->entries[i].value))
+                return false;
+        return true;
+    }
+    return v.type == TPL_NONE || tpl_is_number(v) || v.type == TPL_BIG || v.type == TPL_STRING ||
+           v.type == TPL_RANGE;
+}
+
+/* The value of an expression, if it is constant and has one. */
+static nbl_status value_of(tpl_vm *vm, const tpl_node *node, bool *known, tpl_value *value)
+{
+    int depth = vm->depth;
+    vm->folding = true;
+    nbl_status status = nbl__tpl_eval(vm, NULL, node, value);
+    vm->folding = false;
+    vm->depth = depth;
+    *known = status == NBL_OK;
+    if (status == NBL_ERROR_MEMORY) return status;
+    vm->status = NBL_OK;
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_fold(tpl_vm *vm, tpl_node *node, bool printed)
+{
+    tpl_value value;
+    bool known;
+    if (node->kind == NODE_CONST || node->kind == NODE_DATA) return NBL_OK;
+    NBL_TRY(value_of(vm, node, &known, &value));
+    if (!known || !(printed || has_safe_repr(value))) return NBL_OK;
+    node->kind = NODE_CONST;
+    node->value = value;
+    return NBL_OK;
+}
+
+/* A constant dictionary whose key cannot be hashed fails before anything runs. */
+static nbl_status check_keys(tpl_vm *vm, const tpl_node *node)
+{
+    tpl_value key, value;
+    uint64_t hash;
+    bool known;
+    for (int64_t i = 0; i < node->list.count; i += 2) {
+        NBL_TRY(value_of(vm, node->list.items[i], &known, &key));
+        if (known) NBL_TRY(value_of(vm, node->list.items[i + 1], &known, &value));
+        if (!known) return NBL_OK;
+        tpl_at(vm, node->list.items[i]);
+        NBL_TRY(nbl__tpl_hash(vm, key, &hash));
+    }
+    return NBL_OK;
+}
+
+static nbl_status optimize_all(tpl_vm *vm, const tpl_nodes *nodes)
+{
+    for (int64_t i = 0; i < nodes->count; i++) NBL_TRY(nbl__tpl_optimize(vm, nodes->items[i]));
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_optimize(tpl_vm *vm, tpl_node *node)
+{
+    if (node == NULL || node->kind == NODE_CONST) return NBL_OK;
+    NBL_TRY(nbl__tpl_enter(vm));
+    NBL_TRY(nbl__tpl_optimize(vm, node->a));
+    NBL_TRY(nbl__tpl_optimize(vm, node->b));
+    NBL_TRY(nbl__tpl_optimize(vm, node->c));
+    NBL_TRY(optimize_all(vm, &node->list));
+    NBL_TRY(optimize_all(vm, &node->args));
+    NBL_TRY(optimize_all(vm, &node->keywords));
+    NBL_TRY(nbl__tpl_optimize(vm, node->dyn_args));
+    NBL_TRY(nbl__tpl_optimize(vm, node->dyn_kwargs));
+    vm->depth--;
+    if (node->kind == NODE_DICT) NBL_TRY(check_keys(vm, node));
+    bool is_part = node->kind == NODE_SLICE || node->kind == NODE_OPERAND || node->kind == NODE_KEYWORD;
+    return is_part ? NBL_OK : nbl__tpl_fold(vm, node, false);
+}

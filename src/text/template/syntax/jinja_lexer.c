@@ -1,0 +1,508 @@
+/* jinja_lexer.c - a template's text into tokens, with jinja2's rules of white space under trim_blocks and
+ * lstrip_blocks: a newline after a block is dropped, blanks before a block on its line are dropped,
+ * '-' strips all white space on its side and '+' keeps it. Line ends become '\n'; one at the end of the
+ * template is dropped.
+ *
+ * The lexer reads ahead of the parser; what it cannot read becomes an error token, so that of two
+ * errors the one that jinja2 sees first is told. Linear in the length of the text. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/number.h"
+#include "base/utf8.h"
+#include "text/template/syntax/jinja_ast.h"
+#include "text/template/library/jinja_unicode.h"
+
+typedef struct lexer {
+    tpl_vm *vm;
+    tpl_tokens *tokens;
+    const char *begin, *at, *end;
+    const char *counted; /* lines and columns are known up to here */
+    int line, column;
+    char open[TPL_MOST_PARSE]; /* closing brackets that are waited for */
+    int open_count;
+    bool line_starts; /* what came before ended with a newline */
+    bool stopped;
+} lexer;
+
+static void count_to(lexer *x, const char *to)
+{
+    for (; x->counted < to; x->counted++) {
+        unsigned char c = (unsigned char)*x->counted;
+        if (c == '\n') x->line++, x->column = 1;
+        else x->column += (c & 0xc0) != 0x80;
+    }
+}
+
+static nbl_status add(lexer *x, tpl_token_type type, const char *at, tpl_value value)
+{
+    tpl_tokens *t = x->tokens;
+    if (t->count == t->room) {
+        int64_t room = t->room ? t->room * 2 : 64;
+        tpl_token *items;
+        NBL_TRY(TPL_NEW(x->vm, items, room));
+        if (t->count) memcpy(items, t->items, (size_t)t->count * sizeof *items);
+        t->items = items;
+        t->room = room;
+    }
+    count_to(x, at);
+    t->items[t->count++] = (tpl_token){type, x->line, x->column, value};
+    return NBL_OK;
+}
+
+static nbl_status stop(lexer *x, const char *at, const char *message)
+{
+    tpl_value text;
+    NBL_TRY(nbl__tpl_string_copy(x->vm, message, strlen(message), &text));
+    x->stopped = true;
+    return add(x, TOKEN_ERROR, at, text);
+}
+
+static nbl_status add_text(lexer *x, tpl_token_type type, const char *begin, const char *end)
+{
+    tpl_value value;
+    NBL_TRY(nbl__tpl_string(x->vm, begin, (size_t)(end - begin), &value));
+    return add(x, type, begin, value);
+}
+
+static const char *skip_space(const char *at, const char *end)
+{
+    for (int size; at < end; at += size)
+        if (!nbl__tpl_is_space(tpl_char(at, &size))) break;
+    return at;
+}
+
+static bool starts(const lexer *x, const char *at, const char *what)
+{
+    size_t n = strlen(what);
+    return (size_t)(x->end - at) >= n && memcmp(at, what, n) == 0;
+}
+
+/* ---- text between tags ---- */
+
+/* The end of the text before a tag whose sign ('-', '+' or 0) is given. */
+static const char *strip(const lexer *x, const char *begin, const char *end, char sign, bool variable)
+{
+    if (sign == '-') {
+        const char *keep = begin;
+        for (int size; begin < end; begin += size)
+            if (!nbl__tpl_is_space(tpl_char(begin, &size))) keep = begin + size;
+        return keep;
+    }
+    if (sign == '+' || variable) return end;
+    const char *line = end;
+    while (line > begin && line[-1] != '\n') line--;
+    if (line == begin && !x->line_starts) return end;
+    return skip_space(line, end) == end ? line : end;
+}
+
+/* After "%}" or "#}" with its sign: what is swallowed. */
+static const char *after_block(const lexer *x, const char *at, char sign)
+{
+    if (sign == '-') return skip_space(at, x->end);
+    if (sign != '+' && at < x->end && *at == '\n') return at + 1;
+    return at;
+}
+
+/* At an end marker with an optional sign before it: its length with the sign, or 0. */
+static int end_marker(const lexer *x, const char *at, const char *marker, char *sign)
+{
+    *sign = at < x->end && (*at == '-' || *at == '+') ? *at : 0;
+    const char *from = at + (*sign != 0);
+    return starts(x, from, marker) ? (int)(from - at) + (int)strlen(marker) : 0;
+}
+
+static void passed(lexer *x, const char *to)
+{
+    x->line_starts = to > x->begin && to[-1] == '\n';
+    x->at = to;
+}
+
+static nbl_status lex_comment(lexer *x)
+{
+    const char *from = x->at;
+    for (const char *at = from; at < x->end; at++) {
+        char sign;
+        int n = end_marker(x, at, "#}", &sign);
+        if (n == 0) continue;
+        passed(x, after_block(x, at + n, sign));
+        return NBL_OK;
+    }
+    /* nothing at all after the opening is no error in jinja2 */
+    if (from == x->end) return x->at = x->end, NBL_OK;
+    return stop(x, from, "Missing end of comment tag");
+}
+
+/* At "{%" with the sign consumed at `at`: whether it is a raw block; *to is where its text begins. */
+static bool is_raw(const lexer *x, const char *at, const char *word, const char **to, bool end)
+{
+    char sign;
+    at = skip_space(at, x->end);
+    if (!starts(x, at, word)) return false;
+    at = skip_space(at + strlen(word), x->end);
+    int n = end_marker(x, at, "%}", &sign);
+    if (n == 0 || (!end && sign == '+')) return false;
+    at += n;
+    *to = end ? after_block(x, at, sign) : sign == '-' ? skip_space(at, x->end) : at;
+    return true;
+}
+
+static char sign_at(const lexer *x, const char *at)
+{
+    return at < x->end && (*at == '-' || *at == '+') ? *at : 0;
+}
+
+static nbl_status lex_raw(lexer *x)
+{
+    const char *from = x->at, *to;
+    for (const char *at = from; at < x->end; at++) {
+        if (!starts(x, at, "{%")) continue;
+        char sign = sign_at(x, at + 2);
+        if (!is_raw(x, at + 2 + (sign != 0), "endraw", &to, true)) continue;
+        const char *end = strip(x, from, at, sign, false);
+        if (end > from) NBL_TRY(add_text(x, TOKEN_DATA, from, end));
+        passed(x, to);
+        return NBL_OK;
+    }
+    if (from == x->end) return NBL_OK;
+    return stop(x, from, "Missing end of raw directive");
+}
+
+/* ---- inside a tag ---- */
+
+static bool is_digit(const lexer *x, const char *at, int base)
+{
+    if (at >= x->end) return false;
+    char c = *at;
+    int digit = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : 99;
+    return digit < base;
+}
+
+/* Digits with single underscores between them. */
+static const char *digits(const lexer *x, const char *at, int base)
+{
+    if (!is_digit(x, at, base)) return at;
+    for (at++; is_digit(x, at, base) || (at < x->end && *at == '_' && is_digit(x, at + 1, base));) at++;
+    return at;
+}
+
+/* The number without underscores, terminated. */
+static nbl_status number_text(lexer *x, const char *begin, const char *end, char **text)
+{
+    NBL_TRY(TPL_NEW(x->vm, *text, end - begin + 1));
+    char *o = *text;
+    for (; begin < end; begin++)
+        if (*begin != '_') *o++ = *begin;
+    *o = '\0';
+    return NBL_OK;
+}
+
+static nbl_status lex_integer(lexer *x, const char *end, int base)
+{
+    char *text;
+    tpl_value value;
+    NBL_TRY(number_text(x, x->at + (base == 10 ? 0 : 2), end, &text));
+    int64_t integer = 0;
+    bool over = false;
+    for (const char *s = text; *s; s++) {
+        int digit = *s <= '9' ? *s - '0' : (*s | 32) - 'a' + 10;
+        over |= __builtin_mul_overflow(integer, (int64_t)base, &integer) ||
+                __builtin_add_overflow(integer, (int64_t)digit, &integer);
+    }
+    if (over && base != 10)
+        return stop(x, x->at, "an integer beyond 64 bits is not supported in this notation");
+    if (over && strlen(text) > 4300)
+        return stop(x, x->at, "Exceeds the limit (4300 digits) for integer string conversion");
+    if (over) {
+        NBL_TRY(nbl__tpl_cstring(x->vm, text, &value));
+        value.type = TPL_BIG;
+    } else {
+        value = tpl_int(integer);
+    }
+    NBL_TRY(add(x, TOKEN_NUMBER, x->at, value));
+    x->at = end;
+    return NBL_OK;
+}
+
+static nbl_status lex_number(lexer *x)
+{
+    const char *at = x->at, *whole = digits(x, at, 10), *end = whole;
+    bool after_dot = at > x->begin && at[-1] == '.';
+    if (whole < x->end && *whole == '.' && is_digit(x, whole + 1, 10)) end = digits(x, whole + 1, 10);
+    const char *e = end;
+    if (e < x->end && (*e == 'e' || *e == 'E')) {
+        const char *power = e + 1 + (e + 1 < x->end && (e[1] == '+' || e[1] == '-'));
+        if (is_digit(x, power, 10)) end = digits(x, power, 10);
+    }
+    if (end > whole && !after_dot) {
+        char *text, *rest;
+        NBL_TRY(number_text(x, at, end, &text));
+        NBL_TRY(add(x, TOKEN_NUMBER, at, tpl_float(nbl__parse_double(text, &rest))));
+        x->at = end;
+        return NBL_OK;
+    }
+    if (*at == '0' && at + 1 < x->end) {
+        char mark = (char)(at[1] | 32);
+        int base = mark == 'x' ? 16 : mark == 'o' ? 8 : mark == 'b' ? 2 : 0;
+        const char *first = at + 2 + (at + 2 < x->end && at[2] == '_');
+        if (base && is_digit(x, first, base)) return lex_integer(x, digits(x, first, base), base);
+    }
+    if (*at == '0') { /* zeros only */
+        for (end = at + 1;
+             end < x->end && (*end == '0' || (*end == '_' && end + 1 < x->end && end[1] == '0'));)
+            end++;
+        return lex_integer(x, end, 10);
+    }
+    return lex_integer(x, whole, 10);
+}
+
+static nbl_status lex_name(lexer *x)
+{
+    const char *end = x->at;
+    int size;
+    bool valid = nbl__tpl_is_name_start(tpl_char(end, &size));
+    for (uint32_t c; end < x->end; end += size) {
+        c = tpl_char(end, &size);
+        bool part = nbl__tpl_is_name_continue(c);
+        if (!part && !nbl__tpl_is_alnum(c)) break;
+        valid &= part;
+    }
+    if (!valid) return stop(x, x->at, "Invalid character in identifier");
+    NBL_TRY(add_text(x, TOKEN_NAME, x->at, end));
+    x->at = end;
+    return NBL_OK;
+}
+
+/* One escape of a string after its backslash; *at is moved past it. NULL, or what is wrong. */
+static const char *read_escape(const char **at, const char *end, uint32_t *code, bool *keep)
+{
+    static const char names[] = "abfnrtv\\'\"", values[] = "\a\b\f\n\r\t\v\\'\"";
+    char c = *(*at)++;
+    const char *name = strchr(names, c);
+    *keep = false;
+    if (c && name) return *code = (unsigned char)values[name - names], NULL;
+    if (c >= '0' && c <= '7') {
+        *code = (uint32_t)(c - '0');
+        for (int i = 0; i < 2 && *at < end && **at >= '0' && **at <= '7'; i++)
+            *code = *code * 8 + (uint32_t)(*(*at)++ - '0');
+        return NULL;
+    }
+    int n = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (c == 'N') return "names of characters (\\N{...}) are not supported";
+    if (n == 0) return *keep = true, *code = (unsigned char)c, NULL;
+    *code = 0;
+    for (int i = 0; i < n; i++, (*at)++) {
+        char h = *at < end ? (char)(**at | 32) : 0;
+        bool digit = *at < end && **at >= '0' && **at <= '9';
+        if (!digit && (h < 'a' || h > 'f')) return n == 2 ? "truncated \\xXX escape" : "truncated \\u escape";
+        *code = *code << 4 | (uint32_t)(digit ? **at - '0' : h - 'a' + 10);
+    }
+    if (*code > 0x10ffff) return "illegal Unicode character";
+    if (*code >= 0xd800 && *code < 0xe000) return "half of a surrogate pair is not supported in a string";
+    return NULL;
+}
+
+static nbl_status lex_string(lexer *x)
+{
+    const char *begin = x->at + 1, *end = begin;
+    while (end < x->end && *end != *x->at) end += *end == '\\' ? 2 : 1;
+    if (end >= x->end) {
+        char message[64];
+        count_to(x, x->at);
+        snprintf(message, sizeof message, "unexpected char %s", *x->at == '"' ? "'\"'" : "\"'\"");
+        return stop(x, x->at, message);
+    }
+    tpl_text text = {0};
+    for (const char *at = begin; at < end;) {
+        const char *run = at;
+        while (at < end && *at != '\\') at++;
+        NBL_TRY(nbl__tpl_add(x->vm, &text, run, (size_t)(at - run)));
+        if (at == end) break;
+        at++;
+        uint32_t code;
+        bool keep;
+        if (*at == '\n') {
+            at++;
+        } else if ((unsigned char)*at >=
+                   0x80) { /* as Python: the character is spelled out after the backslash */
+            char spelled[16];
+            int size;
+            code = tpl_char(at, &size);
+            snprintf(spelled, sizeof spelled,
+                     code < 0x100     ? "\\x%02x"
+                     : code < 0x10000 ? "\\u%04x"
+                                      : "\\U%08x",
+                     code);
+            NBL_TRY(tpl_add_c(x->vm, &text, spelled));
+            at += size;
+        } else {
+            const char *wrong = read_escape(&at, end, &code, &keep);
+            if (wrong) return stop(x, x->at, wrong);
+            if (keep) NBL_TRY(tpl_add_c(x->vm, &text, "\\"));
+            NBL_TRY(nbl__tpl_add_char(x->vm, &text, code));
+        }
+    }
+    tpl_value value;
+    NBL_TRY(nbl__tpl_take(x->vm, &text, &value));
+    NBL_TRY(add(x, TOKEN_STRING, x->at, value));
+    x->at = end + 1;
+    return NBL_OK;
+}
+
+static const struct {
+    const char *text;
+    tpl_token_type type;
+} operators[] = {
+    /* longer ones first */
+    {"//", TOKEN_FLOORDIV}, {"**", TOKEN_POW},      {"==", TOKEN_EQ},    {"!=", TOKEN_NE},
+    {">=", TOKEN_GE},       {"<=", TOKEN_LE},       {"+", TOKEN_ADD},    {"-", TOKEN_SUB},
+    {"/", TOKEN_DIV},       {"*", TOKEN_MUL},       {"%", TOKEN_MOD},    {"~", TOKEN_TILDE},
+    {"[", TOKEN_LBRACKET},  {"]", TOKEN_RBRACKET},  {"(", TOKEN_LPAREN}, {")", TOKEN_RPAREN},
+    {"{", TOKEN_LBRACE},    {"}", TOKEN_RBRACE},    {">", TOKEN_GT},     {"<", TOKEN_LT},
+    {"=", TOKEN_ASSIGN},    {".", TOKEN_DOT},       {":", TOKEN_COLON},  {"|", TOKEN_PIPE},
+    {",", TOKEN_COMMA},     {";", TOKEN_SEMICOLON},
+};
+
+static nbl_status lex_operator(lexer *x)
+{
+    char message[64];
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+        if (!starts(x, x->at, operators[i].text)) continue;
+        char c = *x->at, close = c == '{' ? '}' : c == '(' ? ')' : c == '[' ? ']' : 0;
+        if (close) {
+            if (x->open_count == TPL_MOST_PARSE) return stop(x, x->at, "brackets are nested too deep");
+            x->open[x->open_count++] = close;
+        } else if (c == '}' || c == ')' || c == ']') {
+            snprintf(message, sizeof message, "unexpected '%c'", c);
+            if (x->open_count == 0) return stop(x, x->at, message);
+            char expected = x->open[--x->open_count];
+            snprintf(message, sizeof message, "unexpected '%c', expected '%c'", c, expected);
+            if (expected != c) return stop(x, x->at, message);
+        }
+        NBL_TRY(add(x, operators[i].type, x->at, tpl_none()));
+        x->at += strlen(operators[i].text);
+        return NBL_OK;
+    }
+    int size;
+    tpl_char(x->at, &size);
+    snprintf(message, sizeof message, "unexpected char '%.*s'", size, x->at);
+    return stop(x, x->at, message);
+}
+
+/* After "{{" or "{%": to the end of the tag. */
+static nbl_status lex_tag(lexer *x, bool variable)
+{
+    while (x->at < x->end && !x->stopped) {
+        char sign;
+        int n = x->open_count ? 0 : end_marker(x, x->at, variable ? "}}" : "%}", &sign);
+        if (n && !(variable && sign == '+')) {
+            NBL_TRY(add(x, variable ? TOKEN_VARIABLE_END : TOKEN_BLOCK_END, x->at, tpl_none()));
+            const char *to = x->at + n;
+            passed(x, !variable ? after_block(x, to, sign) : sign == '-' ? skip_space(to, x->end) : to);
+            return NBL_OK;
+        }
+        int size;
+        uint32_t c = tpl_char(x->at, &size);
+        if (nbl__tpl_is_space(c)) x->at += size;
+        else if (c >= '0' && c <= '9') NBL_TRY(lex_number(x));
+        else if (c == '_' || nbl__tpl_is_name_continue(c) || nbl__tpl_is_alnum(c)) NBL_TRY(lex_name(x));
+        else if (c == '\'' || c == '"') NBL_TRY(lex_string(x));
+        else NBL_TRY(lex_operator(x));
+    }
+    return NBL_OK;
+}
+
+static nbl_status lex_all(lexer *x)
+{
+    while (x->at < x->end && !x->stopped) {
+        const char *from = x->at, *at = from;
+        while (at < x->end && !(starts(x, at, "{%") || starts(x, at, "{{") || starts(x, at, "{#"))) at++;
+        if (at == x->end) {
+            NBL_TRY(add_text(x, TOKEN_DATA, from, at));
+            x->at = at;
+            break;
+        }
+        char kind = at[1], sign = sign_at(x, at + 2);
+        const char *end = strip(x, from, at, sign, kind == '{'), *raw;
+        if (end > from) NBL_TRY(add_text(x, TOKEN_DATA, from, end));
+        x->at = at + 2 + (sign != 0);
+        if (kind == '%' && is_raw(x, x->at, "raw", &raw, false)) {
+            passed(x, raw);
+            NBL_TRY(lex_raw(x));
+            continue;
+        }
+        x->line_starts = false;
+        if (kind == '#') {
+            NBL_TRY(lex_comment(x));
+        } else {
+            NBL_TRY(add(x, kind == '{' ? TOKEN_VARIABLE_BEGIN : TOKEN_BLOCK_BEGIN, at, tpl_none()));
+            NBL_TRY(lex_tag(x, kind == '{'));
+        }
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__tpl_lex(tpl_vm *vm, const char *text, size_t size, tpl_tokens *tokens)
+{
+    char *copy, *o;
+    NBL_TRY(TPL_NEW(vm, copy, size + 1));
+    o = copy;
+    for (const char *s = text, *end = text + size; s < end;) {
+        int n = nbl__utf8_length(s, end);
+        if (n == 0) return nbl__tpl_raise(vm, "the template is not valid UTF-8");
+        if (*s == '\r') {
+            *o++ = '\n';
+            s += s + 1 < end && s[1] == '\n' ? 2 : 1;
+        } else {
+            memcpy(o, s, (size_t)n);
+            o += n;
+            s += n;
+        }
+    }
+    if (o > copy && o[-1] == '\n') o--;
+    lexer x = {.vm = vm,
+               .tokens = tokens,
+               .begin = copy,
+               .at = copy,
+               .end = o,
+               .counted = copy,
+               .line = 1,
+               .column = 1,
+               .line_starts = true};
+    NBL_TRY(lex_all(&x));
+    /* the end counts as where the last token is */
+    int line = tokens->count ? tokens->items[tokens->count - 1].line : 1;
+    int column = tokens->count ? tokens->items[tokens->count - 1].column : 1;
+    NBL_TRY(add(&x, TOKEN_END, x.counted, tpl_none()));
+    tokens->items[tokens->count - 1].line = line;
+    tokens->items[tokens->count - 1].column = column;
+    return NBL_OK;
+}
+
+const char *nbl__tpl_token_name(tpl_vm *vm, const tpl_token *token)
+{
+    switch (token->type) {
+    case TOKEN_END: return "end of template";
+    case TOKEN_DATA: return "template data / text";
+    case TOKEN_VARIABLE_BEGIN: return "begin of print statement";
+    case TOKEN_VARIABLE_END: return "end of print statement";
+    case TOKEN_BLOCK_BEGIN: return "begin of statement block";
+    case TOKEN_BLOCK_END: return "end of statement block";
+    case TOKEN_STRING: return "string";
+    case TOKEN_NUMBER: return token->value.type == TPL_FLOAT ? "float" : "integer";
+    case TOKEN_NAME: {
+        char *name = nbl__tpl_alloc(vm, token->value.string->size + 1);
+        if (name == NULL) return "name";
+        memcpy(name, token->value.string->bytes, token->value.string->size);
+        return name;
+    }
+    default: break;
+    }
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+        if (operators[i].type == token->type) return operators[i].text;
+    return "name"; /* of a type that is expected, without a token */
+}

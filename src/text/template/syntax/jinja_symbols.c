@@ -1,0 +1,159 @@
+/* jinja_symbols.c - see jinja_symbols.h. Names are searched one by one: scopes are small, the work is counted. */
+#include "text/template/syntax/jinja_symbols.h"
+
+/* Room for one more item in an array of the arena. */
+#define ROOM(vm, items, count, room) grow_array(vm, (void **)&(items), sizeof *(items), count, &(room))
+
+static nbl_status grow_array(tpl_vm *vm, void **items, size_t size, int count, int *room)
+{
+    if (count < *room) return NBL_OK;
+    int larger = *room ? *room * 2 : 8;
+    void *grown = nbl__tpl_alloc_array(vm, (size_t)larger, size);
+    if (grown == NULL) return vm->status;
+    if (count) memcpy(grown, *items, (size_t)count * size);
+    *items = grown;
+    *room = larger;
+    return NBL_OK;
+}
+
+bool nbl__tpl_same_name(const tpl_string *a, const tpl_string *b)
+{
+    return a == b || (a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0);
+}
+
+/* ---- symbols ---- */
+
+nbl_status nbl__tpl_slot_of(tpl_vm *vm, tpl_owner *owner, int level, const tpl_string *name, int *slot)
+{
+    NBL_TRY(nbl__tpl_work(vm, (uint64_t)owner->count / 8 + 1));
+    for (int i = 0; i < owner->count; i++)
+        if (owner->idents[i].level == level && nbl__tpl_same_name(owner->idents[i].name, name))
+            return *slot = i, NBL_OK;
+    NBL_TRY(ROOM(vm, owner->idents, owner->count, owner->room));
+    owner->idents[owner->count] = (struct ident){level, name};
+    *slot = owner->count++;
+    owner->body->slots = owner->count;
+    return NBL_OK;
+}
+
+const tpl_ref *nbl__tpl_find_ref(const tpl_symbols *s, const tpl_string *name)
+{
+    for (; s; s = s->parent)
+        for (int i = 0; i < s->ref_count; i++)
+            if (nbl__tpl_same_name(s->refs[i].name, name)) return &s->refs[i];
+    return NULL;
+}
+
+static bool has_ref(const tpl_symbols *s, const tpl_string *name)
+{
+    for (int i = 0; i < s->ref_count; i++)
+        if (nbl__tpl_same_name(s->refs[i].name, name)) return true;
+    return false;
+}
+
+static nbl_status set_ref(tpl_vm *vm, tpl_symbols *s, tpl_ref r)
+{
+    for (int i = 0; i < s->ref_count; i++)
+        if (nbl__tpl_same_name(s->refs[i].name, r.name)) return s->refs[i] = r, NBL_OK;
+    NBL_TRY(ROOM(vm, s->refs, s->ref_count, s->ref_room));
+    s->refs[s->ref_count++] = r;
+    return NBL_OK;
+}
+
+static nbl_status set_load(tpl_vm *vm, tpl_symbols *s, tpl_symbol_load load)
+{
+    for (int i = 0; i < s->load_count; i++)
+        if (s->loads[i].slot == load.slot) return s->loads[i] = load, NBL_OK;
+    NBL_TRY(ROOM(vm, s->loads, s->load_count, s->load_room));
+    s->loads[s->load_count++] = load;
+    return NBL_OK;
+}
+
+static bool has_store(const tpl_symbols *s, const tpl_string *name)
+{
+    for (int i = 0; i < s->store_count; i++)
+        if (nbl__tpl_same_name(s->stores[i], name)) return true;
+    return false;
+}
+
+static nbl_status add_store(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
+{
+    if (has_store(s, name)) return NBL_OK;
+    NBL_TRY(ROOM(vm, s->stores, s->store_count, s->store_room));
+    s->stores[s->store_count++] = name;
+    return NBL_OK;
+}
+
+static nbl_status define(tpl_vm *vm, tpl_symbols *s, const tpl_string *name, tpl_load_action action,
+                         const tpl_ref *from)
+{
+    tpl_symbol_load load = {.action = action, .name = name};
+    if (from) load.from = *from;
+    NBL_TRY(nbl__tpl_slot_of(vm, s->owner, s->level, name, &load.slot));
+    NBL_TRY(set_ref(vm, s, (tpl_ref){name, s->owner, load.slot}));
+    return set_load(vm, s, load);
+}
+
+nbl_status nbl__tpl_symbol_used(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
+{
+    NBL_TRY(nbl__tpl_work(vm, (uint64_t)s->ref_count / 8 + 1));
+    return nbl__tpl_find_ref(s, name) ? NBL_OK : define(vm, s, name, LOAD_RESOLVE, NULL);
+}
+
+nbl_status nbl__tpl_symbol_stored(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
+{
+    NBL_TRY(nbl__tpl_work(vm, (uint64_t)s->ref_count / 8 + 1));
+    NBL_TRY(add_store(vm, s, name));
+    if (has_ref(s, name)) return NBL_OK;
+    const tpl_ref *outer = nbl__tpl_find_ref(s->parent, name);
+    return define(vm, s, name, outer ? LOAD_ALIAS : LOAD_UNDEFINED, outer);
+}
+
+nbl_status nbl__tpl_symbol_parameter(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
+{
+    NBL_TRY(add_store(vm, s, name));
+    return define(vm, s, name, LOAD_PARAMETER, NULL);
+}
+
+nbl_status nbl__tpl_copy_symbols(tpl_vm *vm, const tpl_symbols *s, tpl_symbols *copy)
+{
+    *copy = *s;
+    copy->ref_room = copy->ref_count, copy->load_room = copy->load_count,
+    copy->store_room = copy->store_count;
+    NBL_TRY(nbl__tpl_work(vm, (uint64_t)(s->ref_count + s->load_count + s->store_count)));
+    NBL_TRY(TPL_NEW(vm, copy->refs, s->ref_count));
+    NBL_TRY(TPL_NEW(vm, copy->loads, s->load_count));
+    NBL_TRY(TPL_NEW(vm, copy->stores, s->store_count));
+    if (s->ref_count) memcpy(copy->refs, s->refs, (size_t)s->ref_count * sizeof *s->refs);
+    if (s->load_count) memcpy(copy->loads, s->loads, (size_t)s->load_count * sizeof *s->loads);
+    if (s->store_count) memcpy(copy->stores, s->stores, (size_t)s->store_count * sizeof *s->stores);
+    return NBL_OK;
+}
+
+/* What the branches of an if did to the scope around it. */
+nbl_status nbl__tpl_join_branches(tpl_vm *vm, tpl_symbols *s, const tpl_symbols *branches, int count)
+{
+    const tpl_string **stores = NULL;
+    int fresh = 0, room = 0;
+    for (int b = 0; b < count; b++) {
+        NBL_TRY(nbl__tpl_work(vm, (uint64_t)branches[b].ref_count * (uint64_t)(s->ref_count / 8 + 1)));
+        for (int i = 0; i < branches[b].store_count; i++) {
+            if (has_store(s, branches[b].stores[i])) continue;
+            NBL_TRY(ROOM(vm, stores, fresh, room));
+            stores[fresh++] = branches[b].stores[i];
+        }
+    }
+    for (int b = 0; b < count; b++) {
+        for (int i = 0; i < branches[b].ref_count; i++) NBL_TRY(set_ref(vm, s, branches[b].refs[i]));
+        for (int i = 0; i < branches[b].load_count; i++) NBL_TRY(set_load(vm, s, branches[b].loads[i]));
+        for (int i = 0; i < branches[b].store_count; i++) NBL_TRY(add_store(vm, s, branches[b].stores[i]));
+    }
+    for (int i = 0; i < fresh; i++) {
+        const tpl_ref *target = nbl__tpl_find_ref(s, stores[i]),
+                      *outer = nbl__tpl_find_ref(s->parent, stores[i]);
+        tpl_symbol_load load = {outer ? LOAD_ALIAS : LOAD_RESOLVE, target->slot, stores[i], {0}};
+        if (outer) load.from = *outer;
+        NBL_TRY(set_load(vm, s, load));
+    }
+    return NBL_OK;
+}

@@ -1,0 +1,161 @@
+/* detokenize.c - ids to text, whole or one by one as a model produces them; see tokenizer.h. */
+#include "text/chars.h"
+#include "text/tokenizer/tokenizer.h"
+
+/* The text of an id as decoders see it, or false. An added token that is normalised when it is looked for counts
+ * in its normalised form, as upstream. */
+static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
+{
+    const nbl__added_token *added = nbl__added_get(&t->added, id);
+    if (added) {
+        *text = added->normal.text ? added->normal : added->content;
+        return true;
+    }
+    const nbl__token *token = nbl__vocab_get(&t->model.vocab, id);
+    if (token) *text = (nbl__slice){token->text, token->size};
+    return token != NULL;
+}
+
+/* The text of some ids, in the worker's memory until it is used again. */
+static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count,
+                         bool skip_special, nbl__slice *text)
+{
+    nbl__decode_scratch *s = &w->decode;
+    s->now = 0;
+    s->text[0].size = s->tokens[0].count = 0;
+    NBL_TRY(nbl__bytes_reserve(t->ctx, &s->text[0], 1));
+    NBL_TRY(nbl__bytes_reserve(t->ctx, &s->text[1], 1));
+    for (int64_t i = 0; i < count; i++) {
+        nbl__slice token;
+        if (!token_text(t, ids[i], &token)) continue;
+        if (skip_special && nbl__added_is_special(&t->added, token.text, token.size)) continue;
+        if (!t->has_decoder && s->tokens[0].count) NBL_TRY(nbl__bytes_add(t->ctx, &s->text[0], " ", 1));
+        nbl__piece piece = {s->text[0].size, token.size, 0, -1};
+        NBL_TRY(nbl__bytes_add(t->ctx, &s->text[0], token.text, token.size));
+        NBL_TRY(nbl__pieces_add(t->ctx, &s->tokens[0], piece));
+    }
+    NBL_TRY(nbl__decode_steps(t->decoders, t->decoder_count, s));
+    *text = (nbl__slice){s->text[s->now].data, s->text[s->now].size};
+    return NBL_OK;
+}
+
+nbl_status nbl_tokenizer_decode(nbl_tokenizer *t, const int32_t *ids, int64_t count, int skip_special,
+                                char **text, size_t *size)
+{
+    NBL_CHECK(t->ctx, count >= 0 && (ids || count == 0) && text && size, NBL_ERROR_ARGUMENT,
+              "nbl_tokenizer_decode: bad arguments");
+    nbl__slice result;
+    NBL_TRY(decode(t, &t->workers[0], ids, count, skip_special != 0, &result));
+    char *copy = nbl__alloc(t->ctx, result.size + 1);
+    if (copy == NULL) return NBL_ERROR_MEMORY;
+    memcpy(copy, result.text, result.size);
+    *text = copy;
+    *size = result.size;
+    return NBL_OK;
+}
+
+void nbl_text_free(nbl_context *ctx, char *text, size_t size)
+{
+    nbl__free(ctx, text, size + 1);
+}
+
+int32_t nbl_tokenizer_find(const nbl_tokenizer *t, const char *text, size_t size)
+{
+    int32_t id = nbl__vocab_find(&t->added.vocab, text, size);
+    return id >= 0 ? id : nbl__vocab_find(&t->model.vocab, text, size);
+}
+
+nbl_string nbl_tokenizer_token(const nbl_tokenizer *t, int32_t id)
+{
+    const nbl__added_token *added = nbl__added_get(&t->added, id);
+    if (added) return (nbl_string){added->content.text, added->content.size};
+    const nbl__token *token = nbl__vocab_get(&t->model.vocab, id);
+    return token ? (nbl_string){token->text, token->size} : (nbl_string){NULL, 0};
+}
+
+int64_t nbl_tokenizer_size(const nbl_tokenizer *t)
+{
+    int64_t size = t->model.size;
+    for (size_t i = 0; i < t->added.vocab.count; i++) {
+        const nbl__token *token = &t->added.vocab.tokens[i];
+        size += nbl__vocab_find(&t->model.vocab, token->text, token->size) < 0;
+    }
+    return size;
+}
+
+/* ---- one by one ----
+ *
+ * What an id adds to the text may depend on the ids around it. So a window of ids is kept: those whose text was
+ * handed out last, and those since. The window is decoded with each new id; what goes beyond the text handed out
+ * is new, unless it ends with U+FFFD, which may be the first half of a character: then one more id is awaited, at
+ * most PATIENCE, because bytes that never become a character must come out as well. */
+struct nbl_text_stream {
+    nbl_tokenizer *tokenizer;
+    bool skip_special;
+    nbl__ids ids;
+    size_t said_ids;  /* of these, the text was handed out... */
+    nbl__bytes said;  /* ...and is this */
+    nbl__bytes fresh; /* what the last call handed out */
+};
+
+enum { PATIENCE = 16 };
+
+nbl_status nbl_text_stream_open(nbl_tokenizer *t, int skip_special, nbl_text_stream **stream)
+{
+    NBL_CHECK(t->ctx, stream, NBL_ERROR_ARGUMENT, "nbl_text_stream_open: a NULL argument");
+    NBL_TRY(NBL_ALLOC(t->ctx, *stream, 1));
+    (*stream)->tokenizer = t;
+    (*stream)->skip_special = skip_special != 0;
+    return NBL_OK;
+}
+
+void nbl_text_stream_close(nbl_text_stream *s)
+{
+    if (s == NULL) return;
+    nbl_context *ctx = s->tokenizer->ctx;
+    nbl__ids_free(ctx, &s->ids);
+    nbl__bytes_free(ctx, &s->said);
+    nbl__bytes_free(ctx, &s->fresh);
+    nbl__free(ctx, s, sizeof *s);
+}
+
+/* Hands out what is new in the window, unless it may be unfinished and `last` is false. */
+static nbl_status say(nbl_text_stream *s, bool last, nbl_string *text)
+{
+    nbl_tokenizer *t = s->tokenizer;
+    nbl__slice whole;
+    *text = (nbl_string){"", 0};
+    NBL_TRY(decode(t, &t->workers[0], s->ids.items, (int64_t)s->ids.count, s->skip_special, &whole));
+    bool unfinished = whole.size >= 3 && memcmp(whole.text + whole.size - 3, "\xef\xbf\xbd", 3) == 0;
+    if (unfinished && !last && s->ids.count - s->said_ids < PATIENCE) return NBL_OK;
+    size_t same = 0; /* what was handed out before; decoders may change their mind about its end */
+    while (same < whole.size && same < s->said.size && whole.text[same] == s->said.data[same]) same++;
+    while (same > 0 && same < whole.size && !nbl__is_char_start(whole.text[same])) same--;
+    if (whole.size == same) return NBL_OK;
+    s->fresh.size = 0;
+    NBL_TRY(nbl__bytes_add(t->ctx, &s->fresh, whole.text + same, whole.size - same));
+    *text = (nbl_string){s->fresh.data, s->fresh.size};
+    /* The window begins anew with the ids since the last hand-out. */
+    size_t kept = s->ids.count - s->said_ids;
+    memmove(s->ids.items, s->ids.items + s->said_ids, kept * sizeof *s->ids.items);
+    s->ids.count = s->said_ids = kept;
+    NBL_TRY(decode(t, &t->workers[0], s->ids.items, (int64_t)kept, s->skip_special, &whole));
+    s->said.size = 0;
+    return nbl__bytes_add(t->ctx, &s->said, whole.text, whole.size);
+}
+
+nbl_status nbl_text_stream_push(nbl_text_stream *s, int32_t id, nbl_string *text)
+{
+    NBL_CHECK(s->tokenizer->ctx, text, NBL_ERROR_ARGUMENT, "nbl_text_stream_push: a NULL argument");
+    NBL_TRY(nbl__ids_add(s->tokenizer->ctx, &s->ids, id));
+    return say(s, false, text);
+}
+
+nbl_status nbl_text_stream_finish(nbl_text_stream *s, nbl_string *text)
+{
+    NBL_CHECK(s->tokenizer->ctx, text, NBL_ERROR_ARGUMENT, "nbl_text_stream_finish: a NULL argument");
+    NBL_TRY(say(s, true, text));
+    s->ids.count = s->said_ids = 0;
+    s->said.size = 0;
+    return NBL_OK;
+}

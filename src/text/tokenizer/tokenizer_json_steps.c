@@ -1,0 +1,286 @@
+/* tokenizer_json_steps.c - the parts "normalizer", "pre_tokenizer" and "decoder" of tokenizer.json: lists of steps. A
+ * sequence within a sequence is the same as its members one after the other. */
+#include "text/tokenizer/tokenizer.h"
+
+static nbl_status unknown_type(nbl__reader *r, const char *part, const char *type)
+{
+    return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: the type \"%s\" is not known", r->where, part,
+                     type);
+}
+
+static bool is(const char *type, const char *name)
+{
+    return strcmp(type, name) == 0;
+}
+
+/* Room for the steps of a part. Every text goes through each of them. */
+static nbl_status count_steps(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
+                              size_t *most)
+{
+    *most = (size_t)nbl__count_steps(value, list, 0);
+    NBL_CHECK(r->ctx, *most <= 2000, NBL_ERROR_UNSUPPORTED, "%s: %s: too many steps", r->where, part);
+    return NBL_OK;
+}
+
+/* ---- normalizer ---- */
+
+static void add_normalizer(nbl__reader *r, nbl__normalizer step)
+{
+    r->tokenizer->normalizers[r->tokenizer->normalizer_count++] = step;
+}
+
+static nbl_status read_bert(nbl__reader *r, const char *part, const nbl__json *value)
+{
+    bool clean, chinese, lower, accents;
+    NBL_TRY(nbl__want_bool(r, part, value, "clean_text", NBL_NEEDED, &clean));
+    NBL_TRY(nbl__want_bool(r, part, value, "handle_chinese_chars", NBL_NEEDED, &chinese));
+    NBL_TRY(nbl__want_bool(r, part, value, "lowercase", NBL_NEEDED, &lower));
+    accents = lower;
+    NBL_TRY(nbl__want_bool(r, part, value, "strip_accents", NBL_OPTIONAL, &accents));
+    if (clean) add_normalizer(r, (nbl__normalizer){.kind = NBL_NORMALIZE_CLEAN});
+    if (chinese) add_normalizer(r, (nbl__normalizer){.kind = NBL_NORMALIZE_CHINESE});
+    if (accents) add_normalizer(r, (nbl__normalizer){.kind = NBL_NORMALIZE_NFD});
+    if (accents) add_normalizer(r, (nbl__normalizer){.kind = NBL_NORMALIZE_STRIP_NONSPACING});
+    if (lower) add_normalizer(r, (nbl__normalizer){.kind = NBL_NORMALIZE_LOWERCASE});
+    return NBL_OK;
+}
+
+static nbl_status read_normalizer_step(nbl__reader *r, const nbl__json *value)
+{
+    static const char part[] = "normalizer";
+    static const struct {
+        const char *name;
+        nbl__normalizer_kind kind;
+    } plain[] = {{"NFC", NBL_NORMALIZE_NFC},
+                 {"NFD", NBL_NORMALIZE_NFD},
+                 {"NFKC", NBL_NORMALIZE_NFKC},
+                 {"NFKD", NBL_NORMALIZE_NFKD},
+                 {"Lowercase", NBL_NORMALIZE_LOWERCASE},
+                 {"StripAccents", NBL_NORMALIZE_STRIP_ACCENTS},
+                 {"Nmt", NBL_NORMALIZE_NMT},
+                 {"ByteLevel", NBL_NORMALIZE_BYTE_LEVEL}};
+    const char *type;
+    nbl__normalizer step = {.content = {"", 0}};
+    nbl__slice map;
+    NBL_TRY(nbl__want_type(r, part, value, &type));
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (is(type, plain[i].name)) return step.kind = plain[i].kind, add_normalizer(r, step), NBL_OK;
+    if (is(type, "BertNormalizer")) return read_bert(r, part, value);
+    if (is(type, "Strip")) {
+        step.kind = NBL_NORMALIZE_STRIP;
+        NBL_TRY(nbl__want_bool(r, part, value, "strip_left", NBL_NEEDED, &step.left));
+        NBL_TRY(nbl__want_bool(r, part, value, "strip_right", NBL_NEEDED, &step.right));
+    } else if (is(type, "Replace")) {
+        step.kind = NBL_NORMALIZE_REPLACE;
+        NBL_TRY(nbl__want_pattern(r, part, value, &step.regex));
+        NBL_TRY(nbl__want_text(r, part, value, "content", NBL_NEEDED, &step.content));
+    } else if (is(type, "Prepend")) {
+        step.kind = NBL_NORMALIZE_PREPEND;
+        NBL_TRY(nbl__want_text(r, part, value, "prepend", NBL_NEEDED, &step.content));
+    } else if (is(type, "Precompiled")) {
+        step.kind = NBL_NORMALIZE_PRECOMPILED;
+        NBL_TRY(nbl__want_text(r, part, value, "precompiled_charsmap", NBL_NEEDED, &map));
+        const char *where = nbl__arena_printf(r->arena, "%s: %s", r->where, part);
+        if (where == NULL) return NBL_ERROR_MEMORY;
+        NBL_TRY(nbl__precompiled_read(r->arena, where, map.text, map.size, &step));
+    } else {
+        return unknown_type(r, part, type);
+    }
+    add_normalizer(r, step);
+    return NBL_OK;
+}
+
+nbl_status nbl__read_normalizer(nbl__reader *r, const nbl__json *value)
+{
+    if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
+    size_t most;
+    NBL_TRY(count_steps(r, "normalizer", value, "normalizers", &most));
+    r->tokenizer->normalizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__normalizer));
+    if (r->tokenizer->normalizers == NULL) return NBL_ERROR_MEMORY;
+    return nbl__each_step(r, "normalizer", value, "normalizers", read_normalizer_step, 0);
+}
+
+/* ---- pre_tokenizer ---- */
+
+static nbl_status read_behavior(nbl__reader *r, const nbl__json *value, nbl__need need,
+                                nbl__behavior *behavior)
+{
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+                                        "Contiguous"};
+    nbl__slice text = {NULL, 0};
+    NBL_TRY(nbl__want_text(r, "pre_tokenizer", value, "behavior", need, &text));
+    if (text.text == NULL) return NBL_OK;
+    for (int i = 0; i < 5; i++)
+        if (is(text.text, names[i])) return *behavior = (nbl__behavior)i, NBL_OK;
+    return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: pre_tokenizer: the behavior \"%s\" is not known",
+                     r->where, text.text);
+}
+
+static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__json *value,
+                                 nbl__pre_tokenizer *step)
+{
+    nbl__slice scheme = {"always", 6};
+    bool prefix = true;
+    step->kind = NBL_PRE_METASPACE;
+    step->split = true;
+    NBL_TRY(nbl__want_char(r, part, value, "replacement", NBL_NEEDED, &step->character));
+    NBL_TRY(nbl__want_text(r, part, value, "prepend_scheme", NBL_DEFAULTED, &scheme));
+    NBL_TRY(nbl__want_bool(r, part, value, "add_prefix_space", NBL_OPTIONAL, &prefix));
+    NBL_TRY(nbl__want_bool(r, part, value, "split", NBL_OPTIONAL, &step->split));
+    if (is(scheme.text, "always")) step->prepend = NBL_PREPEND_ALWAYS;
+    else if (is(scheme.text, "first")) step->prepend = NBL_PREPEND_FIRST;
+    else if (is(scheme.text, "never")) step->prepend = NBL_PREPEND_NEVER;
+    else
+        return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: the prepend_scheme \"%s\" is not known", r->where,
+                         part, scheme.text);
+    NBL_CHECK(r->ctx, prefix || step->prepend == NBL_PREPEND_NEVER, NBL_ERROR_FORMAT,
+              "%s: %s: add_prefix_space false contradicts prepend_scheme \"%s\"", r->where, part,
+              scheme.text);
+    return NBL_OK;
+}
+
+static nbl_status read_byte_level(nbl__reader *r, const char *part, const nbl__json *value,
+                                  nbl__pre_tokenizer *step)
+{
+    bool trim, use_regex = true;
+    step->kind = NBL_PRE_BYTE_LEVEL;
+    NBL_TRY(nbl__want_bool(r, part, value, "add_prefix_space", NBL_NEEDED, &step->prefix_space));
+    NBL_TRY(nbl__want_bool(r, part, value, "trim_offsets", NBL_NEEDED, &trim));
+    NBL_TRY(nbl__want_bool(r, part, value, "use_regex", NBL_DEFAULTED, &use_regex));
+    if (!use_regex) return NBL_OK;
+    NBL_TRY(nbl__regex_compile(r->ctx, "pre_tokenizer", NBL_GPT2_PATTERN, strlen(NBL_GPT2_PATTERN),
+                               &step->regex));
+    return nbl__tokenizer_keep(r->tokenizer, step->regex);
+}
+
+static void add_pre_tokenizer(nbl__reader *r, nbl__pre_tokenizer step)
+{
+    r->tokenizer->pre_tokenizers[r->tokenizer->pre_tokenizer_count++] = step;
+}
+
+static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value)
+{
+    static const char part[] = "pre_tokenizer";
+    const char *type;
+    bool single;
+    uint64_t length = 5;
+    nbl__pre_tokenizer step = {.kind = NBL_PRE_CHARACTERS};
+    NBL_TRY(nbl__want_type(r, part, value, &type));
+    if (is(type, "ByteLevel")) {
+        NBL_TRY(read_byte_level(r, part, value, &step));
+    } else if (is(type, "Metaspace")) {
+        NBL_TRY(read_metaspace(r, part, value, &step));
+    } else if (is(type, "Split")) {
+        step.kind = NBL_PRE_SPLIT;
+        NBL_TRY(read_behavior(r, value, NBL_NEEDED, &step.behavior));
+        NBL_TRY(nbl__want_bool(r, part, value, "invert", NBL_NEEDED, &step.invert));
+        NBL_TRY(nbl__want_pattern(r, part, value, &step.regex));
+    } else if (is(type, "Digits")) {
+        step.property = NBL_CHARS_NUMERIC;
+        NBL_TRY(nbl__want_bool(r, part, value, "individual_digits", NBL_NEEDED, &single));
+        step.behavior = single ? NBL_BEHAVIOR_ISOLATED : NBL_BEHAVIOR_CONTIGUOUS;
+    } else if (is(type, "Punctuation")) {
+        step.property = NBL_CHARS_PUNCTUATION;
+        step.behavior = NBL_BEHAVIOR_ISOLATED;
+        NBL_TRY(read_behavior(r, value, NBL_DEFAULTED, &step.behavior));
+    } else if (is(type, "Whitespace")) {
+        step.kind = NBL_PRE_WORDS;
+    } else if (is(type, "WhitespaceSplit")) {
+        step.property = NBL_CHARS_SPACE;
+    } else if (is(type, "BertPreTokenizer")) {
+        step.property = NBL_CHARS_SPACE;
+        add_pre_tokenizer(r, step);
+        step.property = NBL_CHARS_PUNCTUATION;
+        step.behavior = NBL_BEHAVIOR_ISOLATED;
+    } else if (is(type, "CharDelimiterSplit")) {
+        step.property = NBL_CHARS_ONE;
+        NBL_TRY(nbl__want_char(r, part, value, "delimiter", NBL_NEEDED, &step.character));
+    } else if (is(type, "FixedLength")) {
+        step.kind = NBL_PRE_FIXED_LENGTH;
+        NBL_TRY(nbl__want_natural(r, part, value, "length", NBL_DEFAULTED, &length));
+        NBL_CHECK(r->ctx, length > 0, NBL_ERROR_FORMAT, "%s: %s: \"length\" is 0", r->where, part);
+        step.length = (int64_t)length;
+    } else if (is(type, "UnicodeScripts")) {
+        return nbl__fail(r->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s: \"UnicodeScripts\" is not supported",
+                         r->where, part);
+    } else {
+        return unknown_type(r, part, type);
+    }
+    add_pre_tokenizer(r, step);
+    return NBL_OK;
+}
+
+nbl_status nbl__read_pre_tokenizer(nbl__reader *r, const nbl__json *value)
+{
+    if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
+    size_t most;
+    NBL_TRY(count_steps(r, "pre_tokenizer", value, "pretokenizers", &most));
+    r->tokenizer->pre_tokenizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__pre_tokenizer));
+    if (r->tokenizer->pre_tokenizers == NULL) return NBL_ERROR_MEMORY;
+    return nbl__each_step(r, "pre_tokenizer", value, "pretokenizers", read_pre_tokenizer_step, 0);
+}
+
+/* ---- decoder ---- */
+
+static nbl_status read_decoder_step(nbl__reader *r, const nbl__json *value)
+{
+    static const char part[] = "decoder";
+    const char *type;
+    nbl__decoder step = {.content = {"", 0}, .prefix = {"", 0}, .delimiter = {"", 0}};
+    nbl__pre_tokenizer metaspace = {0};
+    uint64_t start, stop;
+    bool ignored;
+    NBL_TRY(nbl__want_type(r, part, value, &type));
+    if (is(type, "ByteLevel")) {
+        step.kind = NBL_DECODE_BYTE_LEVEL;
+        NBL_TRY(nbl__want_bool(r, part, value, "add_prefix_space", NBL_NEEDED, &ignored));
+        NBL_TRY(nbl__want_bool(r, part, value, "trim_offsets", NBL_NEEDED, &ignored));
+    } else if (is(type, "ByteFallback")) {
+        step.kind = NBL_DECODE_BYTE_FALLBACK;
+    } else if (is(type, "Fuse")) {
+        step.kind = NBL_DECODE_FUSE;
+    } else if (is(type, "Metaspace")) {
+        step.kind = NBL_DECODE_METASPACE;
+        NBL_TRY(read_metaspace(r, part, value, &metaspace));
+        step.character = metaspace.character;
+        step.never_prepended = metaspace.prepend == NBL_PREPEND_NEVER;
+    } else if (is(type, "Replace")) {
+        step.kind = NBL_DECODE_REPLACE;
+        NBL_TRY(nbl__want_pattern(r, part, value, &step.regex));
+        NBL_TRY(nbl__want_text(r, part, value, "content", NBL_NEEDED, &step.content));
+    } else if (is(type, "Strip")) {
+        step.kind = NBL_DECODE_STRIP;
+        NBL_TRY(nbl__want_char(r, part, value, "content", NBL_NEEDED, &step.character));
+        NBL_TRY(nbl__want_natural(r, part, value, "start", NBL_NEEDED, &start));
+        NBL_TRY(nbl__want_natural(r, part, value, "stop", NBL_NEEDED, &stop));
+        step.start = (int64_t)start;
+        step.stop = (int64_t)stop;
+    } else if (is(type, "WordPiece")) {
+        step.kind = NBL_DECODE_WORDPIECE;
+        NBL_TRY(nbl__want_text(r, part, value, "prefix", NBL_NEEDED, &step.prefix));
+        NBL_TRY(nbl__want_bool(r, part, value, "cleanup", NBL_NEEDED, &step.cleanup));
+    } else if (is(type, "CTC")) {
+        step.kind = NBL_DECODE_CTC;
+        NBL_TRY(nbl__want_text(r, part, value, "pad_token", NBL_NEEDED, &step.prefix));
+        NBL_TRY(nbl__want_text(r, part, value, "word_delimiter_token", NBL_NEEDED, &step.delimiter));
+        NBL_TRY(nbl__want_bool(r, part, value, "cleanup", NBL_NEEDED, &step.cleanup));
+    } else if (is(type, "BPEDecoder")) {
+        step.kind = NBL_DECODE_BPE;
+        NBL_TRY(nbl__want_text(r, part, value, "suffix", NBL_NEEDED, &step.prefix));
+    } else {
+        return unknown_type(r, part, type);
+    }
+    r->tokenizer->decoders[r->tokenizer->decoder_count++] = step;
+    return NBL_OK;
+}
+
+nbl_status nbl__read_decoder(nbl__reader *r, const nbl__json *value)
+{
+    if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
+    size_t most;
+    NBL_TRY(count_steps(r, "decoder", value, "decoders", &most));
+    r->tokenizer->decoders = nbl__arena_alloc(r->arena, most * sizeof(nbl__decoder));
+    if (r->tokenizer->decoders == NULL) return NBL_ERROR_MEMORY;
+    r->tokenizer->has_decoder = true;
+    return nbl__each_step(r, "decoder", value, "decoders", read_decoder_step, 0);
+}

@@ -1,0 +1,213 @@
+/* vocab_bpe.c - byte-pair encoding: the characters of a piece, merged pair by pair in the order of rank, then
+ * of place. A heap of candidates and a linked list of symbols: n log n for a piece of n characters, however
+ * long. The order of events, stale candidates included, is upstream's, because ids depend on it. */
+#include "text/chars.h"
+#include "text/vocab/vocab_model.h"
+
+typedef struct symbol {
+    int32_t id;
+    int32_t before, after; /* neighbours; -1: none */
+    bool gone;
+} symbol;
+
+typedef struct candidate {
+    uint32_t rank;
+    int32_t place; /* of the left symbol */
+    int32_t id;    /* what the merge makes */
+} candidate;
+
+typedef struct queue {
+    candidate *items; /* a heap, the next one first; room for 3 per symbol */
+    size_t count;
+} queue;
+
+/* ---- merges ---- */
+
+nbl_status nbl__bpe_open(nbl__model *m, size_t count)
+{
+    size_t slots = 16;
+    while (slots < 2 * count) slots *= 2;
+    NBL_TRY(NBL_ALLOC(m->ctx, m->merges, slots));
+    m->merge_slots = slots;
+    return NBL_OK;
+}
+
+void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int32_t id)
+{
+    size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
+    nbl__merge fresh = {(uint32_t)left + 1, (uint32_t)right + 1, rank, id};
+    while (m->merges[slot].left &&
+           (m->merges[slot].left != fresh.left || m->merges[slot].right != fresh.right))
+        slot = (slot + 1) & (m->merge_slots - 1);
+    m->merges[slot] = fresh; /* a pair that comes twice has its last rank */
+}
+
+static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t right)
+{
+    if (m->merge_slots == 0) return NULL;
+    size_t slot = nbl__hash_pair((uint32_t)left, (uint32_t)right) & (m->merge_slots - 1);
+    for (;; slot = (slot + 1) & (m->merge_slots - 1)) {
+        const nbl__merge *merge = &m->merges[slot];
+        if (merge->left == 0) return NULL;
+        if (merge->left == (uint32_t)left + 1 && merge->right == (uint32_t)right + 1) return merge;
+    }
+}
+
+/* ---- the heap ---- */
+
+static bool is_sooner(const candidate *a, const candidate *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->place < b->place;
+}
+
+static void push(queue *q, candidate item)
+{
+    size_t at = q->count++;
+    for (; at > 0 && is_sooner(&item, &q->items[(at - 1) / 2]); at = (at - 1) / 2)
+        q->items[at] = q->items[(at - 1) / 2];
+    q->items[at] = item;
+}
+
+static candidate pop(queue *q)
+{
+    candidate top = q->items[0], item = q->items[--q->count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < q->count; at = child) {
+        if (child + 1 < q->count && is_sooner(&q->items[child + 1], &q->items[child])) child++;
+        if (!is_sooner(&q->items[child], &item)) break;
+        q->items[at] = q->items[child];
+    }
+    q->items[at] = item;
+    return top;
+}
+
+static void offer(const nbl__model *m, queue *q, const symbol *symbols, int32_t left)
+{
+    int32_t right = symbols[left].after;
+    const nbl__merge *merge = right < 0 ? NULL : find_merge(m, symbols[left].id, symbols[right].id);
+    if (merge) push(q, (candidate){merge->rank, left, merge->id});
+}
+
+/* ---- one piece ---- */
+
+/* The symbols of a piece so far. */
+typedef struct word {
+    symbol *symbols;
+    size_t count;
+    int32_t unknown; /* an unknown token that waits for more of its kind; -1: none */
+} word;
+
+static void add(word *w, int32_t id)
+{
+    int32_t n = (int32_t)w->count;
+    w->symbols[w->count++] = (symbol){id, n - 1, n + 1, false};
+}
+
+/* The character as it stands in the vocabulary: with the prefix unless it is the first, with the suffix if it
+ * is the last. */
+static nbl_status spell(const nbl__model *m, nbl__bytes *text, const char *character, size_t size, bool first,
+                        bool last)
+{
+    text->size = 0;
+    if (!first) NBL_TRY(nbl__bytes_add(m->ctx, text, m->prefix.text, m->prefix.size));
+    NBL_TRY(nbl__bytes_add(m->ctx, text, character, size));
+    return last ? nbl__bytes_add(m->ctx, text, m->suffix.text, m->suffix.size) : NBL_OK;
+}
+
+static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, size_t size)
+{
+    /* Bytes are added at once, even while an unknown token waits: it then comes after them, as upstream. */
+    bool all = m->byte_fallback;
+    for (size_t i = 0; all && i < size; i++) all = m->bytes[(unsigned char)text[i]] >= 0;
+    if (all) {
+        for (size_t i = 0; i < size; i++) add(w, m->bytes[(unsigned char)text[i]]);
+        return NBL_OK;
+    }
+    if (!m->has_unknown) return NBL_OK; /* dropped */
+    if (w->unknown >= 0 && m->fuse_unknown) return NBL_OK;
+    NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
+              "tokenizer.json: the text holds an unknown character, and unk_token \"%s\" is not in vocab",
+              m->unknown_text);
+    if (w->unknown >= 0) add(w, w->unknown);
+    w->unknown = m->unknown;
+    return NBL_OK;
+}
+
+static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                               word *w)
+{
+    bool plain = m->prefix.size == 0 && m->suffix.size == 0;
+    for (size_t at = 0; at < size;) {
+        uint32_t c;
+        size_t n = (size_t)nbl__char_get(text + at, &c);
+        const char *spelt = text + at;
+        size_t length = n;
+        int32_t id;
+        if (!plain) {
+            NBL_TRY(spell(m, &s->text, text + at, n, at == 0, at + n == size));
+            spelt = s->text.data;
+            length = s->text.size;
+            id = nbl__vocab_find(&m->vocab, spelt, length);
+        } else {
+            id = c < sizeof m->single / sizeof *m->single ? m->single[c]
+                                                          : nbl__vocab_find(&m->vocab, spelt, n);
+        }
+        if (id >= 0) {
+            if (w->unknown >= 0) add(w, w->unknown);
+            w->unknown = -1;
+            add(w, id);
+        } else {
+            NBL_TRY(add_unknown(m, w, spelt, length));
+        }
+        at += n;
+    }
+    if (w->unknown >= 0) add(w, w->unknown);
+    return NBL_OK;
+}
+
+static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
+{
+    symbol *symbols = w->symbols;
+    symbols[w->count - 1].after = -1;
+    for (size_t i = 0; i + 1 < w->count; i++) offer(m, q, symbols, (int32_t)i);
+    for (size_t steps = 1; q->count; steps++) {
+        if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
+        candidate top = pop(q);
+        symbol *left = &symbols[top.place];
+        if (left->gone || left->after < 0) continue;
+        symbol *right = &symbols[left->after];
+        const nbl__merge *merge = find_merge(m, left->id, right->id);
+        if (merge == NULL || merge->id != top.id) continue; /* its pair is no more */
+        left->id = top.id;
+        left->after = right->after;
+        right->gone = true;
+        if (left->after >= 0) symbols[left->after].before = top.place;
+        if (left->before >= 0) offer(m, q, symbols, left->before);
+        offer(m, q, symbols, top.place);
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                        nbl__ids *ids)
+{
+    if (m->ignore_merges) {
+        int32_t id = nbl__vocab_find(&m->vocab, text, size);
+        if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
+    }
+    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
+              "a piece of text of %zu bytes without a split", size);
+    /* A character is one symbol, or one per byte of its spelling, which prefix and suffix make longer. */
+    size_t most = size + 1;
+    if (m->byte_fallback) most += size * m->prefix.size + m->suffix.size;
+    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, most * sizeof(symbol), 1));
+    word w = {s->memory[0], 0, -1};
+    NBL_TRY(read_symbols(m, s, text, size, &w));
+    if (w.count == 0) return NBL_OK;
+    /* Every merge takes one candidate out for good and puts two in at most. */
+    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, 3 * w.count * sizeof(candidate), 1));
+    queue q = {s->memory[1], 0};
+    NBL_TRY(merge_all(m, &w, &q));
+    for (int32_t i = 0; i >= 0; i = w.symbols[i].after) NBL_TRY(nbl__ids_add(m->ctx, ids, w.symbols[i].id));
+    return NBL_OK;
+}

@@ -1,0 +1,91 @@
+/* vocab_model.c - what the models share, WordLevel and WordPiece; see model.h. */
+#include "text/vocab/vocab_model.h"
+
+#include <stdio.h>
+
+#include "text/chars.h"
+
+void nbl__model_close(nbl__model *m)
+{
+    nbl__vocab_close(&m->vocab);
+    nbl__free(m->ctx, m->merges, m->merge_slots * sizeof *m->merges);
+    nbl__free(m->ctx, m->scores, m->score_count * sizeof *m->scores);
+    nbl__trie_close(&m->trie);
+}
+
+void nbl__model_scratch_free(nbl__model_scratch *s)
+{
+    for (int i = 0; i < 3; i++) nbl__free(s->ctx, s->memory[i], s->room[i]);
+    nbl__bytes_free(s->ctx, &s->text);
+    nbl__ids_free(s->ctx, &s->ids);
+}
+
+void nbl__model_finish(nbl__model *m)
+{
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", i);
+        m->bytes[i] = nbl__vocab_find(&m->vocab, name, 6);
+    }
+    for (uint32_t c = 0; c < sizeof m->single / sizeof *m->single; c++) {
+        char text[4];
+        m->single[c] = nbl__vocab_find(&m->vocab, text, (size_t)nbl__char_put(text, c));
+    }
+}
+
+static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
+{
+    NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
+              "tokenizer.json: the text holds an unknown word, and unk_token \"%s\" is not in vocab",
+              m->unknown_text);
+    return nbl__ids_add(m->ctx, ids, m->unknown);
+}
+
+static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+{
+    int32_t id = nbl__vocab_find(&m->vocab, text, size);
+    return id >= 0 ? nbl__ids_add(m->ctx, ids, id) : unknown(m, ids);
+}
+
+/* From each place the longest token; what is not at the start of the word carries the prefix. */
+nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                              nbl__ids *ids)
+{
+    size_t before = ids->count;
+    int64_t characters = 0;
+    for (size_t i = 0; i < size; i++) characters += nbl__is_char_start(text[i]);
+    if (characters > m->longest_word) return unknown(m, ids);
+    s->text.size = 0;
+    NBL_TRY(nbl__bytes_add(m->ctx, &s->text, m->prefix.text, m->prefix.size));
+    NBL_TRY(nbl__bytes_reserve(m->ctx, &s->text, size));
+    for (size_t begin = 0; begin < size;) {
+        size_t end = size;
+        int32_t id = -1;
+        memcpy(s->text.data + m->prefix.size, text + begin, size - begin);
+        for (; end > begin; end = (size_t)(nbl__char_back(text + begin, text + end) - text)) {
+            id = begin ? nbl__vocab_find(&m->vocab, s->text.data, m->prefix.size + end - begin)
+                       : nbl__vocab_find(&m->vocab, text, end);
+            if (id >= 0) break;
+        }
+        if (id < 0) {
+            ids->count = before;
+            return unknown(m, ids);
+        }
+        NBL_TRY(nbl__ids_add(m->ctx, ids, id));
+        begin = end;
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__model_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                          nbl__ids *ids)
+{
+    switch (m->kind) {
+    case NBL_MODEL_BPE: return nbl__bpe_run(m, s, text, size, ids);
+    case NBL_MODEL_UNIGRAM: return nbl__unigram_run(m, s, text, size, ids);
+    case NBL_MODEL_WORDPIECE: return nbl__wordpiece_run(m, s, text, size, ids);
+    case NBL_MODEL_SCORED: return nbl__scored_run(m, s, text, size, ids);
+    case NBL_MODEL_WORDLEVEL: break;
+    }
+    return wordlevel_run(m, text, size, ids);
+}

@@ -1,0 +1,104 @@
+/* vocab_scored.c - the SentencePiece BPE of GGUF vocabularies as llama.cpp runs it: neighbours merge while what
+ * they make is in the vocabulary, the highest score first, then the leftmost. Pieces that end up outside the
+ * vocabulary fall back to bytes. n log n for a piece of n characters. */
+#include "text/chars.h"
+#include "text/vocab/vocab_model.h"
+
+typedef struct symbol {
+    size_t begin, size; /* size 0: merged away */
+    int32_t before, after;
+} symbol;
+
+typedef struct candidate {
+    double score;
+    int32_t left, right;
+    size_t size; /* of both when it was made: another size now, and it is stale */
+} candidate;
+
+typedef struct merging {
+    const nbl__model *model;
+    const char *text;
+    symbol *symbols;
+    candidate *heap;
+    size_t count;
+} merging;
+
+static bool is_sooner(const candidate *a, const candidate *b)
+{
+    return a->score != b->score ? a->score > b->score : a->left < b->left;
+}
+
+static void push(merging *g, candidate item)
+{
+    size_t at = g->count++;
+    for (; at > 0 && is_sooner(&item, &g->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        g->heap[at] = g->heap[(at - 1) / 2];
+    g->heap[at] = item;
+}
+
+static candidate pop(merging *g)
+{
+    candidate top = g->heap[0], item = g->heap[--g->count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < g->count; at = child) {
+        if (child + 1 < g->count && is_sooner(&g->heap[child + 1], &g->heap[child])) child++;
+        if (!is_sooner(&g->heap[child], &item)) break;
+        g->heap[at] = g->heap[child];
+    }
+    g->heap[at] = item;
+    return top;
+}
+
+static void offer(merging *g, int32_t left)
+{
+    int32_t right = left < 0 ? -1 : g->symbols[left].after;
+    if (right < 0) return;
+    size_t size = g->symbols[left].size + g->symbols[right].size;
+    int32_t id = nbl__vocab_find(&g->model->vocab, g->text + g->symbols[left].begin, size);
+    if (id < 0 || (size_t)id >= g->model->score_count) return;
+    push(g, (candidate){g->model->scores[id], left, right, size});
+}
+
+static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+{
+    int32_t id = nbl__vocab_find(&m->vocab, text, size);
+    if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
+    for (size_t i = 0; i < size; i++) {
+        id = m->bytes[(unsigned char)text[i]];
+        NBL_TRY(nbl__ids_add(m->ctx, ids, id >= 0 ? id : m->unknown));
+    }
+    return NBL_OK;
+}
+
+nbl_status nbl__scored_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
+                           nbl__ids *ids)
+{
+    NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
+              "a piece of text of %zu bytes without a split", size);
+    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, size * sizeof(symbol), 1));
+    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, 3 * size * sizeof(candidate), 1));
+    merging g = {m, text, s->memory[0], s->memory[1], 0};
+    int32_t n = 0;
+    for (size_t at = 0; at < size; n++) {
+        size_t length = (size_t)nbl__char_length(text + at);
+        g.symbols[n] = (symbol){at, length, n - 1, n + 1};
+        at += length;
+    }
+    g.symbols[n - 1].after = -1;
+    for (int32_t i = 0; i + 1 < n; i++) offer(&g, i);
+    for (size_t steps = 1; g.count; steps++) {
+        if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
+        candidate top = pop(&g);
+        symbol *left = &g.symbols[top.left], *right = &g.symbols[top.right];
+        if (left->size == 0 || right->size == 0 || left->size + right->size != top.size) continue;
+        left->size += right->size;
+        right->size = 0;
+        left->after = right->after;
+        if (left->after >= 0) g.symbols[left->after].before = top.left;
+        offer(&g, left->before);
+        offer(&g, top.left);
+    }
+    for (int32_t i = 0; i >= 0; i = g.symbols[i].after)
+        NBL_TRY(add(m, text + g.symbols[i].begin, g.symbols[i].size, ids));
+    return NBL_OK;
+}

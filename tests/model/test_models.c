@@ -1,0 +1,371 @@
+/* test_models.c - whole models through the public interface against transformers, PEFT and bitsandbytes: every
+ * architecture, rope and storage under tests/data/models, which tests/oracle/make_model_golden.py made and
+ * describes. And models that must be refused, with what is wrong with them. */
+#include "support.h"
+
+#include <math.h>
+
+#include "format/hf/safetensors.h"
+
+enum { MOST_SEQUENCES = 3, GREEDY = 24 };
+
+typedef struct golden {
+    nbl_context *ctx;
+    const char *name;
+    char folder[512];
+    nbl__arena arena;
+    uint8_t *bytes;
+    nbl__stored *tensors;
+    int64_t count;
+    nbl_ids ids[MOST_SEQUENCES], labels[MOST_SEQUENCES];
+    int64_t sequences;
+} golden;
+
+static const nbl__stored *find(const golden *g, const char *name)
+{
+    for (int64_t i = 0; i < g->count; i++)
+        if (strcmp(g->tensors[i].name, name) == 0) return &g->tensors[i];
+    return NULL;
+}
+
+static const nbl__stored *find_at(const golden *g, const char *name, int64_t i)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s.%d", name, (int)i);
+    return find(g, full);
+}
+
+static nbl_ids ids_of(golden *g, const nbl__stored *it)
+{
+    assert_int_equal(it->dtype, NBL_DTYPE_I32);
+    nbl_ids ids = {nbl__arena_alloc(&g->arena, it->bytes), it->elements};
+    memcpy(ids.ids, it->data, it->bytes);
+    return ids;
+}
+
+static golden open_golden(nbl_context *ctx, const char *name)
+{
+    golden g = {.ctx = ctx, .name = name, .arena = nbl__arena_make(ctx)};
+    size_t size;
+    snprintf(g.folder, sizeof g.folder, "%s/models/%s", TEST_DATA_DIR, name);
+    g.bytes = read_file(in_folder(g.folder, "expected.safetensors"), &size);
+    assert_ok(ctx, nbl__safetensors_parse(&g.arena, name, g.bytes, size, &g.tensors, &g.count));
+    for (int64_t i = 0; find_at(&g, "ids", i); i++, g.sequences++) {
+        assert_true(i < MOST_SEQUENCES);
+        g.ids[i] = ids_of(&g, find_at(&g, "ids", i));
+        g.labels[i] = ids_of(&g, find_at(&g, "labels", i));
+    }
+    assert_true(g.sequences > 0);
+    return g;
+}
+
+static void close_golden(golden *g)
+{
+    nbl__arena_free(&g->arena);
+    free(g->bytes);
+}
+
+/* |a - b| / |b| over all values; `expected` has no alignment. */
+static double distance(const golden *g, const float *got, const nbl__stored *expected)
+{
+    double off = 0, all = 0;
+    assert_int_equal(expected->dtype, NBL_DTYPE_F32);
+    for (int64_t i = 0; i < expected->elements; i++) {
+        float want;
+        memcpy(&want, expected->data + 4 * i, 4);
+        if (!isfinite(got[i])) fail_msg("%s: %s[%d] is %g", g->name, expected->name, (int)i, (double)got[i]);
+        off += ((double)got[i] - (double)want) * ((double)got[i] - (double)want);
+        all += (double)want * (double)want;
+    }
+    return sqrt(off / (all > 0 ? all : 1));
+}
+
+static void assert_within(const golden *g, const char *what, double distance, double bound)
+{
+    if (!(distance <= bound))
+        fail_msg("%s: %s: relative norm %.2e, above %g", g->name, what, distance, bound);
+}
+
+static nbl_model *open_model(const golden *g, const char *dtype, const char *adapter)
+{
+    nbl_model_options options = {.dtype = dtype, .adapter = adapter ? in_folder(g->folder, adapter) : NULL};
+    nbl_model *model;
+    assert_ok(g->ctx, nbl_model_open(g->ctx, g->folder, &options, &model));
+    return model;
+}
+
+/* Logits of all sequences in one call; free them. */
+static void compute_logits(golden *g, const char *dtype, float **logits)
+{
+    nbl_model *model = open_model(g, dtype, NULL);
+    int64_t vocabulary = nbl_model_vocabulary(model);
+    for (int64_t i = 0; i < g->sequences; i++) {
+        assert_int_equal(find_at(g, "logits", i)->elements, g->ids[i].count * vocabulary);
+        logits[i] = malloc((size_t)(g->ids[i].count * vocabulary) * sizeof(float));
+    }
+    assert_ok(g->ctx, nbl_model_logits(model, g->ids, g->sequences, logits));
+    nbl_model_close(model);
+}
+
+static void check_logits(golden *g, bool int8)
+{
+    float *logits[MOST_SEQUENCES];
+    compute_logits(g, "f32", logits);
+    for (int64_t i = 0; i < g->sequences; i++) {
+        const nbl__stored *want = find_at(g, "logits", i), *peer = int8 ? find_at(g, "peer", i) : NULL;
+        const float *peers;
+        double bound = 1e-5;
+        if (peer) { /* activations are rounded, too: not further from the truth than bitsandbytes */
+            assert_ok(g->ctx, nbl__stored_floats(&g->arena, peer, &peers));
+            bound = 1.5 * distance(g, peers, want);
+            assert_within(g, "bitsandbytes", bound, 0.15);
+        }
+        assert_within(g, "logits in f32", distance(g, logits[i], want), bound);
+        free(logits[i]);
+    }
+}
+
+static void check_half_logits(golden *g, const char *dtype)
+{
+    float *logits[MOST_SEQUENCES];
+    compute_logits(g, dtype, logits);
+    for (int64_t i = 0; i < g->sequences; i++) {
+        assert_within(g, dtype, distance(g, logits[i], find_at(g, "logits", i)), 2e-2);
+        assert_within(g, dtype, distance(g, logits[i], find_at(g, "half", i)), 2e-2);
+        free(logits[i]);
+    }
+}
+
+/* All sequences as one batch. */
+static void check_greedy(golden *g)
+{
+    nbl_model *model = open_model(g, "f32", NULL);
+    int32_t tokens[MOST_SEQUENCES][GREEDY];
+    nbl_generated results[MOST_SEQUENCES];
+    nbl_generate_options how = {.max_tokens = GREEDY};
+    for (int i = 0; i < MOST_SEQUENCES; i++) results[i] = (nbl_generated){.ids = {tokens[i], 0}};
+    assert_ok(g->ctx, nbl_model_generate(model, g->ids, g->sequences, &how, results));
+    for (int64_t i = 0; i < g->sequences; i++) {
+        nbl_ids want = ids_of(g, find_at(g, "greedy", i));
+        assert_int_equal(results[i].ids.count, want.count);
+        for (int64_t t = 0; t < want.count; t++)
+            if (tokens[i][t] != want.ids[t])
+                fail_msg("%s: sequence %d: new token %d is %d, not %d", g->name, (int)i, (int)t,
+                         (int)tokens[i][t], (int)want.ids[t]);
+    }
+    nbl_model_close(model);
+}
+
+typedef struct gradient_check {
+    const golden *g;
+    const char *kind;
+    int64_t seen;
+} gradient_check;
+
+static nbl_status check_gradient(void *user, const char *name, const nbl_tensor *gradient)
+{
+    gradient_check *c = user;
+    char full[256];
+    snprintf(full, sizeof full, "%s.%s", c->kind, name);
+    const nbl__stored *want = find(c->g, full);
+    if (want == NULL) fail_msg("%s: a gradient of \"%s\"", c->g->name, full);
+    assert_int_equal(gradient->rank, want->rank);
+    for (int i = 0; i < want->rank; i++) assert_int_equal(gradient->shape[i], want->shape[i]);
+    assert_within(c->g, full, distance(c->g, gradient->data, want), 1e-4);
+    c->seen++;
+    return NBL_OK;
+}
+
+static void check_gradients(golden *g, const char *kind)
+{
+    char name[32];
+    int64_t expected = -1, trained; /* the loss is no gradient */
+    double want, loss;
+    snprintf(name, sizeof name, "%s.loss", kind);
+    assert_int_equal(find(g, name)->dtype, NBL_DTYPE_F64);
+    memcpy(&want, find(g, name)->data, sizeof want);
+    for (int64_t i = 0; i < g->count; i++) expected += strncmp(g->tensors[i].name, kind, strlen(kind)) == 0;
+    for (int pack = 0; pack < 2; pack++) {
+        gradient_check c = {g, kind, 0};
+        nbl_model *model = open_model(g, "f32", kind);
+        assert_ok(g->ctx, nbl_model_gradients(model, g->ids, g->labels, g->sequences, pack, 0, check_gradient,
+                                              &c, &loss, &trained));
+        assert_int_equal(c.seen, expected);
+        assert_within(g, name, fabs(loss - want) / want, 1e-6);
+        nbl_model_close(model);
+    }
+}
+
+static void check(const char *name, const char *half, const char *first, const char *second)
+{
+    nbl_context *ctx = new_context();
+    golden g = open_golden(ctx, name);
+    bool int8 = strcmp(name, "store-int8") == 0;
+    check_logits(&g, int8);
+    if (half) check_half_logits(&g, half);
+    if (!int8) check_greedy(&g); /* there rounded activations may turn a choice */
+    if (first) check_gradients(&g, first);
+    if (second) check_gradients(&g, second);
+    close_golden(&g);
+    nbl_context_destroy(ctx);
+}
+
+/* A test of one folder of tests/data/models: its 16-bit dtype, and its adapters. */
+#define GOLDEN(test, name, half, first, second)                                                              \
+    static void test(void **state)                                                                           \
+    {                                                                                                        \
+        (void)state;                                                                                         \
+        check(name, half, first, second);                                                                    \
+    }
+
+GOLDEN(llama_with_biases_is_as_transformers_has_it, "llama", "bf16", "lora", "dora")
+GOLDEN(mistral_with_a_window_is_as_transformers_has_it, "mistral", "bf16", "lora", NULL)
+GOLDEN(qwen2_with_a_window_is_as_transformers_has_it, "qwen2", "bf16", "lora", NULL)
+GOLDEN(qwen3_is_as_transformers_has_it, "qwen3", "bf16", "dora", NULL)
+GOLDEN(gemma2_is_as_transformers_has_it, "gemma2", "bf16", "lora", NULL)
+GOLDEN(gemma3_with_two_ropes_is_as_transformers_has_it, "gemma3", "bf16", "dora", NULL)
+GOLDEN(linear_rope_is_as_transformers_has_it, "rope-linear", "bf16", NULL, NULL)
+GOLDEN(llama3_rope_is_as_transformers_has_it, "rope-llama3", "bf16", NULL, NULL)
+GOLDEN(yarn_is_as_transformers_has_it, "rope-yarn", "bf16", NULL, NULL)
+GOLDEN(yarn_with_every_key_is_as_transformers_has_it, "rope-yarn-mscale", "bf16", NULL, NULL)
+GOLDEN(a_config_of_older_transformers_is_read, "rope-old-config", "bf16", NULL, NULL)
+GOLDEN(f32_weights_are_as_transformers_has_them, "store-f32", NULL, "lora", NULL)
+GOLDEN(f16_weights_are_as_transformers_has_them, "store-f16", "f16", NULL, NULL)
+GOLDEN(flat_nf4_is_as_bitsandbytes_has_it, "store-nf4", NULL, "dora", NULL)
+GOLDEN(nested_nf4_is_as_bitsandbytes_has_it, "store-nf4-nested", NULL, "lora", NULL)
+GOLDEN(int8_is_no_further_from_the_truth_than_bitsandbytes, "store-int8", NULL, NULL, NULL)
+
+/* ---- what must be refused ---- */
+
+typedef struct bent {
+    const char *key, *value; /* what config.json says instead; appended when the key is not there */
+    nbl_status status;
+    const char *words; /* of the message */
+} bent;
+
+/* The text of a config with another value of a key that stands on one line, or one more key. */
+static void bend(const char *text, const bent *how, char *out, size_t room)
+{
+    char quoted[64];
+    snprintf(quoted, sizeof quoted, "\"%s\": ", how->key);
+    const char *at = strstr(text, quoted);
+    if (at) {
+        const char *value = at + strlen(quoted), *end = value + strcspn(value, ",\n");
+        snprintf(out, room, "%.*s%s%s", (int)(value - text), text, how->value, end);
+    } else {
+        snprintf(out, room, "{%s%s, %s", quoted, how->value, strchr(text, '{') + 1);
+    }
+}
+
+static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
+{
+    (void)state;
+    static const bent cases[] = {
+        {"num_hidden_layers", "1000000000", NBL_ERROR_UNSUPPORTED, "num_hidden_layers is 1000000000"},
+        {"num_hidden_layers", "-1", NBL_ERROR_FORMAT, "num_hidden_layers is not a whole number"},
+        {"num_hidden_layers", "1e999", NBL_ERROR_FORMAT, "num_hidden_layers"},
+        {"num_hidden_layers", "NaN", NBL_ERROR_FORMAT, "num_hidden_layers"},
+        {"num_hidden_layers", "1024", NBL_ERROR_FORMAT, "no \"model.layers.2."},
+        {"num_hidden_layers", "1", NBL_ERROR_FORMAT, "model.layers.1."},
+        {"num_attention_heads", "3", NBL_ERROR_FORMAT, "num_attention_heads 3 is no multiple"},
+        {"num_attention_heads", "2147483646", NBL_ERROR_FORMAT, "self_attn.q_proj.weight"},
+        {"num_key_value_heads", "0", NBL_ERROR_FORMAT, "num_key_value_heads"},
+        {"hidden_size", "2147483647", NBL_ERROR_FORMAT, "model.embed_tokens.weight"},
+        {"hidden_size", "\"16\"", NBL_ERROR_FORMAT, "hidden_size is not a whole number"},
+        {"hidden_size", "16.5", NBL_ERROR_FORMAT, "hidden_size is not a whole number"},
+        {"intermediate_size", "2147483647", NBL_ERROR_FORMAT, "mlp.gate_proj.weight"},
+        {"vocab_size", "49", NBL_ERROR_FORMAT, "model.embed_tokens.weight"},
+        {"vocab_size", "2147483647", NBL_ERROR_FORMAT, "model.embed_tokens.weight"},
+        {"rms_norm_eps", "NaN", NBL_ERROR_FORMAT, "rms_norm_eps is not a number"},
+        {"rms_norm_eps", "-1", NBL_ERROR_FORMAT, "rms_norm_eps"},
+        {"hidden_act", "\"relu\"", NBL_ERROR_UNSUPPORTED, "hidden_act is \"relu\""},
+        {"model_type", "\"mamba\"", NBL_ERROR_UNSUPPORTED, "model_type \"mamba\" is not known"},
+        {"rope_theta", "0", NBL_ERROR_FORMAT, "theta"},
+        {"rope_theta", "-Infinity", NBL_ERROR_FORMAT, "rope_theta"},
+        {"rope_type", "\"dynamic\"", NBL_ERROR_UNSUPPORTED, "rope_type \"dynamic\" is not"},
+        {"rope_type", "\"longrope\"", NBL_ERROR_UNSUPPORTED, "rope_type \"longrope\" is not"},
+        {"rope_type", "\"llama3\"", NBL_ERROR_FORMAT, "factor"},
+        {"rope_scaling_of_mine", "3", NBL_ERROR_UNSUPPORTED,
+         "the key rope_scaling_of_mine is not understood"},
+    };
+    nbl_context *ctx = new_context();
+    char source[512], folder[64], text[16384];
+    size_t size;
+    int wrong = 0;
+    snprintf(source, sizeof source, "%s/models/store-f32", TEST_DATA_DIR);
+    make_temp(folder);
+    uint8_t *weights = read_file(in_folder(source, "model.safetensors"), &size);
+    write_file(folder, "model.safetensors", weights, size);
+    free(weights);
+    char *config = (char *)read_file(in_folder(source, "config.json"), &size);
+    config[size] = '\0';
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nbl_model *model;
+        nbl_model_plan *plan = malloc(sizeof *plan);
+        bend(config, &cases[i], text, sizeof text);
+        write_file(folder, "config.json", text, strlen(text));
+        nbl_status status = nbl_model_open(ctx, folder, NULL, &model);
+        if (status == NBL_OK) status = nbl_model_make_plan(model, 16, 1, 0, plan);
+        else assert_null(model);
+        if (status != cases[i].status || strstr(nbl_error_message(ctx), cases[i].words) == NULL)
+            wrong++,
+                print_error("%s = %s: %s: \"%.300s\" instead of \"%s\"\n", cases[i].key, cases[i].value,
+                            nbl_status_name(status), status ? nbl_error_message(ctx) : "", cases[i].words);
+        nbl_model_close(model);
+        free(plan);
+    }
+    free(config);
+    remove_tree(folder);
+    assert_int_equal(wrong, 0);
+    nbl_context_destroy(ctx);
+}
+
+static void ids_outside_the_vocabulary_are_refused_with_their_place(void **state)
+{
+    (void)state;
+    nbl_context *ctx = new_context();
+    golden g = open_golden(ctx, "store-f32");
+    nbl_model *model = open_model(&g, "f32", NULL);
+    float *logits = malloc(4 * 48 * sizeof *logits);
+    static int32_t bad[][2] = {{3, 48}, {-1, 3}, {INT32_MAX, 0}};
+    for (int i = 0; i < 3; i++) {
+        nbl_ids ids = {bad[i], 2};
+        int32_t room[4];
+        nbl_generated result = {.ids = {room, 0}};
+        nbl_generate_options how = {.max_tokens = 4};
+        assert_int_not_equal(nbl_model_logits(model, &ids, 1, &logits), NBL_OK);
+        assert_non_null(strstr(nbl_error_message(ctx), i == 0 ? "48" : i == 1 ? "-1" : "2147483647"));
+        assert_int_not_equal(nbl_model_generate(model, &ids, 1, &how, &result), NBL_OK);
+    }
+    nbl_ids none = {bad[0], 0};
+    assert_int_not_equal(nbl_model_logits(model, &none, 1, &logits), NBL_OK);
+    free(logits);
+    nbl_model_close(model);
+    close_golden(&g);
+    nbl_context_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(llama_with_biases_is_as_transformers_has_it),
+        cmocka_unit_test(mistral_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen2_with_a_window_is_as_transformers_has_it),
+        cmocka_unit_test(qwen3_is_as_transformers_has_it),
+        cmocka_unit_test(gemma2_is_as_transformers_has_it),
+        cmocka_unit_test(gemma3_with_two_ropes_is_as_transformers_has_it),
+        cmocka_unit_test(linear_rope_is_as_transformers_has_it),
+        cmocka_unit_test(llama3_rope_is_as_transformers_has_it),
+        cmocka_unit_test(yarn_is_as_transformers_has_it),
+        cmocka_unit_test(yarn_with_every_key_is_as_transformers_has_it),
+        cmocka_unit_test(a_config_of_older_transformers_is_read),
+        cmocka_unit_test(f32_weights_are_as_transformers_has_them),
+        cmocka_unit_test(f16_weights_are_as_transformers_has_them),
+        cmocka_unit_test(flat_nf4_is_as_bitsandbytes_has_it),
+        cmocka_unit_test(nested_nf4_is_as_bitsandbytes_has_it),
+        cmocka_unit_test(int8_is_no_further_from_the_truth_than_bitsandbytes),
+        cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
+        cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_place),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
