@@ -41,7 +41,7 @@ static const layer layers[] = {
     {"llama-3.2-1b.down", 2048, 8192},
 };
 
-enum { CONTENDERS = 8, MAX_ROUNDS = 51, MOST_TOKENS = 8192, MOST_WEIGHTS = 8192 * 2048, WIDEST = 8192 };
+enum { CONTENDERS = 8, MAX_ROUNDS = 51, MAX_TOKENS = 8192, MAX_WEIGHTS = 8192 * 2048, WIDEST = 8192 };
 typedef enum contender { NF4, NF4_BACK, NF4_BF16, NF4_BF16_BACK, SGEMM, SGEMM_BACK, DQ, DQ_BACK } contender;
 static const char *const names[CONTENDERS] = {"nf4",   "back",   "bf16", "bf16back",
                                               "sgemm", "sgback", "dq",   "dqback"};
@@ -145,13 +145,13 @@ static double middle(const bench *b, double *numbers)
  * some rounds does not change; or the ratio of the best times. */
 static double ratio(const bench *b, const double *mine, const double *other)
 {
-    double list[MAX_ROUNDS], least = mine[0], least_other = other[0];
+    double list[MAX_ROUNDS], min = mine[0], min_other = other[0];
     for (int i = 0; i < b->rounds; i++) {
         list[i] = other[i] / mine[i];
-        if (mine[i] < least) least = mine[i];
-        if (other[i] < least_other) least_other = other[i];
+        if (mine[i] < min) min = mine[i];
+        if (other[i] < min_other) min_other = other[i];
     }
-    return b->best ? least_other / least : middle(b, list);
+    return b->best ? min_other / min : middle(b, list);
 }
 
 /* OpenBLAS' threads keep a core busy for a while after a call: they must not do so in the next contender's time. */
@@ -198,8 +198,8 @@ static void prepare(bench *b, const layer *l)
     check(b->ctx, nbl_quantize_sizes(b->ctx, &how, 2, shape, &sizes));
     static nbl_quantized_parts parts;
     if (parts.data == NULL)
-        parts = (nbl_quantized_parts){must(MOST_WEIGHTS), must(MOST_WEIGHTS), must(MOST_WEIGHTS),
-                                      must(MOST_WEIGHTS)};
+        parts = (nbl_quantized_parts){must(MAX_WEIGHTS), must(MAX_WEIGHTS), must(MAX_WEIGHTS),
+                                      must(MAX_WEIGHTS)};
     check(b->ctx, nbl_quantize(b->ctx, &how, NBL_DTYPE_BF16, 2, shape, b->values, &parts, &b->weight));
     check(b->ctx, nbl_dequantize(b->ctx, &b->weight, 0, l->out, NBL_DTYPE_F32, 0, b->dense));
 }
@@ -223,12 +223,12 @@ static void print_protocol(const bench *b)
 }
 
 /* "1,8,64" to numbers. */
-static int parse_list(const char *text, int64_t *list, int most)
+static int parse_list(const char *text, int64_t *list, int max)
 {
     int count = 0;
-    for (char *end; *text && count < most; text = *end ? end + 1 : end) {
+    for (char *end; *text && count < max; text = *end ? end + 1 : end) {
         list[count] = strtoll(text, &end, 10);
-        if (end == text || list[count] < 1 || list[count] > MOST_TOKENS) return 0;
+        if (end == text || list[count] < 1 || list[count] > MAX_TOKENS) return 0;
         count++;
     }
     return count;
@@ -281,20 +281,20 @@ int main(int argc, char **argv)
                 "[--count median|best] [--ways LIST]\n");
         return 2;
     }
-    b.x = must((size_t)MOST_TOKENS * WIDEST * 4);
-    b.y = must((size_t)MOST_TOKENS * WIDEST * 4);
-    b.x16 = must((size_t)MOST_TOKENS * WIDEST * 2);
-    b.y16 = must((size_t)MOST_TOKENS * WIDEST * 2);
-    b.dense = must((size_t)MOST_WEIGHTS * 4);
-    b.values = must((size_t)MOST_WEIGHTS * 2);
-    for (int64_t i = 0; i < MOST_WEIGHTS; i++) {
+    b.x = must((size_t)MAX_TOKENS * WIDEST * 4);
+    b.y = must((size_t)MAX_TOKENS * WIDEST * 4);
+    b.x16 = must((size_t)MAX_TOKENS * WIDEST * 2);
+    b.y16 = must((size_t)MAX_TOKENS * WIDEST * 2);
+    b.dense = must((size_t)MAX_WEIGHTS * 4);
+    b.values = must((size_t)MAX_WEIGHTS * 2);
+    for (int64_t i = 0; i < MAX_WEIGHTS; i++) {
         uint32_t words[4] = {0};
         if (i < 65536) nbl__philox((uint32_t[4]){(uint32_t)i, 0, 0, 0}, (uint32_t[2]){1, 2}, words);
         float v = nbl__uniform(words[0]) + nbl__uniform(words[1]) + nbl__uniform(words[2]) - 1.5f;
         b.values[i] = i < 65536 ? nbl__f32_to_bf16(0.05f * v) : b.values[i - 65535];
     }
-    for (int64_t i = 0; i < (int64_t)MOST_TOKENS * WIDEST; i++) {
-        b.x16[i] = b.values[i % (MOST_WEIGHTS - 77)];
+    for (int64_t i = 0; i < (int64_t)MAX_TOKENS * WIDEST; i++) {
+        b.x16[i] = b.values[i % (MAX_WEIGHTS - 77)];
         b.x[i] = nbl__bf16_to_f32(b.x16[i]);
     }
     for (int t = 0; t < thread_count; t++) {

@@ -22,7 +22,7 @@
 #include "ops/linear/linear.h"
 #include "quant/quant.h"
 
-enum { MAX_ROUNDS = 64, RANK = 16, MOST_PIECES = 32 };
+enum { MAX_ROUNDS = 64, RANK = 16, MAX_PIECES = 32 };
 
 typedef enum kind { LORA_BOTH, LORA_FORWARD, DENSE_FORWARD, INT8_FORWARD } kind;
 
@@ -46,7 +46,7 @@ typedef struct bench {
     int threads;
     bool tsv, quick;
     const char *only, *shapes;
-    void *pieces[MOST_PIECES]; /* memory of one case */
+    void *pieces[MAX_PIECES]; /* memory of one case */
     int piece_count;
 } bench;
 
@@ -64,7 +64,7 @@ static void check(const bench *b, nbl_status status)
 static void *take(bench *b, size_t bytes)
 {
     void *memory = NULL;
-    if (b->piece_count == MOST_PIECES || posix_memalign(&memory, 64, bytes + 64) != 0) fail("no memory");
+    if (b->piece_count == MAX_PIECES || posix_memalign(&memory, 64, bytes + 64) != 0) fail("no memory");
     memset(memory, 0, bytes + 64);
     return b->pieces[b->piece_count++] = memory;
 }

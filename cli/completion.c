@@ -115,9 +115,9 @@ static void put_bash(FILE *to)
             "        ' 0') %s ;;\n",
             option_words(cli_common_options), bash_reply(CLI_COMMAND, NULL));
     for (int i = 0; cli_commands[i]; i++) {
-        int place = 0;
-        for (const cli_argument *a = cli_commands[i]->arguments; a && a->name; a++, place++)
-            fprintf(to, "        '%s %d') %s ;;\n", cli_commands[i]->name, place,
+        int position = 0;
+        for (const cli_argument *a = cli_commands[i]->arguments; a && a->name; a++, position++)
+            fprintf(to, "        '%s %d') %s ;;\n", cli_commands[i]->name, position,
                     bash_reply(a->kind, a->choices));
     }
     fputs("    esac\n"
@@ -181,9 +181,9 @@ static void put_zsh(FILE *to)
         if (command->group == NULL) continue;
         fprintf(to, "        %s)\n            own=(\n", command->name);
         zsh_options(to, "                ", command->options);
-        int place = 1;
+        int position = 1;
         for (const cli_argument *a = command->arguments; a && a->name; a++)
-            fprintf(to, "                '%d:%s:%s'\n", place++, a->name, zsh_action(a->kind, a->choices));
+            fprintf(to, "                '%d:%s:%s'\n", position++, a->name, zsh_action(a->kind, a->choices));
         fputs("            ) ;;\n", to);
     }
     fputs("        esac\n"

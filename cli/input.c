@@ -34,7 +34,7 @@ bool cli_read_file(const cli_call *call, const char *path, nbl_string *text)
     return good;
 }
 
-bool cli_read_ids(const cli_call *call, const char *path, int64_t least, int64_t most, cli_ids *ids)
+bool cli_read_ids(const cli_call *call, const char *path, int64_t min, int64_t max, cli_ids *ids)
 {
     nbl_string all;
     json_error_t why;
@@ -53,7 +53,7 @@ bool cli_read_ids(const cli_call *call, const char *path, int64_t least, int64_t
         for (size_t k = 0; k < size && wrong == NULL; k++) {
             json_t *item = json_array_get(list, k);
             json_int_t id = json_integer_value(item);
-            if (!json_is_integer(item) || id < least || id > most)
+            if (!json_is_integer(item) || id < min || id > max)
                 wrong = json_is_integer(item)
                             ? cli_format("sequence %" PRId64 ": entry %zu is %" JSON_INTEGER_FORMAT
                                          ", not a token id",

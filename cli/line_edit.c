@@ -23,7 +23,7 @@
 #include "live.h"
 #include "session.h"
 
-enum { MOST_REMEMBERED = 1000, CTRL_E = 5 };
+enum { MAX_REMEMBERED = 1000, CTRL_E = 5 };
 
 struct cli_editor {
     EditLine *edit;
@@ -241,7 +241,7 @@ cli_editor *cli_editor_open(const char *prompt)
         cli_editor_close(e);
         return NULL;
     }
-    history(e->history, &event, H_SETSIZE, MOST_REMEMBERED);
+    history(e->history, &event, H_SETSIZE, MAX_REMEMBERED);
     history(e->history, &event, H_SETUNIQUE, 1);
     el_set(e->edit, EL_CLIENTDATA, e);
     el_set(e->edit, EL_PROMPT, show_prompt);

@@ -10,7 +10,7 @@
 
 #include "output.h"
 
-enum { MOST_PARTS = 12, PART_ROOM = 512, LINE_ROOM = MOST_PARTS * (PART_ROOM + 2), GAP = 2 };
+enum { MAX_PARTS = 12, PART_ROOM = 512, LINE_ROOM = MAX_PARTS * (PART_ROOM + 2), GAP = 2 };
 
 /* First the line, then what is below it: a terminal may keep what one sequence takes off a whole screen. */
 static const char clearing[] = "\r\033[K\033[J";
@@ -18,7 +18,7 @@ static volatile sig_atomic_t drawn;
 static struct {
     char text[PART_ROOM];
     int rank;
-} shown[MOST_PARTS]; /* what was drawn last */
+} shown[MAX_PARTS]; /* what was drawn last */
 static int shown_count, shown_width;
 
 bool cli_live_possible(void)
@@ -87,7 +87,7 @@ static void draw(void)
 
 void cli_live_draw(const cli_part *parts, int count)
 {
-    shown_count = count < MOST_PARTS ? count : MOST_PARTS;
+    shown_count = count < MAX_PARTS ? count : MAX_PARTS;
     for (int i = 0; i < shown_count; i++) {
         snprintf(shown[i].text, sizeof shown[i].text, "%s", parts[i].text ? parts[i].text : "");
         shown[i].rank = parts[i].rank;

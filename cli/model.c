@@ -8,7 +8,7 @@
 
 #include "output.h"
 
-enum { MOST_ENDS = 64 }; /* of a model; no published one has more than a handful */
+enum { MAX_ENDS = 64 }; /* of a model; no published one has more than a handful */
 
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model)
 {
@@ -64,10 +64,10 @@ nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *mode
                          cli_ends *ends)
 {
     const cli_value *stops = cli_get(call, "stop");
-    *ends = (cli_ends){.ids = cli_alloc((size_t)(MOST_ENDS + 1 + stops->count) * sizeof *ends->ids),
+    *ends = (cli_ends){.ids = cli_alloc((size_t)(MAX_ENDS + 1 + stops->count) * sizeof *ends->ids),
                        .texts = cli_alloc((size_t)(stops->count + 1) * sizeof *ends->texts)};
-    ends->id_count = nbl_model_ends(model, ends->ids, MOST_ENDS);
-    if (ends->id_count > MOST_ENDS) ends->id_count = MOST_ENDS;
+    ends->id_count = nbl_model_ends(model, ends->ids, MAX_ENDS);
+    if (ends->id_count > MAX_ENDS) ends->id_count = MAX_ENDS;
     int32_t trained = tokenizer ? nbl_model_adapter_end(model, tokenizer) : -1;
     if (trained >= 0) ends->ids[ends->id_count++] = trained;
     for (int i = 0; i < stops->count; i++) {

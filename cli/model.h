@@ -39,11 +39,11 @@
             "such as llama3"                                                                                 \
     }
 
-#define CLI_SAMPLING_OPTIONS(most_tokens)                                                                    \
+#define CLI_SAMPLING_OPTIONS(max_tokens)                                                                     \
     {.name = "max-tokens",                                                                                   \
      .argument = "N",                                                                                        \
      .kind = CLI_INTEGER,                                                                                    \
-     .fallback = most_tokens,                                                                                \
+     .fallback = max_tokens,                                                                                 \
      .minimum = 1,                                                                                           \
      .maximum = 1 << 24,                                                                                     \
      .help = "at most so many new tokens"},                                                                  \

@@ -44,7 +44,7 @@ typedef struct cli_ids {
     nbl_ids *lists;
     int64_t count;
 } cli_ids;
-bool cli_read_ids(const cli_call *call, const char *path, int64_t least, int64_t most, cli_ids *ids);
+bool cli_read_ids(const cli_call *call, const char *path, int64_t min, int64_t max, cli_ids *ids);
 
 /* ---- results ---- */
 

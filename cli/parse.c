@@ -31,12 +31,12 @@ static int find_letter(const cli_option *options, char letter)
 }
 
 /* Where a word like "--format=nf4" or "-h" leads: its rule and the place of its value. */
-typedef struct place {
+typedef struct option_ref {
     const cli_option *rule;
     cli_value *value;
-} place;
+} option_ref;
 
-static place place_of(cli_call *call, const char *word)
+static option_ref option_of(cli_call *call, const char *word)
 {
     bool is_long = word[1] == '-';
     const char *name = word + 2;
@@ -44,11 +44,11 @@ static place place_of(cli_call *call, const char *word)
     int i = is_long           ? find_option(cli_common_options, name, length)
             : word[2] == '\0' ? find_letter(cli_common_options, word[1])
                               : -1;
-    if (i >= 0) return (place){&cli_common_options[i], &call->common[i]};
-    if (call->command == NULL) return (place){NULL, NULL};
+    if (i >= 0) return (option_ref){&cli_common_options[i], &call->common[i]};
+    if (call->command == NULL) return (option_ref){NULL, NULL};
     const cli_option *own = call->command->options;
     i = is_long ? find_option(own, name, length) : word[2] == '\0' ? find_letter(own, word[1]) : -1;
-    return i >= 0 ? (place){&own[i], &call->values[i]} : (place){NULL, NULL};
+    return i >= 0 ? (option_ref){&own[i], &call->values[i]} : (option_ref){NULL, NULL};
 }
 
 static void take_command(cli_call *call, const cli_command *command)
@@ -90,7 +90,7 @@ static int unknown_option(cli_call *call, const char *word)
 static int take_option(cli_call *call, int count, char **words, int *at)
 {
     const char *word = words[*at], *inside = word[1] == '-' ? strchr(word, '=') : NULL;
-    place found = place_of(call, word);
+    option_ref found = option_of(call, word);
     const cli_option *rule = found.rule;
     if (rule == NULL) return unknown_option(call, word);
     const char *text = "";
@@ -102,7 +102,7 @@ static int take_option(cli_call *call, int count, char **words, int *at)
         const char *next = *at + 1 < count ? words[*at + 1] : NULL;
         /* "--skip --double" is a forgotten value, not a value of that name. */
         bool forgotten = next && next[0] == '-' && next[1] == '-' &&
-                         (next[2] == '\0' || place_of(call, next).rule);
+                         (next[2] == '\0' || option_of(call, next).rule);
         if (next == NULL || forgotten) {
             const char *hint = forgotten && next[2]
                                    ? cli_format("if it is '%s', write --%s=%s", next, rule->name, next)

@@ -5,7 +5,7 @@
 #include "data/example.h"
 #include "data/read_rows.h"
 
-enum { MOST_ROWS = 64 };
+enum { MAX_ROWS = 64 };
 
 static nbl_chat_template *open_template(void)
 {
@@ -19,24 +19,24 @@ static nbl_chat_template *open_template(void)
     return made;
 }
 
-static void draft(nbl__arena *arena, const nbl__json *row, nbl__data_type type, bool marks)
+static void example_text(nbl__arena *arena, const nbl__json *row, nbl__data_type type, bool marks)
 {
     nbl__run_config config = {.file = "fuzz"};
     nbl__dataset_config dataset = {.type = type, .field_text = "text"};
-    nbl__scribe scribe = {.ctx = fuzz_context(),
-                          .config = &config,
-                          .template = open_template(),
-                          .marks = marks,
-                          .vocabulary = 100};
-    nbl__draft made;
-    if (nbl__draft_row(&scribe, &dataset, arena, row, &made) != NBL_OK) return;
+    nbl__row_encoder encoder = {.ctx = fuzz_context(),
+                                .config = &config,
+                                .template = open_template(),
+                                .marks = marks,
+                                .vocabulary = 100};
+    nbl__example_text made;
+    if (nbl__example_row(&encoder, &dataset, arena, row, &made) != NBL_OK) return;
     for (int64_t i = 0; i < made.id_count; i++)
         MUST(made.ids[i] >= 0 && made.ids[i] < 100 && made.labels[i] >= -100 && made.labels[i] < 100);
     for (int64_t i = 0; i < made.part_count; i++) {
         const nbl__part *part = &made.parts[i];
         MUST(part->text != NULL || part->size == 0);
-        for (int64_t k = 0; k < part->stretch_count; k++)
-            MUST(part->stretches[k].begin <= part->stretches[k].end && part->stretches[k].end <= part->size);
+        for (int64_t k = 0; k < part->span_count; k++)
+            MUST(part->spans[k].begin <= part->spans[k].end && part->spans[k].end <= part->size);
     }
 }
 
@@ -53,14 +53,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nbl__row row;
     bool found = nbl__rows_begin(&rows, NBL_FILE_BY_NAME) == NBL_OK;
     uint64_t end = 0;
-    for (int i = 0; found && i < MOST_ROWS; i++) {
+    for (int i = 0; found && i < MAX_ROWS; i++) {
         nbl__arena arena = nbl__arena_make(ctx);
         const nbl__json *object;
         if (nbl__rows_next(&rows, &row, &found) != NBL_OK || !found) break;
         MUST(row.offset >= end && row.size > 0 && row.size <= size - 1 - row.offset && row.line > 0);
         end = row.offset + row.size;
         if (nbl__rows_parse(&rows, &arena, &row, &object) == NBL_OK)
-            draft(&arena, object, (nbl__data_type)(data[0] / 4 % 5), data[0] & 0x80);
+            example_text(&arena, object, (nbl__data_type)(data[0] / 4 % 5), data[0] & 0x80);
         nbl__arena_free(&arena);
     }
     nbl__arena_free(&rows.arena);

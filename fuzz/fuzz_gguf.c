@@ -3,8 +3,8 @@
 #include "format/gguf/gguf_model.h"
 #include "fuzz.h"
 
-enum { MOST = 1 << 14 };
-static float out[MOST];
+enum { MAX = 1 << 14 };
+static float out[MAX];
 
 static void read_values(const nbl__gguf *gguf)
 {
@@ -26,15 +26,15 @@ static void read_values(const nbl__gguf *gguf)
     }
 }
 
-static void decode(nbl_isa isa, const nbl__gguf_tensor *tensor)
+static void dequantize(nbl_isa isa, const nbl__gguf_tensor *tensor)
 {
     nbl__ggml_layout layout;
     MUST(nbl__ggml_layout_of(tensor->type, &layout));
     if (!nbl__ggml_is_decodable(tensor->type)) return;
-    int64_t n = nbl__min_i64(tensor->elements, MOST) / layout.values * layout.values;
+    int64_t n = nbl__min_i64(tensor->elements, MAX) / layout.values * layout.values;
     const uint8_t *last = tensor->data + tensor->bytes - n / layout.values * layout.bytes;
-    nbl__ggml_decode(NBL_ISA_SCALAR, tensor->type, tensor->data, n, NBL_DTYPE_F32, out);
-    nbl__ggml_decode(isa, tensor->type, last, n, NBL_DTYPE_BF16, out);
+    nbl__ggml_dequantize(NBL_ISA_SCALAR, tensor->type, tensor->data, n, NBL_DTYPE_F32, out);
+    nbl__ggml_dequantize(isa, tensor->type, last, n, NBL_DTYPE_BF16, out);
 }
 
 /* A file that is looked at opens whenever its header can be read; what opens strictly has no problem of the reader. */
@@ -65,15 +65,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     read_values(gguf);
     for (int64_t i = 0; i < gguf->tensor_count; i++) {
         MUST(nbl__gguf_tensor_find(gguf, gguf->tensors[i].name) == &gguf->tensors[i]);
-        decode(nbl__isa(ctx), &gguf->tensors[i]);
+        dequantize(nbl__isa(ctx), &gguf->tensors[i]);
     }
     if (nbl__gguf_model_of(ctx, gguf, &model) != NBL_OK) return 0;
     MUST(model->config.root != NULL);
     for (int64_t i = 0; i < model->weight_count; i++) {
         const nbl__gguf_weight *weight = &model->weights[i];
         MUST(nbl__gguf_weight_find(model, weight->name) == weight);
-        if (weight->columns > MOST) continue;
-        int64_t rows = nbl__min_i64(weight->rows, MOST / weight->columns);
+        if (weight->columns > MAX) continue;
+        int64_t rows = nbl__min_i64(weight->rows, MAX / weight->columns);
         MUST(nbl__gguf_weight_rows(ctx, weight, weight->rows - rows, weight->rows, NBL_DTYPE_F32, out) ==
              NBL_OK);
     }

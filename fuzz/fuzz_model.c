@@ -20,12 +20,12 @@ enum {
     LAYERS = 2,
     VOCABULARY = 16,
     KINDS = 4,
-    MOST = 64
+    MAX = 64
 };
 
 typedef struct set {
     nbl__arena arena;
-    nbl__stored tensors[MOST];
+    nbl__stored tensors[MAX];
     int64_t count;
 } set;
 

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 #include "text/chars.h"
 
-static void decode(nbl_tokenizer *tokenizer, const nbl_ids *ids)
+static void dequantize(nbl_tokenizer *tokenizer, const nbl_ids *ids)
 {
     char *text;
     size_t size;
@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nbl_tokenizer_set_limits(tokenizer, 1);
     for (int special = 0; special < 2; special++) {
         if (nbl_tokenizer_encode(tokenizer, text, rest, special, &ids) != NBL_OK) continue;
-        decode(tokenizer, &ids);
+        dequantize(tokenizer, &ids);
         nbl_ids_free(ctx, &ids);
     }
     nbl_tokenizer_close(tokenizer);

@@ -487,7 +487,7 @@ typedef struct nbl_linear {
     int64_t first_row; /* rows of the mask before that of x's first, >= 0: calls
                           for parts of a batch draw what one for all draws */
     float threshold;   /* int8: usually 6; <= 0: no column is an outlier */
-    bool decoded;      /* int8: multiply with the decoded weight instead, as
+    bool dequantized;  /* int8: multiply with the decoded weight instead, as
                           bitsandbytes trains on a CPU; on a device every packed
                           weight is decoded before it multiplies, however few
                           the rows */
@@ -889,9 +889,9 @@ NBL_API int32_t nbl_model_adapter_end(const nbl_model *model,
  * memory that is planned is the memory that is used: a step allocates nothing.
  */
 enum {
-    NBL_PLAN_MOST_OPS = 96,
-    NBL_PLAN_MOST_CASTS = 8192,
-    NBL_PLAN_MOST_VALUES = 16
+    NBL_PLAN_MAX_OPS = 96,
+    NBL_PLAN_MAX_CASTS = 8192,
+    NBL_PLAN_MAX_VALUES = 16
 };
 
 typedef struct nbl_plan_arenas { /* bytes */
@@ -933,11 +933,11 @@ typedef struct nbl_planned_value {
 typedef struct nbl_model_plan {
     nbl_plan_arenas arenas;
     uint64_t total_bytes; /* their sum */
-    nbl_planned_op ops[NBL_PLAN_MOST_OPS];
+    nbl_planned_op ops[NBL_PLAN_MAX_OPS];
     int64_t op_count;
-    nbl_planned_cast casts[NBL_PLAN_MOST_CASTS]; /* every one there is */
+    nbl_planned_cast casts[NBL_PLAN_MAX_CASTS]; /* every one there is */
     int64_t cast_count;
-    nbl_planned_value values[NBL_PLAN_MOST_VALUES]; /* the largest, but for
+    nbl_planned_value values[NBL_PLAN_MAX_VALUES]; /* the largest, but for
                                                        weights */
     int64_t value_count;
     const char *recompute;     /* "none"; "cheap": norms, rotations and the like
@@ -950,11 +950,12 @@ typedef struct nbl_model_plan {
                                   limit: the model's own */
     uint64_t smallest_memory; /* the least for the sequence asked about, with
                                   all the recomputation there is */
-    int64_t decoded_weights;  /* on a device, training within a budget: packed
+    int64_t
+        dequantized_weights;    /* on a device, training within a budget: packed
                                   weights that are decoded once, and not in
                                   every step; */
-    uint64_t decoded_bytes;   /* their part of arenas.weights */
-    uint64_t host_bytes;      /* of the host's memory, beside the total, when
+    uint64_t dequantized_bytes; /* their part of arenas.weights */
+    uint64_t host_bytes;        /* of the host's memory, beside the total, when
                                   all is on a device: layers' inputs that wait
                                   there, an embedding that stays there */
 } nbl_model_plan;
@@ -1076,7 +1077,7 @@ typedef struct nbl_train_event {
     int64_t trained_tokens;
     uint64_t memory_bytes; /* as planned */
     double seconds, seconds_left;
-    const char *text; /* valid during the call; or NULL */
+    const char *text;    /* valid during the call; or NULL */
     int64_t part, parts; /* of a phase: batches done, in all; 0: not counted */
 } nbl_train_event;
 
@@ -1102,7 +1103,7 @@ typedef struct nbl_train_summary {
     double loss, eval_loss; /* the last ones; 0: none */
     int64_t result_step;    /* the step that the result is of: the last one, or
                                with load_best_model_at_end the best evaluated */
-    double best_eval_loss;  /* of that step; 0: it is not chosen by evaluation */
+    double best_eval_loss; /* of that step; 0: it is not chosen by evaluation */
     double seconds;
     uint64_t memory_bytes;
 } nbl_train_summary;

@@ -30,8 +30,7 @@ static inline void each_allocation_fails(faulty_job job, int number, const char 
 }
 
 /* The same for writes and NBL_ERROR_IO, on one thread and on two; there are more than `least` of them. */
-static inline void each_write_fails(faulty_job job, int number, const char *folder, int entries,
-                                    int64_t least)
+static inline void each_write_fails(faulty_job job, int number, const char *folder, int entries, int64_t min)
 {
     for (int64_t n = 1;; n++) {
         nbl_context *ctx = new_context_with(n % 2 ? 1 : 2);
@@ -42,7 +41,7 @@ static inline void each_write_fails(faulty_job job, int number, const char *fold
         else assert_int_equal(status, NBL_ERROR_IO);
         nbl_context_destroy(ctx);
         if (done) {
-            assert_true(n > least);
+            assert_true(n > min);
             return;
         }
         assert_int_equal(entries_in(folder), entries);

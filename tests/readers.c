@@ -60,23 +60,23 @@ static nbl_status convert(nbl_context *ctx, const char *path, const char *dtype_
 
 /* ---- adapters ---- */
 
-enum { MOST = 4096 };
+enum { MAX = 4096 };
 
 static nbl_status check(nbl_context *ctx, const nbl__peft *peft, const char *list)
 {
-    static nbl__peft_place places[MOST];
-    static char paths[MOST][256];
+    static nbl__peft_target targets[MAX];
+    static char paths[MAX][256];
     int64_t count = 0;
     FILE *file = fopen(list, "r");
     NBL_CHECK(ctx, file, NBL_ERROR_NOT_FOUND, "%s", list);
-    for (int kind; count < MOST && fscanf(file, "%255s %d %" SCNd64 " %" SCNd64, paths[count], &kind,
-                                          &places[count].out, &places[count].in) == 4;
+    for (int kind; count < MAX && fscanf(file, "%255s %d %" SCNd64 " %" SCNd64, paths[count], &kind,
+                                         &targets[count].out, &targets[count].in) == 4;
          count++) {
-        places[count].path = paths[count];
-        places[count].kind = (nbl__peft_kind)kind;
+        targets[count].path = paths[count];
+        targets[count].kind = (nbl__peft_kind)kind;
     }
     fclose(file);
-    return nbl__peft_check(peft, places, count);
+    return nbl__peft_check(peft, targets, count);
 }
 
 static nbl_tensor tensor_of(const nbl__stored *stored)

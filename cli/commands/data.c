@@ -103,9 +103,9 @@ static nbl_status show(const cli_call *call, nbl_run *run)
     nbl_status code = nbl_run_data(run, &summary);
     if (code != NBL_OK) return code;
     json_t *document = count_of(&summary), *list = cli_json_array();
-    int64_t most = cli_get(call, "preview")->integer;
+    int64_t max = cli_get(call, "preview")->integer;
     if (!call->json) print_counts(&summary);
-    for (int64_t i = 0; i < most && i < summary.examples && code == NBL_OK; i++) {
+    for (int64_t i = 0; i < max && i < summary.examples && code == NBL_OK; i++) {
         code = nbl_run_preview(run, i, &preview);
         if (code == NBL_OK && call->json) cli_json_add(list, describe(i, &preview));
         else if (code == NBL_OK) print_preview(i, &preview);

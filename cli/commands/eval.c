@@ -126,7 +126,7 @@ static nbl_status encode(const texts *t, nbl_context *ctx, nbl_model *model, nbl
 typedef struct counts {
     bool chats, answers;
     int64_t sequences, predicted; /* those judged, and all their tokens but the first of each */
-    int64_t most;                 /* tokens of a sequence */
+    int64_t max;                  /* tokens of a sequence */
     int64_t truncated;
     int64_t too_short, unanswered, too_long; /* rows that were dropped */
     nbl_evaluation found;
@@ -151,8 +151,8 @@ static void fit(rows *r, nbl_ids *ids, nbl_ids *labels, counts *c)
 {
     for (int64_t i = 0; i < r->count; i++) {
         nbl_ids it = r->ids[i];
-        bool cut = it.count > c->most;
-        if (cut) it.count = c->most;
+        bool cut = it.count > c->max;
+        if (cut) it.count = c->max;
         if (it.count < 2) c->too_short++;
         else if (r->answers && !has_answer(&r->labels[i], r->ids[i].count)) c->unanswered++;
         else if (r->answers && !has_answer(&r->labels[i], it.count)) c->too_long++;
@@ -196,7 +196,7 @@ static const char *dropped_text(const counts *c)
     } reasons[] = {
         {c->too_short, "of fewer than two tokens"},
         {c->unanswered, "without an answer"},
-        {c->too_long, cli_format("whose answers begin behind the first %" PRId64 " tokens", c->most)}};
+        {c->too_long, cli_format("whose answers begin behind the first %" PRId64 " tokens", c->max)}};
     int64_t dropped = c->too_short + c->unanswered + c->too_long;
     const char *text = dropped == 1 ? "1 row was dropped"
                                     : cli_format("%" PRId64 " rows were dropped", dropped);
@@ -213,7 +213,7 @@ static void tell_rows(const counts *c)
     const char *dropped = dropped_text(c);
     if (c->truncated)
         fprintf(stderr, "nibble: eval: %" PRId64 " of %" PRId64 " %s were cut to %" PRId64 " tokens\n",
-                c->truncated, c->sequences, c->chats ? "conversations" : "texts", c->most);
+                c->truncated, c->sequences, c->chats ? "conversations" : "texts", c->max);
     if (dropped) fprintf(stderr, "nibble: eval: %s\n", dropped);
 }
 
@@ -283,9 +283,9 @@ static int run(cli_call *call)
         nbl_status code = cli_model_open(call, ctx, false, &model);
         if (code == NBL_OK) code = nbl_model_tokenizer(model, &tokenizer);
         if (code == NBL_OK) {
-            const cli_value *most = cli_get(call, "max-tokens");
-            c.most = nbl_model_positions(model);
-            if (most->given && most->integer < c.most) c.most = most->integer;
+            const cli_value *max = cli_get(call, "max-tokens");
+            c.max = nbl_model_positions(model);
+            if (max->given && max->integer < c.max) c.max = max->integer;
             code = evaluate(&t, ctx, model, tokenizer, &c);
             cli_work_end(code); /* the bar goes before anything is said */
         }

@@ -10,14 +10,14 @@ int cli_inspect_adapter(const cli_call *call, nbl_context *ctx, const char *fold
 
 /* ---- totals: there are few formats, so a short list will do ---- */
 
-enum { CLI_MOST_FORMATS = 64 };
+enum { CLI_MAX_FORMATS = 64 };
 
 typedef struct cli_totals {
     struct cli_total {
         const char *name; /* kept until the tool ends */
         int64_t tensors;
         uint64_t parameters, bytes;
-    } rows[CLI_MOST_FORMATS];
+    } rows[CLI_MAX_FORMATS];
     int count;
 } cli_totals;
 

@@ -106,7 +106,7 @@ static const char *list_of(const nbl_adapter *adapter, name_fn *name)
 /* The targets: a long list, as ours that name every module, by the ends of their paths. */
 static const char *targets_of(const nbl_adapter *adapter)
 {
-    enum { MOST = 16, ENDS = 64 };
+    enum { MAX = 16, ENDS = 64 };
     const char *ends[ENDS], *text, *list = NULL;
     int64_t counts[ENDS] = {0}, all = 0;
     int known = 0;
@@ -117,7 +117,7 @@ static const char *targets_of(const nbl_adapter *adapter)
         if (at == known) ends[known++] = end;
         counts[at]++;
     }
-    if (all <= MOST || known == ENDS) return list_of(adapter, nbl_adapter_get_target);
+    if (all <= MAX || known == ENDS) return list_of(adapter, nbl_adapter_get_target);
     for (int i = 0; i < known; i++)
         list = cli_format("%s%s%s (%" PRId64 ")", list ? list : "", list ? ", " : "", cli_clean(ends[i]),
                           counts[i]);

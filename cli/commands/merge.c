@@ -68,14 +68,15 @@ const cli_command cli_merge = {
     .name = "merge",
     .group = "Convert",
     .summary = "make one model of a base and its adapter",
-    .description = "Writes folder OUT with the weights of BASE and what ADAPTER (a folder as PEFT saves it: "
-                   "LoRA, rsLoRA, "
-                   "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is "
-                   "summed once and "
-                   "rounded once. All other files are carried over; the tokenizer and "
-                   "the chat template are the adapter's where it has its own. A link that leads out of the folder is "
-                   "refused, except weights and the hub's cache.\n\n"
-                   "BASE is not changed. OUT must not exist; it appears complete or not at all.",
+    .description =
+        "Writes folder OUT with the weights of BASE and what ADAPTER (a folder as PEFT saves it: "
+        "LoRA, rsLoRA, "
+        "DoRA, modules_to_save) makes of them. Packed weights are decoded to f32; every weight is "
+        "summed once and "
+        "rounded once. All other files are carried over; the tokenizer and "
+        "the chat template are the adapter's where it has its own. A link that leads out of the folder is "
+        "refused, except weights and the hub's cache.\n\n"
+        "BASE is not changed. OUT must not exist; it appears complete or not at all.",
     .arguments =
         (const cli_argument[]){
             {"BASE", "the model that was adapted: 16-bit or quantised", CLI_PATH, NULL, false},

@@ -81,8 +81,8 @@ static void print_json(const nbl_model_plan *p)
     cli_json_set(document, "casts", casts_json(p));
     cli_json_set(document, "ops", ops_json(p));
     cli_json_set(document, "recompute", again);
-    cli_json_set(document, "decoded_weights", json_integer(p->decoded_weights));
-    cli_json_set(document, "decoded_bytes", cli_json_unsigned(p->decoded_bytes));
+    cli_json_set(document, "decoded_weights", json_integer(p->dequantized_weights));
+    cli_json_set(document, "decoded_bytes", cli_json_unsigned(p->dequantized_bytes));
     cli_json_set(document, "host_bytes", cli_json_unsigned(p->host_bytes));
     cli_json_set(document, "longest_sequence", json_integer(p->longest_sequence));
     cli_json_set(document, "smallest_memory", cli_json_unsigned(p->smallest_memory));
@@ -145,9 +145,9 @@ static void print_text(const nbl_model_plan *p)
         fprintf(cli_out(), "  recomputed: %s of %" PRId64 " of %" PRId64 " layers, %.3f GFLOP\n",
                 strcmp(p->recompute, "cheap") == 0 ? "what is cheap" : "all", p->recomputed_layers, p->layers,
                 p->recompute_flops * 1e-9);
-    if (p->decoded_weights)
-        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", p->decoded_weights,
-                cli_bytes((double)p->decoded_bytes));
+    if (p->dequantized_weights)
+        fprintf(cli_out(), "  decoded once: %" PRId64 " weights, %s\n", p->dequantized_weights,
+                cli_bytes((double)p->dequantized_bytes));
     fprintf(cli_out(), "  longest sequence: %" PRId64 " tokens\n", p->longest_sequence);
     fprintf(cli_out(), "  smallest memory: %s (%" PRIu64 " bytes)\n", cli_bytes((double)p->smallest_memory),
             p->smallest_memory);

@@ -15,9 +15,9 @@ static int64_t read_lines(const cli_call *call, const char *path, nbl_string **t
 {
     nbl_string all;
     if (!cli_read_file(call, path, &all)) return -1;
-    int64_t most = 1, count = 0, line = 0;
-    for (size_t i = 0; i < all.size; i++) most += all.text[i] == '\n';
-    *texts = cli_alloc((size_t)most * sizeof **texts);
+    int64_t max = 1, count = 0, line = 0;
+    for (size_t i = 0; i < all.size; i++) max += all.text[i] == '\n';
+    *texts = cli_alloc((size_t)max * sizeof **texts);
     for (size_t at = 0; at < all.size;) {
         const char *end = memchr(all.text + at, '\n', all.size - at);
         size_t size = end ? (size_t)(end - all.text) - at : all.size - at;

@@ -15,7 +15,7 @@
 #include "graph/graph.h"
 #include "ops/rope/rope.h"
 
-enum { NBL_MOST_LAYERS = 1024 };
+enum { NBL_MAX_LAYERS = 1024 };
 
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {
@@ -32,7 +32,7 @@ typedef struct nbl__decoder {
     float attention_scale; /* 0: 1 / sqrt(head_dim) */
     float attention_cap, final_cap; /* soft caps; 0: none */
     int64_t window;                 /* of sliding layers */
-    bool sliding[NBL_MOST_LAYERS];
+    bool sliding[NBL_MAX_LAYERS];
     nbl__rope rope;       /* of full layers, and of sliding ones unless: */
     nbl__rope local_rope; /* theta 0: the same */
 } nbl__decoder;
@@ -78,12 +78,12 @@ nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d);
 /* ---- building ---- */
 
 typedef enum nbl__mode {
-    NBL_MODE_LOGITS,  /* every position's logits; packed sequences */
-    NBL_MODE_TRAIN,   /* loss and log-probabilities; packed sequences */
-    NBL_MODE_PREFILL, /* the last position's logits of each sequence; keys and values go to the cache */
-    NBL_MODE_DECODE,  /* one token per sequence against the cache */
-    NBL_MODE_HIDDEN,  /* every position up to the head; packed sequences */
-    NBL_MODE_HEAD     /* the head alone: logits of hidden states */
+    NBL_MODE_LOGITS,   /* every position's logits; packed sequences */
+    NBL_MODE_TRAIN,    /* loss and log-probabilities; packed sequences */
+    NBL_MODE_PREFILL,  /* the last position's logits of each sequence; keys and values go to the cache */
+    NBL_MODE_GENERATE, /* one token per sequence against the cache */
+    NBL_MODE_HIDDEN,   /* every position up to the head; packed sequences */
+    NBL_MODE_HEAD      /* the head alone: logits of hidden states */
 } nbl__mode;
 
 /* An adapter of a linear layer; tensors are parameters of the graph with these shapes. */
@@ -111,8 +111,8 @@ typedef struct nbl__build {
     const nbl__model_source *source;
     nbl__mode mode;
     nbl_dtype dtype, kv_dtype;
-    bool train;   /* adapters and what the source calls trained have gradients */
-    bool decoded; /* int8: multiply with decoded weights, as training does */
+    bool train;       /* adapters and what the source calls trained have gradients */
+    bool dequantized; /* int8: multiply with decoded weights, as training does */
     bool
         split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
     int pins; /* what recomputation of a layer starts from: its input, 2: its middle as well, 3: what attention gives, too */
@@ -123,11 +123,11 @@ typedef struct nbl__build {
     /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the
      * cache) in prefill and decode; last (rows of the last tokens) in prefill; lengths in decode. */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss;
-    nbl__value *keys, *values; /* the caches, per layer; states */
-    bool picks;                /* of logits only where the highest are is a result */
-    nbl__value loss, logits;   /* results */
-    nbl__value best, strange;  /* results with `picks`: of argmax.h */
-    nbl__value hidden;         /* [tokens, hidden]: the result of HIDDEN, the one input of HEAD */
+    nbl__value *keys, *values;   /* the caches, per layer; states */
+    bool picks;                  /* of logits only where the highest are is a result */
+    nbl__value loss, logits;     /* results */
+    nbl__value best, non_finite; /* results with `picks`: of argmax.h */
+    nbl__value hidden;           /* [tokens, hidden]: the result of HIDDEN, the one input of HEAD */
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* the weight: of the head as well where they are tied */
     char at[64];          /* what names start with: "model.layers.3." */

@@ -181,7 +181,7 @@ static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t ou
     if (a == NULL) return 0;
     a->seed = nbl__dropout_seed(0, mask);
     a->dtype = b->dtype;
-    a->decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
+    a->dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     bind_layer(b, n, "w", out, in, bias, &a->scale, &a->dropout);
     return end_layers(b, NULL, NULL, 0);
@@ -264,11 +264,11 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
 {
     const nbl__decoder *d = b->d;
     int64_t window = d->sliding[layer] ? d->window : 0;
-    if (b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE) {
+    if (b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_GENERATE) {
         remember(b, k, b->keys[layer], name);
         remember(b, v, b->values[layer], name);
     }
-    if (b->mode == NBL_MODE_DECODE) {
+    if (b->mode == NBL_MODE_GENERATE) {
         nbl__attention_decode *a = nbl__graph_begin(b->g, "attention_decode", name);
         if (a == NULL) return 0;
         a->dtype = b->dtype;
@@ -333,7 +333,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     if (group == NULL) return 0;
     group->members[0].seed = nbl__dropout_seed(0, MASK_QKV);
     group->members[0].dtype = b->dtype;
-    group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
+    group->members[0].dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     float dropout = 0;
     for (int i = 0; i < 3; i++) {
@@ -345,7 +345,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     nbl__value qkv[3];
     qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
     bool local = d->sliding[layer] && d->local_rope.theta > 0,
-         joined = b->joined && b->mode == NBL_MODE_DECODE;
+         joined = b->joined && b->mode == NBL_MODE_GENERATE;
     for (int i = 0; i < 3; i++) {
         qkv[i] = nbl__graph_view(b->g, qkv[i], heads[i], d->head_dim);
         if (i == 2) break;
@@ -371,7 +371,7 @@ static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
     if (group == NULL) return 0;
     group->members[0].seed = nbl__dropout_seed(0, MASK_GATE_UP);
     group->members[0].dtype = b->dtype;
-    group->members[0].decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
+    group->members[0].dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN;
     nbl__graph_bind(b->g, "x", x);
     names gate = module(b, "", "0", "mlp.gate_proj"), up = module(b, "", "1", "mlp.up_proj");
     bind_layer(b, &gate, "w0", d->inner, d->hidden, d->mlp_bias, &group->members[0].scale,
@@ -399,7 +399,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     if (a == NULL) return 0;
     a->gate.seed = nbl__dropout_seed(0, MASK_GATE_UP);
     a->gate.dtype = b->dtype;
-    a->gate.decoded = b->decoded || b->mode == NBL_MODE_TRAIN;
+    a->gate.dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
     a->keep = b->train; /* the plan decides */
     nbl__graph_bind(b->g, "x", x);
@@ -435,16 +435,16 @@ static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_
 
 static void make_inputs(nbl__build *b)
 {
-    bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_DECODE;
+    bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_GENERATE;
     b->ids = input(b, "ids", NBL_DTYPE_I32, b->tokens);
     b->positions = input(b, "positions", NBL_DTYPE_I32, b->tokens);
-    if (b->mode != NBL_MODE_DECODE) b->cu_seqlens = input(b, "cu_seqlens", NBL_DTYPE_I32, b->sequences + 1);
+    if (b->mode != NBL_MODE_GENERATE) b->cu_seqlens = input(b, "cu_seqlens", NBL_DTYPE_I32, b->sequences + 1);
     if (b->mode == NBL_MODE_TRAIN) {
         b->labels = input(b, "labels", NBL_DTYPE_I32, b->tokens);
         b->dloss = input(b, "dloss", NBL_DTYPE_F32, 1);
     }
     if (b->mode == NBL_MODE_PREFILL) b->last = input(b, "last", NBL_DTYPE_I32, b->sequences);
-    if (b->mode == NBL_MODE_DECODE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
+    if (b->mode == NBL_MODE_GENERATE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
     if (!cached) return;
     b->rows = input(b, "rows", NBL_DTYPE_I32, b->tokens);
     b->keys = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->keys);
@@ -504,7 +504,7 @@ static void finish(nbl__build *b, nbl__value x)
         a->softcap = d->final_cap;
         nbl__graph_bind(b->g, "x", x);
         nbl__value w = weight(b, name, d->vocabulary, d->hidden);
-        a->early = b->train && w && !nbl__info(b->g, w)->trained; /* the plan decides */
+        a->grad_in_forward = b->train && w && !nbl__info(b->g, w)->trained; /* the plan decides */
         nbl__graph_bind(b->g, "w", w);
         nbl__graph_bind(b->g, "labels", b->labels);
         b->loss = nbl__graph_end(b->g);
@@ -529,9 +529,9 @@ static void finish(nbl__build *b, nbl__value x)
     nbl__graph_begin(b->g, "argmax", "best");
     nbl__graph_bind(b->g, "x", b->logits);
     b->best = nbl__graph_end(b->g);
-    b->strange = nbl__graph_output(b->g, "strange");
+    b->non_finite = nbl__graph_output(b->g, "strange");
     if (b->best) nbl__info(b->g, b->best)->kind = NBL_KIND_RESULT;
-    if (b->strange) nbl__info(b->g, b->strange)->kind = NBL_KIND_RESULT;
+    if (b->non_finite) nbl__info(b->g, b->non_finite)->kind = NBL_KIND_RESULT;
 }
 
 nbl_status nbl__decoder_build(nbl__build *b)

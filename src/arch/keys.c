@@ -199,8 +199,8 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_float_or(k, "rms_norm_eps", 1e-6, &d->norm_eps));
     NBL_CHECK(k->ctx, d->norm_eps >= 0, NBL_ERROR_FORMAT, "%s: rms_norm_eps is negative", k->where);
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
-    NBL_CHECK(k->ctx, d->layers <= NBL_MOST_LAYERS, NBL_ERROR_UNSUPPORTED,
-              "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MOST_LAYERS);
+    NBL_CHECK(k->ctx, d->layers <= NBL_MAX_LAYERS, NBL_ERROR_UNSUPPORTED,
+              "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MAX_LAYERS);
     NBL_CHECK(k->ctx, d->heads % d->kv_heads == 0, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " is no multiple of num_key_value_heads %" PRId64, k->where,
               d->heads, d->kv_heads);

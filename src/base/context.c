@@ -273,14 +273,14 @@ nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
 nbl_status nbl__fail_within(nbl_context *ctx, nbl_status code, const char *format, ...)
 {
     if (code == NBL_ERROR_MEMORY || code == NBL_ERROR_CANCELLED) return code;
-    char place[1024], message[sizeof ctx->message], hint[sizeof ctx->hint];
+    char position[1024], message[sizeof ctx->message], hint[sizeof ctx->hint];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(place, sizeof place, format, arguments);
+    vsnprintf(position, sizeof position, format, arguments);
     va_end(arguments);
     memcpy(message, ctx->message, sizeof message);
     memcpy(hint, ctx->hint, sizeof hint);
-    nbl__fail(ctx, code, "%s: %s", place, message);
+    nbl__fail(ctx, code, "%s: %s", position, message);
     return *hint ? nbl__hint(ctx, code, "%s", hint) : code;
 }
 

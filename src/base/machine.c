@@ -71,9 +71,9 @@ static uint64_t group_available(const char *group)
 
 uint64_t nbl__memory_available(void)
 {
-    uint64_t kib, least;
+    uint64_t kib, min;
     if (!number_in("/proc/meminfo", "MemAvailable:", &kib)) return 0;
-    least = kib * 1024;
+    min = kib * 1024;
     char line[384], *group = NULL;
     FILE *file = fopen("/proc/self/cgroup", "re");
     while (file && group == NULL && fgets(line, sizeof line, file))
@@ -83,9 +83,9 @@ uint64_t nbl__memory_available(void)
     for (bool more = group != NULL; more;) { /* and those it lies in */
         char *slash = strrchr(group, '/');
         uint64_t here = group_available(group);
-        if (here < least) least = here;
+        if (here < min) min = here;
         more = slash != NULL;
         if (slash) *slash = '\0';
     }
-    return least;
+    return min;
 }

@@ -25,7 +25,7 @@ nbl_status nbl__problem_add(nbl__problems *p, const char *text)
 {
     if (nbl__problems_are_full(p)) {
         static const char more[] = "and more, which are not listed";
-        return p->count == NBL_MOST_PROBLEMS ? append(p, more) : NBL_OK;
+        return p->count == NBL_MAX_PROBLEMS ? append(p, more) : NBL_OK;
     }
     const char *copy = nbl__arena_strdup(p->arena, text);
     return copy ? append(p, copy) : NBL_ERROR_MEMORY;

@@ -8,7 +8,7 @@
 
 #include "base/arena.h"
 
-enum { NBL_MOST_PROBLEMS = 1000 }; /* more are not listed, and a last line says so */
+enum { NBL_MAX_PROBLEMS = 1000 }; /* more are not listed, and a last line says so */
 
 typedef struct nbl__problems {
     nbl__arena *arena;
@@ -24,7 +24,7 @@ nbl_status nbl__problem_take(nbl__problems *problems, nbl_status status);
 nbl_status nbl__problem_add(nbl__problems *problems, const char *text);
 static inline bool nbl__problems_are_full(const nbl__problems *problems)
 {
-    return problems && problems->count >= NBL_MOST_PROBLEMS;
+    return problems && problems->count >= NBL_MAX_PROBLEMS;
 }
 
 #endif

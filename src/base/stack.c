@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { UNKNOWN = 128 << 10, MOST = 8 << 20 };
+enum { UNKNOWN = 128 << 10, MAX = 8 << 20 };
 
 static _Thread_local uintptr_t lowest;
 
@@ -18,8 +18,8 @@ static _Thread_local uintptr_t lowest;
 static uintptr_t first_thread_lowest(uintptr_t top)
 {
     struct rlimit limit;
-    uintptr_t size = MOST;
-    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < MOST) size = (uintptr_t)limit.rlim_cur;
+    uintptr_t size = MAX;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < MAX) size = (uintptr_t)limit.rlim_cur;
     return top > size ? top - size : 0;
 }
 

@@ -20,20 +20,20 @@ static bool is_hidden(uint32_t c)
            (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-int nbl__visible(const char *at, const char *end, bool lines, char out[NBL_VISIBLE_MOST])
+int nbl__visible(const char *at, const char *end, bool lines, char out[NBL_MAX_VISIBLE])
 {
     int n = nbl__utf8_length(at, end);
     uint32_t code = n ? code_of((const unsigned char *)at, n) : (unsigned char)*at;
     const char *named = code < 0x20 ? strchr("\nn\rr\tt", (int)code) : NULL;
     if (lines && (code == '\n' || code == '\t')) named = NULL;
     else if (code == 0 || (code < 0x20 && named == NULL) || n == 0 || code == 0x7f) {
-        snprintf(out, NBL_VISIBLE_MOST, "\\x%02x", (unsigned)code & 0xff);
+        snprintf(out, NBL_MAX_VISIBLE, "\\x%02x", (unsigned)code & 0xff);
         return 1;
     } else if (named) {
-        snprintf(out, NBL_VISIBLE_MOST, "\\%c", named[1]);
+        snprintf(out, NBL_MAX_VISIBLE, "\\%c", named[1]);
         return 1;
     } else if (is_hidden(code)) {
-        snprintf(out, NBL_VISIBLE_MOST, "\\u%04x", (unsigned)code & 0xffff);
+        snprintf(out, NBL_MAX_VISIBLE, "\\u%04x", (unsigned)code & 0xffff);
         return n;
     }
     memcpy(out, at, (size_t)n);
@@ -44,7 +44,7 @@ int nbl__visible(const char *at, const char *end, bool lines, char out[NBL_VISIB
 void nbl__visible_text(char *to, size_t room, const char *text, size_t size, bool lines)
 {
     for (const char *at = text, *end = text + size; at < end;) {
-        char shown[NBL_VISIBLE_MOST];
+        char shown[NBL_MAX_VISIBLE];
         at += nbl__visible(at, end, lines, shown);
         size_t n = strlen(shown);
         if (n >= room) break;

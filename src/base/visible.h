@@ -11,11 +11,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { NBL_VISIBLE_MOST = 8 }; /* bytes of one character, with a terminator */
+enum { NBL_MAX_VISIBLE = 8 }; /* bytes of one character, with a terminator */
 
 /* Puts the character at `at`, or how it is written, into `out`. `lines`: line feeds and tabs stay. Returns how many bytes
  * of the text that was, at least 1. */
-int nbl__visible(const char *at, const char *end, bool lines, char out[NBL_VISIBLE_MOST]);
+int nbl__visible(const char *at, const char *end, bool lines, char out[NBL_MAX_VISIBLE]);
 /* The whole text into `to`, which has room for `room` bytes; what does not fit is cut off between two characters. */
 void nbl__visible_text(char *to, size_t room, const char *text, size_t size, bool lines);
 

@@ -28,8 +28,8 @@ int64_t nbl__span_size(int64_t unit, int64_t bytes);
 /* Can its values be decoded to a compute dtype? */
 bool nbl__is_decodable(const nbl_tensor_info *tensor);
 /* Decodes elements [begin, end) of the logical (flattened) tensor. */
-void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end, nbl_dtype dtype,
-                      void *out);
+void nbl__span_dequantize(nbl_isa isa, const nbl_tensor_info *tensor, int64_t begin, int64_t end,
+                          nbl_dtype dtype, void *out);
 /* Brings in, and gives back, the mapped pages that a span reads. */
 void nbl__span_fetch(const nbl_tensor_info *tensor, int64_t begin, int64_t end);
 void nbl__span_release(const nbl_checkpoint *checkpoint, const nbl_tensor_info *tensor, int64_t begin,

@@ -11,14 +11,14 @@ typedef struct job {
     nbl__non_finite non_finite;
 } job;
 
-static nbl_status decode_span(void *argument, int64_t item, int worker)
+static nbl_status dequantize_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
     int64_t begin = item * j->span, end = nbl__min_i64(begin + j->span, j->elements);
     size_t size = nbl__size_of(j->dtype);
     void *buffer = nbl__buffer_of(&j->buffers, worker);
     nbl__span_fetch(j->tensor, begin, end);
-    nbl__span_decode(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
+    nbl__span_dequantize(nbl__isa(j->v->ctx), j->tensor, begin, end, j->dtype, buffer);
     nbl__span_release(j->v->checkpoint, j->tensor, begin, end);
     nbl__non_finite_scan(&j->non_finite, nbl__isa(j->v->ctx), j->dtype, buffer, end - begin, begin);
     NBL_TRY(nbl__writer_write(j->v->writer, j->number, buffer, (size_t)(end - begin) * size,
@@ -28,14 +28,15 @@ static nbl_status decode_span(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-static nbl_status write_decoded(nbl__conversion *v, const nbl_tensor_info *t, nbl_dtype dtype, int64_t number)
+static nbl_status write_dequantized(nbl__conversion *v, const nbl_tensor_info *t, nbl_dtype dtype,
+                                    int64_t number)
 {
     job j = {.v = v, .tensor = t, .dtype = dtype, .number = number, .elements = nbl__elements(t)};
     int64_t bytes = (int64_t)nbl__size_of(dtype);
     j.span = nbl__span_size(nbl__span_unit(t), bytes);
     size_t longest = (size_t)(nbl__min_i64(j.span, j.elements) * bytes);
-    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, decode_span, &j, &j.buffers,
-                           t->name));
+    NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, dequantize_span, &j,
+                           &j.buffers, t->name));
     nbl__tensor_release(v->checkpoint, t);
     return nbl__non_finite_settle(v, t->name, &j.non_finite, "are not finite");
 }
@@ -68,7 +69,7 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out,
         const nbl_tensor_info *t = &c->tensors[i];
         NBL_TRY(nbl__writer_begin_group(v->writer, v->output, i));
         if (t->weight.format == NBL_FORMAT_DENSE) NBL_TRY(nbl__write_copy(v, t, i));
-        else NBL_TRY(write_decoded(v, t, options->dtype, i));
+        else NBL_TRY(write_dequantized(v, t, options->dtype, i));
     }
     char dtype[32];
     nbl__config_edit edits[3] = {{"quantization_config", NULL}};

@@ -48,7 +48,7 @@ typedef float floats __attribute__((vector_size(32)));
 
 static void add_finite(sums *s, const float *x, const float *y, int64_t n)
 {
-    lanes most = {0}, difference = {0}, a = {0}, b = {0}, product = {0};
+    lanes max = {0}, difference = {0}, a = {0}, b = {0}, product = {0};
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         floats p, q;
@@ -60,11 +60,11 @@ static void add_finite(sums *s, const float *x, const float *y, int64_t n)
         b += v * v;
         product += u * v;
         lanes size = (lanes)((masks)d & INT64_MAX);
-        masks larger = size > most;
-        most = (lanes)((larger & (masks)size) | (~larger & (masks)most));
+        masks larger = size > max;
+        max = (lanes)((larger & (masks)size) | (~larger & (masks)max));
     }
     for (int k = 0; k < 8; k++) {
-        if (most[k] > s->max_abs) s->max_abs = most[k];
+        if (max[k] > s->max_abs) s->max_abs = max[k];
         s->difference += difference[k];
         s->a += a[k];
         s->b += b[k];
@@ -135,7 +135,7 @@ static number number_at(const nbl_weight *w, int64_t i)
     }
     default: {
         float value;
-        nbl__decode(NBL_ISA_SCALAR, w, i, i + 1, NBL_DTYPE_F32, &value, false);
+        nbl__dequantize(NBL_ISA_SCALAR, w, i, i + 1, NBL_DTYPE_F32, &value, false);
         return (number){(double)value, false, 0};
     }
     }
@@ -188,7 +188,7 @@ static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_inf
                       int64_t end, float *values)
 {
     nbl__span_fetch(t, begin, end);
-    nbl__span_decode(isa, t, begin, end, NBL_DTYPE_F32, values);
+    nbl__span_dequantize(isa, t, begin, end, NBL_DTYPE_F32, values);
     nbl__span_release(c, t, begin, end);
 }
 

@@ -13,7 +13,7 @@
 
 typedef struct item {
     const nbl__merged *from;
-    nbl__gguf_place place;
+    nbl__gguf_mapping mapping;
     nbl__ggml_type type;
     int64_t number;
     double factor;
@@ -31,10 +31,10 @@ static const struct type_row {
 
 /* ---- bytes ---- */
 
-int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int64_t row, int64_t rows)
+int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, int64_t row, int64_t rows)
 {
-    if (place->rows == NBL_GGUF_ROWS_AS_THEY_ARE) return row;
-    int64_t heads = place->rows == NBL_GGUF_ROTARY_Q ? e->decoder.heads : e->decoder.kv_heads;
+    if (mapping->rows == NBL_GGUF_ROWS_AS_THEY_ARE) return row;
+    int64_t heads = mapping->rows == NBL_GGUF_ROTARY_Q ? e->decoder.heads : e->decoder.kv_heads;
     int64_t width = rows / heads, within = row % width; /* pairs (i, i + width / 2) become neighbours */
     return row - within + within % 2 * (width / 2) + within / 2;
 }
@@ -49,9 +49,9 @@ typedef struct job {
 
 static void finish_values(const item *it, float *values, int64_t n)
 {
-    if (!it->place.plus_one && it->factor == 1) return;
+    if (!it->mapping.plus_one && it->factor == 1) return;
     for (int64_t i = 0; i < n; i++) {
-        float value = it->place.plus_one ? values[i] + 1.0f : values[i];
+        float value = it->mapping.plus_one ? values[i] + 1.0f : values[i];
         values[i] = (float)((double)value * it->factor);
     }
 }
@@ -60,13 +60,13 @@ static void finish_values(const item *it, float *values, int64_t n)
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n)
 {
-    float most = type == NBL_GGML_F16 ? 65519.0f : type == NBL_GGML_BF16 ? 0x1.fefffep127f : FLT_MAX;
+    float max = type == NBL_GGML_F16 ? 65519.0f : type == NBL_GGML_BF16 ? 0x1.fefffep127f : FLT_MAX;
     const char *holder = type == NBL_GGML_F32    ? "f32"
                          : type == NBL_GGML_F16  ? "f16"
                          : type == NBL_GGML_BF16 ? "bf16"
                                                  : "a block";
     for (int64_t i = 0; i < n; i++) {
-        if (fabsf(values[i]) <= most) continue;
+        if (fabsf(values[i]) <= max) continue;
         if (isfinite(values[i]))
             return nbl__fail(e->ctx, NBL_ERROR_DTYPE,
                              "%s: tensor \"%s\" has the value %g, which %s cannot hold", e->folder, name,
@@ -91,11 +91,11 @@ static nbl_status write_span(void *argument, int64_t number, int worker)
     uint8_t *buffer = nbl__buffer_of(&j->buffers, worker), *out = buffer + j->values + j->sums;
     float *values = (float *)(void *)buffer;
     double *sums = (double *)(void *)(buffer + j->values);
-    if (j->it->place.rows == NBL_GGUF_ROWS_AS_THEY_ARE)
+    if (j->it->mapping.rows == NBL_GGUF_ROWS_AS_THEY_ARE)
         nbl__merge_rows(&j->e->merge, t, begin, end, values, sums);
     else
         for (int64_t row = begin; row < end; row++) {
-            int64_t from = nbl__export_row(j->e, &j->it->place, row, t->rows);
+            int64_t from = nbl__export_row(j->e, &j->it->mapping, row, t->rows);
             nbl__merge_rows(&j->e->merge, t, from, from + 1, values + (row - begin) * t->columns, sums);
         }
     finish_values(j->it, values, n);
@@ -137,7 +137,7 @@ static nbl_status write_vector(nbl__export *e, const item *it)
     if (status == NBL_OK) {
         nbl__merge_rows(&e->merge, t, 0, t->rows, values, NULL);
         for (int64_t i = 0; i < t->columns; i++)
-            ordered[i] = values[nbl__export_row(e, &it->place, i, t->columns)];
+            ordered[i] = values[nbl__export_row(e, &it->mapping, i, t->columns)];
         finish_values(it, ordered, t->columns);
         status = nbl__export_check_values(e, t->name, it->type, ordered, t->columns);
     }
@@ -162,7 +162,7 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
 {
     nbl__ggml_layout layout = {"", 1, 1};
     *it = (item){.from = t, .type = t->rank < 2 ? NBL_GGML_F32 : e->type};
-    NBL_CHECK(e->ctx, nbl__gguf_place_of(e->arch, t->name, &it->place), NBL_ERROR_UNSUPPORTED,
+    NBL_CHECK(e->ctx, nbl__gguf_mapping_of(e->arch, t->name, &it->mapping), NBL_ERROR_UNSUPPORTED,
               "%s: tensor \"%s\" has no place in a GGUF model of type %s", e->folder, t->name, e->arch_name);
     NBL_CHECK(e->ctx,
               nbl__merged_is_numeric(t) && t->rank >= 1 && t->rank <= 2 && t->columns > 0 && t->rows > 0,
@@ -176,9 +176,9 @@ static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
         it->type = NBL_GGML_F16;
         e->report.fallen_back++;
     }
-    it->factor = nbl__export_factor(e, &it->place);
+    it->factor = nbl__export_factor(e, &it->mapping);
     e->report.parameters += t->rows * t->columns;
-    return nbl__gguf_declare(&e->writer, it->place.name, it->type, t->rank, t->shape, &it->number);
+    return nbl__gguf_declare(&e->writer, it->mapping.name, it->type, t->rank, t->shape, &it->number);
 }
 
 static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
@@ -246,11 +246,11 @@ static nbl_status check_tensors(nbl__export *e)
     if (m.weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < merge->count; i++) {
         const nbl__merged *from = &merge->tensors[i];
-        struct nbl__held *held = &m.weights[m.weight_count];
+        struct nbl__weight_entry *entry = &m.weights[m.weight_count];
         if (is_left_out(e, from->name)) continue;
-        held->name = from->name;
-        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
-        memcpy(held->weight.shape, from->shape, sizeof held->weight.shape);
+        entry->name = from->name;
+        entry->weight = (nbl_weight){.format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = from->rank};
+        memcpy(entry->weight.shape, from->shape, sizeof entry->weight.shape);
         m.weight_count++;
     }
     return nbl__model_check(&m);
@@ -294,7 +294,8 @@ static nbl_status commit(nbl__export *e, const char *modelfile)
     if (modelfile) {
         status = nbl__export_modelfile(e, &text);
         if (status == NBL_OK) status = text.status;
-        if (status == NBL_OK) status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
+        if (status == NBL_OK)
+            status = nbl__file_put_new(e->ctx, modelfile, e->writer.rights, text.text, text.size);
     }
     nbl__text_free(&text);
     if (status != NBL_OK) return status;

@@ -46,9 +46,9 @@ void nbl__export_query(nbl__export *e);
 bool nbl__export_divisors(const nbl__export *e, float *divisors);
 /* Where the row is that belongs at `row` of a tensor of `rows`, in rotary pairs or as it is; nbl__model_check saw to
  * whole heads of whole pairs. */
-int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_place *place, int64_t row, int64_t rows);
+int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, int64_t row, int64_t rows);
 /* What a weight is multiplied by. */
-double nbl__export_factor(const nbl__export *e, const nbl__gguf_place *place);
+double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping);
 
 /* Declares, begins and writes the adapter's tensors, up to the commit. */
 nbl_status nbl__export_lora(nbl__export *e);

@@ -117,11 +117,11 @@ void nbl__export_query(nbl__export *e)
     if (fabs(factor - 1) > 1e-6) e->query_factor = factor;
 }
 
-double nbl__export_factor(const nbl__export *e, const nbl__gguf_place *place)
+double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping)
 {
     /* Where q is normalised, its factor goes into the norm. */
     const char *name = e->decoder.qk_norm ? ".attn_q_norm.weight" : ".attn_q.weight";
-    return nbl__ends_with(place->name, name) ? e->query_factor : 1;
+    return nbl__ends_with(mapping->name, name) ? e->query_factor : 1;
 }
 
 static void put_windows(nbl__export *e)

@@ -33,7 +33,7 @@ static nbl_status check_contents(const nbl__export *e)
 }
 
 typedef struct pair {
-    nbl__gguf_place place;
+    nbl__gguf_mapping mapping;
     int64_t a, b; /* numbers in the file */
 } pair;
 
@@ -43,10 +43,10 @@ static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
     char name[96], hf_name[512];
     int64_t a[2] = {m->is_embedding ? m->in : m->r, m->is_embedding ? m->r : m->in}, b[2] = {m->out, m->r};
     (void)snprintf(hf_name, sizeof hf_name, "%s.weight", m->path);
-    if (!nbl__gguf_place_of(e->arch, hf_name, &p->place)) return refuse(e, "the adapter of", m->path);
-    (void)snprintf(name, sizeof name, "%s.lora_a", p->place.name);
+    if (!nbl__gguf_mapping_of(e->arch, hf_name, &p->mapping)) return refuse(e, "the adapter of", m->path);
+    (void)snprintf(name, sizeof name, "%s.lora_a", p->mapping.name);
     NBL_TRY(nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 2, a, &p->a));
-    (void)snprintf(name, sizeof name, "%s.lora_b", p->place.name);
+    (void)snprintf(name, sizeof name, "%s.lora_b", p->mapping.name);
     e->report.parameters += a[0] * a[1] + b[0] * b[1];
     return nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 2, b, &p->b);
 }
@@ -56,9 +56,9 @@ static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pa
     nbl_isa isa = nbl__isa(e->ctx);
     int64_t in = m->r * m->in, out = m->out * m->r;
     float *from, *to;
-    size_t most = (size_t)nbl__max_i64(in, out);
-    NBL_TRY(NBL_ALLOC(e->ctx, from, 2 * most));
-    to = from + most;
+    size_t max = (size_t)nbl__max_i64(in, out);
+    NBL_TRY(NBL_ALLOC(e->ctx, from, 2 * max));
+    to = from + max;
     nbl__to_f32(isa, m->a->dtype, m->a->data, from, in);
     for (int64_t k = 0; m->is_embedding && k < m->r; k++)
         for (int64_t i = 0; i < m->in; i++) to[i * m->r + k] = from[k * m->in + i];
@@ -66,16 +66,16 @@ static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pa
     if (status == NBL_OK)
         status = nbl__gguf_write(&e->writer, p->a, m->is_embedding ? to : from, (size_t)in * sizeof(float),
                                  0);
-    double factor = m->scale * (double)m->r / alpha * nbl__export_factor(e, &p->place);
+    double factor = m->scale * (double)m->r / alpha * nbl__export_factor(e, &p->mapping);
     nbl__to_f32(isa, m->b->dtype, m->b->data, from, out);
     for (int64_t row = 0; row < m->out; row++) {
-        const float *line = from + nbl__export_row(e, &p->place, row, m->out) * m->r;
+        const float *line = from + nbl__export_row(e, &p->mapping, row, m->out) * m->r;
         for (int64_t k = 0; k < m->r; k++) to[row * m->r + k] = (float)(factor * (double)line[k]);
     }
     if (status == NBL_OK) status = nbl__export_check_values(e, m->path, NBL_GGML_F32, to, out);
     if (status == NBL_OK) status = nbl__gguf_write(&e->writer, p->b, to, (size_t)out * sizeof(float), 0);
     nbl__progress_add(e->ctx, m->a->bytes + m->b->bytes);
-    nbl__free(e->ctx, from, 2 * most * sizeof(float));
+    nbl__free(e->ctx, from, 2 * max * sizeof(float));
     return status;
 }
 

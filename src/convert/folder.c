@@ -84,8 +84,8 @@ typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char 
                                void *argument);
 
 /* Before the work: adds up sizes, and finds out now whether a file can be read. */
-static nbl_status note_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
-                                 void *total)
+static nbl_status count_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
+                                  void *total)
 {
     (void)name;
     if (access(path, R_OK) != 0) return nbl__fail_errno(v->ctx, errno, "%s", path);
@@ -133,8 +133,8 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     uint64_t needed = v->report.bytes_out + v->checkpoint->config.size;
     NBL_TRY(nbl__companions_check(v->ctx, v->checkpoint->path));
     if (v->text && v->text->adapter) NBL_TRY(nbl__text_files_check(v->ctx, v->text->adapter));
-    NBL_TRY(visit_companions(v, "", note_companion, &needed));
-    if (has_templates(v)) NBL_TRY(visit_companions(v, template_folder, note_companion, &needed));
+    NBL_TRY(visit_companions(v, "", count_companion, &needed));
+    if (has_templates(v)) NBL_TRY(visit_companions(v, template_folder, count_companion, &needed));
     NBL_TRY(nbl__output_begin(v->ctx, out, needed, &v->output));
     nbl__output_narrow(v->output, v->checkpoint->path);
     v->output->rights = v->rights;

@@ -214,7 +214,7 @@ void nbl__merge_rows(const nbl__merge *m, const nbl__merged *t, int64_t begin, i
     if (t->stored)
         nbl__to_f32(isa, t->stored->dtype, t->stored->data + (size_t)first * nbl__size_of(t->stored->dtype),
                     out, last - first);
-    else nbl__span_decode(isa, t->base, first, last, NBL_DTYPE_F32, out);
+    else nbl__span_dequantize(isa, t->base, first, last, NBL_DTYPE_F32, out);
     if (t->with == NULL) return;
     for (int64_t row = begin; row < end && !t->is_bias; row++)
         merge_row(m, t, row, out + (row - begin) * t->columns, scratch);

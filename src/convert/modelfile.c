@@ -10,12 +10,12 @@
 #include "convert/export_gguf.h"
 #include "text/template/chat_template.h"
 
-enum { MOST_STOPS = 4 };
+enum { MAX_STOPS = 4 };
 
 static const struct family {
     const char *mark; /* in the model's own template */
     const char *text;
-    const char *stops[MOST_STOPS];
+    const char *stops[MAX_STOPS];
 } families[] = {
     {"<|im_start|>",
      "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end "
@@ -61,7 +61,7 @@ static const struct family *family_of(nbl_string chat_template)
 static void add_stops(const nbl__export *e, const struct family *family, nbl__text *out)
 {
     bool told = false;
-    for (int i = 0; family && i < MOST_STOPS && family->stops[i]; i++) {
+    for (int i = 0; family && i < MAX_STOPS && family->stops[i]; i++) {
         told = told || (e->vocab.eos && strcmp(family->stops[i], e->vocab.eos) == 0);
         nbl__text_printf(out, "PARAMETER stop ");
         add_quoted(out, family->stops[i]);

@@ -25,8 +25,8 @@ bool nbl__is_decodable(const nbl_tensor_info *t)
 
 /* MXFP4 experts: stored [expert, out, in], logical [expert, in, out]. Decodes a tile of a few stored
  * rows, then writes it across. */
-static void decode_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t end, nbl_dtype dtype,
-                              uint8_t *out)
+static void dequantize_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t end,
+                                  nbl_dtype dtype, uint8_t *out)
 {
     enum { OUTS = 32, INS = 128 };
     _Alignas(64) uint8_t tile[OUTS * INS * 4];
@@ -39,7 +39,7 @@ static void decode_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, i
             int64_t wide = nbl__min_i64(OUTS, outs - o);
             for (int64_t j = 0; j < wide; j++) {
                 int64_t at = (expert * outs + o + j) * ins + in;
-                nbl__decode(isa, w, at, at + count, dtype, tile + (size_t)(j * INS) * size, false);
+                nbl__dequantize(isa, w, at, at + count, dtype, tile + (size_t)(j * INS) * size, false);
             }
             for (int64_t i = 0; i < count; i++) {
                 uint8_t *line = out + (size_t)((row - begin / outs + i) * outs + o) * size;
@@ -66,12 +66,12 @@ static void stored_range(const nbl_tensor_info *t, int64_t begin, int64_t end, c
     *size = (uint64_t)nbl__ceil_div((end - begin) * bits, 8);
 }
 
-void nbl__span_decode(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype,
-                      void *out)
+void nbl__span_dequantize(nbl_isa isa, const nbl_tensor_info *t, int64_t begin, int64_t end, nbl_dtype dtype,
+                          void *out)
 {
     if (begin >= end) return;
-    if (t->transposed) decode_transposed(isa, &t->weight, begin, end, dtype, out);
-    else nbl__decode(isa, &t->weight, begin, end, dtype, out, false);
+    if (t->transposed) dequantize_transposed(isa, &t->weight, begin, end, dtype, out);
+    else nbl__dequantize(isa, &t->weight, begin, end, dtype, out, false);
 }
 
 void nbl__span_fetch(const nbl_tensor_info *t, int64_t begin, int64_t end)

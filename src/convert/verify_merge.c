@@ -20,7 +20,7 @@
 #include "model/language_model.h"
 #include "model/model_text.h"
 
-enum { SLACK = 8, SEQUENCES = 3, MOST_TOKENS = 24 };
+enum { SLACK = 8, SEQUENCES = 3, MAX_TOKENS = 24 };
 static const double FLOOR = 5e-5;
 
 typedef struct verification {
@@ -31,17 +31,17 @@ typedef struct verification {
     int64_t vocabulary;
     float *logits[2][SEQUENCES]; /* live, merged */
     nbl_ids sequences[SEQUENCES];
-    int32_t ids[SEQUENCES][MOST_TOKENS];
+    int32_t ids[SEQUENCES][MAX_TOKENS];
 } verification;
 
 /* Ids all over the vocabulary, always the same. */
 static void make_sequences(verification *v, int64_t positions)
 {
-    static const int64_t lengths[SEQUENCES] = {1, 9, MOST_TOKENS};
+    static const int64_t lengths[SEQUENCES] = {1, 9, MAX_TOKENS};
     uint32_t state = 1;
     for (int s = 0; s < SEQUENCES; s++) {
         v->sequences[s] = (nbl_ids){v->ids[s], nbl__min_i64(lengths[s], positions)};
-        for (int i = 0; i < MOST_TOKENS; i++) {
+        for (int i = 0; i < MAX_TOKENS; i++) {
             state = state * 1664525u + 1013904223u;
             v->ids[s][i] = (int32_t)((uint64_t)state * (uint64_t)v->vocabulary >> 32);
         }
@@ -52,7 +52,7 @@ static nbl_status compute(verification *v, const char *path, const char *adapter
 {
     nbl_model *model;
     NBL_TRY(nbl_model_open(v->ctx, path, &(nbl_model_options){.dtype = "f32", .adapter = adapter}, &model));
-    model->decoded = true;
+    model->dequantized = true;
     if (v->vocabulary == 0) {
         v->vocabulary = model->decoder.vocabulary;
         make_sequences(v, model->decoder.positions);

@@ -15,15 +15,15 @@ enum {
     WINDOW = 256 /* bytes */,
     AHEAD = 16 /* tokens */,
     AGREEMENT = 12 /* bytes that must agree */,
-    MOST_TRIES = 8
+    MAX_TRIES = 8
 };
 
-typedef struct speller {
+typedef struct aligner {
     const nbl_tokenizer *tokenizer;
     bool byte_level;
     const int32_t *ids;
     int64_t count;
-} speller;
+} aligner;
 
 static int hex(char c)
 {
@@ -32,7 +32,7 @@ static int hex(char c)
 
 /* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched how many of them
  * the text begins with. */
-static size_t spell(const speller *s, int64_t i, const char *text, size_t size, size_t *matched)
+static size_t spell(const aligner *s, int64_t i, const char *text, size_t size, size_t *matched)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
     nbl_string token = nbl_tokenizer_token(s->tokenizer, s->ids[i]);
@@ -61,7 +61,7 @@ static size_t spell(const speller *s, int64_t i, const char *text, size_t size, 
 }
 
 /* Whether the text at `at` goes on as the tokens from i on do, for long enough to be sure. */
-static bool agrees(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+static bool agrees(const aligner *s, int64_t i, const char *text, size_t size, size_t at)
 {
     size_t begin = at;
     for (; i < s->count; i++) {
@@ -75,42 +75,42 @@ static bool agrees(const speller *s, int64_t i, const char *text, size_t size, s
 }
 
 /* The next added token that the text has, too: nothing changes those. Else the end. */
-static void find_anchor(const speller *s, int64_t i, const char *text, size_t size, size_t at, int64_t *token,
-                        size_t *place)
+static void find_anchor(const aligner *s, int64_t i, const char *text, size_t size, size_t at, int64_t *token,
+                        size_t *position)
 {
-    for (int tries = 0; i < s->count && tries < MOST_TRIES; i++) {
+    for (int tries = 0; i < s->count && tries < MAX_TRIES; i++) {
         const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
         size_t length = added ? added->content.size : 0;
         tries += added != NULL;
         for (size_t there = at; length && there + length <= size; there++)
             if (memcmp(text + there, added->content.text, length) == 0) {
                 *token = i;
-                *place = there;
+                *position = there;
                 return;
             }
     }
     *token = s->count;
-    *place = size;
+    *position = size;
 }
 
 /* The nearest token from i on and place from `at` on that agree; the token is s->count at the end. */
-static void find_agreement(const speller *s, int64_t i, const char *text, size_t size, size_t at,
-                           int64_t *token, size_t *place)
+static void find_agreement(const aligner *s, int64_t i, const char *text, size_t size, size_t at,
+                           int64_t *token, size_t *position)
 {
     for (int64_t reach = 0; reach < WINDOW; reach++)
         for (int64_t skip = 0; skip <= reach && skip <= AHEAD && i + skip < s->count; skip++) {
             size_t there = at + (size_t)(reach - skip);
             if (there > size || !agrees(s, i + skip, text, size, there)) continue;
             *token = i + skip;
-            *place = there;
+            *position = there;
             return;
         }
-    find_anchor(s, i, text, size, at, token, place);
+    find_anchor(s, i, text, size, at, token, position);
 }
 
 /* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked for in the normalised
  * text takes the spaces of that text: they are its own where the tokens behind it do not spell them. */
-static size_t with_spaces(const speller *s, int64_t i, const char *text, size_t size, size_t at)
+static size_t with_spaces(const aligner *s, int64_t i, const char *text, size_t size, size_t at)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
     if (added == NULL || !added->right_strip) return at;
@@ -127,9 +127,9 @@ static size_t with_spaces(const speller *s, int64_t i, const char *text, size_t 
 void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,
                        int64_t count, size_t *begins, size_t *ends)
 {
-    speller s = {tokenizer, false, ids, count};
-    for (int i = 0; i < tokenizer->decoder_count; i++)
-        s.byte_level |= tokenizer->decoders[i].kind == NBL_DECODE_BYTE_LEVEL;
+    aligner s = {tokenizer, false, ids, count};
+    for (int i = 0; i < tokenizer->detokenizer_count; i++)
+        s.byte_level |= tokenizer->detokenizers[i].kind == NBL_DETOKENIZE_BYTE_LEVEL;
     for (int i = 0; i < tokenizer->pre_tokenizer_count; i++)
         s.byte_level |= tokenizer->pre_tokenizers[i].kind == NBL_PRE_BYTE_LEVEL;
     size_t at = 0, matched, length;
@@ -142,16 +142,16 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
             continue;
         }
         int64_t next;
-        size_t place;
-        find_agreement(&s, i, text, size, at, &next, &place);
+        size_t position;
+        find_agreement(&s, i, text, size, at, &next, &position);
         if (next == i) { /* the text has something that no token spells: it goes with this token */
             begins[i] = at;
-            length = spell(&s, i, text + place, size - place, &matched);
-            at = ends[i] = with_spaces(&s, i, text, size, place + length);
+            length = spell(&s, i, text + position, size - position, &matched);
+            at = ends[i] = with_spaces(&s, i, text, size, position + length);
             i++;
             continue;
         }
-        for (; i < next; i++) begins[i] = at, ends[i] = place;
-        at = place;
+        for (; i < next; i++) begins[i] = at, ends[i] = position;
+        at = position;
     }
 }

@@ -5,7 +5,7 @@
 struct nbl_chat_encoder {
     nbl__run_config config;
     nbl__dataset_config dataset;
-    nbl__scribe scribe;
+    nbl__row_encoder encoder;
     nbl__labelled row;
 };
 
@@ -20,7 +20,7 @@ nbl_status nbl_chat_encoder_open(nbl_model *model, nbl_tokenizer *tokenizer, nbl
     e->config = (nbl__run_config){.file = name, .base_model = name};
     e->dataset = (nbl__dataset_config){.type = NBL_DATA_CHAT};
     e->row.ctx = ctx;
-    nbl_status status = nbl__scribe_borrow(model, &e->config, tokenizer, chat_template, &e->scribe);
+    nbl_status status = nbl__row_encoder_borrow(model, &e->config, tokenizer, chat_template, &e->encoder);
     if (status == NBL_OK) *encoder = e;
     else nbl_chat_encoder_close(e);
     return status;
@@ -30,7 +30,7 @@ void nbl_chat_encoder_close(nbl_chat_encoder *e)
 {
     if (e == NULL) return;
     nbl_context *ctx = e->row.ctx;
-    nbl__scribe_return(&e->scribe);
+    nbl__row_encoder_return(&e->encoder);
     nbl__labelled_free(&e->row);
     nbl__free(ctx, e, sizeof *e);
 }
@@ -40,19 +40,19 @@ static nbl_status encode(nbl_chat_encoder *e, nbl__arena *arena, nbl_string row)
 {
     nbl_context *ctx = e->row.ctx;
     const nbl__json *object;
-    nbl__draft draft;
+    nbl__example_text example_text;
     nbl_ids *lists;
     NBL_TRY(nbl__json_parse(arena, "the row", row.text, row.size, NBL_JSON_SERDE, &object));
     NBL_CHECK(ctx, object->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "the row is not an object");
-    NBL_TRY(nbl__draft_row(&e->scribe, &e->dataset, arena, object, &draft));
-    nbl_string *texts = nbl__arena_alloc(arena, (size_t)draft.part_count * sizeof *texts);
-    lists = nbl__arena_alloc(arena, (size_t)draft.part_count * sizeof *lists);
+    NBL_TRY(nbl__example_row(&e->encoder, &e->dataset, arena, object, &example_text));
+    nbl_string *texts = nbl__arena_alloc(arena, (size_t)example_text.part_count * sizeof *texts);
+    lists = nbl__arena_alloc(arena, (size_t)example_text.part_count * sizeof *lists);
     if (texts == NULL || lists == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < draft.part_count; i++)
-        texts[i] = (nbl_string){draft.parts[i].text, draft.parts[i].size};
-    NBL_TRY(nbl_tokenizer_encode_batch(e->scribe.tokenizer, draft.part_count, texts, 0, lists));
-    nbl_status status = nbl__draft_label(&e->scribe, &e->dataset, arena, &draft, lists, &e->row);
-    for (int64_t i = 0; i < draft.part_count; i++) nbl_ids_free(ctx, &lists[i]);
+    for (int64_t i = 0; i < example_text.part_count; i++)
+        texts[i] = (nbl_string){example_text.parts[i].text, example_text.parts[i].size};
+    NBL_TRY(nbl_tokenizer_encode_batch(e->encoder.tokenizer, example_text.part_count, texts, 0, lists));
+    nbl_status status = nbl__example_label(&e->encoder, &e->dataset, arena, &example_text, lists, &e->row);
+    for (int64_t i = 0; i < example_text.part_count; i++) nbl_ids_free(ctx, &lists[i]);
     return status;
 }
 

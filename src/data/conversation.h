@@ -20,7 +20,7 @@ typedef struct nbl__turn {
 } nbl__turn;
 
 typedef struct nbl__talk {
-    const nbl__scribe *scribe;
+    const nbl__row_encoder *encoder;
     const nbl__dataset_config *dataset;
     nbl__arena *arena;
     nbl__turn *turns;
@@ -46,7 +46,7 @@ nbl_status nbl__talk_render(const nbl__talk *talk, nbl__view view, nbl_rendering
 nbl_status nbl__talk_tools(nbl__talk *talk, const nbl__json *tools, bool from_row);
 
 /* A probe per wanted turn: parts[0] of the draft is the text; the others are added behind it. */
-nbl_status nbl__talk_probe(nbl__talk *talk, nbl__draft *draft);
+nbl_status nbl__talk_probe(nbl__talk *talk, nbl__example_text *example_text);
 
 /* The value as text; members of objects that are null are left out unless `nulls`. */
 void nbl__json_print(nbl__text *out, const nbl__json *value, bool nulls);

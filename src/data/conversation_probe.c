@@ -46,17 +46,17 @@ static const char *dummy_for(nbl_string content)
 /* ---- contents that the template copies ---- */
 
 /* Whether `text` is `frame` with the contents in place of the placeholders; then every turn has its position. */
-static bool place_all(nbl__talk *k, nbl_string text, nbl_string frame)
+static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
 {
     const char *at = text.text, *end = at + text.size, *f = frame.text, *f_end = f + frame.size;
     for (int64_t i = 0; i < k->count; i++) {
         nbl__turn *now = &k->turns[i];
         char mark[NBL_PLACEHOLDER];
         size_t size = (size_t)nbl__placeholder(mark, i);
-        const char *place = find(f, f_end, mark, size);
-        if (place == NULL || !same(at, end, f, (size_t)(place - f))) return false;
-        at += place - f;
-        f = place + size;
+        const char *found = find(f, f_end, mark, size);
+        if (found == NULL || !same(at, end, f, (size_t)(found - f))) return false;
+        at += found - f;
+        f = found + size;
         nbl_string content = now->content;
         /* What follows in the frame tells whether the content was copied or trimmed. */
         if (i + 1 < k->count) size = (size_t)nbl__placeholder(mark, i + 1);
@@ -76,7 +76,7 @@ static bool place_all(nbl__talk *k, nbl_string text, nbl_string frame)
     return (size_t)(end - at) == (size_t)(f_end - f) && same(at, end, f, (size_t)(f_end - f));
 }
 
-static nbl_status place_copies(nbl__talk *k, nbl_string text, bool *placed)
+static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
 {
     nbl_rendering *frame;
     *placed = false;
@@ -86,7 +86,7 @@ static nbl_status place_copies(nbl__talk *k, nbl_string text, bool *placed)
     nbl_status status = nbl__talk_render(k, view, &frame);
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
     if (status != NBL_OK) return NBL_OK; /* a template that checks contents */
-    *placed = place_all(k, text, nbl_rendering_text(frame));
+    *placed = locate_all(k, text, nbl_rendering_text(frame));
     nbl_rendering_free(frame);
     return NBL_OK;
 }
@@ -100,10 +100,10 @@ static bool cuts_here(const nbl_tokenizer *tokenizer, const nbl__piece *piece)
 
 /* The part of a draft that replaces text[begin, end) by `dummy`. */
 static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begin, size_t end,
-                            nbl_string dummy, bool trained, nbl__draft *draft)
+                            nbl_string dummy, bool trained, nbl__example_text *example_text)
 {
-    const nbl_tokenizer *tokenizer = k->scribe->tokenizer;
-    nbl__part *text = &draft->parts[0], *probe = &draft->parts[draft->part_count];
+    const nbl_tokenizer *tokenizer = k->encoder->tokenizer;
+    nbl__part *text = &example_text->parts[0], *probe = &example_text->parts[example_text->part_count];
     nbl__probe range = {.first = -1, .last = -1, .begin = 0, .end = text->size, .trained = trained};
     int64_t cut = 0;
     for (size_t i = 0; i < pieces->count; i++) {
@@ -128,27 +128,27 @@ static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begi
     memcpy(copy + before + dummy.size, text->text + end, behind);
     *probe = (nbl__part){.text = copy, .size = before + dummy.size + behind, .mask = NBL_MASK_PROBE};
     probe->probe = range;
-    draft->part_count++;
+    example_text->part_count++;
     return NBL_OK;
 }
 
 /* A probe from the whole text with a dummy in it: `start`, then text[from, ...). */
 static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_string start, size_t from,
-                                 bool trained, nbl__draft *draft)
+                                 bool trained, nbl__example_text *example_text)
 {
-    const nbl__part *text = &draft->parts[0];
+    const nbl__part *text = &example_text->parts[0];
     size_t before = 0, behind = 0;
     while (before < start.size && before < from && start.text[before] == text->text[before]) before++;
     while (behind < start.size - before && behind < from - before &&
            start.text[start.size - behind - 1] == text->text[from - behind - 1])
         behind++;
     nbl_string dummy = {start.text + before, start.size - before - behind};
-    return add_probe(k, pieces, before, from - behind, dummy, trained, draft);
+    return add_probe(k, pieces, before, from - behind, dummy, trained, example_text);
 }
 
 /* Renders up to the turn with and without the dummy. *done is false where that does not tell. */
-static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i, nbl__draft *draft,
-                              bool *done)
+static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
+                              nbl__example_text *example_text, bool *done)
 {
     nbl_rendering *plain = NULL, *dummy = NULL;
     nbl__view view = {.count = i + 1, .hide = NBL_HIDE_NONE, .without_calls = -1};
@@ -159,58 +159,60 @@ static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i
     if (status == NBL_OK) status = nbl__talk_render(k, view, &dummy);
     if (status == NBL_OK) {
         nbl_string start = nbl_rendering_text(plain);
-        const nbl__part *text = &draft->parts[0];
+        const nbl__part *text = &example_text->parts[0];
         *done = start.size <= text->size &&
                 (start.size == 0 || memcmp(start.text, text->text, start.size) == 0);
         if (*done)
             status = add_difference(k, pieces, nbl_rendering_text(dummy), start.size, k->turns[i].trained,
-                                    draft);
+                                    example_text);
     }
     nbl_rendering_free(plain);
     nbl_rendering_free(dummy);
     return status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED ? status : NBL_OK;
 }
 
-static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i, nbl__draft *draft)
+static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
+                             nbl__example_text *example_text)
 {
     nbl_rendering *dummy;
     bool done;
-    NBL_TRY(probe_start(k, pieces, i, draft, &done));
+    NBL_TRY(probe_start(k, pieces, i, example_text, &done));
     if (done) return NBL_OK;
     nbl__view view = {
         .count = k->count, .hide = i, .dummy = dummy_for(k->turns[i].content), .without_calls = -1};
     NBL_TRY(nbl__talk_render(k, view, &dummy));
-    nbl_status status = add_difference(k, pieces, nbl_rendering_text(dummy), draft->parts[0].size,
-                                       k->turns[i].trained, draft);
+    nbl_status status = add_difference(k, pieces, nbl_rendering_text(dummy), example_text->parts[0].size,
+                                       k->turns[i].trained, example_text);
     nbl_rendering_free(dummy);
     return status;
 }
 
-static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__draft *draft)
+static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__example_text *example_text)
 {
     bool placed;
-    NBL_TRY(place_copies(k, (nbl_string){draft->parts[0].text, draft->parts[0].size}, &placed));
+    NBL_TRY(
+        locate_copies(k, (nbl_string){example_text->parts[0].text, example_text->parts[0].size}, &placed));
     for (int64_t i = 0; i < k->count; i++) {
         const nbl__turn *turn = &k->turns[i];
         if (!turn->wanted) continue;
         const char *dummy = dummy_for(turn->content);
         if (placed)
             NBL_TRY(add_probe(k, pieces, turn->begin, turn->end, (nbl_string){dummy, strlen(dummy)},
-                              turn->trained, draft));
-        else NBL_TRY(probe_turn(k, pieces, i, draft));
+                              turn->trained, example_text));
+        else NBL_TRY(probe_turn(k, pieces, i, example_text));
     }
     return NBL_OK;
 }
 
-nbl_status nbl__talk_probe(nbl__talk *k, nbl__draft *draft)
+nbl_status nbl__talk_probe(nbl__talk *k, nbl__example_text *example_text)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     nbl__pieces pieces = {0};
-    nbl_status status = nbl__added_split(&k->scribe->tokenizer->added, false, draft->parts[0].text,
-                                         draft->parts[0].size, 0, &pieces);
+    nbl_status status = nbl__added_split(&k->encoder->tokenizer->added, false, example_text->parts[0].text,
+                                         example_text->parts[0].size, 0, &pieces);
     for (size_t i = 0; status == NBL_OK && i < pieces.count; i++)
-        draft->parts[0].cut_count += cuts_here(k->scribe->tokenizer, &pieces.items[i]);
-    if (status == NBL_OK) status = probe_all(k, &pieces, draft);
+        example_text->parts[0].cut_count += cuts_here(k->encoder->tokenizer, &pieces.items[i]);
+    if (status == NBL_OK) status = probe_all(k, &pieces, example_text);
     nbl__pieces_free(ctx, &pieces);
     return status;
 }

@@ -68,7 +68,7 @@ static bool is_key(const nbl__json *member, const char *name)
 static nbl_status put_parsed(const nbl__talk *k, nbl__text *t, const nbl__json *value, const nbl__json *name,
                              const char *what)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     const nbl__json *parsed;
     nbl_status status = nbl__json_parse(k->arena, what, value->string, (size_t)value->count, NBL_JSON_PYTHON,
                                         &parsed);
@@ -124,7 +124,7 @@ static nbl_status put_functions(const nbl__talk *k, nbl__text *t, const nbl__jso
 
 nbl_status nbl__talk_tools(nbl__talk *k, const nbl__json *tools, bool from_row)
 {
-    nbl__text json = {.ctx = k->scribe->ctx};
+    nbl__text json = {.ctx = k->encoder->ctx};
     nbl_status status = put_functions(k, &json, tools, "parameters", !from_row);
     char *copy = status == NBL_OK ? nbl__arena_alloc(k->arena, json.size + 1) : NULL;
     if (copy) memcpy(copy, json.text, json.size);
@@ -188,17 +188,17 @@ static nbl_status put_talk(const nbl__talk *k, nbl__text *t, nbl__view view)
 
 nbl_status nbl__talk_render(const nbl__talk *k, nbl__view view, nbl_rendering **rendering)
 {
-    const nbl__run_config *config = k->scribe->config;
+    const nbl__run_config *config = k->encoder->config;
     const char *names[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
     const char *texts[] = {config->bos_token, config->eos_token, config->pad_token, config->unk_token};
     nbl_chat_variable variables[4];
-    nbl__text json = {.ctx = k->scribe->ctx}, values[4] = {{0}};
+    nbl__text json = {.ctx = k->encoder->ctx}, values[4] = {{0}};
     int count = 0;
     *rendering = NULL;
     nbl_status status = put_talk(k, &json, view);
     for (int i = 0; i < 4; i++) {
         if (texts[i] == NULL) continue;
-        values[count].ctx = k->scribe->ctx;
+        values[count].ctx = k->encoder->ctx;
         put_string(&values[count], texts[i], (int64_t)strlen(texts[i]));
         if (status == NBL_OK) status = values[count].status;
         variables[count] = (nbl_chat_variable){names[i], {values[count].text, values[count].size}};
@@ -209,7 +209,7 @@ nbl_status nbl__talk_render(const nbl__talk *k, nbl__view view, nbl_rendering **
                      .messages_name = "the conversation",
                      .variables = variables,
                      .variable_count = count};
-    if (status == NBL_OK) status = nbl_chat_template_render(k->scribe->template, &chat, rendering);
+    if (status == NBL_OK) status = nbl_chat_template_render(k->encoder->template, &chat, rendering);
     nbl__text_free(&json);
     for (int i = 0; i < count; i++) nbl__text_free(&values[i]);
     return status;

@@ -20,30 +20,31 @@ static bool can_skip(const nbl__data *d, nbl_status code)
     return d->config->skip_bad_rows && (code == NBL_ERROR_FORMAT || code == NBL_ERROR_UNSUPPORTED);
 }
 
-static nbl_status draft_row(nbl__data *d, int64_t source, nbl__arena *arena, const nbl__row *row,
-                            nbl__draft *draft)
+static nbl_status example_row(nbl__data *d, int64_t source, nbl__arena *arena, const nbl__row *row,
+                              nbl__example_text *example_text)
 {
     const nbl__rows *rows = &d->sources[source];
     const nbl__json *object;
     NBL_TRY(nbl__rows_parse(rows, arena, row, &object)); /* names the place itself */
-    nbl_status status = nbl__draft_row(&d->scribe, &d->config->datasets[source], arena, object, draft);
+    nbl_status status = nbl__example_row(&d->encoder, &d->config->datasets[source], arena, object,
+                                         example_text);
     return status == NBL_OK ? NBL_OK : at_row(d, rows, row, status);
 }
 
 /* ---- examples ---- */
 
-static nbl_status push(nbl__data *d, const nbl__place *place)
+static nbl_status push(nbl__data *d, const nbl__example_entry *entry)
 {
     if (d->count == d->room) {
         int64_t room = d->room * 2 + 1024;
-        nbl__place *places;
-        NBL_TRY(NBL_ALLOC(d->ctx, places, room));
-        if (d->count) memcpy(places, d->places, (size_t)d->count * sizeof *places);
-        nbl__free(d->ctx, d->places, (size_t)d->room * sizeof *places);
-        d->places = places;
+        nbl__example_entry *entries;
+        NBL_TRY(NBL_ALLOC(d->ctx, entries, room));
+        if (d->count) memcpy(entries, d->entries, (size_t)d->count * sizeof *entries);
+        nbl__free(d->ctx, d->entries, (size_t)d->room * sizeof *entries);
+        d->entries = entries;
         d->room = room;
     }
-    d->places[d->count++] = *place;
+    d->entries[d->count++] = *entry;
     return NBL_OK;
 }
 
@@ -80,7 +81,7 @@ static void drop(nbl__data *d, int64_t *reason)
 }
 
 /* One example of the row's tokens [begin, begin + count). */
-static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int64_t count)
+static nbl_status add_example(nbl__data *d, nbl__example_entry entry, int64_t begin, int64_t count)
 {
     const int32_t *ids = d->row.ids + begin, *labels = d->row.labels + begin;
     int64_t trained = 0;
@@ -92,9 +93,9 @@ static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int
         NBL_TRY(nbl__duplicates_add(&d->seen, d->ctx, ids, labels, count, &fresh));
         if (!fresh) return drop(d, &d->counts.duplicates), NBL_OK;
     }
-    place.tokens = (int32_t)count;
-    NBL_TRY(keep(d, ids, labels, count, &place.kept));
-    NBL_TRY(push(d, &place));
+    entry.tokens = (int32_t)count;
+    NBL_TRY(keep(d, ids, labels, count, &entry.kept));
+    NBL_TRY(push(d, &entry));
     identify(d, ids, count);
     identify(d, labels, count);
     d->counts.examples++;
@@ -107,24 +108,24 @@ static nbl_status add_example(nbl__data *d, nbl__place place, int64_t begin, int
 static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
 {
     const nbl__rows *rows = &d->sources[source];
-    int64_t most = d->config->sequence_len, count = d->row.count, dropped = d->counts.dropped;
-    nbl__place place = {
+    int64_t max = d->config->sequence_len, count = d->row.count, dropped = d->counts.dropped;
+    nbl__example_entry entry = {
         .offset = row->offset, .line = row->line, .size = (uint32_t)row->size, .source = (int32_t)source};
     if (d->config->datasets[source].type == NBL_DATA_COMPLETION) {
-        for (int64_t begin = 0; begin < count; begin += most, place.piece++)
-            NBL_TRY(add_example(d, place, begin, nbl__min_i64(most, count - begin)));
+        for (int64_t begin = 0; begin < count; begin += max, entry.piece++)
+            NBL_TRY(add_example(d, entry, begin, nbl__min_i64(max, count - begin)));
         if (count == 0) drop(d, &d->counts.untrained);
         return NBL_OK;
     }
-    if (count > most && d->config->excess == NBL_EXCESS_RAISE)
+    if (count > max && d->config->excess == NBL_EXCESS_RAISE)
         return nbl__hint(d->ctx,
                          nbl__fail(d->ctx, NBL_ERROR_FORMAT,
                                    "%s: line %" PRId64 ": %" PRId64 " tokens, sequence_len is %" PRId64,
-                                   rows->path, row->line, count, most),
+                                   rows->path, row->line, count, max),
                          "excess_length_strategy: drop or truncate goes on without such rows or their ends");
-    if (count > most && d->config->excess == NBL_EXCESS_DROP) return drop(d, &d->counts.too_long), NBL_OK;
-    NBL_TRY(add_example(d, place, 0, nbl__min_i64(most, count)));
-    d->counts.truncated += count > most && d->counts.dropped == dropped;
+    if (count > max && d->config->excess == NBL_EXCESS_DROP) return drop(d, &d->counts.too_long), NBL_OK;
+    NBL_TRY(add_example(d, entry, 0, nbl__min_i64(max, count)));
+    d->counts.truncated += count > max && d->counts.dropped == dropped;
     return NBL_OK;
 }
 
@@ -133,7 +134,7 @@ static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
 typedef struct batch {
     nbl__arena arena;
     nbl__row rows[BATCH_ROWS];
-    nbl__draft drafts[BATCH_ROWS];
+    nbl__example_text drafts[BATCH_ROWS];
     int64_t count, parts;
 } batch;
 
@@ -147,14 +148,14 @@ static nbl_status encode(nbl__data *d, batch *b, nbl_ids **lists)
     for (int64_t i = 0; i < b->count; i++)
         for (int64_t p = 0; p < b->drafts[i].part_count; p++, at++)
             texts[at] = (nbl_string){b->drafts[i].parts[p].text, b->drafts[i].parts[p].size};
-    return at ? nbl_tokenizer_encode_batch(d->scribe.tokenizer, at, texts, 0, *lists) : NBL_OK;
+    return at ? nbl_tokenizer_encode_batch(d->encoder.tokenizer, at, texts, 0, *lists) : NBL_OK;
 }
 
 /* Tokens and labels of draft i into d->row. */
 static nbl_status label(nbl__data *d, int64_t source, batch *b, int64_t i, const nbl_ids *lists)
 {
-    nbl_status status = nbl__draft_label(&d->scribe, &d->config->datasets[source], &b->arena, &b->drafts[i],
-                                         lists, &d->row);
+    nbl_status status = nbl__example_label(&d->encoder, &d->config->datasets[source], &b->arena,
+                                           &b->drafts[i], lists, &d->row);
     return status == NBL_OK ? NBL_OK : at_row(d, &d->sources[source], &b->rows[i], status);
 }
 
@@ -198,7 +199,7 @@ static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
         if (r->index++ < r->first) continue;
         NBL_TRY(nbl__progress_poll(d->ctx, "reading data"));
         bytes += row.size;
-        nbl_status status = draft_row(d, source, &b->arena, &row, &b->drafts[b->count]);
+        nbl_status status = example_row(d, source, &b->arena, &row, &b->drafts[b->count]);
         if (status != NBL_OK && can_skip(d, status)) {
             drop(d, &d->counts.bad);
             continue;
@@ -278,7 +279,7 @@ static nbl_status fill(nbl__data *d, int64_t vocabulary)
               NBL_ERROR_ARGUMENT, "%s: datasets, sequence_len or micro_batch_size is not set", config->file);
     NBL_TRY(NBL_ALLOC(d->ctx, d->sources, config->dataset_count));
     for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(open_source(d, i));
-    NBL_TRY(nbl__scribe_open(d->ctx, config, vocabulary, &d->scribe));
+    NBL_TRY(nbl__row_encoder_open(d->ctx, config, vocabulary, &d->encoder));
     for (int64_t i = 0; i < config->dataset_count; i++) bytes += d->sources[i].file.size;
     nbl__progress_begin(d->ctx, bytes);
     for (int64_t i = 0; i < config->dataset_count; i++) NBL_TRY(read_source(d, i));
@@ -323,8 +324,8 @@ void nbl__data_close(nbl__data *d)
     nbl_context *ctx = d->ctx;
     for (int64_t i = 0; d->sources && i < d->config->dataset_count; i++) nbl__rows_close(&d->sources[i]);
     if (d->sources) nbl__free(ctx, d->sources, (size_t)d->config->dataset_count * sizeof *d->sources);
-    nbl__scribe_close(&d->scribe);
-    nbl__free(ctx, d->places, (size_t)d->room * sizeof *d->places);
+    nbl__row_encoder_close(&d->encoder);
+    nbl__free(ctx, d->entries, (size_t)d->room * sizeof *d->entries);
     nbl__duplicates_free(&d->seen, ctx);
     nbl__free(ctx, d->held, (size_t)d->count * sizeof *d->held);
     nbl__labelled_free(&d->row);
@@ -364,14 +365,14 @@ int64_t nbl__data_held_count(const nbl__data *d)
 nbl__example_kind nbl__data_kind(const nbl__data *d, int64_t index)
 {
     return (nbl__example_kind){.held = d->held_count && d->held[index],
-                               .text = d->config->datasets[d->places[index].source].type != NBL_DATA_TOKENS};
+                               .text = d->config->datasets[d->entries[index].source].type != NBL_DATA_TOKENS};
 }
 
 nbl_tokenizer *nbl__data_tokenizer(const nbl__data *d, const int32_t **ends, int64_t *end_count)
 {
-    *ends = d->scribe.ends;
-    *end_count = d->scribe.end_count;
-    return d->scribe.tokenizer;
+    *ends = d->encoder.ends;
+    *end_count = d->encoder.end_count;
+    return d->encoder.tokenizer;
 }
 
 uint64_t nbl__data_identity(const nbl__data *d)
@@ -381,9 +382,9 @@ uint64_t nbl__data_identity(const nbl__data *d)
 
 /* ---- an example again ---- */
 
-static nbl_status make_row(nbl__data *d, const nbl__place *place)
+static nbl_status make_row(nbl__data *d, const nbl__example_entry *entry)
 {
-    nbl__row row = {place->offset, place->size, place->line};
+    nbl__row row = {entry->offset, entry->size, entry->line};
     batch *b;
     nbl_ids *lists = NULL;
     d->row_source = -1;
@@ -391,25 +392,25 @@ static nbl_status make_row(nbl__data *d, const nbl__place *place)
     b->arena = nbl__arena_make(d->ctx);
     b->rows[0] = row;
     b->count = 1;
-    nbl_status status = draft_row(d, place->source, &b->arena, &row, &b->drafts[0]);
+    nbl_status status = example_row(d, entry->source, &b->arena, &row, &b->drafts[0]);
     b->parts = b->drafts[0].part_count;
     if (status == NBL_OK) status = encode(d, b, &lists);
-    if (status == NBL_OK) status = label(d, place->source, b, 0, lists);
+    if (status == NBL_OK) status = label(d, entry->source, b, 0, lists);
     for (int64_t i = 0; lists && i < b->parts; i++) nbl_ids_free(d->ctx, &lists[i]);
     nbl__arena_free(&b->arena);
     nbl__free(d->ctx, b, sizeof *b);
     NBL_TRY(status);
-    d->row_source = place->source;
-    d->row_offset = place->offset;
+    d->row_source = entry->source;
+    d->row_offset = entry->offset;
     return NBL_OK;
 }
 
-static nbl_status show_kept(nbl__data *d, const nbl__place *place)
+static nbl_status show_kept(nbl__data *d, const nbl__example_entry *entry)
 {
     d->row_source = -1;
     d->row.count = 0;
-    for (int64_t i = 0; i < place->tokens; i++)
-        NBL_TRY(nbl__labelled_add(&d->row, place->kept[i] & INT32_MAX, place->kept[i] < 0));
+    for (int64_t i = 0; i < entry->tokens; i++)
+        NBL_TRY(nbl__labelled_add(&d->row, entry->kept[i] & INT32_MAX, entry->kept[i] < 0));
     return NBL_OK;
 }
 
@@ -417,13 +418,13 @@ nbl_status nbl__data_example(nbl__data *d, int64_t index, nbl__example *example)
 {
     NBL_CHECK(d->ctx, index >= 0 && index < d->count, NBL_ERROR_ARGUMENT, "there is no example %" PRId64,
               index);
-    const nbl__place *place = &d->places[index];
-    int64_t begin = place->kept ? 0 : place->piece * d->config->sequence_len;
-    if (place->kept) NBL_TRY(show_kept(d, place));
-    else if (d->row_source != place->source || d->row_offset != place->offset) NBL_TRY(make_row(d, place));
-    NBL_CHECK(d->ctx, begin + place->tokens <= d->row.count, NBL_ERROR_IO,
+    const nbl__example_entry *entry = &d->entries[index];
+    int64_t begin = entry->kept ? 0 : entry->piece * d->config->sequence_len;
+    if (entry->kept) NBL_TRY(show_kept(d, entry));
+    else if (d->row_source != entry->source || d->row_offset != entry->offset) NBL_TRY(make_row(d, entry));
+    NBL_CHECK(d->ctx, begin + entry->tokens <= d->row.count, NBL_ERROR_IO,
               "%s: line %" PRId64 ": the file has changed since it was opened",
-              d->sources[place->source].path, place->line);
-    *example = (nbl__example){d->row.ids + begin, d->row.labels + begin, place->tokens};
+              d->sources[entry->source].path, entry->line);
+    *example = (nbl__example){d->row.ids + begin, d->row.labels + begin, entry->tokens};
     return NBL_OK;
 }

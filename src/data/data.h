@@ -53,8 +53,8 @@ typedef struct nbl__epoch {
     int64_t *order;  /* examples, micro-batch by micro-batch */
     int64_t *starts; /* [batch_count + 1] places in order */
     int64_t batch_count;
-    int64_t most_tokens, most_sequences; /* of one micro-batch */
-    int64_t room;                        /* of order */
+    int64_t max_tokens, max_sequences; /* of one micro-batch */
+    int64_t room;                      /* of order */
 } nbl__epoch;
 
 /* The micro-batches of epoch `number` (from 0), or of the examples held back when `validation`. Any epoch is

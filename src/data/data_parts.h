@@ -8,7 +8,7 @@
 #include "data/row_encoder.h"
 
 /* What is known of an example without its row: 40 bytes. */
-typedef struct nbl__place {
+typedef struct nbl__example_entry {
     uint64_t offset; /* of its row in the file */
     int64_t line;
     int32_t *kept;  /* its tokens, the highest bit set where trained; NULL: made again from the row */
@@ -16,18 +16,18 @@ typedef struct nbl__place {
     int32_t tokens; /* of the example */
     int32_t piece;  /* the row's tokens from piece * sequence_len on */
     int32_t source;
-} nbl__place;
+} nbl__example_entry;
 
 struct nbl__data {
     nbl_context *ctx;
     const nbl__run_config *config;
-    nbl__scribe scribe;
-    nbl__rows *sources; /* one per dataset */
-    nbl__place *places; /* one per example, in the order of the files */
+    nbl__row_encoder encoder;
+    nbl__rows *sources;          /* one per dataset */
+    nbl__example_entry *entries; /* one per example, in the order of the files */
     int64_t count, room;
     bool *held; /* the example is for validation */
     int64_t held_count;
-    int64_t most_tokens, most_sequences; /* of a micro-batch */
+    int64_t max_tokens, max_sequences; /* of a micro-batch */
     nbl__data_counts counts;
     int64_t turns, ended; /* of chats: turns that are trained, and those whose end token is */
     uint64_t identity;

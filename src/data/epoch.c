@@ -80,15 +80,15 @@ static void close_packing(nbl_context *ctx, packing *p)
 /* The examples by size, longest first; equal ones stay in their order. A counting sort: sizes are small numbers. */
 static nbl_status sort_by_size(nbl__data *d, packing *p)
 {
-    int64_t *starts, most = 0;
-    for (int64_t i = 0; i < p->count; i++) most = nbl__max_i64(most, d->places[p->items[i]].tokens);
-    NBL_TRY(NBL_ALLOC(d->ctx, starts, most + 2));
-    for (int64_t i = 0; i < p->count; i++) starts[most - d->places[p->items[i]].tokens + 1]++;
-    for (int64_t i = 0; i <= most; i++) starts[i + 1] += starts[i];
+    int64_t *starts, max = 0;
+    for (int64_t i = 0; i < p->count; i++) max = nbl__max_i64(max, d->entries[p->items[i]].tokens);
+    NBL_TRY(NBL_ALLOC(d->ctx, starts, max + 2));
+    for (int64_t i = 0; i < p->count; i++) starts[max - d->entries[p->items[i]].tokens + 1]++;
+    for (int64_t i = 0; i <= max; i++) starts[i + 1] += starts[i];
     for (int64_t i = 0; i < p->count; i++)
-        p->result[starts[most - d->places[p->items[i]].tokens]++] = p->items[i];
+        p->result[starts[max - d->entries[p->items[i]].tokens]++] = p->items[i];
     memcpy(p->items, p->result, (size_t)p->count * sizeof *p->items);
-    nbl__free(d->ctx, starts, (size_t)(most + 2) * sizeof *starts);
+    nbl__free(d->ctx, starts, (size_t)(max + 2) * sizeof *starts);
     return NBL_OK;
 }
 
@@ -105,7 +105,7 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
     memcpy(p->items, order, (size_t)p->count * sizeof *order);
     if (!in_order) NBL_TRY(sort_by_size(d, p));
     int64_t total = 0;
-    for (int64_t i = 0; i < p->count; i++) total += p->sizes[i] = d->places[p->items[i]].tokens;
+    for (int64_t i = 0; i < p->count; i++) total += p->sizes[i] = d->entries[p->items[i]].tokens;
     NBL_TRY(nbl__pack_best_fit(d->ctx, p->sizes, p->count, nbl__min_i64(d->config->sequence_len, total),
                                p->bin, &p->bin_count));
     for (int64_t i = 0; i < p->bin_count; i++) p->bins[i] = i;
@@ -131,9 +131,9 @@ static void gather(const nbl__data *d, nbl__epoch *e, int64_t bins)
     for (int64_t b = 0; b <= e->batch_count; b++) e->starts[b] = e->starts[nbl__min_i64(b * size, bins)];
     for (int64_t b = 0; b < e->batch_count; b++) {
         int64_t tokens = 0;
-        for (int64_t i = e->starts[b]; i < e->starts[b + 1]; i++) tokens += d->places[e->order[i]].tokens;
-        e->most_tokens = nbl__max_i64(e->most_tokens, tokens);
-        e->most_sequences = nbl__max_i64(e->most_sequences, e->starts[b + 1] - e->starts[b]);
+        for (int64_t i = e->starts[b]; i < e->starts[b + 1]; i++) tokens += d->entries[e->order[i]].tokens;
+        e->max_tokens = nbl__max_i64(e->max_tokens, tokens);
+        e->max_sequences = nbl__max_i64(e->max_sequences, e->starts[b + 1] - e->starts[b]);
     }
 }
 
@@ -187,12 +187,12 @@ static nbl_status measure(nbl__data *d, bool validation)
     for (int64_t i = 0; i < d->count; i++) {
         if (d->held[i] != validation) continue;
         count++;
-        total += d->places[i].tokens;
-        longest = nbl__max_i64(longest, d->places[i].tokens);
+        total += d->entries[i].tokens;
+        longest = nbl__max_i64(longest, d->entries[i].tokens);
     }
     NBL_TRY(NBL_ALLOC(d->ctx, with, longest + 1));
     for (int64_t i = 0; i < d->count; i++)
-        if (d->held[i] == validation) with[d->places[i].tokens]++;
+        if (d->held[i] == validation) with[d->entries[i].tokens]++;
     int64_t batch = nbl__min_i64(d->config->micro_batch_size, count);
     if (packed) {
         if (__builtin_mul_overflow(batch, d->config->sequence_len, &tokens) || tokens > total) tokens = total;
@@ -210,8 +210,8 @@ static nbl_status measure(nbl__data *d, bool validation)
         }
     }
     nbl__free(d->ctx, with, (size_t)(longest + 1) * sizeof *with);
-    d->most_tokens = nbl__max_i64(d->most_tokens, tokens);
-    d->most_sequences = nbl__max_i64(d->most_sequences, sequences);
+    d->max_tokens = nbl__max_i64(d->max_tokens, tokens);
+    d->max_sequences = nbl__max_i64(d->max_sequences, sequences);
     return NBL_OK;
 }
 
@@ -223,6 +223,6 @@ nbl_status nbl__data_measure(nbl__data *d)
 
 void nbl__data_largest(const nbl__data *d, int64_t *tokens, int64_t *sequences)
 {
-    *tokens = d->most_tokens;
-    *sequences = d->most_sequences;
+    *tokens = d->max_tokens;
+    *sequences = d->max_sequences;
 }

@@ -4,16 +4,16 @@
  *
  * Drafts are made row by row; their texts are then encoded many at once. A format that refuses a row says why
  * without naming the place: the caller puts file and line in front. */
-#ifndef NBL_DRAFT_H
-#define NBL_DRAFT_H
+#ifndef NBL_EXAMPLE_H
+#define NBL_EXAMPLE_H
 
 #include "text/template/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
 #include "run/run_config.h"
 
-typedef struct nbl__stretch {
+typedef struct nbl__tensor_span {
     size_t begin, end; /* bytes of a part's text */
-} nbl__stretch;
+} nbl__tensor_span;
 
 /* A turn of a conversation: its text with a dummy in place of the content. It replaces the bytes [begin, end) of the
  * conversation's text, which reach from one added token that cuts the text to another, both included. */
@@ -38,21 +38,21 @@ typedef struct nbl__part {
     bool opens;  /* the tokens that the tokenizer puts before a text come first (BOS) */
     bool closes; /* those it puts behind it, and EOS unless it is there already, come last */
     nbl__mask_rule mask;
-    const nbl__stretch *stretches; /* of NBL_MASK_MARKS */
-    int64_t stretch_count;
+    const nbl__tensor_span *spans; /* of NBL_MASK_MARKS */
+    int64_t span_count;
     nbl__probe probe;  /* of NBL_MASK_PROBE */
     int64_t cut_count; /* of NBL_MASK_TURNS: added tokens that cut the text */
 } nbl__part;
 
-typedef struct nbl__draft {
+typedef struct nbl__example_text {
     nbl__part *parts;
     int64_t part_count;
     const int32_t *ids, *labels; /* of a row that is tokens already; then there are no parts */
     int64_t id_count;
-} nbl__draft;
+} nbl__example_text;
 
 /* What formats and masks need to know; one for all rows of a run. */
-typedef struct nbl__scribe {
+typedef struct nbl__row_encoder {
     nbl_context *ctx;
     const nbl__run_config *config;
     nbl_tokenizer *tokenizer;    /* NULL: all rows are tokens already */
@@ -64,7 +64,7 @@ typedef struct nbl__scribe {
     int64_t end_count;
     int32_t *eots; /* tokens that end a turn in the data: those of eot_tokens, or `ends` */
     int64_t eot_count;
-} nbl__scribe;
+} nbl__row_encoder;
 
 /* Whether an added token always cuts a text there and its id comes from nothing else: what is before it and what is
  * behind it are then encoded alone. */
@@ -76,12 +76,12 @@ static inline nbl__train_on_eos nbl__train_on_eot(const nbl__dataset_config *dat
 }
 
 /* Makes the draft of a row in the arena. */
-nbl_status nbl__draft_row(const nbl__scribe *scribe, const nbl__dataset_config *dataset, nbl__arena *arena,
-                          const nbl__json *row, nbl__draft *draft);
-nbl_status nbl__draft_chat(const nbl__scribe *scribe, const nbl__dataset_config *dataset, nbl__arena *arena,
-                           const nbl__json *row, nbl__draft *draft);
-nbl_status nbl__draft_tokens(const nbl__scribe *scribe, nbl__arena *arena, const nbl__json *row,
-                             nbl__draft *draft);
+nbl_status nbl__example_row(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
+                            nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text);
+nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
+                             nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text);
+nbl_status nbl__example_tokens(const nbl__row_encoder *encoder, nbl__arena *arena, const nbl__json *row,
+                               nbl__example_text *example_text);
 
 /* The byte ranges [begins[i], ends[i]) of a text that its tokens stand for. A tokenizer that changes the text
  * (Unicode forms, spaces) is followed from one place where both agree to the next. */
@@ -100,7 +100,8 @@ nbl_status nbl__labelled_add(nbl__labelled *l, int32_t id, bool trained);
 
 /* A draft with the ids of its parts' texts (plain, without frame) becomes ids with labels, in place of what
  * `out` held. */
-nbl_status nbl__draft_label(const nbl__scribe *scribe, const nbl__dataset_config *dataset, nbl__arena *arena,
-                            const nbl__draft *draft, const nbl_ids *lists, nbl__labelled *out);
+nbl_status nbl__example_label(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
+                              nbl__arena *arena, const nbl__example_text *example_text, const nbl_ids *lists,
+                              nbl__labelled *out);
 
 #endif

@@ -19,7 +19,7 @@ static const char *usual_role(const char *role)
 static bool is_trained(const nbl__talk *k, const char *role)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;
-    if (k->scribe->config->train_on_inputs) return true;
+    if (k->encoder->config->train_on_inputs) return true;
     if (roles->count == 0) return strcmp(role, "assistant") == 0;
     for (int64_t i = 0; i < roles->count; i++)
         if (strcmp(usual_role(roles->items[i]), role) == 0) return true;
@@ -34,7 +34,7 @@ static bool has_value(const nbl__json *value)
 /* Parts {"type": "text", "text": ...} as one text. */
 static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nbl_string *text)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     size_t size = 0;
     for (int pass = 0;; pass++) {
         char *at = pass ? nbl__arena_alloc(k->arena, size + 1) : NULL;
@@ -65,7 +65,7 @@ static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nb
 
 static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, nbl__turn *now)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     const char *role_key = k->dataset->property_role ? k->dataset->property_role : "role",
                *content_key = k->dataset->property_content ? k->dataset->property_content : "content";
     NBL_CHECK(ctx, message->type == NBL_JSON_OBJECT, NBL_ERROR_FORMAT, "message %" PRId64 " is not an object",
@@ -99,7 +99,7 @@ static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, n
 /* "tools": a list, or the text of one. */
 static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     const nbl__json *tools = nbl__json_get(row, "tools");
     bool text = nbl__json_is(tools, NBL_JSON_STRING);
     if (!has_value(tools) || (text && tools->count == 0)) return NBL_OK;
@@ -112,7 +112,7 @@ static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
 
 static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
 {
-    nbl_context *ctx = k->scribe->ctx;
+    nbl_context *ctx = k->encoder->ctx;
     const char *field = k->dataset->field_messages ? k->dataset->field_messages : "messages";
     const nbl__json *messages = nbl__json_get(row, field), *system = nbl__json_get(row, "system");
     if (!nbl__json_is(messages, NBL_JSON_ARRAY)) {
@@ -164,8 +164,8 @@ static nbl_status check_calls(const nbl__talk *k, nbl_string text)
         nbl_rendering_free(without);
         if (equal)
             return nbl__hint(
-                k->scribe->ctx,
-                nbl__fail(k->scribe->ctx, NBL_ERROR_UNSUPPORTED,
+                k->encoder->ctx,
+                nbl__fail(k->encoder->ctx, NBL_ERROR_UNSUPPORTED,
                           "the chat template does not render the tool calls of a message with the "
                           "role \"%.40s\"",
                           k->turns[i].role),
@@ -183,7 +183,7 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
 {
     int64_t count = 0, start, end;
     while (nbl_rendering_span(rendering, count, &start, &end)) count++;
-    nbl__stretch *list = nbl__arena_alloc(k->arena, (size_t)count * sizeof *list);
+    nbl__tensor_span *list = nbl__arena_alloc(k->arena, (size_t)count * sizeof *list);
     if (list == NULL) return NBL_ERROR_MEMORY;
     size_t at = 0;
     int64_t character = 0;
@@ -192,13 +192,13 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
         if (start < character) at = 0, character = 0; /* nested blocks end in another order */
         for (; character < start && at < text.size; character++)
             at += (size_t)nbl__utf8_length(text.text + at, text.text + text.size);
-        list[i] = (nbl__stretch){at, at};
+        list[i] = (nbl__tensor_span){at, at};
         for (; character < end && at < text.size; character++)
             at += (size_t)nbl__utf8_length(text.text + at, text.text + text.size);
         list[i].end = at;
     }
-    part->stretches = list;
-    part->stretch_count = count;
+    part->spans = list;
+    part->span_count = count;
     return NBL_OK;
 }
 
@@ -209,28 +209,28 @@ static bool uses_marks(const nbl__talk *k)
     const nbl__name_list *roles = &k->dataset->roles_to_train;
     bool usual = roles->count == 0 ||
                  (roles->count == 1 && strcmp(usual_role(roles->items[0]), "assistant") == 0);
-    return k->scribe->marks && usual && !k->scribe->config->train_on_inputs &&
+    return k->encoder->marks && usual && !k->encoder->config->train_on_inputs &&
            k->dataset->train_on_eos == NBL_EOS_TURN && nbl__train_on_eot(k->dataset) == NBL_EOS_TURN;
 }
 
-nbl_status nbl__draft_chat(const nbl__scribe *scribe, const nbl__dataset_config *dataset, nbl__arena *arena,
-                           const nbl__json *row, nbl__draft *draft)
+nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
+                             nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text)
 {
-    nbl__talk k = {.scribe = scribe, .dataset = dataset, .arena = arena};
+    nbl__talk k = {.encoder = encoder, .dataset = dataset, .arena = arena};
     nbl_rendering *rendering;
     NBL_TRY(take_talk(&k, row));
     nbl__view view = {.count = k.count, .hide = NBL_HIDE_NONE, .without_calls = -1};
     NBL_TRY(nbl__talk_render(&k, view, &rendering));
     nbl_string text = nbl_rendering_text(rendering);
-    nbl__part *part = draft->parts = nbl__arena_alloc(arena, (size_t)(k.count + 1) * sizeof *part);
+    nbl__part *part = example_text->parts = nbl__arena_alloc(arena, (size_t)(k.count + 1) * sizeof *part);
     char *copy = nbl__arena_alloc(arena, text.size + 1);
     nbl_status status = part && copy ? check_calls(&k, text) : NBL_ERROR_MEMORY;
     if (status == NBL_OK) {
         if (text.size) memcpy(copy, text.text, text.size);
         bool marks = uses_marks(&k);
-        draft->part_count = 1;
+        example_text->part_count = 1;
         *part = (nbl__part){.text = copy, .size = text.size, .mask = marks ? NBL_MASK_MARKS : NBL_MASK_TURNS};
-        status = marks ? take_marks(&k, rendering, text, part) : nbl__talk_probe(&k, draft);
+        status = marks ? take_marks(&k, rendering, text, part) : nbl__talk_probe(&k, example_text);
     }
     nbl_rendering_free(rendering);
     return status;

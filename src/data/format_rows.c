@@ -2,7 +2,7 @@
 #include "data/example.h"
 
 /* A text of the row; NULL after a failure, or when it is absent and may be. */
-static nbl_status take_text(const nbl__scribe *s, const nbl__json *row, const char *key, bool needed,
+static nbl_status take_text(const nbl__row_encoder *s, const nbl__json *row, const char *key, bool needed,
                             nbl_string *text)
 {
     const nbl__json *value = nbl__json_get(row, key);
@@ -18,11 +18,11 @@ static nbl_status take_text(const nbl__scribe *s, const nbl__json *row, const ch
     return NBL_OK;
 }
 
-static nbl_status make_parts(nbl__arena *arena, int64_t count, nbl__draft *draft)
+static nbl_status make_parts(nbl__arena *arena, int64_t count, nbl__example_text *example_text)
 {
-    draft->parts = nbl__arena_alloc(arena, (size_t)count * sizeof *draft->parts);
-    draft->part_count = count;
-    return draft->parts ? NBL_OK : NBL_ERROR_MEMORY;
+    example_text->parts = nbl__arena_alloc(arena, (size_t)count * sizeof *example_text->parts);
+    example_text->part_count = count;
+    return example_text->parts ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
 /* ---- alpaca ---- */
@@ -38,8 +38,8 @@ static nbl_string literal(const char *text)
     return (nbl_string){text, strlen(text)};
 }
 
-static nbl_status draft_alpaca(const nbl__scribe *s, nbl__arena *arena, const nbl__json *row,
-                               nbl__draft *draft)
+static nbl_status example_alpaca(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
+                                 nbl__example_text *example_text)
 {
     nbl_string instruction, input, output;
     NBL_TRY(take_text(s, row, "instruction", true, &instruction));
@@ -57,40 +57,40 @@ static nbl_status draft_alpaca(const nbl__scribe *s, nbl__arena *arena, const nb
     char *prompt = nbl__arena_alloc(arena, size + 1), *at = prompt;
     if (prompt == NULL) return NBL_ERROR_MEMORY;
     at = append(append(append(append(append(at, opening), instruction), between), input), closing);
-    NBL_TRY(make_parts(arena, 2, draft));
-    draft->parts[0] = (nbl__part){.text = prompt,
-                                  .size = size,
-                                  .opens = true,
-                                  .mask = s->config->train_on_inputs ? NBL_MASK_ALL : NBL_MASK_NONE};
-    draft->parts[1] = (nbl__part){
+    NBL_TRY(make_parts(arena, 2, example_text));
+    example_text->parts[0] = (nbl__part){.text = prompt,
+                                         .size = size,
+                                         .opens = true,
+                                         .mask = s->config->train_on_inputs ? NBL_MASK_ALL : NBL_MASK_NONE};
+    example_text->parts[1] = (nbl__part){
         .text = output.text, .size = output.size, .closes = true, .mask = NBL_MASK_ALL};
     return NBL_OK;
 }
 
 /* ---- completion ---- */
 
-static nbl_status draft_completion(const nbl__scribe *s, const nbl__dataset_config *dataset,
-                                   nbl__arena *arena, const nbl__json *row, nbl__draft *draft)
+static nbl_status example_completion(const nbl__row_encoder *s, const nbl__dataset_config *dataset,
+                                     nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text)
 {
     nbl_string text;
     NBL_TRY(take_text(s, row, dataset->field_text ? dataset->field_text : "text", true, &text));
-    NBL_TRY(make_parts(arena, 1, draft));
-    draft->parts[0] = (nbl__part){
+    NBL_TRY(make_parts(arena, 1, example_text));
+    example_text->parts[0] = (nbl__part){
         .text = text.text, .size = text.size, .opens = true, .closes = true, .mask = NBL_MASK_ALL};
     return NBL_OK;
 }
 
 /* ---- input_output ---- */
 
-static nbl_status draft_segments(const nbl__scribe *s, nbl__arena *arena, const nbl__json *row,
-                                 nbl__draft *draft)
+static nbl_status example_segments(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
+                                   nbl__example_text *example_text)
 {
     const nbl__json *segments = nbl__json_get(row, "segments");
     bool all = s->config->train_on_inputs;
     NBL_CHECK(s->ctx, nbl__json_is(segments, NBL_JSON_ARRAY), NBL_ERROR_FORMAT,
               "the field \"segments\" is %s", segments ? "not a list" : "missing");
     NBL_CHECK(s->ctx, segments->count > 0, NBL_ERROR_FORMAT, "the field \"segments\" is empty");
-    NBL_TRY(make_parts(arena, segments->count, draft));
+    NBL_TRY(make_parts(arena, segments->count, example_text));
     for (int64_t i = 0; i < segments->count; i++) {
         const nbl__json *segment = &segments->items[i], *text = nbl__json_get(segment, "text"),
                         *label = nbl__json_get(segment, "label");
@@ -101,10 +101,10 @@ static nbl_status draft_segments(const nbl__scribe *s, nbl__arena *arena, const 
         NBL_CHECK(s->ctx, nbl__json_is(label, NBL_JSON_TRUE) || nbl__json_is(label, NBL_JSON_FALSE),
                   NBL_ERROR_FORMAT, "segment %" PRId64 ": \"label\" is %s", i + 1,
                   label ? "neither true nor false" : "missing");
-        draft->parts[i] = (nbl__part){.text = text->string,
-                                      .size = (size_t)text->count,
-                                      .mask = all || label->type == NBL_JSON_TRUE ? NBL_MASK_ALL
-                                                                                  : NBL_MASK_NONE};
+        example_text->parts[i] = (nbl__part){.text = text->string,
+                                             .size = (size_t)text->count,
+                                             .mask = all || label->type == NBL_JSON_TRUE ? NBL_MASK_ALL
+                                                                                         : NBL_MASK_NONE};
     }
     return NBL_OK;
 }
@@ -112,8 +112,8 @@ static nbl_status draft_segments(const nbl__scribe *s, nbl__arena *arena, const 
 /* ---- pretokenized ---- */
 
 /* A list of ids below the vocabulary; labels may also be -100. */
-static nbl_status take_ids(const nbl__scribe *s, nbl__arena *arena, const nbl__json *row, const char *key,
-                           bool labels, int32_t **ids, int64_t *count)
+static nbl_status take_ids(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
+                           const char *key, bool labels, int32_t **ids, int64_t *count)
 {
     const nbl__json *list = nbl__json_get(row, key);
     NBL_CHECK(s->ctx, nbl__json_is(list, NBL_JSON_ARRAY), NBL_ERROR_FORMAT, "the field \"%s\" is %s", key,
@@ -136,7 +136,8 @@ static nbl_status take_ids(const nbl__scribe *s, nbl__arena *arena, const nbl__j
     return NBL_OK;
 }
 
-nbl_status nbl__draft_tokens(const nbl__scribe *s, nbl__arena *arena, const nbl__json *row, nbl__draft *draft)
+nbl_status nbl__example_tokens(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
+                               nbl__example_text *example_text)
 {
     const nbl__json *mask = nbl__json_get(row, "attention_mask");
     int64_t count, label_count;
@@ -153,22 +154,22 @@ nbl_status nbl__draft_tokens(const nbl__scribe *s, nbl__arena *arena, const nbl_
                       NBL_ERROR_FORMAT,
                       "\"attention_mask\": entry %" PRId64 " is not 1: rows are read without padding", i + 1);
     }
-    draft->ids = ids;
-    draft->labels = labels;
-    draft->id_count = count;
+    example_text->ids = ids;
+    example_text->labels = labels;
+    example_text->id_count = count;
     return NBL_OK;
 }
 
-nbl_status nbl__draft_row(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
-                          const nbl__json *row, nbl__draft *draft)
+nbl_status nbl__example_row(const nbl__row_encoder *s, const nbl__dataset_config *dataset, nbl__arena *arena,
+                            const nbl__json *row, nbl__example_text *example_text)
 {
-    *draft = (nbl__draft){0};
+    *example_text = (nbl__example_text){0};
     switch (dataset->type) {
-    case NBL_DATA_CHAT: return nbl__draft_chat(s, dataset, arena, row, draft);
-    case NBL_DATA_ALPACA: return draft_alpaca(s, arena, row, draft);
-    case NBL_DATA_COMPLETION: return draft_completion(s, dataset, arena, row, draft);
-    case NBL_DATA_SEGMENTS: return draft_segments(s, arena, row, draft);
-    case NBL_DATA_TOKENS: return nbl__draft_tokens(s, arena, row, draft);
+    case NBL_DATA_CHAT: return nbl__example_chat(s, dataset, arena, row, example_text);
+    case NBL_DATA_ALPACA: return example_alpaca(s, arena, row, example_text);
+    case NBL_DATA_COMPLETION: return example_completion(s, dataset, arena, row, example_text);
+    case NBL_DATA_SEGMENTS: return example_segments(s, arena, row, example_text);
+    case NBL_DATA_TOKENS: return nbl__example_tokens(s, arena, row, example_text);
     }
     return nbl__fail(s->ctx, NBL_ERROR_INTERNAL, "an unknown type of data");
 }

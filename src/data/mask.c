@@ -46,20 +46,20 @@ nbl_status nbl__labelled_add(nbl__labelled *l, int32_t id, bool trained)
 
 /* ---- stretches to tokens ---- */
 
-typedef struct places {
+typedef struct token_spans {
     const int32_t *ids;
     int32_t *labels;
     const size_t *begins, *ends;
     int64_t count;
-} places;
+} token_spans;
 
-static void train(const places *p, int64_t i)
+static void train(const token_spans *p, int64_t i)
 {
     p->labels[i] = p->ids[i];
 }
 
 /* The first token that holds some of the bytes [begin, end), or count. */
-static int64_t token_of(const places *p, size_t begin, size_t end)
+static int64_t token_of(const token_spans *p, size_t begin, size_t end)
 {
     int64_t i = 0;
     while (i < p->count && !(p->begins[i] < end && p->ends[i] > begin)) i++;
@@ -83,7 +83,7 @@ static bool is_one_of(int32_t id, const int32_t *list, int64_t count)
 }
 
 /* The end token that belongs to a turn: right behind it, or nearly. -1: none. */
-static int64_t end_behind(const places *p, int64_t from, const int32_t *list, int64_t count)
+static int64_t end_behind(const token_spans *p, int64_t from, const int32_t *list, int64_t count)
 {
     for (int64_t i = from; i < p->count && i <= from + NEAR; i++)
         if (is_one_of(p->ids[i], list, count)) return i;
@@ -91,15 +91,15 @@ static int64_t end_behind(const places *p, int64_t from, const int32_t *list, in
 }
 
 /* The tokens [*from, *to) that differ between a conversation's and a probe's. False: none, as of an empty turn. */
-static bool find_turn(const places *p, int64_t begin, int64_t end, const nbl_ids *probe, int64_t *from,
+static bool find_turn(const token_spans *p, int64_t begin, int64_t end, const nbl_ids *probe, int64_t *from,
                       int64_t *to)
 {
-    int64_t least = nbl__min_i64(end - begin, probe->count), before = 0, behind = 0;
-    while (before < least && p->ids[begin + before] == probe->ids[before]) before++;
-    while (behind < least && p->ids[end - 1 - behind] == probe->ids[probe->count - 1 - behind]) behind++;
+    int64_t min = nbl__min_i64(end - begin, probe->count), before = 0, behind = 0;
+    while (before < min && p->ids[begin + before] == probe->ids[before]) before++;
+    while (behind < min && p->ids[end - 1 - behind] == probe->ids[probe->count - 1 - behind]) behind++;
     *from = begin + before;
     *to = end - behind;
-    return before < least && behind < least && *from < *to;
+    return before < min && behind < min && *from < *to;
 }
 
 typedef struct ends {
@@ -110,7 +110,7 @@ typedef struct ends {
 } ends;
 
 /* Tokens of the text before the byte `at`, where an added token begins (or the text ends). */
-static nbl_status count_before(const nbl__scribe *s, const nbl__part *part, size_t at, int64_t *count)
+static nbl_status count_before(const nbl__row_encoder *s, const nbl__part *part, size_t at, int64_t *count)
 {
     nbl_ids ids;
     NBL_TRY(nbl_tokenizer_encode(s->tokenizer, part->text, at, 0, &ids));
@@ -120,8 +120,8 @@ static nbl_status count_before(const nbl__scribe *s, const nbl__part *part, size
 }
 
 /* Where the cutting tokens stand among the ids. */
-static nbl_status find_cuts(const nbl__scribe *s, nbl__arena *arena, const places *p, int64_t **cuts,
-                            int64_t *count)
+static nbl_status find_cuts(const nbl__row_encoder *s, nbl__arena *arena, const token_spans *p,
+                            int64_t **cuts, int64_t *count)
 {
     *count = 0;
     *cuts = nbl__arena_alloc(arena, (size_t)p->count * sizeof **cuts);
@@ -133,7 +133,7 @@ static nbl_status find_cuts(const nbl__scribe *s, nbl__arena *arena, const place
 
 /* The ids that a probe stands for. Added tokens are counted in the text and in the ids; should that differ, the text
  * around the probe is encoded. */
-static nbl_status find_range(const nbl__scribe *s, const nbl__part *text, const nbl__probe *probe,
+static nbl_status find_range(const nbl__row_encoder *s, const nbl__part *text, const nbl__probe *probe,
                              const int64_t *cuts, int64_t cut_count, int64_t *begin, int64_t *end)
 {
     if (cut_count == text->cut_count) {
@@ -145,9 +145,9 @@ static nbl_status find_range(const nbl__scribe *s, const nbl__part *text, const 
     return probe->last >= 0 ? count_before(s, text, probe->end, end) : NBL_OK;
 }
 
-static nbl_status label_turns(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
-                              const nbl__part *parts, int64_t part_count, const nbl_ids *lists,
-                              const places *p, nbl__labelled *out)
+static nbl_status label_turns(const nbl__row_encoder *s, const nbl__dataset_config *dataset,
+                              nbl__arena *arena, const nbl__part *parts, int64_t part_count,
+                              const nbl_ids *lists, const token_spans *p, nbl__labelled *out)
 {
     ends kinds[] = {{s->eots, s->eot_count, nbl__train_on_eot(dataset), -1},
                     {&s->eos, s->eos >= 0, dataset->train_on_eos, -1}};
@@ -182,8 +182,8 @@ static nbl_status label_turns(const nbl__scribe *s, const nbl__dataset_config *d
 
 /* As transformers' assistant mask: from the first token that holds the first character to the first one that holds
  * the last. True: a token that ends turns is among them. */
-static bool train_mark(const nbl__scribe *s, const places *p, const char *text, size_t size,
-                       nbl__stretch mark)
+static bool train_mark(const nbl__row_encoder *s, const token_spans *p, const char *text, size_t size,
+                       nbl__tensor_span mark)
 {
     bool ended = false;
     if (mark.begin >= mark.end) return false;
@@ -197,17 +197,17 @@ static bool train_mark(const nbl__scribe *s, const places *p, const char *text, 
     return ended;
 }
 
-static nbl_status label_marks(const nbl__scribe *s, nbl__arena *arena, const nbl__part *part, const places *p,
-                              nbl__labelled *out)
+static nbl_status label_marks(const nbl__row_encoder *s, nbl__arena *arena, const nbl__part *part,
+                              const token_spans *p, nbl__labelled *out)
 {
     size_t *begins = nbl__arena_alloc(arena, (size_t)p->count * 2 * sizeof *begins);
     if (begins == NULL) return NBL_ERROR_MEMORY;
-    places q = *p;
+    token_spans q = *p;
     q.begins = begins;
     q.ends = begins + p->count;
     nbl__align_tokens(s->tokenizer, part->text, part->size, p->ids, p->count, begins, begins + p->count);
-    for (int64_t i = 0; i < part->stretch_count; i++) {
-        out->ended += train_mark(s, &q, part->text, part->size, part->stretches[i]);
+    for (int64_t i = 0; i < part->span_count; i++) {
+        out->ended += train_mark(s, &q, part->text, part->size, part->spans[i]);
         out->turns++;
     }
     return NBL_OK;
@@ -216,7 +216,7 @@ static nbl_status label_marks(const nbl__scribe *s, nbl__arena *arena, const nbl
 /* ---- parts ---- */
 
 /* The tokens of the frame before (or behind) the text. */
-static nbl_status add_frame(const nbl__scribe *s, bool behind, bool trained, nbl__labelled *out)
+static nbl_status add_frame(const nbl__row_encoder *s, bool behind, bool trained, nbl__labelled *out)
 {
     const nbl__frame *frame = &s->tokenizer->framed;
     bool passed = false;
@@ -229,7 +229,7 @@ static nbl_status add_frame(const nbl__scribe *s, bool behind, bool trained, nbl
 }
 
 /* The part, and the probes behind it: `count` of them in all. */
-static nbl_status add_part(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
+static nbl_status add_part(const nbl__row_encoder *s, const nbl__dataset_config *dataset, nbl__arena *arena,
                            const nbl__part *part, int64_t count, const nbl_ids *list, nbl__labelled *out)
 {
     bool trained = part->mask == NBL_MASK_ALL;
@@ -237,7 +237,7 @@ static nbl_status add_part(const nbl__scribe *s, const nbl__dataset_config *data
     int64_t first = out->count;
     NBL_TRY(reserve(out, first + list->count));
     for (int64_t i = 0; i < list->count; i++) NBL_TRY(nbl__labelled_add(out, list->ids[i], trained));
-    places p = {.ids = out->ids + first, .labels = out->labels + first, .count = list->count};
+    token_spans p = {.ids = out->ids + first, .labels = out->labels + first, .count = list->count};
     if (part->mask == NBL_MASK_MARKS) NBL_TRY(label_marks(s, arena, part, &p, out));
     if (part->mask == NBL_MASK_TURNS) NBL_TRY(label_turns(s, dataset, arena, part, count, list, &p, out));
     if (!part->closes) return NBL_OK;
@@ -247,20 +247,22 @@ static nbl_status add_part(const nbl__scribe *s, const nbl__dataset_config *data
     return NBL_OK;
 }
 
-nbl_status nbl__draft_label(const nbl__scribe *s, const nbl__dataset_config *dataset, nbl__arena *arena,
-                            const nbl__draft *draft, const nbl_ids *lists, nbl__labelled *out)
+nbl_status nbl__example_label(const nbl__row_encoder *s, const nbl__dataset_config *dataset,
+                              nbl__arena *arena, const nbl__example_text *example_text, const nbl_ids *lists,
+                              nbl__labelled *out)
 {
     out->count = out->turns = out->ended = 0;
-    if (draft->ids) {
-        NBL_TRY(reserve(out, draft->id_count));
-        memcpy(out->ids, draft->ids, (size_t)draft->id_count * sizeof *out->ids);
-        memcpy(out->labels, draft->labels, (size_t)draft->id_count * sizeof *out->labels);
-        out->count = draft->id_count;
+    if (example_text->ids) {
+        NBL_TRY(reserve(out, example_text->id_count));
+        memcpy(out->ids, example_text->ids, (size_t)example_text->id_count * sizeof *out->ids);
+        memcpy(out->labels, example_text->labels, (size_t)example_text->id_count * sizeof *out->labels);
+        out->count = example_text->id_count;
         return NBL_OK;
     }
-    for (int64_t i = 0, next; i < draft->part_count; i = next) {
-        for (next = i + 1; next < draft->part_count && draft->parts[next].mask == NBL_MASK_PROBE; next++) {}
-        NBL_TRY(add_part(s, dataset, arena, &draft->parts[i], next - i, &lists[i], out));
+    for (int64_t i = 0, next; i < example_text->part_count; i = next) {
+        for (next = i + 1;
+             next < example_text->part_count && example_text->parts[next].mask == NBL_MASK_PROBE; next++) {}
+        NBL_TRY(add_part(s, dataset, arena, &example_text->parts[i], next - i, &lists[i], out));
     }
     for (int64_t i = 0; i < out->count; i++)
         NBL_CHECK(s->ctx, out->ids[i] < s->vocabulary, NBL_ERROR_FORMAT,

@@ -67,7 +67,7 @@ nbl_status nbl__csv_next(nbl__rows *r, nbl__row *row, bool *found)
 
 /* The fields of a row, at most `most`; *count is how many there are. */
 static nbl_status read_fields(const nbl__rows *r, nbl__arena *arena, const nbl__row *row, nbl__json *fields,
-                              int64_t most, int64_t *count)
+                              int64_t max, int64_t *count)
 {
     const char *text = (const char *)r->file.data + row->offset, *wrong;
     scan s = {text, text + row->size, 0};
@@ -78,7 +78,7 @@ static nbl_status read_fields(const nbl__rows *r, nbl__arena *arena, const nbl__
     if (copy == NULL) return NBL_ERROR_MEMORY;
     for (*count = 0;; s.at++) {
         size_t size = pass_field(&s, copy, &wrong);
-        if (*count < most) {
+        if (*count < max) {
             fields[*count].type = NBL_JSON_STRING;
             fields[*count].string = copy;
             fields[*count].count = (int64_t)size;
@@ -91,14 +91,14 @@ static nbl_status read_fields(const nbl__rows *r, nbl__arena *arena, const nbl__
 
 nbl_status nbl__csv_header(nbl__rows *r, const nbl__row *row)
 {
-    int64_t most = 1, count;
-    for (uint64_t i = 0; i < row->size; i++) most += r->file.data[row->offset + i] == ',';
-    r->columns = nbl__arena_alloc(&r->arena, (size_t)most * sizeof *r->columns);
-    r->sorted = nbl__arena_alloc(&r->arena, (size_t)most * sizeof *r->sorted);
+    int64_t max = 1, count;
+    for (uint64_t i = 0; i < row->size; i++) max += r->file.data[row->offset + i] == ',';
+    r->columns = nbl__arena_alloc(&r->arena, (size_t)max * sizeof *r->columns);
+    r->sorted = nbl__arena_alloc(&r->arena, (size_t)max * sizeof *r->sorted);
     if (r->columns == NULL || r->sorted == NULL) return NBL_ERROR_MEMORY;
-    NBL_CHECK(r->ctx, most <= 4096, NBL_ERROR_FORMAT, "%s: line %" PRId64 ": more than 4096 columns", r->path,
+    NBL_CHECK(r->ctx, max <= 4096, NBL_ERROR_FORMAT, "%s: line %" PRId64 ": more than 4096 columns", r->path,
               row->line);
-    NBL_TRY(read_fields(r, &r->arena, row, r->columns, most, &count));
+    NBL_TRY(read_fields(r, &r->arena, row, r->columns, max, &count));
     r->column_count = count;
     for (int64_t i = 0; i < count; i++) {
         int64_t at = i;

@@ -5,11 +5,11 @@
 #include "base/file/file.h"
 #include "text/template/named_templates.h"
 
-enum { MOST_ENDS = 64, LARGEST_FILE = 64 << 20 };
+enum { MAX_ENDS = 64, LARGEST_FILE = 64 << 20 };
 
 /* ---- special tokens ---- */
 
-static int32_t find_token(const nbl__scribe *s, const char *name)
+static int32_t find_token(const nbl__row_encoder *s, const char *name)
 {
     for (int i = 0; i < s->template->token_count; i++)
         if (strcmp(s->template->tokens[i].name, name) == 0)
@@ -18,7 +18,7 @@ static int32_t find_token(const nbl__scribe *s, const char *name)
     return -1;
 }
 
-static nbl_status take_token(const nbl__scribe *s, const char *name, const char *told, int32_t *id)
+static nbl_status take_token(const nbl__row_encoder *s, const char *name, const char *told, int32_t *id)
 {
     *id = told ? nbl_tokenizer_find(s->tokenizer, told, strlen(told)) : find_token(s, name);
     NBL_CHECK(s->ctx, told == NULL || *id >= 0, NBL_ERROR_ARGUMENT,
@@ -27,16 +27,16 @@ static nbl_status take_token(const nbl__scribe *s, const char *name, const char 
     return NBL_OK;
 }
 
-static void add_end(nbl__scribe *s, int64_t id)
+static void add_end(nbl__row_encoder *s, int64_t id)
 {
     for (int64_t i = 0; i < s->end_count; i++)
         if (s->ends[i] == id) return;
-    if (id >= 0 && id < s->vocabulary && id <= INT32_MAX && s->end_count < MOST_ENDS)
+    if (id >= 0 && id < s->vocabulary && id <= INT32_MAX && s->end_count < MAX_ENDS)
         s->ends[s->end_count++] = (int32_t)id;
 }
 
 /* eos_token_id of one of the model's files: a number or a list. *found: it was there. */
-static nbl_status add_ends(nbl__scribe *s, nbl__arena *arena, const char *name, bool *found)
+static nbl_status add_ends(nbl__row_encoder *s, nbl__arena *arena, const char *name, bool *found)
 {
     char *text, *path = nbl__arena_printf(arena, "%s/%s", s->config->base_model, name);
     const nbl__json *root;
@@ -57,14 +57,14 @@ static nbl_status add_ends(nbl__scribe *s, nbl__arena *arena, const char *name, 
     return NBL_OK;
 }
 
-static nbl_status take_specials(nbl__scribe *s)
+static nbl_status take_specials(nbl__row_encoder *s)
 {
     nbl__arena arena = nbl__arena_make(s->ctx);
     bool found;
     NBL_TRY(take_token(s, "eos_token", s->config->eos_token, &s->eos));
     NBL_TRY(take_token(s, "bos_token", s->config->bos_token, &s->bos));
     s->own_bos = s->config->bos_token ? find_token(s, "bos_token") : -1;
-    NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MOST_ENDS));
+    NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MAX_ENDS));
     add_end(s, s->eos);
     nbl_status status = add_ends(s, &arena, "generation_config.json", &found);
     if (status == NBL_OK && !found) status = add_ends(s, &arena, "config.json", &found);
@@ -75,7 +75,7 @@ static nbl_status take_specials(nbl__scribe *s)
 
 /* ---- the template ---- */
 
-static bool template_has(const nbl__scribe *s, const char *token)
+static bool template_has(const nbl__row_encoder *s, const char *token)
 {
     size_t size = strlen(token);
     for (int i = 0; i < s->template->count; i++) {
@@ -88,18 +88,18 @@ static bool template_has(const nbl__scribe *s, const char *token)
 
 /* eot_tokens: each is one token. One that the template does not have is left out with a warning, as axolotl does;
  * EOS may come from the template's variable of that name. */
-static nbl_status take_eots(nbl__scribe *s)
+static nbl_status take_eots(nbl__row_encoder *s)
 {
     const nbl__name_list *list = &s->config->eot_tokens;
-    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MOST_ENDS));
+    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MAX_ENDS));
     if (list->count == 0) {
         memcpy(s->eots, s->ends, (size_t)s->end_count * sizeof *s->eots);
         s->eot_count = s->end_count;
         return NBL_OK;
     }
-    NBL_CHECK(s->ctx, list->count <= MOST_ENDS, NBL_ERROR_ARGUMENT,
+    NBL_CHECK(s->ctx, list->count <= MAX_ENDS, NBL_ERROR_ARGUMENT,
               "%s: eot_tokens: %" PRId64 " tokens, at most %d are possible", s->config->file, list->count,
-              MOST_ENDS);
+              MAX_ENDS);
     for (int64_t i = 0; i < list->count; i++) {
         const char *token = list->items[i];
         nbl_ids ids;
@@ -147,7 +147,7 @@ static bool has_marks(nbl_string text)
     return false;
 }
 
-static void find_marks(nbl__scribe *s)
+static void find_marks(nbl__row_encoder *s)
 {
     for (int i = 0; i < s->template->count; i++) s->marks |= has_marks(s->template->sources[i].text);
 }
@@ -174,7 +174,7 @@ nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nb
     return NBL_OK;
 }
 
-static nbl_status choose_template(nbl__scribe *s)
+static nbl_status choose_template(nbl__row_encoder *s)
 {
     nbl_chat_template *t = s->template;
     nbl_string told;
@@ -200,11 +200,11 @@ static nbl_status choose_template(nbl__scribe *s)
 
 /* ---- open and close ---- */
 
-nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
-                            nbl__scribe *s)
+nbl_status nbl__row_encoder_open(nbl_context *ctx, const nbl__run_config *config, int64_t vocabulary,
+                                 nbl__row_encoder *s)
 {
     bool text = false, chat = false, closed = false;
-    *s = (nbl__scribe){
+    *s = (nbl__row_encoder){
         .ctx = ctx, .config = config, .vocabulary = vocabulary, .eos = -1, .bos = -1, .own_bos = -1};
     for (int64_t i = 0; i < config->dataset_count; i++) {
         nbl__data_type type = config->datasets[i].type;
@@ -226,21 +226,21 @@ nbl_status nbl__scribe_open(nbl_context *ctx, const nbl__run_config *config, int
     return take_eots(s);
 }
 
-nbl_status nbl__scribe_borrow(nbl_model *model, const nbl__run_config *config, nbl_tokenizer *tokenizer,
-                              nbl_chat_template *template, nbl__scribe *s)
+nbl_status nbl__row_encoder_borrow(nbl_model *model, const nbl__run_config *config, nbl_tokenizer *tokenizer,
+                                   nbl_chat_template *template, nbl__row_encoder *s)
 {
-    *s = (nbl__scribe){.ctx = tokenizer->ctx,
-                       .config = config,
-                       .tokenizer = tokenizer,
-                       .template = template,
-                       .vocabulary = nbl_model_vocabulary(model),
-                       .bos = -1,
-                       .own_bos = -1};
+    *s = (nbl__row_encoder){.ctx = tokenizer->ctx,
+                            .config = config,
+                            .tokenizer = tokenizer,
+                            .template = template,
+                            .vocabulary = nbl_model_vocabulary(model),
+                            .bos = -1,
+                            .own_bos = -1};
     NBL_CHECK(s->ctx, template->count, NBL_ERROR_NOT_FOUND, "%s: no chat template", config->base_model);
-    int32_t found[MOST_ENDS];
-    int64_t count = nbl__min_i64(nbl_model_ends(model, found, MOST_ENDS), MOST_ENDS);
-    NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MOST_ENDS));
-    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MOST_ENDS));
+    int32_t found[MAX_ENDS];
+    int64_t count = nbl__min_i64(nbl_model_ends(model, found, MAX_ENDS), MAX_ENDS);
+    NBL_TRY(NBL_ALLOC(s->ctx, s->ends, MAX_ENDS));
+    NBL_TRY(NBL_ALLOC(s->ctx, s->eots, MAX_ENDS));
     s->eos = find_token(s, "eos_token");
     add_end(s, s->eos);
     add_end(s, nbl_model_adapter_end(model, tokenizer));
@@ -252,19 +252,19 @@ nbl_status nbl__scribe_borrow(nbl_model *model, const nbl__run_config *config, n
     return NBL_OK;
 }
 
-void nbl__scribe_return(nbl__scribe *s)
+void nbl__row_encoder_return(nbl__row_encoder *s)
 {
     s->tokenizer = NULL;
     s->template = NULL;
-    nbl__scribe_close(s);
+    nbl__row_encoder_close(s);
 }
 
-void nbl__scribe_close(nbl__scribe *s)
+void nbl__row_encoder_close(nbl__row_encoder *s)
 {
     if (s->ctx == NULL) return;
     nbl_tokenizer_close(s->tokenizer);
     nbl_chat_template_close(s->template);
-    if (s->ends) nbl__free(s->ctx, s->ends, MOST_ENDS * sizeof *s->ends);
-    if (s->eots) nbl__free(s->ctx, s->eots, MOST_ENDS * sizeof *s->eots);
-    *s = (nbl__scribe){0};
+    if (s->ends) nbl__free(s->ctx, s->ends, MAX_ENDS * sizeof *s->ends);
+    if (s->eots) nbl__free(s->ctx, s->eots, MAX_ENDS * sizeof *s->eots);
+    *s = (nbl__row_encoder){0};
 }

@@ -30,7 +30,7 @@ void nbl_run_close(nbl_run *run)
     nbl_context *ctx = run->ctx;
     nbl_model_close(run->planned);
     nbl__data_close(run->data);
-    nbl_tokenizer_close(run->speller);
+    nbl_tokenizer_close(run->tokenizer);
     nbl__arena_free(&run->preview);
     nbl__arena_free(&run->arena);
     nbl__free(ctx, run, sizeof *run);

@@ -80,25 +80,25 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
 /* ---- previews ---- */
 
 /* The tokenizer that spells examples, or NULL. */
-static nbl_status find_speller(nbl_run *run, nbl_tokenizer **speller)
+static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
 {
-    *speller = run->data->scribe.tokenizer ? run->data->scribe.tokenizer : run->speller;
-    if (*speller) return NBL_OK;
+    *tokenizer = run->data->encoder.tokenizer ? run->data->encoder.tokenizer : run->tokenizer;
+    if (*tokenizer) return NBL_OK;
     const char *path = nbl__arena_printf(&run->preview, "%s/tokenizer.json", run->config.base_model);
     if (path == NULL) return NBL_ERROR_MEMORY;
     if (!nbl__exists(path)) return NBL_OK;
-    NBL_TRY(nbl_tokenizer_open(run->ctx, path, &run->speller));
-    *speller = run->speller;
+    NBL_TRY(nbl_tokenizer_open(run->ctx, path, &run->tokenizer));
+    *tokenizer = run->tokenizer;
     return NBL_OK;
 }
 
-static nbl_status spell(nbl_run *run, nbl_tokenizer *speller, const int32_t *ids, int64_t count,
+static nbl_status spell(nbl_run *run, nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
                         nbl_string *text)
 {
     char *decoded, *copy;
     size_t size;
-    if (speller) {
-        NBL_TRY(nbl_tokenizer_decode(speller, ids, count, 0, &decoded, &size));
+    if (tokenizer) {
+        NBL_TRY(nbl_tokenizer_decode(tokenizer, ids, count, 0, &decoded, &size));
         copy = nbl__arena_alloc(&run->preview, size + 1);
         if (copy) memcpy(copy, decoded, size);
         nbl_text_free(run->ctx, decoded, size);
@@ -118,16 +118,16 @@ static nbl_status show(nbl_run *run, const nbl__example *example, nbl_preview *p
     int64_t count = example->count, parts = 0;
     int32_t *ids = nbl__arena_alloc(&run->preview, (size_t)count * 2 * sizeof *ids), *labels = ids + count;
     nbl_preview_part *list = nbl__arena_alloc(&run->preview, (size_t)count * sizeof *list);
-    nbl_tokenizer *speller;
+    nbl_tokenizer *tokenizer;
     if (ids == NULL || list == NULL) return NBL_ERROR_MEMORY;
     memcpy(ids, example->ids, (size_t)count * sizeof *ids);
     memcpy(labels, example->labels, (size_t)count * sizeof *labels);
-    NBL_TRY(find_speller(run, &speller));
+    NBL_TRY(find_tokenizer(run, &tokenizer));
     for (int64_t begin = 0, end; begin < count; begin = end, parts++) {
         bool trained = labels[begin] != -100;
         for (end = begin + 1; end < count && (labels[end] != -100) == trained; end++) {}
         list[parts] = (nbl_preview_part){.tokens = end - begin, .trained = trained};
-        NBL_TRY(spell(run, speller, ids + begin, end - begin, &list[parts].text));
+        NBL_TRY(spell(run, tokenizer, ids + begin, end - begin, &list[parts].text));
         if (trained) preview->trained_tokens += end - nbl__max_i64(begin, 1);
     }
     preview->ids = ids;

@@ -75,7 +75,7 @@ nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, siz
     return NBL_OK;
 }
 
-nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory)
+nbl_status nbl__memory_dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory)
 {
 #ifdef NIBBLE_CUDA_BUILT
     nbl__cuda *cuda = nbl__cuda_of(ctx);
@@ -110,15 +110,15 @@ nbl_status nbl__memory_fetch(nbl_context *ctx, void *host, const void *memory, s
     return NBL_OK;
 }
 
-nbl_status nbl__memory_note(nbl_context *ctx, int64_t *place)
+nbl_status nbl__memory_event_record(nbl_context *ctx, int64_t *index)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    *place = 0;
-    return cuda ? nbl__cuda_note(cuda, place) : NBL_OK;
+    *index = 0;
+    return cuda ? nbl__cuda_event_record(cuda, index) : NBL_OK;
 }
 
-nbl_status nbl__memory_wait(nbl_context *ctx, int64_t place, const char *what)
+nbl_status nbl__memory_wait(nbl_context *ctx, int64_t index, const char *what)
 {
     nbl__cuda *cuda = nbl__cuda_of(ctx);
-    return cuda ? nbl__cuda_wait_for(cuda, place, what) : NBL_OK;
+    return cuda ? nbl__cuda_wait_for(cuda, index, what) : NBL_OK;
 }

@@ -31,7 +31,7 @@ nbl_status nbl__memory_return(nbl_context *ctx, void *memory, size_t bytes, cons
 nbl_status nbl__memory_put(nbl_context *ctx, void *memory, const void *host, size_t bytes);
 
 /* All of a weight whose data lies in such memory, decoded into other such memory. */
-nbl_status nbl__memory_decode(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory);
+nbl_status nbl__memory_dequantize(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, void *memory);
 
 /* ---- reading without waiting ---- */
 
@@ -42,7 +42,7 @@ void nbl__memory_free_host(nbl_context *ctx, void *host, size_t bytes); /* NULL 
 nbl_status nbl__memory_fetch(nbl_context *ctx, void *host, const void *memory, size_t bytes);
 /* A place in the order of what is enqueued, and waiting until everything before it is done. Reports what went wrong in
  * it; 0 is the beginning. */
-nbl_status nbl__memory_note(nbl_context *ctx, int64_t *place);
-nbl_status nbl__memory_wait(nbl_context *ctx, int64_t place, const char *what);
+nbl_status nbl__memory_event_record(nbl_context *ctx, int64_t *index);
+nbl_status nbl__memory_wait(nbl_context *ctx, int64_t index, const char *what);
 
 #endif

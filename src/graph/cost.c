@@ -141,8 +141,8 @@ static double step_flops(const void *arguments, bool backward)
 {
     const nbl__attention_step *a = arguments;
     nbl__attention_decode decode = nbl__attention_of_step(a, &a->q);
-    double turned = 3 * (double)(nbl__tensor_elements(&a->q) + nbl__tensor_elements(&a->k));
-    return decode_flops(&decode, backward) + turned;
+    double transposed = 3 * (double)(nbl__tensor_elements(&a->q) + nbl__tensor_elements(&a->k));
+    return decode_flops(&decode, backward) + transposed;
 }
 
 /* ---- the rest ---- */
@@ -152,8 +152,8 @@ static double loss_flops(const void *arguments, bool backward)
 {
     const nbl__cross_entropy *a = arguments;
     double logits = (double)nbl__tensor_rows(&a->x) * (double)a->w.shape[0], hidden = (double)a->w.shape[1];
-    if (a->early && backward) return (double)nbl__tensor_elements(&a->x);
-    double products = !backward ? 1 + a->early : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
+    if (a->grad_in_forward && backward) return (double)nbl__tensor_elements(&a->x);
+    double products = !backward ? 1 + a->grad_in_forward : 1 + (a->dx.data != NULL) + (a->dw.data != NULL);
     return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
 }
 
@@ -188,13 +188,13 @@ double nbl__step_flops(const nbl__planned_step *step)
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++) {
         if (strcmp(costs[i].family, family->name) != 0) continue;
         if (costs[i].flops) return costs[i].flops(step->arguments, step->backward);
-        double most = 0;
+        double max = 0;
         for (const nbl__slot *slot = family->slots; slot->name; slot++) {
             if (nbl__slot_is_weight(slot) || step->bound[slot - family->slots] == 0) continue;
             double n = elements(nbl__slot_tensor(slot, step->arguments));
-            if (nbl__step_touches(step, slot) && n > most) most = n;
+            if (nbl__step_touches(step, slot) && n > max) max = n;
         }
-        return most * (step->backward ? costs[i].backward : costs[i].forward);
+        return max * (step->backward ? costs[i].backward : costs[i].forward);
     }
     return 0; /* rows are moved, not computed */
 }

@@ -18,7 +18,7 @@ typedef struct traveller {
     nbl__value value, back; /* back: what stands for it in backward; 0: itself */
     int last, first;        /* the last step of forward, and the first of backward, that use it */
     size_t bytes;
-    const nbl__aside *put;
+    const nbl__offload_copy *put;
 } traveller;
 
 typedef struct rewrite {
@@ -95,7 +95,8 @@ static nbl_status find_travellers(rewrite *r)
     for (int k = 0; k < r->count; k++) {
         const traveller *t = &r->all[k];
         if (t->last < 0 || t->first < 0 || t->bytes < largest / SMALL) continue;
-        if (nbl__plan_rung(plan, plan->steps[t->first].node->layer) < NBL_RECOMPUTE_LAYERS) continue;
+        if (nbl__plan_recompute_level(plan, plan->steps[t->first].node->layer) < NBL_RECOMPUTE_LAYERS)
+            continue;
         r->all[kept++] = *t;
     }
     r->count = kept;
@@ -107,24 +108,24 @@ static nbl_status find_travellers(rewrite *r)
 }
 
 /* Adds a step that moves a value, or waits for one. */
-static nbl_status add_step(rewrite *r, nbl__aside arguments, nbl__value x, nbl__value y,
-                           const nbl__aside **made)
+static nbl_status add_step(rewrite *r, nbl__offload_copy arguments, nbl__value x, nbl__value y,
+                           const nbl__offload_copy **made)
 {
     nbl__arena *arena = &r->plan->arena;
     nbl__node *node = nbl__arena_alloc(arena, sizeof *node);
-    nbl__aside *a = nbl__arena_alloc(arena, sizeof *a);
+    nbl__offload_copy *a = nbl__arena_alloc(arena, sizeof *a);
     nbl__value *bound = nbl__arena_alloc(arena, 2 * sizeof *bound);
     if (node == NULL || a == NULL || bound == NULL) return NBL_ERROR_MEMORY;
     *a = arguments;
     bound[0] = x, bound[1] = y;
     *node = (nbl__node){.name = r->plan->graph->values[x ? x : y].name,
-                        .family = &nbl__aside_family,
+                        .family = &nbl__offload_copy_family,
                         .arguments = a,
                         .bound = bound,
                         .layer = -1};
     r->steps[r->step_count++] = (nbl__planned_step){.node = node,
-                                                    .op = &nbl__aside_family.forward,
-                                                    .again = arguments.what == NBL_ASIDE_GET,
+                                                    .op = &nbl__offload_copy_family.forward,
+                                                    .again = arguments.what == NBL_OFFLOAD_LOAD,
                                                     .bound = bound,
                                                     .arguments = a};
     if (made) *made = a;
@@ -133,7 +134,7 @@ static nbl_status add_step(rewrite *r, nbl__aside arguments, nbl__value x, nbl__
 
 static nbl_status wait_for(rewrite *r, int slot, nbl__value value)
 {
-    nbl__aside a = {.what = NBL_ASIDE_WAIT, .slot = slot % NBL_ASIDE_SLOTS};
+    nbl__offload_copy a = {.what = NBL_OFFLOAD_WAIT, .slot = slot % NBL_OFFLOAD_SLOTS};
     return add_step(r, a, value, 0, NULL);
 }
 
@@ -142,8 +143,9 @@ static nbl_status leave(rewrite *r)
 {
     int k = r->gone++;
     traveller *t = r->leaves[k];
-    if (k >= NBL_ASIDE_SLOTS) NBL_TRY(wait_for(r, k, r->leaves[k - NBL_ASIDE_SLOTS]->value));
-    nbl__aside a = {.what = NBL_ASIDE_PUT, .slot = k % NBL_ASIDE_SLOTS, .offset = r->plan->host_bytes};
+    if (k >= NBL_OFFLOAD_SLOTS) NBL_TRY(wait_for(r, k, r->leaves[k - NBL_OFFLOAD_SLOTS]->value));
+    nbl__offload_copy a = {
+        .what = NBL_OFFLOAD_STORE, .slot = k % NBL_OFFLOAD_SLOTS, .offset = r->plan->host_bytes};
     r->plan->host_bytes += t->bytes;
     return add_step(r, a, t->value, 0, &t->put);
 }
@@ -151,7 +153,7 @@ static nbl_status leave(rewrite *r)
 /* Forward is over: all are gone. */
 static nbl_status end_forward(rewrite *r)
 {
-    for (int k = r->gone < NBL_ASIDE_SLOTS ? 0 : r->gone - NBL_ASIDE_SLOTS; k < r->gone; k++)
+    for (int k = r->gone < NBL_OFFLOAD_SLOTS ? 0 : r->gone - NBL_OFFLOAD_SLOTS; k < r->gone; k++)
         NBL_TRY(wait_for(r, k, r->leaves[k]->value));
     return NBL_OK;
 }
@@ -163,8 +165,8 @@ static nbl_status get(rewrite *r, int k)
     t->back = nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[t->value].name);
     if (t->back == 0) return NBL_ERROR_MEMORY;
     g->values[t->back].tensor = g->values[t->value].tensor;
-    nbl__aside a = {
-        .what = NBL_ASIDE_GET, .slot = k % NBL_ASIDE_SLOTS, .offset = t->put->offset, .put = t->put};
+    nbl__offload_copy a = {
+        .what = NBL_OFFLOAD_LOAD, .slot = k % NBL_OFFLOAD_SLOTS, .offset = t->put->offset, .put = t->put};
     return add_step(r, a, 0, t->back, NULL);
 }
 
@@ -172,7 +174,7 @@ static nbl_status get(rewrite *r, int k)
 static nbl_status arrive(rewrite *r, int k)
 {
     if (k > 0) NBL_TRY(wait_for(r, k, r->comes[k]->back));
-    while (r->fetched + 1 < r->count && r->fetched < k + NBL_ASIDE_SLOTS) NBL_TRY(get(r, ++r->fetched));
+    while (r->fetched + 1 < r->count && r->fetched < k + NBL_OFFLOAD_SLOTS) NBL_TRY(get(r, ++r->fetched));
     return NBL_OK;
 }
 

@@ -20,7 +20,7 @@ static bool live_together(const nbl__piece *a, const nbl__piece *b)
     return a->first <= b->last && b->first <= a->last;
 }
 
-size_t nbl__place(nbl__piece **pieces, int count)
+size_t nbl__assign_offsets(nbl__piece **pieces, int count)
 {
     qsort(pieces, (size_t)count, sizeof *pieces, larger_first);
     size_t end = 0;
@@ -156,7 +156,7 @@ static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **o
     }
 }
 
-static void place_kept(nbl__plan *plan, const nbl__piece *kept)
+static void assign_kept_offsets(nbl__plan *plan, const nbl__piece *kept)
 {
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].kept = 0;
     for (int i = 0; i < plan->step_count; i++) {
@@ -166,7 +166,7 @@ static void place_kept(nbl__plan *plan, const nbl__piece *kept)
     }
 }
 
-nbl_status nbl__plan_place(nbl__plan *plan)
+nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
     size_t room = (size_t)(g->value_count + 1 + 2 * plan->step_count);
@@ -185,11 +185,11 @@ nbl_status nbl__plan_place(nbl__plan *plan)
     }
     nbl__piece *kept = scratch + plan->step_count;
     measure_kept(plan, kept, order, &count);
-    plan->bytes[NBL_MEMORY_RUN] = nbl__place(order, count);
+    plan->bytes[NBL_MEMORY_RUN] = nbl__assign_offsets(order, count);
     for (int v = 1; v <= g->value_count; v++)
         if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
-    place_kept(plan, kept);
+    assign_kept_offsets(plan, kept);
     /* Preparing happens between runs: its scratch may lie anywhere. */
     for (int i = 0; i < plan->prepare_count; i++)
         if (plan->prepare[i].scratch > plan->bytes[NBL_MEMORY_RUN])

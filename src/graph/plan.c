@@ -87,7 +87,7 @@ size_t nbl__plan_total(const nbl__plan *plan)
     return sum;
 }
 
-nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer)
+nbl__recompute nbl__plan_recompute_level(const nbl__plan *plan, int layer)
 {
     if (layer < 0) return plan->recompute == NBL_RECOMPUTE_ALL ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
     return layer < plan->recomputed_layers || plan->recompute == NBL_RECOMPUTE_NONE ? plan->recompute
@@ -108,28 +108,30 @@ static void choose_kept(const nbl__plan *plan)
     for (int i = 0; i < g->step_count;
          i++) { /* forward steps come first: only those with a backward step keep */
         const nbl__node *node = &g->nodes[g->steps[i].node];
-        bool keep = g->steps[i].backward && nbl__plan_rung(plan, node->layer) < NBL_RECOMPUTE_FLAGGED;
+        bool keep = g->steps[i].backward &&
+                    nbl__plan_recompute_level(plan, node->layer) < NBL_RECOMPUTE_FLAGGED;
         for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
             if (is_flagged(node, slot)) *(bool *)nbl__node_attr(node, slot->when) = keep;
     }
 }
 
-static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute rung, int layers)
+static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute level,
+                           int layers)
 {
     nbl__arena_free(&plan->arena);
     plan->arena = nbl__arena_make(plan->ctx);
     plan->graph->value_count = plan->value_count; /* without those of an earlier try */
-    plan->recompute = rung;
-    plan->recomputed_layers = rung == NBL_RECOMPUTE_NONE ? 0 : layers;
+    plan->recompute = level;
+    plan->recomputed_layers = level == NBL_RECOMPUTE_NONE ? 0 : layers;
     plan->host_bytes = 0;
     choose_kept(plan);
     NBL_TRY(schedule(plan));
-    if (rung != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan));
-    if (rung >= NBL_RECOMPUTE_LAYERS && options->offload) NBL_TRY(nbl__plan_offload(plan));
+    if (level != NBL_RECOMPUTE_NONE) NBL_TRY(nbl__plan_recompute(plan));
+    if (level >= NBL_RECOMPUTE_LAYERS && options->offload) NBL_TRY(nbl__plan_offload(plan));
     NBL_TRY(nbl__plan_infer(plan, true, NULL));
     NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
     NBL_TRY(choose_all(plan, plan->steps, plan->step_count));
-    NBL_TRY(nbl__plan_place(plan));
+    NBL_TRY(nbl__plan_assign_offsets(plan));
     static const nbl__memory_class in_turns[] = {NBL_MEMORY_INPUTS, NBL_MEMORY_RUN};
     for (int i = 0; options->with && i < 2; i++)
         if (plan->bytes[in_turns[i]] < options->with->bytes[in_turns[i]])
@@ -146,25 +148,25 @@ static int layer_count(const nbl__graph *g)
 }
 
 /* As few layers as the budget needs; with `many` of them it is kept. */
-static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute rung, int many)
+static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute level, int many)
 {
-    int few = 0; /* does not fit, or is not worth the asking */
-    while (many - few > 1) {
-        int middle = few + (many - few) / 2;
-        NBL_TRY(try_plan(plan, o, rung, middle));
+    int small = 0; /* does not fit, or is not worth the asking */
+    while (many - small > 1) {
+        int middle = small + (many - small) / 2;
+        NBL_TRY(try_plan(plan, o, level, middle));
         if (nbl__plan_total(plan) <= o->budget) many = middle;
-        else few = middle;
+        else small = middle;
     }
-    return try_plan(plan, o, rung, many);
+    return try_plan(plan, o, level, many);
 }
 
 /* Rungs that give up nothing beyond the one below them are left out: those of flags where there are none. */
-static bool is_rung(const nbl__graph *g, nbl__recompute rung)
+static bool is_recompute_level(const nbl__graph *g, nbl__recompute level)
 {
-    if (rung != NBL_RECOMPUTE_FLAGGED && rung != NBL_RECOMPUTE_ALL) return true;
+    if (level != NBL_RECOMPUTE_FLAGGED && level != NBL_RECOMPUTE_ALL) return true;
     for (int i = 0; i < g->node_count; i++) {
         const nbl__node *node = &g->nodes[i];
-        if (node->family == NULL || (node->layer < 0) != (rung == NBL_RECOMPUTE_ALL)) continue;
+        if (node->family == NULL || (node->layer < 0) != (level == NBL_RECOMPUTE_ALL)) continue;
         for (const nbl__slot *slot = node->family->slots; slot->name; slot++)
             if (is_flagged(node, slot)) return true;
     }
@@ -179,11 +181,11 @@ static nbl_status settle(nbl__plan *plan, const nbl__plan_options *o, int all)
     nbl__recompute best = NBL_RECOMPUTE_NONE;
     NBL_TRY(try_plan(plan, o, best, 0));
     double bytes = (double)nbl__plan_total(plan), time = nbl__plan_time(plan);
-    for (nbl__recompute rung = NBL_RECOMPUTE_NORMS; rung <= NBL_RECOMPUTE_CHEAP; rung++) {
-        NBL_TRY(try_plan(plan, o, rung, all));
+    for (nbl__recompute level = NBL_RECOMPUTE_NORMS; level <= NBL_RECOMPUTE_CHEAP; level++) {
+        NBL_TRY(try_plan(plan, o, level, all));
         double now = (double)nbl__plan_total(plan), later = nbl__plan_time(plan);
         if (1 - now / bytes < WORTH * (later / time - 1)) break;
-        best = rung, bytes = now, time = later;
+        best = level, bytes = now, time = later;
     }
     return plan->recompute == best ? NBL_OK : try_plan(plan, o, best, all);
 }
@@ -194,18 +196,17 @@ static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
     int all = layer_count(plan->graph);
     bool backward = false; /* else there is nothing to make again */
     for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    if (o->budget == 0 && o->thrifty && backward && o->least == NBL_RECOMPUTE_NONE)
-        return settle(plan, o, all);
-    nbl__recompute best = o->least, last = backward || o->least ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
+    if (o->budget == 0 && o->thrifty && backward && o->min == NBL_RECOMPUTE_NONE) return settle(plan, o, all);
+    nbl__recompute best = o->min, last = backward || o->min ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
     size_t smallest = SIZE_MAX;
-    for (nbl__recompute rung = o->least; rung <= last; rung++) {
-        if (rung > o->least && !is_rung(plan->graph, rung)) continue;
-        NBL_TRY(try_plan(plan, o, rung, all));
+    for (nbl__recompute level = o->min; level <= last; level++) {
+        if (level > o->min && !is_recompute_level(plan->graph, level)) continue;
+        NBL_TRY(try_plan(plan, o, level, all));
         size_t total = nbl__plan_total(plan);
-        if (o->budget == 0 || (total <= o->budget && rung == NBL_RECOMPUTE_NONE)) return NBL_OK;
-        if (total <= o->budget && rung == NBL_RECOMPUTE_ALL) return NBL_OK;
-        if (total <= o->budget) return fewest_layers(plan, o, rung, all);
-        if (total < smallest) smallest = total, best = rung;
+        if (o->budget == 0 || (total <= o->budget && level == NBL_RECOMPUTE_NONE)) return NBL_OK;
+        if (total <= o->budget && level == NBL_RECOMPUTE_ALL) return NBL_OK;
+        if (total <= o->budget) return fewest_layers(plan, o, level, all);
+        if (total < smallest) smallest = total, best = level;
     }
     NBL_CHECK(plan->ctx, o->or_smallest, NBL_ERROR_MEMORY,
               "the plan needs %zu bytes at least; the budget is %zu", smallest, o->budget);

@@ -51,12 +51,12 @@ typedef struct nbl__planned_step {
 } nbl__planned_step;
 
 /* A schedule as a device remembers it. */
-enum { NBL_PLAN_RECORDINGS = 4 };
-typedef struct nbl__recording {
+enum { NBL_PLAN_CAPTURED_GRAPHS = 4 };
+typedef struct nbl__captured_graph {
     uint64_t key; /* of all its arguments; 0: none */
     void *graph;  /* NULL: it has run once, and is recorded when it comes again */
     int64_t used; /* the run that used it last */
-} nbl__recording;
+} nbl__captured_graph;
 
 typedef struct nbl__plan {
     nbl_context *ctx;
@@ -79,7 +79,7 @@ typedef struct nbl__plan {
         host_bytes; /* what waits in the host's memory meanwhile (offload.c), and where: no part of the total */
     uint8_t *host;
     uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
-    nbl__recording recordings[NBL_PLAN_RECORDINGS];
+    nbl__captured_graph captured_graphs[NBL_PLAN_CAPTURED_GRAPHS];
     int64_t runs;
     uint64_t
         key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
@@ -88,11 +88,11 @@ typedef struct nbl__plan {
 } nbl__plan;
 
 typedef struct nbl__plan_options {
-    size_t budget;        /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
-    nbl__recompute least; /* at least this much recomputation */
-    bool thrifty;         /* more than that without a budget: what saves far more memory than it takes time */
-    bool offload;         /* what layers are made again from waits in the host's memory */
-    bool or_smallest;     /* when the budget cannot be kept: the smallest plan instead of an error */
+    size_t budget;      /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
+    nbl__recompute min; /* at least this much recomputation */
+    bool thrifty;       /* more than that without a budget: what saves far more memory than it takes time */
+    bool offload;       /* what layers are made again from waits in the host's memory */
+    bool or_smallest;   /* when the budget cannot be kept: the smallest plan instead of an error */
     const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
                                      are made large enough for both */
 } nbl__plan_options;
@@ -155,10 +155,10 @@ typedef struct nbl__piece {
     int first, last;
 } nbl__piece;
 /* Gives pieces offsets (multiples of 64) so that no two that live at once overlap; returns the end. */
-size_t nbl__place(nbl__piece **pieces, int count);
+size_t nbl__assign_offsets(nbl__piece **pieces, int count);
 
 /* Lifetimes, the bytes of every arena, and offsets. */
-nbl_status nbl__plan_place(nbl__plan *plan);
+nbl_status nbl__plan_assign_offsets(nbl__plan *plan);
 /* Does this step read or write what the slot is bound to? */
 bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot);
 /* Bytes of a value, rounded up to 64. */
@@ -182,7 +182,7 @@ double nbl__plan_time(const nbl__plan *plan);
 /* ---- recompute.c ---- */
 
 /* The rung that a layer stands on. */
-nbl__recompute nbl__plan_rung(const nbl__plan *plan, int layer);
+nbl__recompute nbl__plan_recompute_level(const nbl__plan *plan, int layer);
 /* Rewrites the schedule so that values which the layer's rung gives up are made anew just before the layer's backward
  * pass. */
 nbl_status nbl__plan_recompute(nbl__plan *plan);

@@ -37,13 +37,13 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
 static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
 {
     if (plan->host_bytes == 0) return NBL_OK;
-    if (cuda) NBL_TRY(nbl__cuda_aside_open(cuda));
+    if (cuda) NBL_TRY(nbl__cuda_offload_open(cuda));
     plan->host = cuda ? nbl__cuda_alloc_host(cuda, plan->host_bytes)
                       : nbl__alloc(plan->ctx, plan->host_bytes);
     if (plan->host == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < plan->step_count; i++) {
-        if (plan->steps[i].node->family != &nbl__aside_family) continue;
-        nbl__aside *a = plan->steps[i].arguments;
+        if (plan->steps[i].node->family != &nbl__offload_copy_family) continue;
+        nbl__offload_copy *a = plan->steps[i].arguments;
         a->host = plan->host + a->offset;
     }
     return NBL_OK;
@@ -90,8 +90,8 @@ nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
 void nbl__plan_unbind(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
-    for (int i = 0; i < NBL_PLAN_RECORDINGS; i++)
-        if (plan->recordings[i].graph) nbl__cuda_graph_free(cuda, plan->recordings[i].graph);
+    for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++)
+        if (plan->captured_graphs[i].graph) nbl__cuda_graph_free(cuda, plan->captured_graphs[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
     if (cuda) nbl__cuda_free_host(cuda, plan->host);
     else nbl__free(plan->ctx, plan->host, plan->host_bytes);
@@ -197,9 +197,9 @@ static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profile
 
 static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, part p, void **graph)
 {
-    NBL_TRY(nbl__cuda_record_begin(cuda));
+    NBL_TRY(nbl__cuda_capture_begin(cuda));
     nbl_status status = enqueue(plan, cuda, p, false);
-    nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, graph);
+    nbl_status ended = nbl__cuda_capture_end(cuda, status == NBL_OK, graph);
     return status != NBL_OK ? status : ended;
 }
 
@@ -215,10 +215,10 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
     plan->key_count = p.count;
     plan->key_ends = p.ends;
     uint64_t key = plan->key;
-    nbl__recording *oldest = &plan->recordings[0];
+    nbl__captured_graph *oldest = &plan->captured_graphs[0];
     if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true); /* the first is slow */
-    for (int i = 0; i < NBL_PLAN_RECORDINGS; i++) {
-        nbl__recording *it = &plan->recordings[i];
+    for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++) {
+        nbl__captured_graph *it = &plan->captured_graphs[i];
         if (it->key != key) {
             if (it->used < oldest->used) oldest = it;
             continue;
@@ -228,7 +228,7 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
         return nbl__cuda_replay(cuda, it->graph);
     }
     nbl__cuda_graph_free(cuda, oldest->graph);
-    *oldest = (nbl__recording){.key = key, .used = plan->runs};
+    *oldest = (nbl__captured_graph){.key = key, .used = plan->runs};
     return enqueue(plan, cuda, p, false);
 }
 
@@ -280,7 +280,7 @@ static nbl_status run_later(nbl__plan *plan)
     NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
     /* Not in the recording: when they are copied the caller may write the next ones. */
     NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
-    NBL_TRY(nbl__cuda_note(cuda, &copied));
+    NBL_TRY(nbl__cuda_event_record(cuda, &copied));
     NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
     return nbl__cuda_wait_for(cuda, copied, "the inputs");
 }
@@ -291,13 +291,13 @@ nbl_status nbl__plan_run_later(nbl__plan *plan)
 }
 
 /* Nobody will ask for gradients: forward steps need not make any. */
-static void set_early(nbl__plan *plan, int count, bool *was)
+static void set_grad_in_forward(nbl__plan *plan, int count, bool *was)
 {
     for (int i = 0; i < count; i++) {
-        bool *early = nbl__step_attr(&plan->steps[i], "early");
-        if (early == NULL) continue;
-        bool now = *early;
-        *early = *was;
+        bool *grad_in_forward = nbl__step_attr(&plan->steps[i], "early");
+        if (grad_in_forward == NULL) continue;
+        bool now = *grad_in_forward;
+        *grad_in_forward = *was;
         *was = now;
         nbl__plan_touch(plan);
     }
@@ -306,11 +306,11 @@ static void set_early(nbl__plan *plan, int count, bool *was)
 nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
     int count = 0;
-    bool early = false; /* one operator at most has it: the loss */
+    bool grad_in_forward = false; /* one operator at most has it: the loss */
     while (count < plan->step_count && !plan->steps[count].backward) count++;
-    set_early(plan, count, &early);
+    set_grad_in_forward(plan, count, &grad_in_forward);
     nbl_status status = run_some(plan, count);
-    set_early(plan, count, &early);
+    set_grad_in_forward(plan, count, &grad_in_forward);
     return judge(plan, status);
 }
 

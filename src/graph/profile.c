@@ -41,7 +41,7 @@ static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
     for (int i = 0; i < count; i++) {
         char what[96];
         double milliseconds;
-        NBL_TRY(nbl__cuda_mark_elapsed(cuda, i, i + 1, &milliseconds));
+        NBL_TRY(nbl__cuda_timer_elapsed(cuda, i, i + 1, &milliseconds));
         describe(&plan->steps[i], what);
         line *it = find(lines, &used, what);
         it->calls++;
@@ -66,15 +66,15 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     line *lines;
     NBL_TRY(NBL_ALLOC(plan->ctx, lines, count + 1));
-    nbl_status status = nbl__cuda_marks_open(cuda, count + 1);
-    if (status == NBL_OK) status = nbl__cuda_mark(cuda, 0);
+    nbl_status status = nbl__cuda_timers_open(cuda, count + 1);
+    if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, 0);
     for (int i = 0; i < count && status == NBL_OK; i++) {
         status = nbl__plan_run_in_order(plan, i, count);
-        if (status == NBL_OK) status = nbl__cuda_mark(cuda, i + 1);
+        if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, i + 1);
     }
     if (status == NBL_OK) status = nbl__cuda_wait(cuda, "the profile");
     if (status == NBL_OK) status = tell(plan, cuda, count, lines);
-    nbl__cuda_marks_close(cuda);
+    nbl__cuda_timers_close(cuda);
     nbl__free(plan->ctx, lines, (size_t)(count + 1) * sizeof *lines);
     return status;
 }

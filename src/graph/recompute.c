@@ -17,19 +17,19 @@
 typedef struct rewrite {
     nbl__plan *plan;
     nbl__graph *g;
-    nbl__recompute rung; /* of the layer being worked on */
-    bool *kept;          /* per value: a backward step reads its memory */
-    nbl__value *now;     /* per value: what stands for it in the layer being worked on; 0: itself */
+    nbl__recompute level; /* of the layer being worked on */
+    bool *kept;           /* per value: a backward step reads its memory */
+    nbl__value *now;      /* per value: what stands for it in the layer being worked on; 0: itself */
     nbl__planned_step *steps;
     int count, room;
 } rewrite;
 
-static bool is_cheap(const nbl__family *family, nbl__recompute rung)
+static bool is_cheap(const nbl__family *family, nbl__recompute level)
 {
     static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "norm_rope", "cast", "scale", "add"};
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
         if (strcmp(norms[i], family->name) == 0) return true;
-    return rung >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;
+    return level >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;
 }
 
 /* The sum that a norm makes, or 0. */
@@ -45,7 +45,7 @@ static bool is_anchor(const rewrite *r, nbl__value value)
 {
     const nbl__value_info *info = &r->g->values[value];
     if (info->pinned) return true;
-    if (r->rung >= NBL_RECOMPUTE_LAYERS || info->producer < 0) return false;
+    if (r->level >= NBL_RECOMPUTE_LAYERS || info->producer < 0) return false;
     const nbl__node *node = &r->g->nodes[info->producer];
     return node->family && sum_of(node->family, node->bound) == value;
 }
@@ -61,14 +61,14 @@ static bool may_repeat(const rewrite *r, nbl__value value, int layer)
         return false;
     const nbl__node *node = &r->g->nodes[info->producer];
     if (node->family == NULL || node->layer != layer) return false;
-    return r->rung >= NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
+    return r->level >= NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
 }
 
 /* Cheap, and made of what is kept in any case or can be made again itself: a rotation of what nobody else reads would
  * keep as much as it gives up. */
 static bool pays(const rewrite *r, const nbl__node *node, int layer)
 {
-    if (!is_cheap(node->family, r->rung)) return false;
+    if (!is_cheap(node->family, r->level)) return false;
     const nbl__slot *slots = node->family->slots;
     nbl__value sum = sum_of(node->family, node->bound);
     if (sum && is_anchor(r, sum)) return true;
@@ -214,8 +214,8 @@ nbl_status nbl__plan_recompute(nbl__plan *plan)
     find_kept(&r);
     for (int i = 0; i < plan->step_count; i++) {
         const nbl__planned_step *step = &plan->steps[i];
-        r.rung = nbl__plan_rung(plan, step->node->layer);
-        if (step->backward && step->node->layer >= 0 && r.rung != NBL_RECOMPUTE_NONE)
+        r.level = nbl__plan_recompute_level(plan, step->node->layer);
+        if (step->backward && step->node->layer >= 0 && r.level != NBL_RECOMPUTE_NONE)
             rewrite_backward(&r, *step);
         else push(&r, *step);
     }

@@ -17,8 +17,8 @@ enum {
     PACKED_TOKENS = 1024,   /* short sequences share a pass up to this many tokens */
     PACKED_SEQUENCES = 256, /* and this many sequences */
     TILE_BYTES = 32 << 20,  /* of f32 logits */
-    LEAST_TILE = 16,        /* rows: fewer would decode the head's weight too often */
-    STRETCH = 1024,         /* of the vocabulary, folded at once */
+    MIN_TILE = 16,          /* rows: fewer would decode the head's weight too often */
+    SPAN = 1024,            /* of the vocabulary, folded at once */
     ROWS_PER_ITEM = 4       /* of a thread's work */
 };
 
@@ -47,8 +47,8 @@ static nbl_status judge_rows(void *argument, int64_t item, int worker)
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
         float *z = e->logits + r * vocabulary;
         nbl__logit_sums sums = {.largest = -INFINITY};
-        for (int64_t v = 0; v < vocabulary; v += STRETCH)
-            nbl__logits_fold(nbl__isa(e->model->ctx), z + v, nbl__min_i64(STRETCH, vocabulary - v),
+        for (int64_t v = 0; v < vocabulary; v += SPAN)
+            nbl__logits_fold(nbl__isa(e->model->ctx), z + v, nbl__min_i64(SPAN, vocabulary - v),
                              e->model->decoder.final_cap, false, &sums);
         int64_t best = 0;
         while (best < vocabulary && z[best] != sums.largest) best++;
@@ -121,7 +121,7 @@ static nbl_status open_sessions(evaluation *e, nbl__arena *arena, int64_t tokens
 {
     nbl_model *m = e->model;
     int64_t fitting = TILE_BYTES / ((int64_t)sizeof(float) * m->decoder.vocabulary);
-    e->tile = nbl__min_i64(tokens, nbl__max_i64(LEAST_TILE, fitting));
+    e->tile = nbl__min_i64(tokens, nbl__max_i64(MIN_TILE, fitting));
     /* The body comes first: a checkpoint is refused for tensors that no graph has asked for. */
     NBL_TRY(nbl__session_open(
         m, &(nbl__session_options){.mode = NBL_MODE_HIDDEN, .tokens = tokens, .sequences = count}, &e->body));

@@ -89,7 +89,7 @@ static int32_t best(const float *logits, int64_t n)
 }
 
 /* The first logit that is NaN or infinite, or n: a sum of zeros when all are finite, in another order of adding, too. */
-static int64_t first_strange(const float *logits, int64_t n)
+static int64_t first_non_finite(const float *logits, int64_t n)
 {
     float zeros[16] = {0};
     int64_t v = 0;
@@ -150,13 +150,13 @@ static bool is_end(const writer *w, int32_t id)
     return false;
 }
 
-static nbl_status refuse_strange(const writer *w, int64_t sequence, int64_t strange, float logit)
+static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t non_finite, float logit)
 {
     return nbl__fail(w->model->ctx, NBL_ERROR_FORMAT,
                      "%s: sequence %" PRId64 ", new token %" PRId64 ": the logit of token %" PRId64
                      " is %g; a weight is not finite, "
                      "or %s is too narrow",
-                     w->model->path, sequence, w->results[sequence].ids.count, strange, (double)logit,
+                     w->model->path, sequence, w->results[sequence].ids.count, non_finite, (double)logit,
                      nbl_dtype_name(w->model->dtype));
 }
 
@@ -173,18 +173,18 @@ static bool lets_device_pick(const writer *w)
 static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
 {
     const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
-                  *strange = nbl__plan_data(&s->plan, s->build.strange);
+                  *non_finite = nbl__plan_data(&s->plan, s->build.non_finite);
     *id = best[sequence];
-    if (strange[sequence] < 0) return NBL_OK;
-    int64_t place = sequence * w->model->decoder.vocabulary + strange[sequence];
+    if (non_finite[sequence] < 0) return NBL_OK;
+    int64_t index = sequence * w->model->decoder.vocabulary + non_finite[sequence];
     size_t size = nbl__size_of(w->model->dtype);
     void *logit;
     float value;
     NBL_TRY(nbl__memory_lend(w->model->ctx,
-                             (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)place * size,
+                             (uint8_t *)nbl__plan_address(&s->plan, s->build.logits) + (size_t)index * size,
                              size, true, &logit));
     nbl__to_f32(nbl__isa(w->model->ctx), w->model->dtype, logit, &value, 1);
-    return refuse_strange(w, sequence, strange[sequence], value);
+    return refuse_non_finite(w, sequence, non_finite[sequence], value);
 }
 
 /* The token of active sequence i from its row of logits, which are in w->logits. */
@@ -192,8 +192,8 @@ static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
 {
     int64_t vocabulary = w->model->decoder.vocabulary;
     float cap = w->model->decoder.final_cap, *logits = w->logits + i * vocabulary;
-    int64_t strange = first_strange(logits, vocabulary);
-    if (strange < vocabulary) return refuse_strange(w, w->active[i], strange, logits[strange]);
+    int64_t non_finite = first_non_finite(logits, vocabulary);
+    if (non_finite < vocabulary) return refuse_non_finite(w, w->active[i], non_finite, logits[non_finite]);
     for (int64_t v = 0; cap > 0 && v < vocabulary; v++) logits[v] = cap * tanhf(logits[v] / cap);
     *id = sample(w, w->active[i], logits);
     return NBL_OK;
@@ -300,12 +300,12 @@ static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 }
 
 nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill_options,
-                                nbl__session *decode_session)
+                                nbl__session *generate_session)
 {
     nbl__session_options o = *prefill_options;
-    o.mode = NBL_MODE_DECODE;
+    o.mode = NBL_MODE_GENERATE;
     o.tokens = o.sequences;
-    return nbl__session_plan(m, &o, decode_session);
+    return nbl__session_plan(m, &o, generate_session);
 }
 
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count)

@@ -7,9 +7,9 @@
 
 static int64_t longest(const nbl_ids *sequences, int64_t count)
 {
-    int64_t most = 0;
-    for (int64_t i = 0; i < count; i++) most = nbl__max_i64(most, sequences[i].count);
-    return most;
+    int64_t max = 0;
+    for (int64_t i = 0; i < count; i++) max = nbl__max_i64(max, sequences[i].count);
+    return max;
 }
 
 nbl_status nbl__check_sequences(nbl_model *m, const nbl_ids *sequences, int64_t count)

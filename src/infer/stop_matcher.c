@@ -112,7 +112,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
     *stopped = m->stopped;
     if (m->stopped || text.size == 0) return NBL_OK;
     drop_shown(m);
-    size_t at = m->pending.size, held = 0;
+    size_t at = m->pending.size, entry = 0;
     nbl__text_add(&m->pending, text.text, text.size);
     if (m->pending.status != NBL_OK) return m->pending.status;
     for (; at < m->pending.size; at++) {
@@ -124,8 +124,8 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
         break;
     }
     for (int64_t i = 0; !m->stopped && i < m->count; i++)
-        if (m->stops[i].matched > held) held = m->stops[i].matched;
-    m->shown = m->pending.size - held;
+        if (m->stops[i].matched > entry) entry = m->stops[i].matched;
+    m->shown = m->pending.size - entry;
     *shown = (nbl_string){m->pending.text, m->shown};
     return NBL_OK;
 }

@@ -24,7 +24,7 @@ static bool is_saved(const nbl__peft *p, const char *name)
            (nbl__peft_is_new(p) || nbl__peft_replacement_find(p, name) != NULL);
 }
 
-struct nbl__held *nbl__model_find(const nbl_model *m, const char *name)
+struct nbl__weight_entry *nbl__model_find(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; i < m->weight_count; i++)
         if (strcmp(m->weights[i].name, name) == 0) return &m->weights[i];
@@ -46,47 +46,47 @@ static bool is_linear(const char *name)
 }
 
 /* How the linear layers are kept. */
-typedef struct arrival {
+typedef struct load_options {
     bool converts; /* false: as they are stored */
     nbl_quantize_options how;
-} arrival;
+} load_options;
 
-static nbl_status check_arrival(nbl_model *m, const nbl_model_options *options, arrival *load)
+static nbl_status check_load_options(nbl_model *m, const nbl_model_options *options, load_options *load)
 {
     nbl_format format = NBL_FORMAT_DENSE;
     NBL_CHECK(m->ctx, options->load == NULL || nbl_format_parse(options->load, &format), NBL_ERROR_ARGUMENT,
               "there is no storage format \"%s\"", options->load);
     bool four_bits = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
-    *load = (arrival){.converts = options->load != NULL,
-                      .how = {.format = format,
-                              .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
-                              .nested = four_bits && options->load_nested ? 2 : 0}};
+    *load = (load_options){.converts = options->load != NULL,
+                           .how = {.format = format,
+                                   .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
+                                   .nested = four_bits && options->load_nested ? 2 : 0}};
     return NBL_OK;
 }
 
 /* What a plan needs to know of a weight that is not there. */
-static void describe_held(struct nbl__held *held, const nbl_quantize_options *how)
+static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_options *how)
 {
     static const float stand_in;
     nbl_weight w = {
-        .format = how->format, .dtype = held->weight.dtype, .rank = held->weight.rank, .block = how->block};
-    memcpy(w.shape, held->weight.shape, sizeof w.shape);
+        .format = how->format, .dtype = entry->weight.dtype, .rank = entry->weight.rank, .block = how->block};
+    memcpy(w.shape, entry->weight.shape, sizeof w.shape);
     if (how->nested) w.nested_scales = &stand_in;
-    held->weight = w;
+    entry->weight = w;
 }
 
 /* The parts of a weight, cut from memory; or what they take, from none. With nested scales, those that are quantised
  * in their turn are needed for a moment only: *passing is their size. */
-static nbl_status cut_parts(nbl_model *m, const struct nbl__held *held, const arrival *load, nbl__cut *cut,
-                            nbl_quantized_parts *parts, size_t *passing)
+static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry, const load_options *load,
+                            nbl__cut *cut, nbl_quantized_parts *parts, size_t *temporary)
 {
     nbl_quantized_sizes sizes;
-    const nbl_weight *w = &held->weight;
+    const nbl_weight *w = &entry->weight;
     NBL_CHECK(m->ctx, w->format == NBL_FORMAT_DENSE, NBL_ERROR_ARGUMENT, "%s: tensor \"%s\" is %s already",
-              m->path, held->name, nbl_format_name(w->format));
+              m->path, entry->name, nbl_format_name(w->format));
     NBL_TRY(nbl_quantize_sizes(m->ctx, &load->how, w->rank, w->shape, &sizes));
     *parts = (nbl_quantized_parts){0};
-    *passing = load->how.nested ? sizes.scales : 0;
+    *temporary = load->how.nested ? sizes.scales : 0;
     parts->data = nbl__cut_bytes(cut, sizes.data);
     if (!load->how.nested) parts->scales = nbl__cut_bytes(cut, sizes.scales);
     parts->scale_codes = nbl__cut_bytes(cut, sizes.scale_codes);
@@ -96,15 +96,15 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__held *held, const ar
 
 /* All of them lie in one piece of memory: the layers of a small model are small, and apart they would lie in small
  * pages. */
-static nbl_status reserve_quantized(nbl_model *m, const arrival *load)
+static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
 {
     nbl__cut cut = {NULL, 0};
     nbl_quantized_parts parts;
-    size_t passing;
+    size_t temporary;
     if (!load->converts || m->plan_only) return NBL_OK;
     for (int64_t i = 0; i < m->weight_count; i++)
         if (is_linear(m->weights[i].name))
-            NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &passing));
+            NBL_TRY(cut_parts(m, &m->weights[i], load, &cut, &parts, &temporary));
     m->quantized = nbl__alloc(m->ctx, cut.used);
     m->quantized_bytes = cut.used;
     return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
@@ -128,43 +128,43 @@ static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const 
                      "repair the weights, or accept them with nibble quantize --allow-non-finite");
 }
 
-static nbl_status quantize_held(nbl_model *m, struct nbl__held *held, const arrival *load)
+static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
     nbl_quantized_parts parts;
     nbl__cut cut = {m->quantized, m->quantized_used};
-    size_t passing;
-    nbl_weight w = held->weight;
-    if (m->plan_only) return describe_held(held, &load->how), NBL_OK;
-    NBL_TRY(cut_parts(m, held, load, &cut, &parts, &passing));
+    size_t temporary;
+    nbl_weight w = entry->weight;
+    if (m->plan_only) return describe_entry(entry, &load->how), NBL_OK;
+    NBL_TRY(cut_parts(m, entry, load, &cut, &parts, &temporary));
     m->quantized_used = cut.used;
-    void *scales = nbl__alloc(m->ctx, passing);
+    void *scales = nbl__alloc(m->ctx, temporary);
     if (scales == NULL) return NBL_ERROR_MEMORY;
     if (load->how.nested) parts.scales = scales;
     int64_t non_finite;
     nbl_status status = nbl__quantize(m->ctx, &load->how, w.dtype, w.rank, w.shape, w.data, &parts,
-                                      &held->weight, &non_finite);
-    if (non_finite > 0) status = refuse_non_finite(m, held->name, &w, load->how.format, non_finite);
-    nbl__free(m->ctx, scales, passing);
+                                      &entry->weight, &non_finite);
+    if (non_finite > 0) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
+    nbl__free(m->ctx, scales, temporary);
     /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
-    nbl__free(m->ctx, held->memory, held->bytes);
-    held->memory = NULL;
+    nbl__free(m->ctx, entry->memory, entry->bytes);
+    entry->memory = NULL;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
     return status;
 }
 
-static nbl_status convert_arrived(nbl_model *m, struct nbl__held *held, const arrival *load)
+static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
-    return load->converts && is_linear(held->name) ? quantize_held(m, held, load) : NBL_OK;
+    return load->converts && is_linear(entry->name) ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
-static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
+static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
     m->weight_count = m->checkpoint->tensor_count;
     m->weights = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl_tensor_info *info = &m->checkpoint->tensors[i];
-        m->weights[i] = (struct nbl__held){.name = info->name, .weight = info->weight};
+        m->weights[i] = (struct nbl__weight_entry){.name = info->name, .weight = info->weight};
     }
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
@@ -175,7 +175,7 @@ static nbl_status hold_checkpoint(nbl_model *m, const arrival *load)
 }
 
 /* GGUF's blocks are decoded on arrival, to the dtype of the computation. */
-static nbl_status hold_gguf(nbl_model *m, const arrival *load)
+static nbl_status hold_gguf(nbl_model *m, const load_options *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
     m->weight_count = m->gguf->weight_count;
@@ -194,16 +194,16 @@ static nbl_status hold_gguf(nbl_model *m, const arrival *load)
     NBL_TRY(reserve_quantized(m, load));
     for (int64_t i = 0; i < m->weight_count; i++) {
         const nbl__gguf_weight *from = &m->gguf->weights[i];
-        struct nbl__held *held = &m->weights[i];
+        struct nbl__weight_entry *entry = &m->weights[i];
         NBL_TRY(nbl__progress_poll(m->ctx, from->name));
-        held->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(held->weight.dtype);
-        held->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, held->bytes);
-        if (held->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
-        if (held->memory)
-            NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, held->weight.dtype, held->memory));
+        entry->bytes = (size_t)(from->rows * from->columns) * nbl__size_of(entry->weight.dtype);
+        entry->memory = m->plan_only ? NULL : nbl__alloc(m->ctx, entry->bytes);
+        if (entry->memory == NULL && !m->plan_only) return NBL_ERROR_MEMORY;
+        if (entry->memory)
+            NBL_TRY(nbl__gguf_weight_rows(m->ctx, from, 0, from->rows, entry->weight.dtype, entry->memory));
         if (file->data) nbl__file_drop(file, file->data, file->size); /* its blocks are not needed again */
-        held->weight.data = held->memory;
-        NBL_TRY(convert_arrived(m, held, load));
+        entry->weight.data = entry->memory;
+        NBL_TRY(convert_arrived(m, entry, load));
     }
     return NBL_OK;
 }
@@ -213,14 +213,14 @@ static nbl_status apply_replacements(nbl_model *m)
 {
     for (int64_t i = 0; i < m->peft->replacement_count; i++) {
         const nbl__peft_replacement *r = &m->peft->replacements[i];
-        struct nbl__held *held = nbl__model_find(m, r->name);
-        NBL_CHECK(m->ctx, held, NBL_ERROR_UNSUPPORTED,
+        struct nbl__weight_entry *entry = nbl__model_find(m, r->name);
+        NBL_CHECK(m->ctx, entry, NBL_ERROR_UNSUPPORTED,
                   "%s: modules_to_save has \"%s\", which the model does not store", m->peft->folder, r->name);
-        held->weight = (nbl_weight){.format = NBL_FORMAT_DENSE,
-                                    .dtype = r->stored->dtype,
-                                    .rank = r->stored->rank,
-                                    .data = r->stored->data};
-        memcpy(held->weight.shape, r->stored->shape, sizeof held->weight.shape);
+        entry->weight = (nbl_weight){.format = NBL_FORMAT_DENSE,
+                                     .dtype = r->stored->dtype,
+                                     .rank = r->stored->rank,
+                                     .data = r->stored->data};
+        memcpy(entry->weight.shape, r->stored->shape, sizeof entry->weight.shape);
     }
     return NBL_OK;
 }
@@ -230,11 +230,11 @@ static nbl_status apply_replacements(nbl_model *m)
 /* An adapter of the embedding or the head parts the two where they were one. */
 static nbl_status give_own_head(nbl_model *m)
 {
-    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
-    struct nbl__held *head = nbl__model_find(m, head_name);
+    const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
+    struct nbl__weight_entry *head = nbl__model_find(m, head_name);
     if (!m->decoder.tied || embedding == NULL || !nbl__peft_unties(m->peft)) return NBL_OK;
     if (head == NULL) head = &m->weights[m->weight_count++]; /* there is room for one more */
-    *head = (struct nbl__held){.name = head_name, .weight = embedding->weight};
+    *head = (struct nbl__weight_entry){.name = head_name, .weight = embedding->weight};
     m->decoder.tied = false;
     return NBL_OK;
 }
@@ -249,7 +249,7 @@ static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *c
                                         m->weights[i].weight.shape};
     *list = tensors;
     *count = m->weight_count;
-    const struct nbl__held *embedding = nbl__model_find(m, embedding_name);
+    const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
     if (m->decoder.tied && embedding && nbl__model_find(m, head_name) == NULL)
         tensors[(*count)++] = (nbl__peft_tensor){head_name, 2, embedding->weight.shape};
     return NBL_OK;
@@ -258,11 +258,11 @@ static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *c
 nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__peft_settings *settings)
 {
     nbl__peft_tensor *tensors;
-    nbl__peft_place *places;
-    int64_t count, place_count;
+    nbl__peft_target *targets;
+    int64_t count, target_count;
     NBL_TRY(list_tensors(m, &tensors, &count));
-    NBL_TRY(nbl__peft_places(&m->arena, tensors, count, &places, &place_count));
-    NBL_TRY(nbl__peft_new(m->ctx, where, settings, places, place_count, &m->peft));
+    NBL_TRY(nbl__peft_list_targets(&m->arena, tensors, count, &targets, &target_count));
+    NBL_TRY(nbl__peft_new(m->ctx, where, settings, targets, target_count, &m->peft));
     return give_own_head(m);
 }
 
@@ -335,8 +335,8 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
                   NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
     }
     m->plan_only = options->plan_only;
-    arrival load;
-    NBL_TRY(check_arrival(m, options, &load));
+    load_options load;
+    NBL_TRY(check_load_options(m, options, &load));
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
     if (options->adapter) {
         NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));

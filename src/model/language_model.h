@@ -17,8 +17,8 @@ struct nbl_model {
     nbl__arena arena;
     const char *path;
     nbl__decoder decoder;
-    nbl_dtype dtype; /* of the computation */
-    bool decoded;    /* int8: multiply with decoded weights instead of rounding activations */
+    nbl_dtype dtype;  /* of the computation */
+    bool dequantized; /* int8: multiply with decoded weights instead of rounding activations */
     nbl_checkpoint *checkpoint;
     nbl__gguf_model *gguf;
     nbl__peft *peft;
@@ -27,15 +27,16 @@ struct nbl_model {
     const char *adapter_end;     /* eos_token of the adapter's tokenizer_config.json; NULL: none */
     bool plan_only;              /* weights have formats and shapes, but not all have data */
 
-    struct nbl__held {
+    struct nbl__weight_entry {
         const char *name;
         nbl_weight weight;
         void *memory; /* of the model's own; or NULL */
         size_t bytes;
-        bool used;    /* a builder asked for it */
-        bool decoded; /* training on a device keeps it in the compute dtype there, and not as it is stored */
-        bool on_host; /* a device reads it where it is: in the host's memory */
-        nbl_weight placed; /* on a device: the same with the device's pointers; rank 0: not there yet */
+        bool used; /* a builder asked for it */
+        bool
+            dequantized; /* training on a device keeps it in the compute dtype there, and not as it is stored */
+        bool on_host;    /* a device reads it where it is: in the host's memory */
+        nbl_weight device_view; /* on a device: the same with the device's pointers; rank 0: not there yet */
         nbl_weight
             as_used; /* decoded: what the graph of training sees; with the device's pointer once it is there */
     } * weights;
@@ -61,7 +62,7 @@ struct nbl_model {
  * `train`: as training keeps them on a device, where some may be decoded. What stays on the host is not counted there. */
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
 /* A weight by its name; NULL: none. */
-struct nbl__held *nbl__model_find(const nbl_model *model, const char *name);
+struct nbl__weight_entry *nbl__model_find(const nbl_model *model, const char *name);
 /* Would training change this tensor? */
 bool nbl__model_trains(const nbl_model *model, const char *name);
 
@@ -77,7 +78,7 @@ void nbl__upload_free(nbl_model *model); /* no session uses them any more */
 /* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what
  * they take packed, those first that gain most per byte; others are unmarked. Returns what they take beyond it; *more:
  * whether there was one that did not fit. */
-uint64_t nbl__decoded_choose(nbl_model *model, uint64_t room, bool *more);
+uint64_t nbl__dequantized_choose(nbl_model *model, uint64_t room, bool *more);
 /* Has the embedding stay in the host's memory, or not. Returns by how many bytes that changes what is on the device: 0
  * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */
 uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
@@ -139,7 +140,7 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
 /* ---- generate.c ---- */
 
 /* Plans the decode steps that go with a prefill. */
-nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *decode);
+nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *dequantize);
 /* What choosing tokens takes beside the plans. */
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
 
@@ -153,7 +154,7 @@ typedef struct nbl__plan_request {
     uint64_t
         available; /* instead of one, where there is none: recompute to keep within this if that can be, else
                                   as much as there is to recompute; 0: unknown */
-    nbl__recompute least; /* at least this much recomputation */
+    nbl__recompute min; /* at least this much recomputation */
 } nbl__plan_request;
 
 /* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names

@@ -13,7 +13,7 @@ static void add_step(nbl_model_plan *report, const nbl__planned_step *step, cons
            (strcmp(ops[i].op, step->op->name) != 0 || strcmp(ops[i].impl, step->impl->name) != 0 ||
             strcmp(ops[i].pass, pass) != 0))
         i++;
-    if (i == NBL_PLAN_MOST_OPS) return;
+    if (i == NBL_PLAN_MAX_OPS) return;
     if (i == report->op_count)
         ops[report->op_count++] = (nbl_planned_op){
             .op = step->op->name, .impl = step->impl->name, .pass = pass};
@@ -54,8 +54,8 @@ static void add_value(nbl_model_plan *report, const nbl_planned_value *value)
             return;
         }
     while (at > 0 && report->values[at - 1].bytes < value->bytes) at--;
-    if (at == NBL_PLAN_MOST_VALUES) return;
-    if (report->value_count < NBL_PLAN_MOST_VALUES) report->value_count++;
+    if (at == NBL_PLAN_MAX_VALUES) return;
+    if (report->value_count < NBL_PLAN_MAX_VALUES) report->value_count++;
     for (int64_t i = report->value_count - 1; i > at; i--) report->values[i] = report->values[i - 1];
     report->values[at] = *value;
 }
@@ -97,7 +97,7 @@ void nbl__list_values(nbl_model_plan *report, const nbl__plan *plan)
 
 static void add_cast(nbl_model_plan *report, const char *at, nbl_dtype from, nbl_dtype to, const char *why)
 {
-    if (from == to || report->cast_count == NBL_PLAN_MOST_CASTS) return;
+    if (from == to || report->cast_count == NBL_PLAN_MAX_CASTS) return;
     report->casts[report->cast_count++] = (nbl_planned_cast){at, from, to, why};
 }
 

@@ -8,8 +8,8 @@
 
 int nbl__moment_bits(const nbl__value_info *info, int bits)
 {
-    enum { LEAST = 4096 };
-    bool large = nbl__tensor_elements(&info->tensor) >= LEAST;
+    enum { MIN = 4096 };
+    bool large = nbl__tensor_elements(&info->tensor) >= MIN;
     return large && !nbl__ends_with(info->name, "embed_tokens.weight") ? bits : 32;
 }
 
@@ -30,9 +30,9 @@ uint64_t nbl__model_bytes(const nbl_model *m, bool train)
 {
     uint64_t bytes = 0;
     for (int64_t i = 0; i < m->weight_count && !m->train_all; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (held->on_host) continue;
-        bytes += nbl__weight_bytes(train && held->decoded ? &held->as_used : &held->weight);
+        const struct nbl__weight_entry *entry = &m->weights[i];
+        if (entry->on_host) continue;
+        bytes += nbl__weight_bytes(train && entry->dequantized ? &entry->as_used : &entry->weight);
     }
     return bytes;
 }
@@ -120,7 +120,7 @@ static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
     nbl__session session;
     planned p;
     bool moved = r->train && nbl__embedding_on_host(m, true);
-    nbl_status status = plan_step(m, r, (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS}, &session, &p);
+    nbl_status status = plan_step(m, r, (nbl__plan_options){.min = NBL_RECOMPUTE_LAYERS}, &session, &p);
     uint64_t total = status == NBL_OK ? total_of(&p) : 0;
     free_planned(&p);
     if (moved) nbl__embedding_on_host(m, false);
@@ -132,7 +132,7 @@ static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
 /* The longest of equal sequences whose plan keeps within the memory; 0: not even one token does. */
 static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *longest)
 {
-    int64_t most = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = most + 1;
+    int64_t max = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = max + 1;
     *longest = 0;
     while (fails - *longest > 1) {
         int64_t middle = *longest == 0 && fails > 64 ? 64 : *longest + (fails - *longest) / 2;
@@ -162,11 +162,11 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
     plan->arenas.scratch -= plan->arenas.device;
     plan->host_bytes = step->host_bytes;
     for (int64_t i = 0; i < m->weight_count; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (held->on_host) plan->host_bytes += nbl__weight_bytes(&held->weight);
-        if (!held->decoded) continue;
-        plan->decoded_weights++;
-        plan->decoded_bytes += nbl__weight_bytes(&held->as_used);
+        const struct nbl__weight_entry *entry = &m->weights[i];
+        if (entry->on_host) plan->host_bytes += nbl__weight_bytes(&entry->weight);
+        if (!entry->dequantized) continue;
+        plan->dequantized_weights++;
+        plan->dequantized_bytes += nbl__weight_bytes(&entry->as_used);
     }
     plan->total_bytes = total_of(p);
     plan->recompute = names[step->recompute];
@@ -178,12 +178,12 @@ static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
     nbl__list_casts(plan, m, step);
 }
 
-static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t least)
+static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t min)
 {
     return nbl__fail(m->ctx, NBL_ERROR_MEMORY,
                      "%s: %" PRIu64 " bytes are too little for %" PRId64 " tokens in %" PRId64
                      " sequences: the smallest budget is %" PRIu64 " bytes",
-                     m->path, r->memory, r->tokens, r->sequences, least);
+                     m->path, r->memory, r->tokens, r->sequences, min);
 }
 
 /* Plans again what takes more than it may; `how` comes back as what it was planned with. Before whole layers are made
@@ -192,7 +192,7 @@ static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_opt
 {
     uint64_t budget = r->memory ? r->memory : r->available;
     if (budget == 0 || total_of(p) <= budget) return NBL_OK;
-    *how = (nbl__plan_options){.least = r->least > NBL_RECOMPUTE_NORMS ? r->least : NBL_RECOMPUTE_NORMS,
+    *how = (nbl__plan_options){.min = r->min > NBL_RECOMPUTE_NORMS ? r->min : NBL_RECOMPUTE_NORMS,
                                .or_smallest = true};
     do {
         uint64_t fixed = nbl__model_bytes(m, r->train) + p->optimizer + p->beside;
@@ -212,15 +212,15 @@ static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_o
     uint64_t room = r->memory - total_of(p);
     bool more = true;
     for (int tries = 0; tries < 4; tries++) {
-        if (nbl__decoded_choose(m, room, &more) == 0 && tries == 0) break;
+        if (nbl__dequantized_choose(m, room, &more) == 0 && tries == 0) break;
         free_planned(p);
         NBL_TRY(plan_step(m, r, how, p->step, p));
         if (total_of(p) <= r->memory) break;
         uint64_t excess = total_of(p) - r->memory;
         room = tries < 2 && excess < room ? room - excess : 0;
     }
-    if (more || p->step->plan.recompute <= r->least) return NBL_OK;
-    how = (nbl__plan_options){.least = r->least, .budget = (size_t)(r->memory - fixed_of(p))};
+    if (more || p->step->plan.recompute <= r->min) return NBL_OK;
+    how = (nbl__plan_options){.min = r->min, .budget = (size_t)(r->memory - fixed_of(p))};
     free_planned(p);
     return plan_step(m, r, how, p->step, p);
 }
@@ -229,16 +229,16 @@ static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_o
 static void reset(nbl_model *m)
 {
     bool more;
-    nbl__decoded_choose(m, 0, &more);
+    nbl__dequantized_choose(m, 0, &more);
     nbl__embedding_on_host(m, false);
 }
 
 /* The plan to run with: within the budget, or the error that it cannot be. */
 static nbl_status plan_best(nbl_model *m, const nbl__plan_request *r, nbl__session *session, planned *p)
 {
-    nbl__plan_options how = {.least = r->least, .thrifty = trains_on_device(m, r)};
+    nbl__plan_options how = {.min = r->min, .thrifty = trains_on_device(m, r)};
     reset(m);
-    if (r->train && r->least >= NBL_RECOMPUTE_LAYERS) nbl__embedding_on_host(m, true);
+    if (r->train && r->min >= NBL_RECOMPUTE_LAYERS) nbl__embedding_on_host(m, true);
     nbl_status status = plan_step(m, r, how, session, p);
     if (status == NBL_OK) status = shrink(m, r, &how, p);
     if (status == NBL_OK && trains_on_device(m, r) && r->memory) status = use_rest(m, r, how, p);

@@ -12,10 +12,10 @@
 #include "device/cuda/cuda.h"
 
 /* A matrix of a layer: what is looked up row by row is decoded for few of its rows, and what is trained has a master. */
-static bool may_be_decoded(const nbl_model *m, const struct nbl__held *held)
+static bool may_be_dequantized(const nbl_model *m, const struct nbl__weight_entry *entry)
 {
-    return held->weight.format != NBL_FORMAT_DENSE && held->weight.rank == 2 &&
-           strncmp(held->name, "model.layers.", 13) == 0 && !nbl__model_trains(m, held->name);
+    return entry->weight.format != NBL_FORMAT_DENSE && entry->weight.rank == 2 &&
+           strncmp(entry->name, "model.layers.", 13) == 0 && !nbl__model_trains(m, entry->name);
 }
 
 static int64_t elements_of(const nbl_weight *w)
@@ -24,26 +24,26 @@ static int64_t elements_of(const nbl_weight *w)
 }
 
 /* The smallest that is larger than `after`, or as large and later in the model; NULL: none. */
-static struct nbl__held *next_of(nbl_model *m, const struct nbl__held *after)
+static struct nbl__weight_entry *next_of(nbl_model *m, const struct nbl__weight_entry *after)
 {
-    struct nbl__held *best = NULL;
-    int64_t least = after ? elements_of(&after->weight) : -1;
+    struct nbl__weight_entry *best = NULL;
+    int64_t min = after ? elements_of(&after->weight) : -1;
     for (int64_t i = 0; i < m->weight_count; i++) {
-        struct nbl__held *it = &m->weights[i];
-        if (!may_be_decoded(m, it)) continue;
+        struct nbl__weight_entry *it = &m->weights[i];
+        if (!may_be_dequantized(m, it)) continue;
         int64_t n = elements_of(&it->weight);
-        if (n < least || (n == least && it <= after)) continue;
+        if (n < min || (n == min && it <= after)) continue;
         if (best == NULL || n < elements_of(&best->weight)) best = it;
     }
     return best;
 }
 
-uint64_t nbl__decoded_choose(nbl_model *m, uint64_t room, bool *more)
+uint64_t nbl__dequantized_choose(nbl_model *m, uint64_t room, bool *more)
 {
     uint64_t taken = 0;
     bool full = room == 0;
-    for (int64_t i = 0; i < m->weight_count; i++) m->weights[i].decoded = false;
-    for (struct nbl__held *it = NULL; !full && (it = next_of(m, it));) {
+    for (int64_t i = 0; i < m->weight_count; i++) m->weights[i].dequantized = false;
+    for (struct nbl__weight_entry *it = NULL; !full && (it = next_of(m, it));) {
         it->as_used = (nbl_weight){.format = NBL_FORMAT_DENSE,
                                    .dtype = m->dtype,
                                    .rank = 2,
@@ -51,7 +51,7 @@ uint64_t nbl__decoded_choose(nbl_model *m, uint64_t room, bool *more)
         uint64_t extra = nbl__weight_bytes(&it->as_used) - nbl__weight_bytes(&it->weight);
         full = extra > room - taken;
         if (full) break;
-        it->decoded = true;
+        it->dequantized = true;
         taken += extra;
     }
     *more = full;
@@ -61,10 +61,10 @@ uint64_t nbl__decoded_choose(nbl_model *m, uint64_t room, bool *more)
 uint64_t nbl__embedding_on_host(nbl_model *m, bool yes)
 {
     static const char name[] = "model.embed_tokens.weight";
-    struct nbl__held *held = nbl__model_find(m, name);
-    if (held == NULL || m->decoder.tied || nbl__model_trains(m, name) || nbl__cuda_of(m->ctx) == NULL)
+    struct nbl__weight_entry *entry = nbl__model_find(m, name);
+    if (entry == NULL || m->decoder.tied || nbl__model_trains(m, name) || nbl__cuda_of(m->ctx) == NULL)
         return 0;
-    uint64_t spared = yes != held->on_host ? nbl__weight_bytes(&held->weight) : 0;
-    held->on_host = yes;
+    uint64_t spared = yes != entry->on_host ? nbl__weight_bytes(&entry->weight) : 0;
+    entry->on_host = yes;
     return spared;
 }

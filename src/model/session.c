@@ -6,10 +6,10 @@
 static const nbl_weight *weight_of(void *user, const char *name)
 {
     const nbl__session *s = user;
-    struct nbl__held *held = nbl__model_find(s->model, name);
-    if (held == NULL) return NULL;
-    held->used = true;
-    return s->build.train && held->decoded ? &held->as_used : &held->weight;
+    struct nbl__weight_entry *entry = nbl__model_find(s->model, name);
+    if (entry == NULL) return NULL;
+    entry->used = true;
+    return s->build.train && entry->dequantized ? &entry->as_used : &entry->weight;
 }
 
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
@@ -38,10 +38,10 @@ static bool is_trained(void *user, const char *name)
 static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 {
     for (int64_t i = 0; i < m->weight_count; i++) {
-        const struct nbl__held *held = &m->weights[i];
-        if (held->used || nbl__ends_with(held->name, "rotary_emb.inv_freq")) continue;
-        if (m->decoder.tied && strcmp(held->name, "lm_head.weight") == 0) continue;
-        nbl__text_printf(problems, "; \"%s\" does not belong there", held->name);
+        const struct nbl__weight_entry *entry = &m->weights[i];
+        if (entry->used || nbl__ends_with(entry->name, "rotary_emb.inv_freq")) continue;
+        if (m->decoder.tied && strcmp(entry->name, "lm_head.weight") == 0) continue;
+        nbl__text_printf(problems, "; \"%s\" does not belong there", entry->name);
     }
     if (problems->status != NBL_OK) return problems->status;
     NBL_CHECK(m->ctx, problems->size == 0, NBL_ERROR_FORMAT, "%s: not the tensors of this %s model: %s",
@@ -67,9 +67,9 @@ static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
 /* What the model holds under the name, as the dense tensor that the graph wants. */
 static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *info, void *to)
 {
-    const struct nbl__held *held = nbl__model_find(m, info->name);
-    NBL_CHECK(m->ctx, held, NBL_ERROR_INTERNAL, "no values for \"%s\"", info->name);
-    const nbl_weight *w = &held->weight;
+    const struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
+    NBL_CHECK(m->ctx, entry, NBL_ERROR_INTERNAL, "no values for \"%s\"", info->name);
+    const nbl_weight *w = &entry->weight;
     if (w->format != NBL_FORMAT_DENSE)
         return nbl_dequantize(m->ctx, w, 0, w->shape[0], info->tensor.dtype, 0, to);
     int64_t n = nbl__tensor_elements(&info->tensor);
@@ -137,8 +137,9 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
                             .dtype = m->dtype,
                             .kv_dtype = o->kv_dtype,
                             .train = o->train,
-                            .decoded = m->decoded,
-                            .split_mlp = o->split_mlp || (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_DECODE),
+                            .dequantized = m->dequantized,
+                            .split_mlp = o->split_mlp ||
+                                         (nbl__cuda_of(m->ctx) && o->mode != NBL_MODE_GENERATE),
                             .picks = o->picks,
                             .joined = nbl__cuda_of(m->ctx) != NULL,
                             .joins_norms = nbl__cuda_of(m->ctx) != NULL,

@@ -48,14 +48,15 @@ static size_t round_up(size_t bytes)
 }
 
 /* Cuts the parts of a weight off `base`, from *used on, and copies them there; without a base it only counts. */
-static nbl_status place(const upload *u, nbl_weight weight, uint8_t *base, size_t *used, nbl_weight *placed)
+static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_t *used,
+                        nbl_weight *device_view)
 {
     part parts[5];
-    *placed = weight;
+    *device_view = weight;
     for (int i = 0, n = parts_of(&weight, parts); i < n; i++) {
         if (base) {
             const void *from = *pointer_of(&weight, &parts[i]);
-            *pointer_of(placed, &parts[i]) = base + *used;
+            *pointer_of(device_view, &parts[i]) = base + *used;
             NBL_TRY(nbl__cuda_write(u->cuda, base + *used, from, parts[i].bytes));
         }
         *used += round_up(parts[i].bytes);
@@ -63,18 +64,18 @@ static nbl_status place(const upload *u, nbl_weight weight, uint8_t *base, size_
     return NBL_OK;
 }
 
-static nbl_status place_decoded(upload *u, struct nbl__held *held)
+static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
 {
     nbl_weight packed;
     size_t packed_bytes = 0;
-    NBL_TRY(place(u, held->weight, u->packed, &packed_bytes, &packed));
+    NBL_TRY(store(u, entry->weight, u->packed, &packed_bytes, &packed));
     if (packed_bytes > u->packed_bytes) u->packed_bytes = packed_bytes;
     if (u->base) {
         uint8_t *to = u->base + u->used;
-        NBL_TRY(nbl__memory_decode(u->m->ctx, &packed, held->as_used.dtype, to));
-        held->as_used.data = to;
+        NBL_TRY(nbl__memory_dequantize(u->m->ctx, &packed, entry->as_used.dtype, to));
+        entry->as_used.data = to;
     }
-    u->used += round_up(nbl__weight_bytes(&held->as_used));
+    u->used += round_up(nbl__weight_bytes(&entry->as_used));
     return NBL_OK;
 }
 
@@ -90,25 +91,25 @@ static void *add_piece(upload *u, size_t bytes, bool on_host)
     return memory;
 }
 
-static nbl_status place_on_host(upload *u, const struct nbl__held *held, nbl_weight *placed)
+static nbl_status store_on_host(upload *u, const struct nbl__weight_entry *entry, nbl_weight *device_view)
 {
     part parts[5];
-    *placed = held->weight;
-    for (int i = 0, n = parts_of(&held->weight, parts); i < n; i++) {
+    *device_view = entry->weight;
+    for (int i = 0, n = parts_of(&entry->weight, parts); i < n; i++) {
         u->host_used += parts[i].bytes;
         if (u->base == NULL) continue;
         void *memory = add_piece(u, parts[i].bytes, true);
         if (memory == NULL) return NBL_ERROR_MEMORY;
-        memcpy(memory, *pointer_of(placed, &parts[i]), parts[i].bytes);
-        *pointer_of(placed, &parts[i]) = memory;
+        memcpy(memory, *pointer_of(device_view, &parts[i]), parts[i].bytes);
+        *pointer_of(device_view, &parts[i]) = memory;
     }
     return NBL_OK;
 }
 
 /* Does the graph see this weight decoded? */
-static bool is_decoded(const nbl__value_info *info, const struct nbl__held *held)
+static bool is_dequantized(const nbl__value_info *info, const struct nbl__weight_entry *entry)
 {
-    return held->weight.format != NBL_FORMAT_DENSE && info->weight.format == NBL_FORMAT_DENSE;
+    return entry->weight.format != NBL_FORMAT_DENSE && info->weight.format == NBL_FORMAT_DENSE;
 }
 
 /* The weights of the graph that are not on the device: counts their bytes, or brings them there. */
@@ -118,19 +119,19 @@ static nbl_status walk(upload *u, nbl__graph *g)
     for (nbl__value v = 1; v <= g->value_count; v++) {
         const nbl__value_info *info = nbl__info(g, v);
         if (info->kind != NBL_KIND_WEIGHT) continue;
-        struct nbl__held *held = nbl__model_find(m, info->name);
-        NBL_CHECK(m->ctx, held, NBL_ERROR_INTERNAL, "no weight \"%s\"", info->name);
-        bool decoded = is_decoded(info, held);
-        nbl_weight placed;
-        if (decoded ? held->as_used.data != NULL : held->placed.rank > 0) continue;
+        struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
+        NBL_CHECK(m->ctx, entry, NBL_ERROR_INTERNAL, "no weight \"%s\"", info->name);
+        bool dequantized = is_dequantized(info, entry);
+        nbl_weight device_view;
+        if (dequantized ? entry->as_used.data != NULL : entry->device_view.rank > 0) continue;
         if (u->base) NBL_TRY(nbl__progress_poll(m->ctx, info->name));
-        if (decoded) NBL_TRY(place_decoded(u, held));
-        else if (held->on_host) NBL_TRY(place_on_host(u, held, &placed));
-        else NBL_TRY(place(u, held->weight, u->base, &u->used, &placed));
+        if (dequantized) NBL_TRY(store_dequantized(u, entry));
+        else if (entry->on_host) NBL_TRY(store_on_host(u, entry, &device_view));
+        else NBL_TRY(store(u, entry->weight, u->base, &u->used, &device_view));
         if (u->base == NULL) continue;
-        if (!decoded) held->placed = placed;
-        nbl__progress_add(m->ctx, nbl__weight_bytes(&held->weight));
-        if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, held->weight.data);
+        if (!dequantized) entry->device_view = device_view;
+        nbl__progress_add(m->ctx, nbl__weight_bytes(&entry->weight));
+        if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, entry->weight.data);
     }
     return NBL_OK;
 }
@@ -153,8 +154,8 @@ nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
     for (nbl__value v = 1; v <= g->value_count; v++) {
         nbl__value_info *info = nbl__info(g, v);
         if (info->kind != NBL_KIND_WEIGHT) continue;
-        const struct nbl__held *held = nbl__model_find(m, info->name);
-        info->weight = is_decoded(info, held) ? held->as_used : held->placed;
+        const struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
+        info->weight = is_dequantized(info, entry) ? entry->as_used : entry->device_view;
     }
     return NBL_OK;
 }
@@ -168,7 +169,7 @@ void nbl__upload_free(nbl_model *m)
     }
     m->uploads = NULL;
     for (int64_t i = 0; m->weights && i < m->weight_count; i++) {
-        m->weights[i].placed.rank = 0;
+        m->weights[i].device_view.rank = 0;
         m->weights[i].as_used.data = NULL;
     }
 }

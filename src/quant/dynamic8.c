@@ -144,8 +144,8 @@ NBL_TARGET_AVX512 static int64_t encode_dynamic8_avx512(const float *values, con
     return i;
 }
 
-NBL_TARGET_AVX2 static int64_t decode_dynamic8_avx2(const uint8_t *codes, const float *map, float scale,
-                                                    int64_t n, float *values)
+NBL_TARGET_AVX2 static int64_t dequantize_dynamic8_avx2(const uint8_t *codes, const float *map, float scale,
+                                                        int64_t n, float *values)
 {
     const __m256 factor = _mm256_set1_ps(scale);
     int64_t i = 0;
@@ -186,14 +186,14 @@ void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const fl
     }
 }
 
-void nbl__dynamic8_decode(nbl_isa isa, const float *map, int64_t block, const uint8_t *codes,
-                          const float *scales, int64_t n, float *values)
+void nbl__dynamic8_dequantize(nbl_isa isa, const float *map, int64_t block, const uint8_t *codes,
+                              const float *scales, int64_t n, float *values)
 {
     for (int64_t b = 0; b < n; b += block) {
         int64_t length = nbl__min_i64(block, n - b), i = 0;
         float scale = *scales++;
 #if defined(__x86_64__)
-        if (isa >= NBL_ISA_AVX2) i = decode_dynamic8_avx2(codes + b, map, scale, length, values + b);
+        if (isa >= NBL_ISA_AVX2) i = dequantize_dynamic8_avx2(codes + b, map, scale, length, values + b);
 #else
         (void)isa;
 #endif

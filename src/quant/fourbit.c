@@ -11,14 +11,14 @@
 
 #include <float.h>
 
-void nbl__fourbit_decode(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
-                         int64_t end, nbl_dtype dtype, void *out, bool stream)
+void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
+                             int64_t end, nbl_dtype dtype, void *out, bool stream)
 {
     assert(nbl__block_valid(weight->block));
     int shift = __builtin_ctzll((unsigned long long)weight->block);
     nbl__lookup source = {weight->data, table, weight->scales, 0, shift, false};
     if (weight->nested_scales == NULL) {
-        nbl__lookup_decode(isa, &source, begin, end, dtype, out, stream);
+        nbl__lookup_dequantize(isa, &source, begin, end, dtype, out, stream);
         return;
     }
     enum { BLOCKS = 128 };
@@ -28,10 +28,10 @@ void nbl__fourbit_decode(nbl_isa isa, const nbl_weight *weight, const float *tab
     for (int64_t i = begin, stop; i < end; i = stop) {
         source.first_block = i >> shift;
         stop = nbl__min_i64(end, (source.first_block + BLOCKS) << shift);
-        nbl__nested_decode(weight, source.first_block, ((stop - 1) >> shift) - source.first_block + 1,
-                           scales);
-        nbl__lookup_decode(isa, &source, i, stop, dtype, target + (size_t)(i - begin) * nbl__size_of(dtype),
-                           stream);
+        nbl__nested_dequantize(weight, source.first_block, ((stop - 1) >> shift) - source.first_block + 1,
+                               scales);
+        nbl__lookup_dequantize(isa, &source, i, stop, dtype,
+                               target + (size_t)(i - begin) * nbl__size_of(dtype), stream);
     }
 }
 

@@ -12,11 +12,11 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = 16, MOST = 256 };
+enum { GROUP = 16, MAX = 256 };
 
 typedef struct unpacked {
-    int8_t codes[MOST];
-    float scale[MOST / GROUP], offset[MOST / GROUP];
+    int8_t codes[MAX];
+    float scale[MAX / GROUP], offset[MAX / GROUP];
 } unpacked;
 
 /* ---- layouts ---- */
@@ -102,10 +102,10 @@ ALWAYS_INLINE void unpack_32(unpacked *u, nbl__ggml_type type, const uint8_t *bl
 ALWAYS_INLINE void unpack_q2_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *qs = block + 16;
-    float d = half_at(block + 80), least = half_at(block + 82);
+    float d = half_at(block + 80), min = half_at(block + 82);
     for (int i = 0; i < 16; i++) {
         u->scale[i] = d * (float)(block[i] & 15);
-        u->offset[i] = -(least * (float)(block[i] >> 4));
+        u->offset[i] = -(min * (float)(block[i] >> 4));
     }
     for (int k = 0; k < 8; k++) /* 32 values each: two bits of 32 bytes */
         for (int i = 0; i < 32; i++) u->codes[32 * k + i] = (int8_t)(qs[32 * (k / 4) + i] >> 2 * (k % 4) & 3);
@@ -133,11 +133,11 @@ ALWAYS_INLINE void unpack_q3_k(unpacked *u, const uint8_t *block)
 ALWAYS_INLINE void unpack_scales(unpacked *u, const uint8_t *block)
 {
     const uint8_t *s = block + 4;
-    float d = half_at(block), least = half_at(block + 2);
+    float d = half_at(block), min = half_at(block + 2);
     for (int i = 0; i < 8; i++) {
         int scale = i < 4 ? s[i] & 63 : (s[4 + i] & 15) | (s[i - 4] >> 6) << 4;
         int offset = i < 4 ? s[4 + i] & 63 : s[4 + i] >> 4 | (s[i] >> 6) << 4;
-        set_groups(u, 2 * i, 2, d * (float)scale, -(least * (float)offset));
+        set_groups(u, 2 * i, 2, d * (float)scale, -(min * (float)offset));
     }
 }
 
@@ -192,7 +192,7 @@ ALWAYS_INLINE void unpack(unpacked *u, nbl__ggml_type type, const uint8_t *block
     }
 }
 
-static void decode_block_scalar(nbl__ggml_type type, const uint8_t *block, int values, float *out)
+static void dequantize_block_scalar(nbl__ggml_type type, const uint8_t *block, int values, float *out)
 {
     unpacked u;
     unpack(&u, type, block);
@@ -203,8 +203,8 @@ static void decode_block_scalar(nbl__ggml_type type, const uint8_t *block, int v
 }
 
 #if defined(__x86_64__)
-NBL_TARGET_AVX2 static void decode_block_avx2(nbl__ggml_type type, const uint8_t *block, int values,
-                                              float *out)
+NBL_TARGET_AVX2 static void dequantize_block_avx2(nbl__ggml_type type, const uint8_t *block, int values,
+                                                  float *out)
 {
     unpacked u;
     unpack(&u, type, block);
@@ -217,54 +217,54 @@ NBL_TARGET_AVX2 static void decode_block_avx2(nbl__ggml_type type, const uint8_t
 }
 #endif
 
-static void decode_block(nbl_isa isa, nbl__ggml_type type, const uint8_t *block, int values, float *out)
+static void dequantize_block(nbl_isa isa, nbl__ggml_type type, const uint8_t *block, int values, float *out)
 {
 #if defined(__x86_64__)
     if (isa >= NBL_ISA_AVX2) {
-        decode_block_avx2(type, block, values, out);
+        dequantize_block_avx2(type, block, values, out);
         return;
     }
 #endif
     (void)isa;
-    decode_block_scalar(type, block, values, out);
+    dequantize_block_scalar(type, block, values, out);
 }
 
 /* f32, f16 and bf16: the library's own conversions. */
-static void decode_dense(nbl_isa isa, nbl_dtype from, const uint8_t *data, int64_t n, nbl_dtype dtype,
-                         void *out)
+static void dequantize_dense(nbl_isa isa, nbl_dtype from, const uint8_t *data, int64_t n, nbl_dtype dtype,
+                             void *out)
 {
-    float values[MOST];
+    float values[MAX];
     size_t in_size = nbl__size_of(from), out_size = nbl__size_of(dtype);
     if (from == dtype) {
         memcpy(out, data, (size_t)n * in_size);
         return;
     }
-    for (int64_t at = 0; at < n; at += MOST) {
-        int64_t count = nbl__min_i64(MOST, n - at);
+    for (int64_t at = 0; at < n; at += MAX) {
+        int64_t count = nbl__min_i64(MAX, n - at);
         nbl__to_f32(isa, from, data + (size_t)at * in_size, values, count);
         nbl__from_f32(isa, values, dtype, (uint8_t *)out + (size_t)at * out_size, count);
     }
 }
 
-void nbl__ggml_decode(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
-                      void *out)
+void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
+                          void *out)
 {
     if (n == 0) return;
     if (type == NBL_GGML_F32 || type == NBL_GGML_F16 || type == NBL_GGML_BF16) {
         nbl_dtype from = type == NBL_GGML_F32   ? NBL_DTYPE_F32
                          : type == NBL_GGML_F16 ? NBL_DTYPE_F16
                                                 : NBL_DTYPE_BF16;
-        decode_dense(isa, from, data, n, dtype, out);
+        dequantize_dense(isa, from, data, n, dtype, out);
         return;
     }
     nbl__ggml_layout layout = {NULL, 1, 1};
     (void)nbl__ggml_layout_of(type, &layout);
-    float values[MOST];
+    float values[MAX];
     uint8_t *to = out;
-    for (int64_t at = 0; at < n; at += MOST) { /* 256 values: one block or eight */
-        int64_t count = nbl__min_i64(MOST, n - at);
+    for (int64_t at = 0; at < n; at += MAX) { /* 256 values: one block or eight */
+        int64_t count = nbl__min_i64(MAX, n - at);
         for (int64_t i = 0; i < count; i += layout.values, data += layout.bytes)
-            decode_block(isa, type, data, layout.values, values + i);
+            dequantize_block(isa, type, data, layout.values, values + i);
         nbl__from_f32(isa, values, dtype, to, count);
         to += (size_t)count * nbl__size_of(dtype);
     }

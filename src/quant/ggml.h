@@ -60,13 +60,13 @@ typedef struct nbl__ggml_layout {
 /* False for a number that names no type of today; numbers of types that upstream removed are among them. */
 bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout);
 
-/* What nbl__ggml_decode knows: f32, f16, bf16, q8_0, q4_0 ... q5_1 and q2_k ... q6_k. */
+/* What nbl__ggml_dequantize knows: f32, f16, bf16, q8_0, q4_0 ... q5_1 and q2_k ... q6_k. */
 bool nbl__ggml_is_decodable(nbl__ggml_type type);
 
 /* Decodes `n` values, a multiple of the block, whose first block begins at `data`; neither `data` nor `out`
  * needs alignment. `dtype` is f32, f16 or bf16. The type is decodable. */
-void nbl__ggml_decode(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
-                      void *out);
+void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
+                          void *out);
 
 /* Encodes `n` finite f32 values, a multiple of the block, to f32, f16, bf16, q8_0 or q4_0; `out` needs no
  * alignment. */

@@ -26,9 +26,9 @@ static void put_half(float value, uint8_t *to)
 
 static void encode_q8_0(const float *x, uint8_t *to)
 {
-    float most = 0;
-    for (int i = 0; i < BLOCK; i++) most = fmaxf(most, fabsf(x[i]));
-    float d = most / 127, id = inverse(d);
+    float max = 0;
+    for (int i = 0; i < BLOCK; i++) max = fmaxf(max, fabsf(x[i]));
+    float d = max / 127, id = inverse(d);
     put_half(d, to);
     for (int i = 0; i < BLOCK; i++) {
         int8_t code = (int8_t)roundf(x[i] * id);
@@ -45,9 +45,9 @@ static unsigned code_q4_0(float x, float id)
 
 static void encode_q4_0(const float *x, uint8_t *to)
 {
-    float most = 0, value = 0;
+    float max = 0, value = 0;
     for (int i = 0; i < BLOCK; i++)
-        if (fabsf(x[i]) > most) most = fabsf(x[i]), value = x[i];
+        if (fabsf(x[i]) > max) max = fabsf(x[i]), value = x[i];
     float d = value / -8, id = inverse(d);
     put_half(d, to);
     for (int i = 0; i < BLOCK / 2; i++)

@@ -14,8 +14,8 @@
 
 /* ---- decode ---- */
 
-static void decode_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out, int64_t begin,
-                               int64_t n)
+static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
+                                   int64_t begin, int64_t n)
 {
     for (int64_t i = begin; i < n; i++) {
         float value = (float)codes[i] * scale * INVERSE_127;
@@ -34,8 +34,8 @@ NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scal
 }
 
 /* Both return how many values they decoded; the scale is finite, so no value is NaN. */
-NBL_TARGET_AVX2 static int64_t decode_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
-                                                int64_t n, bool stream)
+NBL_TARGET_AVX2 static int64_t dequantize_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale,
+                                                    void *out, int64_t n, bool stream)
 {
     const __m256 factor = _mm256_set1_ps(scale);
     uint8_t *to = out;
@@ -59,8 +59,8 @@ NBL_TARGET_AVX512 static inline __m512 sixteen_avx512(const int8_t *codes, __m51
     return _mm512_mul_ps(_mm512_mul_ps(code, scale), _mm512_set1_ps(INVERSE_127));
 }
 
-NBL_TARGET_AVX512 static int64_t decode_int8_avx512(nbl_dtype dtype, const int8_t *codes, float scale,
-                                                    void *out, int64_t n, bool stream)
+NBL_TARGET_AVX512 static int64_t dequantize_int8_avx512(nbl_dtype dtype, const int8_t *codes, float scale,
+                                                        void *out, int64_t n, bool stream)
 {
     const __m512 factor = _mm512_set1_ps(scale);
     uint8_t *to = out;
@@ -81,24 +81,24 @@ NBL_TARGET_AVX512 static int64_t decode_int8_avx512(nbl_dtype dtype, const int8_
 #endif
 
 /* A row, or a part of one. */
-static void decode_row(nbl_isa isa, nbl_dtype dtype, const int8_t *codes, float scale, void *out, int64_t n,
-                       bool stream)
+static void dequantize_row(nbl_isa isa, nbl_dtype dtype, const int8_t *codes, float scale, void *out,
+                           int64_t n, bool stream)
 {
     int64_t done = 0;
 #if defined(__x86_64__)
     stream = stream && (uintptr_t)out % 64 == 0;
     if (isa >= NBL_ISA_AVX512 && isfinite(scale))
-        done = decode_int8_avx512(dtype, codes, scale, out, n, stream);
+        done = dequantize_int8_avx512(dtype, codes, scale, out, n, stream);
     else if (isa >= NBL_ISA_AVX2 && isfinite(scale))
-        done = decode_int8_avx2(dtype, codes, scale, out, n, stream);
+        done = dequantize_int8_avx2(dtype, codes, scale, out, n, stream);
 #else
     (void)isa, (void)stream;
 #endif
-    decode_int8_scalar(dtype, codes, scale, out, done, n);
+    dequantize_int8_scalar(dtype, codes, scale, out, done, n);
 }
 
-void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                      void *out, bool stream)
+void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                          void *out, bool stream)
 {
     if (begin >= end) return;
     int64_t columns = weight->shape[weight->rank - 1], row = begin / columns;
@@ -106,8 +106,8 @@ void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int6
     uint8_t *target = out;
     for (int64_t i = begin, stop; i < end; i = stop, row++) {
         stop = nbl__min_i64(end, (row + 1) * columns);
-        decode_row(isa, dtype, codes + i, weight->scales[row],
-                   target + (size_t)(i - begin) * nbl__size_of(dtype), stop - i, stream);
+        dequantize_row(isa, dtype, codes + i, weight->scales[row],
+                       target + (size_t)(i - begin) * nbl__size_of(dtype), stop - i, stream);
     }
 #if defined(__x86_64__)
     if (stream) _mm_sfence();

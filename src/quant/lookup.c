@@ -47,8 +47,8 @@ static void look_up_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t i, int
     for (; i < end; i++) *to++ = values[code_at(s, i)];
 }
 
-static void decode_lookup_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end,
-                                 uint8_t *out)
+static void dequantize_lookup_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end,
+                                     uint8_t *out)
 {
     for (int64_t i = begin, stop; i < end; i = stop) {
         stop = block_end(s, i, end);
@@ -139,8 +139,8 @@ NBL_TARGET_AVX512 static inline void look_up_16_avx512(__m512 table, nbl_dtype d
 
 /* ---- ranges of whole groups, block by block ---- */
 
-NBL_TARGET_AVX2 static void decode_lookup_f32_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                   float *out, bool stream)
+NBL_TARGET_AVX2 static void dequantize_lookup_f32_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                       float *out, bool stream)
 {
     const table_avx2 table = {_mm256_loadu_ps(s->table), _mm256_loadu_ps(s->table + 8)};
     const __m256i shift = s->low_first ? _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)
@@ -152,8 +152,8 @@ NBL_TARGET_AVX2 static void decode_lookup_f32_avx2(const nbl__lookup *s, int64_t
 }
 
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
-decode_lookup_16_avx2(const nbl__lookup *s, nbl_dtype dtype, bool low_first, int64_t begin, int64_t end,
-                      uint16_t *out, bool stream)
+dequantize_lookup_16_avx2(const nbl__lookup *s, nbl_dtype dtype, bool low_first, int64_t begin, int64_t end,
+                          uint16_t *out, bool stream)
 {
     const table_avx2 table = {_mm256_loadu_ps(s->table), _mm256_loadu_ps(s->table + 8)};
     for (int64_t i = begin, stop; i < end; out += stop - i, i = stop) {
@@ -165,22 +165,22 @@ decode_lookup_16_avx2(const nbl__lookup *s, nbl_dtype dtype, bool low_first, int
     }
 }
 
-NBL_TARGET_AVX2 static void decode_lookup_f16_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                   uint16_t *out, bool stream)
+NBL_TARGET_AVX2 static void dequantize_lookup_f16_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                       uint16_t *out, bool stream)
 {
-    if (s->low_first) decode_lookup_16_avx2(s, NBL_DTYPE_F16, true, begin, end, out, stream);
-    else decode_lookup_16_avx2(s, NBL_DTYPE_F16, false, begin, end, out, stream);
+    if (s->low_first) dequantize_lookup_16_avx2(s, NBL_DTYPE_F16, true, begin, end, out, stream);
+    else dequantize_lookup_16_avx2(s, NBL_DTYPE_F16, false, begin, end, out, stream);
 }
 
-NBL_TARGET_AVX2 static void decode_lookup_bf16_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                    uint16_t *out, bool stream)
+NBL_TARGET_AVX2 static void dequantize_lookup_bf16_avx2(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                        uint16_t *out, bool stream)
 {
-    if (s->low_first) decode_lookup_16_avx2(s, NBL_DTYPE_BF16, true, begin, end, out, stream);
-    else decode_lookup_16_avx2(s, NBL_DTYPE_BF16, false, begin, end, out, stream);
+    if (s->low_first) dequantize_lookup_16_avx2(s, NBL_DTYPE_BF16, true, begin, end, out, stream);
+    else dequantize_lookup_16_avx2(s, NBL_DTYPE_BF16, false, begin, end, out, stream);
 }
 
-NBL_TARGET_AVX512 static void decode_lookup_f32_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                       float *out, bool stream)
+NBL_TARGET_AVX512 static void dequantize_lookup_f32_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                           float *out, bool stream)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i shift = _mm512_set1_epi64(s->low_first ? 0x0000000400000000 : 0x0000000000000004);
@@ -191,8 +191,8 @@ NBL_TARGET_AVX512 static void decode_lookup_f32_avx512(const nbl__lookup *s, int
 }
 
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
-decode_lookup_16_avx512(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end, uint16_t *out,
-                        bool stream)
+dequantize_lookup_16_avx512(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end, uint16_t *out,
+                            bool stream)
 {
     const __m512 table = _mm512_loadu_ps(s->table);
     const __m512i shift = _mm512_set1_epi64(s->low_first ? 0x0024002000040000 : 0x0020002400000004);
@@ -205,38 +205,38 @@ decode_lookup_16_avx512(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, in
     }
 }
 
-NBL_TARGET_AVX512 static void decode_lookup_f16_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                       uint16_t *out, bool stream)
+NBL_TARGET_AVX512 static void dequantize_lookup_f16_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                           uint16_t *out, bool stream)
 {
-    decode_lookup_16_avx512(s, NBL_DTYPE_F16, begin, end, out, stream);
+    dequantize_lookup_16_avx512(s, NBL_DTYPE_F16, begin, end, out, stream);
 }
 
-NBL_TARGET_AVX512 static void decode_lookup_bf16_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
-                                                        uint16_t *out, bool stream)
+NBL_TARGET_AVX512 static void dequantize_lookup_bf16_avx512(const nbl__lookup *s, int64_t begin, int64_t end,
+                                                            uint16_t *out, bool stream)
 {
-    decode_lookup_16_avx512(s, NBL_DTYPE_BF16, begin, end, out, stream);
+    dequantize_lookup_16_avx512(s, NBL_DTYPE_BF16, begin, end, out, stream);
 }
 
-static void decode_groups(nbl_isa isa, const nbl__lookup *s, int64_t begin, int64_t end, nbl_dtype dtype,
-                          void *out, bool stream)
+static void dequantize_groups(nbl_isa isa, const nbl__lookup *s, int64_t begin, int64_t end, nbl_dtype dtype,
+                              void *out, bool stream)
 {
     stream = stream && (uintptr_t)out % 64 == 0; /* then every group starts on a cache line */
     if (isa >= NBL_ISA_AVX512) {
-        if (dtype == NBL_DTYPE_F32) decode_lookup_f32_avx512(s, begin, end, out, stream);
-        else if (dtype == NBL_DTYPE_F16) decode_lookup_f16_avx512(s, begin, end, out, stream);
-        else decode_lookup_bf16_avx512(s, begin, end, out, stream);
+        if (dtype == NBL_DTYPE_F32) dequantize_lookup_f32_avx512(s, begin, end, out, stream);
+        else if (dtype == NBL_DTYPE_F16) dequantize_lookup_f16_avx512(s, begin, end, out, stream);
+        else dequantize_lookup_bf16_avx512(s, begin, end, out, stream);
     } else {
-        if (dtype == NBL_DTYPE_F32) decode_lookup_f32_avx2(s, begin, end, out, stream);
-        else if (dtype == NBL_DTYPE_F16) decode_lookup_f16_avx2(s, begin, end, out, stream);
-        else decode_lookup_bf16_avx2(s, begin, end, out, stream);
+        if (dtype == NBL_DTYPE_F32) dequantize_lookup_f32_avx2(s, begin, end, out, stream);
+        else if (dtype == NBL_DTYPE_F16) dequantize_lookup_f16_avx2(s, begin, end, out, stream);
+        else dequantize_lookup_bf16_avx2(s, begin, end, out, stream);
     }
     if (stream) _mm_sfence();
 }
 
 #endif
 
-void nbl__lookup_decode(nbl_isa isa, const nbl__lookup *source, int64_t begin, int64_t end, nbl_dtype dtype,
-                        void *out, bool stream)
+void nbl__lookup_dequantize(nbl_isa isa, const nbl__lookup *source, int64_t begin, int64_t end,
+                            nbl_dtype dtype, void *out, bool stream)
 {
     assert(nbl__is_compute(dtype) && source->block_shift >= 5);
     uint8_t *target = out;
@@ -244,12 +244,12 @@ void nbl__lookup_decode(nbl_isa isa, const nbl__lookup *source, int64_t begin, i
 #if defined(__x86_64__)
     int64_t head = nbl__min_i64(end, (begin + GROUP - 1) & -(int64_t)GROUP), tail = end & -(int64_t)GROUP;
     if (isa >= NBL_ISA_AVX2 && head < tail) {
-        decode_lookup_scalar(source, dtype, begin, head, target);
-        decode_groups(isa, source, head, tail, dtype, target + (size_t)(head - begin) * size, stream);
-        decode_lookup_scalar(source, dtype, tail, end, target + (size_t)(tail - begin) * size);
+        dequantize_lookup_scalar(source, dtype, begin, head, target);
+        dequantize_groups(isa, source, head, tail, dtype, target + (size_t)(head - begin) * size, stream);
+        dequantize_lookup_scalar(source, dtype, tail, end, target + (size_t)(tail - begin) * size);
         return;
     }
 #endif
     (void)isa, (void)stream, (void)size;
-    decode_lookup_scalar(source, dtype, begin, end, target);
+    dequantize_lookup_scalar(source, dtype, begin, end, target);
 }

@@ -18,7 +18,7 @@ typedef struct nbl__lookup {
 } nbl__lookup;
 
 /* Elements [begin, end); element `begin` lands at out[0]. */
-void nbl__lookup_decode(nbl_isa isa, const nbl__lookup *source, int64_t begin, int64_t end, nbl_dtype dtype,
-                        void *out, bool stream);
+void nbl__lookup_dequantize(nbl_isa isa, const nbl__lookup *source, int64_t begin, int64_t end,
+                            nbl_dtype dtype, void *out, bool stream);
 
 #endif

@@ -20,8 +20,8 @@ const float nbl__mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.
 static const uint32_t thresholds[8] = {0x3e800000, 0x3f3fffff, 0x3fa00000, 0x3fdfffff,
                                        0x40200000, 0x405fffff, 0x40a00000};
 
-void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                       void *out, bool stream)
+void nbl__mxfp4_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                           void *out, bool stream)
 {
     enum { BLOCKS = 128, SHIFT = 5 };
     float scales[BLOCKS];
@@ -33,8 +33,8 @@ void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int
         int64_t blocks = ((stop - 1) >> SHIFT) - source.first_block + 1;
         for (int64_t b = 0; b < blocks; b++)
             scales[b] = nbl__mxfp4_scale(weight->scale_codes[source.first_block + b]);
-        nbl__lookup_decode(isa, &source, i, stop, dtype, target + (size_t)(i - begin) * nbl__size_of(dtype),
-                           stream);
+        nbl__lookup_dequantize(isa, &source, i, stop, dtype,
+                               target + (size_t)(i - begin) * nbl__size_of(dtype), stream);
     }
 }
 

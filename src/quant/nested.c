@@ -57,7 +57,7 @@ void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t 
     }
 }
 
-void nbl__nested_decode(const nbl_weight *weight, int64_t first, int64_t n, float *scales)
+void nbl__nested_dequantize(const nbl_weight *weight, int64_t first, int64_t n, float *scales)
 {
     const float *table = weight->nested_table;
     int64_t group = first / weight->nested_block, left = weight->nested_block - first % weight->nested_block;

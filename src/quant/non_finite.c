@@ -8,7 +8,7 @@
 
 enum { CHUNK = 4096 };
 
-static void note(nbl__non_finite *found, int64_t index)
+static void count_one(nbl__non_finite *found, int64_t index)
 {
     int_fast64_t at = index + 1, known = atomic_load(&found->first);
     while ((known == 0 || at < known) && !atomic_compare_exchange_weak(&found->first, &known, at)) continue;
@@ -16,13 +16,13 @@ static void note(nbl__non_finite *found, int64_t index)
 }
 
 void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *values, int64_t n,
-                          int64_t index, int64_t stride, float most)
+                          int64_t index, int64_t stride, float max)
 {
     const uint8_t *at = values;
     for (int64_t i = 0; i < n; i++) {
         float value;
         nbl__to_f32(NBL_ISA_SCALAR, dtype, at + (size_t)i * nbl__size_of(dtype), &value, 1);
-        if (!(fabsf(value) <= most)) note(found, index + i * stride);
+        if (!(fabsf(value) <= max)) count_one(found, index + i * stride);
     }
 }
 

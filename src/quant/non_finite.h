@@ -17,6 +17,6 @@ void nbl__non_finite_scan(nbl__non_finite *found, nbl_isa isa, nbl_dtype dtype, 
                           int64_t index);
 /* The same one by one: value i has the index `index + i * stride`, and counts if it is NaN or |value| > most. */
 void nbl__non_finite_list(nbl__non_finite *found, nbl_dtype dtype, const void *values, int64_t n,
-                          int64_t index, int64_t stride, float most);
+                          int64_t index, int64_t stride, float max);
 
 #endif

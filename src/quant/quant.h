@@ -24,16 +24,16 @@
  * Decodes elements [begin, end) of the flattened weight (any format, also dense f32, f16, bf16) to
  * a compute dtype; element `begin` lands at out[0]. `stream`: the output is larger than the caches
  * and not read soon, use non-temporal stores where they help. Cost: bound by memory. */
-void nbl__decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                 void *out, bool stream);
+void nbl__dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                     void *out, bool stream);
 
 /* The formats' parts of it. `table` has 16 entries. */
-void nbl__fourbit_decode(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
-                         int64_t end, nbl_dtype dtype, void *out, bool stream);
-void nbl__int8_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                      void *out, bool stream);
-void nbl__mxfp4_decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                       void *out, bool stream);
+void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float *table, int64_t begin,
+                             int64_t end, nbl_dtype dtype, void *out, bool stream);
+void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                          void *out, bool stream);
+void nbl__mxfp4_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                           void *out, bool stream);
 
 /* Of MXFP4 twice the values of e2m1, so that the scale to go with them is an f32 for every code. */
 extern const float nbl__nf4_table[16], nbl__fp4_table[16], nbl__mxfp4_table[16];
@@ -74,7 +74,7 @@ float nbl__nested_offset(const float *scales, int64_t n);
 void nbl__nested_encode(nbl_isa isa, bool by_grid, const float *scales, int64_t n, float offset,
                         uint8_t *codes, float *nested_scales);
 /* Scales [first, first + n) of a weight with nested scales: two roundings, as bitsandbytes' API. */
-void nbl__nested_decode(const nbl_weight *weight, int64_t first, int64_t n, float *scales);
+void nbl__nested_dequantize(const nbl_weight *weight, int64_t first, int64_t n, float *scales);
 
 /* ---- 8-bit dynamic maps ---- */
 
@@ -83,8 +83,8 @@ extern const float nbl__dynamic_map_signed[256], nbl__dynamic_map_unsigned[256];
 uint8_t nbl__dynamic8_code(const float *map, float value);
 void nbl__dynamic8_encode(nbl_isa isa, const float *map, int64_t block, const float *values, int64_t n,
                           uint8_t *codes, float *scales);
-void nbl__dynamic8_decode(nbl_isa isa, const float *map, int64_t block, const uint8_t *codes,
-                          const float *scales, int64_t n, float *values);
+void nbl__dynamic8_dequantize(nbl_isa isa, const float *map, int64_t block, const uint8_t *codes,
+                              const float *scales, int64_t n, float *values);
 
 /* ---- checks that files and memory share ---- */
 

@@ -20,8 +20,8 @@ enum { STREAM_BYTES = 16 << 20 };
 
 /* ---- decoding any format ---- */
 
-static void decode_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                         void *out)
+static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
+                             nbl_dtype dtype, void *out)
 {
     size_t from_size = nbl__size_of(weight->dtype), to_size = nbl__size_of(dtype);
     const uint8_t *from = (const uint8_t *)weight->data + (size_t)begin * from_size;
@@ -38,20 +38,20 @@ static void decode_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, i
     }
 }
 
-void nbl__decode(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
-                 void *out, bool stream)
+void nbl__dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end, nbl_dtype dtype,
+                     void *out, bool stream)
 {
     if (begin >= end) return;
     switch (weight->format) {
-    case NBL_FORMAT_DENSE: decode_dense(isa, weight, begin, end, dtype, out); break;
+    case NBL_FORMAT_DENSE: dequantize_dense(isa, weight, begin, end, dtype, out); break;
     case NBL_FORMAT_NF4:
-        nbl__fourbit_decode(isa, weight, nbl__nf4_table, begin, end, dtype, out, stream);
+        nbl__fourbit_dequantize(isa, weight, nbl__nf4_table, begin, end, dtype, out, stream);
         break;
     case NBL_FORMAT_FP4:
-        nbl__fourbit_decode(isa, weight, nbl__fp4_table, begin, end, dtype, out, stream);
+        nbl__fourbit_dequantize(isa, weight, nbl__fp4_table, begin, end, dtype, out, stream);
         break;
-    case NBL_FORMAT_INT8: nbl__int8_decode(isa, weight, begin, end, dtype, out, stream); break;
-    case NBL_FORMAT_MXFP4: nbl__mxfp4_decode(isa, weight, begin, end, dtype, out, stream); break;
+    case NBL_FORMAT_INT8: nbl__int8_dequantize(isa, weight, begin, end, dtype, out, stream); break;
+    case NBL_FORMAT_MXFP4: nbl__mxfp4_dequantize(isa, weight, begin, end, dtype, out, stream); break;
     }
 }
 
@@ -149,7 +149,7 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
 
 /* ---- dequantise ---- */
 
-typedef struct decode_job {
+typedef struct dequantize_job {
     nbl_isa isa;
     const nbl_weight *weight;
     int64_t begin, end, first_chunk; /* of elements */
@@ -157,17 +157,17 @@ typedef struct decode_job {
     uint8_t *out;
     bool stream;
     int64_t row_begin, rows, columns, column_tiles; /* transposed */
-} decode_job;
+} dequantize_job;
 
-static nbl_status decode_chunk(void *argument, int64_t item, int worker)
+static nbl_status dequantize_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
-    const decode_job *job = argument;
+    const dequantize_job *job = argument;
     int64_t chunk = job->first_chunk + item;
     int64_t begin = nbl__max_i64(job->begin, chunk * NBL_WEIGHT_CHUNK),
             end = nbl__min_i64(job->end, (chunk + 1) * NBL_WEIGHT_CHUNK);
-    nbl__decode(job->isa, job->weight, begin, end, job->dtype,
-                job->out + (size_t)(begin - job->begin) * nbl__size_of(job->dtype), job->stream);
+    nbl__dequantize(job->isa, job->weight, begin, end, job->dtype,
+                    job->out + (size_t)(begin - job->begin) * nbl__size_of(job->dtype), job->stream);
     return NBL_OK;
 }
 
@@ -239,27 +239,27 @@ static void put_row(uint8_t *to, const uint8_t *from, size_t bytes, bool stream)
     memcpy(to, from, bytes);
 }
 
-static nbl_status decode_tile(void *argument, int64_t item, int worker)
+static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
 {
     (void)worker;
-    const decode_job *job = argument;
+    const dequantize_job *job = argument;
     size_t size = nbl__size_of(job->dtype);
     int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
     int64_t r0 = item / job->column_tiles * tile_rows, c0 = item % job->column_tiles * TILE_COLUMNS;
     int64_t rows = nbl__min_i64(tile_rows, job->rows - r0);
     int64_t columns = nbl__min_i64(TILE_COLUMNS, job->columns - c0);
-    _Alignas(64) uint8_t tile[TILE_BYTES], turned[TILE_BYTES];
+    _Alignas(64) uint8_t tile[TILE_BYTES], transposed[TILE_BYTES];
     for (int64_t r = 0; r < rows; r++) {
         int64_t begin = (job->row_begin + r0 + r) * job->columns + c0;
-        nbl__decode(job->isa, job->weight, begin, begin + columns, job->dtype,
-                    tile + (size_t)(r * TILE_COLUMNS) * size, false);
+        nbl__dequantize(job->isa, job->weight, begin, begin + columns, job->dtype,
+                        tile + (size_t)(r * TILE_COLUMNS) * size, false);
     }
-    if (size == 4) transpose_32((const void *)tile, rows, columns, (void *)turned, tile_rows);
-    else transpose_16((const void *)tile, rows, columns, (void *)turned, tile_rows);
+    if (size == 4) transpose_32((const void *)tile, rows, columns, (void *)transposed, tile_rows);
+    else transpose_16((const void *)tile, rows, columns, (void *)transposed, tile_rows);
     bool stream = job->stream && (size_t)rows * size % 64 == 0;
     for (int64_t c = 0; c < columns; c++)
         put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size,
-                turned + (size_t)(c * tile_rows) * size, (size_t)rows * size, stream);
+                transposed + (size_t)(c * tile_rows) * size, (size_t)rows * size, stream);
 #if defined(__x86_64__)
     if (stream) _mm_sfence();
 #endif
@@ -278,15 +278,15 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
               "dequantize: rows %" PRId64 " to %" PRId64 " of a weight with %" PRId64 " rows, shape %s",
               row_begin, row_end, rows, nbl__show_shape(weight->rank, weight->shape).text);
     int64_t columns = weight->shape[weight->rank - 1];
-    decode_job job = {.isa = nbl__isa(ctx),
-                      .weight = weight,
-                      .begin = row_begin * columns,
-                      .end = row_end * columns,
-                      .dtype = dtype,
-                      .out = out,
-                      .row_begin = row_begin,
-                      .rows = row_end - row_begin,
-                      .columns = columns};
+    dequantize_job job = {.isa = nbl__isa(ctx),
+                          .weight = weight,
+                          .begin = row_begin * columns,
+                          .end = row_end * columns,
+                          .dtype = dtype,
+                          .out = out,
+                          .row_begin = row_begin,
+                          .rows = row_end - row_begin,
+                          .columns = columns};
     if (job.begin == job.end) return NBL_OK;
     size_t size = nbl__size_of(dtype);
     NBL_CHECK(ctx, out != NULL, NBL_ERROR_ARGUMENT, "dequantize: out is NULL");
@@ -297,12 +297,12 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
         int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
         job.column_tiles = nbl__ceil_div(columns, TILE_COLUMNS);
         job.stream = job.stream && ((uintptr_t)out | (uint64_t)job.rows * size) % 64 == 0;
-        return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, decode_tile, &job,
-                             NULL);
+        return nbl__team_run(ctx, nbl__ceil_div(job.rows, tile_rows) * job.column_tiles, dequantize_tile,
+                             &job, NULL);
     }
     job.first_chunk = job.begin / NBL_WEIGHT_CHUNK;
-    return nbl__team_run(ctx, nbl__ceil_div(job.end, NBL_WEIGHT_CHUNK) - job.first_chunk, decode_chunk, &job,
-                         NULL);
+    return nbl__team_run(ctx, nbl__ceil_div(job.end, NBL_WEIGHT_CHUNK) - job.first_chunk, dequantize_chunk,
+                         &job, NULL);
 }
 
 nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)

@@ -233,8 +233,8 @@ static nbl_status dynamic_chunk(void *argument, int64_t item, int worker)
         nbl__dynamic8_encode(job->isa, job->map, job->block, job->values + begin, n, job->codes + begin,
                              job->scales + b);
     else
-        nbl__dynamic8_decode(job->isa, job->map, job->block, job->from_codes + begin, job->from_scales + b, n,
-                             job->to_values + begin);
+        nbl__dynamic8_dequantize(job->isa, job->map, job->block, job->from_codes + begin,
+                                 job->from_scales + b, n, job->to_values + begin);
     return NBL_OK;
 }
 

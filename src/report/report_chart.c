@@ -10,7 +10,7 @@
 #include "report/report.h"
 #include "report/report_text.h"
 
-enum { FULL = 10000, MOST_POINTS = 1000, LEAST_TO_SMOOTH = 40 };
+enum { FULL = 10000, MAX_POINTS = 1000, MIN_TO_SMOOTH = 40 };
 
 typedef struct series {
     const char *key;
@@ -51,7 +51,7 @@ typedef struct point {
 
 typedef struct curve {
     const series *of;
-    point points[MOST_POINTS];
+    point points[MAX_POINTS];
     int count;
 } curve;
 
@@ -86,7 +86,7 @@ static void add_group(curve *c, point low, point high)
  * over a twenty-fifth of the run. */
 static void collect(curve *c, const nbl__records *records, const series *s)
 {
-    int64_t n = count_records(records, s), group = n <= MOST_POINTS ? 1 : nbl__ceil_div(n, MOST_POINTS / 2);
+    int64_t n = count_records(records, s), group = n <= MAX_POINTS ? 1 : nbl__ceil_div(n, MAX_POINTS / 2);
     double keep = 1 - 1 / fmax(1, (double)n / 25), sum = 0, weight = 0;
     point low = {0}, high = {0};
     int64_t inside = 0, seen = 0;
@@ -118,11 +118,11 @@ static double nice_step(double range)
 
 static axis make_axis(const curve *const *curves, int count, bool from_zero)
 {
-    const double most = 1e300; /* differences of values stay finite */
+    const double max = 1e300; /* differences of values stay finite */
     double low = INFINITY, high = -INFINITY;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < curves[k]->count; i++) {
-            double value = fmin(fmax(curves[k]->points[i].value, -most), most);
+            double value = fmin(fmax(curves[k]->points[i].value, -max), max);
             low = fmin(low, value);
             high = fmax(high, value);
         }
@@ -141,7 +141,7 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
     return a;
 }
 
-static int place(double value, double low, double high)
+static int position(double value, double low, double high)
 {
     double at = (value - low) / (high - low);
     return (int)lround(fmin(1, fmax(0, at)) * FULL);
@@ -160,7 +160,7 @@ static void draw_labels(nbl__text *out, const axis *y)
     for (int i = 0; i <= tick_count(y); i++) {
         double value = y->low + i * y->step;
         if (fabs(value) < 1e-9 * y->step) value = 0;
-        int top = FULL - place(value, y->low, y->high);
+        int top = FULL - position(value, y->low, y->high);
         nbl__text_printf(out, "<span style=\"top:%d.%02d%%\">", top / 100, top % 100);
         if (y->exponent) nbl__html_number(out, value, 3);
         else nbl__html_fixed(out, value, y->decimals);
@@ -174,7 +174,7 @@ static void draw_steps(nbl__text *out, int64_t last)
     int64_t step = (int64_t)fmax(1, nice_step((double)last));
     nbl__text_printf(out, "<div class=\"xs\"><span style=\"left:0\">0</span>");
     for (int64_t at = step; at + step / 2 < last; at += step) {
-        int left = place((double)at, 0, (double)last);
+        int left = position((double)at, 0, (double)last);
         nbl__text_printf(out, "<span style=\"left:%d.%02d%%\">", left / 100, left % 100);
         nbl__html_count(out, at);
         nbl__text_printf(out, "</span>");
@@ -188,7 +188,7 @@ static void draw_grid(nbl__text *out, const axis *y)
 {
     nbl__text_printf(out, "<path class=\"grid\" d=\"");
     for (int i = 0; i <= tick_count(y); i++)
-        nbl__text_printf(out, "M0 %dH%d", FULL - place(y->low + i * y->step, y->low, y->high), FULL);
+        nbl__text_printf(out, "M0 %dH%d", FULL - position(y->low + i * y->step, y->low, y->high), FULL);
     nbl__text_printf(out, "\"/>");
 }
 
@@ -201,8 +201,8 @@ static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t la
     nbl__text_printf(out, "<path class=\"%s\" d=\"", style);
     for (int i = 0; i < c->count; i++) {
         const point *p = &c->points[i];
-        int left = place((double)p->step, 0, (double)last);
-        int top = FULL - place(how == DRAW_SMOOTH ? p->smooth : p->value, y->low, y->high);
+        int left = position((double)p->step, 0, (double)last);
+        int top = FULL - position(how == DRAW_SMOOTH ? p->smooth : p->value, y->low, y->high);
         bool moves = i == 0 || how == DRAW_DOTS;
         nbl__text_printf(out, "%s%d %d%s", moves ? "M" : "L", left, top, how == DRAW_DOTS ? "h0" : "");
     }
@@ -213,7 +213,7 @@ static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t la
 static void draw(nbl__text *out, const char *title, const curve *c, const curve *dots, int64_t last)
 {
     const curve *both[] = {c, dots};
-    bool has_dots = dots && dots->count, smooth = c->of->noisy && c->count >= LEAST_TO_SMOOTH;
+    bool has_dots = dots && dots->count, smooth = c->of->noisy && c->count >= MIN_TO_SMOOTH;
     axis y = make_axis(both, dots ? 2 : 1, c->of->from_zero);
     nbl__text_printf(out, "<figure class=\"chart\" data-series=\"%s%s\" data-last=\"%" PRId64 "\">\n",
                      c->of->key, has_dots ? " eval_loss" : "", last);

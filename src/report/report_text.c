@@ -15,7 +15,7 @@ static void add(nbl__text *out, const char *text)
 static void escape(nbl__text *out, const char *text, size_t size)
 {
     for (const char *at = text, *end = text + size; at < end;) {
-        char shown[NBL_VISIBLE_MOST];
+        char shown[NBL_MAX_VISIBLE];
         at += nbl__visible(at, end, true, shown);
         if (strcmp(shown, "&") == 0) add(out, "&amp;");
         else if (strcmp(shown, "<") == 0) add(out, "&lt;");

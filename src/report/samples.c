@@ -59,16 +59,16 @@ static nbl_status add_sample(nbl__samples *s, int64_t index, const nbl__example 
     return NBL_OK;
 }
 
-nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t most, nbl__samples *s)
+nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t max, nbl__samples *s)
 {
     *s = (nbl__samples){.arena = nbl__arena_make(ctx)};
     s->tokenizer = nbl__data_tokenizer(data, &s->ends, &s->end_count);
-    most = nbl__min_i64(most, NBL_SAMPLES_MOST);
+    max = nbl__min_i64(max, NBL_MAX_SAMPLES);
     int64_t tried = 0, count = s->tokenizer ? nbl__data_count(data).examples : 0;
-    bool any_held = nbl__data_held_count(data) > 0;
-    for (int64_t i = 0; i < count && s->count < most && tried < EXAMPLES_TRIED; i++) {
+    bool any_entry = nbl__data_held_count(data) > 0;
+    for (int64_t i = 0; i < count && s->count < max && tried < EXAMPLES_TRIED; i++) {
         nbl__example_kind kind = nbl__data_kind(data, i);
-        if (kind.held != any_held || !kind.text) continue;
+        if (kind.held != any_entry || !kind.text) continue;
         nbl__example example;
         tried++;
         NBL_TRY(nbl__data_example(data, i, &example));

@@ -14,7 +14,7 @@
 #include "model/language_model.h"
 #include "data/data.h"
 
-enum { NBL_SAMPLES_MOST = 8, NBL_SAMPLE_TOKENS = 48, NBL_SAMPLE_PROMPT = 512 };
+enum { NBL_MAX_SAMPLES = 8, NBL_SAMPLE_TOKENS = 48, NBL_SAMPLE_PROMPT = 512 };
 
 typedef struct nbl__sample {
     int64_t example;
@@ -25,7 +25,7 @@ typedef struct nbl__sample {
 
 typedef struct nbl__samples {
     nbl__arena arena;
-    nbl__sample items[NBL_SAMPLES_MOST];
+    nbl__sample items[NBL_MAX_SAMPLES];
     int64_t count;
     const char *missing;      /* why there are none, or not all; NULL: nothing is missing */
     nbl_tokenizer *tokenizer; /* the data's */
@@ -34,7 +34,7 @@ typedef struct nbl__samples {
 } nbl__samples;
 
 /* Chooses at most `most` prompts; the data outlives the samples. Close also after a failure. */
-nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t most, nbl__samples *samples);
+nbl_status nbl__samples_choose(nbl_context *ctx, nbl__data *data, int64_t max, nbl__samples *samples);
 void nbl__samples_close(nbl__samples *samples);
 /* Drops all samples and says why when generating took more bytes than this, weights included. */
 nbl_status nbl__samples_limit(nbl__samples *samples, nbl_model *model, uint64_t bytes);

@@ -8,10 +8,10 @@ struct nbl_run {
     nbl_context *ctx;
     nbl__arena arena;
     nbl__run_config config;
-    nbl_model *planned;     /* of the last nbl_run_make_plan; or NULL */
-    struct nbl__data *data; /* opened when first asked for */
-    nbl__arena preview;     /* of the example shown last */
-    nbl_tokenizer *speller; /* of rows that are tokens already; NULL: not opened, or none */
+    nbl_model *planned;       /* of the last nbl_run_make_plan; or NULL */
+    struct nbl__data *data;   /* opened when first asked for */
+    nbl__arena preview;       /* of the example shown last */
+    nbl_tokenizer *tokenizer; /* of rows that are tokens already; NULL: not opened, or none */
 };
 
 /* vocab_size of the base, a folder or .gguf file, without opening its weights: mistakes in the data show before anything

@@ -7,7 +7,7 @@
 
 /* A message names so many keys at most, and shows so many bytes of values. Longer values are remembered by size and
  * checksum. */
-enum { MOST_KEYS = 24, MOST_SHOWN = 2400, MOST_VALUE = 160 };
+enum { MAX_KEYS = 24, MAX_SHOWN = 2400, MAX_VALUE = 160 };
 
 /* ---- collecting ---- */
 
@@ -33,7 +33,7 @@ static nbl_status add_key(nbl__arena *arena, nbl__run_values *values, const char
     nbl__run_key_print(&text, key, origin);
     nbl_status status = text.status;
     if (status == NBL_OK) {
-        const char *kept = text.size > MOST_VALUE
+        const char *kept = text.size > MAX_VALUE
                                ? nbl__arena_printf(arena, "a text of %zu bytes, checksum %016" PRIx64,
                                                    text.size, nbl__hash(0, text.text, text.size))
                                : nbl__arena_printf(arena, "%s", text.text);
@@ -72,9 +72,9 @@ static nbl_status collect(nbl__arena *arena, nbl__run_values *values, const char
 
 nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *config, nbl__run_values *values)
 {
-    nbl__run_draft draft = nbl__run_draft_of(config);
+    nbl__run_parse example_text = nbl__run_parse_of(config);
     *values = (nbl__run_values){0};
-    return collect(arena, values, "", nbl__run_keys, NBL_RUN_KEYS, &draft, config);
+    return collect(arena, values, "", nbl__run_keys, NBL_RUN_KEYS, &example_text, config);
 }
 
 /* Two lists of one run have the same order: the search begins where the name is most likely. */
@@ -138,12 +138,12 @@ static void add_change(changes *c, const nbl__run_value *of, const char *was, co
     nbl__text *lines = told ? &c->told : &c->lines, *names = &c->names[fixed];
     if (!told) {
         c->fixed += fixed;
-        if (c->count++ >= MOST_KEYS) return;
+        if (c->count++ >= MAX_KEYS) return;
         nbl__text_printf(names, "%s%.80s", names->size ? ", " : "", of->name);
     }
-    if (lines->size > MOST_SHOWN) return;
-    nbl__text_printf(lines, "%s%.80s was %.*s, is %.*s", lines->size ? "\n" : "", of->name, MOST_VALUE,
-                     was ? was : "not given", MOST_VALUE, is ? is : "not given");
+    if (lines->size > MAX_SHOWN) return;
+    nbl__text_printf(lines, "%s%.80s was %.*s, is %.*s", lines->size ? "\n" : "", of->name, MAX_VALUE,
+                     was ? was : "not given", MAX_VALUE, is ? is : "not given");
 }
 
 /* Entries of a list that has another length are not compared: that would name each of their keys. */
@@ -179,7 +179,7 @@ static nbl_status refuse(nbl_context *ctx, const char *folder, const changes *c)
     else {
         nbl__text_printf(&text, " %s%s%s", c->fixed ? c->names[1].text : "",
                          c->fixed && c->names[0].size ? ", " : "", c->names[0].size ? c->names[0].text : "");
-        if (c->count > MOST_KEYS) nbl__text_printf(&text, " and %" PRId64 " more", c->count - MOST_KEYS);
+        if (c->count > MAX_KEYS) nbl__text_printf(&text, " and %" PRId64 " more", c->count - MAX_KEYS);
         nbl__text_printf(&text, "\n%s", c->lines.text);
     }
     nbl_status status = text.status;

@@ -193,8 +193,8 @@ static nbl_status read_datasets(reader *r, const nbl__yaml *list, const nbl__run
                 nbl__run_remark_add(r, &r->refusals, item, "message_property_mappings",
                                     "it contradicts message_field_role and message_field_content; give one"));
     }
-    r->draft.config.datasets = sets;
-    r->draft.config.dataset_count = list->count;
+    r->example_text.config.datasets = sets;
+    r->example_text.config.dataset_count = list->count;
     return NBL_OK;
 }
 
@@ -303,12 +303,12 @@ static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name
         *(int *)field = chosen;
         break;
     case NBL_KEY_INTEGER:
-        good = nbl__yaml_integer(value, &integer) && (double)integer >= key->least &&
-               (double)integer <= key->most;
+        good = nbl__yaml_integer(value, &integer) && (double)integer >= key->min &&
+               (double)integer <= key->max;
         if (good) memcpy(field, &integer, sizeof integer);
         break;
     case NBL_KEY_REAL:
-        good = nbl__yaml_real(value, &real) && real >= key->least && real <= key->most;
+        good = nbl__yaml_real(value, &real) && real >= key->min && real <= key->max;
         if (good) *(double *)field = real + 0.0; /* no negative zero */
         break;
     case NBL_KEY_BYTES: good = read_bytes(value, (uint64_t *)field); break;
@@ -406,12 +406,12 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     if (r->root->kind != NBL_YAML_MAP)
         return nbl__yaml_fail(arena->ctx, r->root, NBL_ERROR_FORMAT, "not a map of keys and values");
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));
-    NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->draft));
-    NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->draft));
+    NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->example_text));
+    NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->example_text));
     NBL_TRY(nbl__run_refuse(r));
     NBL_TRY(nbl__run_resolve(r));
     NBL_TRY(nbl__run_notify(r));
-    r->draft.config.file = r->root->where;
-    *config = r->draft.config;
+    r->example_text.config.file = r->root->where;
+    *config = r->example_text.config;
     return NBL_OK;
 }

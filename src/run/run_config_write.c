@@ -70,9 +70,9 @@ bool nbl__run_key_holds(const nbl__run_key *key, const void *origin)
     case NBL_KEY_INTEGER: {
         int64_t value;
         memcpy(&value, field, sizeof value);
-        return (double)value >= key->least && (double)value <= key->most;
+        return (double)value >= key->min && (double)value <= key->max;
     }
-    case NBL_KEY_REAL: return *(const double *)field >= key->least && *(const double *)field <= key->most;
+    case NBL_KEY_REAL: return *(const double *)field >= key->min && *(const double *)field <= key->max;
     case NBL_KEY_BYTES: return *(const uint64_t *)field > 0;
     case NBL_KEY_TEXT: return *(const char *const *)field != NULL;
     case NBL_KEY_CHOICE: return key->size == sizeof(bool) || choice_of(key, *(const int *)field);
@@ -155,9 +155,9 @@ static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, cons
     }
 }
 
-nbl__run_draft nbl__run_draft_of(const nbl__run_config *config)
+nbl__run_parse nbl__run_parse_of(const nbl__run_config *config)
 {
-    nbl__run_draft draft = {
+    nbl__run_parse example_text = {
         .config = *config,
         .adapter = config->full    ? NBL_ADAPTER_NONE
                    : config->qlora ? NBL_ADAPTER_QLORA
@@ -168,15 +168,15 @@ nbl__run_draft nbl__run_draft_of(const nbl__run_config *config)
     };
     const char *chat = config->chat_template;
     if (chat && nbl__is_template(chat)) { /* a text, no name */
-        draft.template_text = chat;
-        draft.config.chat_template = "jinja";
+        example_text.template_text = chat;
+        example_text.config.chat_template = "jinja";
     }
-    return draft;
+    return example_text;
 }
 
 nbl_status nbl__run_config_write(nbl__text *out, const nbl__run_config *config)
 {
-    nbl__run_draft draft = nbl__run_draft_of(config);
-    write_rows(out, nbl__run_keys, NBL_RUN_KEYS, &draft, "", "", config);
+    nbl__run_parse example_text = nbl__run_parse_of(config);
+    write_rows(out, nbl__run_keys, NBL_RUN_KEYS, &example_text, "", "", config);
     return out->status;
 }

@@ -4,19 +4,19 @@
 
 #include <stdio.h>
 
-#define AT(field) .offset = offsetof(nbl__run_draft, field), .size = sizeof(((nbl__run_draft *)0)->field)
+#define AT(field) .offset = offsetof(nbl__run_parse, field), .size = sizeof(((nbl__run_parse *)0)->field)
 #define IN(field)                                                                                            \
     .offset = offsetof(nbl__dataset_config, field), .size = sizeof(((nbl__dataset_config *)0)->field)
 #define ROWS(table) .inner = table, .inner_count = sizeof table / sizeof *table
 
 /* Just inside an open end of a range. Kernels take f32, in which 0.999999999 would be 1. */
 #define ABOVE_0 0x1p-1074
-#define BELOW_1 .least = 0, .most = 0.9999999, .range = "0 or more, below 1: at most 0.9999999"
+#define BELOW_1 .min = 0, .max = 0.9999999, .range = "0 or more, below 1: at most 0.9999999"
 #define MANY 0x1p40
-#define POSITIVE .least = 1, .most = MANY, .range = "1 to 1099511627776"
+#define POSITIVE .min = 1, .max = MANY, .range = "1 to 1099511627776"
 /* What is multiplied with other sizes keeps within this. */
-#define BATCHES .least = 1, .most = 1 << 20, .range = "1 to 1048576"
-#define NATURAL .least = 0, .most = MANY, .range = "0 to 1099511627776"
+#define BATCHES .min = 1, .max = 1 << 20, .range = "1 to 1048576"
+#define NATURAL .min = 0, .max = MANY, .range = "0 to 1099511627776"
 
 /* Rules of a resumed run; a row that has neither may never change (NBL_RESUME_NEVER). */
 #define FREE .resume = NBL_RESUME_FREE
@@ -139,15 +139,15 @@ const nbl__run_key nbl__run_keys[] = {
     /* what is trained */
     {"adapter", NBL_KEY_CHOICE, AT(adapter), .choices = adapters,
      .help = "what is trained; empty: every weight"},
-    {"lora_r", NBL_KEY_INTEGER, AT(config.lora_r), .least = 1, .most = 65536, .range = "1 to 65536",
+    {"lora_r", NBL_KEY_INTEGER, AT(config.lora_r), .min = 1, .max = 65536, .range = "1 to 65536",
      .help = "the rank; 8, or as `lora_model_dir` has it"},
-    {"lora_alpha", NBL_KEY_REAL, AT(config.lora_alpha), .least = ABOVE_0, .most = 1e9,
+    {"lora_alpha", NBL_KEY_REAL, AT(config.lora_alpha), .min = ABOVE_0, .max = 1e9,
      .range = "above 0, at most 1e9",
      .help = "the scale is alpha / r, with rslora alpha / sqrt(r); 8, or as `lora_model_dir` has it"},
     {"lora_dropout", NBL_KEY_REAL, AT(config.lora_dropout), BELOW_1, .fallback = "0.0",
      .help = "the share of inputs that is dropped"},
     {"lora_target_modules", NBL_KEY_TARGETS, AT(config.target_modules),
-     .other = offsetof(nbl__run_draft, config.target_regex),
+     .other = offsetof(nbl__run_parse, config.target_regex),
      .help = "names of layers, or one regular expression over their full names, or all-linear"},
     {"lora_target_linear", NBL_KEY_BOOLEAN, AT(config.target_linear), .fallback = "false",
      .help = "every linear layer but the output head"},
@@ -167,7 +167,7 @@ const nbl__run_key nbl__run_keys[] = {
     {"chat_template_jinja", NBL_KEY_TEXT, AT(template_text), .help = "a template's text, or its file"},
     {"eot_tokens", NBL_KEY_NAMES, AT(config.eot_tokens),
      .help = "tokens that end a turn; else EOS and what ends generation"},
-    {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .least = 2, .most = 1 << 24,
+    {"sequence_len", NBL_KEY_INTEGER, AT(config.sequence_len), .min = 2, .max = 1 << 24,
      .range = "2 to 16777216", .fallback = "2048", .help = "the most tokens of an example or a pack"},
     {"excess_length_strategy", NBL_KEY_CHOICE, AT(config.excess), .choices = excesses, .fallback = "drop",
      .help = "what happens to longer examples"},
@@ -199,38 +199,38 @@ const nbl__run_key nbl__run_keys[] = {
     {"batch_size", NBL_KEY_INTEGER, AT(batch_size), BATCHES, .unwritten = true,
      .help = "sequences in one step: `micro_batch_size` times `gradient_accumulation_steps`, in place of the "
              "latter"},
-    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), TELL, .least = ABOVE_0, .most = 1e9,
+    {"num_epochs", NBL_KEY_REAL, AT(config.num_epochs), TELL, .min = ABOVE_0, .max = 1e9,
      .range = "above 0, at most 1e9", .fallback = "1.0", .help = "how often everything is trained"},
     {"max_steps", NBL_KEY_INTEGER, AT(config.max_steps), TELL, POSITIVE,
      .help = "stop after this many steps, whatever `num_epochs` says"},
     {"optimizer", NBL_KEY_CHOICE, AT(config.adam8bit), .choices = optimizers, .aliases = optimizer_names,
      .fallback = "adamw_torch", .help = "AdamW with moments in f32 or in 8 bits"},
-    {"learning_rate", NBL_KEY_REAL, AT(config.learning_rate), ALLOW, .least = ABOVE_0, .most = 1e9,
+    {"learning_rate", NBL_KEY_REAL, AT(config.learning_rate), ALLOW, .min = ABOVE_0, .max = 1e9,
      .range = "above 0, at most 1e9", .help = "the largest of the schedule; needed"},
     {"lr_scheduler", NBL_KEY_CHOICE, AT(config.schedule), ALLOW, .choices = schedules, .fallback = "cosine",
      .help = "how the learning rate goes on"},
-    {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), ALLOW, .least = 0, .most = MANY,
+    {"warmup_steps", NBL_KEY_INTEGER, AT(config.warmup_steps), ALLOW, .min = 0, .max = MANY,
      .range = "0 to 1099511627776; a share is `warmup_ratio`", .fallback = "0",
      .help = "steps in which the learning rate rises from 0"},
-    {"warmup_ratio", NBL_KEY_REAL, AT(config.warmup_ratio), ALLOW, .least = 0, .most = 1, .range = "0 to 1",
+    {"warmup_ratio", NBL_KEY_REAL, AT(config.warmup_ratio), ALLOW, .min = 0, .max = 1, .range = "0 to 1",
      .fallback = "0.0", .help = "the same as a share of all steps"},
     {"lr_quadratic_warmup", NBL_KEY_BOOLEAN, AT(config.quadratic_warmup), ALLOW, .fallback = "false",
      .help = "of `cosine`: the square of the share in the warm-up"},
-    {"cosine_min_lr_ratio", NBL_KEY_REAL, AT(config.min_lr_ratio), ALLOW, .least = 0, .most = 1,
+    {"cosine_min_lr_ratio", NBL_KEY_REAL, AT(config.min_lr_ratio), ALLOW, .min = 0, .max = 1,
      .range = "0 to 1", .fallback = "0.0",
      .help = "of `cosine`: where it ends, as a share of `learning_rate`"},
-    {"cosine_constant_lr_ratio", NBL_KEY_REAL, AT(config.constant_lr_ratio), ALLOW, .least = 0, .most = 1,
+    {"cosine_constant_lr_ratio", NBL_KEY_REAL, AT(config.constant_lr_ratio), ALLOW, .min = 0, .max = 1,
      .range = "0 to 1", .fallback = "0.0",
      .help = "of `cosine` with `cosine_min_lr_ratio`: it ends at this share of all steps and stays there; 0: "
              "at the "
              "last step"},
-    {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), ALLOW, .least = 0, .most = 1e9,
-     .range = "0 to 1e9", .fallback = "0.0", .help = "of AdamW"},
+    {"weight_decay", NBL_KEY_REAL, AT(config.weight_decay), ALLOW, .min = 0, .max = 1e9, .range = "0 to 1e9",
+     .fallback = "0.0", .help = "of AdamW"},
     {"adam_beta1", NBL_KEY_REAL, AT(config.beta1), ALLOW, BELOW_1, .fallback = "0.9", .help = "of AdamW"},
     {"adam_beta2", NBL_KEY_REAL, AT(config.beta2), ALLOW, BELOW_1, .fallback = "0.999", .help = "of AdamW"},
-    {"adam_epsilon", NBL_KEY_REAL, AT(config.epsilon), ALLOW, .least = ABOVE_0, .most = 1,
+    {"adam_epsilon", NBL_KEY_REAL, AT(config.epsilon), ALLOW, .min = ABOVE_0, .max = 1,
      .range = "above 0, at most 1", .fallback = "1e-8", .help = "of AdamW"},
-    {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), ALLOW, .least = 0, .most = 1e30,
+    {"max_grad_norm", NBL_KEY_REAL, AT(config.max_grad_norm), ALLOW, .min = 0, .max = 1e30,
      .range = "0 to 1e30", .fallback = "1.0", .help = "longer gradients are scaled to this; 0: never"},
     {"gradient_checkpointing", NBL_KEY_BOOLEAN, AT(config.gradient_checkpointing), FREE,
      .aliases = recompute_names, .fallback = "false",
@@ -261,22 +261,21 @@ const nbl__run_key nbl__run_keys[] = {
      .fallback = "eval_loss", .help = "what tells the best evaluation; loss is eval_loss, too"},
     {"greater_is_better", NBL_KEY_BOOLEAN, AT(config.greater_is_better), .fallback = "false",
      .help = "the highest value of `metric_for_best_model` is the best, not the lowest"},
-    {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), FREE, .least = 0,
-     .most = 1e9, .range = "0 to 1e9", .fallback = "0.0",
-     .help = "stop when the loss stays above this; 0: never"},
+    {"loss_watchdog_threshold", NBL_KEY_REAL, AT(config.loss_watchdog_threshold), FREE, .min = 0, .max = 1e9,
+     .range = "0 to 1e9", .fallback = "0.0", .help = "stop when the loss stays above this; 0: never"},
     {"loss_watchdog_patience", NBL_KEY_INTEGER, AT(config.loss_watchdog_patience), FREE, POSITIVE,
      .fallback = "3", .help = "for so many steps"},
     {"output_dir", NBL_KEY_TEXT, AT(config.output_dir), FREE, .fallback = "./model-out",
      .help = "where everything goes"},
-    {"seed", NBL_KEY_INTEGER, AT(config.seed), .least = 0, .most = 0x1p63,
-     .range = "0 to 9223372036854775807", .fallback = "42", .help = "everything random comes from it"},
+    {"seed", NBL_KEY_INTEGER, AT(config.seed), .min = 0, .max = 0x1p63, .range = "0 to 9223372036854775807",
+     .fallback = "42", .help = "everything random comes from it"},
     {"resume_from_checkpoint", NBL_KEY_TEXT, AT(config.resume_from_checkpoint), FREE,
      .help = "go on from this folder"},
     {"auto_resume_from_checkpoints", NBL_KEY_BOOLEAN, AT(config.auto_resume), FREE, .fallback = "false",
      .help = "go on from the newest checkpoint in `output_dir`, if there is one"},
     {"device", NBL_KEY_TEXT, AT(config.device), ALLOW, .choices = devices,
      .help = "ours: where it runs; auto, or not given: on the first CUDA device if it can be used"},
-    {"threads", NBL_KEY_INTEGER, AT(config.threads), FREE, .least = 0, .most = 1024, .range = "0 to 1024",
+    {"threads", NBL_KEY_INTEGER, AT(config.threads), FREE, .min = 0, .max = 1024, .range = "0 to 1024",
      .fallback = "0", .help = "ours: 0: all cores, or as the command line says; no result depends on it"},
     {"memory", NBL_KEY_BYTES, AT(config.memory), FREE, .range = "bytes, or 4G, 512MiB; above 0, below 2^62",
      .help = "ours: recompute to keep within it, refuse to start when that is not enough; on a CUDA device, "
@@ -362,8 +361,8 @@ static char small(char c)
  * counts up to 63 bytes. */
 static int edits(const char *name, const char *word)
 {
-    enum { MOST = 64 };
-    int rows[3][MOST], n = (int)strlen(name), m = lesser((int)strlen(word), MOST - 1);
+    enum { MAX = 64 };
+    int rows[3][MAX], n = (int)strlen(name), m = lesser((int)strlen(word), MAX - 1);
     for (int j = 0; j <= m; j++) rows[0][j] = j;
     for (int i = 1; i <= n; i++) {
         int *before = rows[(i + 1) % 3], *last = rows[(i + 2) % 3], *row = rows[i % 3];
@@ -385,10 +384,10 @@ const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char
             return synonyms[i][1];
     const char *nearest = NULL;
     size_t length = strlen(name);
-    int least = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the first count of edits that is too many */
+    int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the first count of edits that is too many */
     for (int i = 0; i < count; i++) {
         int distance = edits(keys[i].name, name);
-        if (distance < least) nearest = keys[i].name, least = distance;
+        if (distance < min) nearest = keys[i].name, min = distance;
     }
     return nearest;
 }

@@ -1,7 +1,7 @@
 /* run_keys.h - the keys of a training run, a row each: the one place that knows their names, types, ranges,
  * defaults and help. Reading, writing, the hint at the nearest name and docs/CONFIG.md follow from it.
  *
- * A row says where its value goes: an offset into nbl__run_draft (top level) or nbl__dataset_config (an entry of
+ * A row says where its value goes: an offset into nbl__run_parse (top level) or nbl__dataset_config (an entry of
  * datasets). The draft is the configuration plus the few answers that become something else once all are known. */
 #ifndef NBL_RUN_KEYS_H
 #define NBL_RUN_KEYS_H
@@ -44,7 +44,7 @@ typedef struct nbl__run_key {
     const char *name;
     nbl__run_key_type type;
     size_t offset, size, other;
-    double least, most;             /* of a number */
+    double min, max;                /* of a number */
     const char *range;              /* the same in words */
     const nbl__run_choice *choices; /* ends with a NULL name */
     const nbl__run_alias *aliases;  /* the same; or NULL */
@@ -58,14 +58,14 @@ typedef struct nbl__run_key {
 
 enum { NBL_ADAPTER_NONE, NBL_ADAPTER_LORA, NBL_ADAPTER_QLORA };
 
-typedef struct nbl__run_draft {
+typedef struct nbl__run_parse {
     nbl__run_config config;
     int adapter;
     int bf16, tf32;
     bool fp16;
     int64_t batch_size;        /* 0: not given */
     const char *template_text; /* chat_template_jinja */
-} nbl__run_draft;
+} nbl__run_parse;
 
 enum { NBL_RUN_KEYS = 76 };
 extern const nbl__run_key nbl__run_keys[NBL_RUN_KEYS];
@@ -81,7 +81,7 @@ void nbl__run_key_allowed(const nbl__run_key *key, nbl__text *out);
 /* ---- run_config_write.c: values as they are written ---- */
 
 /* A configuration as the table's rows see it. */
-nbl__run_draft nbl__run_draft_of(const nbl__run_config *config);
+nbl__run_parse nbl__run_parse_of(const nbl__run_config *config);
 /* Whether a row means anything in this run: keys of adapters do not when every weight is trained. */
 bool nbl__run_key_counts(const nbl__run_key *key, const nbl__run_config *config);
 /* Whether a row holds something: what is outside its range stands for "not given". */

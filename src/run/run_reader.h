@@ -23,7 +23,7 @@ typedef struct nbl__run_reader {
     nbl__arena *arena;
     nbl_context *ctx;
     nbl__yaml *root;
-    nbl__run_draft draft;
+    nbl__run_parse example_text;
     const nbl__yaml *given[NBL_RUN_KEYS]; /* by row; NULL: not given */
     nbl__run_remarks refusals, notices, aliases;
 } nbl__run_reader;

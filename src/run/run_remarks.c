@@ -6,12 +6,12 @@
 #include "run/run_reader.h"
 
 /* A message has so many keys and bytes at most; a file may have thousands of wrong ones. */
-enum { MOST_KEYS = 24, MOST_BYTES = 3600, MOST_NAME = 120, MOST_TEXT = 480 };
+enum { MAX_KEYS = 24, MAX_BYTES = 3600, MAX_NAME = 120, MAX_TEXT = 480 };
 
 /* A copy on one line, so that no name in a file makes a line of its own. */
-static const char *one_line(nbl__arena *arena, const char *text, size_t most)
+static const char *one_line(nbl__arena *arena, const char *text, size_t max)
 {
-    char *copy = nbl__arena_printf(arena, "%.*s", (int)most, text);
+    char *copy = nbl__arena_printf(arena, "%.*s", (int)max, text);
     for (char *c = copy; c && *c; c++)
         if ((unsigned char)*c < 0x20) *c = '?';
     return copy;
@@ -26,8 +26,8 @@ nbl_status nbl__run_remark_add(nbl__run_reader *r, nbl__run_remarks *remarks, co
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     nbl__run_remark *made = nbl__arena_alloc(r->arena, sizeof *made);
-    const char *copied = made ? one_line(r->arena, name, MOST_NAME) : NULL;
-    const char *kept = copied ? one_line(r->arena, text, MOST_TEXT) : NULL;
+    const char *copied = made ? one_line(r->arena, name, MAX_NAME) : NULL;
+    const char *kept = copied ? one_line(r->arena, text, MAX_TEXT) : NULL;
     if (kept == NULL) return NBL_ERROR_MEMORY;
     *made = (nbl__run_remark){.at = at, .name = copied, .text = kept};
     if (remarks->last) remarks->last->next = made;
@@ -45,11 +45,11 @@ static void put_names(nbl__text *out, nbl__run_remark *of, bool lines)
     for (nbl__run_remark *m = of; m; m = m->next) {
         if (m->told || strcmp(m->text, of->text) != 0) continue;
         m->told = true;
-        if (++told > MOST_KEYS) continue;
+        if (++told > MAX_KEYS) continue;
         nbl__text_printf(out, "%s%s", m == of ? "" : ", ", m->name);
         if (lines && m != of && m->at->line > 0) nbl__text_printf(out, " (line %" PRId64 ")", m->at->line);
     }
-    if (told > MOST_KEYS) nbl__text_printf(out, " and %d more", told - MOST_KEYS);
+    if (told > MAX_KEYS) nbl__text_printf(out, " and %d more", told - MAX_KEYS);
 }
 
 nbl_status nbl__run_refuse(nbl__run_reader *r)
@@ -60,16 +60,16 @@ nbl_status nbl__run_refuse(nbl__run_reader *r)
         return nbl__yaml_fail(r->ctx, all->first->at, NBL_ERROR_ARGUMENT, "%s: %s", all->first->name,
                               all->first->text);
     nbl__text lines = {.ctx = r->ctx};
-    const char *file = one_line(r->arena, r->root->where, MOST_TEXT);
+    const char *file = one_line(r->arena, r->root->where, MAX_TEXT);
     if (file == NULL) return NBL_ERROR_MEMORY;
     nbl__text_printf(&lines, "%s: %" PRId64 " keys are refused:", file, all->count);
     int64_t i = 0;
-    for (const nbl__run_remark *m = all->first; m && i < MOST_KEYS; m = m->next, i++)
+    for (const nbl__run_remark *m = all->first; m && i < MAX_KEYS; m = m->next, i++)
         nbl__text_printf(&lines, "%s %s", i ? "," : "", m->name);
-    if (all->count > MOST_KEYS) nbl__text_printf(&lines, " and %" PRId64 " more", all->count - MOST_KEYS);
+    if (all->count > MAX_KEYS) nbl__text_printf(&lines, " and %" PRId64 " more", all->count - MAX_KEYS);
     i = 0;
     for (nbl__run_remark *m = all->first; m; m = m->next) {
-        if (m->told || i++ >= MOST_KEYS || lines.size > MOST_BYTES - MOST_TEXT) continue;
+        if (m->told || i++ >= MAX_KEYS || lines.size > MAX_BYTES - MAX_TEXT) continue;
         if (m->at->line > 0) nbl__text_printf(&lines, "\n%s:%" PRId64 ": ", file, m->at->line);
         else nbl__text_printf(&lines, "\n%s ", m->at->where); /* "--set" */
         put_names(&lines, m, true);

@@ -36,7 +36,7 @@ typedef struct reader {
     const char *where;
     bool lines;
     nbl__yaml *root;
-    frame open[NBL_YAML_MOST_DEPTH];
+    frame open[NBL_YAML_MAX_DEPTH];
     int depth;
     int64_t values, documents;
 } reader;
@@ -99,7 +99,7 @@ static nbl_status add_value(reader *r, const yaml_event_t *event)
     if (tag != NULL) return refuse(r, line, "tags such as !!str are not read; quote a text instead");
     frame *top = r->depth > 0 ? &r->open[r->depth - 1] : NULL;
     if (top && top->node->kind == NBL_YAML_MAP && top->key == NULL) return take_key(r, top, event);
-    if (++r->values > NBL_YAML_MOST_VALUES) return refuse(r, line, "more values than a configuration has");
+    if (++r->values > NBL_YAML_MAX_VALUES) return refuse(r, line, "more values than a configuration has");
 
     nbl__yaml *node = nbl__arena_alloc(r->arena, sizeof *node);
     if (node == NULL) return NBL_ERROR_MEMORY;
@@ -121,7 +121,7 @@ static nbl_status add_value(reader *r, const yaml_event_t *event)
         return copy_text(r, event, &node->text);
     }
     node->kind = event->type == YAML_SEQUENCE_START_EVENT ? NBL_YAML_LIST : NBL_YAML_MAP;
-    if (r->depth == NBL_YAML_MOST_DEPTH) return refuse(r, line, "nested too deeply");
+    if (r->depth == NBL_YAML_MAX_DEPTH) return refuse(r, line, "nested too deeply");
     r->open[r->depth++] = (frame){.node = node};
     return NBL_OK;
 }
@@ -149,7 +149,7 @@ nbl_status nbl__yaml_parse(nbl__arena *arena, const char *where, bool lines, con
     reader r = {.arena = arena, .where = where, .lines = lines};
     yaml_parser_t parser;
     *root = NULL;
-    if (size > NBL_YAML_MOST_BYTES) return refuse(&r, 0, "longer than a configuration is");
+    if (size > NBL_YAML_MAX_BYTES) return refuse(&r, 0, "longer than a configuration is");
     if (!yaml_parser_initialize(&parser))
         return nbl__fail(arena->ctx, NBL_ERROR_MEMORY, "%s: out of memory while it was parsed", where);
     yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
@@ -180,7 +180,7 @@ nbl_status nbl__yaml_read(nbl__arena *arena, const char *path, nbl__yaml **root)
     char *text;
     size_t size;
     *root = NULL;
-    NBL_TRY(nbl__file_read(arena->ctx, path, NBL_YAML_MOST_BYTES, &text, &size));
+    NBL_TRY(nbl__file_read(arena->ctx, path, NBL_YAML_MAX_BYTES, &text, &size));
     const char *where = nbl__arena_strdup(arena, path);
     nbl_status status = where ? nbl__yaml_parse(arena, where, true, text, size, root) : NBL_ERROR_MEMORY;
     nbl__free(arena->ctx, text, size + 1);
@@ -205,14 +205,14 @@ static int64_t index_of(const char *step, size_t size)
 static nbl_status find_link(nbl__arena *arena, nbl__yaml *node, const nbl__yaml *at, const char *path,
                             const char *step, size_t size, nbl__yaml ***link)
 {
-    int64_t index = index_of(step, size), place = 0;
+    int64_t index = index_of(step, size), position = 0;
     nbl__yaml **l = &node->first;
     if (node->kind == NBL_YAML_LIST) {
         if (index < 0 || index > node->count)
             return nbl__yaml_fail(arena->ctx, at, NBL_ERROR_ARGUMENT,
                                   "%s: '%.*s' is no place in a list of %" PRId64 " items", path, (int)size,
                                   step, node->count);
-        while (*l && place++ < index) l = &(*l)->next;
+        while (*l && position++ < index) l = &(*l)->next;
     } else {
         while (*l && !(strlen((*l)->key) == size && memcmp((*l)->key, step, size) == 0)) l = &(*l)->next;
     }
@@ -228,7 +228,7 @@ nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, n
         size_t size = strcspn(step, ".");
         bool last = step[size] == 0;
         nbl__yaml **link = NULL;
-        if (size == 0 || ++depth > NBL_YAML_MOST_DEPTH)
+        if (size == 0 || ++depth > NBL_YAML_MAX_DEPTH)
             return nbl__yaml_fail(arena->ctx, value, NBL_ERROR_ARGUMENT, "%s: not a key", path);
         NBL_TRY(find_link(arena, node, value, path, step, size, &link));
         nbl__yaml *old = *link, *next = last ? value : old;

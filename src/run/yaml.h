@@ -10,7 +10,7 @@
 
 #include "base/arena.h"
 
-enum { NBL_YAML_MOST_BYTES = 1 << 20, NBL_YAML_MOST_VALUES = 8192, NBL_YAML_MOST_DEPTH = 16 };
+enum { NBL_YAML_MAX_BYTES = 1 << 20, NBL_YAML_MAX_VALUES = 8192, NBL_YAML_MAX_DEPTH = 16 };
 
 typedef enum nbl__yaml_kind { NBL_YAML_SCALAR, NBL_YAML_LIST, NBL_YAML_MAP } nbl__yaml_kind;
 

@@ -45,7 +45,7 @@ static nbl_status fill_norms(nbl_model *model, const char *module, size_t length
 {
     char name[256];
     snprintf(name, sizeof name, "%.*s.weight", (int)length, module);
-    const struct nbl__held *held = nbl__model_find(model, name);
+    const struct nbl__weight_entry *held = nbl__model_find(model, name);
     NBL_CHECK(model->ctx, held && held->weight.rank == 2, NBL_ERROR_INTERNAL, "no weight \"%s\"", name);
     int64_t columns = held->weight.shape[1];
     float *row = nbl__alloc(model->ctx, (size_t)columns * sizeof *row);

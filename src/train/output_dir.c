@@ -272,7 +272,8 @@ static int64_t own_step(const nbl__run_config *c, const char *checkpoint)
     return step;
 }
 
-nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config, const char *resumed, bool changed)
+nbl_status nbl__move_earlier_output(nbl_context *ctx, const nbl__run_config *config, const char *resumed,
+                                    bool changed)
 {
     bool any;
     int64_t after = resumed ? own_step(config, resumed) : -1;

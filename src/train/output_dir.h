@@ -18,7 +18,8 @@ nbl_status nbl__output_dir_make(nbl_context *ctx, const char *output_dir);
 /* Moves what an earlier run left in output_dir into a folder earlier-N in there: another run must not go on from it,
  * and what was trained must not be lost. Weights that no run left there are refused. A run that goes on from one of
  * the folder's checkpoints (`resumed`; NULL: none) moves nothing or, when it is `changed`, the later checkpoints. */
-nbl_status nbl__set_aside(nbl_context *ctx, const nbl__run_config *config, const char *resumed, bool changed);
+nbl_status nbl__move_earlier_output(nbl_context *ctx, const nbl__run_config *config, const char *resumed,
+                                    bool changed);
 /* Removes what a killed run left half-written in output_dir. What cannot be removed is told of in a warning. */
 nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir);
 

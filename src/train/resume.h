@@ -17,8 +17,8 @@
 #include "run/run_changes.h"
 
 /* Between these the scale of f16's gradients moves. */
-#define NBL_LEAST_LOSS_SCALE 0x1p-14
-#define NBL_MOST_LOSS_SCALE 0x1p24
+#define NBL_MIN_LOSS_SCALE 0x1p-14
+#define NBL_MAX_LOSS_SCALE 0x1p24
 
 /* Where a run stands after a step. */
 typedef struct nbl__run_state {

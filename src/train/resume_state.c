@@ -63,7 +63,7 @@ void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
 /* One row per number of the state. Nothing is counted more than once a step: what says more was not written here, and
  * could overflow. */
 enum kind { INTEGER, COUNT, REAL, BITS };
-static const int64_t most_steps = (int64_t)1 << 62;
+static const int64_t max_steps = (int64_t)1 << 62;
 static const struct field {
     const char *name;
     enum kind kind;
@@ -88,7 +88,7 @@ static const struct field {
 };
 enum { FIELDS = sizeof fields / sizeof *fields };
 
-static const void *place(const nbl__run_state *state, const struct field *f)
+static const void *field_address(const nbl__run_state *state, const struct field *f)
 {
     return (const char *)state + f->offset;
 }
@@ -96,7 +96,7 @@ static const void *place(const nbl__run_state *state, const struct field *f)
 void nbl__run_state_print(nbl__text *out, const nbl__run_state *state)
 {
     for (int i = 0; i < FIELDS; i++) {
-        const void *at = place(state, &fields[i]);
+        const void *at = field_address(state, &fields[i]);
         nbl__text_printf(out, "%s  \"%s\": ", i ? ",\n" : "", fields[i].name);
         if (fields[i].kind == INTEGER || fields[i].kind == COUNT)
             nbl__text_printf(out, "%" PRId64, *(const int64_t *)at);
@@ -111,9 +111,9 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
 {
     for (int i = 0; i < FIELDS; i++) {
         const nbl__json *value = nbl__json_get(root, fields[i].name);
-        void *at = (void *)(uintptr_t)place(state, &fields[i]);
+        void *at = (void *)(uintptr_t)field_address(state, &fields[i]);
         bool good;
-        if (fields[i].kind == INTEGER) good = nbl__json_natural(value, at) && *(int64_t *)at < most_steps;
+        if (fields[i].kind == INTEGER) good = nbl__json_natural(value, at) && *(int64_t *)at < max_steps;
         else if (fields[i].kind == COUNT)
             good = nbl__json_natural(value, at) && *(int64_t *)at <= state->step;
         else if (fields[i].kind == REAL && at == &state->best_eval && nbl__json_is(value, NBL_JSON_NULL))
@@ -124,9 +124,9 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
     }
     NBL_CHECK(ctx, state->batch <= state->batches, NBL_ERROR_FORMAT,
               "%s: micro-batch %" PRId64 " of %" PRId64, where, state->batch, state->batches);
-    NBL_CHECK(ctx, state->loss_scale >= NBL_LEAST_LOSS_SCALE && state->loss_scale <= NBL_MOST_LOSS_SCALE,
+    NBL_CHECK(ctx, state->loss_scale >= NBL_MIN_LOSS_SCALE && state->loss_scale <= NBL_MAX_LOSS_SCALE,
               NBL_ERROR_FORMAT, "%s: loss_scale %g is not between %g and %g", where, state->loss_scale,
-              NBL_LEAST_LOSS_SCALE, NBL_MOST_LOSS_SCALE);
+              NBL_MIN_LOSS_SCALE, NBL_MAX_LOSS_SCALE);
     return NBL_OK;
 }
 

@@ -6,13 +6,13 @@
 /* From 1 after the warm-up to `least` at the end, or at the share of all steps from which it stays there. */
 static double cosine(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)
 {
-    double least = c->min_lr_ratio;
-    if (least > 0 && c->constant_lr_ratio > 0) {
+    double min = c->min_lr_ratio;
+    if (min > 0 && c->constant_lr_ratio > 0) {
         total = (int64_t)((double)total * c->constant_lr_ratio);
         step = nbl__min_i64(step, total);
     }
     double passed = (double)(step - warmup) / (double)nbl__max_i64(1, total - warmup);
-    return fmax(0, (1 - least) * 0.5 * (1 + cos(M_PI * passed))) + least;
+    return fmax(0, (1 - min) * 0.5 * (1 + cos(M_PI * passed))) + min;
 }
 
 double nbl__schedule_factor(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)

@@ -117,8 +117,7 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
                                .optimizer_bits = c->adam8bit ? 8 : 32,
                                .memory = memory,
                                .available = (nbl__memory_left(ctx) + nbl__memory_beside(ctx)) / 10 * 9,
-                               .least = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS
-                                                                  : NBL_RECOMPUTE_NONE};
+                               .min = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE};
 }
 
 /* Data and model. `tokens`, `sequences`: of the largest micro-batch; told, or 0. */
@@ -171,11 +170,11 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w)
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
                                         nbl__data_count(t->data).examples);
     w->room = t->session.build.tokens * accumulation;
-    w->most_sequences = t->session.build.sequences * accumulation;
+    w->max_sequences = t->session.build.sequences * accumulation;
     w->ids = nbl__arena_alloc(&t->arena, (size_t)w->room * sizeof *w->ids);
     w->labels = nbl__arena_alloc(&t->arena, (size_t)w->room * sizeof *w->labels);
-    w->sequences = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->sequences);
-    w->targets = nbl__arena_alloc(&t->arena, (size_t)w->most_sequences * sizeof *w->targets);
+    w->sequences = nbl__arena_alloc(&t->arena, (size_t)w->max_sequences * sizeof *w->sequences);
+    w->targets = nbl__arena_alloc(&t->arena, (size_t)w->max_sequences * sizeof *w->targets);
     w->starts = nbl__arena_alloc(&t->arena, (size_t)(accumulation + 1) * sizeof *w->starts);
     w->result_bytes = sizeof *w->clipping + (size_t)accumulation * sizeof *w->losses;
     w->clipping = nbl__memory_alloc_host(t->ctx, w->result_bytes);
@@ -333,7 +332,7 @@ static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options
     NBL_TRY(nbl__output_dir_make(t->ctx, c->output_dir));
     if (t->lock < 0) NBL_TRY(nbl__output_dir_lock(t->ctx, c->output_dir, &t->lock));
     NBL_TRY(nbl__remove_leftovers(t->ctx, c->output_dir));
-    NBL_TRY(nbl__set_aside(t->ctx, c, t->resumed, t->changed));
+    NBL_TRY(nbl__move_earlier_output(t->ctx, c, t->resumed, t->changed));
     NBL_TRY(nbl__trainer_sample_before(t, options->samples));
     return begin_run(t);
 }

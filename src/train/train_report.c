@@ -48,9 +48,9 @@ nbl_status nbl__trainer_sample_before(nbl__trainer *t, int samples)
     if (t->resumed == NULL && unlink(path) != 0 && errno != ENOENT)
         return nbl__fail_errno(t->ctx, errno, "%s: cannot be removed", path);
     if (!t->config->report) return NBL_OK;
-    int64_t most = samples > 0 ? samples : samples == 0 && cheap ? USUAL_SAMPLES : 0;
-    NBL_TRY(nbl__samples_choose(t->ctx, t->data, most, s));
-    if (most == 0)
+    int64_t max = samples > 0 ? samples : samples == 0 && cheap ? USUAL_SAMPLES : 0;
+    NBL_TRY(nbl__samples_choose(t->ctx, t->data, max, s));
+    if (max == 0)
         s->missing = samples == 0 ? "more than a billion parameters; --samples 3 makes them nevertheless"
                                   : "none were asked for";
     NBL_TRY(nbl__samples_limit(s, t->model, t->memory_bytes));

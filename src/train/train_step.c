@@ -26,7 +26,7 @@ static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, in
 {
     nbl__example example;
     NBL_TRY(nbl__data_example(t->data, index, &example));
-    NBL_CHECK(t->ctx, *at + example.count <= w->room && *sequence < w->most_sequences, NBL_ERROR_INTERNAL,
+    NBL_CHECK(t->ctx, *at + example.count <= w->room && *sequence < w->max_sequences, NBL_ERROR_INTERNAL,
               "example %" PRId64 " with %" PRId64 " tokens was not planned for", index, example.count);
     memcpy(w->ids + *at, example.ids, (size_t)example.count * sizeof *w->ids);
     memcpy(w->labels + *at, example.labels, (size_t)example.count * sizeof *w->labels);
@@ -41,12 +41,12 @@ static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, in
 
 /* The next micro-batches of an epoch, at most `most`, from `batch` on. */
 static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch *epoch, int64_t batch,
-                              int64_t most)
+                              int64_t max)
 {
     int64_t at = 0, sequence = 0;
     w->tokens = w->trained = w->enqueued = 0;
     w->batch = batch;
-    w->batches = nbl__min_i64(most, epoch->batch_count - batch);
+    w->batches = nbl__min_i64(max, epoch->batch_count - batch);
     for (int64_t b = 0; b < w->batches; b++) {
         w->starts[b] = sequence;
         for (int64_t i = epoch->starts[batch + b]; i < epoch->starts[batch + b + 1]; i++)
@@ -189,7 +189,7 @@ static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
     NBL_TRY(
         nbl__optimizer_step(&t->optimizer, t->config, result->learning_rate, 1 / scale, t->state.step + 1));
     NBL_TRY(nbl__plan_prepare(&t->session.plan));
-    return nbl__memory_note(t->ctx, &w->done);
+    return nbl__memory_event_record(t->ctx, &w->done);
 }
 
 /* A step whose gradients are not finite has changed nothing: in f16 it is run again, with less of a scale. */
@@ -202,7 +202,7 @@ static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result
         NBL_TRY(nbl__memory_wait(t->ctx, w->done, "the step"));
         NBL_TRY(add_losses(t, w, &result->loss));
         if (w->clipping->non_finite < 0) break;
-        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > NBL_LEAST_LOSS_SCALE,
+        NBL_CHECK(t->ctx, t->model->dtype == NBL_DTYPE_F16 && t->state.loss_scale > NBL_MIN_LOSS_SCALE,
                   NBL_ERROR_FORMAT, "step %" PRId64 ": the gradient of \"%s\" is not finite",
                   t->state.step + 1, t->optimizer.tensors[w->clipping->non_finite].name);
         t->state.loss_scale *= 0.5;
@@ -217,7 +217,7 @@ static void grow_scale(nbl__trainer *t)
 {
     if (t->model->dtype != NBL_DTYPE_F16 || ++t->state.good_steps < STEPS_TO_GROW) return;
     t->state.good_steps = 0;
-    if (t->state.loss_scale < NBL_MOST_LOSS_SCALE) t->state.loss_scale *= 2;
+    if (t->state.loss_scale < NBL_MAX_LOSS_SCALE) t->state.loss_scale *= 2;
 }
 
 nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *result)

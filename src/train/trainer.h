@@ -25,7 +25,7 @@ typedef struct nbl__dropout_site {
 typedef struct nbl__window {
     int32_t *ids, *labels;        /* [room] */
     nbl_ids *sequences, *targets; /* [most sequences], into ids and labels */
-    int64_t room, most_sequences;
+    int64_t room, max_sequences;
     int64_t *starts;      /* [accumulation + 1] sequences of each micro-batch */
     int64_t epoch, batch; /* its first micro-batch's: of the run, and in the epoch */
     int64_t batches, tokens, trained;
@@ -33,7 +33,7 @@ typedef struct nbl__window {
     float *losses;    /* [accumulation], and */
     nbl__clipping *clipping;
     size_t result_bytes; /* of both: the host's memory, which the device writes */
-    int64_t done;        /* when it has (nbl__memory_note) */
+    int64_t done;        /* when it has (nbl__memory_event_record) */
 } nbl__window;
 
 typedef struct nbl__trainer {

@@ -173,7 +173,7 @@ static void a_team_does_every_item_once_for_any_number_of_threads(void **state)
     }
 }
 
-static void the_first_failure_of_a_team_is_returned_with_its_message(void **state)
+static void the_first_failure_of_a_team_is_retransposed_with_its_message(void **state)
 {
     (void)state;
     for (int threads = 1; threads <= 3; threads++) {
@@ -422,7 +422,7 @@ int main(void)
         cmocka_unit_test(every_allocation_is_counted_and_can_fail),
         cmocka_unit_test(arena_pieces_are_zeroed_aligned_and_do_not_overlap),
         cmocka_unit_test(a_team_does_every_item_once_for_any_number_of_threads),
-        cmocka_unit_test(the_first_failure_of_a_team_is_returned_with_its_message),
+        cmocka_unit_test(the_first_failure_of_a_team_is_retransposed_with_its_message),
         cmocka_unit_test(progress_can_stop_a_team),
         cmocka_unit_test(philox_gives_the_published_vectors),
         cmocka_unit_test(an_instruction_set_can_be_lowered_but_not_raised),

@@ -34,7 +34,7 @@ static void close_fixture(fixture *f)
     nbl_context_destroy(f->ctx);
 }
 
-static const char *place(fixture *f, const char *name)
+static const char *path_of(fixture *f, const char *name)
 {
     return nbl__arena_printf(&f->arena, "%s/%s", f->folder, name);
 }
@@ -65,7 +65,7 @@ static void only_a_result_is_replaced_and_only_when_asked(void **state)
 {
     (void)state;
     fixture f = open_fixture();
-    const char *path = place(&f, "result");
+    const char *path = path_of(&f, "result");
     char *text;
     size_t size;
     assert_ok(f.ctx, write_result(&f, path, false, "a"));
@@ -87,12 +87,12 @@ static void only_a_result_is_replaced_and_only_when_asked(void **state)
     write_file(f.folder, "empty", "", 0);
     write_file(f.folder, "plain", plain, sizeof plain - 1);
     write_file(f.folder, "cut", cut, sizeof cut - 1);
-    assert_refused(&f, place(&f, "text"), "not a result");
-    assert_refused(&f, place(&f, "empty"), "not a result");
-    assert_refused(&f, place(&f, "plain"), "not a result");
-    assert_refused(&f, place(&f, "cut"), "not a result");
-    assert_file_equals(place(&f, "text"), "[[1, 2]]", 8);
-    assert_file_equals(place(&f, "plain"), plain, sizeof plain - 1);
+    assert_refused(&f, path_of(&f, "text"), "not a result");
+    assert_refused(&f, path_of(&f, "empty"), "not a result");
+    assert_refused(&f, path_of(&f, "plain"), "not a result");
+    assert_refused(&f, path_of(&f, "cut"), "not a result");
+    assert_file_equals(path_of(&f, "text"), "[[1, 2]]", 8);
+    assert_file_equals(path_of(&f, "plain"), plain, sizeof plain - 1);
     close_fixture(&f);
 }
 
@@ -100,15 +100,15 @@ static void what_is_no_regular_file_is_refused(void **state)
 {
     (void)state;
     fixture f = open_fixture();
-    assert_ok(f.ctx, write_result(&f, place(&f, "result"), false, "a"));
-    assert_int_equal(symlink("result", place(&f, "link")), 0);
-    assert_int_equal(symlink("nowhere", place(&f, "dangling")), 0);
-    assert_int_equal(mkfifo(place(&f, "pipe"), 0666), 0);
-    assert_int_equal(mkdir(place(&f, "folder"), 0777), 0);
-    assert_refused(&f, place(&f, "link"), "a link");
-    assert_refused(&f, place(&f, "dangling"), "a link");
-    assert_refused(&f, place(&f, "pipe"), "a FIFO");
-    assert_refused(&f, place(&f, "folder"), "a folder");
+    assert_ok(f.ctx, write_result(&f, path_of(&f, "result"), false, "a"));
+    assert_int_equal(symlink("result", path_of(&f, "link")), 0);
+    assert_int_equal(symlink("nowhere", path_of(&f, "dangling")), 0);
+    assert_int_equal(mkfifo(path_of(&f, "pipe"), 0666), 0);
+    assert_int_equal(mkdir(path_of(&f, "folder"), 0777), 0);
+    assert_refused(&f, path_of(&f, "link"), "a link");
+    assert_refused(&f, path_of(&f, "dangling"), "a link");
+    assert_refused(&f, path_of(&f, "pipe"), "a FIFO");
+    assert_refused(&f, path_of(&f, "folder"), "a folder");
     assert_int_equal(nbl__result_file_check(f.ctx, "/dev/null", true), NBL_ERROR_EXISTS);
     assert_non_null(strstr(nbl_error_message(f.ctx), "a device"));
     assert_int_equal(entries_in(f.folder), 5);
@@ -129,17 +129,17 @@ static void a_result_never_becomes_part_of_a_model(void **state)
                                         "chat_template.jinja",
                                         "x.gguf"};
     for (int i = 0; i < 7; i++) {
-        assert_ok(f.ctx, write_result(&f, place(&f, parts[i]), false, "a")); /* no model is here yet */
-        assert_int_equal(unlink(place(&f, parts[i])), 0);
+        assert_ok(f.ctx, write_result(&f, path_of(&f, parts[i]), false, "a")); /* no model is here yet */
+        assert_int_equal(unlink(path_of(&f, parts[i])), 0);
     }
     for (int c = 0; c < 2; c++) {
         write_file(f.folder, configs[c], "{}", 2);
         for (int i = 0; i < 7; i++) {
-            assert_refused(&f, place(&f, parts[i]), "part of the model");
-            assert_false(nbl__exists(place(&f, parts[i])));
+            assert_refused(&f, path_of(&f, parts[i]), "part of the model");
+            assert_false(nbl__exists(path_of(&f, parts[i])));
         }
-        assert_ok(f.ctx, write_result(&f, place(&f, "logits.safetensors"), c > 0, "a"));
-        unlink(place(&f, configs[c]));
+        assert_ok(f.ctx, write_result(&f, path_of(&f, "logits.safetensors"), c > 0, "a"));
+        unlink(path_of(&f, configs[c]));
     }
     close_fixture(&f);
 }
@@ -149,13 +149,13 @@ static void an_input_is_refused(void **state)
     (void)state;
     fixture f = open_fixture();
     nbl__file file;
-    assert_ok(f.ctx, write_result(&f, place(&f, "input"), false, "a"));
-    assert_int_equal(link(place(&f, "input"), place(&f, "other-name")), 0);
-    assert_ok(f.ctx, nbl__file_map(f.ctx, place(&f, "input"), &file));
-    assert_refused(&f, place(&f, "input"), "an input");
-    assert_refused(&f, place(&f, "other-name"), "an input");
+    assert_ok(f.ctx, write_result(&f, path_of(&f, "input"), false, "a"));
+    assert_int_equal(link(path_of(&f, "input"), path_of(&f, "other-name")), 0);
+    assert_ok(f.ctx, nbl__file_map(f.ctx, path_of(&f, "input"), &file));
+    assert_refused(&f, path_of(&f, "input"), "an input");
+    assert_refused(&f, path_of(&f, "other-name"), "an input");
     nbl__file_unmap(&file);
-    assert_ok(f.ctx, write_result(&f, place(&f, "input"), true, "b"));
+    assert_ok(f.ctx, write_result(&f, path_of(&f, "input"), true, "b"));
     close_fixture(&f);
 }
 
@@ -174,9 +174,9 @@ static void weights_and_adapter_are_inputs(void **state)
         int64_t count;
         assert_ok(f.ctx, nbl__file_map(f.ctx, inputs[i], &file));
         assert_ok(f.ctx, nbl__safetensors_parse(&f.arena, inputs[i], file.data, file.size, &tensors, &count));
-        assert_ok(f.ctx, nbl__result_file_write(&f.arena, place(&f, "marked"), false, tensors, count));
+        assert_ok(f.ctx, nbl__result_file_write(&f.arena, path_of(&f, "marked"), false, tensors, count));
         nbl__file_unmap(&file);
-        assert_int_equal(rename(place(&f, "marked"), inputs[i]), 0);
+        assert_int_equal(rename(path_of(&f, "marked"), inputs[i]), 0);
     }
     nbl_model *model;
     nbl_model_options options = {.adapter = tiny.adapter};
@@ -193,7 +193,7 @@ static void weights_and_adapter_are_inputs(void **state)
             NBL_ERROR_EXISTS);
         assert_non_null(strstr(nbl_error_message(f.ctx), "an input"));
     }
-    const char *out = place(&f, "out");
+    const char *out = path_of(&f, "out");
     assert_ok(f.ctx, nbl_model_write_gradients(model, &list, &list, 1, 0, 0, out, 0, &loss, &trained));
     assert_int_equal(nbl_model_write_logits(model, &list, 1, out, 0), NBL_ERROR_EXISTS);
     assert_ok(f.ctx, nbl_model_write_logits(model, &list, 1, out, 1));
@@ -215,10 +215,10 @@ static pid_t start_writer(fixture *f)
     if (child == 0) {
         nbl__output *output;
         nbl__new_file file;
-        bool good = nbl__output_begin(f->ctx, place(f, "out"), 0, &output) == NBL_OK &&
+        bool good = nbl__output_begin(f->ctx, path_of(f, "out"), 0, &output) == NBL_OK &&
                     nbl__output_subfolder(output, "sub") == NBL_OK &&
                     nbl__output_put(output, "sub/a", "abc", 3) == NBL_OK &&
-                    nbl__new_file_open(f->ctx, place(f, "file"), false, 0, &file) == NBL_OK &&
+                    nbl__new_file_open(f->ctx, path_of(f, "file"), false, 0, &file) == NBL_OK &&
                     nbl__new_file_write(&file, "abc", 3, 0) == NBL_OK;
         if (!good || write(ready[1], "", 1) != 1) _exit(1);
         for (;;) pause();
@@ -253,9 +253,9 @@ static void what_a_killed_writer_left_is_removed_by_the_next(void **state)
     assert_int_equal(entries_in(f.folder), 2);
     end_writer(child);
     assert_int_equal(entries_in(f.folder), 2);
-    write_both(&f, place(&f, "other"), place(&f, "another")); /* not theirs */
+    write_both(&f, path_of(&f, "other"), path_of(&f, "another")); /* not theirs */
     assert_int_equal(entries_in(f.folder), 4);
-    write_both(&f, place(&f, "out"), place(&f, "file"));
+    write_both(&f, path_of(&f, "out"), path_of(&f, "file"));
     assert_int_equal(entries_in(f.folder), 4);
     close_fixture(&f);
 }
@@ -265,10 +265,10 @@ static void a_live_writer_is_spared(void **state)
     (void)state;
     fixture f = open_fixture();
     pid_t child = start_writer(&f);
-    write_both(&f, place(&f, "out"), place(&f, "file"));
+    write_both(&f, path_of(&f, "out"), path_of(&f, "file"));
     assert_int_equal(entries_in(f.folder), 4); /* the child's two are still there */
     end_writer(child);
-    assert_ok(f.ctx, nbl__file_put(f.ctx, place(&f, "file"), "e", 1));
+    assert_ok(f.ctx, nbl__file_put(f.ctx, path_of(&f, "file"), "e", 1));
     assert_int_equal(entries_in(f.folder), 3);
     close_fixture(&f);
 }
@@ -282,17 +282,18 @@ static void names_that_are_not_ours_are_spared(void **state)
     enum { COUNT = sizeof names / sizeof *names };
     fixture f = open_fixture();
     for (int i = 0; i < COUNT; i++) write_file(f.folder, names[i], "mine", 4);
-    assert_int_equal(mkdir(place(&f, "elsewhere"), 0777), 0);
-    assert_int_equal(symlink("elsewhere", place(&f, "out.partial-linked")), 0); /* a link is never followed */
-    assert_int_equal(mkfifo(place(&f, "out.partial-afifo1"), 0666), 0);
-    write_file(place(&f, "elsewhere"), "kept", "mine", 4);
+    assert_int_equal(mkdir(path_of(&f, "elsewhere"), 0777), 0);
+    assert_int_equal(symlink("elsewhere", path_of(&f, "out.partial-linked")),
+                     0); /* a link is never followed */
+    assert_int_equal(mkfifo(path_of(&f, "out.partial-afifo1"), 0666), 0);
+    write_file(path_of(&f, "elsewhere"), "kept", "mine", 4);
     write_file(f.folder, "out.partial-abc123", "left", 4);
     nbl__output *output;
-    assert_ok(f.ctx, nbl__output_begin(f.ctx, place(&f, "out/"), 0, &output));
+    assert_ok(f.ctx, nbl__output_begin(f.ctx, path_of(&f, "out/"), 0, &output));
     nbl__output_abort(output);
-    assert_false(nbl__exists(place(&f, "out.partial-abc123")));
+    assert_false(nbl__exists(path_of(&f, "out.partial-abc123")));
     assert_int_equal(entries_in(f.folder), COUNT + 3);
-    assert_file_equals(place(&f, "elsewhere/kept"), "mine", 4);
+    assert_file_equals(path_of(&f, "elsewhere/kept"), "mine", 4);
     close_fixture(&f);
 }
 

@@ -102,7 +102,7 @@ static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **stat
     nbl_context_destroy(ctx);
 }
 
-static void mxfp4_experts_decode_to_transformers_own_file_and_back(void **state)
+static void mxfp4_experts_dequantize_to_transformers_own_file_and_back(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
@@ -522,7 +522,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_quantised_to_nf4_is_upstreams_byte_for_byte),
         cmocka_unit_test(upstreams_folder_survives_the_way_through_16_and_32_bits),
-        cmocka_unit_test(mxfp4_experts_decode_to_transformers_own_file_and_back),
+        cmocka_unit_test(mxfp4_experts_dequantize_to_transformers_own_file_and_back),
         cmocka_unit_test(nested_and_flat_scales_describe_nearly_the_same_weights),
         cmocka_unit_test(any_number_of_threads_writes_the_same_files),
         cmocka_unit_test(quantising_twice_is_refused),

@@ -65,19 +65,19 @@ static void metadata_of_every_type_is_read(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void every_block_type_decodes_to_the_bits_of_the_package_gguf(void **state)
+static void every_block_type_dequantizes_to_the_bits_of_the_package_gguf(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
     nbl__gguf *gguf = open_golden(ctx);
-    int decoded = 0;
+    int dequantized = 0;
     for (int64_t i = 0; i < gguf->tensor_count; i++) {
         const nbl__gguf_tensor *packed = &gguf->tensors[i];
         char name[64];
         snprintf(name, sizeof name, "%s.f32", packed->name);
         const nbl__gguf_tensor *wanted = nbl__gguf_tensor_find(gguf, name);
         if (wanted == NULL) continue;
-        decoded++;
+        dequantized++;
         assert_int_equal(packed->rank, 2);
         assert_int_equal(packed->shape[0], 3);
         assert_int_equal(packed->elements, wanted->elements);
@@ -86,10 +86,10 @@ static void every_block_type_decodes_to_the_bits_of_the_package_gguf(void **stat
         uint16_t *halves = malloc(n * 2), *own = malloc(n * 2);
         for (nbl_isa isa = NBL_ISA_SCALAR; isa <= nbl__isa_detect(); isa++) {
             void *unaligned = (char *)values + 1;
-            nbl__ggml_decode(isa, packed->type, packed->data, packed->elements, NBL_DTYPE_F32, unaligned);
+            nbl__ggml_dequantize(isa, packed->type, packed->data, packed->elements, NBL_DTYPE_F32, unaligned);
             assert_memory_equal(unaligned, wanted->data, n * 4);
             for (nbl_dtype dtype = NBL_DTYPE_F16; dtype <= NBL_DTYPE_BF16; dtype++) {
-                nbl__ggml_decode(isa, packed->type, packed->data, packed->elements, dtype, halves);
+                nbl__ggml_dequantize(isa, packed->type, packed->data, packed->elements, dtype, halves);
                 nbl__from_f32(NBL_ISA_SCALAR, (const float *)(const void *)wanted->data, dtype, own,
                               (int64_t)n);
                 assert_memory_equal(halves, own, n * 2);
@@ -99,7 +99,7 @@ static void every_block_type_decodes_to_the_bits_of_the_package_gguf(void **stat
         free(halves);
         free(own);
     }
-    assert_int_equal(decoded, 12);
+    assert_int_equal(dequantized, 12);
     nbl__gguf_close(gguf);
     nbl_context_destroy(ctx);
 }
@@ -221,7 +221,7 @@ static void arrays_of_arrays_are_stepped_over(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void odd_names_values_and_places_are_refused_by_name(void **state)
+static void odd_names_values_and_offsets_are_refused_by_name(void **state)
 {
     (void)state;
     memset(&b, 0, sizeof b);
@@ -258,14 +258,14 @@ static void odd_names_values_and_places_are_refused_by_name(void **state)
 }
 
 /* A tensor's entry by hand: sizes (fastest first), type, place. */
-static void entry_by_hand(int rank, const uint64_t *sizes, uint32_t type, uint64_t place)
+static void entry_by_hand(int rank, const uint64_t *sizes, uint32_t type, uint64_t offset)
 {
     memset(&b, 0, sizeof b);
     put_name(&b.tensors, "t");
     put_u32(&b.tensors, (uint32_t)rank);
     for (int i = 0; i < rank; i++) put_u64(&b.tensors, sizes[i]);
     put_u32(&b.tensors, type);
-    put_u64(&b.tensors, place);
+    put_u64(&b.tensors, offset);
     b.tensor_count = 1;
     for (int i = 0; i < 64; i++) put(&b.data, "", 1);
 }
@@ -302,12 +302,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(metadata_of_every_type_is_read),
-        cmocka_unit_test(every_block_type_decodes_to_the_bits_of_the_package_gguf),
+        cmocka_unit_test(every_block_type_dequantizes_to_the_bits_of_the_package_gguf),
         cmocka_unit_test(a_file_cut_anywhere_is_refused_with_a_message),
         cmocka_unit_test(version_2_opens_and_others_are_refused),
         cmocka_unit_test(counts_and_lengths_beyond_the_file_are_refused_without_memory),
         cmocka_unit_test(arrays_of_arrays_are_stepped_over),
-        cmocka_unit_test(odd_names_values_and_places_are_refused_by_name),
+        cmocka_unit_test(odd_names_values_and_offsets_are_refused_by_name),
         cmocka_unit_test(tensor_entries_that_cannot_be_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -95,7 +95,7 @@ static void a_llama_gets_its_config_and_its_rows_in_halves(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void llama_biases_are_turned_with_their_rows(void **state)
+static void llama_biases_are_transposed_with_their_rows(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
@@ -365,7 +365,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_llama_gets_its_config_and_its_rows_in_halves),
-        cmocka_unit_test(llama_biases_are_turned_with_their_rows),
+        cmocka_unit_test(llama_biases_are_transposed_with_their_rows),
         cmocka_unit_test(qwen_and_gemma_get_their_names_and_gemma_its_norms_less_one),
         cmocka_unit_test(rotary_scaling_is_told_or_refused),
         cmocka_unit_test(what_is_not_understood_is_refused_by_name),

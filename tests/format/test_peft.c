@@ -265,7 +265,7 @@ typedef struct adapter {
 
 static const char *const target_names[] = {"q_proj", "embed_tokens"};
 static const char *const saved_names[] = {"lm_head"};
-static const nbl__peft_place places[] = {
+static const nbl__peft_target expected_targets[] = {
     {"model.embed_tokens", NBL_PEFT_EMBEDDING, WIDTH, VOCABULARY},
     {"model.layers.0.q_proj", NBL_PEFT_LINEAR, WIDTH, WIDTH},
     {"model.layers.0.norm", NBL_PEFT_OTHER, WIDTH, 0},
@@ -317,7 +317,7 @@ static void a_written_adapter_reads_back_bit_for_bit(void **state)
         assert_int_equal(entries_in(folder), 2);
         assert_int_not_equal(nbl__peft_write(ctx, folder, &a.description), NBL_OK); /* never over something */
         assert_ok(ctx, nbl__peft_open(ctx, folder, &peft));
-        assert_ok(ctx, nbl__peft_check(peft, places, 5));
+        assert_ok(ctx, nbl__peft_check(peft, expected_targets, 5));
         assert_int_equal(peft->module_count, 3);
         const nbl__peft_module *q = nbl__peft_find(peft, "model.layers.1.q_proj");
         assert_int_equal(q->r, RANK);
@@ -354,7 +354,7 @@ static void all_linear_is_written_as_the_modules_it_meant(void **state)
     assert_false(peft->settings.all_linear);
     assert_int_equal(peft->settings.target.list.count, 2);
     assert_string_equal(peft->settings.target.list.names[1], "model.layers.1.q_proj");
-    assert_ok(ctx, nbl__peft_check(peft, places, 5));
+    assert_ok(ctx, nbl__peft_check(peft, expected_targets, 5));
     nbl__peft_close(peft);
     remove_tree(temp);
     nbl_context_destroy(ctx);
@@ -369,7 +369,7 @@ static void assert_folder_refused(const adapter *a, const char *word)
     make_temp(temp);
     assert_ok(ctx, nbl__peft_write(ctx, in_folder(temp, "a"), &a->description));
     nbl_status status = nbl__peft_open(ctx, in_folder(temp, "a"), &peft);
-    if (status == NBL_OK) status = nbl__peft_check(peft, places, 5);
+    if (status == NBL_OK) status = nbl__peft_check(peft, expected_targets, 5);
     assert_int_not_equal(status, NBL_OK);
     if (strstr(nbl_error_message(ctx), word) == NULL)
         fail_msg("\"%s\" is not in: %s", word, nbl_error_message(ctx));
@@ -454,7 +454,7 @@ static nbl_status write_and_open(nbl_context *ctx, const char *folder)
     a.description.settings.rank_pattern_count = 1;
     NBL_TRY(nbl__peft_write(ctx, folder, &a.description));
     NBL_TRY(nbl__peft_open(ctx, folder, &peft));
-    nbl_status status = nbl__peft_check(peft, places, 5);
+    nbl_status status = nbl__peft_check(peft, expected_targets, 5);
     nbl__peft_close(peft);
     return status;
 }

@@ -373,7 +373,7 @@ static void check_recomputation(const kind *how)
     run(ctx, &plain);
     size_t saved = plain.plan.saved_bytes, total = nbl__plan_total(&plain.plan);
     for (int mode = NBL_RECOMPUTE_NORMS; mode <= NBL_RECOMPUTE_ALL; mode++) {
-        build(ctx, &other, how, &(nbl__plan_options){.least = (nbl__recompute)mode});
+        build(ctx, &other, how, &(nbl__plan_options){.min = (nbl__recompute)mode});
         assert_int_equal(other.plan.recompute, mode);
         bool more = mode == NBL_RECOMPUTE_NORMS ||
                     mode == NBL_RECOMPUTE_LAYERS; /* others: where there is it */
@@ -388,7 +388,7 @@ static void check_recomputation(const kind *how)
         assert_true(nbl__plan_total(&other.plan) <= reached);
         drop(&other);
     }
-    build(ctx, &other, how, &(nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS, .offload = true});
+    build(ctx, &other, how, &(nbl__plan_options){.min = NBL_RECOMPUTE_LAYERS, .offload = true});
     assert_true(other.plan.host_bytes > 0 && nbl__plan_total(&other.plan) <= total);
     for (int i = 0; i < 2; i++) { /* again: what waited in the first run does not matter */
         memset(other.plan.host, 0xFF, other.plan.host_bytes);

@@ -7,7 +7,7 @@
 
 #include "format/hf/safetensors.h"
 
-enum { MOST_SEQUENCES = 3, GREEDY = 24 };
+enum { MAX_SEQUENCES = 3, GREEDY = 24 };
 
 typedef struct golden {
     nbl_context *ctx;
@@ -17,7 +17,7 @@ typedef struct golden {
     uint8_t *bytes;
     nbl__stored *tensors;
     int64_t count;
-    nbl_ids ids[MOST_SEQUENCES], labels[MOST_SEQUENCES];
+    nbl_ids ids[MAX_SEQUENCES], labels[MAX_SEQUENCES];
     int64_t sequences;
 } golden;
 
@@ -51,7 +51,7 @@ static golden open_golden(nbl_context *ctx, const char *name)
     g.bytes = read_file(in_folder(g.folder, "expected.safetensors"), &size);
     assert_ok(ctx, nbl__safetensors_parse(&g.arena, name, g.bytes, size, &g.tensors, &g.count));
     for (int64_t i = 0; find_at(&g, "ids", i); i++, g.sequences++) {
-        assert_true(i < MOST_SEQUENCES);
+        assert_true(i < MAX_SEQUENCES);
         g.ids[i] = ids_of(&g, find_at(&g, "ids", i));
         g.labels[i] = ids_of(&g, find_at(&g, "labels", i));
     }
@@ -109,7 +109,7 @@ static void compute_logits(golden *g, const char *dtype, float **logits)
 
 static void check_logits(golden *g, bool int8)
 {
-    float *logits[MOST_SEQUENCES];
+    float *logits[MAX_SEQUENCES];
     compute_logits(g, "f32", logits);
     for (int64_t i = 0; i < g->sequences; i++) {
         const nbl__stored *want = find_at(g, "logits", i), *peer = int8 ? find_at(g, "peer", i) : NULL;
@@ -127,7 +127,7 @@ static void check_logits(golden *g, bool int8)
 
 static void check_half_logits(golden *g, const char *dtype)
 {
-    float *logits[MOST_SEQUENCES];
+    float *logits[MAX_SEQUENCES];
     compute_logits(g, dtype, logits);
     for (int64_t i = 0; i < g->sequences; i++) {
         assert_within(g, dtype, distance(g, logits[i], find_at(g, "logits", i)), 2e-2);
@@ -140,10 +140,10 @@ static void check_half_logits(golden *g, const char *dtype)
 static void check_greedy(golden *g)
 {
     nbl_model *model = open_model(g, "f32", NULL);
-    int32_t tokens[MOST_SEQUENCES][GREEDY];
-    nbl_generated results[MOST_SEQUENCES];
+    int32_t tokens[MAX_SEQUENCES][GREEDY];
+    nbl_generated results[MAX_SEQUENCES];
     nbl_generate_options how = {.max_tokens = GREEDY};
-    for (int i = 0; i < MOST_SEQUENCES; i++) results[i] = (nbl_generated){.ids = {tokens[i], 0}};
+    for (int i = 0; i < MAX_SEQUENCES; i++) results[i] = (nbl_generated){.ids = {tokens[i], 0}};
     assert_ok(g->ctx, nbl_model_generate(model, g->ids, g->sequences, &how, results));
     for (int64_t i = 0; i < g->sequences; i++) {
         nbl_ids want = ids_of(g, find_at(g, "greedy", i));
@@ -320,7 +320,7 @@ static void hostile_configs_are_refused_by_the_name_of_the_key(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void ids_outside_the_vocabulary_are_refused_with_their_place(void **state)
+static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
@@ -365,7 +365,7 @@ int main(void)
         cmocka_unit_test(nested_nf4_is_as_bitsandbytes_has_it),
         cmocka_unit_test(int8_is_no_further_from_the_truth_than_bitsandbytes),
         cmocka_unit_test(hostile_configs_are_refused_by_the_name_of_the_key),
-        cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_place),
+        cmocka_unit_test(ids_outside_the_vocabulary_are_refused_with_their_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

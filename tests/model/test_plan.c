@@ -33,15 +33,15 @@ static void a_budget_chooses_recomputation_and_the_smallest_one_is_named(void **
     tiny_write(ctx, 0, true, &tiny);
     nbl_model *model = open_for_plan(ctx, &tiny, NULL, true);
     assert_ok(ctx, nbl_model_make_plan(model, 64, 1, 0, &plan));
-    uint64_t whole = plan.total_bytes, least = plan.smallest_memory;
+    uint64_t whole = plan.total_bytes, min = plan.smallest_memory;
     assert_string_equal(plan.recompute, "none");
     assert_true(plan.recompute_flops == 0 && flops_of(NULL, "again") == 0);
     assert_int_equal(plan.longest_sequence, 128);
-    assert_true(least < whole);
+    assert_true(min < whole);
 
     assert_ok(ctx, nbl_model_make_plan(model, 64, 1, whole, &plan));
     assert_string_equal(plan.recompute, "none");
-    for (uint64_t budget = least; budget < whole; budget += (whole - least + 4) / 5) {
+    for (uint64_t budget = min; budget < whole; budget += (whole - min + 4) / 5) {
         assert_ok(ctx, nbl_model_make_plan(model, 64, 1, budget, &plan));
         assert_true(plan.total_bytes <= budget);
         assert_string_not_equal(plan.recompute, "none");
@@ -53,8 +53,8 @@ static void a_budget_chooses_recomputation_and_the_smallest_one_is_named(void **
         assert_int_equal(nbl_model_make_plan(model, longest + 1, 1, budget, &plan), NBL_ERROR_MEMORY);
     }
     char number[32];
-    snprintf(number, sizeof number, "%" PRIu64, least);
-    assert_int_equal(nbl_model_make_plan(model, 64, 1, least - 1, &plan), NBL_ERROR_MEMORY);
+    snprintf(number, sizeof number, "%" PRIu64, min);
+    assert_int_equal(nbl_model_make_plan(model, 64, 1, min - 1, &plan), NBL_ERROR_MEMORY);
     assert_non_null(strstr(nbl_error_message(ctx), number));
     assert_int_equal(nbl_model_make_plan(model, 64, 1, 1, &plan), NBL_ERROR_MEMORY);
     assert_non_null(strstr(nbl_error_message(ctx), number));
@@ -73,7 +73,7 @@ static void available_memory_chooses_recomputation_and_refuses_nothing(void **st
     nbl_model *model = open_for_plan(ctx, &tiny, NULL, true);
     nbl__plan_request request = {.train = true, .tokens = 64, .sequences = 1, .optimizer_bits = 32};
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
-    uint64_t whole = plan.total_bytes, least = plan.smallest_memory;
+    uint64_t whole = plan.total_bytes, min = plan.smallest_memory;
     double kept = flops_of("mlp_backward", "backward"), forward = flops_of("mlp", "forward");
     assert_true(kept > 0 && forward > 0);
     request.available = whole;
@@ -85,25 +85,25 @@ static void available_memory_chooses_recomputation_and_refuses_nothing(void **st
     assert_true(plan.total_bytes < whole);
     assert_true(flops_of("mlp_backward", "backward") ==
                 kept); /* norms are enough: no product is made twice */
-    request.least = NBL_RECOMPUTE_FLAGGED;
+    request.min = NBL_RECOMPUTE_FLAGGED;
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     /* gate and up again: two thirds of the forward products, and a little */
     assert_true(flops_of("mlp_backward", "backward") - kept > 0.6 * forward);
     double head = flops_of("cross_entropy_backward", "backward");
-    request.least =
+    request.min =
         NBL_RECOMPUTE_LAYERS; /* a layer is made again without its MLP: backward of that makes gate and up */
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     assert_true(flops_of(NULL, "again") > 0 && flops_of("mlp", "again") == 0);
     assert_true(flops_of("cross_entropy_backward", "backward") ==
                 head); /* the logits are made once even so */
-    request.least = NBL_RECOMPUTE_ALL;
+    request.min = NBL_RECOMPUTE_ALL;
     assert_ok(ctx, nbl__model_plan(model, &request, &plan));
     assert_true(flops_of("cross_entropy_backward", "backward") > 2 * head);
-    request.least = NBL_RECOMPUTE_NONE;
+    request.min = NBL_RECOMPUTE_NONE;
     for (int i = 0; i < 2; i++) {
-        request.available = i ? 1 : least;
+        request.available = i ? 1 : min;
         assert_ok(ctx, nbl__model_plan(model, &request, &plan));
-        assert_true(plan.total_bytes <= least);
+        assert_true(plan.total_bytes <= min);
         assert_int_equal(plan.longest_sequence, 128); /* no limit was asked about */
     }
     assert_true(nbl__memory_available() > 1 << 20);
@@ -137,8 +137,8 @@ static void a_plan_with_load_counts_what_loading_keeps(void **state)
         assert_memory_equal(&plan.arenas, &planned, sizeof planned);
         uint64_t kept = 0;
         for (int64_t k = 0; k < model->weight_count; k++) {
-            const struct nbl__held *held = &model->weights[k];
-            kept += held->memory ? held->bytes : nbl__weight_bytes(&held->weight);
+            const struct nbl__weight_entry *entry = &model->weights[k];
+            kept += entry->memory ? entry->bytes : nbl__weight_bytes(&entry->weight);
         }
         assert_true(kept >= planned.weights && kept < planned.weights + planned.weights / 50);
         assert_ok(ctx, nbl_model_logits(model, &ids, 1, &rows));
@@ -186,7 +186,7 @@ static void the_largest_values_are_listed_largest_first(void **state)
     for (int train = 0; train < 2; train++) {
         nbl_model *model = open_for_plan(ctx, &tiny, NULL, train);
         assert_ok(ctx, nbl_model_make_plan(model, 32, 2, 0, &plan));
-        assert_int_equal(plan.value_count, NBL_PLAN_MOST_VALUES);
+        assert_int_equal(plan.value_count, NBL_PLAN_MAX_VALUES);
         bool saved = false, kept = false;
         for (int64_t i = 0; i < plan.value_count; i++) {
             assert_true(plan.values[i].count >= 1 && plan.values[i].bytes > 0 && plan.values[i].name[0]);

@@ -120,14 +120,10 @@ static void close_fixture(fixture *f)
     remove_tree(f->folder);
 }
 
-static void make_plan(fixture *f, uint64_t memory, nbl__recompute least)
+static void make_plan(fixture *f, uint64_t memory, nbl__recompute min)
 {
-    nbl__plan_request request = {.train = true,
-                                 .tokens = TOKENS,
-                                 .sequences = 4,
-                                 .optimizer_bits = 32,
-                                 .memory = memory,
-                                 .least = least};
+    nbl__plan_request request = {
+        .train = true, .tokens = TOKENS, .sequences = 4, .optimizer_bits = 32, .memory = memory, .min = min};
     assert_ok(f->ctx, nbl__model_plan(f->model, &request, &plan));
     const nbl_plan_arenas *a = &plan.arenas;
     assert_int_equal(a->weights + a->adapters + a->optimizer + a->saved + a->scratch + a->kv + a->device,
@@ -164,15 +160,16 @@ static void what_is_cheap_is_made_again_without_being_asked_for(void **state)
     assert_int_equal(again("rmsnorm"), 2 * LAYERS);
     assert_int_equal(again("gated"), LAYERS);
     assert_int_equal(again("linear") + again("linear_group") + again("attention"), 0);
-    assert_int_equal(plan.decoded_weights + (int64_t)plan.host_bytes, 0);
+    assert_int_equal(plan.dequantized_weights + (int64_t)plan.host_bytes, 0);
     uint64_t thrifty = plan.total_bytes;
     make_plan(&f, plenty, NBL_RECOMPUTE_NONE);
     assert_string_equal(plan.recompute, "none");
     uint64_t per_layer = (uint64_t)TOKENS * (uint64_t)(2 * usual.hidden + usual.inner) *
-                         2;                                         /* two norms and act(gate)·up */
-    uint64_t decoded = plan.decoded_bytes - plan.decoded_bytes / 4; /* beyond what it was packed */
+                         2; /* two norms and act(gate)·up */
+    uint64_t dequantized = plan.dequantized_bytes -
+                           plan.dequantized_bytes / 4; /* beyond what it was packed */
     assert_true(plan.total_bytes - thrifty > LAYERS * per_layer);
-    assert_true(plan.total_bytes - thrifty < LAYERS * per_layer + decoded);
+    assert_true(plan.total_bytes - thrifty < LAYERS * per_layer + dequantized);
     close_fixture(&f);
 }
 
@@ -190,7 +187,7 @@ static void what_would_cost_time_is_not(void **state)
     close_fixture(&f);
 }
 
-static void the_rest_of_a_budget_keeps_weights_decoded(void **state)
+static void the_rest_of_a_budget_keeps_weights_dequantized(void **state)
 {
     (void)state;
     fixture f;
@@ -199,25 +196,27 @@ static void the_rest_of_a_budget_keeps_weights_decoded(void **state)
     uint64_t thrifty = plan.total_bytes, packed = plan.arenas.weights, all = 0;
     int64_t before = 0;
     make_plan(&f, thrifty, NBL_RECOMPUTE_NONE);
-    assert_int_equal(plan.decoded_weights, 0);
+    assert_int_equal(plan.dequantized_weights, 0);
     make_plan(&f, plenty, NBL_RECOMPUTE_NONE);
-    assert_int_equal(plan.decoded_weights, 7 * LAYERS);
+    assert_int_equal(plan.dequantized_weights, 7 * LAYERS);
     all = plan.arenas.weights;
-    assert_int_equal(plan.decoded_bytes, LAYERS * 2 * usual.hidden *
-                                             (2 * (usual.heads + usual.kv) * usual.dim + 3 * usual.inner));
+    assert_int_equal(plan.dequantized_bytes,
+                     LAYERS * 2 * usual.hidden *
+                         (2 * (usual.heads + usual.kv) * usual.dim + 3 * usual.inner));
     for (int i = 1; i <= 8; i++) {
         uint64_t room = (all - packed) * (uint64_t)i / 8;
         make_plan(&f, thrifty + room, NBL_RECOMPUTE_NONE);
-        assert_true(plan.decoded_weights >= before && plan.decoded_weights >= (i < 8 ? 1 : 7 * LAYERS));
+        assert_true(plan.dequantized_weights >= before &&
+                    plan.dequantized_weights >= (i < 8 ? 1 : 7 * LAYERS));
         assert_true(plan.total_bytes + 2 * (uint64_t)(usual.hidden * usual.inner) >
                     thrifty + room); /* no larger one fits */
         assert_string_equal(plan.recompute, "cheap");
-        before = plan.decoded_weights;
+        before = plan.dequantized_weights;
     }
     close_fixture(&f);
     open_fixture(&f, &usual, true, NULL); /* what is dense needs no decoding */
     make_plan(&f, plenty, NBL_RECOMPUTE_NONE);
-    assert_int_equal(plan.decoded_weights, 0);
+    assert_int_equal(plan.dequantized_weights, 0);
     assert_string_equal(plan.recompute, "none");
     close_fixture(&f);
 }
@@ -239,9 +238,9 @@ static void layers_made_again_wait_on_the_host_and_so_does_an_embedding(void **s
         assert_int_equal(again("linear"), 0); /* neither o nor down: what they end in is there */
         assert_int_equal(plan.arenas.weights, packed - (tied ? 0 : embedding));
         assert_true(plan.arenas.saved < 6 * stream);
-        uint64_t least = plan.smallest_memory;
-        assert_true(plan.total_bytes >= least);
-        make_plan(&f, least, NBL_RECOMPUTE_NONE);
+        uint64_t min = plan.smallest_memory;
+        assert_true(plan.total_bytes >= min);
+        make_plan(&f, min, NBL_RECOMPUTE_NONE);
         assert_string_equal(plan.recompute, "layers");
         close_fixture(&f);
     }
@@ -274,7 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_cheap_is_made_again_without_being_asked_for),
         cmocka_unit_test(what_would_cost_time_is_not),
-        cmocka_unit_test(the_rest_of_a_budget_keeps_weights_decoded),
+        cmocka_unit_test(the_rest_of_a_budget_keeps_weights_dequantized),
         cmocka_unit_test(a_wide_layer_sends_what_attention_gives_as_well),
         cmocka_unit_test(layers_made_again_wait_on_the_host_and_so_does_an_embedding),
     };

@@ -74,7 +74,7 @@ typedef struct watch {
     int count;
 } watch;
 
-static int note_calls(void *user, int64_t which, int32_t id)
+static int count_calls(void *user, int64_t which, int32_t id)
 {
     watch *w = user;
     (void)id;
@@ -82,7 +82,7 @@ static int note_calls(void *user, int64_t which, int32_t id)
     return 0;
 }
 
-static void a_decode_step_allocates_nothing(void **state)
+static void a_generation_step_allocates_nothing(void **state)
 {
     (void)state;
     for (int i = 0; i < TINY_ARCHITECTURES; i++) {
@@ -99,7 +99,7 @@ static void a_decode_step_allocates_nothing(void **state)
                                     .temperature = 0.8f,
                                     .top_p = 0.9f,
                                     .repetition_penalty = 1.1f,
-                                    .token = note_calls,
+                                    .token = count_calls,
                                     .user = &seen};
         assert_ok(ctx, nbl_model_generate(model, prompts, 2, &how, results));
         assert_int_equal(seen.count, 12);
@@ -218,12 +218,12 @@ static void recomputation_changes_no_bit_of_any_architecture(void **state)
         tiny_model tiny;
         tiny_write(ctx, i, true, &tiny);
         nbl_model *model = open_tiny(ctx, &tiny, i % 2 ? "f32" : "bf16", NULL, true);
-        enum { RUNGS = NBL_RECOMPUTE_ALL + 1 };
-        nbl__session s[RUNGS];
+        enum { RECOMPUTE_LEVELS = NBL_RECOMPUTE_ALL + 1 };
+        nbl__session s[RECOMPUTE_LEVELS];
         nbl_ids ids = sequence(TOKENS);
-        for (int mode = 0; mode < RUNGS; mode++) {
+        for (int mode = 0; mode < RECOMPUTE_LEVELS; mode++) {
             nbl__session_options o = training;
-            o.plan.least = (nbl__recompute)mode;
+            o.plan.min = (nbl__recompute)mode;
             assert_ok(ctx, nbl__session_open(model, &o, &s[mode]));
             *(float *)nbl__plan_data(&s[mode].plan, s[mode].build.dloss) = 1;
             assert_ok(ctx, nbl__session_load(&s[mode], &ids, 1, &ids));
@@ -234,7 +234,7 @@ static void recomputation_changes_no_bit_of_any_architecture(void **state)
                                 s[0].plan.memory[NBL_MEMORY_GRADIENTS],
                                 s[0].plan.bytes[NBL_MEMORY_GRADIENTS]);
         }
-        for (int mode = 0; mode < RUNGS; mode++) nbl__session_close(&s[mode]);
+        for (int mode = 0; mode < RECOMPUTE_LEVELS; mode++) nbl__session_close(&s[mode]);
         nbl_model_close(model);
         remove_tree(tiny.folder);
     }
@@ -288,7 +288,7 @@ static void a_feed_forward_block_of_three_operators_computes_the_same(void **sta
         for (int way = 0; way < 4; way++) { /* one operator; three; three and cheap; three and some of that */
             nbl__session_options o = training;
             o.split_mlp = way > 0;
-            o.plan.least = way == 2 ? NBL_RECOMPUTE_CHEAP : NBL_RECOMPUTE_NONE;
+            o.plan.min = way == 2 ? NBL_RECOMPUTE_CHEAP : NBL_RECOMPUTE_NONE;
             if (way == 3) o.plan.budget = nbl__plan_total(&s[1].plan) - 1;
             assert_ok(ctx, nbl__session_open(model, &o, &s[way]));
             *(float *)nbl__plan_data(&s[way].plan, s[way].build.dloss) = 1;
@@ -326,7 +326,7 @@ static void every_failed_allocation_of_a_session_is_an_error_without_a_leak(void
     for (int offload = 0; offload < 2; offload++) {
         int64_t live = counter.live, failures = 0;
         nbl__session_options o = training;
-        if (offload) o.plan = (nbl__plan_options){.least = NBL_RECOMPUTE_LAYERS, .offload = true};
+        if (offload) o.plan = (nbl__plan_options){.min = NBL_RECOMPUTE_LAYERS, .offload = true};
         for (nbl_status status = NBL_ERROR_MEMORY; status != NBL_OK; failures++) {
             nbl__session s;
             counter.fail_at = counter.calls + 1 + failures;
@@ -415,7 +415,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_training_step_allocates_nothing),
-        cmocka_unit_test(a_decode_step_allocates_nothing),
+        cmocka_unit_test(a_generation_step_allocates_nothing),
         cmocka_unit_test(the_coldest_temperature_takes_the_likeliest_token),
         cmocka_unit_test(norms_of_dora_follow_the_adapter_when_they_are_prepared),
         cmocka_unit_test(recomputation_changes_no_bit_of_any_architecture),

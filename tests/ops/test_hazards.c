@@ -378,14 +378,14 @@ static const struct {
 
 int main(void)
 {
-    enum { MOST = 128 };
-    struct CMUnitTest tests[MOST] = {
+    enum { MAX = 128 };
+    struct CMUnitTest tests[MAX] = {
         cmocka_unit_test(every_cell_of_linear_matches_or_is_refused),
         cmocka_unit_test(every_cell_of_linear_group_matches_or_is_refused),
         cmocka_unit_test(every_cell_of_mlp_matches_or_is_refused),
     };
     size_t count = 3, rows = sizeof hazard_rows / sizeof *hazard_rows;
-    if (count + rows > MOST) return 1;
+    if (count + rows > MAX) return 1;
     for (size_t i = 0; i < rows; i++)
         tests[count++] = (struct CMUnitTest){.name = hazard_rows[i].name, .test_func = hazard_rows[i].test};
     return _cmocka_run_group_tests("hazards", tests, count, open_contexts, close_contexts);

@@ -106,7 +106,7 @@ static void check_finite_counts_and_finds_the_first(void **state)
 {
     (void)state;
     static const char *const isas[] = {"scalar", "avx2", "avx512"};
-    static const int64_t places[] = {0, 3, 4095, 4096, 32767, 32768, 70000, 100002};
+    static const int64_t indices[] = {0, 3, 4095, 4096, 32767, 32768, 70000, 100002};
     for (int d = 0; d < 3; d++)
         for (int i = 0; i < 3; i++)
             for (int threads = 1; threads <= 2; threads++) {
@@ -120,9 +120,9 @@ static void check_finite_counts_and_finds_the_first(void **state)
                 assert_int_equal(*(int64_t *)a.count.data, 0);
                 for (int p = 7; p >= 0; p--) {
                     float bad[] = {NAN, INFINITY, -INFINITY};
-                    set_value(&a.x, places[p], bad[p % 3]);
+                    set_value(&a.x, indices[p], bad[p % 3]);
                     assert_ok(ctx, run_one(ctx, &nbl__check_finite_family.forward, &a, p & 1 ? "ref" : NULL));
-                    assert_int_equal(*(int64_t *)a.first.data, places[p]);
+                    assert_int_equal(*(int64_t *)a.first.data, indices[p]);
                     assert_int_equal(*(int64_t *)a.count.data, 8 - p);
                 }
                 free_outputs(&nbl__check_finite_family, &a);

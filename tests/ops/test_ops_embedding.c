@@ -133,7 +133,7 @@ static void the_scale_is_rounded_as_gemma_does(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void an_id_out_of_range_is_named_with_its_place(void **state)
+static void an_id_out_of_range_is_named_with_its_index(void **state)
 {
     (void)state;
     static const struct {
@@ -192,7 +192,7 @@ int main(void)
         cmocka_unit_test(every_storage_format_agrees_with_the_reference),
         cmocka_unit_test(only_rows_that_occur_get_a_gradient),
         cmocka_unit_test(the_scale_is_rounded_as_gemma_does),
-        cmocka_unit_test(an_id_out_of_range_is_named_with_its_place),
+        cmocka_unit_test(an_id_out_of_range_is_named_with_its_index),
         cmocka_unit_test(mismatches_name_operator_tensor_dtypes_and_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -126,7 +126,7 @@ static double stored(const nbl__mat *m, nbl_dtype compute, int64_t row, int64_t 
     if (m->weight) {
         uint32_t raw;
         int64_t i = row * m->weight->shape[1] + column;
-        nbl__decode(NBL_ISA_SCALAR, m->weight, i, i + 1, compute, &raw, false);
+        nbl__dequantize(NBL_ISA_SCALAR, m->weight, i, i + 1, compute, &raw, false);
         nbl__to_f32(NBL_ISA_SCALAR, compute, &raw, &v, 1);
         return (double)v;
     }
@@ -514,11 +514,11 @@ static void every_kernel_multiplies_what_was_packed(void **state)
 static void a_second_stage_reads_what_the_first_made(void **state)
 {
     (void)state;
-    enum { IN = 80, RANK = 16, OUT = 48, MOST = 1100 };
-    const int64_t sizes[] = {1, 20, 40, 300, MOST};
+    enum { IN = 80, RANK = 16, OUT = 48, MAX = 1100 };
+    const int64_t sizes[] = {1, 20, 40, 300, MAX};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t m = sizes[i];
-        float *xa = own(MOST * RANK * 4);
+        float *xa = own(MAX * RANK * 4);
         nbl__mat x = {0}, a = {.transpose = true}, w = {.transpose = true}, b = {.transpose = true};
         fill_dense(&x, m, IN);
         fill_dense(&a, RANK, IN);
@@ -536,7 +536,7 @@ static void a_second_stage_reads_what_the_first_made(void **state)
             for (int t = 0; t < TEAMS; t++) {
                 nbl_context *ctx = contexts[isa][t];
                 void *scratch = aligned_alloc(64, (nbl__gemm_scratch(ctx, products, 2) + 63) / 64 * 64);
-                memset(xa, 0xff, MOST * RANK * 4);
+                memset(xa, 0xff, MAX * RANK * 4);
                 assert_ok(ctx, nbl__gemm(ctx, products, 2, scratch));
                 free(scratch);
                 for (int64_t r = 0; r < m; r++)

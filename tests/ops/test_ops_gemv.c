@@ -46,7 +46,7 @@ static double element(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64
     if (mat->weight) {
         int64_t i = row * mat->weight->shape[1] + column;
         uint32_t word;
-        nbl__decode(NBL_ISA_SCALAR, mat->weight, i, i + 1, compute, &word, false);
+        nbl__dequantize(NBL_ISA_SCALAR, mat->weight, i, i + 1, compute, &word, false);
         value = value_at(compute, &word, 0);
     } else {
         value = value_at(mat->dtype, mat->data, row * mat->stride + column);

@@ -483,7 +483,7 @@ static void a_group_of_one_is_a_linear_and_masks_differ_by_member(void **state)
     run_new(ctx, &p, &nbl__linear_group_family, &twins, false, "cpu");
     assert_memory_equal(twins.members[0].y.data, a.y.data, 7 * 24 * 2);
     assert_memory_not_equal(twins.members[1].y.data, a.y.data, 7 * 24 * 2);
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     twins.members[0].first_row = 5; /* that of all */
     nbl__linear_group_spread(&twins, members);
     assert_true(members[0].first_row == 5 && members[1].first_row == 5);

@@ -98,7 +98,7 @@ static void give_outputs(nbl_context *ctx, nbl__cross_entropy *a)
     a->loss = room(NBL_DTYPE_F32, 1, nbl__tensor_elements(&a->loss), 0);
     a->logprobs = room(NBL_DTYPE_F32, 1, nbl__tensor_rows(&a->x), 0);
     a->lse = room(NBL_DTYPE_F32, 2, 2, nbl__tensor_rows(&a->x));
-    if (a->early) a->dx_early = room(NBL_DTYPE_F32, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
+    if (a->grad_in_forward) a->dx_in_forward = room(NBL_DTYPE_F32, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
     a->dloss = random_tensor(NBL_DTYPE_F32, 1, nbl__tensor_elements(&a->loss), 4, 1);
     a->dloss = (nbl_tensor){NBL_DTYPE_F32, 1, {nbl__tensor_elements(&a->loss)}, a->dloss.data};
     a->dx = room(a->dtype, 2, nbl__tensor_rows(&a->x), a->w.shape[1]);
@@ -108,8 +108,8 @@ static void give_outputs(nbl_context *ctx, nbl__cross_entropy *a)
 
 static void free_outputs(nbl__cross_entropy *a)
 {
-    void *lists[] = {a->loss.data, a->logprobs.data, a->lse.data,     a->dloss.data,
-                     a->dx.data,   a->dw.data,       a->dx_early.data};
+    void *lists[] = {a->loss.data, a->logprobs.data, a->lse.data,          a->dloss.data,
+                     a->dx.data,   a->dw.data,       a->dx_in_forward.data};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) free(lists[i]);
 }
 
@@ -267,20 +267,20 @@ static void dx_made_in_forward_has_the_same_bits(void **state)
         shape z = k < 2 ? (shape){1371, 64, 20000} : (shape){90, 64, 2500};
         make_problem(ctx, &p, z, k < 2 ? NBL_DTYPE_F32 : dtypes[k % 3], formats[k % 2]);
         if (k % 2) p.args.softcap = 3, p.args.smoothing = 0.1f;
-        nbl__cross_entropy plain = p.args, early = p.args;
-        early.early = true;
+        nbl__cross_entropy plain = p.args, grad_in_forward = p.args;
+        grad_in_forward.grad_in_forward = true;
         give_outputs(ctx, &plain);
-        give_outputs(ctx, &early);
-        *(float *)plain.dloss.data = *(float *)early.dloss.data = scales[k % 3];
+        give_outputs(ctx, &grad_in_forward);
+        *(float *)plain.dloss.data = *(float *)grad_in_forward.dloss.data = scales[k % 3];
         run_both(ctx, "cpu", &plain);
-        run_both(ctx, "cpu", &early);
-        assert_memory_equal(early.loss.data, plain.loss.data, 4);
-        assert_memory_equal(early.logprobs.data, plain.logprobs.data, (size_t)z.tokens * 4);
-        assert_memory_equal(early.lse.data, plain.lse.data, (size_t)z.tokens * 8);
-        assert_memory_equal(early.dx.data, plain.dx.data,
+        run_both(ctx, "cpu", &grad_in_forward);
+        assert_memory_equal(grad_in_forward.loss.data, plain.loss.data, 4);
+        assert_memory_equal(grad_in_forward.logprobs.data, plain.logprobs.data, (size_t)z.tokens * 4);
+        assert_memory_equal(grad_in_forward.lse.data, plain.lse.data, (size_t)z.tokens * 8);
+        assert_memory_equal(grad_in_forward.dx.data, plain.dx.data,
                             (size_t)(z.tokens * z.hidden) * nbl__size_of(p.args.dtype));
         free_outputs(&plain);
-        free_outputs(&early);
+        free_outputs(&grad_in_forward);
         free_problem(&p);
         nbl_context_destroy(ctx);
     }
@@ -436,7 +436,7 @@ static void the_references_gradients_are_differences_of_its_loss(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void labels_out_of_range_are_refused_by_value_and_place(void **state)
+static void labels_out_of_range_are_refused_by_value_and_index(void **state)
 {
     (void)state;
     static const int32_t wrong[] = {50, -1, -99, -101, 2147483647};
@@ -511,7 +511,7 @@ int main(void)
         cmocka_unit_test(parts_with_the_denominator_of_the_whole_add_up_to_it),
         cmocka_unit_test(large_logits_and_a_sure_label_keep_their_digits),
         cmocka_unit_test(the_references_gradients_are_differences_of_its_loss),
-        cmocka_unit_test(labels_out_of_range_are_refused_by_value_and_place),
+        cmocka_unit_test(labels_out_of_range_are_refused_by_value_and_index),
         cmocka_unit_test(mismatches_name_operator_tensor_dtypes_and_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

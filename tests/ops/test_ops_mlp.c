@@ -243,16 +243,17 @@ static void gradients_accumulate_and_unwanted_ones_are_not_computed(void **state
         const char *force = i & 2 ? "ref" : "cpu";
         const float start = 2;
         pool p = {0};
-        nbl__mlp fresh = random_block(&p, &k), added, few;
+        nbl__mlp fresh = random_block(&p, &k), added, small;
         run_new(ctx, &p, &nbl__mlp_family, &fresh, true, force);
-        added = few = fresh;
+        added = small = fresh;
         added.gate.accumulate = true;
         give_results(ctx, &p, &nbl__mlp_family, &added, true, &start);
         run_given(ctx, &nbl__mlp_family.backward, &added, force);
-        give_results(ctx, &p, &nbl__mlp_family, &few, true, NULL);
-        few.gate.dx.data = few.down.dlora_a.data = few.up.dbias.data = few.gate.dmagnitude.data = NULL;
-        run_given(ctx, &nbl__mlp_family.backward, &few, force);
-        assert_same_bits(&nbl__mlp_family, &few, &fresh, true);
+        give_results(ctx, &p, &nbl__mlp_family, &small, true, NULL);
+        small.gate.dx.data = small.down.dlora_a.data = small.up.dbias.data = small.gate.dmagnitude
+                                                                                 .data = NULL;
+        run_given(ctx, &nbl__mlp_family.backward, &small, force);
+        assert_same_bits(&nbl__mlp_family, &small, &fresh, true);
         for (const nbl__slot *slot = nbl__mlp_family.slots; slot->name; slot++) {
             const nbl_tensor *f = nbl__slot_tensor(slot, &fresh), *g = nbl__slot_tensor(slot, &added);
             if (slot->role != NBL_ROLE_GRADIENT || f == &fresh.gate.dx || f->rank == 0) continue;

@@ -11,7 +11,7 @@ static const struct {
     const char *scaling; /* JSON */
     int64_t dim;
     float theta;
-    int64_t most; /* max_position_embeddings */
+    int64_t max; /* max_position_embeddings */
     double attention;
     int at[8];
     uint32_t bits[8];
@@ -95,7 +95,7 @@ static void the_frequencies_are_those_of_transformers(void **state)
     nbl_context *ctx = new_context();
     int exact = 0;
     for (size_t c = 0; c < sizeof recorded / sizeof *recorded; c++) {
-        nbl__rope rope = {.theta = recorded[c].theta, .max_position_embeddings = recorded[c].most};
+        nbl__rope rope = {.theta = recorded[c].theta, .max_position_embeddings = recorded[c].max};
         float frequencies[64], attention;
         assert_ok(ctx, read_text(ctx, recorded[c].scaling, &rope));
         assert_ok(ctx, nbl__rope_check(ctx, "rope", &rope));
@@ -226,7 +226,7 @@ static void rope_agrees_with_the_reference_whatever_the_shape_dtype_and_threads(
         }
 }
 
-static void a_table_gives_the_bits_of_positions_and_the_work_can_be_done_in_place(void **state)
+static void a_table_gives_the_bits_of_positions_and_the_output_may_be_the_input(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
@@ -302,7 +302,7 @@ int main(void)
         cmocka_unit_test(what_is_not_known_is_refused_by_name),
         cmocka_unit_test(tables_are_exact_to_a_million_and_beyond),
         cmocka_unit_test(rope_agrees_with_the_reference_whatever_the_shape_dtype_and_threads),
-        cmocka_unit_test(a_table_gives_the_bits_of_positions_and_the_work_can_be_done_in_place),
+        cmocka_unit_test(a_table_gives_the_bits_of_positions_and_the_output_may_be_the_input),
         cmocka_unit_test(a_nan_reaches_its_pair_and_nothing_else),
         cmocka_unit_test(mismatches_name_operator_tensor_dtypes_and_shapes),
     };

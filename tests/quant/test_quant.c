@@ -18,20 +18,20 @@ static int close_golden(void **state)
     return 0;
 }
 
-static void assert_decodes_to_golden(nbl_isa isa, const nbl_weight *w, int64_t n, bool signed_zero,
-                                     const char *prefix)
+static void assert_dequantizes_to_golden(nbl_isa isa, const nbl_weight *w, int64_t n, bool signed_zero,
+                                         const char *prefix)
 {
     for (int d = 0; d < 3; d++) {
         char name[128];
         void *out = malloc((size_t)n * 4);
         snprintf(name, sizeof name, "%s/%s", prefix, nbl_dtype_name(dtypes[d]));
-        nbl__decode(isa, w, 0, n, dtypes[d], out, false);
+        nbl__dequantize(isa, w, 0, n, dtypes[d], out, false);
         assert_golden_crc(&golden, dtypes[d], out, n, signed_zero, name);
         free(out);
     }
 }
 
-static void nf4_and_fp4_of_every_block_decode_as_in_bitsandbytes(void **state) /* HAZARDS E10 */
+static void nf4_and_fp4_of_every_block_dequantize_as_in_bitsandbytes(void **state) /* HAZARDS E10 */
 {
     (void)state;
     for (int b = 0; b < COUNT(blocks); b++) {
@@ -48,7 +48,7 @@ static void nf4_and_fp4_of_every_block_decode_as_in_bitsandbytes(void **state) /
                             .data = codes,
                             .block = blocks[b],
                             .scales = scales};
-            FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, n, !fp4, prefix);
+            FOR_EACH_ISA(isa) assert_dequantizes_to_golden(isa, &w, n, !fp4, prefix);
             free(codes);
         }
         free(scales);
@@ -90,7 +90,7 @@ static void nf4_and_fp4_of_every_block_encode_to_the_bytes_of_bitsandbytes(void 
     }
 }
 
-static void nested_scales_decode_with_two_roundings(void **state)
+static void nested_scales_dequantize_with_two_roundings(void **state)
 {
     (void)state;
     int64_t n = 32 * 300 + 15, size;
@@ -108,11 +108,11 @@ static void nested_scales_decode_with_two_roundings(void **state)
                     .nested_table = nbl__dynamic_map_signed,
                     .nested_block = 256,
                     .nested_offset = *offset};
-    nbl__nested_decode(&w, 0, 301, got);
+    nbl__nested_dequantize(&w, 0, 301, got);
     assert_same_bytes(got, scales, sizeof got, "scales");
-    nbl__nested_decode(&w, 250, 10, got); /* across the nested block */
+    nbl__nested_dequantize(&w, 250, 10, got); /* across the nested block */
     assert_same_bytes(got, scales + 250, 40, "scales from 250");
-    FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, n, true, "nested");
+    FOR_EACH_ISA(isa) assert_dequantizes_to_golden(isa, &w, n, true, "nested");
     free((void *)w.data), free((void *)w.scale_codes), free((void *)w.nested_scales), free(offset),
         free(scales);
 }
@@ -141,7 +141,7 @@ static void zeros_nan_infinities_and_subnormals_encode_as_on_cuda(void **state)
     free(source), free(scales);
 }
 
-static void int8_rows_encode_and_decode_as_in_bitsandbytes(void **state)
+static void int8_rows_encode_and_dequantize_as_in_bitsandbytes(void **state)
 {
     (void)state;
     for (int d = 0; d < 3; d++) {
@@ -159,13 +159,13 @@ static void int8_rows_encode_and_decode_as_in_bitsandbytes(void **state)
             assert_same_bytes(got_scales, scales, 28, "%s scales", name);
             assert_same_bytes(got, codes, n, "%s codes %s", name, nbl__isa_name(isa));
             snprintf(prefix, sizeof prefix, "int8/%s", name);
-            assert_decodes_to_golden(isa, &w, n, true, prefix);
+            assert_dequantizes_to_golden(isa, &w, n, true, prefix);
         }
         free(source), free(codes), free(scales);
     }
 }
 
-static void every_int8_code_decodes_as_in_bitsandbytes_under_tiny_and_huge_scales(void **state)
+static void every_int8_code_dequantizes_as_in_bitsandbytes_under_tiny_and_huge_scales(void **state)
 {
     (void)state;
     int64_t size;
@@ -174,11 +174,12 @@ static void every_int8_code_decodes_as_in_bitsandbytes_under_tiny_and_huge_scale
     float *scales = golden_get(&golden, &size, "int8/all/scales");
     nbl_weight w = {
         .format = NBL_FORMAT_INT8, .rank = 2, .shape = {64, 256}, .data = codes, .scales = scales};
-    FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, 64 * 256, true, "int8/all");
+    FOR_EACH_ISA(isa) assert_dequantizes_to_golden(isa, &w, 64 * 256, true, "int8/all");
     free(scales);
 }
 
-static void every_mxfp4_code_decodes_as_in_transformers_under_all_256_scales(void **state) /* HAZARDS E14 */
+static void
+every_mxfp4_code_dequantizes_as_in_transformers_under_all_256_scales(void **state) /* HAZARDS E14 */
 {
     (void)state;
     uint8_t codes[256 * 16], scales[256];
@@ -190,7 +191,7 @@ static void every_mxfp4_code_decodes_as_in_transformers_under_all_256_scales(voi
                     .data = codes,
                     .block = 32,
                     .scale_codes = scales};
-    FOR_EACH_ISA(isa) assert_decodes_to_golden(isa, &w, 256 * 32, true, "mxfp4/all");
+    FOR_EACH_ISA(isa) assert_dequantizes_to_golden(isa, &w, 256 * 32, true, "mxfp4/all");
 }
 
 static void the_dynamic_maps_are_those_of_bitsandbytes(void **state)
@@ -239,7 +240,7 @@ static void dynamic8_codes_are_the_nearest_with_ties_to_the_even_index(void **st
                 assert_same_bytes(got_scales, scales, size, "%s %s scales", name, cases[c].what);
                 assert_same_bytes(got, codes, cases[c].n, "%s %s %s", name, cases[c].what,
                                   nbl__isa_name(isa));
-                nbl__dynamic8_decode(isa, map, cases[c].block, got, got_scales, cases[c].n, values);
+                nbl__dynamic8_dequantize(isa, map, cases[c].block, got, got_scales, cases[c].n, values);
                 snprintf(record, sizeof record, "dynamic8/%s/%s/values", name, cases[c].what);
                 assert_golden_crc(&golden, NBL_DTYPE_F32, values, cases[c].n, true, record);
             }
@@ -278,13 +279,13 @@ static void conversions_round_as_torch_does(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nf4_and_fp4_of_every_block_decode_as_in_bitsandbytes),
+        cmocka_unit_test(nf4_and_fp4_of_every_block_dequantize_as_in_bitsandbytes),
         cmocka_unit_test(nf4_and_fp4_of_every_block_encode_to_the_bytes_of_bitsandbytes),
-        cmocka_unit_test(nested_scales_decode_with_two_roundings),
+        cmocka_unit_test(nested_scales_dequantize_with_two_roundings),
         cmocka_unit_test(zeros_nan_infinities_and_subnormals_encode_as_on_cuda),
-        cmocka_unit_test(int8_rows_encode_and_decode_as_in_bitsandbytes),
-        cmocka_unit_test(every_int8_code_decodes_as_in_bitsandbytes_under_tiny_and_huge_scales),
-        cmocka_unit_test(every_mxfp4_code_decodes_as_in_transformers_under_all_256_scales),
+        cmocka_unit_test(int8_rows_encode_and_dequantize_as_in_bitsandbytes),
+        cmocka_unit_test(every_int8_code_dequantizes_as_in_bitsandbytes_under_tiny_and_huge_scales),
+        cmocka_unit_test(every_mxfp4_code_dequantizes_as_in_transformers_under_all_256_scales),
         cmocka_unit_test(the_dynamic_maps_are_those_of_bitsandbytes),
         cmocka_unit_test(dynamic8_codes_are_the_nearest_with_ties_to_the_even_index),
         cmocka_unit_test(conversions_round_as_torch_does),

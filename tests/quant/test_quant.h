@@ -211,7 +211,7 @@ UNUSED static void set_value(nbl_dtype dtype, void *values, int64_t i, float val
 }
 
 /* Element i of a weight in f32, one element at a time. */
-UNUSED static float decode_one(const nbl_weight *w, int64_t i)
+UNUSED static float dequantize_one(const nbl_weight *w, int64_t i)
 {
     static const float e2m1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     const uint8_t *data = w->data;

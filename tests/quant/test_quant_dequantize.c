@@ -13,9 +13,9 @@ static void check_range(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t
 {
     int64_t size = (int64_t)nbl__size_of(dtype), n = end - begin;
     uint8_t *out = guarded_alloc(n * size, shift * size), want[4];
-    nbl__decode(isa, w, begin, end, dtype, out, stream);
+    nbl__dequantize(isa, w, begin, end, dtype, out, stream);
     for (int64_t i = 0; i < n; i++) {
-        set_value(dtype, want, 0, decode_one(w, begin + i));
+        set_value(dtype, want, 0, dequantize_one(w, begin + i));
         if (memcmp(out + i * size, want, (size_t)size) != 0)
             fail_msg("%s block %d%s to %s, %s: element %d of [%d, %d) is %g, expected %g",
                      nbl_format_name(w->format), (int)w->block, w->nested_scales ? " nested" : "",
@@ -44,7 +44,7 @@ static void check_weight_everywhere(const nbl_weight *w, uint32_t seed, int rang
     }
 }
 
-static void any_range_of_nf4_and_fp4_decodes_for_every_block(void **state) /* HAZARDS E10 */
+static void any_range_of_nf4_and_fp4_dequantizes_for_every_block(void **state) /* HAZARDS E10 */
 {
     (void)state;
     for (int fp4 = 0; fp4 < 2; fp4++)
@@ -59,7 +59,7 @@ static void any_range_of_nf4_and_fp4_decodes_for_every_block(void **state) /* HA
             }
 }
 
-static void any_range_of_int8_decodes_across_rows(void **state)
+static void any_range_of_int8_dequantizes_across_rows(void **state)
 {
     (void)state;
     static const int64_t columns[] = {1, 7, 32, 83, 4099};
@@ -71,7 +71,7 @@ static void any_range_of_int8_decodes_across_rows(void **state)
     }
 }
 
-static void any_range_of_mxfp4_decodes(void **state)
+static void any_range_of_mxfp4_dequantizes(void **state)
 {
     (void)state;
     void *memory;
@@ -117,10 +117,10 @@ static void a_scale_of_any_bits_gives_the_same_bits_on_all_instruction_sets(void
         int64_t n = int8 || formats[f] == NBL_FORMAT_MXFP4 ? N : 32 * 1000;
         for (int d = 0; d < 3; d++) {
             int64_t bytes = n * (int64_t)nbl__size_of(dtypes[d]);
-            nbl__decode(NBL_ISA_SCALAR, &w, 0, n, dtypes[d], want, false);
+            nbl__dequantize(NBL_ISA_SCALAR, &w, 0, n, dtypes[d], want, false);
             FOR_EACH_ISA(isa)
             {
-                nbl__decode(isa, &w, 0, n, dtypes[d], got, false);
+                nbl__dequantize(isa, &w, 0, n, dtypes[d], got, false);
                 assert_same_bytes(got, want, bytes, "%s to %s, %s", nbl_format_name(formats[f]),
                                   nbl_dtype_name(dtypes[d]), nbl__isa_name(isa));
             }
@@ -139,7 +139,7 @@ static void zero_code_of_an_all_zero_nf4_block_is_minus_zero_as_on_cuda(void **s
     {
         nbl_weight w = {
             .format = NBL_FORMAT_NF4, .rank = 1, .shape = {32}, .data = codes, .block = 32, .scales = &scale};
-        nbl__decode(isa, &w, 0, 32, NBL_DTYPE_F32, out, false);
+        nbl__dequantize(isa, &w, 0, 32, NBL_DTYPE_F32, out, false);
         for (int i = 0; i < 32; i++) assert_int_equal(nbl__bits_of(out[i]), 0x80000000);
         w = (nbl_weight){.format = NBL_FORMAT_FP4,
                          .rank = 1,
@@ -147,7 +147,7 @@ static void zero_code_of_an_all_zero_nf4_block_is_minus_zero_as_on_cuda(void **s
                          .data = fp4_codes,
                          .block = 32,
                          .scales = &one};
-        nbl__decode(isa, &w, 0, 32, NBL_DTYPE_F32, out, false); /* code 8 */
+        nbl__dequantize(isa, &w, 0, 32, NBL_DTYPE_F32, out, false); /* code 8 */
         for (int i = 0; i < 32; i++) assert_int_equal(nbl__bits_of(out[i]), 0x80000000);
     }
 }
@@ -167,7 +167,7 @@ static void nested_blocks_need_not_be_256(void **state)
                         .nested_table = nbl__dynamic_map_signed,
                         .nested_offset = 0.25f};
         for (int64_t first = 0; first < 600; first += 199) {
-            nbl__nested_decode(&w, first, 600 - first, scales);
+            nbl__nested_dequantize(&w, first, 600 - first, scales);
             for (int64_t i = first; i < 600; i++) {
                 volatile float product = nbl__dynamic_map_signed[scale_codes[i]] *
                                          nested_scales[i / sizes[k]];
@@ -185,16 +185,16 @@ static void *sparse(int64_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-static void elements_beyond_two_to_the_31_decode(void **state) /* HAZARDS E20 */
+static void elements_beyond_two_to_the_31_dequantize(void **state) /* HAZARDS E20 */
 {
     (void)state;
     const int64_t columns = 4096, rows = (INT64_C(1) << 33) / columns, n = rows * columns;
     uint8_t *codes = sparse(n), *scale_codes = sparse(n / 32);
     float *scales = sparse(n / 32 * 4), *nested_scales = sparse(n / 32 / 256 * 4 + 4);
     if (!codes || !scale_codes || !scales || !nested_scales) skip();
-    static const int64_t places[] = {(INT64_C(1) << 31) - 33, (INT64_C(1) << 32) + 7,
-                                     (INT64_C(1) << 33) - 100};
-    for (int p = 0; p < COUNT(places); p++)
+    static const int64_t indices[] = {(INT64_C(1) << 31) - 33, (INT64_C(1) << 32) + 7,
+                                      (INT64_C(1) << 33) - 100};
+    for (int p = 0; p < COUNT(indices); p++)
         for (int f = 1; f < COUNT(formats); f++)
             for (int nested = 0; nested < 2; nested++) {
                 nbl_weight w = {.format = formats[f],
@@ -205,7 +205,7 @@ static void elements_beyond_two_to_the_31_decode(void **state) /* HAZARDS E20 */
                                 .scales = scales,
                                 .scale_codes = scale_codes};
                 bool int8 = formats[f] == NBL_FORMAT_INT8;
-                int64_t begin = places[p], end = begin + 100, at = int8 ? begin : begin / 2;
+                int64_t begin = indices[p], end = begin + 100, at = int8 ? begin : begin / 2;
                 if (nested && f > 2) continue;
                 if (nested)
                     w.nested_scales = nested_scales, w.nested_table = nbl__dynamic_map_signed,
@@ -227,14 +227,14 @@ static void elements_beyond_two_to_the_31_decode(void **state) /* HAZARDS E20 */
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_range_of_nf4_and_fp4_decodes_for_every_block),
-        cmocka_unit_test(any_range_of_int8_decodes_across_rows),
-        cmocka_unit_test(any_range_of_mxfp4_decodes),
+        cmocka_unit_test(any_range_of_nf4_and_fp4_dequantizes_for_every_block),
+        cmocka_unit_test(any_range_of_int8_dequantizes_across_rows),
+        cmocka_unit_test(any_range_of_mxfp4_dequantizes),
         cmocka_unit_test(any_range_of_dense_values_converts_with_one_rounding),
         cmocka_unit_test(a_scale_of_any_bits_gives_the_same_bits_on_all_instruction_sets),
         cmocka_unit_test(zero_code_of_an_all_zero_nf4_block_is_minus_zero_as_on_cuda),
         cmocka_unit_test(nested_blocks_need_not_be_256),
-        cmocka_unit_test(elements_beyond_two_to_the_31_decode),
+        cmocka_unit_test(elements_beyond_two_to_the_31_dequantize),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

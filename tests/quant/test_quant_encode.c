@@ -76,9 +76,9 @@ static void nf4_and_fp4_follow_their_rules_for_every_block_dtype_and_length(void
     for (int b = 0; b < COUNT(blocks); b++)
         for (int d = 0; d < 3; d++) {
             static const int64_t extra[] = {0, 1, 2, 31, 33, 63};
-            int64_t most = 2 * blocks[b] + 64;
-            uint8_t *memory = malloc((size_t)(4 * most + 1)), *values = memory + 1; /* misaligned */
-            for (int64_t i = 0; i < most; i++)
+            int64_t max = 2 * blocks[b] + 64;
+            uint8_t *memory = malloc((size_t)(4 * max + 1)), *values = memory + 1; /* misaligned */
+            for (int64_t i = 0; i < max; i++)
                 set_value(dtypes[d], values, i, random_normal((uint32_t)b, i) * 0.02f);
             for (int e = 0; e < COUNT(extra); e++) FOR_EACH_ISA(isa)
                 {
@@ -349,7 +349,7 @@ static void values_that_were_mxfp4_survive_exactly_under_every_scale(void **stat
                                 .data = codes,
                                 .block = 32,
                                 .scale_codes = &scale};
-                nbl__decode(isa, &w, 0, 32, NBL_DTYPE_F32, again, false);
+                nbl__dequantize(isa, &w, 0, 32, NBL_DTYPE_F32, again, false);
                 assert_same_bytes(again, values, sizeof values, "scale %d, largest code %u", e,
                                   largest); /* also -0 */
             }
@@ -420,7 +420,7 @@ static void dynamic8_gives_the_same_bits_on_all_instruction_sets_for_any_block(v
             const float *map = nbl_dynamic_map(is_signed);
             int64_t count = nbl__ceil_div(N, sizes[s]);
             nbl__dynamic8_encode(NBL_ISA_SCALAR, map, sizes[s], values, N, want, want_scales);
-            nbl__dynamic8_decode(NBL_ISA_SCALAR, map, sizes[s], want, want_scales, N, want_back);
+            nbl__dynamic8_dequantize(NBL_ISA_SCALAR, map, sizes[s], want, want_scales, N, want_back);
             FOR_EACH_ISA(isa)
             {
                 uint8_t *codes = guarded_alloc(N, 0);
@@ -428,7 +428,7 @@ static void dynamic8_gives_the_same_bits_on_all_instruction_sets_for_any_block(v
                 nbl__dynamic8_encode(isa, map, sizes[s], values, N, codes, scales);
                 assert_same_bytes(codes, want, N, "block %d codes %s", (int)sizes[s], nbl__isa_name(isa));
                 assert_same_bytes(scales, want_scales, 4 * count, "block %d scales", (int)sizes[s]);
-                nbl__dynamic8_decode(isa, map, sizes[s], codes, scales, N, back);
+                nbl__dynamic8_dequantize(isa, map, sizes[s], codes, scales, N, back);
                 assert_same_bytes(back, want_back, 4 * N, "block %d values", (int)sizes[s]);
                 guarded_free(codes, N, 0);
                 guarded_free(scales, 4 * count, 0);
@@ -455,7 +455,7 @@ static void nested_scales_keep_the_mean_and_come_back_close(void **state)
                         .nested_table = nbl__dynamic_map_signed,
                         .nested_block = 256,
                         .nested_offset = offset};
-        nbl__nested_decode(&w, 0, N, back);
+        nbl__nested_dequantize(&w, 0, N, back);
         for (int i = 0; i < N; i++) {
             assert_true(fabsf(back[i] - scales[i]) <= nested[i / 256] / 100);
             assert_true(fabsf(scales[i] - offset) <= nested[i / 256]);

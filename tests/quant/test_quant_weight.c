@@ -179,7 +179,7 @@ any_rows_plain_or_transposed_have_the_same_bits_for_1_2_3_and_7_threads(void **s
         for (int d = 0; d < 3; d++) {
             int64_t size = (int64_t)nbl__size_of(dtypes[d]);
             uint8_t *want = malloc((size_t)(rows * columns * size));
-            nbl__decode(NBL_ISA_SCALAR, &w, 0, rows * columns, dtypes[d], want, false);
+            nbl__dequantize(NBL_ISA_SCALAR, &w, 0, rows * columns, dtypes[d], want, false);
             static const int threads[] = {1, 2, 3, 7};
             for (int t = 0; t < COUNT(threads); t++) {
                 nbl_context *ctx = make_context(threads[t]);
@@ -225,7 +225,7 @@ static void an_output_larger_than_the_caches_has_the_same_bits(void **state)
         nbl_weight w = random_weight(20, formats[f], rows, columns, block, false, 2, &memory);
         for (int d = 0; d < 3; d++) {
             int64_t size = (int64_t)nbl__size_of(dtypes[d]);
-            nbl__decode(NBL_ISA_SCALAR, &w, 0, n, dtypes[d], want, false);
+            nbl__dequantize(NBL_ISA_SCALAR, &w, 0, n, dtypes[d], want, false);
             for (int shift = 0; shift < 2; shift++) { /* on a cache line, and beside one */
                 uint8_t *to = out + shift * size;
                 memset(out, 0xff, (size_t)(4 * n + 64));
@@ -410,7 +410,7 @@ static void rank_1_3_and_8_are_flattened_to_rows(void **state) /* HAZARDS D1, D2
             assert_int_equal(nbl_quantize(ctx, &how, NBL_DTYPE_F32, ranks[k], shapes[k], values, &parts, &w),
                              NBL_OK);
             assert_int_equal(nbl_dequantize(ctx, &w, 0, rows, NBL_DTYPE_F32, 0, got), NBL_OK);
-            for (int i = 0; i < 384; i++) want[i] = decode_one(&w, i);
+            for (int i = 0; i < 384; i++) want[i] = dequantize_one(&w, i);
             assert_same_bytes(got, want, sizeof got, "rank %d format %d", ranks[k], f);
             assert_int_equal(nbl_dequantize(ctx, &w, 0, rows + 1, NBL_DTYPE_F32, 0, got), NBL_ERROR_ARGUMENT);
         }
@@ -464,7 +464,7 @@ static void rows_beyond_two_to_the_31_elements_dequantise(void **state) /* HAZAR
         int64_t begin = row * columns;
         fill_random(8, codes + begin / 2, 3 * columns / 2);
         for (int64_t i = 0; i < 3 * columns / 64; i++) scales[begin / 64 + i] = (float)i;
-        for (int64_t i = 0; i < 3 * columns; i++) want[i] = decode_one(&w, begin + i);
+        for (int64_t i = 0; i < 3 * columns; i++) want[i] = dequantize_one(&w, begin + i);
         assert_int_equal(nbl_dequantize(ctx, &w, row, row + 3, NBL_DTYPE_F32, 0, out), NBL_OK);
         assert_same_bytes(out, want, sizeof out, "row %lld", (long long)row);
         assert_int_equal(nbl_dequantize(ctx, &w, row, row + 3, NBL_DTYPE_F32, 1, out), NBL_OK);

@@ -10,8 +10,8 @@
 #include "support.h"
 #include "text/template/runtime/jinja_runtime.h"
 
-enum { LONG = 1 << 20, LEFT_STEPS = TPL_MOST_STEPS / 1000, LEFT_MEMORY = 6 << 20 };
-static const double most_seconds = 0.5; /* of the processor */
+enum { LONG = 1 << 20, LEFT_STEPS = TPL_MAX_STEPS / 1000, LEFT_MEMORY = 6 << 20 };
+static const double max_seconds = 0.5; /* of the processor */
 
 typedef struct inputs {
     tpl_vm vm; /* that holds them */
@@ -84,16 +84,16 @@ static void exhaust(nbl_context *ctx, const operation *o, int input, int first, 
     *vm = (tpl_vm){.ctx = ctx, .arena = nbl__arena_make(ctx)};
     tpl_value items[2] = {first >= 0 ? in.values[first] : tpl_none(),
                           second >= 0 ? in.values[second] : tpl_none()};
-    vm->steps = vm->polled = TPL_MOST_STEPS - LEFT_STEPS;
-    vm->memory = TPL_MOST_MEMORY - LEFT_MEMORY;
+    vm->steps = vm->polled = TPL_MAX_STEPS - LEFT_STEPS;
+    vm->memory = TPL_MAX_MEMORY - LEFT_MEMORY;
     clock_t begin = clock();
     for (nbl_status status = NBL_OK; status == NBL_OK;) {
         tpl_args args = {.items = items, .count = (first >= 0) + (second >= 0)};
         status = run_once(vm, o, in.values[input], &args);
-        if ((double)(clock() - begin) / CLOCKS_PER_SEC > most_seconds)
+        if ((double)(clock() - begin) / CLOCKS_PER_SEC > max_seconds)
             fail_msg("%s %s of value %d with %d, %d does not count what it reads: %llu steps", o->kind,
                      o->name, input, first, second,
-                     (unsigned long long)(vm->steps - (TPL_MOST_STEPS - LEFT_STEPS)));
+                     (unsigned long long)(vm->steps - (TPL_MAX_STEPS - LEFT_STEPS)));
     }
     nbl__arena_free(&vm->arena);
     free(vm);

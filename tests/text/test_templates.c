@@ -119,7 +119,7 @@ static void constants_are_folded(void **state)
     nbl_context_destroy(ctx);
 }
 
-static void errors_name_their_place(void **state)
+static void errors_name_their_location(void **state)
 {
     nbl_context *ctx = new_context();
     (void)state;
@@ -289,7 +289,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_language_is_jinja2s),         cmocka_unit_test(constants_are_folded),
-        cmocka_unit_test(errors_name_their_place),         cmocka_unit_test(a_bomb_ends_in_an_error),
+        cmocka_unit_test(errors_name_their_location),      cmocka_unit_test(a_bomb_ends_in_an_error),
         cmocka_unit_test(spans_are_counted_in_characters), cmocka_unit_test(a_line_of_a_batch_fails_alone),
         cmocka_unit_test(the_models_template_is_found),    cmocka_unit_test(memory_may_run_out_anywhere),
     };

@@ -232,7 +232,7 @@ static void a_megabyte_without_a_space_takes_no_quadratic_time(void **state)
 }
 
 /* From every place of a text of `a` such a token is followed to its end: 8 MB of it took hours. */
-static void tokens_that_are_looked_for_from_every_place_are_short(void **state)
+static void tokens_that_are_searched_from_every_byte_are_short(void **state)
 {
     (void)state;
     static const struct {
@@ -524,7 +524,7 @@ int main(void)
         cmocka_unit_test(a_stream_never_splits_a_character),
         cmocka_unit_test(streams_of_any_decoder_hand_out_whole_characters),
         cmocka_unit_test(a_megabyte_without_a_space_takes_no_quadratic_time),
-        cmocka_unit_test(tokens_that_are_looked_for_from_every_place_are_short),
+        cmocka_unit_test(tokens_that_are_searched_from_every_byte_are_short),
         cmocka_unit_test(truncation_and_padding_are_applied_only_when_asked_for),
         cmocka_unit_test(text_that_is_not_utf8_is_refused),
         cmocka_unit_test(a_damaged_file_is_refused_with_its_fault),

@@ -7,7 +7,7 @@
 #include "run/run.h"
 
 /* The least that a run needs. */
-#define LEAST "base_model: b\ndatasets: [{path: d.jsonl}]\nlearning_rate: 1\n"
+#define MIN "base_model: b\ndatasets: [{path: d.jsonl}]\nlearning_rate: 1\n"
 #define SET(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 /* A configuration, one key a line. */

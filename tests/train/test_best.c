@@ -194,13 +194,13 @@ static void the_best_of_every_method_is_kept_and_survives_a_stop(void **state)
         "adapter: lora\nlora_r: 128\nlora_target_linear: true\noptimizer: adamw_8bit\n",
         "weight_decay: 0.1\n", /* the whole model */
         "bf16: true\noptimizer: adamw_8bit\nseed: 7\n"};
-    int early = 0;
+    int grad_in_forward = 0;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         const char *file = strstr(ways[i], "adapter") ? adapter_file : model_file;
         told t = done(f, "whole", false, KEYS(ways[i], course, best, steps));
         int64_t step = extreme_step(f, "whole", false);
         assert_int_equal(t.summary.result_step, step);
-        early += step < 8;
+        grad_in_forward += step < 8;
         assert_result_of(f, "whole", step, ways[i], file);
         stopped(f, "stopped", false, step < 8 ? step : 5, KEYS(ways[i], course, best, steps));
         told r = done(f, "stopped", true, KEYS(ways[i], course, best, steps));
@@ -209,22 +209,22 @@ static void the_best_of_every_method_is_kept_and_survives_a_stop(void **state)
         remove_tree(in_folder(f->tiny.folder, "whole"));
         remove_tree(in_folder(f->tiny.folder, "stopped"));
     }
-    assert_true(early >= 3);
+    assert_true(grad_in_forward >= 3);
 }
 
 static void a_run_that_stops_anywhere_has_the_same_result(void **state)
 {
     fixture *f = *state;
-    static const char few[] = "save_total_limit: 1\nearly_stopping_patience: 3\n";
-    told whole = done(f, "whole", false, KEYS(overshoots, course, few, steps));
+    static const char small[] = "save_total_limit: 1\nearly_stopping_patience: 3\n";
+    told whole = done(f, "whole", false, KEYS(overshoots, course, small, steps));
     int64_t end = whole.summary.step;
     assert_int_equal(end, extreme_step(f, "whole", false) + 3);
     assert_non_null(strstr(whole.log, "no longer falls"));
     for (int64_t step = 1; step < end; step++) {
         char name[32];
         snprintf(name, sizeof name, "stopped-%d", (int)step);
-        stopped(f, name, false, step, KEYS(overshoots, course, few, steps));
-        told t = done(f, name, true, KEYS(overshoots, course, few, steps));
+        stopped(f, name, false, step, KEYS(overshoots, course, small, steps));
+        told t = done(f, name, true, KEYS(overshoots, course, small, steps));
         assert_int_equal(t.summary.step, end);
         assert_int_equal(t.summary.result_step, whole.summary.result_step);
         assert_same_adapter(f, "whole", name);
@@ -248,7 +248,7 @@ static void the_highest_value_may_be_the_best(void **state)
 
 /* ---- early stopping ---- */
 
-static void a_run_that_stopped_early_is_over(void **state)
+static void a_run_that_ran_out_of_patience_is_over(void **state)
 {
     fixture *f = *state;
     static const char two[] = "early_stopping_patience: 2\n", four[] = "early_stopping_patience: 4\n";
@@ -500,7 +500,7 @@ int main(void)
         TEST(the_best_of_every_method_is_kept_and_survives_a_stop),
         TEST(a_run_that_stops_anywhere_has_the_same_result),
         TEST(the_highest_value_may_be_the_best),
-        TEST(a_run_that_stopped_early_is_over),
+        TEST(a_run_that_ran_out_of_patience_is_over),
         TEST(the_best_checkpoint_is_not_the_one_to_go),
         TEST(a_checkpoint_with_every_best_evaluation_and_no_other),
         TEST(a_best_checkpoint_that_is_lost_is_told_and_forgotten),

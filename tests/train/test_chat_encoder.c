@@ -87,7 +87,7 @@ static void an_answer_and_its_end_are_labelled_and_alone_counted(void **state)
     close_all(&o);
 }
 
-static void a_bad_row_is_told_with_its_place(void **state)
+static void a_bad_row_is_told_with_its_line(void **state)
 {
     (void)state;
     static const char *const rows[][2] = {
@@ -141,7 +141,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_and_its_end_are_labelled_and_alone_counted),
-        cmocka_unit_test(a_bad_row_is_told_with_its_place),
+        cmocka_unit_test(a_bad_row_is_told_with_its_line),
         cmocka_unit_test(memory_that_runs_out_is_told_and_none_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

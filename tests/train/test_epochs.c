@@ -116,19 +116,19 @@ static void rows_held_back_are_never_trained(void **state)
 static void check_bins(fixture *f, const nbl__epoch *e, int64_t count)
 {
     bool seen[ROWS] = {false};
-    int64_t most_tokens, most_sequences, total = 0;
+    int64_t max_tokens, max_sequences, total = 0;
     assert_int_equal(size_of(e), count);
     assert_each_once(e, seen);
-    nbl__data_largest(f->data, &most_tokens, &most_sequences);
+    nbl__data_largest(f->data, &max_tokens, &max_sequences);
     for (int64_t b = 0; b < e->batch_count; b++) {
         int64_t tokens = 0;
         for (int64_t i = e->starts[b]; i < e->starts[b + 1]; i++)
-            tokens += f->data->places[e->order[i]].tokens;
+            tokens += f->data->entries[e->order[i]].tokens;
         assert_true(tokens <= f->config.micro_batch_size * f->config.sequence_len);
-        assert_true(tokens <= e->most_tokens && e->starts[b + 1] - e->starts[b] <= e->most_sequences);
+        assert_true(tokens <= e->max_tokens && e->starts[b + 1] - e->starts[b] <= e->max_sequences);
         total += tokens;
     }
-    assert_true(e->most_tokens <= most_tokens && e->most_sequences <= most_sequences);
+    assert_true(e->max_tokens <= max_tokens && e->max_sequences <= max_sequences);
     int64_t ideal = nbl__ceil_div(total, f->config.micro_batch_size * f->config.sequence_len);
     assert_true(e->batch_count <= ideal + ideal / 20 + 1); /* hardly any room is lost */
 }
@@ -239,7 +239,7 @@ static void examples_made_again_are_those_that_were_counted(void **state)
     for (int64_t i = 0; i < nbl__data_count(f.data).examples; i++) {
         char kept[64];
         strcpy(kept, shown(&f, i));
-        f.data->places[i].kept = NULL; /* as if there had been no room to keep it */
+        f.data->entries[i].kept = NULL; /* as if there had been no room to keep it */
         expect(&f, i, kept);
     }
     close_data(&f);
@@ -272,7 +272,7 @@ static nbl_status use_everything(nbl_context *ctx, fixture *f)
     NBL_TRY(nbl__data_open(ctx, &f->config, 260, &f->data));
     nbl_status status = nbl__epoch_make(f->data, 0, false, &epoch);
     if (status == NBL_OK) nbl__epoch_free(ctx, &epoch);
-    f->data->places[0].kept = NULL;
+    f->data->entries[0].kept = NULL;
     if (status == NBL_OK) status = nbl__data_example(f->data, 0, &example);
     nbl__data_close(f->data);
     return status;

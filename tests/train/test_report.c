@@ -208,7 +208,7 @@ static void values_that_are_not_finite_are_left_out(void **state)
     nbl__text_free(&page);
 }
 
-static void long_runs_are_drawn_with_few_points_that_keep_the_extremes(void **state)
+static void long_runs_are_drawn_with_a_bounded_number_of_points_that_keep_the_extremes(void **state)
 {
     nbl_context *ctx = *state;
     enum { COUNT = 20000 };
@@ -556,7 +556,7 @@ int main(void)
         cmocka_unit_test(a_page_tells_what_the_run_was),
         cmocka_unit_test(any_history_gives_a_well_formed_page),
         cmocka_unit_test(values_that_are_not_finite_are_left_out),
-        cmocka_unit_test(long_runs_are_drawn_with_few_points_that_keep_the_extremes),
+        cmocka_unit_test(long_runs_are_drawn_with_a_bounded_number_of_points_that_keep_the_extremes),
         cmocka_unit_test(names_and_texts_are_escaped),
         cmocka_unit_test(very_long_texts_stay_whole),
         cmocka_unit_test(words_of_commands_are_quoted_for_a_shell),

@@ -388,7 +388,7 @@ static void files_that_no_run_left_stay_where_they_are(void **state)
 }
 
 /* Files without a run.yml are somebody's own, as the run.yml is that a run is made from. */
-static void files_of_the_names_that_a_run_writes_are_set_aside(void **state)
+static void files_of_the_names_that_a_run_writes_are_moved(void **state)
 {
     fixture *f = *state;
     char keys[1024], path[512];
@@ -509,7 +509,7 @@ int main(void)
         TEST(a_record_that_is_not_finite_is_null_and_comes_back),
         TEST(a_model_is_never_trained_into_its_own_folder),
         TEST(files_that_no_run_left_stay_where_they_are),
-        TEST(files_of_the_names_that_a_run_writes_are_set_aside),
+        TEST(files_of_the_names_that_a_run_writes_are_moved),
         TEST(removing_never_follows_a_link),
         TEST(two_runs_do_not_share_a_folder),
         TEST(an_output_folder_may_have_any_name_but_must_be_one),

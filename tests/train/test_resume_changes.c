@@ -156,7 +156,7 @@ static void length_and_machine_may_change_and_the_history_tells(void **state)
     nbl_context_destroy(scalar);
 }
 
-static void checkpoints_of_before_a_change_are_set_aside(void **state)
+static void checkpoints_of_before_a_change_are_moved(void **state)
 {
     fixture *f = *state;
     char keys[1024];
@@ -347,13 +347,13 @@ static void a_fingerprint_depends_on_every_byte_and_on_no_thread(void **state)
         assert_ok(f->ctx, nbl__fingerprint_file(f->ctx, path, &size, &hash));
         assert_true(hash == first);
     }
-    static const size_t places[] = {0, NBL_FINGERPRINT_PIECE - 1, NBL_FINGERPRINT_PIECE, SIZE - 1};
+    static const size_t offsets[] = {0, NBL_FINGERPRINT_PIECE - 1, NBL_FINGERPRINT_PIECE, SIZE - 1};
     for (int i = 0; i < 4; i++) {
-        bytes[places[i]] ^= 0x80;
+        bytes[offsets[i]] ^= 0x80;
         write_file(f->tiny.folder, "large", bytes, SIZE);
         assert_ok(f->ctx, nbl__fingerprint_file(f->ctx, path, &size, &hash));
         assert_true(hash != first);
-        bytes[places[i]] ^= 0x80;
+        bytes[offsets[i]] ^= 0x80;
     }
     free(bytes);
 }
@@ -403,7 +403,7 @@ int main(void)
         TEST(all_changes_are_told_at_once),
         TEST(keys_that_decide_about_nothing_may_change),
         TEST(length_and_machine_may_change_and_the_history_tells),
-        TEST(checkpoints_of_before_a_change_are_set_aside),
+        TEST(checkpoints_of_before_a_change_are_moved),
         TEST(a_checkpoint_of_another_folder_overwrites_no_run),
         TEST(a_change_that_was_allowed_stays_in_the_history),
         TEST(changes_are_allowed_only_where_a_run_goes_on),

@@ -13,7 +13,7 @@ static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
     (void)state;
     fixture f;
     begin(&f);
-    const nbl__run_config *c = read_good(&f, LEAST, NULL);
+    const nbl__run_config *c = read_good(&f, MIN, NULL);
     assert_true(c->full && !c->qlora && !c->load_in_4bit && !c->load_in_8bit && !c->fp4 && c->double_quant);
     assert_int_equal(c->compute, NBL_DTYPE_F32);
     assert_int_equal(c->sequence_len, 2048);
@@ -45,9 +45,9 @@ static void what_is_not_given_is_axolotls_default_or_the_trainers(void **state)
     assert_string_equal(d->roles_to_train.items[0], "assistant");
     assert_null(d->split);
     assert_int_equal(f.lines, 0);
-    c = read_good(&f, LEAST "adapter: lora\nlora_target_linear: true\n", NULL);
+    c = read_good(&f, MIN "adapter: lora\nlora_target_linear: true\n", NULL);
     assert_true(c->lora_r == 8 && c->lora_alpha == 8 && c->lora_dropout == 0 && !c->full);
-    c = read_good(&f, LEAST "adapter: lora\nlora_model_dir: a\n", NULL);
+    c = read_good(&f, MIN "adapter: lora\nlora_model_dir: a\n", NULL);
     assert_true(c->lora_r == 0 && c->lora_alpha == 0);
     end(&f);
 }
@@ -195,14 +195,14 @@ static void what_is_written_reads_back_to_the_same(void **state)
     }
     free(text);
     static const char *const others[] = {
-        LEAST,
-        LEAST "lora_r: 4\nlora_target_linear: true\n",
-        LEAST "adapter: lora\nlora_target_modules: '.*\\.(q|k)_proj'\nload_in_8bit: true\nfp16: true\n",
-        LEAST "adapter: lora\nlora_target_modules: all-linear\nwarmup_steps: 3\nsave_steps: 4\n",
-        LEAST
+        MIN,
+        MIN "lora_r: 4\nlora_target_linear: true\n",
+        MIN "adapter: lora\nlora_target_modules: '.*\\.(q|k)_proj'\nload_in_8bit: true\nfp16: true\n",
+        MIN "adapter: lora\nlora_target_modules: all-linear\nwarmup_steps: 3\nsave_steps: 4\n",
+        MIN
         "chat_template: chatml\nspecial_tokens: {pad_token: \"\\x7f\\x85\\uFEFF\\t\"}\nadam_epsilon: 1e-5\n",
-        LEAST "chat_template: tokenizer_default\n",
-        LEAST "bf16: auto\ntf32: auto\nval_set_size: 20\nevals_per_epoch: 2\nmemory: 123456789012345\n",
+        MIN "chat_template: tokenizer_default\n",
+        MIN "bf16: auto\ntf32: auto\nval_set_size: 20\nevals_per_epoch: 2\nmemory: 123456789012345\n",
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) free(round_trip(&f, others[i]));
     text = round_trip(&f, others[4]);
@@ -218,13 +218,13 @@ static void bf16_auto_is_decided_by_the_machine(void **state)
     fixture f;
     begin(&f);
     bool has = nbl__isa(f.ctx) >= NBL_ISA_AVX512BF16, device = nbl_cuda_usable(f.ctx);
-    assert_int_equal(read_good(&f, LEAST "bf16: auto\ndevice: cpu\n", NULL)->compute,
+    assert_int_equal(read_good(&f, MIN "bf16: auto\ndevice: cpu\n", NULL)->compute,
                      has ? NBL_DTYPE_BF16 : NBL_DTYPE_F32);
-    assert_int_equal(read_good(&f, LEAST "bf16: auto\n", NULL)->compute,
+    assert_int_equal(read_good(&f, MIN "bf16: auto\n", NULL)->compute,
                      has || device ? NBL_DTYPE_BF16 : NBL_DTYPE_F32);
-    assert_int_equal(read_good(&f, LEAST "bf16: auto\nfp16: true\n", NULL)->compute, NBL_DTYPE_F16);
-    assert_int_equal(read_good(&f, LEAST "bf16: auto\ndevice: cuda\n", NULL)->compute, NBL_DTYPE_BF16);
-    const nbl__run_config *c = read_good(&f, LEAST "bf16: true\ndevice: auto\n", NULL);
+    assert_int_equal(read_good(&f, MIN "bf16: auto\nfp16: true\n", NULL)->compute, NBL_DTYPE_F16);
+    assert_int_equal(read_good(&f, MIN "bf16: auto\ndevice: cuda\n", NULL)->compute, NBL_DTYPE_BF16);
+    const nbl__run_config *c = read_good(&f, MIN "bf16: true\ndevice: auto\n", NULL);
     assert_string_equal(c->device, device ? "cuda" : "cpu");
     assert_int_equal(c->compute, NBL_DTYPE_BF16);
     end(&f);
@@ -237,9 +237,9 @@ static void a_template_of_ones_own_may_be_a_file(void **state)
     begin(&f);
     char text[2048];
     write_file(f.folder, "own.jinja", "{{ messages }}\n", 15);
-    snprintf(text, sizeof text, LEAST "chat_template_jinja: %s\n", in_folder(f.folder, "own.jinja"));
+    snprintf(text, sizeof text, MIN "chat_template_jinja: %s\n", in_folder(f.folder, "own.jinja"));
     assert_string_equal(read_good(&f, text, NULL)->chat_template, "{{ messages }}\n");
-    assert_string_equal(read_good(&f, LEAST "chat_template: '{{ 1 }}'\n", NULL)->chat_template, "{{ 1 }}");
+    assert_string_equal(read_good(&f, MIN "chat_template: '{{ 1 }}'\n", NULL)->chat_template, "{{ 1 }}");
     write_file(f.folder, "own.jinja", "\xff", 1);
     assert_int_equal(read_with(&f, text, strlen(text), NULL), NBL_ERROR_FORMAT);
     must_say(&f, "own.jinja");
@@ -276,7 +276,7 @@ static void keys_of_other_engines_are_noticed_once_and_empty_ones_never(void **s
     fixture f;
     begin(&f);
     read_good(&f,
-              LEAST
+              MIN
               "model_type: AutoModelForCausalLM\ntokenizer_type: AutoTokenizer\ntrust_remote_code: false\n"
               "strict: false\ndataset_prepared_path: last_run_prepared\nwandb_project: p\nwandb_entity:\n"
               "wandb_watch: ~\nwandb_anything: {a: [1]}\nflash_attention: true\n"
@@ -306,11 +306,11 @@ static void keys_that_only_tune_other_engines_are_one_notice(void **state)
     fixture f;
     begin(&f);
     read_good(&f,
-              LEAST "liger_rope: true\nlora_mlp_kernel: true\nuse_kernels: true\nxformers_attention: true\n"
-                    "torch_compile: true\nddp_timeout: 3\nremove_unused_columns: false\ncomet_mode: a\n"
-                    "trust_remote_code: true\ndataloader_num_workers: 4\nhub_model_id: a/b\n"
-                    "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
-                    "  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n",
+              MIN "liger_rope: true\nlora_mlp_kernel: true\nuse_kernels: true\nxformers_attention: true\n"
+                  "torch_compile: true\nddp_timeout: 3\nremove_unused_columns: false\ncomet_mode: a\n"
+                  "trust_remote_code: true\ndataloader_num_workers: 4\nhub_model_id: a/b\n"
+                  "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
+                  "  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n",
               NULL);
     assert_int_equal(f.lines, 1);
     static const char *const names[] = {"liger_rope",  "lora_mlp_kernel", "use_kernels", "xformers_attention",
@@ -332,7 +332,7 @@ static void what_is_off_is_accepted_quietly(void **state)
         "peft_init_lora_weights: true\nbase_model_config: b\ngroup_by_length: no\nplugins:\n",
         NULL);
     assert_int_equal(f.lines, 0);
-    read_good(&f, LEAST "rl: dpo\nrelora: true\n", SET("rl=", "relora=null"));
+    read_good(&f, MIN "rl: dpo\nrelora: true\n", SET("rl=", "relora=null"));
     assert_int_equal(f.lines, 0);
     end(&f);
 }
@@ -343,15 +343,15 @@ static void values_of_axolotls_become_ours_and_are_told(void **state)
     fixture f;
     begin(&f);
     const nbl__run_config *c = read_good(
-        &f, LEAST "optimizer: paged_adamw_8bit\ngradient_checkpointing: offload\nbf16: full\n", NULL);
+        &f, MIN "optimizer: paged_adamw_8bit\ngradient_checkpointing: offload\nbf16: full\n", NULL);
     assert_true(c->adam8bit && c->gradient_checkpointing && c->compute == NBL_DTYPE_BF16);
     assert_int_equal(f.lines, 1);
     assert_non_null(strstr(f.log, "optimizer: paged_adamw_8bit: taken as adamw_8bit"));
-    assert_false(read_good(&f, LEAST "optimizer: paged_adamw_32bit\n", NULL)->adam8bit);
-    assert_true(read_good(&f, LEAST "optimizer: adamw_torch_8bit\n", NULL)->adam8bit);
-    c = read_good(&f, LEAST "batch_size: 12\nmicro_batch_size: 4\n", NULL);
+    assert_false(read_good(&f, MIN "optimizer: paged_adamw_32bit\n", NULL)->adam8bit);
+    assert_true(read_good(&f, MIN "optimizer: adamw_torch_8bit\n", NULL)->adam8bit);
+    c = read_good(&f, MIN "batch_size: 12\nmicro_batch_size: 4\n", NULL);
     assert_int_equal(c->gradient_accumulation_steps, 3);
-    c = read_good(&f, LEAST "save_strategy: no\neval_strategy: epoch\n", NULL);
+    c = read_good(&f, MIN "save_strategy: no\neval_strategy: epoch\n", NULL);
     assert_true(c->save_strategy == NBL_STRATEGY_NO && c->eval_strategy == NBL_STRATEGY_EPOCH);
     c = read_good(&f,
                   "base_model: b\nlearning_rate: 1\ndatasets: [{path: d, type: chat_template, "
@@ -369,9 +369,9 @@ static void values_of_axolotls_become_ours_and_are_told(void **state)
     for (int i = 0; i < 4; i++) assert_string_equal(c->datasets[i].path, paths[i]);
     assert_true(c->datasets[1].type == NBL_DATA_COMPLETION && c->quadratic_warmup);
     assert_string_equal(c->chat_template, "llama3");
-    free(round_trip(&f, LEAST "chat_template: qwen3\nlr_quadratic_warmup: true\n"));
-    free(round_trip(&f, LEAST "chat_template: tokenizer_default_fallback_llama3\n"));
-    free(round_trip(&f, LEAST "batch_size: 12\nmicro_batch_size: 4\nsave_strategy: no\nbf16: false\n"));
+    free(round_trip(&f, MIN "chat_template: qwen3\nlr_quadratic_warmup: true\n"));
+    free(round_trip(&f, MIN "chat_template: tokenizer_default_fallback_llama3\n"));
+    free(round_trip(&f, MIN "batch_size: 12\nmicro_batch_size: 4\nsave_strategy: no\nbf16: false\n"));
     end(&f);
 }
 
@@ -380,11 +380,11 @@ static void what_has_no_effect_is_said(void **state)
     (void)state;
     fixture f;
     begin(&f);
-    read_good(&f, LEAST "lora_r: 4\npeft_use_dora: true\n", NULL);
+    read_good(&f, MIN "lora_r: 4\npeft_use_dora: true\n", NULL);
     assert_int_equal(f.lines, 2);
     assert_non_null(strstr(f.log, "lora_r has no effect without adapter"));
     assert_true(f.run->config.lora_r == 0 && !f.run->config.dora);
-    read_good(&f, LEAST "eval_steps: 4\n", NULL);
+    read_good(&f, MIN "eval_steps: 4\n", NULL);
     assert_non_null(strstr(f.log, "eval_steps has no effect: val_set_size is 0"));
     end(&f);
 }

@@ -167,7 +167,7 @@ static void every_mistake_is_refused_by_key_and_line(void **state)
     (void)state;
     fixture f;
     begin(&f);
-    char text[4096], place[32];
+    char text[4096], location[32];
     edited(text, NULL, NULL, NULL);
     read_good(&f, text, NULL);
     for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
@@ -178,8 +178,8 @@ static void every_mistake_is_refused_by_key_and_line(void **state)
         must_say(&f, "user.yml");
         for (int k = 0; k < 3 && m->says[k]; k++) must_say(&f, m->says[k]);
         if (m->line == NULL || m->extra != NULL) continue; /* a key that is missing has no line */
-        snprintf(place, sizeof place, "user.yml:%d:", at);
-        if (strncmp(m->line, "datasets: [{type", 16) != 0) must_say(&f, place);
+        snprintf(location, sizeof location, "user.yml:%d:", at);
+        if (strncmp(m->line, "datasets: [{type", 16) != 0) must_say(&f, location);
     }
     assert_int_equal(nbl_run_open(f.ctx, "absent.yml", NULL, 0, &f.run), NBL_ERROR_NOT_FOUND);
     must_say(&f, "absent.yml");
@@ -209,7 +209,7 @@ static void all_refused_keys_are_told_at_once_by_reason(void **state)
     must_say(&f, "--set relora: ReLoRA");
     assert_int_equal(count_lines(nbl_error_message(f.ctx)), 6);
     /* More than a message holds: the names and what fits. */
-    size_t at = (size_t)sprintf(text, "%s", LEAST);
+    size_t at = (size_t)sprintf(text, "%s", MIN);
     for (int i = 0; i < 90; i++)
         at += (size_t)sprintf(text + at, "unknown_word_number_%d_with_a_long_name: 1\n", i);
     assert_int_equal(read_with(&f, text, at, NULL), NBL_ERROR_ARGUMENT);
@@ -308,7 +308,7 @@ static void a_wrong_override_is_named_as_one(void **state)
 
 /* ---- YAML ---- */
 
-static void hostile_yaml_is_refused_with_its_place(void **state)
+static void hostile_yaml_is_refused_with_its_location(void **state)
 {
     (void)state;
     static const struct {
@@ -339,7 +339,7 @@ static void hostile_yaml_is_refused_with_its_place(void **state)
     assert_int_not_equal(read_with(&f, "", 0, NULL), NBL_OK);
     must_say(&f, "base_model");
 
-    size_t size = NBL_YAML_MOST_BYTES + 1;
+    size_t size = NBL_YAML_MAX_BYTES + 1;
     char *text = malloc(size);
     memset(text, '\n', size);
     assert_int_not_equal(read_with(&f, text, size, NULL), NBL_OK);
@@ -383,7 +383,7 @@ static void the_message_of_every_number_tells_both_limits(void **state)
         double first, last;
         if (key->type != NBL_KEY_INTEGER && key->type != NBL_KEY_REAL) continue;
         numbers_in(key->range, &first, &last);
-        if (fabs(first - key->least) > 1e-300 || last != key->most) fail_msg("%s: %s", key->name, key->range);
+        if (fabs(first - key->min) > 1e-300 || last != key->max) fail_msg("%s: %s", key->name, key->range);
         numbers++;
     }
     assert_true(numbers > 25);
@@ -467,7 +467,7 @@ int main(void)
         cmocka_unit_test(only_near_spellings_are_suggested),
         cmocka_unit_test(suggestions_keep_their_distance),
         cmocka_unit_test(a_wrong_override_is_named_as_one),
-        cmocka_unit_test(hostile_yaml_is_refused_with_its_place),
+        cmocka_unit_test(hostile_yaml_is_refused_with_its_location),
         cmocka_unit_test(the_message_of_every_number_tells_both_limits),
         cmocka_unit_test(words_and_numbers_are_yaml_1_1),
     };

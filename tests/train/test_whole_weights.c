@@ -9,14 +9,14 @@
 #include "base/philox.h"
 #include "model/language_model.h"
 
-enum { VOCABULARY = 32, HIDDEN = 16, INNER = 24, MOST = 32 };
+enum { VOCABULARY = 32, HIDDEN = 16, INNER = 24, MAX = 32 };
 
 /* ---- a model and an adapter in files ---- */
 
 typedef struct files {
     nbl_context *ctx;
     nbl__arena arena;
-    nbl__stored items[MOST];
+    nbl__stored items[MAX];
     int64_t count;
 } files;
 
@@ -153,7 +153,7 @@ static void every_weight_is_trained_from_its_own_values(void **state)
         assert_ok(f.ctx, nbl__session_open(f.model, &training, &s));
         assert_int_equal(count_trained(&s), f.model->weight_count);
         for (int64_t i = 0; i < f.model->weight_count; i++) {
-            const struct nbl__held *held = &f.model->weights[i];
+            const struct nbl__weight_entry *held = &f.model->weights[i];
             nbl__value v = parameter_of(&s, held->name);
             assert_true(v > 0);
             int64_t n = nbl__tensor_elements(&nbl__info(&s.graph, v)->tensor);
@@ -172,7 +172,7 @@ static void a_packed_weight_that_is_trained_starts_from_what_it_decodes_to(void 
     (void)state;
     fixture f = open_fixture(false, false);
     static const char *const names[] = {"model.layers.0.mlp.up_proj.weight"};
-    struct nbl__held *held = nbl__model_find(f.model, names[0]);
+    struct nbl__weight_entry *held = nbl__model_find(f.model, names[0]);
     uint8_t codes[INNER * HIDDEN];
     float scales[INNER], values[INNER * HIDDEN];
     nbl_quantize_options how = {.format = NBL_FORMAT_INT8};
@@ -191,7 +191,7 @@ static void a_packed_weight_that_is_trained_starts_from_what_it_decodes_to(void 
     close_fixture(&f);
 }
 
-static void modules_to_save_are_trained_and_read_in_place_otherwise(void **state)
+static void modules_to_save_are_trained_and_otherwise_read_where_they_lie(void **state)
 {
     (void)state;
     fixture f = open_fixture(false, true);
@@ -291,7 +291,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_weight_is_trained_from_its_own_values),
         cmocka_unit_test(a_packed_weight_that_is_trained_starts_from_what_it_decodes_to),
-        cmocka_unit_test(modules_to_save_are_trained_and_read_in_place_otherwise),
+        cmocka_unit_test(modules_to_save_are_trained_and_otherwise_read_where_they_lie),
         cmocka_unit_test(a_head_of_modules_to_save_is_no_longer_the_embedding),
         cmocka_unit_test(a_session_that_shares_sees_what_training_changed),
         cmocka_unit_test(memory_that_runs_out_is_told_and_none_is_lost),

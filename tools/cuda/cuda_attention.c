@@ -75,7 +75,7 @@ static size_t bytes_of(const nbl_tensor *t)
 enum { GUARD = 64 };
 
 /* Device memory for a tensor, `skew` elements off its alignment, all bytes 0xff: NaN. */
-static void place(nbl_tensor *t, int64_t skew)
+static void allocate(nbl_tensor *t, int64_t skew)
 {
     size_t bytes = bytes_of(t) + GUARD;
     uint8_t *memory = nbl__cuda_alloc(device, bytes);
@@ -103,7 +103,7 @@ static void make_random(nbl_tensor *on_host, nbl_tensor *on_device, nbl_tensor s
     for (int64_t i = 0; i < n; i++) values[i] = random_unit() * size;
     NIBBLE(cpu, nbl_convert(cpu, NBL_DTYPE_F32, values, dtype, rounded, n));
     NIBBLE(cpu, nbl_convert(cpu, dtype, rounded, NBL_DTYPE_F32, values, n));
-    place(on_device, skew);
+    allocate(on_device, skew);
     NIBBLE(gpu, nbl__cuda_write(device, on_device->data, rounded, bytes_of(on_device)));
     free(rounded);
 }
@@ -113,7 +113,7 @@ static void make_integers(nbl_tensor *on_host, nbl_tensor *on_device, const int3
     *on_host = *on_device = tensor(NBL_DTYPE_I32, 1, n, 0, 0, 0);
     on_host->data = host(bytes_of(on_host));
     memcpy(on_host->data, values, bytes_of(on_host));
-    place(on_device, 0);
+    allocate(on_device, 0);
     NIBBLE(gpu, nbl__cuda_write(device, on_device->data, values, bytes_of(on_device)));
 }
 
@@ -243,7 +243,7 @@ static void make_problem(const shape *s, nbl_dtype dtype, int64_t skew, problem 
         *outs[side][5] = tensor(NBL_DTYPE_F32, 1, q, 0, 0, 0);
         for (int i = 0; i < 6; i++) {
             if (i == 5 && !s->sinks) continue;
-            if (side) place(outs[side][i], skew);
+            if (side) allocate(outs[side][i], skew);
             else outs[side][i]->data = host(bytes_of(outs[side][i]));
         }
     }
@@ -319,7 +319,7 @@ static void alone(const shape *s, int dtype, const problem *packed, const nbl__i
         whole[i].data = (uint8_t *)whole[i].data + (size_t)at[count - 1] * row;
         whole[i].shape[0] = tokens;
         *parts[i] = whole[i];
-        if (i >= 4) place(parts[i], 0);
+        if (i >= 4) allocate(parts[i], 0);
     }
     a.dsinks.data = NULL;
     NIBBLE(gpu, run_impl(gpu, &family->forward, forward, &a));
@@ -424,7 +424,7 @@ static void test_decode(nbl_dtype dtype, nbl_dtype kept, int64_t heads, int64_t 
     make_integers(&h.lengths, &d.lengths, lengths, 3);
     h.out = h.q, d.out = d.q;
     h.out.data = host(bytes_of(&h.out));
-    place(&d.out, skew);
+    allocate(&d.out, skew);
     NIBBLE(cpu, run_impl(cpu, &family->forward, NULL, &h));
     NIBBLE(gpu, run_impl(gpu, &family->forward, NULL, &d));
     double error = error_of(&d.out, &h.out), bound = bound_of(dtype);
@@ -434,14 +434,14 @@ static void test_decode(nbl_dtype dtype, nbl_dtype kept, int64_t heads, int64_t 
     /* Captured while the sequences were short, replayed when they are long. */
     const nbl__impl *impl;
     void *graph, *first = read_back(&d.out);
-    const int32_t early[3] = {1, 1, 1};
+    const int32_t grad_in_forward[3] = {1, 1, 1};
     NIBBLE(gpu, nbl__op_choose(gpu, &family->forward, &d, NULL, &impl));
     size_t bytes = nbl__op_scratch(gpu, impl, &d);
     void *scratch = nbl__cuda_alloc(device, bytes);
-    NIBBLE(gpu, nbl__cuda_write(device, d.lengths.data, early, sizeof early));
-    NIBBLE(gpu, nbl__cuda_record_begin(device));
+    NIBBLE(gpu, nbl__cuda_write(device, d.lengths.data, grad_in_forward, sizeof grad_in_forward));
+    NIBBLE(gpu, nbl__cuda_capture_begin(device));
     nbl_status status = nbl__op_run(gpu, &family->forward, impl, &d, scratch, bytes);
-    NIBBLE(gpu, nbl__cuda_record_end(device, status == NBL_OK, &graph));
+    NIBBLE(gpu, nbl__cuda_capture_end(device, status == NBL_OK, &graph));
     NIBBLE(gpu, nbl__cuda_replay(device, graph));
     NIBBLE(gpu, nbl__cuda_write(device, d.lengths.data, lengths, sizeof lengths));
     NIBBLE(gpu, nbl__cuda_replay(device, graph));
@@ -481,7 +481,7 @@ static void test_cache(nbl_dtype from, nbl_dtype to, int64_t size, int64_t skew)
     }
     taken_h.y = taken_d.y = tensor(to, 2, 3, size, 0, 0);
     taken_h.y.data = host(bytes_of(&taken_h.y));
-    place(&taken_d.y, skew);
+    allocate(&taken_d.y, skew);
     NIBBLE(cpu, run_impl(cpu, &nbl__family_find("take_rows")->forward, NULL, &taken_h));
     NIBBLE(gpu, run_impl(gpu, &nbl__family_find("take_rows")->forward, NULL, &taken_d));
     void *taken = read_back(&taken_d.y);
@@ -518,7 +518,7 @@ static void test_faults(void)
     take.x.rank = 2, take.x.shape[0] = 80, take.x.shape[1] = 64;
     make_integers(&unused, &take.rows, &row, 1);
     take.y = tensor(NBL_DTYPE_BF16, 2, 1, 64, 0, 0);
-    place(&take.y, 0);
+    allocate(&take.y, 0);
     expect_fault(run_impl(gpu, &nbl__family_find("take_rows")->forward, NULL, &take), "take_rows");
     free(unused.data), displace(&take.rows);
     nbl__attention_decode d = {.dtype = NBL_DTYPE_BF16, .causal = true};
@@ -526,7 +526,7 @@ static void test_faults(void)
     d.lengths = lengths;
     d.q = tensor(NBL_DTYPE_BF16, 3, 1, 2, 64, 0), d.k = d.v = tensor(NBL_DTYPE_BF16, 4, 1, 20, 2, 64);
     d.q.data = take.y.data, d.k.data = p.device.q.data, d.v.data = p.device.q.data, d.out = d.q;
-    place(&d.out, 0);
+    allocate(&d.out, 0);
     expect_fault(run_impl(gpu, &nbl__family_find("attention_decode")->forward, NULL, &d), "attention_decode");
     free(unused.data), displace(&lengths), displace(&d.out), displace(&take.y);
     free_problem(&p);
@@ -576,12 +576,12 @@ static int ascending(const void *a, const void *b)
  * without a pause, as in a step of training: the clock is that of a busy chip. */
 static double time_of(const nbl__op *op, const nbl__impl *impl, void *const *arguments, int sets)
 {
-    enum { MOST = 201 };
-    float times[MOST], first;
-    cudaEvent_t marks[MOST + 1];
+    enum { MAX = 201 };
+    float times[MAX], first;
+    cudaEvent_t marks[MAX + 1];
     size_t bytes = nbl__op_scratch(gpu, impl, arguments[0]);
     void *scratch = nbl__cuda_alloc(device, bytes);
-    for (int i = 0; i <= MOST; i++) cudaEventCreate(&marks[i]);
+    for (int i = 0; i <= MAX; i++) cudaEventCreate(&marks[i]);
     int runs = 3;
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i <= runs; i++) {
@@ -590,11 +590,11 @@ static double time_of(const nbl__op *op, const nbl__impl *impl, void *const *arg
         }
         NIBBLE(gpu, nbl__cuda_wait(device, "bench"));
         cudaEventElapsedTime(&first, marks[runs - 1], marks[runs]);
-        if (round == 0) runs = first > 5 ? 5 : MOST;
+        if (round == 0) runs = first > 5 ? 5 : MAX;
     }
     for (int i = 0; i < runs; i++) cudaEventElapsedTime(&times[i], marks[i], marks[i + 1]);
     qsort(times, (size_t)runs, sizeof *times, ascending);
-    for (int i = 0; i <= MOST; i++) cudaEventDestroy(marks[i]);
+    for (int i = 0; i <= MAX; i++) cudaEventDestroy(marks[i]);
     nbl__cuda_free(device, scratch, bytes);
     return (double)times[runs / 2];
 }
@@ -652,16 +652,16 @@ static void bench_decode(int64_t batch, int64_t cached, int64_t heads, int64_t k
             free(h.data);
         } else { /* the same values in other memory: the device's cache does not hold it all */
             d[i].k = d[0].k;
-            place(&d[i].k, 0);
+            allocate(&d[i].k, 0);
             cudaMemcpy(d[i].k.data, d[0].k.data, bytes_of(&d[0].k), cudaMemcpyDeviceToDevice);
         }
         d[i].v = d[i].k;
-        place(&d[i].v, 0);
+        allocate(&d[i].v, 0);
         cudaMemcpy(d[i].v.data, d[0].k.data, bytes_of(&d[0].k), cudaMemcpyDeviceToDevice);
         make_integers(&h, &d[i].lengths, lengths, batch);
         free(h.data);
         d[i].out = d[i].q;
-        place(&d[i].out, 0);
+        allocate(&d[i].out, 0);
         NIBBLE(gpu, family->forward.infer(gpu, &d[i]));
     }
     NIBBLE(gpu, nbl__op_choose(gpu, &family->forward, &d[0], NULL, &impl));

@@ -60,7 +60,7 @@ struct one_source {
 };
 
 template <typename T>
-__global__ void add_product(double *sums, int64_t m, int64_t n, one_source s, bool turned)
+__global__ void add_product(double *sums, int64_t m, int64_t n, one_source s, bool transposed)
 {
     const T *a = static_cast<const T *>(s.a), *b = static_cast<const T *>(s.b);
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < m * n; i += gridDim.x * 256ll) {
@@ -68,7 +68,7 @@ __global__ void add_product(double *sums, int64_t m, int64_t n, one_source s, bo
         double sum = 0;
         for (int64_t k = 0; k < s.k; k++)
             sum += static_cast<double>(nbl_cuda::to_f32(a[y * s.lda + k])) *
-                   static_cast<double>(nbl_cuda::to_f32(turned ? b[x * s.ldb + k] : b[k * s.ldb + x]));
+                   static_cast<double>(nbl_cuda::to_f32(transposed ? b[x * s.ldb + k] : b[k * s.ldb + x]));
         sums[i] += sum;
     }
 }
@@ -122,7 +122,7 @@ double error_of(nbl_dtype dtype, const double *sums, int64_t m, int64_t n, const
 /* ---- tests ---- */
 
 struct test {
-    int64_t m, n, k[NBL_HOPPER_SOURCES];
+    int64_t m, n, k[NBL_GEMM_SM90_SOURCES];
     bool straight, wide, gated;
     float beta;
     int pad; /* elements between rows */
@@ -186,7 +186,7 @@ void add_source(nbl_dtype dtype, double *sums, const test *c, one_source s)
 void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
 {
     nbl_context *ctx = t->ctx;
-    nbl__hopper p = {};
+    nbl__gemm_sm90 p = {};
     nbl_dtype wide = c->wide ? NBL_DTYPE_F32 : dtype;
     double *sums[2];
     size_t sum_bytes = static_cast<size_t>(c->m * c->n) * 8;
@@ -197,13 +197,13 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
     p.dtype = dtype;
     p.c_dtype = wide;
     p.m = c->m, p.n = c->n;
-    p.b_turned = !c->straight;
+    p.b_transposed = !c->straight;
     p.gated = c->gated;
     p.act = static_cast<nbl__act>(c->m % 3);
     p.beta = c->beta;
     p.variant = variant;
-    for (int i = 0; i < NBL_HOPPER_SOURCES && c->k[i] > 0; i++) {
-        nbl__hopper_source *s = &p.sources[p.count++];
+    for (int i = 0; i < NBL_GEMM_SM90_SOURCES && c->k[i] > 0; i++) {
+        nbl__gemm_sm90_source *s = &p.sources[p.count++];
         uint32_t seed = static_cast<uint32_t>(10 * i + variant);
         s->k = c->k[i];
         s->lda = (s->k + 7) / 8 * 8 + c->pad;
@@ -236,17 +236,17 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
                      (add_old<<<1024, 256>>>(sums[0], c->m, c->n, static_cast<const T *>(from), ld, beta)));
     }
     CUDA(cudaDeviceSynchronize());
-    const char *why = nbl__hopper_can(t->call.cuda, &p);
+    const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
     for (int turn = 0; turn < 2; turn++) {
         for (int i = 0; i < count; i++)
             CUDA(cudaMemcpy(results[i].memory, results[i].before, results[i].bytes, cudaMemcpyHostToDevice));
         CUDA(cudaDeviceSynchronize());
         void *graph = NULL; /* the second time as a part of one */
-        if (turn == 1) NIBBLE(nbl__cuda_record_begin(t->call.cuda));
-        NIBBLE(nbl__hopper_run(&t->call, &p));
+        if (turn == 1) NIBBLE(nbl__cuda_capture_begin(t->call.cuda));
+        NIBBLE(nbl__gemm_sm90_run(&t->call, &p));
         if (turn == 1) {
-            NIBBLE(nbl__cuda_record_end(t->call.cuda, true, &graph));
+            NIBBLE(nbl__cuda_capture_end(t->call.cuda, true, &graph));
             NIBBLE(nbl__cuda_replay(t->call.cuda, graph));
         }
         NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
@@ -268,7 +268,7 @@ void run_test(tester *t, const test *c, nbl_dtype dtype, int variant)
                    " %s%s%s%s beta %g result %d variant %s: %s (%.2f of the bound)\n",
                    c->m, c->n, c->k[0], c->k[1], c->k[2], nbl_dtype_name(dtype),
                    c->straight ? " straight" : "", c->wide ? " wide" : "", c->gated ? " gated" : "",
-                   static_cast<double>(c->beta), i, nbl__hopper_variant(variant), wrong, error);
+                   static_cast<double>(c->beta), i, nbl__gemm_sm90_variant(variant), wrong, error);
     }
     for (int i = 0; i < count; i++) free_result(&results[i]);
     for (int i = 0; i < p.count; i++) {
@@ -288,12 +288,12 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
     const int64_t n[] = {520, 136, 264}, k[] = {200, 16, 136, 72, 64};
     const int counts[] = {2, 1, 2};
     void *ones[3];
-    nbl__hopper all = {};
+    nbl__gemm_sm90 all = {};
     all.dtype = all.c_dtype = NBL_DTYPE_BF16;
-    all.m = m, all.b_turned = !straight, all.variant = variant, all.part_count = 3;
+    all.m = m, all.b_transposed = !straight, all.variant = variant, all.part_count = 3;
     int next = 0;
     for (int i = 0; i < 3; i++) {
-        nbl__hopper one = all;
+        nbl__gemm_sm90 one = all;
         one.part_count = 0;
         one.n = n[i], one.count = counts[i];
         for (int j = 0; j < one.count; j++, next++) {
@@ -313,12 +313,12 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         CUDA(cudaMemset(all.parts[i].c, 0xff, bytes));
         all.parts[i].n = n[i], all.parts[i].count = one.count;
         CUDA(cudaDeviceSynchronize());
-        NIBBLE(nbl__hopper_run(&t->call, &one));
+        NIBBLE(nbl__gemm_sm90_run(&t->call, &one));
         ones[i] = one.c;
     }
-    const char *why = nbl__hopper_can(t->call.cuda, &all);
+    const char *why = nbl__gemm_sm90_can(t->call.cuda, &all);
     if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
-    NIBBLE(nbl__hopper_run(&t->call, &all));
+    NIBBLE(nbl__gemm_sm90_run(&t->call, &all));
     NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
     for (int i = 0; i < 3; i++) {
         size_t bytes = static_cast<size_t>(m * n[i]) * 2;
@@ -330,7 +330,7 @@ void run_parts(tester *t, int64_t m, bool straight, int variant)
         t->runs++;
         if (!same && t->bad++ < 20)
             printf("part %d of %" PRId64 " rows%s, variant %s: other bits than alone\n", i, m,
-                   straight ? ", straight" : "", nbl__hopper_variant(variant));
+                   straight ? ", straight" : "", nbl__gemm_sm90_variant(variant));
         free(left);
         CUDA(cudaFree(ones[i]));
         CUDA(cudaFree(all.parts[i].c));
@@ -346,12 +346,12 @@ const char *examine_exponentials(const double *sums, double slack, int64_t m, in
                                  const int32_t *labels, const uint16_t *c, const float *label_sums,
                                  const float *spans)
 {
-    int64_t count = (n + NBL_HOPPER_SPAN - 1) / NBL_HOPPER_SPAN;
+    int64_t count = (n + NBL_GEMM_SM90_SPAN - 1) / NBL_GEMM_SM90_SPAN;
     for (int64_t y = 0; y < m; y++) {
         for (int64_t i = 0; i < count; i++) {
             const float *span = spans + 2 * (y * count + i);
-            double power = static_cast<double>(span[1]), sum = 0, most = -INFINITY;
-            for (int64_t x = i * NBL_HOPPER_SPAN; x < n && x < (i + 1) * NBL_HOPPER_SPAN; x++) {
+            double power = static_cast<double>(span[1]), sum = 0, max = -INFINITY;
+            for (int64_t x = i * NBL_GEMM_SM90_SPAN; x < n && x < (i + 1) * NBL_GEMM_SM90_SPAN; x++) {
                 double want = exp2(sums[y * n + x] * 1.4426950408889634 - power);
                 uint32_t bits = static_cast<uint32_t>(c[y * n + x]) << 16;
                 float got;
@@ -359,11 +359,11 @@ const char *examine_exponentials(const double *sums, double slack, int64_t m, in
                 if (!(fabs(static_cast<double>(got) - want) <= (0x1.02p-8 + slack) * want + 1e-37))
                     return "an exponential";
                 sum += want;
-                most = fmax(most, sums[y * n + x] * 1.4426950408889634);
+                max = fmax(max, sums[y * n + x] * 1.4426950408889634);
             }
             if (!(fabs(static_cast<double>(span[0]) - sum) <= (4e-6 + slack) * sum)) return "a span's sum";
             double near = static_cast<double>(powers[y]), all = sum * exp2(power - near) * 0x1p-60;
-            if (power == near ? all > 1.01 : all < 0.99 || !(fabs(power - most) < 1.1))
+            if (power == near ? all > 1.01 : all < 0.99 || !(fabs(power - max) < 1.1))
                 return "a span's power";
         }
         bool given = labels[y] >= 0 && labels[y] < n;
@@ -378,7 +378,7 @@ const char *examine_exponentials(const double *sums, double slack, int64_t m, in
 void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
 {
     nbl_context *ctx = t->ctx;
-    int64_t span_bytes = m * ((n + NBL_HOPPER_SPAN - 1) / NBL_HOPPER_SPAN) * 8, c_bytes = m * n * 2;
+    int64_t span_bytes = m * ((n + NBL_GEMM_SM90_SPAN - 1) / NBL_GEMM_SM90_SPAN) * 8, c_bytes = m * n * 2;
     int64_t bytes = c_bytes + span_bytes + 4 * m, sum_bytes = m * n * 8;
     char *memory, *host = static_cast<char *>(malloc(static_cast<size_t>(2 * bytes + sum_bytes + 8 * m)));
     if (host == NULL) stop("malloc", "out of memory", __LINE__);
@@ -390,7 +390,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
         powers[y] = static_cast<float>(y % 3 == 0 ? 0 : y % 41 - 20);
         labels[y] = y % 5 == 0 ? -100 : static_cast<int32_t>(y * 37 % (n + 8)); /* n and more: no column */
     }
-    nbl__hopper p = {};
+    nbl__gemm_sm90 p = {};
     one_source s = {random_matrix(NBL_DTYPE_BF16, m * k, 11), random_matrix(NBL_DTYPE_BF16, n * k, 12), k, k,
                     k};
     void *facts;
@@ -402,7 +402,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     add_product<__nv_bfloat16><<<1024, 256>>>(device_sums, m, n, s, true);
     CUDA(cudaMemcpy(sums, device_sums, static_cast<size_t>(sum_bytes), cudaMemcpyDeviceToHost));
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
-    p.m = m, p.n = n, p.count = 1, p.b_turned = true, p.variant = variant;
+    p.m = m, p.n = n, p.count = 1, p.b_transposed = true, p.variant = variant;
     p.sources[0] = {s.a, s.b, NULL, k, 0, 0};
     p.exponentials.powers = static_cast<float *>(facts);
     p.exponentials.labels = static_cast<int32_t *>(facts) + m;
@@ -411,7 +411,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     const char *wrong = NULL;
     for (int turn = 0; turn < 3 && wrong == NULL; turn++) {
         p.c = turn < 2 ? memory : NULL;
-        const char *why = nbl__hopper_can(t->call.cuda, &p);
+        const char *why = nbl__gemm_sm90_can(t->call.cuda, &p);
         if (why != NULL) stop("nbl__hopper_can", why, __LINE__);
         CUDA(cudaMemset(memory, 0xff, static_cast<size_t>(bytes)));
         for (int64_t y = 0; y < m; y++) powers[y] = 7;
@@ -419,7 +419,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
                         cudaMemcpyHostToDevice));
         CUDA(cudaMemcpy(powers, facts, static_cast<size_t>(4 * m), cudaMemcpyDeviceToHost));
         CUDA(cudaDeviceSynchronize());
-        NIBBLE(nbl__hopper_run(&t->call, &p));
+        NIBBLE(nbl__gemm_sm90_run(&t->call, &p));
         NIBBLE(nbl__cuda_wait(t->call.cuda, "hopper"));
         CUDA(cudaMemcpy(host, memory, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost));
         if (turn == 0) memcpy(once, host, static_cast<size_t>(bytes));
@@ -434,7 +434,7 @@ void run_exponentials(tester *t, int64_t m, int64_t n, int64_t k, int variant)
     t->runs++;
     if (wrong && t->bad++ < 20)
         printf("exponentials [%" PRId64 ", %" PRId64 "] k %" PRId64 " variant %s: %s\n", m, n, k,
-               nbl__hopper_variant(variant), wrong);
+               nbl__gemm_sm90_variant(variant), wrong);
     free(host);
     CUDA(cudaFree(memory));
     CUDA(cudaFree(facts));
@@ -467,17 +467,17 @@ int run_tests(tester *t, bool quick)
     int count = quick ? 9 : static_cast<int>(sizeof tests / sizeof *tests);
     for (int i = 0; i < count; i++)
         for (int f16 = 0; f16 < 2; f16++)
-            for (int variant = 1; nbl__hopper_variant(variant); variant++) {
-                if (tests[i].gated && strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
+            for (int variant = 1; nbl__gemm_sm90_variant(variant); variant++) {
+                if (tests[i].gated && strncmp(nbl__gemm_sm90_variant(variant), "256", 3) != 0) continue;
                 run_test(t, &tests[i], f16 ? NBL_DTYPE_F16 : NBL_DTYPE_BF16, variant);
             }
-    for (int variant = 1; nbl__hopper_variant(variant); variant++)
+    for (int variant = 1; nbl__gemm_sm90_variant(variant); variant++)
         for (int straight = 0; straight < 2; straight++) {
             run_parts(t, 77, straight, variant);
             if (!quick) run_parts(t, 5000, straight, variant);
         }
-    for (int variant = 1; nbl__hopper_variant(variant); variant++) {
-        if (strncmp(nbl__hopper_variant(variant), "256", 3) != 0) continue;
+    for (int variant = 1; nbl__gemm_sm90_variant(variant); variant++) {
+        if (strncmp(nbl__gemm_sm90_variant(variant), "256", 3) != 0) continue;
         run_exponentials(t, 1, 8, 8, variant);
         run_exponentials(t, 129, 520, 72, variant);
         if (quick) continue;
@@ -490,13 +490,13 @@ int run_tests(tester *t, bool quick)
 
 /* ---- speed ---- */
 
-enum { MOST = 16, TURNS = 15 };
+enum { MAX = 16, TURNS = 15 };
 
 struct contest {
     nbl_context *ctx;
     nbl__call call;
     cudaStream_t stream;
-    cudaEvent_t from[MOST][TURNS], to[MOST][TURNS];
+    cudaEvent_t from[MAX][TURNS], to[MAX][TURNS];
 };
 
 /* Runs `count` ways to compute `flop`, in turns, and prints what they reach. */
@@ -521,14 +521,14 @@ template <typename F> void race(contest *c, const char *what, double flop, int c
     fflush(stdout);
 }
 
-nbl__gemm gemm_of(const nbl__hopper *p, int source, bool second, float beta)
+nbl__gemm gemm_of(const nbl__gemm_sm90 *p, int source, bool second, float beta)
 {
-    const nbl__hopper_source *s = &p->sources[source];
+    const nbl__gemm_sm90_source *s = &p->sources[source];
     nbl__gemm g = {};
     g.dtype = p->dtype, g.c_dtype = p->c_dtype;
     g.m = p->m, g.n = p->n, g.k = s->k;
     g.a = s->a, g.b = second ? s->b2 : s->b, g.c = p->c;
-    g.b_turned = p->b_turned;
+    g.b_transposed = p->b_transposed;
     g.alpha = 1, g.beta = beta;
     return g;
 }
@@ -545,7 +545,7 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
     c->ctx = ctx;
     c->call = *call;
     c->stream = static_cast<cudaStream_t>(call->cuda->stream);
-    for (int i = 0; i < MOST * TURNS; i++) {
+    for (int i = 0; i < MAX * TURNS; i++) {
         CUDA(cudaEventCreate(&c->from[0][i]));
         CUDA(cudaEventCreate(&c->to[0][i]));
     }
@@ -558,24 +558,24 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
          *y = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 7),
          *y2 = random_matrix(NBL_DTYPE_BF16, ROWS * WIDE, 8);
     int variants = 0;
-    while (nbl__hopper_variant(variants + 1)) variants++;
+    while (nbl__gemm_sm90_variant(variants + 1)) variants++;
     printf("TFLOP/s of the first source; +r: and a second one of rank r (cuBLASLt: a second call); +old: and "
            "a residual\n");
     printf("%-40s  cuBLASLt       +64    chosen       +16       +64      +old", "");
-    for (int i = 1; i <= variants; i++) printf(" %9s", nbl__hopper_variant(i));
+    for (int i = 1; i <= variants; i++) printf(" %9s", nbl__gemm_sm90_variant(i));
     printf("\n");
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int turned = 1; turned >= 0; turned--) {
-            nbl__hopper p = {};
+        for (int transposed = 1; transposed >= 0; transposed--) {
+            nbl__gemm_sm90 p = {};
             p.dtype = p.c_dtype = NBL_DTYPE_BF16;
             p.m = sizes[i][0], p.n = sizes[i][1];
-            p.b_turned = turned;
+            p.b_transposed = transposed;
             p.c = y;
             p.sources[0] = {x, w, NULL, sizes[i][2], 0, 0};
             p.sources[1] = {t, b, NULL, RANK, 0, 0};
             char what[64];
             snprintf(what, sizeof what, "%" PRId64 " x %" PRId64 " x %" PRId64 "%s", p.m, p.n, p.sources[0].k,
-                     turned ? "" : " straight");
+                     transposed ? "" : " straight");
             race(c, what,
                  2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(sizes[i][2]),
                  6 + variants, [&](int way) {
@@ -587,13 +587,13 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
                      p.variant = way < 6 ? 0 : way - 5;
                      if (way < 2) NIBBLE(nbl__cuda_gemm(call, &g));
                      if (way == 1) NIBBLE(nbl__cuda_gemm(call, &more));
-                     if (way >= 2) NIBBLE(nbl__hopper_run(call, &p));
+                     if (way >= 2) NIBBLE(nbl__gemm_sm90_run(call, &p));
                  });
         }
     printf("%-40s  cuBLASLt       one\n", "");
     for (int64_t m = 2048; m <= ROWS; m *= 4) {
         /* The gradient that q, k and v of a layer send back, with adapters: six sources. */
-        nbl__hopper p = {};
+        nbl__gemm_sm90 p = {};
         char *from = static_cast<char *>(x);
         p.dtype = p.c_dtype = NBL_DTYPE_BF16;
         p.m = m, p.n = 4096;
@@ -612,11 +612,11 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
                 nbl__gemm g = gemm_of(&p, i, false, i > 0);
                 NIBBLE(nbl__cuda_gemm(call, &g));
             }
-            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
+            if (way == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
         });
         /* act(gate)·up with adapters, gate and up kept; cuBLASLt without the last step. */
         p.n = 14336;
-        p.b_turned = p.gated = true;
+        p.b_transposed = p.gated = true;
         p.act = NBL_ACT_SILU;
         p.gate = y2;
         p.up = static_cast<char *>(y2) + m * p.n * 2;
@@ -632,18 +632,18 @@ int run_bench(nbl_context *ctx, const nbl__call *call)
                 all[i].c = i < 2 ? p.gate : p.up;
                 NIBBLE(nbl__cuda_gemm(call, &all[i]));
             }
-            if (way == 1) NIBBLE(nbl__hopper_run(call, &p));
+            if (way == 1) NIBBLE(nbl__gemm_sm90_run(call, &p));
         });
     }
     /* What the host does for a call. */
-    nbl__hopper p = {};
+    nbl__gemm_sm90 p = {};
     p.dtype = p.c_dtype = NBL_DTYPE_BF16;
-    p.m = p.n = 128, p.c = y, p.count = 2, p.b_turned = true;
+    p.m = p.n = 128, p.c = y, p.count = 2, p.b_transposed = true;
     p.sources[0] = p.sources[1] = {x, w, NULL, 64, 0, 0};
     struct timespec from, to;
     NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
     timespec_get(&from, TIME_UTC);
-    for (int i = 0; i < 500; i++) NIBBLE(nbl__hopper_run(call, &p));
+    for (int i = 0; i < 500; i++) NIBBLE(nbl__gemm_sm90_run(call, &p));
     timespec_get(&to, TIME_UTC);
     NIBBLE(nbl__cuda_wait(call->cuda, "bench"));
     printf("a call of two sources takes the host %.1f us\n",

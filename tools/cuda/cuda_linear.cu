@@ -117,15 +117,15 @@ nbl__call call_of(const char *op)
     return call;
 }
 
-nbl__gemm product_of(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_turned,
-                     const void *b, int64_t ldb, bool b_turned, void *c, nbl_dtype c_dtype, float beta)
+nbl__gemm product_of(int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, bool a_transposed,
+                     const void *b, int64_t ldb, bool b_transposed, void *c, nbl_dtype c_dtype, float beta)
 {
     nbl__gemm g = {};
     g.dtype = NBL_DTYPE_BF16;
     g.c_dtype = c_dtype;
     g.m = m, g.n = n, g.k = k;
     g.a = a, g.b = b, g.c = c;
-    g.lda = lda, g.ldb = ldb, g.a_turned = a_turned, g.b_turned = b_turned;
+    g.lda = lda, g.ldb = ldb, g.a_transposed = a_transposed, g.b_transposed = b_transposed;
     g.alpha = 1, g.beta = beta;
     return g;
 }
@@ -332,16 +332,16 @@ __global__ void column_kernel(double *to, const void *from, nbl_dtype dtype, int
     if (i < n) to[i] = static_cast<double>(nbl_cuda::load_one(from, dtype, first + i * step));
 }
 /* to[i] = scale·Σ_k m[i, k]·v[k] of a matrix in bf16, a warp for each; `turned`: of m[k, i], a thread for each */
-__global__ void dots_kernel(double *to, const void *m, int64_t n, int64_t k, bool turned, const double *v,
+__global__ void dots_kernel(double *to, const void *m, int64_t n, int64_t k, bool transposed, const double *v,
                             double scale)
 {
-    int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / (turned ? 1 : 32);
+    int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / (transposed ? 1 : 32);
     double sum = 0;
     if (i >= n) return;
-    for (int64_t j = turned ? 0 : threadIdx.x % 32; j < k; j += turned ? 1 : 32)
-        sum += static_cast<double>(nbl_cuda::load_one(m, NBL_DTYPE_BF16, turned ? j * n + i : i * k + j)) *
+    for (int64_t j = transposed ? 0 : threadIdx.x % 32; j < k; j += transposed ? 1 : 32)
+        sum += static_cast<double>(nbl_cuda::load_one(m, NBL_DTYPE_BF16, transposed ? j * n + i : i * k + j)) *
                v[j];
-    for (int o = 16; o > 0 && !turned; o /= 2) sum += __shfl_xor_sync(nbl_cuda::WARP, sum, o);
+    for (int o = 16; o > 0 && !transposed; o /= 2) sum += __shfl_xor_sync(nbl_cuda::WARP, sum, o);
     to[i] = sum * scale;
 }
 __global__ void error_kernel(double *sums, const double *should, const float *is, int64_t first, int64_t step,
@@ -360,12 +360,12 @@ __global__ void error_kernel(double *sums, const double *should, const float *is
     if (threadIdx.x == 0) sums[0] = wrong, sums[1] = all;
 }
 
-double *dots(const void *m, int64_t n, int64_t k, bool turned, const double *v, double scale)
+double *dots(const void *m, int64_t n, int64_t k, bool transposed, const double *v, double scale)
 {
     double *to = static_cast<double *>(take(static_cast<size_t>(n) * 8));
-    int64_t threads = n * (turned ? 1 : 32);
+    int64_t threads = n * (transposed ? 1 : 32);
     dots_kernel<<<static_cast<unsigned>((threads + 255) / 256), 256, 0,
-                  static_cast<cudaStream_t>(cuda->stream)>>>(to, m, n, k, turned, v, scale);
+                  static_cast<cudaStream_t>(cuda->stream)>>>(to, m, n, k, transposed, v, scale);
     return to;
 }
 double *column(const nbl_tensor &t, int64_t first, int64_t step, int64_t n)

@@ -192,7 +192,7 @@ template <typename F> bool run_guarded(size_t bytes, size_t shift, uint8_t *resu
     return clean;
 }
 
-void test_decode(nbl_context *ctx, tally *t, const both_sides *b, int64_t from, int64_t to, bool transpose,
+void test_dequantize(nbl_context *ctx, tally *t, const both_sides *b, int64_t from, int64_t to, bool transpose,
                  size_t shift)
 {
     static const nbl_dtype dtypes[] = {NBL_DTYPE_F32, NBL_DTYPE_F16, NBL_DTYPE_BF16};
@@ -457,8 +457,8 @@ int run_tests(nbl_context *ctx, bool quick)
                 size_t shift = variant == 2 ? 1 : 0;
                 make_both(w, bytes, static_cast<uint32_t>(number * 16 + variant), variant == 1, shift, &b);
                 for (int transpose = 0; transpose < 2; transpose++) {
-                    test_decode(ctx, &t, &b, 0, rows, transpose, shift);
-                    if (rows > 2) test_decode(ctx, &t, &b, 1, rows - 1, transpose, shift);
+                    test_dequantize(ctx, &t, &b, 0, rows, transpose, shift);
+                    if (rows > 2) test_dequantize(ctx, &t, &b, 1, rows - 1, transpose, shift);
                 }
                 if (kind.format != NBL_FORMAT_MXFP4 && variant != 1)
                     for (int m = 1; m <= 8; m += quick ? 7 : 1)
@@ -638,7 +638,7 @@ int run_bench(nbl_context *ctx, const char *only)
     };
     static const int64_t shapes[][2] = {{28672, 8192}, {4096, 4096}, {14336, 4096}};
     /* what a model of 1 or 8 billion parameters reads for a token */
-    static const int64_t decode[][2] = {{2048, 2048}, {8192, 2048},  {2048, 8192},  {512, 2048},
+    static const int64_t dequantize[][2] = {{2048, 2048}, {8192, 2048},  {2048, 8192},  {512, 2048},
                                         {4096, 4096}, {14336, 4096}, {4096, 14336}, {1024, 4096}};
     pool p = {NULL, size_t(4) << 30, 0};
     CUDA(cudaMalloc(&p.memory, p.size));
@@ -649,7 +649,7 @@ int run_bench(nbl_context *ctx, const char *only)
            "device, as many bytes read and written\n");
     for (auto shape : shapes)
         for (auto c : cases) bench(ctx, &p, only, c, shape[0], shape[1]);
-    for (auto shape : decode)
+    for (auto shape : dequantize)
         for (bool nested : {false, true})
             bench(ctx, &p, only, {NBL_FORMAT_NF4, nested, 1, NBL_DTYPE_BF16}, shape[0], shape[1]);
     CUDA(cudaFree(p.memory));

@@ -188,7 +188,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     a.loss = tensor_of(NBL_DTYPE_F32, 1, 1, ZERO, 0);
     a.logprobs = tensor_of(NBL_DTYPE_F32, TOKENS, 1, ZERO, 0);
     a.lse = tensor_of(NBL_DTYPE_F32, 2, TOKENS, ZERO, 0);
-    a.dx_early = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
+    a.dx_in_forward = tensor_of(NBL_DTYPE_F32, TOKENS, hidden, ZERO, 0);
     double one = 2.0 * TOKENS * static_cast<double>(hidden * vocabulary);
     nbl__call call = {ctx, "cuda_step", NULL, 0, nbl__cuda_of(ctx), {}};
     nbl__gemm g = {};
@@ -199,7 +199,7 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     g.k = hidden;
     g.a = a.x.data;
     g.b = w.data;
-    g.b_turned = true;
+    g.b_transposed = true;
     g.alpha = 1;
     CUDA(cudaMalloc(&g.c, static_cast<size_t>(g.m * g.n) * 4));
     double alone = median_of(static_cast<cudaStream_t>(call.cuda->stream),
@@ -207,18 +207,18 @@ void time_head(nbl_context *ctx, const char *model, int64_t hidden, int64_t voca
     double rate = one * 1024 / TOKENS / alone * 1e-12;
     printf("%s: %d tokens x %" PRId64 " x %" PRId64 "\n", model, TOKENS, hidden, vocabulary);
     tell("the product of 1024 tokens alone", alone, one * 1024 / TOKENS, "TFLOP/s", rate);
-    for (int early = 0; early < 2; early++) {
-        a.early = early;
-        tell(early ? "cross_entropy with dx" : "cross_entropy",
-             time_op(ctx, &nbl__cross_entropy_family.forward, &a), (1 + early) * one, "TFLOP/s", rate);
+    for (int grad_in_forward = 0; grad_in_forward < 2; grad_in_forward++) {
+        a.grad_in_forward = grad_in_forward;
+        tell(grad_in_forward ? "cross_entropy with dx" : "cross_entropy",
+             time_op(ctx, &nbl__cross_entropy_family.forward, &a), (1 + grad_in_forward) * one, "TFLOP/s", rate);
     }
-    a.early = false;
+    a.grad_in_forward = false;
     a.dx = tensor_of(NBL_DTYPE_BF16, TOKENS, hidden, ZERO, 0);
     a.dloss = tensor_of(NBL_DTYPE_F32, 1, 1, POSITIVE, 1);
     tell("cross_entropy_backward", time_op(ctx, &nbl__cross_entropy_family.backward, &a), 2 * one, "TFLOP/s",
          rate);
     for (const nbl_tensor *t :
-         {&w, &a.x, &a.labels, &a.loss, &a.logprobs, &a.lse, &a.dx_early, &a.dx, &a.dloss})
+         {&w, &a.x, &a.labels, &a.loss, &a.logprobs, &a.lse, &a.dx_in_forward, &a.dx, &a.dloss})
         CUDA(cudaFree(t->data));
     CUDA(cudaFree(g.c));
 }

@@ -50,7 +50,7 @@ void case_free(case_memory *memory);
 
 typedef enum case_kind { CASE_PLAIN, CASE_PERF } case_kind;
 typedef struct case_line {
-    const char *family, *text, *note;
+    const char *family, *text, *remark;
     case_kind kind;
 } case_line;
 extern const case_line case_table[]; /* family NULL at the end */

@@ -156,15 +156,15 @@ static bool fill_integers(const char *text, const char *generator, uint64_t seed
 {
     if (*generator == '[') return integer_list(text, generator, tensor);
     const char *dash = strchr(generator, '-');
-    double most = 1;
-    if (dash && !case_number(text, dash + 1, &most)) return false;
+    double max = 1;
+    if (dash && !case_number(text, dash + 1, &max)) return false;
     int64_t n = nbl__tensor_elements(tensor), run = nbl__max_i64(n / 3, 1);
     for (int64_t i = 0; i < n; i++) {
-        int64_t value = (int64_t)(case_uniform(seed, slot, i) * most);
+        int64_t value = (int64_t)(case_uniform(seed, slot, i) * max);
         if (*generator == 'm' && i % 5 == 2) value = -100;
         if (strcmp(generator, "range") == 0) value = i;
         if (strcmp(generator, "packed") == 0) value = i % run;
-        if (*generator == 'c') value = (int64_t)most;
+        if (*generator == 'c') value = (int64_t)max;
         ((int32_t *)tensor->data)[i] = (int32_t)value;
     }
     return true;

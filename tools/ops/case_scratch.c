@@ -36,7 +36,7 @@ bool case_scratch_grows(const nbl_context *ctx, const op_case *c, const nbl__imp
                         const void *arguments, char why[CASE_TEXT])
 {
     int64_t tokens = tokens_of(c->text);
-    size_t most = nbl__op_scratch(ctx, impl, arguments);
+    size_t max = nbl__op_scratch(ctx, impl, arguments);
     void *fewer = malloc(c->family->size);
     if (fewer == NULL) exit(1);
     bool good = true;
@@ -45,10 +45,10 @@ bool case_scratch_grows(const nbl_context *ctx, const op_case *c, const nbl__imp
         set_tokens(c->family, fewer, tokens, t);
         if (impl->can && impl->can(fewer)) continue; /* another one is chosen then */
         size_t bytes = nbl__op_scratch(ctx, impl, fewer);
-        good = bytes <= most;
+        good = bytes <= max;
         if (!good)
             snprintf(why, CASE_TEXT, "%zu bytes of scratch for %lld tokens, and only %zu for %lld", bytes,
-                     (long long)t, most, (long long)tokens);
+                     (long long)t, max, (long long)tokens);
     }
     free(fewer);
     return good;

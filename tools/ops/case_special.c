@@ -131,10 +131,10 @@ static nbl_status run_adamw(const nbl__impl *inner, const nbl__call *call, const
     nbl__adamw step = spread_adamw(a, &whole, list);
     NBL_TRY(inner->run(call, &step));
     if (a->bits != 8) return NBL_OK;
-    nbl__dynamic8_decode(NBL_ISA_SCALAR, nbl__dynamic_map_signed, NBL_ADAMW_BLOCK, whole.m.data,
-                         whole.m_absmax.data, elements(&a->m), a->m_out.data);
-    nbl__dynamic8_decode(NBL_ISA_SCALAR, nbl__dynamic_map_unsigned, NBL_ADAMW_BLOCK, whole.v.data,
-                         whole.v_absmax.data, elements(&a->v), a->v_out.data);
+    nbl__dynamic8_dequantize(NBL_ISA_SCALAR, nbl__dynamic_map_signed, NBL_ADAMW_BLOCK, whole.m.data,
+                             whole.m_absmax.data, elements(&a->m), a->m_out.data);
+    nbl__dynamic8_dequantize(NBL_ISA_SCALAR, nbl__dynamic_map_unsigned, NBL_ADAMW_BLOCK, whole.v.data,
+                             whole.v_absmax.data, elements(&a->v), a->v_out.data);
     return NBL_OK;
 }
 

@@ -3,8 +3,8 @@
 #include "case.h"
 
 const case_line case_table[] = {
-#define CASE(family, text, note) {#family, text, note, CASE_PLAIN},
-#define PERF(family, text, note) {#family, text, note, CASE_PERF},
+#define CASE(family, text, remark) {#family, text, remark, CASE_PLAIN},
+#define PERF(family, text, remark) {#family, text, remark, CASE_PERF},
 #include "ops/linear/linear.cases"
 #include "ops/linear/linear_group.cases"
 #include "ops/linear/mlp.cases"

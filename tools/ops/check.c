@@ -89,12 +89,12 @@ static void hold_limit(verdict *v, const char *name, const nbl__json *bound, con
     for (int m = 0; m < 4; m++) {
         if (strcmp(bound->key, measures[m]) != 0) continue;
         if (!nbl__json_number(bound, &limit)) break;
-        bool least = m == 2;
-        double part = least ? (1 - measured[m]) / fmax(1 - limit, 1e-300) : measured[m] / fmax(limit, 1e-300);
+        bool min = m == 2;
+        double part = min ? (1 - measured[m]) / fmax(1 - limit, 1e-300) : measured[m] / fmax(limit, 1e-300);
         char text[96];
-        snprintf(text, sizeof text, "%s %.2g %s %.2g", measures[m], measured[m], least ? "under" : "over",
+        snprintf(text, sizeof text, "%s %.2g %s %.2g", measures[m], measured[m], min ? "under" : "over",
                  limit);
-        if (least ? measured[m] < limit : measured[m] > limit) fault(v, name, text);
+        if (min ? measured[m] < limit : measured[m] > limit) fault(v, name, text);
         if (part < v->closest) return;
         v->closest = part;
         snprintf(v->what, sizeof v->what, "%s %s %.2g of %.2g", name, measures[m], measured[m], limit);

@@ -47,10 +47,10 @@ static int find_block(const device_image *image, const void *host, size_t bytes)
 }
 
 /* `place` is that of a pointer in the arguments; NULL there stays so. */
-static nbl_status add(device_image *image, void *place, size_t bytes, size_t element, bool written)
+static nbl_status add(device_image *image, void *address, size_t bytes, size_t element, bool written)
 {
     void *host;
-    memcpy(&host, place, sizeof host);
+    memcpy(&host, address, sizeof host);
     if (host == NULL) return NBL_OK;
     NBL_CHECK(image->cuda->ctx, image->count < DEVICE_BLOCKS && image->pointer_count < DEVICE_BLOCKS,
               NBL_ERROR_INTERNAL, "more tensors than there is room for");
@@ -62,7 +62,7 @@ static nbl_status add(device_image *image, void *place, size_t bytes, size_t ele
         image->bytes = (begin + bytes + 255) / 256 * 256;
     }
     image->blocks[block].written |= written;
-    image->pointers[image->pointer_count].place = place;
+    image->pointers[image->pointer_count].address = address;
     image->pointers[image->pointer_count++].block = block;
     return NBL_OK;
 }
@@ -162,7 +162,7 @@ static nbl_status upload(device_image *image)
     if (image->device == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; i < image->pointer_count; i++) {
         void *there = image->device + image->blocks[image->pointers[i].block].begin;
-        memcpy(image->pointers[i].place, &there, sizeof there);
+        memcpy(image->pointers[i].address, &there, sizeof there);
     }
     return nbl__cuda_write(image->cuda, image->device, image->host, image->bytes);
 }
@@ -257,9 +257,9 @@ static nbl_status run_recorded(nbl_context *ctx, const nbl__op *op, const nbl__i
                                device_image *image)
 {
     void *graph = NULL;
-    NBL_TRY(nbl__cuda_record_begin(image->cuda));
+    NBL_TRY(nbl__cuda_capture_begin(image->cuda));
     nbl_status status = nbl__op_run(ctx, op, impl, image->arguments, image->scratch, image->scratch_bytes);
-    nbl_status ended = nbl__cuda_record_end(image->cuda, status == NBL_OK, &graph);
+    nbl_status ended = nbl__cuda_capture_end(image->cuda, status == NBL_OK, &graph);
     if (status == NBL_OK) status = ended;
     if (status == NBL_OK) status = nbl__cuda_replay(image->cuda, graph);
     if (status == NBL_OK) status = nbl__cuda_wait(image->cuda, impl->name);

@@ -33,7 +33,7 @@ typedef struct device_image {
     device_block blocks[DEVICE_BLOCKS];
     int count;
     struct {
-        void *place; /* of a pointer in the arguments */
+        void *address; /* of a pointer in the arguments */
         int block;
     } pointers[DEVICE_BLOCKS];
     int pointer_count;

@@ -83,9 +83,9 @@ static nbl_status record_row(timed_call *t)
 {
     nbl__cuda *cuda = t->image->cuda;
     nbl_status status = NBL_OK;
-    NBL_TRY(nbl__cuda_record_begin(cuda));
+    NBL_TRY(nbl__cuda_capture_begin(cuda));
     for (int i = 0; status == NBL_OK && i < ROW; i++) status = call_once(t);
-    nbl_status ended = nbl__cuda_record_end(cuda, status == NBL_OK, &t->graph);
+    nbl_status ended = nbl__cuda_capture_end(cuda, status == NBL_OK, &t->graph);
     return status == NBL_OK ? ended : status;
 }
 

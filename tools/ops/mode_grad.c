@@ -148,8 +148,8 @@ static void check_gradient(grading *g, const op_case *c, const nbl__slot *slot, 
         norm += computed * computed;
         g->elements++;
     }
-    double least = fmax(1e-6, c->zero * sqrt((double)nbl__min_i64(n, ELEMENTS)));
-    double error = off == 0 ? 0 : sqrt(off) / fmax(sqrt(norm), least);
+    double min = fmax(1e-6, c->zero * sqrt((double)nbl__min_i64(n, ELEMENTS)));
+    double error = off == 0 ? 0 : sqrt(off) / fmax(sqrt(norm), min);
     if (!(error <= g->worst)) g->worst = error;
     if (error <= bound) return;
     char what[256];
@@ -186,8 +186,8 @@ static bool visit(grading *g, const char *text, bool only_count)
     if (status == CASE_READY && is_differentiable(&c)) {
         if (only_count) g->line_count++;
         else {
-            int64_t most = g->o->quick ? QUICK_CASES_PER_LINE : 4 * QUICK_CASES_PER_LINE;
-            int64_t stride = nbl__max_i64(g->line_count / most, 1);
+            int64_t max = g->o->quick ? QUICK_CASES_PER_LINE : 4 * QUICK_CASES_PER_LINE;
+            int64_t stride = nbl__max_i64(g->line_count / max, 1);
             if (g->line_seen++ % stride == 0) grade_case(g, &c);
         }
     }

@@ -66,14 +66,14 @@ static int by_size(const void *a, const void *b)
 /* Median seconds of a call; NaN when it fails. */
 static double median_time(timing *t, const nbl__op *op, const nbl__impl *impl, const void *arguments)
 {
-    enum { LEAST = 5, MOST = 201 };
-    double times[MOST], spent = 0, budget = t->o->quick ? 0.02 : 0.3;
+    enum { MIN = 5, MAX = 201 };
+    double times[MAX], spent = 0, budget = t->o->quick ? 0.02 : 0.3;
     int n = 0;
     case_memory memory = {0};
     size_t bytes = nbl__op_scratch(t->ctx, impl, arguments);
     void *scratch = case_alloc(&memory, bytes, 0);
     nbl_status status = nbl__op_run(t->ctx, op, impl, arguments, scratch, bytes); /* warms up */
-    while (status == NBL_OK && n < MOST && (n < LEAST || spent < budget)) {
+    while (status == NBL_OK && n < MAX && (n < MIN || spent < budget)) {
         double began = roofline_seconds();
         status = nbl__op_run(t->ctx, op, impl, arguments, scratch, bytes);
         spent += times[n++] = roofline_seconds() - began;
@@ -88,15 +88,15 @@ static void show(timing *t, const op_case *c, const nbl__impl *impl, double seco
                  double bytes)
 {
     double peak = c->dtype == NBL_DTYPE_BF16 ? t->peak.bf16_flops : t->peak.f32_flops;
-    double least = fmax(flop / peak, bytes / t->peak.copy_bytes);
+    double min = fmax(flop / peak, bytes / t->peak.copy_bytes);
     if (t->o->json)
         printf("%s{\"op\": \"%s\", \"impl\": \"%s\", \"case\": \"%s\", \"seconds\": %.4g, \"gflops\": %.4g, "
                "\"gbs\": %.4g, \"of_roofline\": %.3g}",
                t->first ? "" : ",\n ", c->family->name, impl->name, c->text, seconds, flop / seconds / 1e9,
-               bytes / seconds / 1e9, least / seconds);
+               bytes / seconds / 1e9, min / seconds);
     else
         printf("%-26s %10.1f us %8.1f GFLOP/s %7.1f GB/s %5.2f of the roofline  %s\n", impl->name,
-               seconds * 1e6, flop / seconds / 1e9, bytes / seconds / 1e9, least / seconds, c->text);
+               seconds * 1e6, flop / seconds / 1e9, bytes / seconds / 1e9, min / seconds, c->text);
     t->first = false;
     fflush(stdout);
 }

@@ -113,7 +113,7 @@ static void choose(const asking *a, const axis *it, int choice, void *arguments)
     }
 }
 
-static void note_results(asking *a, int compute, void *arguments)
+static void keep_results(asking *a, int compute, void *arguments)
 {
     for (int i = 0; a->family->slots[i].name; i++) {
         const nbl__slot *slot = &a->family->slots[i];
@@ -127,19 +127,19 @@ static void note_results(asking *a, int compute, void *arguments)
 /* All combinations for one compute dtype. */
 static void ask(asking *a, int compute, void *arguments)
 {
-    int place[AXES] = {0};
+    int coordinates[AXES] = {0};
     for (;;) {
         memcpy(arguments, a->c.arguments, a->family->size);
         if (has_compute(a->family)) set_compute(a->family, arguments, floats[compute]);
-        for (int i = 0; i < a->axis_count; i++) choose(a, &a->axes[i], place[i], arguments);
+        for (int i = 0; i < a->axis_count; i++) choose(a, &a->axes[i], coordinates[i], arguments);
         bool good = a->family->forward.infer(a->ctx, arguments) == NBL_OK &&
                     (!a->c.backward || a->family->backward.infer(a->ctx, arguments) == NBL_OK);
         a->asked[compute]++;
         a->accepts[compute] += good;
-        for (int i = 0; good && i < a->axis_count; i++) a->accepted[compute][i][place[i]] = true;
-        if (good) note_results(a, compute, arguments);
+        for (int i = 0; good && i < a->axis_count; i++) a->accepted[compute][i][coordinates[i]] = true;
+        if (good) keep_results(a, compute, arguments);
         int i = a->axis_count - 1;
-        while (i >= 0 && ++place[i] == a->axes[i].choices) place[i--] = 0;
+        while (i >= 0 && ++coordinates[i] == a->axes[i].choices) coordinates[i--] = 0;
         if (i < 0) return;
     }
 }
@@ -224,7 +224,7 @@ static bool keep_first(void *user, const char *text)
 /* The case with the most tensors: the first of its line. */
 static bool richest_case(const nbl__family *family, char text[CASE_TEXT])
 {
-    int most = -1;
+    int max = -1;
     for (const case_line *line = case_table; line->family; line++) {
         char first[CASE_TEXT] = "", value[CASE_TEXT], why[CASE_TEXT];
         int count = 0;
@@ -232,11 +232,11 @@ static bool richest_case(const nbl__family *family, char text[CASE_TEXT])
         case_expand(family, line->text, keep_first, first, why);
         for (const nbl__slot *slot = family->slots; slot->name; slot++)
             count += case_word(first, slot->name, value) && strcmp(value, "none") != 0;
-        if (count <= most) continue;
-        most = count;
+        if (count <= max) continue;
+        max = count;
         memcpy(text, first, CASE_TEXT);
     }
-    return most >= 0;
+    return max >= 0;
 }
 
 static bool support_family(const nbl__family *family, nbl_context *ctx)

@@ -139,16 +139,16 @@ static nbl_status run_copy(void *argument, int64_t item, int worker)
 /* The best of a few rounds: work per second. */
 static double best(nbl_context *ctx, nbl__team_fn fn, job *j, int rounds)
 {
-    double most = 0;
+    double max = 0;
     for (int round = 0; round < rounds; round++) {
         double began = roofline_seconds(), work = 0;
         int items = nbl_threads(ctx);
         if (nbl__team_run(ctx, items, fn, j, NULL) != NBL_OK) return 0;
         double seconds = roofline_seconds() - began;
         for (int i = 0; i < items; i++) work += j->work[i];
-        if (work / seconds > most) most = work / seconds;
+        if (work / seconds > max) max = work / seconds;
     }
-    return most;
+    return max;
 }
 
 roofline roofline_measure(nbl_context *ctx)

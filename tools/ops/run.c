@@ -152,10 +152,10 @@ nbl_status run_word(run *r, const char *name, const char *missing, const char **
     return NBL_OK;
 }
 
-nbl_status run_integer(run *r, const char *name, double missing, double least, double *value)
+nbl_status run_integer(run *r, const char *name, double missing, double min, double *value)
 {
     NBL_TRY(run_number(r, name, missing, value));
-    NBL_CHECK(r->ctx, *value >= least && *value < 0x1p53 && *value == (double)(int64_t)*value,
+    NBL_CHECK(r->ctx, *value >= min && *value < 0x1p53 && *value == (double)(int64_t)*value,
               NBL_ERROR_ARGUMENT, "%s: attribute %s is not a whole number in range", r->op, name);
     return NBL_OK;
 }
@@ -197,7 +197,7 @@ nbl_status run_memory(run *r, const char *name, nbl_tensor *tensor)
 
 nbl_status run_output(run *r, const char *name, nbl_tensor *tensor)
 {
-    NBL_CHECK(r->ctx, r->output_count < RUN_MOST_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
+    NBL_CHECK(r->ctx, r->output_count < RUN_MAX_OUTPUTS, NBL_ERROR_INTERNAL, "%s: too many outputs", r->op);
     NBL_TRY(run_memory(r, name, tensor));
     nbl__stored *o = &r->outputs[r->output_count];
     *o = (nbl__stored){.name = nbl__arena_strdup(&r->arena, name),
@@ -242,7 +242,7 @@ static nbl_status read_metadata(run *r, const char *path, const nbl__file *file)
     NBL_CHECK(r->ctx, r->op, NBL_ERROR_FORMAT, "%s: no metadata \"op\"", path);
     NBL_TRY(nbl__json_parse(&r->arena, "attrs", attrs ? attrs : "{}", attrs ? strlen(attrs) : 2,
                             NBL_JSON_PYTHON, &r->attrs));
-    NBL_CHECK(r->ctx, r->attrs->count <= RUN_MOST_ATTRIBUTES, NBL_ERROR_FORMAT, "%s: too many attributes",
+    NBL_CHECK(r->ctx, r->attrs->count <= RUN_MAX_ATTRIBUTES, NBL_ERROR_FORMAT, "%s: too many attributes",
               r->op);
     return NBL_OK;
 }

@@ -10,7 +10,7 @@
 #include "format/hf/safetensors.h"
 #include "ops/ops.h"
 
-enum { RUN_MOST_OUTPUTS = 1024, RUN_MOST_ATTRIBUTES = 64 };
+enum { RUN_MAX_OUTPUTS = 1024, RUN_MAX_ATTRIBUTES = 64 };
 
 typedef struct run {
     nbl_context *ctx;
@@ -22,9 +22,9 @@ typedef struct run {
     int64_t stored_count;
     const nbl__json *metadata; /* of the file */
     const nbl__json *attrs;
-    bool used[RUN_MOST_ATTRIBUTES];
+    bool used[RUN_MAX_ATTRIBUTES];
     bool *read; /* [stored_count]: some binding asked for it */
-    nbl__stored outputs[RUN_MOST_OUTPUTS];
+    nbl__stored outputs[RUN_MAX_OUTPUTS];
     int output_count;
 } run;
 
@@ -37,7 +37,7 @@ bool run_has_weight(const run *r, const char *name); /* in any format */
 nbl_status run_number(run *r, const char *name, double missing, double *value);
 nbl_status run_flag(run *r, const char *name, bool missing, bool *value);
 nbl_status run_word(run *r, const char *name, const char *missing, const char **value);
-nbl_status run_integer(run *r, const char *name, double missing, double least, double *value);
+nbl_status run_integer(run *r, const char *name, double missing, double min, double *value);
 nbl_status run_dtype(run *r, const char *name, nbl_dtype *dtype); /* required */
 /* One of `words` (NULL at the end); *value is its place. */
 nbl_status run_choice(run *r, const char *name, const char *const *words, int missing, int *value);

@@ -12,7 +12,7 @@
 #include "base/file/file.h"
 #include "base/json/json.h"
 
-enum { BATCH = 64, ANSWER_TOKENS = 48, MOST_ENDS = 8, LARGEST_FILE = 64 << 20 };
+enum { BATCH = 64, ANSWER_TOKENS = 48, MAX_ENDS = 8, LARGEST_FILE = 64 << 20 };
 
 typedef struct job {
     nbl_context *ctx;
@@ -77,9 +77,9 @@ static nbl_status judge(job *j, int64_t i)
 
 static nbl_status ask_batch(job *j)
 {
-    int32_t ends[MOST_ENDS];
+    int32_t ends[MAX_ENDS];
     nbl_generate_options how = {.max_tokens = ANSWER_TOKENS, .ends = ends};
-    how.end_count = nbl__min_i64(nbl_model_ends(j->model, ends, MOST_ENDS), MOST_ENDS);
+    how.end_count = nbl__min_i64(nbl_model_ends(j->model, ends, MAX_ENDS), MAX_ENDS);
     nbl_status status = j->count ? nbl_model_generate(j->model, j->prompts, j->count, &how, j->answers)
                                  : NBL_OK;
     for (int64_t i = 0; i < j->count; i++) {

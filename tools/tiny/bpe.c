@@ -9,7 +9,7 @@
 
 #include "tiny.h"
 
-enum { MOST_WORDS = 1 << 12, WORD_BYTES = 48, TABLE = 1 << 14 };
+enum { MAX_WORDS = 1 << 12, WORD_BYTES = 48, TABLE = 1 << 14 };
 
 typedef struct word {
     char text[WORD_BYTES];
@@ -41,7 +41,7 @@ static void count_word(trainer *t, const char *text, size_t size)
     uint64_t at = hash_text(key) % TABLE;
     while (t->table[at] && strcmp(t->words[t->table[at] - 1].text, key) != 0) at = (at + 1) % TABLE;
     if (t->table[at] == 0) {
-        if (t->word_count == MOST_WORDS) fail("too many words");
+        if (t->word_count == MAX_WORDS) fail("too many words");
         word *w = &t->words[t->word_count++];
         memcpy(w->text, key, WORD_BYTES);
         w->size = (int)size;
@@ -211,7 +211,7 @@ static void write_texts(const char *folder)
 
 void write_tokenizer(const char *folder, const chat *chats, int count)
 {
-    trainer t = {.words = allocate(MOST_WORDS * sizeof *t.words),
+    trainer t = {.words = allocate(MAX_WORDS * sizeof *t.words),
                  .table = allocate(TABLE * sizeof *t.table),
                  .tokens = allocate(VOCABULARY * sizeof *t.tokens),
                  .merges = allocate(VOCABULARY * sizeof *t.merges)};

@@ -5,7 +5,7 @@
 
 #include "tiny.h"
 
-enum { HIDDEN = 128, INNER = 384, LAYERS = 4, HEADS = 4, MOST_TENSORS = 64 };
+enum { HIDDEN = 128, INNER = 384, LAYERS = 4, HEADS = 4, MAX_TENSORS = 64 };
 
 typedef struct tensor {
     char name[80];
@@ -14,7 +14,7 @@ typedef struct tensor {
 } tensor;
 
 typedef struct plan {
-    tensor tensors[MOST_TENSORS];
+    tensor tensors[MAX_TENSORS];
     int count;
 } plan;
 

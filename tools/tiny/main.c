@@ -13,7 +13,7 @@ static const char help[] =
     "       make_tiny sums OUT            OUT/sums.jsonl, OUT/sums-new-wordings.jsonl, "
     "OUT/sums-new-pairs.jsonl\n";
 
-enum { ROWS = 110000, MOST_ROWS = 10000000, HELD_OUT_ROWS = 500, TOKENIZER_ROWS = 20000 };
+enum { ROWS = 110000, MAX_ROWS = 10000000, HELD_OUT_ROWS = 500, TOKENIZER_ROWS = 20000 };
 
 static void make_folder(const char *path)
 {
@@ -73,7 +73,7 @@ int main(int count, char **words)
     if (count >= 3 && count <= 4 && strcmp(words[1], "base") == 0) {
         char *end = "";
         long rows = count == 4 ? strtol(words[3], &end, 10) : ROWS;
-        if (*end || rows < 1 || rows > MOST_ROWS) fail("%s is not a number of rows", words[3]);
+        if (*end || rows < 1 || rows > MAX_ROWS) fail("%s is not a number of rows", words[3]);
         write_base(words[2], (int)rows);
         return 0;
     }

@@ -35,14 +35,14 @@ static bool cache_folder(char *path)
 {
     static const struct {
         const char *variable, *below;
-    } places[] = {{"HF_HUB_CACHE", ""},
-                  {"HF_HOME", "/hub"},
-                  {"XDG_CACHE_HOME", "/huggingface/hub"},
-                  {"HOME", "/.cache/huggingface/hub"}};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        const char *value = getenv(places[i].variable);
+    } folders[] = {{"HF_HUB_CACHE", ""},
+                   {"HF_HOME", "/hub"},
+                   {"XDG_CACHE_HOME", "/huggingface/hub"},
+                   {"HOME", "/.cache/huggingface/hub"}};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        const char *value = getenv(folders[i].variable);
         if (value == NULL || *value == '\0') continue;
-        int length = snprintf(path, PATH_ROOM, "%s%s", value, places[i].below);
+        int length = snprintf(path, PATH_ROOM, "%s%s", value, folders[i].below);
         return length < PATH_ROOM && nbl__is_folder(path);
     }
     return false;

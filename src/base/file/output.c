@@ -36,7 +36,7 @@ static nbl_status check_target(nbl__output *output, bool replace, uint64_t bytes
     NBL_CHECK(ctx, output->target[0] != '\0', NBL_ERROR_ARGUMENT, "the target has no name");
     NBL_CHECK(ctx, replace || !nbl__exists(output->target), NBL_ERROR_EXISTS,
               "%s: exists already; it was left untouched", output->target);
-    NBL_TRY(nbl__partial_sweep(ctx, output->target));
+    NBL_TRY(nbl__partial_clean(ctx, output->target));
     char *parent = parent_of(&output->arena, output->target);
     if (parent == NULL) return NBL_ERROR_MEMORY;
     struct statvfs disk;

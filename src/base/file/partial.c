@@ -103,7 +103,7 @@ static bool is_partial_of(const char *name, const char *base, size_t length)
 }
 
 /* Removes one temporary if it is this user's and nobody holds its lock. */
-static void sweep(nbl_context *ctx, int at, const char *name)
+static void clean(nbl_context *ctx, int at, const char *name)
 {
     struct stat info;
     if (fstatat(at, name, &info, AT_SYMLINK_NOFOLLOW) != 0) return;
@@ -120,7 +120,7 @@ static void sweep(nbl_context *ctx, int at, const char *name)
     close(fd);
 }
 
-nbl_status nbl__partial_sweep(nbl_context *ctx, const char *target)
+nbl_status nbl__partial_clean(nbl_context *ctx, const char *target)
 {
     const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
     size_t length = strlen(base);
@@ -131,7 +131,7 @@ nbl_status nbl__partial_sweep(nbl_context *ctx, const char *target)
     if (parent == NULL) return NBL_ERROR_MEMORY;
     DIR *list = length ? opendir(parent) : NULL;
     for (struct dirent *entry; list && (entry = readdir(list));)
-        if (is_partial_of(entry->d_name, base, length)) sweep(ctx, dirfd(list), entry->d_name);
+        if (is_partial_of(entry->d_name, base, length)) clean(ctx, dirfd(list), entry->d_name);
     if (list) closedir(list);
     nbl__arena_free(&arena);
     return NBL_OK;

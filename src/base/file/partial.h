@@ -13,7 +13,7 @@
 nbl_status nbl__partial_make(nbl__arena *arena, const char *target, bool folder, char **name, int *fd);
 /* Removes the temporaries of `target` that no process writes any more. What cannot be removed stays: it is harmless.
  * Only a lack of memory fails. */
-nbl_status nbl__partial_sweep(nbl_context *ctx, const char *target);
+nbl_status nbl__partial_clean(nbl_context *ctx, const char *target);
 /* Removes the files of a folder and those of the folders in it. The folder itself stays. */
 void nbl__partial_empty(int folder);
 

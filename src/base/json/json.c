@@ -12,7 +12,7 @@
 #include "base/number.h"
 #include "base/utf8.h"
 
-enum { DEPTH = 128, MOST_VALUES = 8 << 20 };
+enum { DEPTH = 128, MAX_VALUES = 8 << 20 };
 
 typedef struct parser {
     nbl__arena *arena;
@@ -261,7 +261,7 @@ static nbl_status push(parser *p, const nbl__json *item)
         p->room = room;
     }
     p->stack[p->used++] = *item;
-    return ++p->values <= MOST_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
+    return ++p->values <= MAX_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
 }
 
 /* Moves the items from `first` on from the stack to memory of their own. */
@@ -412,7 +412,7 @@ static nbl_status visit_members(parser *p, nbl__json_visit visit, void *user)
         do {
             nbl__json member;
             NBL_TRY(read_item(p, true, &member));
-            if (++p->values > MOST_VALUES) return wrong(p, "more values than any sane file has");
+            if (++p->values > MAX_VALUES) return wrong(p, "more values than any sane file has");
             NBL_TRY(visit(user, &member));
             nbl__arena_clear(p->arena);
         } while (accept(p, ','));

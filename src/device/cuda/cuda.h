@@ -24,10 +24,10 @@ typedef enum nbl__cuda_fault_kind {
 typedef struct nbl__cuda_fault {
     int kind; /* nbl__cuda_fault_kind */
     int pad;
-    int64_t place, value;
+    int64_t index, value;
 } nbl__cuda_fault;
 
-enum { NBL_CUDA_NOTES = 8 };
+enum { NBL_CUDA_EVENTS = 8 };
 
 typedef struct nbl__cuda {
     nbl_context *ctx;
@@ -46,14 +46,14 @@ typedef struct nbl__cuda {
     bool
         debugs; /* NIBBLE_CUDA_DEBUG=1: every operator is waited for, so that a fault is told with its name */
     bool profiles; /* NIBBLE_VERBOSE=profile: plans tell where their time goes */
-    void **marks;  /* cudaEvent_t */
-    int mark_count;
-    void
-        *notes[NBL_CUDA_NOTES]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
+    void **timers; /* cudaEvent_t */
+    int timer_count;
+    void *events
+        [NBL_CUDA_EVENTS]; /* cudaEvent_t; that of a place is the remainder's, and of no earlier place */
     int64_t noted;
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
-    struct nbl__cuda_aside *aside; /* aside.c; NULL: not opened */
+    struct nbl__cuda_offload *offload; /* aside.c; NULL: not opened */
     size_t
         beside; /* bytes of the device that the process takes beside weights and plans, the workspace included */
 } nbl__cuda;
@@ -93,23 +93,23 @@ nbl_status nbl__cuda_read_later(nbl__cuda *cuda, void *to, const void *from, siz
 nbl_status nbl__cuda_fill(nbl__cuda *cuda, void *to, int byte, size_t bytes);
 /* Until everything on the stream is done; reports what went wrong in it. */
 nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what);
-/* The same for what is on the stream at a nbl__cuda_note, whose places count from 1; 0: nothing. */
-nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place);
-nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what);
+/* The same for what is on the stream at a nbl__cuda_event_record, whose places count from 1; 0: nothing. */
+nbl_status nbl__cuda_event_record(nbl__cuda *cuda, int64_t *index);
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t index, const char *what);
 
 /* Marks in the stream, numbered from 0, and the time between two of them once both are past. */
-nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count);
-void nbl__cuda_marks_close(nbl__cuda *cuda);
-nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark);
-nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
+nbl_status nbl__cuda_timers_open(nbl__cuda *cuda, int count);
+void nbl__cuda_timers_close(nbl__cuda *cuda);
+nbl_status nbl__cuda_timer_record(nbl__cuda *cuda, int timer);
+nbl_status nbl__cuda_timer_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
 
 /* aside.c: before the first copy that runs beside the computation (ops/elementwise/offload_copy.h). */
-nbl_status nbl__cuda_aside_open(nbl__cuda *cuda);
-void nbl__cuda_aside_close(nbl__cuda *cuda);
+nbl_status nbl__cuda_offload_open(nbl__cuda *cuda);
+void nbl__cuda_offload_close(nbl__cuda *cuda);
 
 /* Stream capture: what is enqueued between the two becomes a graph instead of running. `graph` is a cudaGraphExec_t. */
-nbl_status nbl__cuda_record_begin(nbl__cuda *cuda);
-nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph);
+nbl_status nbl__cuda_capture_begin(nbl__cuda *cuda);
+nbl_status nbl__cuda_capture_end(nbl__cuda *cuda, bool good, void **graph);
 nbl_status nbl__cuda_replay(nbl__cuda *cuda, void *graph);
 void nbl__cuda_graph_free(nbl__cuda *cuda, void *graph); /* NULL is allowed */
 

@@ -83,44 +83,44 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
     return nbl__cuda_write(cuda, NULL, NULL, 0);
 }
 
-nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
+nbl_status nbl__cuda_event_record(nbl__cuda *cuda, int64_t *index)
 {
-    return nbl__cuda_write(cuda, place, NULL, 0);
+    return nbl__cuda_write(cuda, index, NULL, 0);
 }
 
-nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t index, const char *what)
 {
-    (void)place;
+    (void)index;
     return nbl__cuda_wait(cuda, what);
 }
 
-nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+nbl_status nbl__cuda_timers_open(nbl__cuda *cuda, int count)
 {
     return nbl__cuda_write(cuda, NULL, NULL, (size_t)count);
 }
 
-void nbl__cuda_marks_close(nbl__cuda *cuda)
+void nbl__cuda_timers_close(nbl__cuda *cuda)
 {
     (void)cuda;
 }
 
-nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+nbl_status nbl__cuda_timer_record(nbl__cuda *cuda, int timer)
 {
-    return nbl__cuda_write(cuda, NULL, NULL, (size_t)mark);
+    return nbl__cuda_write(cuda, NULL, NULL, (size_t)timer);
 }
 
-nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+nbl_status nbl__cuda_timer_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
 {
     (void)from, (void)to;
     return nbl__cuda_write(cuda, milliseconds, NULL, 0);
 }
 
-nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
+nbl_status nbl__cuda_capture_begin(nbl__cuda *cuda)
 {
     return nbl__cuda_write(cuda, NULL, NULL, 0);
 }
 
-nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph)
+nbl_status nbl__cuda_capture_end(nbl__cuda *cuda, bool good, void **graph)
 {
     (void)good;
     return nbl__cuda_write(cuda, graph, NULL, 0);

@@ -14,13 +14,13 @@
 enum { WORKSPACE_BYTES = 64 << 20 };
 
 /* What is taken of the device once all is open that opening takes: context, libraries and workspace. Other processes' memory
- * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond CONTEXT_MOST is theirs. Kernels
+ * cannot be told from that; a context takes a quarter to half a GiB, so what is beyond MAX_CONTEXT is theirs. Kernels
  * that are loaded when first used, and recorded schedules, will take some MiB. */
 static size_t taken_beside(nbl__cuda *cuda)
 {
-    enum { CONTEXT_MOST = 640 << 20, LATER = 8 << 20 };
+    enum { MAX_CONTEXT = 640 << 20, LATER = 8 << 20 };
     size_t left = nbl__cuda_left(cuda), taken = left ? cuda->memory - left : 0;
-    return (taken < CONTEXT_MOST ? taken : CONTEXT_MOST) + LATER;
+    return (taken < MAX_CONTEXT ? taken : MAX_CONTEXT) + LATER;
 }
 
 nbl__cuda *nbl__cuda_of(const nbl_context *ctx)
@@ -58,10 +58,10 @@ static nbl_status open_device(nbl__cuda *cuda)
     cuda->memory = properties.totalGlobalMem;
     CUDA_TRY(cuda, "stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda->stream = stream;
-    for (int i = 0; i < NBL_CUDA_NOTES; i++) {
+    for (int i = 0; i < NBL_CUDA_EVENTS; i++) {
         cudaEvent_t event;
         CUDA_TRY(cuda, "event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-        cuda->notes[i] = event;
+        cuda->events[i] = event;
     }
     CUDA_TRY(cuda, "host memory", cudaHostAlloc(&fault, sizeof *cuda->fault, cudaHostAllocMapped));
     cuda->fault = fault;
@@ -80,14 +80,14 @@ static void close_device(void *device)
 {
     nbl__cuda *cuda = device;
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-    nbl__cuda_aside_close(cuda);
+    nbl__cuda_offload_close(cuda);
     if (cuda->blas) nbl__blas_close(cuda, cuda->blas);
     nbl__cuda_free(cuda, cuda->workspace, cuda->workspace_bytes);
     if (cuda->fault) cudaFreeHost(cuda->fault);
     if (cuda->mailbox) cudaFreeHost(cuda->mailbox);
     if (cuda->staging) cudaFreeHost(cuda->staging);
-    for (int i = 0; i < NBL_CUDA_NOTES; i++)
-        if (cuda->notes[i]) cudaEventDestroy(cuda->notes[i]);
+    for (int i = 0; i < NBL_CUDA_EVENTS; i++)
+        if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
     nbl__free(cuda->ctx, cuda, sizeof *cuda);
 }
@@ -229,7 +229,7 @@ static nbl_status report(nbl__cuda *cuda)
     char said[160];
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(said, sizeof said, text, fault.value, fault.place);
+    snprintf(said, sizeof said, text, fault.value, fault.index);
 #pragma GCC diagnostic pop
     return nbl__fail(cuda->ctx, NBL_ERROR_ARGUMENT, "%s", said);
 }
@@ -244,67 +244,67 @@ nbl_status nbl__cuda_wait(nbl__cuda *cuda, const char *what)
                         : nbl__hint(cuda->ctx, status, "NIBBLE_CUDA_DEBUG=1 names the operator that failed");
 }
 
-nbl_status nbl__cuda_note(nbl__cuda *cuda, int64_t *place)
+nbl_status nbl__cuda_event_record(nbl__cuda *cuda, int64_t *index)
 {
-    *place = cuda->noted + 1;
+    *index = cuda->noted + 1;
     CUDA_TRY(cuda, "note", make_current(cuda));
-    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->notes[*place % NBL_CUDA_NOTES], cuda->stream));
-    cuda->noted = *place;
+    CUDA_TRY(cuda, "note", cudaEventRecord(cuda->events[*index % NBL_CUDA_EVENTS], cuda->stream));
+    cuda->noted = *index;
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t place, const char *what)
+nbl_status nbl__cuda_wait_for(nbl__cuda *cuda, int64_t index, const char *what)
 {
-    if (place == 0) return NBL_OK;
+    if (index == 0) return NBL_OK;
     CUDA_TRY(cuda, what, make_current(cuda));
-    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->notes[place % NBL_CUDA_NOTES])); /* or of a later one */
+    CUDA_TRY(cuda, what, cudaEventSynchronize(cuda->events[index % NBL_CUDA_EVENTS])); /* or of a later one */
     return cuda->fault->kind ? report(cuda) : NBL_OK;
 }
 
-nbl_status nbl__cuda_marks_open(nbl__cuda *cuda, int count)
+nbl_status nbl__cuda_timers_open(nbl__cuda *cuda, int count)
 {
     CUDA_TRY(cuda, "marks", make_current(cuda));
-    NBL_TRY(NBL_ALLOC(cuda->ctx, cuda->marks, count));
-    cuda->mark_count = count;
+    NBL_TRY(NBL_ALLOC(cuda->ctx, cuda->timers, count));
+    cuda->timer_count = count;
     for (int i = 0; i < count; i++) {
         cudaEvent_t event;
         CUDA_TRY(cuda, "marks", cudaEventCreate(&event));
-        cuda->marks[i] = event;
+        cuda->timers[i] = event;
     }
     return NBL_OK;
 }
 
-void nbl__cuda_marks_close(nbl__cuda *cuda)
+void nbl__cuda_timers_close(nbl__cuda *cuda)
 {
-    for (int i = 0; i < cuda->mark_count; i++)
-        if (cuda->marks[i]) cudaEventDestroy(cuda->marks[i]);
-    nbl__free(cuda->ctx, cuda->marks, (size_t)cuda->mark_count * sizeof *cuda->marks);
-    cuda->marks = NULL;
-    cuda->mark_count = 0;
+    for (int i = 0; i < cuda->timer_count; i++)
+        if (cuda->timers[i]) cudaEventDestroy(cuda->timers[i]);
+    nbl__free(cuda->ctx, cuda->timers, (size_t)cuda->timer_count * sizeof *cuda->timers);
+    cuda->timers = NULL;
+    cuda->timer_count = 0;
 }
 
-nbl_status nbl__cuda_mark(nbl__cuda *cuda, int mark)
+nbl_status nbl__cuda_timer_record(nbl__cuda *cuda, int timer)
 {
-    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->marks[mark], cuda->stream));
+    CUDA_TRY(cuda, "mark", cudaEventRecord(cuda->timers[timer], cuda->stream));
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_mark_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
+nbl_status nbl__cuda_timer_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds)
 {
     float elapsed = 0;
-    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->marks[from], cuda->marks[to]));
+    CUDA_TRY(cuda, "mark", cudaEventElapsedTime(&elapsed, cuda->timers[from], cuda->timers[to]));
     *milliseconds = (double)elapsed;
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_record_begin(nbl__cuda *cuda)
+nbl_status nbl__cuda_capture_begin(nbl__cuda *cuda)
 {
     CUDA_TRY(cuda, "capture", make_current(cuda));
     CUDA_TRY(cuda, "capture", cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal));
     return NBL_OK;
 }
 
-nbl_status nbl__cuda_record_end(nbl__cuda *cuda, bool good, void **graph)
+nbl_status nbl__cuda_capture_end(nbl__cuda *cuda, bool good, void **graph)
 {
     cudaGraph_t recorded = NULL;
     cudaGraphExec_t ready = NULL;

@@ -21,7 +21,7 @@ extern const nbl__impl nbl__gated_cuda, nbl__gated_backward_cuda;
 extern const nbl__impl nbl__embedding_cuda, nbl__embedding_backward_cuda;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda;
-extern const nbl__impl nbl__aside_cuda;
+extern const nbl__impl nbl__offload_copy_cuda;
 extern const nbl__impl nbl__adamw_cuda, nbl__grad_norm_cuda, nbl__argmax_cuda;
 
 /* clang-format off */
@@ -70,7 +70,7 @@ static const struct entry {
     {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
-    {"aside", LIST(&nbl__aside_cuda)},
+    {"aside", LIST(&nbl__offload_copy_cuda)},
     {"argmax", LIST(&nbl__argmax_cuda)},
     {NULL, NULL}};
 /* clang-format on */

@@ -226,22 +226,22 @@ static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
-static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t place)
+static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset)
 {
-    CHECK_AT(c, place % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,
-             place, alignment);
+    CHECK_AT(c, offset % alignment == 0, "its data begins at byte %" PRIu64 ", not a multiple of %" PRIu64,
+             offset, alignment);
     return NBL_OK;
 }
 
 /* A problem of a tensor that is looked at: *place is then NOWHERE. */
-static nbl_status look_on(cursor *c, nbl_status status, uint64_t *place)
+static nbl_status look_on(cursor *c, nbl_status status, uint64_t *offset)
 {
-    if (status != NBL_OK) *place = NOWHERE;
+    if (status != NBL_OK) *offset = NOWHERE;
     return nbl__problem_take(c->problems, status);
 }
 
 /* `place` is relative to the data, which begins after the last tensor's entry. */
-static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *place)
+static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *offset)
 {
     uint32_t type = 0;
     uint64_t at = 0, nowhere = 0;
@@ -253,13 +253,13 @@ static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *t
     NBL_TRY(look_on(c, check_layout(c, tensor), &nowhere));
     NBL_TRY(read_u64(c, &at));
     NBL_TRY(look_on(c, check_alignment(c, alignment, at), &nowhere));
-    *place = nowhere ? NOWHERE : at;
+    *offset = nowhere ? NOWHERE : at;
     return NBL_OK;
 }
 
 /* ---- names: sorted for finding, and unique ---- */
 
-static int by_place(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const nbl__gguf_tensor *const *x = a, *const *y = b;
     if ((*x)->data != (*y)->data) return (*x)->data < (*y)->data ? -1 : 1;
@@ -288,7 +288,7 @@ static nbl_status index_tensors(nbl__gguf *g)
     const nbl__gguf_tensor **list = g->by_name = nbl__arena_alloc(&g->arena, n * sizeof *list);
     if (list == NULL) return NBL_ERROR_MEMORY;
     for (size_t i = 0; i < n; i++) list[i] = &g->tensors[i];
-    qsort(list, n, sizeof *list, by_place);
+    qsort(list, n, sizeof *list, by_offset);
     for (size_t i = 1; i < n; i++) {
         const nbl__gguf_tensor *before = list[i - 1], *it = list[i];
         if (before->data == NULL || before->data + before->bytes <= it->data) continue;
@@ -351,31 +351,31 @@ static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignm
     return NBL_OK;
 }
 
-static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t begin, uint64_t place)
+static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t begin, uint64_t offset)
 {
     uint64_t end = 0;
-    bool fits = nbl__add_u64(begin, place, &end) && nbl__add_u64(end, tensor->bytes, &end) && end <= c->size;
+    bool fits = nbl__add_u64(begin, offset, &end) && nbl__add_u64(end, tensor->bytes, &end) && end <= c->size;
     CHECK_AT(c, fits,
              "its %" PRIu64 " bytes begin at byte %" PRIu64 " of the data, the file has %" PRIu64
              " bytes (truncated copy?)",
-             tensor->bytes, place, c->size);
+             tensor->bytes, offset, c->size);
     return NBL_OK;
 }
 
-static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint64_t *places)
+static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint64_t *offsets)
 {
     int64_t count = g->tensor_count;
     for (g->tensor_count = 0; g->tensor_count < count;
          g->tensor_count++) /* as many as there are after a failure */
-        NBL_TRY(read_tensor(c, alignment, &g->tensors[g->tensor_count], &places[g->tensor_count]));
+        NBL_TRY(read_tensor(c, alignment, &g->tensors[g->tensor_count], &offsets[g->tensor_count]));
     uint64_t begin = 0; /* of the data; cannot overflow: a mapped file is smaller than 2^63 */
     begin = (c->at + alignment - 1) / alignment * alignment;
     for (int64_t i = 0; i < g->tensor_count; i++) {
         nbl__gguf_tensor *tensor = &g->tensors[i];
         c->kind = "tensor", c->name = tensor->name;
-        if (places[i] == NOWHERE) continue;
-        nbl_status status = check_end(c, tensor, begin, places[i]);
-        if (status == NBL_OK) tensor->data = c->data + begin + places[i];
+        if (offsets[i] == NOWHERE) continue;
+        nbl_status status = check_end(c, tensor, begin, offsets[i]);
+        if (status == NBL_OK) tensor->data = c->data + begin + offsets[i];
         NBL_TRY(nbl__problem_take(c->problems, status));
     }
     return NBL_OK;
@@ -392,7 +392,7 @@ static nbl_status read_entries(cursor *c, nbl__gguf *g)
 /* What is before a failure stays, to be looked at. */
 static nbl_status read_all(cursor *c, nbl__gguf *g)
 {
-    uint64_t alignment = 0, *places;
+    uint64_t alignment = 0, *offsets;
     int64_t tensors;
     NBL_TRY(read_header(c, g));
     tensors = g->tensor_count;
@@ -403,9 +403,9 @@ static nbl_status read_all(cursor *c, nbl__gguf *g)
     NBL_TRY(index_entries(g));
     if (!stopped) {
         NBL_TRY(read_alignment(c, g, &alignment));
-        NBL_TRY(NBL_ALLOC(g->ctx, places, tensors));
-        status = nbl__problem_take(c->problems, read_tensors(c, g, alignment, places));
-        nbl__free(g->ctx, places, (size_t)tensors * sizeof *places);
+        NBL_TRY(NBL_ALLOC(g->ctx, offsets, tensors));
+        status = nbl__problem_take(c->problems, read_tensors(c, g, alignment, offsets));
+        nbl__free(g->ctx, offsets, (size_t)tensors * sizeof *offsets);
         NBL_TRY(status);
     }
     return index_tensors(g);

@@ -270,28 +270,28 @@ static int64_t stored_index(int64_t index, int64_t n, int64_t heads)
     return index - within + 2 * (within % half) + within / half;
 }
 
-static void decode_vector(nbl_isa isa, const nbl__gguf_weight *w, nbl_dtype dtype, void *out)
+static void dequantize_vector(nbl_isa isa, const nbl__gguf_weight *w, nbl_dtype dtype, void *out)
 {
-    enum { MOST = 256 };
-    float values[MOST];
+    enum { MAX = 256 };
+    float values[MAX];
     nbl__ggml_layout layout = {"", 1, 1};
     (void)nbl__ggml_layout_of(w->tensor->type, &layout);
     if (!w->minus_one && w->heads == 0) {
-        nbl__ggml_decode(isa, w->tensor->type, w->tensor->data, w->columns, dtype, out);
+        nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data, w->columns, dtype, out);
         return;
     }
-    for (int64_t at = 0; at < w->columns; at += MOST) {
-        int64_t count = nbl__min_i64(MOST, w->columns - at);
+    for (int64_t at = 0; at < w->columns; at += MAX) {
+        int64_t count = nbl__min_i64(MAX, w->columns - at);
         for (int64_t i = 0; w->heads && i < count; i++) { /* a bias: block by block is not worth a plan */
-            int64_t place = stored_index(at + i, w->columns, w->heads), block = place / layout.values;
-            float decoded[MOST];
-            nbl__ggml_decode(isa, w->tensor->type, w->tensor->data + block * layout.bytes, layout.values,
-                             NBL_DTYPE_F32, decoded);
-            values[i] = decoded[place % layout.values];
+            int64_t mapping = stored_index(at + i, w->columns, w->heads), block = mapping / layout.values;
+            float dequantized[MAX];
+            nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + block * layout.bytes, layout.values,
+                                 NBL_DTYPE_F32, dequantized);
+            values[i] = dequantized[mapping % layout.values];
         }
         if (w->heads == 0)
-            nbl__ggml_decode(isa, w->tensor->type, w->tensor->data + at / layout.values * layout.bytes, count,
-                             NBL_DTYPE_F32, values);
+            nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + at / layout.values * layout.bytes,
+                                 count, NBL_DTYPE_F32, values);
         for (int64_t i = 0; w->minus_one && i < count; i++) values[i] -= 1.0f;
         nbl__from_f32(isa, values, dtype, (uint8_t *)out + (size_t)at * nbl__size_of(dtype), count);
     }
@@ -307,47 +307,48 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
     nbl_isa isa = nbl__isa(ctx);
     if (begin == end) return NBL_OK;
     if (w->tensor->rank == 1) {
-        decode_vector(isa, w, dtype, out);
+        dequantize_vector(isa, w, dtype, out);
         return NBL_OK;
     }
     uint64_t row_bytes = w->tensor->bytes / (uint64_t)w->rows;
     size_t out_bytes = (size_t)w->columns * nbl__size_of(dtype);
     if (w->heads == 0) {
-        nbl__ggml_decode(isa, w->tensor->type, w->tensor->data + (uint64_t)begin * row_bytes,
-                         (end - begin) * w->columns, dtype, out);
+        nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + (uint64_t)begin * row_bytes,
+                             (end - begin) * w->columns, dtype, out);
         return NBL_OK;
     }
     for (int64_t i = begin; i < end; i++)
-        nbl__ggml_decode(isa, w->tensor->type,
-                         w->tensor->data + (uint64_t)stored_index(i, w->rows, w->heads) * row_bytes,
-                         w->columns, dtype, (uint8_t *)out + (size_t)(i - begin) * out_bytes);
+        nbl__ggml_dequantize(isa, w->tensor->type,
+                             w->tensor->data + (uint64_t)stored_index(i, w->rows, w->heads) * row_bytes,
+                             w->columns, dtype, (uint8_t *)out + (size_t)(i - begin) * out_bytes);
     return NBL_OK;
 }
 
 /* ---- the other way ---- */
 
-static bool place_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size,
-                      const char *name, nbl__gguf_place *place)
+static bool map_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size, const char *name,
+                    nbl__gguf_mapping *mapping)
 {
     if ((r->archs & 1 << arch) == 0 || strcmp(r->hf, name) != 0) return false;
-    *place = (nbl__gguf_place){.plus_one = (1 << arch & GEMMAS) && nbl__ends_with(r->gguf, "norm.weight")};
-    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) place->rows = NBL_GGUF_ROTARY_Q;
-    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_k.", 7) == 0) place->rows = NBL_GGUF_ROTARY_K;
-    (void)snprintf(place->name, sizeof place->name, "%s%.*s%s%s", layer_size ? "blk." : "", (int)layer_size,
-                   layer, layer_size ? "." : "", r->gguf);
+    *mapping = (nbl__gguf_mapping){.plus_one = (1 << arch & GEMMAS) &&
+                                               nbl__ends_with(r->gguf, "norm.weight")};
+    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) mapping->rows = NBL_GGUF_ROTARY_Q;
+    if (arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_k.", 7) == 0) mapping->rows = NBL_GGUF_ROTARY_K;
+    (void)snprintf(mapping->name, sizeof mapping->name, "%s%.*s%s%s", layer_size ? "blk." : "",
+                   (int)layer_size, layer, layer_size ? "." : "", r->gguf);
     return true;
 }
 
-bool nbl__gguf_place_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_place *place)
+bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping)
 {
     static const char lead[] = "model.layers.";
     for (int i = 0; i < MODEL_ROWS; i++)
-        if (place_row(arch, &model_rows[i], "", 0, hf_name, place)) return true;
+        if (map_row(arch, &model_rows[i], "", 0, hf_name, mapping)) return true;
     if (strncmp(hf_name, lead, sizeof lead - 1) != 0) return false;
     const char *layer = hf_name + sizeof lead - 1;
     size_t digits = strspn(layer, "0123456789");
     if (digits == 0 || digits > 6 || layer[digits] != '.') return false;
     for (int i = 0; i < LAYER_ROWS; i++)
-        if (place_row(arch, &layer_rows[i], layer, digits, layer + digits + 1, place)) return true;
+        if (map_row(arch, &layer_rows[i], layer, digits, layer + digits + 1, mapping)) return true;
     return false;
 }

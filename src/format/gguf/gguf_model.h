@@ -69,16 +69,16 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *weigh
 /* ---- the other way: what a converter does ---- */
 
 /* A tensor of a Hugging Face folder in a GGUF file. */
-typedef struct nbl__gguf_place {
+typedef struct nbl__gguf_mapping {
     char name[64]; /* "blk.0.attn_q.weight" */
     enum { NBL_GGUF_ROWS_AS_THEY_ARE, NBL_GGUF_ROTARY_Q, NBL_GGUF_ROTARY_K } rows;
     bool plus_one; /* 1 is added */
-} nbl__gguf_place;
+} nbl__gguf_mapping;
 
 /* By model_type: "mistral" is NBL_GGUF_LLAMA. False: none. `name`: as general.architecture has it. */
 bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name);
 /* False where the architecture has no such tensor. */
-bool nbl__gguf_place_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_place *place);
+bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping);
 
 /* Of gguf_config.c: fills the sizes (all but is_tied and the biases, which come first), then the text. */
 nbl_status nbl__gguf_read_sizes(nbl__gguf_model *model);

@@ -58,7 +58,7 @@ bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text
 static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits)
 {
     if (!has(entry, i)) return false;
-    const uint8_t *place = entry->data + i * nbl__gguf_number_bytes(entry->element);
+    const uint8_t *offset = entry->data + i * nbl__gguf_number_bytes(entry->element);
     union {
         uint8_t u8;
         int8_t i8;
@@ -68,7 +68,7 @@ static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits
         int32_t i32;
         uint64_t u64;
     } value;
-    memcpy(&value, place, (size_t)nbl__gguf_number_bytes(entry->element));
+    memcpy(&value, offset, (size_t)nbl__gguf_number_bytes(entry->element));
     switch (entry->element) {
     case NBL_GGUF_BOOL:
     case NBL_GGUF_U8: return *bits = value.u8, true;

@@ -177,9 +177,9 @@ void nbl__checkpoint_drop(const nbl_checkpoint *c, const void *begin, uint64_t s
     for (int i = 0; i < c->file_count; i++) nbl__file_drop(&c->files[i], begin, size);
 }
 
-void nbl__checkpoint_drop_file(const nbl_checkpoint *c, const void *place)
+void nbl__checkpoint_drop_file(const nbl_checkpoint *c, const void *address)
 {
-    const uint8_t *at = place;
+    const uint8_t *at = address;
     for (int i = 0; i < c->file_count; i++) {
         const nbl__file *f = &c->files[i];
         if (f->data && at >= f->data && at < f->data + f->size) nbl__file_drop(f, f->data, f->size);

@@ -38,7 +38,7 @@ nbl_status nbl__names_add(nbl_checkpoint *checkpoint, struct nbl__names *names, 
 /* Gives mapped pages back; memory that is not of the checkpoint's files is left alone. */
 void nbl__checkpoint_drop(const nbl_checkpoint *checkpoint, const void *begin, uint64_t size);
 /* The same for all pages of the file that this place is in. */
-void nbl__checkpoint_drop_file(const nbl_checkpoint *checkpoint, const void *place);
+void nbl__checkpoint_drop_file(const nbl_checkpoint *checkpoint, const void *address);
 
 /* Groups the stored tensors into logical weights and fills in the summary (weights.c). */
 nbl_status nbl__checkpoint_group(nbl_checkpoint *checkpoint);

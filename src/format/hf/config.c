@@ -101,13 +101,13 @@ typedef struct member {
 
 /* What a scan for a key tells: the member itself, the one before which it would stand in a sorted
  * object (as transformers writes them), and the last one. `end` is 0 where there is none. */
-typedef struct place {
+typedef struct position {
     member found, after, last;
-} place;
+} position;
 
-static place find_place(const char *s, const nbl__json *root, const char *key)
+static position find_position(const char *s, const nbl__json *root, const char *key)
 {
-    place p = {0};
+    position p = {0};
     size_t at = skip_space(s, skip_space(s, 0) + 1), previous = 0;
     for (int64_t i = 0; i < root->count; i++) { /* members in the order of the text, their keys decoded */
         member m = {.key = at, .previous_end = previous};
@@ -123,7 +123,7 @@ static place find_place(const char *s, const nbl__json *root, const char *key)
     return p;
 }
 
-static void insert(const char *s, const place *p, const nbl__config_edit *edit, nbl__text *out)
+static void insert(const char *s, const position *p, const nbl__config_edit *edit, nbl__text *out)
 {
     size_t at = p->after.end ? p->after.key : p->last.end ? p->last.end : skip_space(s, 0) + 1;
     nbl__text_add(out, s, at);
@@ -137,7 +137,7 @@ static nbl_status apply_one(nbl__arena *arena, const char *s, const nbl__config_
 {
     const nbl__json *root;
     NBL_TRY(nbl__json_parse(arena, "config.json", s, strlen(s), NBL_JSON_PYTHON, &root));
-    place p = find_place(s, root, edit->key);
+    position p = find_position(s, root, edit->key);
     const member *m = &p.found;
     if (m->end && edit->value) {
         nbl__text_add(out, s, m->value);

@@ -47,15 +47,16 @@ static nbl_status read_entry(nbl_context *ctx, const char *file, const char *nam
     const char *dtype = nbl__json_text(entry, "dtype");
     CHECK_ENTRY(dtype, "%s", "no dtype");
     CHECK_ENTRY(nbl__dtype_from_file_name(dtype, &tensor->dtype), "unknown dtype \"%s\"", dtype);
-    const nbl__json *shape = nbl__json_get(entry, "shape"), *places = nbl__json_get(entry, "data_offsets");
+    const nbl__json *shape = nbl__json_get(entry, "shape"),
+                    *data_offsets = nbl__json_get(entry, "data_offsets");
     CHECK_ENTRY(nbl__json_is(shape, NBL_JSON_ARRAY), "%s", "no shape");
     CHECK_ENTRY(shape->count <= NBL_MAX_RANK, "%" PRId64 " dimensions, at most %d are supported",
                 shape->count, NBL_MAX_RANK);
     CHECK_ENTRY(nbl__json_shape(shape, &tensor->rank, tensor->shape, &tensor->elements), "%s",
                 "its shape is not a list of sizes, or overflows");
-    bool two = nbl__json_is(places, NBL_JSON_ARRAY) && places->count == 2 &&
-               nbl__json_natural(&places->items[0], &offsets[0]) &&
-               nbl__json_natural(&places->items[1], &offsets[1]);
+    bool two = nbl__json_is(data_offsets, NBL_JSON_ARRAY) && data_offsets->count == 2 &&
+               nbl__json_natural(&data_offsets->items[0], &offsets[0]) &&
+               nbl__json_natural(&data_offsets->items[1], &offsets[1]);
     CHECK_ENTRY(two, "%s", "data_offsets is not two numbers");
     CHECK_ENTRY(offsets[0] <= offsets[1], "data begins at byte %" PRId64 " and ends at %" PRId64, offsets[0],
                 offsets[1]);
@@ -70,7 +71,7 @@ static nbl_status read_entry(nbl_context *ctx, const char *file, const char *nam
     return NBL_OK;
 }
 
-static int by_place(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const nbl__stored *x = a, *y = b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
@@ -78,8 +79,8 @@ static int by_place(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static nbl_status check_places(nbl_context *ctx, const char *file, const nbl__stored *tensors, int64_t count,
-                               const uint8_t *data, uint64_t size)
+static nbl_status check_offsets(nbl_context *ctx, const char *file, const nbl__stored *tensors, int64_t count,
+                                const uint8_t *data, uint64_t size)
 {
     const uint8_t *end = data;
     for (int64_t i = 0; i < count; i++) {
@@ -118,8 +119,8 @@ static nbl_status make_room(header *h)
     nbl_context *ctx = h->arena->ctx;
     nbl__stored *tensors;
     if (h->count < h->room) return NBL_OK;
-    NBL_CHECK(ctx, h->room < NBL_MOST_TENSORS, NBL_ERROR_UNSUPPORTED, "%s: more than %d tensors in one file",
-              h->file, NBL_MOST_TENSORS);
+    NBL_CHECK(ctx, h->room < NBL_MAX_TENSORS, NBL_ERROR_UNSUPPORTED, "%s: more than %d tensors in one file",
+              h->file, NBL_MAX_TENSORS);
     int64_t room = h->room ? 2 * h->room : 256;
     NBL_TRY(NBL_ALLOC(ctx, tensors, room));
     if (h->count) memcpy(tensors, h->tensors, (size_t)h->count * sizeof *tensors);
@@ -161,9 +162,9 @@ static nbl_status finish(header *h, nbl__stored **result)
     qsort(tensors, (size_t)h->count, sizeof *tensors, by_name);
     for (int64_t i = 1; i < h->count; i++)
         if (strcmp(tensors[i - 1].name, tensors[i].name) == 0) return twice(h, tensors[i].name);
-    qsort(tensors, (size_t)h->count, sizeof *tensors, by_place);
+    qsort(tensors, (size_t)h->count, sizeof *tensors, by_offset);
     *result = tensors;
-    return check_places(h->arena->ctx, h->file, tensors, h->count, h->data, h->size);
+    return check_offsets(h->arena->ctx, h->file, tensors, h->count, h->data, h->size);
 }
 
 nbl_status nbl__safetensors_parse(nbl__arena *arena, const char *file, const uint8_t *data, uint64_t size,

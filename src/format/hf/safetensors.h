@@ -15,8 +15,7 @@
 
 enum {
     NBL_HEADER_LIMIT = 100000000, /* bytes of a header; upstream's limit */
-    NBL_MOST_TENSORS = 1
-                       << 18 /* of one file; the largest published model in 4 bits has 350,000 in 60 files */
+    NBL_MAX_TENSORS = 1 << 18 /* of one file; the largest published model in 4 bits has 350,000 in 60 files */
 };
 
 /* A stored tensor, as the file tells it. */

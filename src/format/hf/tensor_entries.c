@@ -236,7 +236,7 @@ static void settle_dense(slot *s)
 
 /* ---- the summary ---- */
 
-static nbl_status note_skipped(nbl_checkpoint *c, const nbl_tensor_info *t)
+static nbl_status log_skipped(nbl_checkpoint *c, const nbl_tensor_info *t)
 {
     bool matrix = t->weight.format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__is_compute(t->weight.dtype);
     if (!matrix || !nbl__ends_with(t->name, ".weight")) return NBL_OK;
@@ -275,10 +275,10 @@ static nbl_status summarise(nbl_checkpoint *c)
         packed[t->weight.format]++;
     }
     if (total_packed > 0) {
-        int most = NBL_FORMAT_NF4;
-        for (int f = most; f < 5; f++) most = packed[f] > packed[most] ? f : most;
-        s->quantization = nbl_format_name((nbl_format)most);
-        for (int64_t i = 0; i < c->tensor_count; i++) NBL_TRY(note_skipped(c, &c->tensors[i]));
+        int max = NBL_FORMAT_NF4;
+        for (int f = max; f < 5; f++) max = packed[f] > packed[max] ? f : max;
+        s->quantization = nbl_format_name((nbl_format)max);
+        for (int64_t i = 0; i < c->tensor_count; i++) NBL_TRY(log_skipped(c, &c->tensors[i]));
     } else {
         s->quantization = nbl__config_method(&c->config);
     }

@@ -136,16 +136,16 @@ const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, c
 
 /* A module of the model: `out` and `in` as of its adapter; of NBL_PEFT_OTHER `in` is 0 and its weight a
  * vector. An embedding's weight is [in, out], a linear layer's [out, in]. */
-typedef struct nbl__peft_place {
+typedef struct nbl__peft_target {
     const char *path;
     nbl__peft_kind kind;
     int64_t out, in;
-} nbl__peft_place;
+} nbl__peft_target;
 
 /* Checks the adapter against all modules that have weights: what is adapted or replaced exists and has
  * these shapes; what the settings name has its tensors; each name of target_modules and modules_to_save is
  * one of the model's. The first that does not fit, in the order of `places`, is named. */
-nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count);
+nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_target *targets, int64_t count);
 
 /* A tensor of the model under the name and with the logical shape that it is stored with. */
 typedef struct nbl__peft_tensor {
@@ -155,8 +155,8 @@ typedef struct nbl__peft_tensor {
 } nbl__peft_tensor;
 
 /* The modules of a decoder in Hugging Face's names, from its tensors. */
-nbl_status nbl__peft_places(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
-                            nbl__peft_place **places, int64_t *place_count);
+nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
+                                  nbl__peft_target **targets, int64_t *target_count);
 /* nbl__peft_check of those. */
 nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor *tensors, int64_t count);
 /* Whether a model that ties its head to the embedding has two matrices with this adapter: PEFT changes the one or the
@@ -166,7 +166,7 @@ bool nbl__peft_unties(const nbl__peft *peft);
 /* An adapter to be trained: the modules that the settings, which must live as long, choose of `places`. It has
  * no tensors yet. `where` opens the messages. */
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
-                         const nbl__peft_place *places, int64_t count, nbl__peft **out);
+                         const nbl__peft_target *targets, int64_t count, nbl__peft **out);
 
 static inline bool nbl__peft_is_new(const nbl__peft *peft)
 {

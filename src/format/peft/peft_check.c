@@ -9,20 +9,20 @@
 typedef struct checker {
     const nbl__peft *peft;
     nbl_context *ctx;
-    const nbl__peft_place **places; /* by path */
+    const nbl__peft_target **targets; /* by path */
     int64_t count;
 } checker;
 
 static int by_path(const void *a, const void *b)
 {
-    return strcmp((*(const nbl__peft_place *const *)a)->path, (*(const nbl__peft_place *const *)b)->path);
+    return strcmp((*(const nbl__peft_target *const *)a)->path, (*(const nbl__peft_target *const *)b)->path);
 }
 
-static const nbl__peft_place *place_of(const checker *c, const char *path)
+static const nbl__peft_target *target_of(const checker *c, const char *path)
 {
-    nbl__peft_place wanted = {.path = path};
-    const nbl__peft_place *pointer = &wanted, **found;
-    found = bsearch(&pointer, c->places, (size_t)c->count, sizeof *c->places, by_path);
+    nbl__peft_target wanted = {.path = path};
+    const nbl__peft_target *pointer = &wanted, **found;
+    found = bsearch(&pointer, c->targets, (size_t)c->count, sizeof *c->targets, by_path);
     return found ? *found : NULL;
 }
 
@@ -39,18 +39,18 @@ static nbl_status tell(const checker *c, nbl_status status)
 
 /* ---- what the file has is in the model ---- */
 
-static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_place *place)
+static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_target *target)
 {
-    if (place->kind == NBL_PEFT_OTHER)
+    if (target->kind == NBL_PEFT_OTHER)
         return bad_module(c, NBL_ERROR_UNSUPPORTED, m->path, "it is neither a linear layer nor an embedding");
-    if (m->is_embedding != (place->kind == NBL_PEFT_EMBEDDING))
+    if (m->is_embedding != (target->kind == NBL_PEFT_EMBEDDING))
         return bad_module(c, NBL_ERROR_FORMAT, m->path,
                           m->is_embedding ? "the adapter is one of an embedding, the module is none"
                                           : "the module is an embedding, the adapter is none of such");
-    NBL_CHECK(c->ctx, m->in == place->in && m->out == place->out, NBL_ERROR_SHAPE,
+    NBL_CHECK(c->ctx, m->in == target->in && m->out == target->out, NBL_ERROR_SHAPE,
               "%s: module \"%s\" takes %" PRId64 " and gives %" PRId64 " values, its adapter %" PRId64
               " and %" PRId64 " (of another model?)",
-              c->peft->folder, m->path, place->in, place->out, m->in, m->out);
+              c->peft->folder, m->path, target->in, target->out, m->in, m->out);
     return NBL_OK;
 }
 
@@ -60,18 +60,18 @@ static nbl_status check_replacement(const checker *c, const nbl__peft_replacemen
     char path[1024];
     size_t length = strlen(replacement->name);
     const char *dot = strrchr(replacement->name, '.');
-    const nbl__peft_place *place = NULL;
+    const nbl__peft_target *target = NULL;
     if (length < sizeof path) {
         memcpy(path, replacement->name, length + 1);
         path[dot - replacement->name] = '\0';
-        place = place_of(c, path);
+        target = target_of(c, path);
     }
-    NBL_CHECK(c->ctx, place, NBL_ERROR_FORMAT, "%s: tensor \"%s\": the model has no such module", t->file,
+    NBL_CHECK(c->ctx, target, NBL_ERROR_FORMAT, "%s: tensor \"%s\": the model has no such module", t->file,
               t->name);
     if (strcmp(dot, ".weight") != 0) return NBL_OK; /* a bias; the model knows its shape */
-    bool vector = place->kind == NBL_PEFT_OTHER, turned = place->kind == NBL_PEFT_EMBEDDING;
-    int64_t rows = turned ? place->in : place->out, columns = turned ? place->out : place->in;
-    bool fits = vector ? t->rank == 1 && t->shape[0] == place->out
+    bool vector = target->kind == NBL_PEFT_OTHER, transposed = target->kind == NBL_PEFT_EMBEDDING;
+    int64_t rows = transposed ? target->in : target->out, columns = transposed ? target->out : target->in;
+    bool fits = vector ? t->rank == 1 && t->shape[0] == target->out
                        : t->rank == 2 && t->shape[0] == rows && t->shape[1] == columns;
     NBL_CHECK(c->ctx, fits, NBL_ERROR_SHAPE,
               "%s: tensor \"%s\" has %" PRId64 " rows of %" PRId64 " values, the model's has %" PRId64
@@ -83,20 +83,20 @@ static nbl_status check_replacement(const checker *c, const nbl__peft_replacemen
 
 /* ---- what the settings say of the model is in the file ---- */
 
-static nbl_status check_place(const checker *c, const nbl__peft_place *place)
+static nbl_status check_target(const checker *c, const nbl__peft_target *target)
 {
     const nbl__peft *p = c->peft;
     bool targeted = false;
     char name[1024];
-    NBL_TRY(nbl__peft_targets(p->rules, place->path, place->kind, &targeted));
-    const nbl__peft_module *module = nbl__peft_find(p, place->path);
-    if (module && module->a && module->b) NBL_TRY(tell(c, check_module(c, module, place)));
+    NBL_TRY(nbl__peft_targets(p->rules, target->path, target->kind, &targeted));
+    const nbl__peft_module *module = nbl__peft_find(p, target->path);
+    if (module && module->a && module->b) NBL_TRY(tell(c, check_module(c, module, target)));
     if (targeted && module == NULL)
-        return bad_module(c, NBL_ERROR_FORMAT, place->path,
+        return bad_module(c, NBL_ERROR_FORMAT, target->path,
                           "target_modules names it, but the file has no tensors of it");
-    (void)snprintf(name, sizeof name, "%s.weight", place->path);
-    if (nbl__peft_saves(p->rules, place->path) && nbl__peft_replacement_find(p, name) == NULL)
-        return bad_module(c, NBL_ERROR_FORMAT, place->path,
+    (void)snprintf(name, sizeof name, "%s.weight", target->path);
+    if (nbl__peft_saves(p->rules, target->path) && nbl__peft_replacement_find(p, name) == NULL)
+        return bad_module(c, NBL_ERROR_FORMAT, target->path,
                           "modules_to_save names it, but the file has no weight of it");
     return NBL_OK;
 }
@@ -109,7 +109,7 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
         bool found = false;
         size_t n = strlen(list->names[k]);
         for (int64_t i = 0; i < c->count && !found; i++) {
-            const char *path = c->places[i]->path;
+            const char *path = c->targets[i]->path;
             for (size_t end = strlen(path);
                  end > 0 && !found;) { /* a module or, for modules_to_save, a part of it */
                 found = n <= end && memcmp(path + end - n, list->names[k], n) == 0 &&
@@ -126,28 +126,28 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
     return NBL_OK;
 }
 
-static nbl_status check_all(const checker *c, const nbl__peft_place *places)
+static nbl_status check_all(const checker *c, const nbl__peft_target *targets)
 {
     const nbl__peft *p = c->peft;
     NBL_TRY(check_names(c, "target_modules", &p->settings.target.list, true));
     NBL_TRY(check_names(c, "modules_to_save", &p->settings.modules_to_save, false));
     for (int64_t i = 0; i < p->module_count; i++)
-        if (place_of(c, p->modules[i].path) == NULL)
+        if (target_of(c, p->modules[i].path) == NULL)
             NBL_TRY(tell(
                 c, bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name")));
-    for (int64_t i = 0; i < c->count; i++) NBL_TRY(tell(c, check_place(c, &places[i])));
+    for (int64_t i = 0; i < c->count; i++) NBL_TRY(tell(c, check_target(c, &targets[i])));
     for (int64_t i = 0; i < p->replacement_count; i++)
         NBL_TRY(tell(c, check_replacement(c, &p->replacements[i])));
     return NBL_OK;
 }
 
-nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_place *places, int64_t count)
+nbl_status nbl__peft_check(const nbl__peft *peft, const nbl__peft_target *targets, int64_t count)
 {
     checker c = {.peft = peft, .ctx = peft->ctx, .count = count};
-    NBL_TRY(NBL_ALLOC(peft->ctx, c.places, count));
-    for (int64_t i = 0; i < count; i++) c.places[i] = &places[i];
-    qsort(c.places, (size_t)count, sizeof *c.places, by_path);
-    nbl_status status = check_all(&c, places);
-    nbl__free(peft->ctx, c.places, (size_t)count * sizeof *c.places);
+    NBL_TRY(NBL_ALLOC(peft->ctx, c.targets, count));
+    for (int64_t i = 0; i < count; i++) c.targets[i] = &targets[i];
+    qsort(c.targets, (size_t)count, sizeof *c.targets, by_path);
+    nbl_status status = check_all(&c, targets);
+    nbl__free(peft->ctx, c.targets, (size_t)count * sizeof *c.targets);
     return status;
 }

@@ -33,11 +33,11 @@ static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, co
     return NBL_OK;
 }
 
-nbl_status nbl__peft_places(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
-                            nbl__peft_place **list, int64_t *place_count)
+nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *tensors, int64_t count,
+                                  nbl__peft_target **list, int64_t *target_count)
 {
-    nbl__peft_place *places = nbl__arena_alloc(arena, (size_t)count * sizeof *places);
-    if (places == NULL) return NBL_ERROR_MEMORY;
+    nbl__peft_target *targets = nbl__arena_alloc(arena, (size_t)count * sizeof *targets);
+    if (targets == NULL) return NBL_ERROR_MEMORY;
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         const nbl__peft_tensor *t = &tensors[i];
@@ -51,24 +51,24 @@ nbl_status nbl__peft_places(nbl__arena *arena, const nbl__peft_tensor *tensors, 
                               : strcmp(path, "lm_head") == 0 ? NBL_PEFT_HEAD
                                                              : NBL_PEFT_LINEAR;
         int64_t rows = t->rank ? t->shape[0] : 1, columns = matrix ? t->shape[1] : 0;
-        places[found++] = (nbl__peft_place){path, kind, embedding ? columns : rows,
-                                            embedding ? rows : columns};
+        targets[found++] = (nbl__peft_target){path, kind, embedding ? columns : rows,
+                                              embedding ? rows : columns};
     }
-    *list = places;
-    *place_count = found;
+    *list = targets;
+    *target_count = found;
     return NBL_OK;
 }
 
 nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor *tensors, int64_t count)
 {
     nbl__arena arena = nbl__arena_make(peft->ctx);
-    nbl__peft_place *places;
-    int64_t place_count;
+    nbl__peft_target *targets;
+    int64_t target_count;
     nbl_status status = NBL_OK;
     if (peft->problems == NULL)
         status = check_first_layer(peft, &arena, tensors, count); /* else all are named */
-    if (status == NBL_OK) status = nbl__peft_places(&arena, tensors, count, &places, &place_count);
-    if (status == NBL_OK) status = nbl__peft_check(peft, places, place_count);
+    if (status == NBL_OK) status = nbl__peft_list_targets(&arena, tensors, count, &targets, &target_count);
+    if (status == NBL_OK) status = nbl__peft_check(peft, targets, target_count);
     nbl__arena_free(&arena);
     return status;
 }

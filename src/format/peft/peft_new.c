@@ -9,32 +9,32 @@ static int by_path(const void *a, const void *b)
     return strcmp(((const nbl__peft_module *)a)->path, ((const nbl__peft_module *)b)->path);
 }
 
-static nbl_status choose_module(nbl__peft *p, const nbl__peft_place *place)
+static nbl_status choose_module(nbl__peft *p, const nbl__peft_target *target)
 {
     bool targeted = false;
-    if (nbl__peft_saves(p->rules, place->path)) return NBL_OK;
-    NBL_TRY(nbl__peft_targets(p->rules, place->path, place->kind, &targeted));
+    if (nbl__peft_saves(p->rules, target->path)) return NBL_OK;
+    NBL_TRY(nbl__peft_targets(p->rules, target->path, target->kind, &targeted));
     if (!targeted) return NBL_OK;
-    NBL_CHECK(p->ctx, place->kind == NBL_PEFT_LINEAR || place->kind == NBL_PEFT_HEAD, NBL_ERROR_UNSUPPORTED,
-              "%s: \"%s\" is no linear layer; it cannot be adapted", p->folder, place->path);
+    NBL_CHECK(p->ctx, target->kind == NBL_PEFT_LINEAR || target->kind == NBL_PEFT_HEAD, NBL_ERROR_UNSUPPORTED,
+              "%s: \"%s\" is no linear layer; it cannot be adapted", p->folder, target->path);
     nbl__peft_module *m = &p->modules[p->module_count++];
     *m = (nbl__peft_module){
-        .path = nbl__arena_strdup(&p->arena, place->path), .in = place->in, .out = place->out};
+        .path = nbl__arena_strdup(&p->arena, target->path), .in = target->in, .out = target->out};
     if (m->path == NULL) return NBL_ERROR_MEMORY;
     return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);
 }
 
 /* A name that meets nothing is a typing error, and PEFT's own message for it comes after minutes of loading. */
 static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_list *list,
-                              const nbl__peft_place *places, int64_t count)
+                              const nbl__peft_target *targets, int64_t count)
 {
     for (int64_t i = 0; i < list->count; i++) {
         bool met = false;
         size_t n = strlen(list->names[i]);
         for (int64_t k = 0; k < count && !met; k++) {
-            size_t length = strlen(places[k].path);
-            met = nbl__ends_with(places[k].path, list->names[i]) &&
-                  (length == n || places[k].path[length - n - 1] == '.');
+            size_t length = strlen(targets[k].path);
+            met = nbl__ends_with(targets[k].path, list->names[i]) &&
+                  (length == n || targets[k].path[length - n - 1] == '.');
         }
         NBL_CHECK(p->ctx, met, NBL_ERROR_NOT_FOUND, "%s: %s has \"%s\", which is no module of this model",
                   p->folder, option, list->names[i]);
@@ -43,7 +43,7 @@ static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_
 }
 
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
-                         const nbl__peft_place *places, int64_t count, nbl__peft **out)
+                         const nbl__peft_target *targets, int64_t count, nbl__peft **out)
 {
     nbl__peft *p = *out = NULL;
     nbl_status status = NBL_OK;
@@ -55,9 +55,9 @@ nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_se
     p->modules = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->modules);
     NBL_GO(p->folder && p->modules ? NBL_OK : NBL_ERROR_MEMORY);
     NBL_GO(nbl__peft_rules_make(ctx, where, &p->settings, &p->rules));
-    NBL_GO(check_names(p, "lora_target_modules", &settings->target.list, places, count));
-    NBL_GO(check_names(p, "lora_modules_to_save", &settings->modules_to_save, places, count));
-    for (int64_t i = 0; i < count; i++) NBL_GO(choose_module(p, &places[i]));
+    NBL_GO(check_names(p, "lora_target_modules", &settings->target.list, targets, count));
+    NBL_GO(check_names(p, "lora_modules_to_save", &settings->modules_to_save, targets, count));
+    for (int64_t i = 0; i < count; i++) NBL_GO(choose_module(p, &targets[i]));
     if (p->module_count == 0) {
         status = nbl__fail(ctx, NBL_ERROR_NOT_FOUND, "%s: no module of this model is adapted", where);
         goto done;

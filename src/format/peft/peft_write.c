@@ -30,8 +30,8 @@ static nbl_status declare(plan *p, const char *path, const char *ending, const n
 static nbl_status declare_all(plan *p)
 {
     const nbl__peft_description *d = p->description;
-    size_t most = (size_t)(4 * d->module_count + d->replacement_count);
-    p->tensors = nbl__arena_alloc(&p->arena, most * sizeof *p->tensors);
+    size_t max = (size_t)(4 * d->module_count + d->replacement_count);
+    p->tensors = nbl__arena_alloc(&p->arena, max * sizeof *p->tensors);
     if (p->tensors == NULL) return NBL_ERROR_MEMORY;
     for (int64_t i = 0; i < d->module_count; i++) {
         const nbl__peft_new_module *m = &d->modules[i];

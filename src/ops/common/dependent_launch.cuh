@@ -2,17 +2,17 @@
  *
  * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
  * the one before it, is started, and finds memory idle. A kernel whose first parameter is `early` may be started by
- * launch_early as soon as every block of its predecessor has called others_may_begin() or left. Until it calls
- * wait_for_others() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
+ * launch_dependent as soon as every block of its predecessor has called allow_dependent_launch() or left. Until it calls
+ * wait_for_previous_kernel() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
  * After that everything before it in the stream is done and visible; loads of it must not go through the read-only path
  * (no __ldg, no const __restrict__), which may hold what was there before.
  *
- * Every thread of every block must call wait_for_others(), also in blocks that have nothing to do: a kernel that ends
+ * Every thread of every block must call wait_for_previous_kernel(), also in blocks that have nothing to do: a kernel that ends
  * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter
  * is what keeps kernels that do not wait from being launched so. (The product of hopper.h waits as well; its host's
  * part makes the launch itself.) */
-#ifndef NBL_CUDA_EARLY_CUH
-#define NBL_CUDA_EARLY_CUH
+#ifndef NBL_CUDA_DEPENDENT_LAUNCH_CUH
+#define NBL_CUDA_DEPENDENT_LAUNCH_CUH
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -20,17 +20,17 @@
 namespace nbl_cuda
 {
 
-struct early {
+struct dependent {
     int unused;
 };
 
-__device__ inline void wait_for_others()
+__device__ inline void wait_for_previous_kernel()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ inline void others_may_begin()
+__device__ inline void allow_dependent_launch()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -51,7 +51,7 @@ __device__ inline uint4 read_written(const void *from)
 /* Errors are for cudaGetLastError, as with <<<>>>. `cluster`: blocks of grid.x that share their memory. Before compute
  * capability 9.0 it is a launch like any other. */
 template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline void launch_early(void (*kernel)(early, PARAMETERS...), dim3 grid, unsigned threads,
+static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), dim3 grid, unsigned threads,
                                 size_t shared, unsigned cluster, cudaStream_t stream, ARGUMENTS... arguments)
 {
     int device = 0, major = 0;
@@ -75,7 +75,7 @@ static inline void launch_early(void (*kernel)(early, PARAMETERS...), dim3 grid,
         it->val.clusterDim.x = cluster;
         it->val.clusterDim.y = it->val.clusterDim.z = 1;
     }
-    early first = {0};
+    dependent first = {0};
     cudaLaunchKernelEx(&config, kernel, first, static_cast<PARAMETERS>(arguments)...);
 }
 

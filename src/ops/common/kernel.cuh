@@ -77,10 +77,10 @@ __device__ inline float warp_max(float x)
 }
 
 /* Writes down what is wrong, if nothing was before. */
-__device__ inline void report_fault(nbl__cuda_fault *fault, int kind, int64_t place, int64_t value)
+__device__ inline void report_fault(nbl__cuda_fault *fault, int kind, int64_t index, int64_t value)
 {
     if (atomicCAS_system(&fault->kind, 0, kind) != 0) return;
-    fault->place = place;
+    fault->index = index;
     fault->value = value;
     __threadfence_system();
 }

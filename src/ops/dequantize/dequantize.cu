@@ -131,7 +131,7 @@ template <typename T> struct tile_of {
 /* 4-bit: elements [begin, begin + count) to out[0 ...], warp by warp; begin is a multiple of 32. A grid of all tiles is
  * fastest; from a smaller one the warps go on to further tiles, whose codes they load before they write. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant__ packed p, int64_t begin,
+__global__ void __launch_bounds__(THREADS, 6) dequantize_tiles(const __grid_constant__ packed p, int64_t begin,
                                                            int64_t count, int64_t tiles, T *__restrict__ out)
 {
     typedef tile_of<T> part;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(THREADS, 6) decode_tiles(const __grid_constant
 /* int8: rows, a multiple of 8 long, `row_tiles` tiles each, to out[0 ...]. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 8)
-    decode_rows(const __grid_constant__ packed p, int64_t begin, int64_t row_tiles, int64_t tiles,
+    dequantize_rows(const __grid_constant__ packed p, int64_t begin, int64_t row_tiles, int64_t tiles,
                 T *__restrict__ out)
 {
     typedef chunk<T, true> piece;
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS, 8)
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    decode_any(const __grid_constant__ packed p, int64_t begin, int64_t count, T *__restrict__ out)
+    dequantize_any(const __grid_constant__ packed p, int64_t begin, int64_t count, T *__restrict__ out)
 {
     int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += stride)
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(THREADS)
  * a row of the output can be stored at once. */
 template <typename T, bool INT8>
 __global__ void __launch_bounds__(THREADS)
-    decode_transposed(const __grid_constant__ packed p, int64_t row_begin, int64_t rows,
+    dequantize_transposed(const __grid_constant__ packed p, int64_t row_begin, int64_t rows,
                       int64_t column_squares, bool by_words, bool by_vectors, T *__restrict__ out)
 {
     constexpr int PAD = 4 / sizeof(T), COUNT = 16 / sizeof(T), CHUNKS = SQUARE / COUNT;
@@ -264,18 +264,18 @@ void launch(const packed &p, int64_t row_begin, int64_t rows, bool transpose, T 
         bool by_words = shifts_only(p) && p.columns % 8 == 0 && aligned(p.codes, INT8 ? 8 : 4);
         bool by_vectors = rows % COUNT == 0 && aligned(out, 16);
         int64_t column_squares = nbl__ceil_div(p.columns, SQUARE), squares = nbl__ceil_div(rows, SQUARE);
-        decode_transposed<T, INT8><<<static_cast<unsigned>(column_squares * squares), THREADS, 0, stream>>>(
+        dequantize_transposed<T, INT8><<<static_cast<unsigned>(column_squares * squares), THREADS, 0, stream>>>(
             p, row_begin, rows, column_squares, by_words, by_vectors, out);
     } else if (shifts_only(p) && aligned(out, 16) && aligned(p.codes, 8) &&
                (INT8 ? p.columns % 8 == 0 : begin % 32 == 0)) {
         int64_t row_tiles = nbl__ceil_div(p.columns, 32 * COUNT * ROW_STEPS);
         int64_t tiles = INT8 ? rows * row_tiles : nbl__ceil_div(count, tile_of<T>::TILE);
         unsigned blocks = static_cast<unsigned>(nbl__min_i64(nbl__ceil_div(tiles, WARPS), INT32_MAX));
-        if constexpr (INT8) decode_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
-        else decode_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
+        if constexpr (INT8) dequantize_rows<T><<<blocks, THREADS, 0, stream>>>(p, begin, row_tiles, tiles, out);
+        else dequantize_tiles<T><<<blocks, THREADS, 0, stream>>>(p, begin, count, tiles, out);
     } else {
         int64_t blocks = nbl__min_i64(nbl__ceil_div(count, THREADS), 1 << 16);
-        decode_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
+        dequantize_any<T><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, begin, count, out);
     }
 }
 

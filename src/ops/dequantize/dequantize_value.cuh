@@ -4,8 +4,8 @@
  * The rules are those of docs/NUMERICS.md, and the bits are those of the CPU, also of NaN: a GPU's product makes every
  * NaN 0x7fffffff, an x86 keeps the operand's bits, or makes 0xffc00000 of 0 * infinity. The functions with x86 in their
  * name follow the latter; where every scale is finite no NaN can arise, and kernels use plain products. */
-#ifndef NBL_CUDA_DECODE_CUH
-#define NBL_CUDA_DECODE_CUH
+#ifndef NBL_CUDA_DEQUANTIZE_VALUE_CUH
+#define NBL_CUDA_DEQUANTIZE_VALUE_CUH
 
 #include <assert.h>
 #include <cuda_bf16.h>

@@ -44,10 +44,10 @@ NBL_TARGET_AVX2 static bool finite_avx2(nbl_dtype dtype, const uint8_t *values, 
 {
     bool wide = dtype == NBL_DTYPE_F32;
     int64_t step = wide ? 8 : 16, i = 0;
-    uint32_t most = largest_bits(dtype);
+    uint32_t max = largest_bits(dtype);
     __m256i bad = _mm256_setzero_si256(),
             sign = wide ? _mm256_set1_epi32(0x7fffffff) : _mm256_set1_epi16(0x7fff);
-    __m256i limit = wide ? _mm256_set1_epi32((int)most) : _mm256_set1_epi16((short)most);
+    __m256i limit = wide ? _mm256_set1_epi32((int)max) : _mm256_set1_epi16((short)max);
     for (; i + step <= n; i += step) {
         const uint8_t *at = values + i * (wide ? 4 : 2);
         __m256i bits = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)at), sign);
@@ -61,7 +61,7 @@ NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *valu
 {
     bool wide = dtype == NBL_DTYPE_F32;
     int64_t step = wide ? 16 : 32, i = 0;
-    uint32_t most = largest_bits(dtype);
+    uint32_t max = largest_bits(dtype);
     __m512i largest = _mm512_setzero_si512();
     __m512i sign = wide ? _mm512_set1_epi32(0x7fffffff) : _mm512_set1_epi16(0x7fff);
     for (; i + step <= n; i += step) {
@@ -69,8 +69,8 @@ NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *valu
         largest = wide ? _mm512_max_epu32(largest, bits) : _mm512_max_epu16(largest, bits);
     }
     *done = i;
-    return wide ? _mm512_cmpgt_epu32_mask(largest, _mm512_set1_epi32((int)most)) == 0
-                : _mm512_cmpgt_epu16_mask(largest, _mm512_set1_epi16((short)most)) == 0;
+    return wide ? _mm512_cmpgt_epu32_mask(largest, _mm512_set1_epi32((int)max)) == 0
+                : _mm512_cmpgt_epu16_mask(largest, _mm512_set1_epi16((short)max)) == 0;
 }
 
 #endif

@@ -122,7 +122,7 @@ nbl_status run_cast_backward(const nbl__call *call, const void *arguments)
 
 /* ---- check_finite: each block leaves the first place and the count of its part, one block puts them together ---- */
 
-enum { MOST_PARTS = 1024, LOADS = 4, SEARCHED = LOADS * SPAN };
+enum { MAX_PARTS = 1024, LOADS = 4, SEARCHED = LOADS * SPAN };
 
 struct part {
     long long first, count; /* first: n when there is none */
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(THREADS)
 int parts_of(const nbl__finite *a)
 {
     int64_t blocks = (nbl__tensor_elements(&a->x) + SEARCHED - 1) / SEARCHED;
-    return blocks < MOST_PARTS ? (int)blocks : MOST_PARTS;
+    return blocks < MAX_PARTS ? (int)blocks : MAX_PARTS;
 }
 
 size_t finite_scratch(const nbl_context *, const void *arguments)

@@ -8,9 +8,9 @@
 
 #include <cuda_runtime_api.h>
 
-struct nbl__cuda_aside {
+struct nbl__cuda_offload {
     cudaStream_t stream;
-    cudaEvent_t before, done[NBL_ASIDE_SLOTS];
+    cudaEvent_t before, done[NBL_OFFLOAD_SLOTS];
 };
 
 static nbl_status check(nbl__cuda *cuda, cudaError_t error)
@@ -21,68 +21,70 @@ static nbl_status check(nbl__cuda *cuda, cudaError_t error)
                      cuda->index, cudaGetErrorString(error));
 }
 
-nbl_status nbl__cuda_aside_open(nbl__cuda *cuda)
+nbl_status nbl__cuda_offload_open(nbl__cuda *cuda)
 {
-    if (cuda->aside) return NBL_OK;
-    struct nbl__cuda_aside *aside = nbl__alloc(cuda->ctx, sizeof *aside);
-    if (aside == NULL) return NBL_ERROR_MEMORY;
-    cuda->aside = aside;
+    if (cuda->offload) return NBL_OK;
+    struct nbl__cuda_offload *offload = nbl__alloc(cuda->ctx, sizeof *offload);
+    if (offload == NULL) return NBL_ERROR_MEMORY;
+    cuda->offload = offload;
     cudaError_t error = cudaSetDevice(cuda->index);
-    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&aside->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&aside->before, cudaEventDisableTiming);
-    for (int i = 0; i < NBL_ASIDE_SLOTS && error == cudaSuccess; i++)
-        error = cudaEventCreateWithFlags(&aside->done[i], cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&offload->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&offload->before, cudaEventDisableTiming);
+    for (int i = 0; i < NBL_OFFLOAD_SLOTS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&offload->done[i], cudaEventDisableTiming);
     return check(cuda, error);
 }
 
-void nbl__cuda_aside_close(nbl__cuda *cuda)
+void nbl__cuda_offload_close(nbl__cuda *cuda)
 {
-    struct nbl__cuda_aside *aside = cuda->aside;
-    if (aside == NULL) return;
-    if (aside->stream) cudaStreamDestroy(aside->stream);
-    if (aside->before) cudaEventDestroy(aside->before);
-    for (int i = 0; i < NBL_ASIDE_SLOTS; i++)
-        if (aside->done[i]) cudaEventDestroy(aside->done[i]);
-    nbl__free(cuda->ctx, aside, sizeof *aside);
-    cuda->aside = NULL;
+    struct nbl__cuda_offload *offload = cuda->offload;
+    if (offload == NULL) return;
+    if (offload->stream) cudaStreamDestroy(offload->stream);
+    if (offload->before) cudaEventDestroy(offload->before);
+    for (int i = 0; i < NBL_OFFLOAD_SLOTS; i++)
+        if (offload->done[i]) cudaEventDestroy(offload->done[i]);
+    nbl__free(cuda->ctx, offload, sizeof *offload);
+    cuda->offload = NULL;
 }
 
 static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, size_t bytes,
                        enum cudaMemcpyKind kind)
 {
-    struct nbl__cuda_aside *aside = cuda->aside;
-    cudaError_t error = cudaEventRecord(aside->before, cuda->stream);
-    if (error == cudaSuccess) error = cudaStreamWaitEvent(aside->stream, aside->before, 0);
-    if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, aside->stream);
-    if (error == cudaSuccess) error = cudaEventRecord(aside->done[slot], aside->stream);
+    struct nbl__cuda_offload *offload = cuda->offload;
+    cudaError_t error = cudaEventRecord(offload->before, cuda->stream);
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(offload->stream, offload->before, 0);
+    if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, offload->stream);
+    if (error == cudaSuccess) error = cudaEventRecord(offload->done[slot], offload->stream);
     return check(cuda, error);
 }
 
 static nbl_status run(const nbl__call *call, const void *arguments)
 {
-    const nbl__aside *a = arguments;
+    const nbl__offload_copy *a = arguments;
     nbl__cuda *cuda = call->cuda;
     switch (a->what) {
-    case NBL_ASIDE_PUT:
-        return copy(cuda, a->slot, a->host, a->x.data, nbl__aside_bytes(&a->x), cudaMemcpyDeviceToHost);
-    case NBL_ASIDE_GET:
-        return copy(cuda, a->slot, a->y.data, a->host, nbl__aside_bytes(&a->y), cudaMemcpyHostToDevice);
-    default: return check(cuda, cudaStreamWaitEvent(cuda->stream, cuda->aside->done[a->slot], 0));
+    case NBL_OFFLOAD_STORE:
+        return copy(cuda, a->slot, a->host, a->x.data, nbl__offload_copy_bytes(&a->x),
+                    cudaMemcpyDeviceToHost);
+    case NBL_OFFLOAD_LOAD:
+        return copy(cuda, a->slot, a->y.data, a->host, nbl__offload_copy_bytes(&a->y),
+                    cudaMemcpyHostToDevice);
+    default: return check(cuda, cudaStreamWaitEvent(cuda->stream, cuda->offload->done[a->slot], 0));
     }
 }
 
-extern const nbl__impl nbl__aside_cuda;
-const nbl__impl nbl__aside_cuda = {"aside_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
+extern const nbl__impl nbl__offload_copy_cuda;
+const nbl__impl nbl__offload_copy_cuda = {"aside_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
 
 #else
 
-nbl_status nbl__cuda_aside_open(nbl__cuda *cuda)
+nbl_status nbl__cuda_offload_open(nbl__cuda *cuda)
 {
     (void)cuda;
     return NBL_ERROR_INTERNAL;
 }
 
-void nbl__cuda_aside_close(nbl__cuda *cuda)
+void nbl__cuda_offload_close(nbl__cuda *cuda)
 {
     (void)cuda;
 }

@@ -73,7 +73,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) look_up_
 }
 
 /* RUN elements from the i-th, a multiple of RUN, of a 4-bit or 8-bit weight. `table` is in shared memory. */
-__device__ inline void decode_run(const packed &p, const float *table, int64_t i, float (&values)[RUN])
+__device__ inline void dequantize_run(const packed &p, const float *table, int64_t i, float (&values)[RUN])
 {
     if (p.kind == SCALES_ROWS) {
         uint2 words = *reinterpret_cast<const uint2 *>(p.codes + i);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS) look_up_packed(look_up a, const __gri
     for (int64_t k = threadIdx.x * N; k < a.columns; k += THREADS * N) {
         float values[N] = {};
         if constexpr (N == RUN) {
-            if (row >= 0) decode_run(p, table, row * a.columns + k, values);
+            if (row >= 0) dequantize_run(p, table, row * a.columns + k, values);
         } else if (row >= 0) values[0] = value_at(p, row * a.columns + k);
         store_scaled<T, N>(y + k, values, a.scale);
     }
@@ -167,7 +167,7 @@ struct collect {
     bool accumulate;
 };
 
-__global__ void __launch_bounds__(THREADS) note_places(collect a)
+__global__ void __launch_bounds__(THREADS) sort_ids(collect a)
 {
     int64_t token = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (token >= a.tokens) return;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(THREADS) note_places(collect a)
 
 /* The places from `begin` on, up to THREADS of them, that have this id: in order, to `found`; returns how
  * many. */
-__device__ inline int find_places(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
+__device__ inline int find_rows(const collect &a, int64_t begin, int64_t end, int32_t id, int *found)
 {
     __shared__ int counts[THREADS / 32];
     int64_t token = begin + threadIdx.x;
@@ -212,7 +212,7 @@ template <typename T, int N> __global__ void __launch_bounds__(THREADS) sum_rows
     int64_t end = NEVER - a.last[id] + 1;
     float sum[N] = {};
     for (int64_t begin = token; begin < end; begin += THREADS) {
-        int count = find_places(a, begin, end, id, found);
+        int count = find_rows(a, begin, end, id, found);
         if (column >= a.columns) continue;
 #pragma unroll 4
         for (int i = 0; i < count; i++) {
@@ -256,7 +256,7 @@ nbl_status run_backward(const nbl__call *call, const void *arguments)
         cudaMemsetAsync(c.dw, 0, static_cast<size_t>(c.vocabulary * c.columns) * sizeof(float), stream);
     if (c.tokens == 0 || c.columns == 0) return launched(call);
     cudaMemsetAsync(c.first, NEVER_BYTE, bytes, stream);
-    note_places<<<static_cast<unsigned>(ceil_div(c.tokens, THREADS)), THREADS, 0, stream>>>(c);
+    sort_ids<<<static_cast<unsigned>(ceil_div(c.tokens, THREADS)), THREADS, 0, stream>>>(c);
     if (c.dw == nullptr) return launched(call);
     bool runs = c.columns % RUN == 0 && is_aligned(c.dy, 16) && is_aligned(c.dw, 16);
     dim3 grid(static_cast<unsigned>(c.tokens),

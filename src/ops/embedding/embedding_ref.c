@@ -15,7 +15,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
             int64_t i = ids[t] * columns + k;
             uint32_t word;
             float value;
-            nbl__decode(NBL_ISA_SCALAR, &a->w, i, i + 1, a->dtype, &word, false);
+            nbl__dequantize(NBL_ISA_SCALAR, &a->w, i, i + 1, a->dtype, &word, false);
             nbl__to_f32(NBL_ISA_SCALAR, a->dtype, &word, &value, 1);
             nbl__ref_set(&a->y, t * columns + k, (double)value * scale);
         }

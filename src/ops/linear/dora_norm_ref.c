@@ -15,7 +15,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
             uint32_t word;
             float w;
             double delta = 0;
-            nbl__decode(NBL_ISA_SCALAR, &a->w, n * in + k, n * in + k + 1, a->dtype, &word, false);
+            nbl__dequantize(NBL_ISA_SCALAR, &a->w, n * in + k, n * in + k + 1, a->dtype, &word, false);
             nbl__to_f32(NBL_ISA_SCALAR, a->dtype, &word, &w, 1);
             for (int64_t r = 0; r < rank; r++)
                 delta += nbl__ref_get(&a->lora_b, n * rank + r) * nbl__ref_get(&a->lora_a, r * in + k);

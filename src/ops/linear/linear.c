@@ -154,7 +154,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear, first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
-    NBL_ATTR(nbl__linear, decoded, "decoded", FLAG, 0),
+    NBL_ATTR(nbl__linear, dequantized, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear, accumulate, "accumulate", FLAG, 0),
     {0},

@@ -40,7 +40,7 @@ static inline int64_t nbl__linear_rank(const nbl__linear *a)
 /* Does forward multiply as LLM.int8? */
 static inline bool nbl__linear_by_codes(const nbl__linear *a)
 {
-    return a->w.format == NBL_FORMAT_INT8 && !a->decoded;
+    return a->w.format == NBL_FORMAT_INT8 && !a->dequantized;
 }
 
 /* The seed of mask number `index` where one attribute `seed` serves several; number 0 keeps it. */

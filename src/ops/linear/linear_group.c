@@ -3,7 +3,7 @@
 
 #include "ops/families.h"
 
-void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_GROUP_MOST])
+void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_MAX_GROUP])
 {
     const nbl__linear *first = &group->members[0];
     for (int i = 0; i < group->count; i++) {
@@ -16,7 +16,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         members[i].seed = nbl__dropout_seed(first->seed, i);
         members[i].first_row = first->first_row;
         members[i].threshold = first->threshold;
-        members[i].decoded = first->decoded;
+        members[i].dequantized = first->dequantized;
         members[i].train_w = first->train_w;
         members[i].accumulate = first->accumulate;
     }
@@ -35,7 +35,7 @@ static const char *stray_of(const nbl__linear *a)
 static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_group *group)
 {
     group->count = 0;
-    for (int i = 0; i < NBL_GROUP_MOST; i++) {
+    for (int i = 0; i < NBL_MAX_GROUP; i++) {
         const nbl__linear *a = &group->members[i];
         const char *stray = a->w.rank == 0 ? stray_of(a) : NULL;
         NBL_CHECK(ctx, stray == NULL, NBL_ERROR_ARGUMENT, "%s: %s%d without w%d", op, stray, i, i);
@@ -47,15 +47,15 @@ static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_gr
     return NBL_OK;
 }
 
-static const char *const parts[NBL_GROUP_MOST] = {"0", "1", "2", "3"};
+static const char *const parts[NBL_MAX_GROUP] = {"0", "1", "2", "3"};
 
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)
 {
     nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     NBL_TRY(count_members(ctx, "linear_group", group));
     nbl__linear_group_spread(group, members);
-    for (int i = 0; i < NBL_GROUP_MOST; i++) {
+    for (int i = 0; i < NBL_MAX_GROUP; i++) {
         nbl__output_none(&group->members[i].y);
         if (i >= group->count) continue;
         NBL_TRY(nbl__linear_infer(ctx, "linear_group", parts[i], &members[i]));
@@ -68,10 +68,10 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 {
     static const char op[] = "linear_group_backward";
     nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     NBL_TRY(count_members(ctx, op, group));
     nbl__linear_group_spread(group, members);
-    for (int i = 0; i < NBL_GROUP_MOST; i++) {
+    for (int i = 0; i < NBL_MAX_GROUP; i++) {
         nbl__linear *a = &group->members[i];
         nbl__output_none(&a->dbias);
         nbl__output_none(&a->dlora_a);
@@ -120,7 +120,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
     NBL_ATTR(nbl__linear_group, members[0].first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
-    NBL_ATTR(nbl__linear_group, members[0].decoded, "decoded", FLAG, 0),
+    NBL_ATTR(nbl__linear_group, members[0].dequantized, "decoded", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__linear_group, members[0].accumulate, "accumulate", FLAG, 0),
     {0},

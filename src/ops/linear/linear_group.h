@@ -9,17 +9,17 @@
 
 #include "ops/linear/linear.h"
 
-enum { NBL_GROUP_MOST = 4 };
+enum { NBL_MAX_GROUP = 4 };
 
 typedef struct nbl__linear_group {
     int count; /* set by infer */
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
 } nbl__linear_group;
 
 extern const nbl__impl nbl__linear_group_cpu, nbl__linear_group_backward_cpu;
 extern const nbl__impl nbl__linear_group_ref, nbl__linear_group_backward_ref;
 
 /* The members as layers of their own: with the shared arguments in each. */
-void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_GROUP_MOST]);
+void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear members[NBL_MAX_GROUP]);
 
 #endif

@@ -22,14 +22,14 @@ static scratch layout(const nbl__linear_group *group, bool backward, uint8_t *ba
 static size_t scratch_of(const nbl_context *ctx, const nbl__linear_group *group, const nbl__impl *impl,
                          bool backward)
 {
-    nbl__linear members[NBL_GROUP_MOST];
-    size_t most = 0;
+    nbl__linear members[NBL_MAX_GROUP];
+    size_t max = 0;
     nbl__linear_group_spread(group, members);
     for (int i = 0; i < group->count; i++) {
         size_t bytes = impl->scratch(ctx, &members[i]);
-        if (bytes > most) most = bytes;
+        if (bytes > max) max = bytes;
     }
-    return layout(group, backward, NULL).used + most;
+    return layout(group, backward, NULL).used + max;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -45,7 +45,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
     for (int i = 0; i < group->count; i++) NBL_TRY(nbl__linear_ref.run(call, &members[i]));
     return NBL_OK;
@@ -54,7 +54,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     scratch s = layout(group, true, call->scratch);
     nbl__call inner = *call;
     const nbl_tensor *dx = &group->members[0].dx;

@@ -61,7 +61,7 @@ static void weight_row(const nbl__linear *a, int64_t n, float *row)
     int64_t in = a->w.shape[1];
     for (int64_t k = 0; k < in; k++) {
         uint32_t word;
-        nbl__decode(NBL_ISA_SCALAR, &a->w, n * in + k, n * in + k + 1, a->dtype, &word, false);
+        nbl__dequantize(NBL_ISA_SCALAR, &a->w, n * in + k, n * in + k + 1, a->dtype, &word, false);
         nbl__to_f32(NBL_ISA_SCALAR, a->dtype, &word, &row[k], 1);
     }
 }

@@ -22,7 +22,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
         parts[p].seed = nbl__dropout_seed(a->gate.seed, p);
         parts[p].first_row = a->gate.first_row;
         parts[p].threshold = a->gate.threshold;
-        parts[p].decoded = a->gate.decoded;
+        parts[p].dequantized = a->gate.dequantized;
         parts[p].train_w = a->gate.train_w;
         parts[p].accumulate = a->gate.accumulate;
     }
@@ -150,7 +150,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
     NBL_ATTR(nbl__mlp, gate.first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
-    NBL_ATTR(nbl__mlp, gate.decoded, "decoded", FLAG, 0),
+    NBL_ATTR(nbl__mlp, gate.dequantized, "decoded", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__mlp, gate.accumulate, "accumulate", FLAG, 0),
     NBL_ATTR(nbl__mlp, keep, "keep", FLAG, 0),

@@ -57,15 +57,15 @@ static size_t scratch_of(const nbl_context *ctx, const nbl__mlp *a, bool backwar
 {
     nbl__linear parts[NBL_MLP_PARTS];
     scratch s = layout(a, backward, NULL);
-    size_t most = 0;
+    size_t max = 0;
     parts_of(a, 0, &s, parts);
     for (int p = 0; p < NBL_MLP_PARTS; p++) {
         size_t forward = nbl__linear_ref.scratch(ctx, &parts[p]);
         size_t back = backward ? nbl__linear_backward_ref.scratch(ctx, &parts[p]) : 0;
-        if (forward > most) most = forward;
-        if (back > most) most = back;
+        if (forward > max) max = forward;
+        if (back > max) max = back;
     }
-    return s.used + most;
+    return s.used + max;
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)

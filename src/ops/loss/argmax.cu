@@ -17,35 +17,35 @@ constexpr int THREADS = 1024, EACH = 8;
 
 struct found {
     float highest;
-    int best, strange; /* strange: INT32_MAX when there is none */
+    int best, non_finite; /* strange: INT32_MAX when there is none */
 };
 
 __device__ inline found join(const found &a, const found &b)
 {
     bool other = b.highest > a.highest || (b.highest == a.highest && b.best < a.best);
-    return {other ? b.highest : a.highest, other ? b.best : a.best, min(a.strange, b.strange)};
+    return {other ? b.highest : a.highest, other ? b.best : a.best, min(a.non_finite, b.non_finite)};
 }
 __device__ inline void look_at(found &it, float x, int at)
 {
-    if (!(x * 0.0f == 0.0f)) it.strange = min(it.strange, at);
+    if (!(x * 0.0f == 0.0f)) it.non_finite = min(it.non_finite, at);
     if (x > it.highest) it.highest = x, it.best = at;
 }
 __device__ inline found join_warp(found it)
 {
     for (int i = 16; i > 0; i /= 2)
         it = join(it, {__shfl_xor_sync(WARP, it.highest, i), __shfl_xor_sync(WARP, it.best, i),
-                       __shfl_xor_sync(WARP, it.strange, i)});
+                       __shfl_xor_sync(WARP, it.non_finite, i)});
     return it;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    argmax_kernel(early, const void *x, int columns, bool wide, int32_t *best, int32_t *strange)
+    argmax_kernel(dependent, const void *x, int columns, bool wide, int32_t *best, int32_t *non_finite)
 {
     constexpr int N = pack<T>::COUNT;
     __shared__ found warps[THREADS / 32];
-    others_may_begin();
-    wait_for_others();
+    allow_dependent_launch();
+    wait_for_previous_kernel();
     const T *row = static_cast<const T *>(x) + static_cast<int64_t>(blockIdx.x) * columns;
     found it = {-INFINITY, INT32_MAX, INT32_MAX};
     int packs = wide ? columns / N : 0;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS)
     it = join_warp(warps[threadIdx.x]);
     if (threadIdx.x != 0) return;
     best[blockIdx.x] = it.best == INT32_MAX ? 0 : it.best;
-    strange[blockIdx.x] = it.strange == INT32_MAX ? -1 : it.strange;
+    non_finite[blockIdx.x] = it.non_finite == INT32_MAX ? -1 : it.non_finite;
 }
 
 nbl_status run(const nbl__call *call, const void *arguments)
@@ -83,9 +83,9 @@ nbl_status run(const nbl__call *call, const void *arguments)
                 (rows == 1 || columns * static_cast<int64_t>(nbl__size_of(a->x.dtype)) % 16 == 0);
     if (rows == 0) return NBL_OK;
     NBL_BY_DTYPE(a->x.dtype, T,
-                 launch_early(argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), THREADS, 0, 1,
+                 launch_dependent(argmax_kernel<T>, dim3(static_cast<unsigned>(rows)), THREADS, 0, 1,
                               stream_of(call), a->x.data, static_cast<int>(columns), wide,
-                              static_cast<int32_t *>(a->best.data), static_cast<int32_t *>(a->strange.data)));
+                              static_cast<int32_t *>(a->best.data), static_cast<int32_t *>(a->non_finite.data)));
     return launched(call);
 }
 

@@ -10,8 +10,8 @@
 #include "ops/ops.h"
 
 typedef struct nbl__argmax {
-    nbl_tensor x;             /* [rows …, columns], f32, f16 or bf16; up to 2³¹ - 1 columns */
-    nbl_tensor best, strange; /* i32 [rows] */
+    nbl_tensor x;                /* [rows …, columns], f32, f16 or bf16; up to 2³¹ - 1 columns */
+    nbl_tensor best, non_finite; /* i32 [rows] */
 } nbl__argmax;
 
 #endif

@@ -55,8 +55,8 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__cros
               "%s: denominator %g is not a positive number or 0", op, (double)a->denominator);
     NBL_CHECK(ctx, a->denominator == 0 || a->reduction == NBL_REDUCTION_MEAN, NBL_ERROR_ARGUMENT,
               "%s: a denominator without the reduction mean", op);
-    NBL_CHECK(ctx, !a->early || (a->reduction == NBL_REDUCTION_MEAN && !a->train_w), NBL_ERROR_ARGUMENT,
-              "%s: early is for the reduction mean and a w that is not trained", op);
+    NBL_CHECK(ctx, !a->grad_in_forward || (a->reduction == NBL_REDUCTION_MEAN && !a->train_w),
+              NBL_ERROR_ARGUMENT, "%s: early is for the reduction mean and a w that is not trained", op);
     return NBL_OK;
 }
 
@@ -73,8 +73,8 @@ static nbl_status infer_forward(nbl_context *ctx, void *arguments)
     else like_labels(a, &a->loss);
     like_labels(a, &a->logprobs);
     nbl__output_vector(&a->lse, NBL_DTYPE_F32, 2, 2, nbl__tensor_rows(&a->x));
-    if (a->early) nbl__output_like(&a->dx_early, &a->x, nbl__last(&a->x), NBL_DTYPE_F32);
-    else nbl__output_none(&a->dx_early);
+    if (a->grad_in_forward) nbl__output_like(&a->dx_in_forward, &a->x, nbl__last(&a->x), NBL_DTYPE_F32);
+    else nbl__output_none(&a->dx_in_forward);
     return NBL_OK;
 }
 
@@ -84,9 +84,9 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     nbl__cross_entropy *a = arguments;
     NBL_TRY(check_inputs(ctx, op, a));
     NBL_TRY(nbl__check_dtype(ctx, op, "dloss", &a->dloss, NBL_DTYPE_F32));
-    if (a->early) {
-        NBL_TRY(nbl__check_dtype(ctx, op, "dx_early", &a->dx_early, NBL_DTYPE_F32));
-        NBL_TRY(nbl__check_dims(ctx, op, "dx_early", &a->dx_early, a->x.rank, a->x.shape));
+    if (a->grad_in_forward) {
+        NBL_TRY(nbl__check_dtype(ctx, op, "dx_early", &a->dx_in_forward, NBL_DTYPE_F32));
+        NBL_TRY(nbl__check_dims(ctx, op, "dx_early", &a->dx_in_forward, a->x.rank, a->x.shape));
     }
     bool one = a->reduction == NBL_REDUCTION_MEAN && a->dloss.rank == 0; /* a scalar is [1] */
     if (a->reduction == NBL_REDUCTION_NONE)
@@ -106,7 +106,7 @@ static const nbl__slot slots[] = {
     NBL_SLOT(nbl__cross_entropy, loss, "loss", OUTPUT, NULL),
     NBL_SLOT(nbl__cross_entropy, logprobs, "logprobs", OUTPUT, NULL),
     NBL_KEPT(nbl__cross_entropy, lse, "lse", SAVED),
-    NBL_SAVED_WHEN(nbl__cross_entropy, dx_early, "dx_early", "early"),
+    NBL_SAVED_WHEN(nbl__cross_entropy, dx_in_forward, "dx_early", "early"),
     NBL_SLOT(nbl__cross_entropy, dloss, "dloss", COTANGENT, "loss"),
     NBL_SLOT(nbl__cross_entropy, dx, "dx", GRADIENT, "x"),
     NBL_SLOT(nbl__cross_entropy, dw, "dw", GRADIENT, "w"),
@@ -120,7 +120,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__cross_entropy, train_w, "train_w", FLAG, 0),
     NBL_ATTR(nbl__cross_entropy, denominator, "denominator", FLOAT, 0),
     NBL_ATTR(nbl__cross_entropy, accumulate, "accumulate", FLAG, 0),
-    NBL_ATTR(nbl__cross_entropy, early, "early", FLAG, 0),
+    NBL_ATTR(nbl__cross_entropy, grad_in_forward, "early", FLAG, 0),
     {0},
 };
 static const nbl__impl *const forward_impls[] = {&nbl__cross_entropy_cpu, &nbl__cross_entropy_ref, NULL};

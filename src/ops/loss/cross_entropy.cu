@@ -123,7 +123,7 @@ size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
     pass p;
-    return a->early ? 0 : layout(ctx, a, true, nullptr, &p);
+    return a->grad_in_forward ? 0 : layout(ctx, a, true, nullptr, &p);
 }
 
 /* ---- products ---- */
@@ -143,15 +143,15 @@ nbl_status cast(const nbl__call *call, nbl_dtype from, const void *x, nbl_dtype 
 }
 
 /* Rows [begin, begin + count) of W in the compute dtype. */
-nbl_status decode(const nbl__call *call, const pass *p, int64_t begin, int64_t count)
+nbl_status dequantize(const nbl__call *call, const pass *p, int64_t begin, int64_t count)
 {
     const nbl_weight *w = &p->a->w;
     if (w->format != NBL_FORMAT_DENSE)
-        return nbl__cuda_dequantize(call->ctx, w, begin, begin + count, p->a->dtype, 0, p->decoded,
+        return nbl__cuda_dequantize(call->ctx, w, begin, begin + count, p->a->dtype, 0, p->dequantized,
                                     call->cuda->stream);
     const uint8_t *from = static_cast<const uint8_t *>(w->data) +
                           static_cast<size_t>(begin * p->hidden) * nbl__size_of(w->dtype);
-    return cast(call, w->dtype, from, p->a->dtype, p->decoded, count * p->hidden);
+    return cast(call, w->dtype, from, p->a->dtype, p->dequantized, count * p->hidden);
 }
 
 /* Calls product(w, begin, count) for each range of W's rows. */
@@ -159,11 +159,11 @@ template <typename F> nbl_status for_ranges(const nbl__call *call, const pass *p
 {
     if (p->range == 0) return product(p->a->w.data, int64_t{0}, p->vocabulary);
     if (p->range == p->vocabulary)
-        return product(p->decoded, int64_t{0}, p->vocabulary); /* decoded at the beginning */
+        return product(p->dequantized, int64_t{0}, p->vocabulary); /* decoded at the beginning */
     for (int64_t begin = 0; begin < p->vocabulary; begin += p->range) {
-        int64_t count = least(p->range, p->vocabulary - begin);
-        NBL_TRY(decode(call, p, begin, count));
-        NBL_TRY(product(p->decoded, begin, count));
+        int64_t count = min_i64(p->range, p->vocabulary - begin);
+        NBL_TRY(dequantize(call, p, begin, count));
+        NBL_TRY(product(p->dequantized, begin, count));
     }
     return NBL_OK;
 }
@@ -179,7 +179,7 @@ nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int6
         g.k = p->hidden;
         g.a = x;
         g.b = w;
-        g.b_turned = true;
+        g.b_transposed = true;
         g.c = p->logits + begin;
         g.ldc = p->stride;
         g.alpha = 1;
@@ -188,18 +188,18 @@ nbl_status make_logits(const nbl__call *call, const pass *p, const void *x, int6
 }
 
 /* The same, as exponentials. */
-nbl__hopper exponentials_of(const pass *p, int64_t first, int64_t rows)
+nbl__gemm_sm90 exponentials_of(const pass *p, int64_t first, int64_t rows)
 {
     const nbl__cross_entropy *a = p->a;
-    nbl__hopper h = {};
+    nbl__gemm_sm90 h = {};
     h.dtype = h.c_dtype = NBL_DTYPE_BF16;
     h.m = rows;
     h.n = p->vocabulary;
     h.count = 1;
     h.sources[0].a = static_cast<const __nv_bfloat16 *>(a->x.data) + first * p->hidden;
-    h.sources[0].b = p->range > 0 ? static_cast<const void *>(p->decoded) : a->w.data;
+    h.sources[0].b = p->range > 0 ? static_cast<const void *>(p->dequantized) : a->w.data;
     h.sources[0].k = p->hidden;
-    h.b_turned = true;
+    h.b_transposed = true;
     h.c = p->gradient ? p->logits : nullptr;
     h.ldc = p->stride;
     h.exponentials = {p->powers + first, static_cast<const int32_t *>(a->labels.data) + first,
@@ -222,7 +222,7 @@ gradient gradient_of(const pass *p)
 nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t rows)
 {
     const nbl__cross_entropy *a = p->a;
-    bool early = p->sums, apart = needs_dx32(p, early);
+    bool grad_in_forward = p->sums, apart = needs_dx32(p, grad_in_forward);
     size_t size = nbl__size_of(p->dx->dtype);
     uint8_t *to = static_cast<uint8_t *>(p->dx->data) + static_cast<size_t>(first * p->hidden) * size;
     gradient d = gradient_of(p);
@@ -250,7 +250,7 @@ nbl_status make_dx(const nbl__call *call, const pass *p, int64_t first, int64_t 
     f.labels = static_cast<const int32_t *>(a->labels.data);
     if (p->narrow) {
         f.share = p->share;
-        f.dloss = early ? nullptr : static_cast<const float *>(a->dloss.data);
+        f.dloss = grad_in_forward ? nullptr : static_cast<const float *>(a->dloss.data);
         f.dloss_each = a->reduction == NBL_REDUCTION_NONE;
     }
     if (p->tiles) f.factors = p->factors;
@@ -268,7 +268,7 @@ nbl_status make_dw(const nbl__call *call, const pass *p, const void *x, int64_t 
     g.k = rows;
     g.a = p->logits;
     g.lda = g.dtype == NBL_DTYPE_F32 ? p->stride : 2 * p->stride;
-    g.a_turned = true;
+    g.a_transposed = true;
     g.b = x;
     if (p->narrow) {
         NBL_TRY(cast(call, p->a->dtype, x, NBL_DTYPE_F32, p->x32, rows * p->hidden));
@@ -325,15 +325,15 @@ nbl_status make_rows(const nbl__call *call, const pass *p, const logit_rows &l, 
 {
     unsigned blocks = static_cast<unsigned>(rows);
     if (p->tiles) {
-        nbl__hopper product = exponentials_of(p, l.first, rows);
-        NBL_TRY(nbl__hopper_run(call, &product));
+        nbl__gemm_sm90 product = exponentials_of(p, l.first, rows);
+        NBL_TRY(nbl__gemm_sm90_run(call, &product));
         tile_rows r = {l,
                        p->gradient ? reinterpret_cast<__nv_bfloat16 *>(p->logits) : nullptr,
                        p->spans,
                        static_cast<int>(p->span_count),
                        p->label_logits,
                        p->factors};
-        launch_early(p->sums ? settle_kernel<true> : settle_kernel<false>, dim3(blocks), SETTLE_THREADS, 0, 1,
+        launch_dependent(p->sums ? settle_kernel<true> : settle_kernel<false>, dim3(blocks), SETTLE_THREADS, 0, 1,
                      stream_of(call), r);
         return launched(call);
     }
@@ -348,7 +348,7 @@ void make_powers(const nbl__call *call, const pass *p, const int32_t *labels)
     unsigned blocks = static_cast<unsigned>(ceil_div(p->tokens, NEAR_THREADS / 32));
     near_kernel<<<blocks, NEAR_THREADS, 0, stream_of(call)>>>(
         static_cast<const __nv_bfloat16 *>(p->a->x.data),
-        static_cast<const __nv_bfloat16 *>(p->range > 0 ? static_cast<const void *>(p->decoded)
+        static_cast<const __nv_bfloat16 *>(p->range > 0 ? static_cast<const void *>(p->dequantized)
                                                         : p->a->w.data),
         p->hidden, p->vocabulary, labels, p->tokens, p->powers);
 }
@@ -359,18 +359,18 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     cudaStream_t stream = stream_of(call);
     layout(call->ctx, a, backward, call->scratch, &p);
     if (p.tiles && p.tokens > 0) {
-        nbl__hopper product = exponentials_of(&p, 0, p.rows);
-        if (nbl__hopper_can(call->cuda, &product)) without_tiles(&p);
+        nbl__gemm_sm90 product = exponentials_of(&p, 0, p.rows);
+        if (nbl__gemm_sm90_can(call->cuda, &product)) without_tiles(&p);
     }
     logit_rows l = rows_of(&p);
     if (backward && !p.want_dx && !p.want_dw) return NBL_OK;
     share_kernel<<<1, THREADS, 0, stream>>>(l.labels, p.tokens, p.vocabulary,
                                             a->reduction == NBL_REDUCTION_MEAN, a->denominator, p.share,
                                             call->cuda->fault);
-    if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(decode(call, &p, 0, p.vocabulary));
+    if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(dequantize(call, &p, 0, p.vocabulary));
     if (p.tiles && p.tokens > 0) make_powers(call, &p, l.labels);
     for (int64_t first = 0; first < p.tokens; first += p.rows) {
-        int64_t rows = least(p.rows, p.tokens - first);
+        int64_t rows = min_i64(p.rows, p.tokens - first);
         const void *x = static_cast<const uint8_t *>(a->x.data) +
                         static_cast<size_t>(first * p.hidden) * nbl__size_of(a->dtype);
         l.first = first;
@@ -400,11 +400,11 @@ nbl_status run_forward(const nbl__call *call, const void *arguments)
 nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__cross_entropy *a = static_cast<const nbl__cross_entropy *>(arguments);
-    if (!a->early) return run(call, a, true);
+    if (!a->grad_in_forward) return run(call, a, true);
     int64_t tokens = nbl__tensor_rows(&a->x);
     if (!nbl__given(&a->dx) || tokens == 0) return NBL_OK;
     finish f = {};
-    f.from = static_cast<const float *>(a->dx_early.data);
+    f.from = static_cast<const float *>(a->dx_in_forward.data);
     f.to = a->dx.data;
     f.columns = a->w.shape[1];
     f.labels = static_cast<const int32_t *>(a->labels.data);

@@ -12,7 +12,7 @@
  * Any other label outside [0, vocabulary) is refused when the operator runs.
  *
  * Backward makes the logits again. With `early` (mean, frozen w) forward makes dx as well, for dloss = 1 and in f32, and
- * keeps it in dx_early; backward only multiplies: a product less, but a forward pass that is not followed by
+ * keeps it in dx_in_forward; backward only multiplies: a product less, but a forward pass that is not followed by
  * backward has done one too many. The bits are the same when dloss is a power of two, as it is in training: 1, or the
  * scale of the loss in f16.
  *
@@ -29,20 +29,20 @@ typedef struct nbl__cross_entropy {
     nbl_dtype dtype; /* of the computation */
     nbl_tensor x;
     nbl_weight w;
-    nbl_tensor labels;   /* i32, one per token, any rank */
-    float softcap;       /* 0: none */
-    float smoothing;     /* 0 <= s <= 1 */
-    int reduction;       /* nbl__reduction */
-    bool train_w;        /* backward makes dw */
-    float denominator;   /* mean: what to divide by; 0: the number of trained tokens */
-    nbl_tensor loss;     /* f32: [1], or like labels */
-    nbl_tensor logprobs; /* f32, like labels */
-    nbl_tensor lse;      /* f32 [2, tokens], saved: its value, and what rounding took off it */
-    nbl_tensor dloss;    /* backward: f32, like loss; */
-    nbl_tensor dx, dw;   /* the outputs */
-    bool accumulate;     /* backward adds to dw instead of writing it */
-    bool early;          /* forward makes, and backward reads, */
-    nbl_tensor dx_early; /* f32, like x: dx for dloss = 1 */
+    nbl_tensor labels;        /* i32, one per token, any rank */
+    float softcap;            /* 0: none */
+    float smoothing;          /* 0 <= s <= 1 */
+    int reduction;            /* nbl__reduction */
+    bool train_w;             /* backward makes dw */
+    float denominator;        /* mean: what to divide by; 0: the number of trained tokens */
+    nbl_tensor loss;          /* f32: [1], or like labels */
+    nbl_tensor logprobs;      /* f32, like labels */
+    nbl_tensor lse;           /* f32 [2, tokens], saved: its value, and what rounding took off it */
+    nbl_tensor dloss;         /* backward: f32, like loss; */
+    nbl_tensor dx, dw;        /* the outputs */
+    bool accumulate;          /* backward adds to dw instead of writing it */
+    bool grad_in_forward;     /* forward makes, and backward reads, */
+    nbl_tensor dx_in_forward; /* f32, like x: dx for dloss = 1 */
 } nbl__cross_entropy;
 
 extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;

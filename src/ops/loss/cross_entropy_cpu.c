@@ -25,25 +25,31 @@
 #include "ops/gemm/cpu/gemm.h"
 #include "ops/loss/cross_entropy.h"
 
-enum { ROWS = 1024, COLUMNS = 1024, ROWS_PER_ITEM = 8, EARLY_BYTES = 64 << 20, EARLY_LEAST_ROWS = 64 };
+enum {
+    ROWS = 1024,
+    COLUMNS = 1024,
+    ROWS_PER_ITEM = 8,
+    GRAD_IN_FORWARD_BYTES = 64 << 20,
+    GRAD_IN_FORWARD_MIN_ROWS = 64
+};
 
 typedef struct pass {
     const nbl__cross_entropy *a;
     nbl_context *ctx;
     nbl_isa isa;
     int64_t tokens, hidden, vocabulary;
-    int64_t most_rows, most_columns; /* of a tile */
-    int64_t stride;                  /* of its rows: not a power of two, which would crowd few cache sets */
+    int64_t max_rows, max_columns; /* of a tile */
+    int64_t stride;                /* of its rows: not a power of two, which would crowd few cache sets */
     double share;
-    bool early; /* in forward */
+    bool grad_in_forward; /* in forward */
 
     int64_t *trained;      /* [tokens]: rows of x that are trained, */
     int64_t count;         /* so many */
-    uint8_t *gathered;     /* [most_rows, hidden], compute dtype */
-    float *tiles;          /* [most_rows, stride]; early: one for each stretch */
-    nbl__logit_sums *sums; /* [most_rows]; forward */
-    float *label_logits;   /* [most_rows]; forward */
-    float *dx;             /* [most_rows, hidden]; backward, and early */
+    uint8_t *gathered;     /* [max_rows, hidden], compute dtype */
+    float *tiles;          /* [max_rows, stride]; early: one for each stretch */
+    nbl__logit_sums *sums; /* [max_rows]; forward */
+    float *label_logits;   /* [max_rows]; forward */
+    float *dx;             /* [max_rows, hidden]; backward, and early */
     void *gemm;
 
     /* the tile at work */
@@ -136,7 +142,7 @@ static size_t product_scratch(const nbl_context *ctx, const pass *p, void (*make
 
 /* ---- scratch ---- */
 
-static size_t most(size_t a, size_t b)
+static size_t max(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
@@ -146,19 +152,19 @@ static size_t most(size_t a, size_t b)
 static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backward)
 {
     pass p = *sizes;
-    int64_t last = p.most_columns > 0 ? p.vocabulary % p.most_columns : 0;
+    int64_t last = p.max_columns > 0 ? p.vocabulary % p.max_columns : 0;
     size_t bytes = 0;
-    for (p.rows = 1; p.rows <= p.most_rows; p.rows++)
+    for (p.rows = 1; p.rows <= p.max_rows; p.rows++)
         for (int k = 0; k < (last ? 2 : 1); k++) {
-            p.columns = k ? last : p.most_columns;
-            bytes = most(bytes, product_scratch(ctx, &p, logits_product));
-            if (backward || p.early) bytes = most(bytes, product_scratch(ctx, &p, dx_product));
-            if (backward && p.a->train_w) bytes = most(bytes, product_scratch(ctx, &p, dw_product));
+            p.columns = k ? last : p.max_columns;
+            bytes = max(bytes, product_scratch(ctx, &p, logits_product));
+            if (backward || p.grad_in_forward) bytes = max(bytes, product_scratch(ctx, &p, dx_product));
+            if (backward && p.a->train_w) bytes = max(bytes, product_scratch(ctx, &p, dw_product));
         }
     return bytes;
 }
 
-static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool early,
+static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool grad_in_forward,
                      uint8_t *base, pass *p)
 {
     *p = (pass){.a = a,
@@ -166,19 +172,19 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
                 .tokens = nbl__tensor_rows(&a->x),
                 .hidden = a->w.shape[1],
                 .vocabulary = a->w.shape[0],
-                .early = early};
-    p->most_columns = nbl__min_i64(p->vocabulary, COLUMNS);
-    p->stride = p->most_columns + 16;
-    int64_t stretches = early && p->vocabulary > 0 ? nbl__ceil_div(p->vocabulary, p->most_columns) : 1;
-    int64_t rows = early ? EARLY_BYTES / 4 / (stretches * p->stride) : ROWS;
-    p->most_rows = nbl__min_i64(p->tokens, nbl__max_i64(EARLY_LEAST_ROWS, nbl__min_i64(rows, ROWS)));
+                .grad_in_forward = grad_in_forward};
+    p->max_columns = nbl__min_i64(p->vocabulary, COLUMNS);
+    p->stride = p->max_columns + 16;
+    int64_t spans = grad_in_forward && p->vocabulary > 0 ? nbl__ceil_div(p->vocabulary, p->max_columns) : 1;
+    int64_t rows = grad_in_forward ? GRAD_IN_FORWARD_BYTES / 4 / (spans * p->stride) : ROWS;
+    p->max_rows = nbl__min_i64(p->tokens, nbl__max_i64(GRAD_IN_FORWARD_MIN_ROWS, nbl__min_i64(rows, ROWS)));
     nbl__cut cut = {base, 0};
     NBL_CUT(&cut, p->trained, p->tokens);
-    NBL_CUT(&cut, p->gathered, p->most_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
-    NBL_CUT(&cut, p->tiles, stretches * p->most_rows * p->stride);
-    NBL_CUT(&cut, p->sums, backward ? 0 : p->most_rows);
-    NBL_CUT(&cut, p->label_logits, backward ? 0 : p->most_rows);
-    NBL_CUT(&cut, p->dx, backward || early ? p->most_rows * p->hidden : 0);
+    NBL_CUT(&cut, p->gathered, p->max_rows * p->hidden * (int64_t)nbl__size_of(a->dtype));
+    NBL_CUT(&cut, p->tiles, spans * p->max_rows * p->stride);
+    NBL_CUT(&cut, p->sums, backward ? 0 : p->max_rows);
+    NBL_CUT(&cut, p->label_logits, backward ? 0 : p->max_rows);
+    NBL_CUT(&cut, p->dx, backward || grad_in_forward ? p->max_rows * p->hidden : 0);
     p->gemm = nbl__cut_bytes(&cut,
                              base ? 0 : gemm_scratch(ctx, p, backward)); /* last: cut without measuring */
     return cut.used;
@@ -189,14 +195,15 @@ static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
     const nbl__cross_entropy *a = arguments;
     pass p;
     size_t plain = layout(ctx, a, false, false, NULL, &p);
-    return a->early ? most(plain, layout(ctx, a, false, true, NULL, &p)) : plain; /* it may be switched off */
+    return a->grad_in_forward ? max(plain, layout(ctx, a, false, true, NULL, &p))
+                              : plain; /* it may be switched off */
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__cross_entropy *a = arguments;
     pass p;
-    return a->early ? 0 : layout(ctx, a, true, false, NULL, &p);
+    return a->grad_in_forward ? 0 : layout(ctx, a, true, false, NULL, &p);
 }
 
 /* ---- tiles ---- */
@@ -204,7 +211,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 static nbl_status begin(const nbl__call *call, const void *arguments, bool backward, pass *p)
 {
     const nbl__cross_entropy *a = arguments;
-    layout(call->ctx, a, backward, a->early && !backward, call->scratch, p);
+    layout(call->ctx, a, backward, a->grad_in_forward && !backward, call->scratch, p);
     p->ctx = call->ctx;
     NBL_TRY(nbl__cross_entropy_trained(call, p->a, p->trained, &p->count));
     p->share = nbl__cross_entropy_share(p->a, p->count);
@@ -218,8 +225,8 @@ static void take_group(pass *p)
     const int64_t *t = p->trained + p->first_row;
     size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
     int64_t done = p->first_row % ROWS, block = nbl__min_i64(ROWS, p->count - p->first_row + done);
-    p->rows = nbl__ceil_div(
-        block, nbl__ceil_div(block, p->most_rows)); /* early: even parts of what backward takes */
+    p->rows = nbl__ceil_div(block,
+                            nbl__ceil_div(block, p->max_rows)); /* early: even parts of what backward takes */
     p->rows = nbl__min_i64(p->rows, block - done);
     p->x = x + (size_t)t[0] * bytes;
     if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* they are */
@@ -228,11 +235,11 @@ static void take_group(pass *p)
     p->x = p->gathered;
 }
 
-static void take_stretch(pass *p)
+static void take_span(pass *p)
 {
-    p->columns = nbl__min_i64(p->most_columns, p->vocabulary - p->first_column);
+    p->columns = nbl__min_i64(p->max_columns, p->vocabulary - p->first_column);
     p->tile = p->tiles;
-    if (p->early) p->tile += p->first_column / p->most_columns * p->most_rows * p->stride;
+    if (p->grad_in_forward) p->tile += p->first_column / p->max_columns * p->max_rows * p->stride;
 }
 
 static nbl_status each_row(pass *p, nbl__team_fn fn)
@@ -241,10 +248,10 @@ static nbl_status each_row(pass *p, nbl__team_fn fn)
 }
 
 /* The place of the label in the stretch, or -1. */
-static int64_t label_place(const pass *p, int64_t row)
+static int64_t label_offset(const pass *p, int64_t row)
 {
-    int64_t place = ((const int32_t *)p->a->labels.data)[p->trained[p->first_row + row]] - p->first_column;
-    return place >= 0 && place < p->columns ? place : -1;
+    int64_t offset = ((const int32_t *)p->a->labels.data)[p->trained[p->first_row + row]] - p->first_column;
+    return offset >= 0 && offset < p->columns ? offset : -1;
 }
 
 /* ---- forward ---- */
@@ -256,8 +263,8 @@ static nbl_status fold_rows(void *argument, int64_t item, int worker)
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
         float *z = p->tile + r * p->stride, capped[COLUMNS];
-        int64_t label = label_place(p, r);
-        if (p->early && p->a->softcap > 0) /* the gradient wants them as they were */
+        int64_t label = label_offset(p, r);
+        if (p->grad_in_forward && p->a->softcap > 0) /* the gradient wants them as they were */
             z = memcpy(capped, z, (size_t)p->columns * sizeof *z);
         if (p->first_column == 0) p->sums[r] = (nbl__logit_sums){.largest = -INFINITY};
         nbl__logits_fold(p->isa, z, p->columns, p->a->softcap, p->a->smoothing > 0, &p->sums[r]);
@@ -297,8 +304,8 @@ static nbl_status gradient_rows(void *argument, int64_t item, int worker)
     (void)worker;
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM);
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
-        int64_t t = p->trained[p->first_row + r], label = label_place(p, r);
-        double upstream = p->early ? 1 : (double)dloss[a->reduction == NBL_REDUCTION_MEAN ? 0 : t];
+        int64_t t = p->trained[p->first_row + r], label = label_offset(p, r);
+        double upstream = p->grad_in_forward ? 1 : (double)dloss[a->reduction == NBL_REDUCTION_MEAN ? 0 : t];
         nbl__logit_gradient g = {.softcap = a->softcap,
                                  .lse = lse[t],
                                  .lse_rest = lse[p->tokens + t],
@@ -314,7 +321,7 @@ static nbl_status gradient_rows(void *argument, int64_t item, int worker)
 /* Where dx goes. */
 static const nbl_tensor *dx_of(const pass *p)
 {
-    return p->early ? &p->a->dx_early : &p->a->dx;
+    return p->grad_in_forward ? &p->a->dx_in_forward : &p->a->dx;
 }
 
 /* The group's rows of dx, rounded to their places. */
@@ -341,10 +348,10 @@ static void clear_untrained(const pass *p)
 }
 
 /* dx of the group, from the tiles that forward has kept. */
-static nbl_status early_group(pass *p)
+static nbl_status group_with_gradient(pass *p)
 {
     for (p->first_column = 0; p->first_column < p->vocabulary; p->first_column += p->columns) {
-        take_stretch(p);
+        take_span(p);
         NBL_TRY(each_row(p, gradient_rows));
         NBL_TRY(multiply(p, dx_product));
     }
@@ -365,16 +372,16 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         memset(a->lse.data, 0, 2 * bytes);
         if (a->reduction == NBL_REDUCTION_NONE) memset(a->loss.data, 0, bytes);
     }
-    if (p.early) clear_untrained(&p);
+    if (p.grad_in_forward) clear_untrained(&p);
     for (; p.first_row < p.count; p.first_row += p.rows) {
         take_group(&p);
         for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
-            take_stretch(&p);
+            take_span(&p);
             NBL_TRY(multiply(&p, logits_product));
             NBL_TRY(each_row(&p, fold_rows));
         }
         finish_group(&p, &total);
-        if (p.early) NBL_TRY(early_group(&p));
+        if (p.grad_in_forward) NBL_TRY(group_with_gradient(&p));
     }
     if (a->reduction == NBL_REDUCTION_MEAN) *(float *)a->loss.data = (float)(total * p.share);
     return NBL_OK;
@@ -382,26 +389,26 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 
 /* ---- backward ---- */
 
-/* dx = dloss · dx_early, rounded once. */
+/* dx = dloss · dx_in_forward, rounded once. */
 static nbl_status scale_rows(void *argument, int64_t item, int worker)
 {
     enum { PIECE = 256 };
     const pass *p = argument;
     const nbl__cross_entropy *a = p->a;
-    const float *early = a->dx_early.data, dloss = *(const float *)a->dloss.data;
+    const float *grad_in_forward = a->dx_in_forward.data, dloss = *(const float *)a->dloss.data;
     int64_t end = nbl__min_i64(p->rows, (item + 1) * ROWS_PER_ITEM) * p->hidden;
     (void)worker;
     for (int64_t at = item * ROWS_PER_ITEM * p->hidden; at < end; at += PIECE) {
         float values[PIECE];
         int64_t n = nbl__min_i64(PIECE, end - at);
-        for (int64_t i = 0; i < n; i++) values[i] = early[at + i] * dloss;
+        for (int64_t i = 0; i < n; i++) values[i] = grad_in_forward[at + i] * dloss;
         nbl__from_f32(p->isa, values, a->dtype, (uint8_t *)a->dx.data + (size_t)at * nbl__size_of(a->dtype),
                       n);
     }
     return NBL_OK;
 }
 
-static nbl_status finish_early(nbl_context *ctx, const nbl__cross_entropy *a)
+static nbl_status finish_with_gradient(nbl_context *ctx, const nbl__cross_entropy *a)
 {
     pass p = {
         .a = a, .ctx = ctx, .isa = nbl__isa(ctx), .rows = nbl__tensor_rows(&a->x), .hidden = a->w.shape[1]};
@@ -415,7 +422,8 @@ static nbl_status finish_early(nbl_context *ctx, const nbl__cross_entropy *a)
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     pass p;
-    if (((const nbl__cross_entropy *)arguments)->early) return finish_early(call->ctx, arguments);
+    if (((const nbl__cross_entropy *)arguments)->grad_in_forward)
+        return finish_with_gradient(call->ctx, arguments);
     NBL_TRY(begin(call, arguments, true, &p));
     const nbl__cross_entropy *a = p.a;
     bool want_dx = nbl__given(&a->dx), want_dw = nbl__cross_entropy_wants_dw(a);
@@ -426,7 +434,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (; p.first_row < p.count; p.first_row += p.rows) {
         take_group(&p);
         for (p.first_column = 0; p.first_column < p.vocabulary; p.first_column += p.columns) {
-            take_stretch(&p);
+            take_span(&p);
             NBL_TRY(multiply(&p, logits_product));
             NBL_TRY(each_row(&p, gradient_rows));
             if (want_dx) NBL_TRY(multiply(&p, dx_product));

@@ -30,7 +30,7 @@ struct pass {
     double *share, *losses;
     float *logits; /* [rows, stride]; tiles: exponentials, which are bf16 */
     int64_t logit_bytes;
-    uint8_t *decoded;
+    uint8_t *dequantized;
     __half *d16;       /* [rows, stride]: f16 with dw, when the logits become f32 gradients */
     float *dx32, *x32; /* [rows, hidden] */
     /* tiles */
@@ -40,15 +40,15 @@ struct pass {
     int64_t span_count;
 };
 
-static inline int64_t least(int64_t a, int64_t b)
+static inline int64_t min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
 /* dx cannot be the product itself: it is summed over ranges, or multiplied afterwards. */
-static inline bool needs_dx32(const pass *p, bool early)
+static inline bool needs_dx32(const pass *p, bool grad_in_forward)
 {
-    return !early && p->a->dtype != NBL_DTYPE_F32 &&
+    return !grad_in_forward && p->a->dtype != NBL_DTYPE_F32 &&
            (p->narrow || p->tiles || (p->range > 0 && p->range < p->vocabulary));
 }
 
@@ -63,10 +63,10 @@ static inline bool takes_tiles(const nbl_context *ctx, const pass *p, bool backw
 }
 
 /* Rows of chunks of at most `most`, so that all have about the same. */
-static inline int64_t even_rows(int64_t tokens, int64_t most)
+static inline int64_t even_rows(int64_t tokens, int64_t max)
 {
-    int64_t chunks = ceil_div(tokens, most);
-    return chunks == 0 ? 0 : least(tokens, ceil_div(ceil_div(tokens, chunks), ROW_STEP) * ROW_STEP);
+    int64_t chunks = ceil_div(tokens, max);
+    return chunks == 0 ? 0 : min_i64(tokens, ceil_div(ceil_div(tokens, chunks), ROW_STEP) * ROW_STEP);
 }
 
 /* Rows that fit into so many bytes: by ROW_STEP, and as many at least. */
@@ -96,15 +96,15 @@ static inline void describe_pass(const nbl_context *ctx, const nbl__cross_entrop
     p->stride = ceil_div(p->vocabulary, 8) * 8;
     int64_t row_bytes = p->hidden * static_cast<int64_t>(nbl__size_of(a->dtype));
     bool direct = a->w.format == NBL_FORMAT_DENSE && a->w.dtype == a->dtype;
-    if (!direct && row_bytes > 0) p->range = least(rows_in(WEIGHT_BYTES, row_bytes), p->vocabulary);
+    if (!direct && row_bytes > 0) p->range = min_i64(rows_in(WEIGHT_BYTES, row_bytes), p->vocabulary);
     p->sums = !backward;
-    p->gradient = backward || a->early;
-    p->want_dx = backward ? nbl__given(&a->dx) : a->early;
+    p->gradient = backward || a->grad_in_forward;
+    p->want_dx = backward ? nbl__given(&a->dx) : a->grad_in_forward;
     p->want_dw = backward && nbl__cross_entropy_wants_dw(a);
     p->narrow = a->dtype == NBL_DTYPE_F16;
-    p->dx = backward ? &a->dx : &a->dx_early;
+    p->dx = backward ? &a->dx : &a->dx_in_forward;
     p->tiles = takes_tiles(ctx, p, backward);
-    p->span_count = ceil_div(p->vocabulary, NBL_HOPPER_SPAN);
+    p->span_count = ceil_div(p->vocabulary, NBL_GEMM_SM90_SPAN);
 }
 
 /* Bytes of scratch; cuts it where there is some. */
@@ -113,9 +113,9 @@ static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a,
 {
     describe_pass(ctx, a, backward, p);
     bool wide = backward && a->train_w && p->narrow;
-    int64_t most = p->tiles ? tile_rows_in(LOGIT_BYTES, 2 * p->stride) : rows_in(LOGIT_BYTES, 4 * p->stride);
-    int64_t rows = least(p->tokens, most), plain = least(p->tokens, ROW_STEP) * p->stride * 4;
-    p->rows = even_rows(p->tokens, most);
+    int64_t max = p->tiles ? tile_rows_in(LOGIT_BYTES, 2 * p->stride) : rows_in(LOGIT_BYTES, 4 * p->stride);
+    int64_t rows = min_i64(p->tokens, max), plain = min_i64(p->tokens, ROW_STEP) * p->stride * 4;
+    p->rows = even_rows(p->tokens, max);
     p->logit_bytes = rows * p->stride * (!p->tiles ? 4 : p->gradient ? 2 : 0);
     if (p->logit_bytes < plain) p->logit_bytes = plain; /* for without_tiles */
     nbl__cut cut = {base, 0};
@@ -123,7 +123,7 @@ static inline size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a,
     p->share = static_cast<double *>(take(sizeof(double)));
     p->losses = static_cast<double *>(take(backward ? 0 : p->tokens * 8));
     p->logits = static_cast<float *>(take(p->logit_bytes));
-    p->decoded = static_cast<uint8_t *>(
+    p->dequantized = static_cast<uint8_t *>(
         take(p->range * p->hidden * static_cast<int64_t>(nbl__size_of(a->dtype))));
     p->d16 = static_cast<__half *>(take(wide ? rows * p->stride * 2 : 0));
     p->x32 = static_cast<float *>(take(wide ? rows * p->hidden * 4 : 0));

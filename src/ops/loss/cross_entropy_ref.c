@@ -24,7 +24,7 @@ static size_t layout(const nbl__cross_entropy *a, bool backward, uint8_t *base, 
     NBL_CUT(&cut, s->coded, hidden * 4);
     NBL_CUT(&cut, s->row, hidden);
     NBL_CUT(&cut, s->logits, vocabulary);
-    NBL_CUT(&cut, s->dx, backward || a->early ? hidden : 0);
+    NBL_CUT(&cut, s->dx, backward || a->grad_in_forward ? hidden : 0);
     NBL_CUT(&cut, s->dw, backward && a->train_w ? vocabulary * hidden : 0);
     return cut.used;
 }
@@ -47,7 +47,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 static void weight_row(const nbl__cross_entropy *a, int64_t n, const scratch *s)
 {
     int64_t hidden = a->w.shape[1];
-    nbl__decode(NBL_ISA_SCALAR, &a->w, n * hidden, (n + 1) * hidden, a->dtype, s->coded, false);
+    nbl__dequantize(NBL_ISA_SCALAR, &a->w, n * hidden, (n + 1) * hidden, a->dtype, s->coded, false);
     nbl__to_f32(NBL_ISA_SCALAR, a->dtype, s->coded, s->row, hidden);
 }
 
@@ -117,9 +117,10 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         if (a->reduction == NBL_REDUCTION_NONE) nbl__ref_set(&a->loss, t, 0);
     }
     for (int64_t i = 0; i < count; i++) forward_token(a, s.rows[i], &s, &total);
-    for (int64_t i = 0; a->early && i < nbl__tensor_elements(&a->x); i++) nbl__ref_set(&a->dx_early, i, 0);
-    for (int64_t i = 0; a->early && i < count; i++)
-        backward_token(a, s.rows[i], nbl__cross_entropy_share(a, count), &s, &a->dx_early);
+    for (int64_t i = 0; a->grad_in_forward && i < nbl__tensor_elements(&a->x); i++)
+        nbl__ref_set(&a->dx_in_forward, i, 0);
+    for (int64_t i = 0; a->grad_in_forward && i < count; i++)
+        backward_token(a, s.rows[i], nbl__cross_entropy_share(a, count), &s, &a->dx_in_forward);
     if (a->reduction == NBL_REDUCTION_MEAN)
         nbl__ref_set(&a->loss, 0, total * nbl__cross_entropy_share(a, count));
     return NBL_OK;

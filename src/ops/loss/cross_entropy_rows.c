@@ -49,7 +49,7 @@ static void gradient_scalar(float *z, int64_t n, const nbl__logit_gradient *g)
             u = g->softcap * tanh_u;
             slope = 1 - tanh_u * tanh_u;
         }
-        float x = u - g->lse - g->lse_rest, p = x < NBL_LOGPROB_LEAST ? 0 : expf(x);
+        float x = u - g->lse - g->lse_rest, p = x < NBL_MIN_LOGPROB ? 0 : expf(x);
         z[i] = (p - g->uniform) * g->scale * slope;
     }
 }

@@ -54,7 +54,7 @@ __device__ inline float block_max(float x)
 }
 
 /* The place of vector k of the tile that begins at `base`. */
-__device__ inline int vector_place(int base, int k)
+__device__ inline int vector_index(int base, int k)
 {
     return base + (k * LOGIT_THREADS + static_cast<int>(threadIdx.x)) * 4;
 }
@@ -63,7 +63,7 @@ __device__ inline void load_tile(const float *row, int base, int n, float (&u)[L
 {
 #pragma unroll
     for (int k = 0; k < LOGIT_VECTORS; k++)
-        if (vector_place(base, k) < n) load_run<float, 4>(row + vector_place(base, k), u[k]);
+        if (vector_index(base, k) < n) load_run<float, 4>(row + vector_index(base, k), u[k]);
 }
 
 /* Of the logits that a thread has seen, relative to the largest. */
@@ -75,19 +75,19 @@ struct logit_sums {
 template <bool CAP, bool WHOLE>
 __device__ inline void fold_tile(const logit_rows &a, int base, float (&z)[LOGIT_VECTORS][4], logit_sums &s)
 {
-    float most = s.largest;
+    float max = s.largest;
 #pragma unroll
     for (int k = 0; k < LOGIT_VECTORS; k++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            bool inside = WHOLE || vector_place(base, k) + j < static_cast<int>(a.vocabulary);
+            bool inside = WHOLE || vector_index(base, k) + j < static_cast<int>(a.vocabulary);
             z[k][j] = !inside ? -INFINITY : CAP ? capped(z[k][j], a.softcap) : z[k][j];
-            most = fmaxf(most, z[k][j]);
+            max = fmaxf(max, z[k][j]);
             if (inside) s.total += z[k][j];
         }
-    float zero = most == -INFINITY ? 0 : most;
+    float zero = max == -INFINITY ? 0 : max;
     s.sum *= __expf(s.largest - zero);
-    s.largest = most;
+    s.largest = max;
 #pragma unroll
     for (int k = 0; k < LOGIT_VECTORS; k++)
 #pragma unroll
@@ -109,11 +109,11 @@ template <bool CAP> __device__ inline row_sums_of sum_row(const logit_rows &a, c
         if (base + LOGIT_TILE <= n) fold_tile<CAP, true>(a, base, z, mine);
         else fold_tile<CAP, false>(a, base, z, mine);
     }
-    float most = block_max(mine.largest), share = mine.largest == -INFINITY ? 0 : expf(mine.largest - most);
+    float max = block_max(mine.largest), share = mine.largest == -INFINITY ? 0 : expf(mine.largest - max);
     double sums[2] = {static_cast<double>(mine.sum) * static_cast<double>(share),
                       static_cast<double>(mine.total)};
     block_sums(sums);
-    return {static_cast<double>(most), log(sums[0]), sums[1]};
+    return {static_cast<double>(max), log(sums[0]), sums[1]};
 }
 
 /* The gradient of the label's logit, from which 1 - smoothing is taken before rounding. */
@@ -162,7 +162,7 @@ __device__ inline void gradient_row(const logit_rows &a, float *row, T *d, int l
         if (sizeof(T) < sizeof(float)) __syncthreads();
 #pragma unroll
         for (int k = 0; k < LOGIT_VECTORS; k++) {
-            int i = vector_place(base, k);
+            int i = vector_index(base, k);
             if (i >= n) break;
             float narrow[4];
 #pragma unroll

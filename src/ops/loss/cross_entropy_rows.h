@@ -27,7 +27,7 @@ typedef struct nbl__logit_gradient {
 
 /* A probability below 2^-64 is taken as 0: all of them together are less than the rounding of the label's,
  * and times a weight they would become subnormal numbers, which processors handle slowly. */
-#define NBL_LOGPROB_LEAST (-44.361419f)
+#define NBL_MIN_LOGPROB (-44.361419f)
 /* Logits before the soft cap become (exp(z - lse) - uniform)·scale·(the soft cap's slope). */
 void nbl__logits_gradient(nbl_isa isa, float *z, int64_t n, const nbl__logit_gradient *g);
 /* The same for the label, from which 1 - smoothing is taken first: no cancellation after rounding. */

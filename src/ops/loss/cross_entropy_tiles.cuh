@@ -58,11 +58,11 @@ struct tile_rows {
 };
 
 /* Gives all spans of a row of e the power `most`. */
-__device__ inline void equal_powers(const tile_rows &r, __nv_bfloat16 *e, const float2 *spans, float most)
+__device__ inline void equal_powers(const tile_rows &r, __nv_bfloat16 *e, const float2 *spans, float max)
 {
     for (int64_t i = threadIdx.x; i < r.a.vocabulary; i += SETTLE_THREADS) {
-        float power = spans[i / NBL_HOPPER_SPAN].y;
-        if (power != most) e[i] = from_f32<__nv_bfloat16>(to_f32(e[i]) * exp2f(power - most));
+        float power = spans[i / NBL_GEMM_SM90_SPAN].y;
+        if (power != max) e[i] = from_f32<__nv_bfloat16>(to_f32(e[i]) * exp2f(power - max));
     }
 }
 
@@ -91,9 +91,9 @@ __device__ inline void settle(const tile_rows &r, __nv_bfloat16 *e, int64_t toke
 }
 
 /* A block has a row. */
-template <bool SUMS> __global__ void __launch_bounds__(SETTLE_THREADS) settle_kernel(early, tile_rows r)
+template <bool SUMS> __global__ void __launch_bounds__(SETTLE_THREADS) settle_kernel(dependent, tile_rows r)
 {
-    wait_for_others();
+    wait_for_previous_kernel();
     int64_t token = r.a.first + blockIdx.x;
     int label = r.a.labels[token];
     __nv_bfloat16 *e = r.e + blockIdx.x * r.a.stride;
@@ -105,26 +105,26 @@ template <bool SUMS> __global__ void __launch_bounds__(SETTLE_THREADS) settle_ke
     __shared__ float warps[SETTLE_THREADS / 32];
     const float2 *spans = reinterpret_cast<const float2 *>(r.spans) +
                           static_cast<int64_t>(blockIdx.x) * r.span_count;
-    float most = -INFINITY;
-    for (int i = threadIdx.x; i < r.span_count; i += SETTLE_THREADS) most = fmaxf(most, spans[i].y);
-    most = warp_max(most);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+    float max = -INFINITY;
+    for (int i = threadIdx.x; i < r.span_count; i += SETTLE_THREADS) max = fmaxf(max, spans[i].y);
+    max = warp_max(max);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = max;
     __syncthreads();
-    for (float other : warps) most = fmaxf(most, other);
+    for (float other : warps) max = fmaxf(max, other);
     double sum[1] = {0};
     bool differ = false;
     for (int i = threadIdx.x; i < r.span_count; i += SETTLE_THREADS) {
         float2 span = spans[i];
-        double share = span.y == most ? 1 : exp2(static_cast<double>(span.y) - static_cast<double>(most));
+        double share = span.y == max ? 1 : exp2(static_cast<double>(span.y) - static_cast<double>(max));
         sum[0] += static_cast<double>(span.x) * share;
-        differ = differ || span.y != most;
+        differ = differ || span.y != max;
     }
     block_sums(sum);
     if (__syncthreads_or(differ) && r.e) {
-        equal_powers(r, e, spans, most);
+        equal_powers(r, e, spans, max);
         __syncthreads();
     }
-    if (threadIdx.x == 0) settle<SUMS>(r, e, token, label, static_cast<double>(most), sum[0]);
+    if (threadIdx.x == 0) settle<SUMS>(r, e, token, label, static_cast<double>(max), sum[0]);
 }
 
 } // namespace nbl_cuda

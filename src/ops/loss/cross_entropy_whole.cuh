@@ -4,7 +4,7 @@
  * A cluster of WHOLE_BLOCKS blocks has a row, which lies in their shared memory: the blocks sum their parts, exchange
  * the sums, and make the gradient of what they hold, where it is wanted. When the first writes, all have read: the
  * gradient may lie on the logits. Bound by memory: 4 bytes read and 2 written per logit; while some blocks of a
- * multiprocessor work, those of other rows wait for theirs. From compute capability 9.0, and up to WHOLE_MOST words. */
+ * multiprocessor work, those of other rows wait for theirs. From compute capability 9.0, and up to MAX_WHOLE words. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 #define NBL_CUDA_CROSS_ENTROPY_WHOLE_CUH
 
@@ -15,7 +15,7 @@
 namespace nbl_cuda
 {
 
-enum { WHOLE_BLOCKS = 8, WHOLE_THREADS = 256, WHOLE_PART = 224 << 8, WHOLE_MOST = WHOLE_BLOCKS * WHOLE_PART };
+enum { WHOLE_BLOCKS = 8, WHOLE_THREADS = 256, WHOLE_PART = 224 << 8, MAX_WHOLE = WHOLE_BLOCKS * WHOLE_PART };
 enum { WHOLE_VECTORS = 4, WHOLE_TILE = WHOLE_THREADS * WHOLE_VECTORS * 4, WHOLE_COPY = 16 << 10 };
 
 /* What a block finds in its part of the row. */
@@ -36,7 +36,7 @@ __device__ inline void copy_part(float *to, const float *from, unsigned bytes)
 {
     __shared__ alignas(8) uint64_t arrived;
     unsigned barrier = static_cast<unsigned>(__cvta_generic_to_shared(&arrived)),
-             place = static_cast<unsigned>(__cvta_generic_to_shared(to)), done = 0;
+             slot = static_cast<unsigned>(__cvta_generic_to_shared(to)), done = 0;
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
                      "fence.mbarrier_init.release.cluster;\n"
@@ -46,7 +46,7 @@ __device__ inline void copy_part(float *to, const float *from, unsigned bytes)
         for (unsigned at = 0; at < bytes; at += WHOLE_COPY) {
             unsigned piece = bytes - at < WHOLE_COPY ? bytes - at : static_cast<unsigned>(WHOLE_COPY);
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-                         "[%3];" ::"r"(place + at),
+                         "[%3];" ::"r"(slot + at),
                          "l"(reinterpret_cast<const char *>(from) + at), "r"(piece), "r"(barrier)
                          : "memory");
         }
@@ -95,29 +95,29 @@ __device__ inline whole_part sum_part(const logit_rows &a, const float *part, in
 {
     logit_sums s = {-INFINITY, 0, 0};
     for (int base = static_cast<int>(threadIdx.x) * 4; base < n; base += WHOLE_TILE) {
-        float z[WHOLE_VECTORS][4], most = s.largest;
+        float z[WHOLE_VECTORS][4], max = s.largest;
 #pragma unroll
         for (int k = 0; k < WHOLE_VECTORS; k++) {
             load_four<CAP>(a, part, base + k * WHOLE_THREADS * 4, n, z[k]);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                most = fmaxf(most, z[k][j]);
+                max = fmaxf(max, z[k][j]);
                 if (!PLAIN && base + k * WHOLE_THREADS * 4 + j < n) s.total += z[k][j];
             }
         }
-        float zero = most == -INFINITY ? 0 : most;
+        float zero = max == -INFINITY ? 0 : max;
         s.sum *= __expf(s.largest - zero);
-        s.largest = most;
+        s.largest = max;
 #pragma unroll
         for (int k = 0; k < WHOLE_VECTORS; k++)
 #pragma unroll
             for (int j = 0; j < 4; j++) s.sum += __expf(z[k][j] - zero);
     }
-    float most = block_largest(s.largest), share = s.largest == -INFINITY ? 0 : expf(s.largest - most);
+    float max = block_largest(s.largest), share = s.largest == -INFINITY ? 0 : expf(s.largest - max);
     double sums[2] = {static_cast<double>(s.sum) * static_cast<double>(share), static_cast<double>(s.total)};
     if (isnan(s.sum)) sums[0] = static_cast<double>(s.sum);
     block_sums(sums);
-    return {most, sums[0], sums[1]};
+    return {max, sums[0], sums[1]};
 }
 
 /* The first warp, with the part of block `lane` in each of its lanes, finds what is to be known of the row. */
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(WHOLE_THREADS) whole_kernel(logit_rows a)
 
 static inline bool can_be_whole(const nbl__call *call, int64_t vocabulary)
 {
-    return call->cuda->major >= 9 && vocabulary <= WHOLE_MOST;
+    return call->cuda->major >= 9 && vocabulary <= MAX_WHOLE;
 }
 
 template <typename T, bool GRADIENT, bool CAP, bool PLAIN>

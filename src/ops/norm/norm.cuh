@@ -26,12 +26,12 @@ namespace nbl_cuda
 /* Sums over the threads of a row, in a fixed order. `turn` alternates from call to call: while some threads
  * still read the sums of the last call, others may write those of this one. */
 struct norm_sums {
-    enum { MOST = 3, WARPS = NORM_THREADS / 32 };
-    float parts[2][MOST][WARPS];
+    enum { MAX = 3, WARPS = NORM_THREADS / 32 };
+    float parts[2][MAX][WARPS];
     __device__ void clear()
     {
         float *all = &parts[0][0][0];
-        for (int i = threadIdx.x; i < 2 * MOST * WARPS; i += blockDim.x) all[i] = 0;
+        for (int i = threadIdx.x; i < 2 * MAX * WARPS; i += blockDim.x) all[i] = 0;
     }
 };
 
@@ -63,12 +63,12 @@ template <int N> __device__ inline void row_sums(norm_sums &sums, float (&values
 }
 
 /* What a thread works on. */
-struct norm_place {
+struct norm_layout {
     int lane;            /* of the `per_row` that share its row */
     int packs;           /* it has so many; the k-th begins at element (lane + k·per_row)·N of the row */
     int64_t slot, slots; /* its first row, and how far the next one is */
 };
-template <typename T> __device__ inline norm_place place_of(const norm_call &a)
+template <typename T> __device__ inline norm_layout layout_of(const norm_call &a)
 {
     int sets = blockDim.x / a.per_row, lane = static_cast<int>(threadIdx.x) % a.per_row, packs = 0;
     for (int k = 0; k < NORM_PACKS; k++) packs += (lane + k * a.per_row) * pack<T>::COUNT < a.columns;
@@ -115,7 +115,7 @@ struct norm_row {
 
 /* The place in memory of a thread's first pack of a row. */
 template <typename T>
-__device__ inline int64_t first_of(const norm_call &a, const norm_place &at, int64_t row)
+__device__ inline int64_t first_of(const norm_call &a, const norm_layout &at, int64_t row)
 {
     return row * a.columns + at.lane * pack<T>::COUNT;
 }
@@ -135,7 +135,7 @@ __device__ inline void load_part(const norm_call &a, const void *from, int64_t f
 }
 
 template <typename T, bool RESIDUAL, bool BACKWARD>
-__device__ inline void load_row(const norm_call &a, const norm_place &at, int64_t row, norm_row &to)
+__device__ inline void load_row(const norm_call &a, const norm_layout &at, int64_t row, norm_row &to)
 {
     int64_t first = first_of<T>(a, at, row);
     int packs = row < a.rows ? at.packs : 0;
@@ -188,20 +188,20 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
 
 /* Begins early (early.cuh): until its predecessor is done it brings w into the second-level cache. */
 template <typename T, bool CENTER, bool RESIDUAL>
-__global__ void __launch_bounds__(NORM_THREADS) norm_rows(early, norm_call a)
+__global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a)
 {
     constexpr int N = pack<T>::COUNT;
     extern __shared__ float4 kept[];
     __shared__ alignas(16) norm_sums shared;
-    norm_place at = place_of<T>(a);
+    norm_layout at = layout_of<T>(a);
     norm_row next, it;
     int turn = 0;
-    others_may_begin();
+    allow_dependent_launch();
     for (int64_t k = threadIdx.x * 32; k < a.columns && blockIdx.x == 0; k += blockDim.x * 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(a.w) +
                                                       k * (a.w_dtype == NBL_DTYPE_F32 ? 4 : 2)));
     shared.clear();
-    wait_for_others();
+    wait_for_previous_kernel();
     load_row<T, RESIDUAL, false>(a, at, at.slot, next);
     keep_weights<T>(a, kept);
     /* All sets go round alike: those of a block wait for each other. */
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_rows_backward(norm_call a)
     constexpr int N = pack<T>::COUNT;
     extern __shared__ float4 kept[];
     __shared__ alignas(16) norm_sums shared;
-    norm_place at = place_of<T>(a);
+    norm_layout at = layout_of<T>(a);
     float dw[NORM_PACKS][N] = {}, db[NORM_PACKS][N] = {};
     norm_row next, it;
     int turn = 0;
@@ -381,7 +381,7 @@ static inline norm_plan plan_of(const norm_call &a, nbl_dtype dtype)
 /* Bytes of the blocks' sums, as many as there can be for so many rows, whatever the pointers will be. */
 static inline size_t sums_bytes(int64_t rows, int64_t columns)
 {
-    int64_t blocks = rows < NORM_MOST_BLOCKS ? rows : int64_t{NORM_MOST_BLOCKS};
+    int64_t blocks = rows < NORM_MAX_BLOCKS ? rows : int64_t{NORM_MAX_BLOCKS};
     return static_cast<size_t>(blocks * columns) * sizeof(float);
 }
 
@@ -393,10 +393,10 @@ static inline unsigned blocks_for(const nbl__call *call, KERNEL kernel, const no
     if (shared > 16 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, plan.threads, plan.shared);
     if (per_processor < 1) per_processor = 1; /* the launch will tell */
-    int64_t most = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
+    int64_t max = static_cast<int64_t>(per_processor) * call->cuda->multiprocessors,
             needed = ceil_div(rows, plan.sets);
-    if (most > NORM_MOST_BLOCKS) most = NORM_MOST_BLOCKS;
-    return static_cast<unsigned>(needed < most ? needed : most);
+    if (max > NORM_MAX_BLOCKS) max = NORM_MAX_BLOCKS;
+    return static_cast<unsigned>(needed < max ? needed : max);
 }
 
 /* Returns the number of blocks. */
@@ -414,7 +414,7 @@ static inline void launch_forward(const nbl__call *call, nbl_dtype dtype, const 
                                   const norm_call &a)
 {
     NBL_BY_DTYPE(dtype, T,
-                 launch_early(norm_rows<T, CENTER, RESIDUAL>,
+                 launch_dependent(norm_rows<T, CENTER, RESIDUAL>,
                               dim3(blocks_for(call, norm_rows<T, CENTER, RESIDUAL>, plan, a.rows)),
                               static_cast<unsigned>(plan.threads), plan.shared, 1, stream_of(call), a));
 }

@@ -64,9 +64,9 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
     nbl__rmsnorm norm = norm_of(a);
     nbl__rope_apply rope = rope_of(a);
     size_t used, more = nbl__rope_ref.scratch(ctx, &rope),
-                 most = nbl__rmsnorm_backward_ref.scratch(ctx, &norm);
+                 max = nbl__rmsnorm_backward_ref.scratch(ctx, &norm);
     between(a, NULL, &used);
-    return used + (more > most ? more : most);
+    return used + (more > max ? more : max);
 }
 
 static nbl__call behind(const nbl__call *call, size_t used)

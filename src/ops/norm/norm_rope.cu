@@ -48,9 +48,9 @@ __device__ inline void turn(halves<N> &h, const float (&c)[N], const float (&s)[
 {
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        float sine = s[j] * sign, turned = h.left[j] * c[j] - h.right[j] * sine;
+        float sine = s[j] * sign, rotated = h.left[j] * c[j] - h.right[j] * sine;
         h.right[j] = h.right[j] * c[j] + h.left[j] * sine;
-        h.left[j] = turned;
+        h.left[j] = rotated;
     }
 }
 
@@ -144,7 +144,7 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
 
 /* Element k of what is normalised and turned: of dy turned back, times w (BACKWARD), or of the norm's result. */
 template <typename T, bool BACKWARD>
-__device__ inline float before_turn(const heads &a, int64_t row, int k, float scale)
+__device__ inline float before_rotation(const heads &a, int64_t row, int k, float scale)
 {
     if (BACKWARD) return to_f32(static_cast<const T *>(a.dy)[row * a.columns + k]);
     float n = to_f32(static_cast<const T *>(a.x)[row * a.columns + k]) * scale;
@@ -153,16 +153,16 @@ __device__ inline float before_turn(const heads &a, int64_t row, int k, float sc
 }
 
 template <typename T, bool BACKWARD>
-__device__ inline float turned(const heads &a, int64_t row, int k, float scale)
+__device__ inline float rotated(const heads &a, int64_t row, int k, float scale)
 {
-    float value = before_turn<T, BACKWARD>(a, row, k, scale), weight = 1;
+    float value = before_rotation<T, BACKWARD>(a, row, k, scale), weight = 1;
     if (BACKWARD) weight = load_one(a.w, a.w_dtype, k) + a.offset;
     if (k >= 2 * a.half) return value * weight;
     bool left = k < a.half;
     int i = left ? k : k - a.half;
-    int64_t place = row / a.count * a.half + i;
-    float other = before_turn<T, BACKWARD>(a, row, left ? k + a.half : i, scale), c = a.cosines[place],
-          s = BACKWARD ? -a.sines[place] : a.sines[place];
+    int64_t index = row / a.count * a.half + i;
+    float other = before_rotation<T, BACKWARD>(a, row, left ? k + a.half : i, scale), c = a.cosines[index],
+          s = BACKWARD ? -a.sines[index] : a.sines[index];
     return (left ? value * c - other * s : value * c + other * s) * weight;
 }
 
@@ -177,10 +177,10 @@ template <typename T, bool BACKWARD> __global__ void __launch_bounds__(THREADS) 
         squares = fmaf(to_f32(x[k]), to_f32(x[k]), squares);
     float scale = 1 / sqrtf(warp_sum(squares) / n + a.eps);
     for (int k = threadIdx.x % 32; BACKWARD && k < a.columns; k += 32)
-        sum = fmaf(turned<T, BACKWARD>(a, row, k, scale), to_f32(x[k]), sum);
+        sum = fmaf(rotated<T, BACKWARD>(a, row, k, scale), to_f32(x[k]), sum);
     float pull = BACKWARD ? scale * (scale * (scale * (warp_sum(sum) / n))) : 0;
     for (int k = threadIdx.x % 32; k < a.columns; k += 32) {
-        float value = turned<T, BACKWARD>(a, row, k, scale);
+        float value = rotated<T, BACKWARD>(a, row, k, scale);
         to[k] = from_f32<T>(BACKWARD ? fmaf(-to_f32(x[k]), pull, scale * value) : value);
     }
 }

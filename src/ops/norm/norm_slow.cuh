@@ -13,7 +13,7 @@ enum {
     NORM_THREADS = 512,
     NORM_SHORT_THREADS = 128, /* when several rows share a block */
     NORM_SLOW_THREADS = 256,
-    NORM_MOST_BLOCKS =
+    NORM_MAX_BLOCKS =
         2112 /* whose sums scratch must hold: 16 for each multiprocessor of the largest devices */
 };
 

@@ -53,7 +53,7 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
     const nbl__adamw *a = arguments;
     const struct {
         const char *name;
-        double value, least, below;
+        double value, min, below;
     } numbers[] = {{"lr", a->lr, 0, INFINITY},
                    {"beta1", a->beta1, 0, 1},
                    {"beta2", a->beta2, 0, 1},
@@ -61,9 +61,9 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
                    {"weight_decay", a->weight_decay, 0, INFINITY},
                    {"grad_scale", a->grad_scale, -INFINITY, INFINITY}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        NBL_CHECK(ctx, numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below,
+        NBL_CHECK(ctx, numbers[i].value >= numbers[i].min && numbers[i].value < numbers[i].below,
                   NBL_ERROR_ARGUMENT, "adamw: %s is %g, not in [%g, %g)", numbers[i].name, numbers[i].value,
-                  numbers[i].least, numbers[i].below);
+                  numbers[i].min, numbers[i].below);
     NBL_CHECK(ctx, a->step >= 1, NBL_ERROR_ARGUMENT, "adamw: step is %" PRId64 "; the first is 1", a->step);
     NBL_CHECK(ctx, a->bits == 32 || a->bits == 8, NBL_ERROR_ARGUMENT, "adamw: bits is %d, not 32 or 8",
               a->bits);

@@ -20,7 +20,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, STRETCH_32 = 4096, STRETCH_8 = 8192, FEW = 56, MANY = 500 };
+enum { THREADS = 256, SPAN_32 = 4096, SPAN_8 = 8192, SMALL = 56, MANY = 500 };
 
 struct constants {
     float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, shrink_before, shrink_after;
@@ -38,7 +38,7 @@ struct entry {
     bool aligned; /* runs of four */
 };
 
-using few = tensor_list<entry, FEW, constants>;
+using small = tensor_list<entry, SMALL, constants>;
 using many = tensor_list<entry, MANY, constants>;
 
 __device__ inline void step(const constants &c, float scale, float &p, float g, float &m, float &v)
@@ -88,8 +88,8 @@ template <typename LIST> __global__ void __launch_bounds__(THREADS) step_32(cons
     const entry &e = list.at[entry_of(list, blockIdx.x)];
     float scale = scale_of(list.common);
     if (isnan(scale)) return;
-    int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH_32;
-    int64_t end = begin + STRETCH_32 < e.n ? begin + STRETCH_32 : e.n;
+    int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * SPAN_32;
+    int64_t end = begin + SPAN_32 < e.n ? begin + SPAN_32 : e.n;
     if (!e.aligned) {
         for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
             step_runs<1, 1>(list.common, scale, e, i, 0);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(THREADS, 3) step_8(const __grid_constant__ LIS
     fill_coder(coders[0], maps[0]);
     fill_coder(coders[1], maps[1]);
     __syncthreads();
-    constexpr int BLOCKS = STRETCH_8 / NBL_ADAMW_BLOCK;
+    constexpr int BLOCKS = SPAN_8 / NBL_ADAMW_BLOCK;
     const entry &e = list.at[entry_of(list, blockIdx.x)];
     int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * BLOCKS;
     for (int64_t block = begin + threadIdx.x / 32; block < begin + BLOCKS; block += THREADS / 32) {
@@ -274,18 +274,18 @@ template <typename LIST> void step_all(const nbl__call *call, const nbl__adamw *
 {
     cudaStream_t stream = stream_of(call);
     for_lists<LIST>(
-        a->count, a->bits == 8 ? STRETCH_8 : STRETCH_32, constants_of(a),
+        a->count, a->bits == 8 ? SPAN_8 : SPAN_32, constants_of(a),
         [=](int64_t i) { return entry_at(a, i); },
-        [=](const LIST &list, unsigned stretches) {
-            if (a->bits == 8) step_8<<<stretches, THREADS, 0, stream>>>(list);
-            else step_32<<<stretches, THREADS, 0, stream>>>(list);
+        [=](const LIST &list, unsigned spans) {
+            if (a->bits == 8) step_8<<<spans, THREADS, 0, stream>>>(list);
+            else step_32<<<spans, THREADS, 0, stream>>>(list);
         });
 }
 
 nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__adamw *a = static_cast<const nbl__adamw *>(arguments);
-    if (a->count <= FEW) step_all<few>(call, a);
+    if (a->count <= SMALL) step_all<small>(call, a);
     else step_all<many>(call, a);
     return launched(call);
 }

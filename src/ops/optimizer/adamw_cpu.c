@@ -136,8 +136,8 @@ static void update_8(const job *j, const nbl__adamw_tensor *t, int64_t begin, in
         uint8_t *codes_m = (uint8_t *)t->m.data + i, *codes_v = (uint8_t *)t->v.data + i;
         float *absmax_m = (float *)t->m_absmax.data + i / block,
               *absmax_v = (float *)t->v_absmax.data + i / block;
-        nbl__dynamic8_decode(j->isa, map_m, block, codes_m, absmax_m, n, m);
-        nbl__dynamic8_decode(j->isa, map_v, block, codes_v, absmax_v, n, v);
+        nbl__dynamic8_dequantize(j->isa, map_m, block, codes_m, absmax_m, n, m);
+        nbl__dynamic8_dequantize(j->isa, map_v, block, codes_v, absmax_v, n, v);
         update(j, t, i, n, m, v);
         nbl__dynamic8_encode(j->isa, map_m, block, m, n, codes_m, absmax_m);
         nbl__dynamic8_encode(j->isa, map_v, block, v, n, codes_v, absmax_v);
@@ -145,11 +145,12 @@ static void update_8(const job *j, const nbl__adamw_tensor *t, int64_t begin, in
     }
 }
 
-static nbl_status step_stretch(void *argument, int64_t item, int worker)
+static nbl_status step_span(void *argument, int64_t item, int worker)
 {
     const job *j = argument;
     (void)worker;
-    nbl__stretch s = nbl__stretch_at(j->first, j->a->count, item, &j->a->tensors->p, sizeof *j->a->tensors);
+    nbl__tensor_span s = nbl__tensor_span_at(j->first, j->a->count, item, &j->a->tensors->p,
+                                             sizeof *j->a->tensors);
     const nbl__adamw_tensor *t = &j->a->tensors[s.tensor];
     if (j->a->bits == 8) update_8(j, t, s.begin, s.n);
     else update(j, t, s.begin, s.n, (float *)t->m.data + s.begin, (float *)t->v.data + s.begin);
@@ -167,8 +168,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     const nbl__adamw *a = arguments;
     job j = {a, nbl__isa(call->ctx), constants_of(a), (int64_t *)(void *)call->scratch};
     if (a->count == 0 || isnan(j.c.grad_scale)) return NBL_OK;
-    int64_t items = nbl__stretches(&a->tensors->p, sizeof *a->tensors, a->count, j.first);
-    return nbl__team_run(call->ctx, items, step_stretch, &j, NULL);
+    int64_t items = nbl__tensor_spans(&a->tensors->p, sizeof *a->tensors, a->count, j.first);
+    return nbl__team_run(call->ctx, items, step_span, &j, NULL);
 }
 
 const nbl__impl nbl__adamw_cpu = {"adamw_cpu", NBL_ISA_SCALAR, NULL, scratch, run};

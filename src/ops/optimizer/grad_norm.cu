@@ -18,7 +18,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { THREADS = 256, N = 8, STRETCH = 8192, FINISH_THREADS = 1024, FEW = 96, MANY = 780 };
+enum { THREADS = 256, N = 8, SPAN = 8192, FINISH_THREADS = 1024, SMALL = 96, MANY = 780 };
 
 struct part {
     double squares;
@@ -39,17 +39,17 @@ struct common {
     const float *factor;
 };
 
-using few = tensor_list<entry, FEW, common>;
+using small = tensor_list<entry, SMALL, common>;
 using many = tensor_list<entry, MANY, common>;
 
 /* Elements [begin, end) of a tensor, of which those before `whole` can be read in runs. */
-struct stretch {
+struct span {
     int64_t begin, whole, end;
 };
-__device__ inline stretch stretch_of(const entry &e)
+__device__ inline span span_of(const entry &e)
 {
-    int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * STRETCH;
-    int64_t end = begin + STRETCH < e.n ? begin + STRETCH : e.n;
+    int64_t begin = static_cast<int64_t>(blockIdx.x - e.first) * SPAN;
+    int64_t end = begin + SPAN < e.n ? begin + SPAN : e.n;
     return {begin, e.aligned ? begin + (end - begin) / N * N : begin, end};
 }
 
@@ -63,7 +63,7 @@ template <typename T, int COUNT> __device__ double add_squares(const T *g, doubl
     return sum;
 }
 
-template <typename T> __device__ double squares_of(const T *g, const stretch &s)
+template <typename T> __device__ double squares_of(const T *g, const span &s)
 {
     double sum = 0;
 #pragma unroll 4
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(const __grid_constant_
 {
     const entry &e = list.at[entry_of(list, blockIdx.x)];
     double sum[1];
-    NBL_BY_DTYPE(e.dtype, T, sum[0] = squares_of(static_cast<const T *>(e.g), stretch_of(e)));
+    NBL_BY_DTYPE(e.dtype, T, sum[0] = squares_of(static_cast<const T *>(e.g), span_of(e)));
     block_sums(sum);
     if (threadIdx.x == 0) list.common.parts[blockIdx.x] = {sum[0], e.tensor};
 }
@@ -123,7 +123,7 @@ template <typename T, int COUNT, int RUNS> __device__ void scale_runs(T *g, floa
     }
 }
 
-template <typename T> __device__ void scale_stretch(T *g, const stretch &s, float factor)
+template <typename T> __device__ void scale_span(T *g, const span &s, float factor)
 {
     int64_t i = s.begin + threadIdx.x * N;
     for (; i + THREADS * N < s.whole; i += 2 * THREADS * N) scale_runs<T, N, 2>(g + i, factor);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ L
     float factor = *list.common.factor;
     if (factor == 1) return;
     const entry &e = list.at[entry_of(list, blockIdx.x)];
-    NBL_BY_DTYPE(e.dtype, T, scale_stretch(static_cast<T *>(e.g), stretch_of(e), factor));
+    NBL_BY_DTYPE(e.dtype, T, scale_span(static_cast<T *>(e.g), span_of(e), factor));
 }
 
 /* ---- on the host ---- */
@@ -145,17 +145,17 @@ __global__ void __launch_bounds__(THREADS) clip_kernel(const __grid_constant__ L
 struct work {
     part *parts;
     float *factor;
-    int64_t stretches;
+    int64_t spans;
 };
 
 size_t layout(const nbl__grad_norm *a, uint8_t *base, work *w)
 {
     nbl__cut cut = {base, 0};
-    w->stretches = 0;
+    w->spans = 0;
     for (int64_t i = 0; i < a->count; i++)
-        w->stretches += ceil_div(nbl__tensor_elements(&a->gradients[i]), STRETCH);
+        w->spans += ceil_div(nbl__tensor_elements(&a->gradients[i]), SPAN);
     w->factor = static_cast<float *>(nbl__cut_bytes(&cut, sizeof(float)));
-    w->parts = static_cast<part *>(nbl__cut_bytes(&cut, static_cast<size_t>(w->stretches) * sizeof(part)));
+    w->parts = static_cast<part *>(nbl__cut_bytes(&cut, static_cast<size_t>(w->spans) * sizeof(part)));
     return cut.used;
 }
 
@@ -179,25 +179,25 @@ template <typename LIST> nbl_status run_lists(const nbl__call *call, const nbl__
     layout(a, call->scratch, &w);
     part *next = w.parts;
     auto make = [=](int64_t i) { return entry_at(a, i); };
-    for_lists<LIST>(a->count, STRETCH, common{}, make, [&](LIST &list, unsigned stretches) {
+    for_lists<LIST>(a->count, SPAN, common{}, make, [&](LIST &list, unsigned spans) {
         list.common.parts = next;
-        next += stretches;
-        squares_kernel<<<stretches, THREADS, 0, stream>>>(list);
+        next += spans;
+        squares_kernel<<<spans, THREADS, 0, stream>>>(list);
     });
-    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.stretches, a->max_norm,
+    finish_kernel<<<1, FINISH_THREADS, 0, stream>>>(w.parts, w.spans, a->max_norm,
                                                     static_cast<float *>(a->norm.data), a->non_finite,
                                                     a->factor ? a->factor : w.factor, a->factor != nullptr);
     if (a->max_norm > 0 && !a->factor)
         for_lists<LIST>(
-            a->count, STRETCH, common{nullptr, w.factor}, make,
-            [&](LIST &list, unsigned stretches) { clip_kernel<<<stretches, THREADS, 0, stream>>>(list); });
+            a->count, SPAN, common{nullptr, w.factor}, make,
+            [&](LIST &list, unsigned spans) { clip_kernel<<<spans, THREADS, 0, stream>>>(list); });
     return launched(call);
 }
 
 nbl_status run(const nbl__call *call, const void *arguments)
 {
     const nbl__grad_norm *a = static_cast<const nbl__grad_norm *>(arguments);
-    return a->count <= FEW ? run_lists<few>(call, a) : run_lists<many>(call, a);
+    return a->count <= SMALL ? run_lists<small>(call, a) : run_lists<many>(call, a);
 }
 
 } // namespace

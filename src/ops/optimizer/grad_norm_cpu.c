@@ -86,21 +86,21 @@ NBL_TARGET_AVX512 static void scale_avx512(nbl_dtype dtype, uint8_t *g, int64_t 
 
 #endif
 
-static uint8_t *stretch_data(const job *j, int64_t item, nbl_dtype *dtype, int64_t *n)
+static uint8_t *span_data(const job *j, int64_t item, nbl_dtype *dtype, int64_t *n)
 {
     const nbl_tensor *all = j->a->gradients;
-    nbl__stretch s = nbl__stretch_at(j->first, j->a->count, item, all, sizeof *all);
+    nbl__tensor_span s = nbl__tensor_span_at(j->first, j->a->count, item, all, sizeof *all);
     *dtype = all[s.tensor].dtype;
     *n = s.n;
     return (uint8_t *)all[s.tensor].data + (size_t)s.begin * nbl__size_of(*dtype);
 }
 
-static nbl_status sum_stretch(void *argument, int64_t item, int worker)
+static nbl_status sum_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
     nbl_dtype dtype;
     int64_t n;
-    const uint8_t *g = stretch_data(j, item, &dtype, &n);
+    const uint8_t *g = span_data(j, item, &dtype, &n);
     (void)worker;
 #if defined(__x86_64__)
     if (j->isa >= NBL_ISA_AVX512) {
@@ -116,12 +116,12 @@ static nbl_status sum_stretch(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-static nbl_status scale_stretch(void *argument, int64_t item, int worker)
+static nbl_status scale_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
     nbl_dtype dtype;
     int64_t n;
-    uint8_t *g = stretch_data(j, item, &dtype, &n);
+    uint8_t *g = span_data(j, item, &dtype, &n);
     (void)worker;
 #if defined(__x86_64__)
     if (j->isa >= NBL_ISA_AVX512) {
@@ -141,7 +141,7 @@ static size_t layout(const nbl__grad_norm *a, uint8_t *base, job *j)
 {
     nbl__cut cut = {base, 0};
     NBL_CUT(&cut, j->first, a->count + 1);
-    NBL_CUT(&cut, j->squares, nbl__stretches(a->gradients, sizeof *a->gradients, a->count, NULL));
+    NBL_CUT(&cut, j->squares, nbl__tensor_spans(a->gradients, sizeof *a->gradients, a->count, NULL));
     return cut.used;
 }
 
@@ -157,11 +157,11 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     const nbl__grad_norm *a = arguments;
     job j = {.a = a, .isa = nbl__isa(call->ctx)};
     layout(a, call->scratch, &j);
-    int64_t items = nbl__stretches(a->gradients, sizeof *a->gradients, a->count, j.first), blamed = -1;
-    NBL_TRY(nbl__team_run(call->ctx, items, sum_stretch, &j, NULL));
+    int64_t items = nbl__tensor_spans(a->gradients, sizeof *a->gradients, a->count, j.first), blamed = -1;
+    NBL_TRY(nbl__team_run(call->ctx, items, sum_span, &j, NULL));
     double sum = 0;
     for (int64_t i = 0; i < items; i++) {
-        if (blamed < 0 && !isfinite(j.squares[i])) blamed = nbl__stretch_tensor(j.first, a->count, i);
+        if (blamed < 0 && !isfinite(j.squares[i])) blamed = nbl__tensor_span_tensor(j.first, a->count, i);
         sum += j.squares[i]; /* squares of f32 do not overflow f64: only a gradient makes it non-finite */
     }
     double norm = sqrt(sum);
@@ -172,7 +172,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
         *a->factor = blamed < 0 ? j.factor : NAN;
         return NBL_OK;
     }
-    return j.factor == 1 ? NBL_OK : nbl__team_run(call->ctx, items, scale_stretch, &j, NULL);
+    return j.factor == 1 ? NBL_OK : nbl__team_run(call->ctx, items, scale_span, &j, NULL);
 }
 
 const nbl__impl nbl__grad_norm_cpu = {"grad_norm_cpu", NBL_ISA_SCALAR, NULL, scratch, run};

@@ -1,32 +1,33 @@
 /* tensor_spans.h - a list of tensors cut into stretches of equal length, for a team: many small tensors and few
  * large ones keep all threads busy alike. Where a stretch begins depends on the tensors alone. */
-#ifndef NBL_STRETCHES_H
-#define NBL_STRETCHES_H
+#ifndef NBL_TENSOR_SPANS_H
+#define NBL_TENSOR_SPANS_H
 
 #include "ops/ops.h"
 
-enum { NBL_STRETCH = 16384 }; /* elements; a multiple of every block of codes */
+enum { NBL_TENSOR_SPAN = 16384 }; /* elements; a multiple of every block of codes */
 
-typedef struct nbl__stretch {
+typedef struct nbl__tensor_span {
     int64_t tensor, begin, n; /* elements [begin, begin + n) */
-} nbl__stretch;
+} nbl__tensor_span;
 
 /* first [count + 1] gets the number of the stretch that begins each tensor; tensors are `bytes` apart. Returns
  * how many stretches there are. */
-static inline int64_t nbl__stretches(const nbl_tensor *tensors, size_t bytes, int64_t count, int64_t *first)
+static inline int64_t nbl__tensor_spans(const nbl_tensor *tensors, size_t bytes, int64_t count,
+                                        int64_t *first)
 {
     int64_t total = 0;
     for (int64_t i = 0; i < count; i++) {
         const nbl_tensor *t = (const nbl_tensor *)(const void *)((const char *)tensors + (size_t)i * bytes);
         if (first) first[i] = total;
-        total += nbl__ceil_div(nbl__tensor_elements(t), NBL_STRETCH);
+        total += nbl__ceil_div(nbl__tensor_elements(t), NBL_TENSOR_SPAN);
     }
     if (first) first[count] = total;
     return total;
 }
 
 /* The tensor that holds stretch `item`: the last that begins at or before it, so never an empty one. */
-static inline int64_t nbl__stretch_tensor(const int64_t *first, int64_t count, int64_t item)
+static inline int64_t nbl__tensor_span_tensor(const int64_t *first, int64_t count, int64_t item)
 {
     int64_t low = 0, high = count; /* first[low] <= item < first[high] */
     while (high - low > 1) {
@@ -37,12 +38,12 @@ static inline int64_t nbl__stretch_tensor(const int64_t *first, int64_t count, i
     return low;
 }
 
-static inline nbl__stretch nbl__stretch_at(const int64_t *first, int64_t count, int64_t item,
-                                           const nbl_tensor *tensors, size_t bytes)
+static inline nbl__tensor_span nbl__tensor_span_at(const int64_t *first, int64_t count, int64_t item,
+                                                   const nbl_tensor *tensors, size_t bytes)
 {
-    int64_t k = nbl__stretch_tensor(first, count, item), begin = (item - first[k]) * NBL_STRETCH;
+    int64_t k = nbl__tensor_span_tensor(first, count, item), begin = (item - first[k]) * NBL_TENSOR_SPAN;
     const nbl_tensor *t = (const nbl_tensor *)(const void *)((const char *)tensors + (size_t)k * bytes);
-    return (nbl__stretch){k, begin, nbl__min_i64(NBL_STRETCH, nbl__tensor_elements(t) - begin)};
+    return (nbl__tensor_span){k, begin, nbl__min_i64(NBL_TENSOR_SPAN, nbl__tensor_elements(t) - begin)};
 }
 
 #endif

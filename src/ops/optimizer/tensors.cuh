@@ -12,20 +12,20 @@ namespace nbl_cuda
 {
 
 /* ENTRY has `n`, the number of elements, and `first`, its first stretch in this launch. */
-template <typename ENTRY, int MOST, typename COMMON> struct tensor_list {
-    enum { CAPACITY = MOST };
+template <typename ENTRY, int MAX, typename COMMON> struct tensor_list {
+    enum { CAPACITY = MAX };
     COMMON common;
     int count;
-    ENTRY at[MOST];
+    ENTRY at[MAX];
 };
 
 /* The last entry that begins at or before this stretch: never an empty one. */
-template <typename LIST> __device__ inline int entry_of(const LIST &list, unsigned stretch)
+template <typename LIST> __device__ inline int entry_of(const LIST &list, unsigned span)
 {
     int low = 0, high = list.count;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (list.at[middle].first <= stretch) low = middle;
+        if (list.at[middle].first <= span) low = middle;
         else high = middle;
     }
     return low;
@@ -34,20 +34,20 @@ template <typename LIST> __device__ inline int entry_of(const LIST &list, unsign
 /* Calls launch(list, stretches) for as many lists as `count` tensors take. make(i) gives the entry of
  * tensor i. */
 template <typename LIST, typename COMMON, typename MAKE, typename LAUNCH>
-static inline void for_lists(int64_t count, int64_t stretch, COMMON common, MAKE make, LAUNCH launch)
+static inline void for_lists(int64_t count, int64_t span, COMMON common, MAKE make, LAUNCH launch)
 {
     LIST list;
     list.common = common;
     for (int64_t i = 0; i < count;) {
-        unsigned stretches = 0;
+        unsigned spans = 0;
         for (list.count = 0; i < count && list.count < LIST::CAPACITY; i++) {
             auto entry = make(i);
-            entry.first = stretches;
+            entry.first = spans;
             if (entry.n == 0) continue;
-            stretches += static_cast<unsigned>(ceil_div(entry.n, stretch));
+            spans += static_cast<unsigned>(ceil_div(entry.n, span));
             list.at[list.count++] = entry;
         }
-        if (stretches > 0) launch(list, stretches);
+        if (spans > 0) launch(list, spans);
     }
 }
 

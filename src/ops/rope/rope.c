@@ -3,11 +3,11 @@
 
 #include "ops/families.h"
 
-static nbl_status check_dim(nbl_context *ctx, const char *op, int64_t dim, int64_t most)
+static nbl_status check_dim(nbl_context *ctx, const char *op, int64_t dim, int64_t max)
 {
-    NBL_CHECK(ctx, dim >= 2 && dim % 2 == 0 && dim <= most, NBL_ERROR_SHAPE,
+    NBL_CHECK(ctx, dim >= 2 && dim % 2 == 0 && dim <= max, NBL_ERROR_SHAPE,
               "%s: rotary_dim %" PRId64 " is not an even number of at most %" PRId64 " dimensions", op, dim,
-              most);
+              max);
     return NBL_OK;
 }
 

@@ -16,12 +16,12 @@ using namespace nbl_cuda;
 namespace
 {
 
-enum { MOST_FREQUENCIES = 512, MOST_HALF = 4096, THREADS = 256 };
+enum { MAX_FREQUENCIES = 512, MAX_HALF = 4096, THREADS = 256 };
 
 /* By value in the parameters of a kernel. */
 struct frequencies {
     int half;
-    float scaling, at[MOST_FREQUENCIES];
+    float scaling, at[MAX_FREQUENCIES];
 };
 
 frequencies frequencies_of(const nbl__rope *rope, int64_t half)
@@ -32,7 +32,7 @@ frequencies frequencies_of(const nbl__rope *rope, int64_t half)
     return f;
 }
 
-__device__ inline void turn_of(const frequencies &f, int position, int i, float *cosine, float *sine)
+__device__ inline void rotate_of(const frequencies &f, int position, int i, float *cosine, float *sine)
 {
     double s, c, angle = static_cast<double>(position) * static_cast<double>(f.at[i]);
     sincos(angle, &s, &c);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(THREADS)
     int64_t at = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     float c, s;
     if (at >= count) return;
-    turn_of(f, positions[at / f.half], static_cast<int>(at % f.half), &c, &s);
+    rotate_of(f, positions[at / f.half], static_cast<int>(at % f.half), &c, &s);
     if (cosines) cosines[at] = c;
     if (sines) sines[at] = s;
 }
@@ -66,7 +66,7 @@ nbl_status run_table(const nbl__call *call, const void *arguments)
 const char *can_table(const void *arguments)
 {
     const nbl__rope_table *a = static_cast<const nbl__rope_table *>(arguments);
-    return a->rope.rotary_dim / 2 > MOST_FREQUENCIES ? "rotary_dim is above 1024" : nullptr;
+    return a->rope.rotary_dim / 2 > MAX_FREQUENCIES ? "rotary_dim is above 1024" : nullptr;
 }
 
 /* ---- rope ---- */
@@ -80,11 +80,11 @@ struct turn {
     float sign; /* -1: back */
 };
 
-__device__ inline void fill_turns(const turn &a, const frequencies *f, float *cosines, float *sines)
+__device__ inline void fill_angles(const turn &a, const frequencies *f, float *cosines, float *sines)
 {
     int64_t token = blockIdx.x;
     for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
-        if (f) turn_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
+        if (f) rotate_of(*f, a.positions[token], i, &cosines[i], &sines[i]);
         else {
             cosines[i] = a.cosines[token * a.half + i];
             sines[i] = a.sines[token * a.half + i];
@@ -96,7 +96,7 @@ __device__ inline void fill_turns(const turn &a, const frequencies *f, float *co
 
 /* N elements at a time: as many as fit 16 bytes, or 1. */
 template <typename T, int N>
-__device__ void turn_heads(const turn &a, const float *cosines, const float *sines)
+__device__ void rotate_heads(const turn &a, const float *cosines, const float *sines)
 {
     int lanes = a.half / N, extra = (a.columns - 2 * a.half) / N, work = lanes + extra;
     int64_t first = static_cast<int64_t>(blockIdx.x) * a.heads * a.columns;
@@ -118,28 +118,28 @@ __device__ void turn_heads(const turn &a, const float *cosines, const float *sin
         load_run<float, N>(sines + i * N, s);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float turned = left[j] * c[j] - right[j] * s[j];
+            float rotated = left[j] * c[j] - right[j] * s[j];
             right[j] = right[j] * c[j] + left[j] * s[j];
-            left[j] = turned;
+            left[j] = rotated;
         }
         store_run<T, N>(y + i * N, left);
         store_run<T, N>(y + a.half + i * N, right);
     }
 }
 
-template <typename T, int N> __global__ void __launch_bounds__(THREADS) turn_by_table(turn a)
+template <typename T, int N> __global__ void __launch_bounds__(THREADS) rotate_by_table(turn a)
 {
     extern __shared__ __align__(16) float turns[];
-    fill_turns(a, nullptr, turns, turns + a.half);
-    turn_heads<T, N>(a, turns, turns + a.half);
+    fill_angles(a, nullptr, turns, turns + a.half);
+    rotate_heads<T, N>(a, turns, turns + a.half);
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) turn_by_position(turn a, const __grid_constant__ frequencies f)
+__global__ void __launch_bounds__(THREADS) rotate_by_position(turn a, const __grid_constant__ frequencies f)
 {
     extern __shared__ __align__(16) float turns[];
-    fill_turns(a, &f, turns, turns + a.half);
-    turn_heads<T, N>(a, turns, turns + a.half);
+    fill_angles(a, &f, turns, turns + a.half);
+    rotate_heads<T, N>(a, turns, turns + a.half);
 }
 
 template <typename T, int N>
@@ -149,9 +149,9 @@ void launch(const nbl__call *call, const turn &a, const nbl__rope *rope, unsigne
     int64_t threads = work >= THREADS ? int64_t{THREADS} : ceil_div(work, 32) * 32;
     size_t shared = 2 * static_cast<size_t>(a.half) * sizeof(float);
     if (a.cosines)
-        turn_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
+        rotate_by_table<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(a);
     else
-        turn_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
+        rotate_by_position<T, N><<<tokens, static_cast<unsigned>(threads), shared, stream_of(call)>>>(
             a, frequencies_of(rope, a.half));
 }
 
@@ -185,7 +185,7 @@ const char *can_rotate(const void *arguments)
     int64_t half = nbl__rope_dim(&a->rope, nbl__last(&a->x)) / 2;
     if (a->x.shape[a->x.rank - 2] * nbl__last(&a->x) > INT32_MAX)
         return "a token has more than 2^31 elements";
-    return half > (nbl__given(&a->cos) ? MOST_HALF : MOST_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
+    return half > (nbl__given(&a->cos) ? MAX_HALF : MAX_FREQUENCIES) ? "rotary_dim is too large" : nullptr;
 }
 
 nbl_status run_forward(const nbl__call *call, const void *arguments)

@@ -282,20 +282,20 @@ int nbl_rendering_span(const nbl_rendering *r, int64_t index, int64_t *start, in
 }
 
 /* "FILE:LINE:COLUMN: " of a fault in a template. */
-static void place_of(const job *j, char *place, size_t size)
+static void location_of(const job *j, char *location, size_t size)
 {
-    *place = '\0';
-    if (j->file) snprintf(place, size, "%s:%d:%d: ", j->file, j->vm.line, j->vm.column);
+    *location = '\0';
+    if (j->file) snprintf(location, size, "%s:%d:%d: ", j->file, j->vm.line, j->vm.column);
 }
 
 static nbl_status keep_error(const job *j, nbl_rendering *r)
 {
-    char place[600];
-    place_of(j, place, sizeof place);
-    size_t before = strlen(place), size = j->vm.own ? j->vm.own->size : strlen(j->vm.message);
+    char location[600];
+    location_of(j, location, sizeof location);
+    size_t before = strlen(location), size = j->vm.own ? j->vm.own->size : strlen(j->vm.message);
     NBL_TRY(NBL_ALLOC(r->ctx, r->error, before + size + 1));
     r->error_size = before + size;
-    memcpy(r->error, place, before);
+    memcpy(r->error, location, before);
     if (size) memcpy(r->error + before, j->vm.own ? j->vm.own->bytes : j->vm.message, size);
     return NBL_OK;
 }
@@ -314,10 +314,10 @@ static nbl_status keep_text(const job *j, nbl_rendering *r)
 /* Tells the context why a job failed. */
 static nbl_status tell(const job *j, nbl_status status)
 {
-    char place[600];
+    char location[600];
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
-    place_of(j, place, sizeof place);
-    return nbl__fail(j->t->ctx, status, "%s%s", place, j->vm.message);
+    location_of(j, location, sizeof location);
+    return nbl__fail(j->t->ctx, status, "%s%s", location, j->vm.message);
 }
 
 /* After the job ran: the rendering, or the failure; with `errors` a failure becomes a rendering, too. */

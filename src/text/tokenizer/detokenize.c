@@ -20,7 +20,7 @@ static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
 static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count,
                          bool skip_special, nbl__slice *text)
 {
-    nbl__decode_scratch *s = &w->decode;
+    nbl__detokenize_scratch *s = &w->decode;
     s->now = 0;
     s->text[0].size = s->tokens[0].count = 0;
     NBL_TRY(nbl__bytes_reserve(t->ctx, &s->text[0], 1));
@@ -29,12 +29,12 @@ static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *
         nbl__slice token;
         if (!token_text(t, ids[i], &token)) continue;
         if (skip_special && nbl__added_is_special(&t->added, token.text, token.size)) continue;
-        if (!t->has_decoder && s->tokens[0].count) NBL_TRY(nbl__bytes_add(t->ctx, &s->text[0], " ", 1));
+        if (!t->has_detokenizer && s->tokens[0].count) NBL_TRY(nbl__bytes_add(t->ctx, &s->text[0], " ", 1));
         nbl__piece piece = {s->text[0].size, token.size, 0, -1};
         NBL_TRY(nbl__bytes_add(t->ctx, &s->text[0], token.text, token.size));
         NBL_TRY(nbl__pieces_add(t->ctx, &s->tokens[0], piece));
     }
-    NBL_TRY(nbl__decode_steps(t->decoders, t->decoder_count, s));
+    NBL_TRY(nbl__detokenize_steps(t->detokenizers, t->detokenizer_count, s));
     *text = (nbl__slice){s->text[s->now].data, s->text[s->now].size};
     return NBL_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "text/chars.h"
 
-void nbl__decode_scratch_free(nbl__decode_scratch *s)
+void nbl__detokenize_scratch_free(nbl__detokenize_scratch *s)
 {
     for (int i = 0; i < 2; i++) {
         nbl__bytes_free(s->ctx, &s->text[i]);
@@ -14,18 +14,18 @@ void nbl__decode_scratch_free(nbl__decode_scratch *s)
 
 /* ---- writing a token ---- */
 
-static nbl__bytes *out(nbl__decode_scratch *s)
+static nbl__bytes *out(nbl__detokenize_scratch *s)
 {
     return &s->text[!s->now];
 }
 
-static nbl_status put(nbl__decode_scratch *s, const char *text, size_t size)
+static nbl_status put(nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     return nbl__bytes_add(s->ctx, out(s), text, size);
 }
 
 /* What was written from `begin` on is a token. */
-static nbl_status end_token(nbl__decode_scratch *s, size_t begin)
+static nbl_status end_token(nbl__detokenize_scratch *s, size_t begin)
 {
     return nbl__pieces_add(s->ctx, &s->tokens[!s->now], (nbl__piece){begin, out(s)->size - begin, 0, -1});
 }
@@ -34,19 +34,19 @@ static nbl_status end_token(nbl__decode_scratch *s, size_t begin)
 static size_t broken_length(const unsigned char *s, size_t size)
 {
     unsigned char low = 0x80, high = 0xbf;
-    size_t most;
-    if (s[0] >= 0xc2 && s[0] <= 0xdf) most = 2;
+    size_t max;
+    if (s[0] >= 0xc2 && s[0] <= 0xdf) max = 2;
     else if (s[0] >= 0xe0 && s[0] <= 0xef) {
-        most = 3;
+        max = 3;
         if (s[0] == 0xe0) low = 0xa0;
         if (s[0] == 0xed) high = 0x9f;
     } else if (s[0] >= 0xf0 && s[0] <= 0xf4) {
-        most = 4;
+        max = 4;
         if (s[0] == 0xf0) low = 0x90;
         if (s[0] == 0xf4) high = 0x8f;
     } else return 1;
     size_t n = 1;
-    while (n < most && n < size && s[n] >= low && s[n] <= high) {
+    while (n < max && n < size && s[n] >= low && s[n] <= high) {
         n++;
         low = 0x80;
         high = 0xbf;
@@ -54,7 +54,7 @@ static size_t broken_length(const unsigned char *s, size_t size)
     return n;
 }
 
-static nbl_status put_lossy(nbl__decode_scratch *s, const char *text, size_t size)
+static nbl_status put_lossy(nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     for (size_t at = 0; at < size;) {
         size_t good = nbl__utf8_check(text + at, size - at);
@@ -69,7 +69,7 @@ static nbl_status put_lossy(nbl__decode_scratch *s, const char *text, size_t siz
 
 /* ---- steps over all tokens at once ---- */
 
-static nbl_status byte_level(nbl__decode_scratch *s)
+static nbl_status byte_level(nbl__detokenize_scratch *s)
 {
     nbl__bytes *from = &s->text[s->now];
     size_t all = 0; /* bytes go in place: a byte is never longer than its character */
@@ -116,7 +116,7 @@ static int byte_value(const char *text, size_t size)
 }
 
 /* Runs of byte tokens become one token, or one U+FFFD for each when they are no UTF-8. */
-static nbl_status byte_fallback(nbl__decode_scratch *s)
+static nbl_status byte_fallback(nbl__detokenize_scratch *s)
 {
     const nbl__pieces *tokens = &s->tokens[s->now];
     for (size_t i = 0; i < tokens->count;) {
@@ -153,8 +153,8 @@ static nbl_status byte_fallback(nbl__decode_scratch *s)
 
 /* ---- steps that look at one token ---- */
 
-static nbl_status metaspace(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text,
-                            size_t size)
+static nbl_status metaspace(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
+                            const char *text, size_t size)
 {
     for (size_t at = 0; at < size;) {
         uint32_t c;
@@ -166,7 +166,7 @@ static nbl_status metaspace(const nbl__decoder *step, nbl__decode_scratch *s, si
     return NBL_OK;
 }
 
-static nbl_status replace_matches(const nbl__decoder *step, nbl__decode_scratch *s, const char *text,
+static nbl_status replace_matches(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text,
                                   size_t size)
 {
     nbl__search search;
@@ -184,7 +184,7 @@ static nbl_status replace_matches(const nbl__decoder *step, nbl__decode_scratch 
     return put(s, text + last, size - last);
 }
 
-static nbl_status strip(const nbl__decoder *step, nbl__decode_scratch *s, const char *text, size_t size)
+static nbl_status strip(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     size_t begin = 0, end = size;
     uint32_t c;
@@ -229,7 +229,7 @@ static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from,
     return status;
 }
 
-static nbl_status clean_up(nbl__decode_scratch *s, size_t from)
+static nbl_status clean_up(nbl__detokenize_scratch *s, size_t from)
 {
     static const char *const pairs[][2] = {
         {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
@@ -240,8 +240,8 @@ static nbl_status clean_up(nbl__decode_scratch *s, size_t from)
     return NBL_OK;
 }
 
-static nbl_status wordpiece(const nbl__decoder *step, nbl__decode_scratch *s, size_t index, const char *text,
-                            size_t size)
+static nbl_status wordpiece(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
+                            const char *text, size_t size)
 {
     size_t from = out(s)->size;
     bool continues = size >= step->prefix.size && memcmp(text, step->prefix.text, step->prefix.size) == 0;
@@ -255,7 +255,7 @@ static nbl_status wordpiece(const nbl__decoder *step, nbl__decode_scratch *s, si
     return step->cleanup ? clean_up(s, from) : NBL_OK;
 }
 
-static nbl_status ctc(const nbl__decoder *step, nbl__decode_scratch *s, const char *text, size_t size)
+static nbl_status ctc(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     size_t from = out(s)->size;
     NBL_TRY(put(s, text, size));
@@ -265,7 +265,7 @@ static nbl_status ctc(const nbl__decoder *step, nbl__decode_scratch *s, const ch
     return replace_plain(s->ctx, out(s), from, step->delimiter.text, step->delimiter.size, " ", 1);
 }
 
-static nbl_status bpe(const nbl__decoder *step, nbl__decode_scratch *s, bool last, const char *text,
+static nbl_status bpe(const nbl__decoder *step, nbl__detokenize_scratch *s, bool last, const char *text,
                       size_t size)
 {
     size_t from = out(s)->size;
@@ -273,19 +273,19 @@ static nbl_status bpe(const nbl__decoder *step, nbl__decode_scratch *s, bool las
     return replace_plain(s->ctx, out(s), from, step->prefix.text, step->prefix.size, " ", !last);
 }
 
-static nbl_status run_token(const nbl__decoder *step, nbl__decode_scratch *s, size_t index)
+static nbl_status run_token(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index)
 {
     const nbl__pieces *tokens = &s->tokens[s->now];
     const nbl__piece *token = &tokens->items[index];
     const char *text = s->text[s->now].data + token->begin;
     size_t begin = out(s)->size;
     switch (step->kind) {
-    case NBL_DECODE_METASPACE: NBL_TRY(metaspace(step, s, index, text, token->size)); break;
-    case NBL_DECODE_REPLACE: NBL_TRY(replace_matches(step, s, text, token->size)); break;
-    case NBL_DECODE_STRIP: NBL_TRY(strip(step, s, text, token->size)); break;
-    case NBL_DECODE_WORDPIECE: NBL_TRY(wordpiece(step, s, index, text, token->size)); break;
-    case NBL_DECODE_BPE: NBL_TRY(bpe(step, s, index + 1 == tokens->count, text, token->size)); break;
-    case NBL_DECODE_CTC:
+    case NBL_DETOKENIZE_METASPACE: NBL_TRY(metaspace(step, s, index, text, token->size)); break;
+    case NBL_DETOKENIZE_REPLACE: NBL_TRY(replace_matches(step, s, text, token->size)); break;
+    case NBL_DETOKENIZE_STRIP: NBL_TRY(strip(step, s, text, token->size)); break;
+    case NBL_DETOKENIZE_WORDPIECE: NBL_TRY(wordpiece(step, s, index, text, token->size)); break;
+    case NBL_DETOKENIZE_BPE: NBL_TRY(bpe(step, s, index + 1 == tokens->count, text, token->size)); break;
+    case NBL_DETOKENIZE_CTC:
         if (index > 0 && token[-1].size == token->size &&
             memcmp(s->text[s->now].data + token[-1].begin, text, token->size) == 0)
             return NBL_OK; /* a repetition */
@@ -297,14 +297,14 @@ static nbl_status run_token(const nbl__decoder *step, nbl__decode_scratch *s, si
     return end_token(s, begin);
 }
 
-nbl_status nbl__decode_steps(const nbl__decoder *steps, int count, nbl__decode_scratch *s)
+nbl_status nbl__detokenize_steps(const nbl__decoder *steps, int count, nbl__detokenize_scratch *s)
 {
     for (int i = 0; i < count; i++) {
         out(s)->size = 0;
         s->tokens[!s->now].count = 0;
-        if (steps[i].kind == NBL_DECODE_BYTE_LEVEL) NBL_TRY(byte_level(s));
-        else if (steps[i].kind == NBL_DECODE_BYTE_FALLBACK) NBL_TRY(byte_fallback(s));
-        else if (steps[i].kind == NBL_DECODE_FUSE) {
+        if (steps[i].kind == NBL_DETOKENIZE_BYTE_LEVEL) NBL_TRY(byte_level(s));
+        else if (steps[i].kind == NBL_DETOKENIZE_BYTE_FALLBACK) NBL_TRY(byte_fallback(s));
+        else if (steps[i].kind == NBL_DETOKENIZE_FUSE) {
             for (size_t k = 0; k < s->tokens[s->now].count; k++) {
                 const nbl__piece *token = &s->tokens[s->now].items[k];
                 NBL_TRY(put(s, s->text[s->now].data + token->begin, token->size));

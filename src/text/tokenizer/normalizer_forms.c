@@ -49,7 +49,7 @@ static nbl_status decompose(nbl__normalizer_scratch *s, bool compatible, const n
 {
     size_t n = 0;
     for (size_t at = 0; at < in->size;) {
-        uint32_t c, parts[NBL_MOST_DECOMPOSED];
+        uint32_t c, parts[NBL_MAX_DECOMPOSED];
         size_t length = (size_t)nbl__char_get(in->text + at, &c);
         int number = nbl__char_decompose(c, compatible, parts);
         NBL_TRY(nbl__scratch_grow(s->ctx, (void **)&s->characters, &s->room, n, n + (size_t)number,

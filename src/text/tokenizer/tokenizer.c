@@ -39,7 +39,7 @@ static void close_worker(nbl_context *ctx, nbl__worker *w)
     nbl__matcher_free(&w->matcher);
     nbl__normalizer_scratch_free(&w->normalizer);
     nbl__pre_scratch_free(&w->pre);
-    nbl__decode_scratch_free(&w->decode);
+    nbl__detokenize_scratch_free(&w->decode);
     nbl__model_scratch_free(&w->model);
     nbl__pieces_free(ctx, &w->found);
     nbl__ids_free(ctx, &w->ids);
@@ -142,8 +142,7 @@ void nbl_tokenizer_close(nbl_tokenizer *t)
 /* ---- one text ---- */
 
 /* Normalises a stretch between added tokens and cuts it along those that are found only then. */
-static nbl_status add_stretch(const nbl_tokenizer *t, nbl__worker *w, const char *text,
-                              const nbl__piece *piece)
+static nbl_status add_span(const nbl_tokenizer *t, nbl__worker *w, const char *text, const nbl__piece *piece)
 {
     nbl__normal normal = {text + piece->begin, piece->size, piece->origin};
     nbl__pieces *pieces = &w->pre.pieces[0];
@@ -167,7 +166,7 @@ static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *t
         const nbl__piece *piece = &w->found.items[i];
         if (piece->id >= 0)
             NBL_TRY(nbl__pieces_add(t->ctx, &w->pre.pieces[0], (nbl__piece){0, 0, 0, piece->id}));
-        else NBL_TRY(add_stretch(t, w, text, piece));
+        else NBL_TRY(add_span(t, w, text, piece));
     }
     return nbl__pre_tokenize(t->pre_tokenizers, t->pre_tokenizer_count, &w->pre);
 }
@@ -194,17 +193,17 @@ static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
 {
     const nbl__truncation *cut = &t->truncation;
     if (!cut->on || !t->limits) return NBL_OK;
-    uint64_t most = cut->most, count = w->ids.count;
-    if (special) most -= t->frame_tokens; /* as upstream: below 0 it wraps, and nothing is cut */
-    if (count <= most) return NBL_OK;
-    NBL_CHECK(t->ctx, most == 0 || cut->of != NBL_TRUNCATE_SECOND, NBL_ERROR_ARGUMENT,
+    uint64_t max = cut->max, count = w->ids.count;
+    if (special) max -= t->frame_tokens; /* as upstream: below 0 it wraps, and nothing is cut */
+    if (count <= max) return NBL_OK;
+    NBL_CHECK(t->ctx, max == 0 || cut->of != NBL_TRUNCATE_SECOND, NBL_ERROR_ARGUMENT,
               "the text must be truncated, but truncation's strategy cuts only the second of two texts");
-    NBL_CHECK(t->ctx, most == 0 || cut->stride < most, NBL_ERROR_FORMAT,
+    NBL_CHECK(t->ctx, max == 0 || cut->stride < max, NBL_ERROR_FORMAT,
               "tokenizer.json: truncation: the stride %" PRIu64 " is not less than the length %" PRIu64,
-              cut->stride, most);
+              cut->stride, max);
     if (cut->side == NBL_SIDE_LEFT)
-        memmove(w->ids.items, w->ids.items + (count - most), (size_t)most * sizeof *w->ids.items);
-    w->ids.count = (size_t)most;
+        memmove(w->ids.items, w->ids.items + (count - max), (size_t)max * sizeof *w->ids.items);
+    w->ids.count = (size_t)max;
     return NBL_OK;
 }
 

@@ -18,7 +18,7 @@ typedef enum nbl__side { NBL_SIDE_RIGHT, NBL_SIDE_LEFT } nbl__side;
 typedef struct nbl__truncation {
     bool on;
     nbl__side side;
-    uint64_t most, stride; /* tokens */
+    uint64_t max, stride; /* tokens */
     enum { NBL_TRUNCATE_FIRST, NBL_TRUNCATE_SECOND } of;
 } nbl__truncation;
 
@@ -46,9 +46,9 @@ struct nbl_tokenizer {
     int normalizer_count;
     nbl__pre_tokenizer *pre_tokenizers;
     int pre_tokenizer_count;
-    nbl__decoder *decoders;
-    int decoder_count;
-    bool has_decoder;
+    nbl__decoder *detokenizers;
+    int detokenizer_count;
+    bool has_detokenizer;
     nbl__regex **regexes; /* of the steps; owned */
     int regex_count, regex_room;
     nbl__frame plain, framed; /* without and with special tokens */
@@ -65,7 +65,7 @@ typedef struct nbl__worker {
     nbl__matcher matcher;
     nbl__normalizer_scratch normalizer;
     nbl__pre_scratch pre;
-    nbl__decode_scratch decode;
+    nbl__detokenize_scratch decode;
     nbl__model_scratch model;
     nbl__pieces found;
     nbl__ids ids;
@@ -95,7 +95,7 @@ nbl_status nbl__tokenizer_read_gguf(nbl_tokenizer *tokenizer, const char *path);
 nbl_status nbl__read_model(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_normalizer(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_pre_tokenizer(nbl__reader *reader, const nbl__json *value);
-nbl_status nbl__read_decoder(nbl__reader *reader, const nbl__json *value);
+nbl_status nbl__read_detokenizer(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_post_processor(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_added_tokens(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_truncation(nbl__reader *reader, const nbl__json *value);

@@ -150,7 +150,7 @@ nbl_status nbl__tokenizer_read_json(nbl_tokenizer *t, const char *where, const c
     NBL_TRY(nbl__read_model(&reader, nbl__json_get(root, "model")));
     NBL_TRY(nbl__read_normalizer(&reader, nbl__json_get(root, "normalizer")));
     NBL_TRY(nbl__read_pre_tokenizer(&reader, nbl__json_get(root, "pre_tokenizer")));
-    NBL_TRY(nbl__read_decoder(&reader, nbl__json_get(root, "decoder")));
+    NBL_TRY(nbl__read_detokenizer(&reader, nbl__json_get(root, "decoder")));
     NBL_TRY(nbl__read_added_tokens(&reader, nbl__json_get(root, "added_tokens")));
     NBL_TRY(nbl__read_post_processor(&reader, nbl__json_get(root, "post_processor")));
     NBL_TRY(nbl__read_truncation(&reader, nbl__json_get(root, "truncation")));

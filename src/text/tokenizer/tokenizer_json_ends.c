@@ -5,7 +5,7 @@
  * one place holder (-1), with and without special tokens; encoding then fills the frame that came out. */
 #include "text/tokenizer/tokenizer.h"
 
-enum { MOST_PARTS = 256, MOST_ITEMS = 1 << 16 };
+enum { MAX_PARTS = 256, MAX_ITEMS = 1 << 16 };
 
 /* ---- added tokens ---- */
 
@@ -77,7 +77,7 @@ nbl_status nbl__read_truncation(nbl__reader *r, const nbl__json *value)
     nbl__slice strategy;
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
     NBL_TRY(read_side(r, part, value, NBL_DEFAULTED, &cut->side));
-    NBL_TRY(nbl__want_natural(r, part, value, "max_length", NBL_NEEDED, &cut->most));
+    NBL_TRY(nbl__want_natural(r, part, value, "max_length", NBL_NEEDED, &cut->max));
     NBL_TRY(nbl__want_natural(r, part, value, "stride", NBL_NEEDED, &cut->stride));
     NBL_TRY(nbl__want_text(r, part, value, "strategy", NBL_NEEDED, &strategy));
     if (strcmp(strategy.text, "OnlySecond") == 0) cut->of = NBL_TRUNCATE_SECOND;
@@ -123,7 +123,7 @@ nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
 
 /* Sequences of ids, the place holder among them. */
 typedef struct parts {
-    nbl__frame items[MOST_PARTS];
+    nbl__frame items[MAX_PARTS];
     int count;
 } parts;
 
@@ -139,7 +139,7 @@ static const char post[] = "post_processor";
 static nbl_status add_part(processing *p, const int32_t *items, int64_t count)
 {
     nbl__reader *r = p->reader;
-    NBL_CHECK(r->ctx, p->next->count < MOST_PARTS && count < MOST_ITEMS, NBL_ERROR_UNSUPPORTED,
+    NBL_CHECK(r->ctx, p->next->count < MAX_PARTS && count < MAX_ITEMS, NBL_ERROR_UNSUPPORTED,
               "%s: %s: too many parts", r->where, post);
     int32_t *copy = nbl__arena_alloc(r->arena, (size_t)count * sizeof *copy);
     if (copy == NULL) return NBL_ERROR_MEMORY;
@@ -165,7 +165,7 @@ static nbl_status read_special(processing *p, const nbl__json *tokens, const cha
     NBL_CHECK(r->ctx, entry, NBL_ERROR_FORMAT,
               "%s: %s: the template names \"%s\", which special_tokens does not have", r->where, post, name);
     *ids = nbl__json_get(entry, "ids");
-    bool good = nbl__json_is(*ids, NBL_JSON_ARRAY) && (*ids)->count < MOST_ITEMS;
+    bool good = nbl__json_is(*ids, NBL_JSON_ARRAY) && (*ids)->count < MAX_ITEMS;
     int32_t id;
     for (int64_t i = 0; good && i < (*ids)->count; i++) good = nbl__json_id(&(*ids)->items[i], &id);
     NBL_CHECK(r->ctx, good, NBL_ERROR_FORMAT, "%s: %s: the \"ids\" of \"%s\" are not a list of ids", r->where,

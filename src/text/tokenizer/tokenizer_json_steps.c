@@ -15,10 +15,10 @@ static bool is(const char *type, const char *name)
 
 /* Room for the steps of a part. Every text goes through each of them. */
 static nbl_status count_steps(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
-                              size_t *most)
+                              size_t *max)
 {
-    *most = (size_t)nbl__count_steps(value, list, 0);
-    NBL_CHECK(r->ctx, *most <= 2000, NBL_ERROR_UNSUPPORTED, "%s: %s: too many steps", r->where, part);
+    *max = (size_t)nbl__count_steps(value, list, 0);
+    NBL_CHECK(r->ctx, *max <= 2000, NBL_ERROR_UNSUPPORTED, "%s: %s: too many steps", r->where, part);
     return NBL_OK;
 }
 
@@ -93,9 +93,9 @@ static nbl_status read_normalizer_step(nbl__reader *r, const nbl__json *value)
 nbl_status nbl__read_normalizer(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most;
-    NBL_TRY(count_steps(r, "normalizer", value, "normalizers", &most));
-    r->tokenizer->normalizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__normalizer));
+    size_t max;
+    NBL_TRY(count_steps(r, "normalizer", value, "normalizers", &max));
+    r->tokenizer->normalizers = nbl__arena_alloc(r->arena, max * sizeof(nbl__normalizer));
     if (r->tokenizer->normalizers == NULL) return NBL_ERROR_MEMORY;
     return nbl__each_step(r, "normalizer", value, "normalizers", read_normalizer_step, 0);
 }
@@ -213,16 +213,16 @@ static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value
 nbl_status nbl__read_pre_tokenizer(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most;
-    NBL_TRY(count_steps(r, "pre_tokenizer", value, "pretokenizers", &most));
-    r->tokenizer->pre_tokenizers = nbl__arena_alloc(r->arena, most * sizeof(nbl__pre_tokenizer));
+    size_t max;
+    NBL_TRY(count_steps(r, "pre_tokenizer", value, "pretokenizers", &max));
+    r->tokenizer->pre_tokenizers = nbl__arena_alloc(r->arena, max * sizeof(nbl__pre_tokenizer));
     if (r->tokenizer->pre_tokenizers == NULL) return NBL_ERROR_MEMORY;
     return nbl__each_step(r, "pre_tokenizer", value, "pretokenizers", read_pre_tokenizer_step, 0);
 }
 
 /* ---- decoder ---- */
 
-static nbl_status read_decoder_step(nbl__reader *r, const nbl__json *value)
+static nbl_status read_detokenizer_step(nbl__reader *r, const nbl__json *value)
 {
     static const char part[] = "decoder";
     const char *type;
@@ -232,55 +232,55 @@ static nbl_status read_decoder_step(nbl__reader *r, const nbl__json *value)
     bool ignored;
     NBL_TRY(nbl__want_type(r, part, value, &type));
     if (is(type, "ByteLevel")) {
-        step.kind = NBL_DECODE_BYTE_LEVEL;
+        step.kind = NBL_DETOKENIZE_BYTE_LEVEL;
         NBL_TRY(nbl__want_bool(r, part, value, "add_prefix_space", NBL_NEEDED, &ignored));
         NBL_TRY(nbl__want_bool(r, part, value, "trim_offsets", NBL_NEEDED, &ignored));
     } else if (is(type, "ByteFallback")) {
-        step.kind = NBL_DECODE_BYTE_FALLBACK;
+        step.kind = NBL_DETOKENIZE_BYTE_FALLBACK;
     } else if (is(type, "Fuse")) {
-        step.kind = NBL_DECODE_FUSE;
+        step.kind = NBL_DETOKENIZE_FUSE;
     } else if (is(type, "Metaspace")) {
-        step.kind = NBL_DECODE_METASPACE;
+        step.kind = NBL_DETOKENIZE_METASPACE;
         NBL_TRY(read_metaspace(r, part, value, &metaspace));
         step.character = metaspace.character;
         step.never_prepended = metaspace.prepend == NBL_PREPEND_NEVER;
     } else if (is(type, "Replace")) {
-        step.kind = NBL_DECODE_REPLACE;
+        step.kind = NBL_DETOKENIZE_REPLACE;
         NBL_TRY(nbl__want_pattern(r, part, value, &step.regex));
         NBL_TRY(nbl__want_text(r, part, value, "content", NBL_NEEDED, &step.content));
     } else if (is(type, "Strip")) {
-        step.kind = NBL_DECODE_STRIP;
+        step.kind = NBL_DETOKENIZE_STRIP;
         NBL_TRY(nbl__want_char(r, part, value, "content", NBL_NEEDED, &step.character));
         NBL_TRY(nbl__want_natural(r, part, value, "start", NBL_NEEDED, &start));
         NBL_TRY(nbl__want_natural(r, part, value, "stop", NBL_NEEDED, &stop));
         step.start = (int64_t)start;
         step.stop = (int64_t)stop;
     } else if (is(type, "WordPiece")) {
-        step.kind = NBL_DECODE_WORDPIECE;
+        step.kind = NBL_DETOKENIZE_WORDPIECE;
         NBL_TRY(nbl__want_text(r, part, value, "prefix", NBL_NEEDED, &step.prefix));
         NBL_TRY(nbl__want_bool(r, part, value, "cleanup", NBL_NEEDED, &step.cleanup));
     } else if (is(type, "CTC")) {
-        step.kind = NBL_DECODE_CTC;
+        step.kind = NBL_DETOKENIZE_CTC;
         NBL_TRY(nbl__want_text(r, part, value, "pad_token", NBL_NEEDED, &step.prefix));
         NBL_TRY(nbl__want_text(r, part, value, "word_delimiter_token", NBL_NEEDED, &step.delimiter));
         NBL_TRY(nbl__want_bool(r, part, value, "cleanup", NBL_NEEDED, &step.cleanup));
     } else if (is(type, "BPEDecoder")) {
-        step.kind = NBL_DECODE_BPE;
+        step.kind = NBL_DETOKENIZE_BPE;
         NBL_TRY(nbl__want_text(r, part, value, "suffix", NBL_NEEDED, &step.prefix));
     } else {
         return unknown_type(r, part, type);
     }
-    r->tokenizer->decoders[r->tokenizer->decoder_count++] = step;
+    r->tokenizer->detokenizers[r->tokenizer->detokenizer_count++] = step;
     return NBL_OK;
 }
 
-nbl_status nbl__read_decoder(nbl__reader *r, const nbl__json *value)
+nbl_status nbl__read_detokenizer(nbl__reader *r, const nbl__json *value)
 {
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
-    size_t most;
-    NBL_TRY(count_steps(r, "decoder", value, "decoders", &most));
-    r->tokenizer->decoders = nbl__arena_alloc(r->arena, most * sizeof(nbl__decoder));
-    if (r->tokenizer->decoders == NULL) return NBL_ERROR_MEMORY;
-    r->tokenizer->has_decoder = true;
-    return nbl__each_step(r, "decoder", value, "decoders", read_decoder_step, 0);
+    size_t max;
+    NBL_TRY(count_steps(r, "decoder", value, "decoders", &max));
+    r->tokenizer->detokenizers = nbl__arena_alloc(r->arena, max * sizeof(nbl__decoder));
+    if (r->tokenizer->detokenizers == NULL) return NBL_ERROR_MEMORY;
+    r->tokenizer->has_detokenizer = true;
+    return nbl__each_step(r, "decoder", value, "decoders", read_detokenizer_step, 0);
 }

@@ -12,7 +12,7 @@
 #include "text/unicode/unicode.h"
 
 enum { MATCH_LIMIT = 20000000, HEAP_LIMIT_KIB = 64 << 10, LARGEST_PATTERN = 64 << 10 };
-enum { JIT_STACK_FIRST = 64 << 10, JIT_STACK_MOST = 4 << 20 };
+enum { JIT_STACK_FIRST = 64 << 10, MAX_JIT_STACK = 4 << 20 };
 
 struct nbl__regex {
     pcre2_code *code;
@@ -160,7 +160,7 @@ static nbl_status prepare(nbl__matcher *m)
     if (m->general == NULL) m->general = pcre2_general_context_create(take, give, m->ctx);
     if (m->general && m->data == NULL) m->data = pcre2_match_data_create(1, m->general);
     if (m->data && m->stack == NULL)
-        m->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, JIT_STACK_MOST, m->general);
+        m->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, MAX_JIT_STACK, m->general);
     pcre2_match_context *match = m->data ? pcre2_match_context_create(m->general) : NULL;
     if (match == NULL) return out_of_memory(m->ctx, "tokenizer");
     pcre2_set_match_limit(match, MATCH_LIMIT);

@@ -179,11 +179,11 @@ static int hex_value(char c)
                                   : -1;
 }
 
-static nbl_status read_hex(translator *t, int most, uint32_t *c)
+static nbl_status read_hex(translator *t, int max, uint32_t *c)
 {
     int digits = 0;
     *c = 0;
-    for (; digits < most && t->at < t->end && hex_value(*t->at) >= 0; digits++, t->at++)
+    for (; digits < max && t->at < t->end && hex_value(*t->at) >= 0; digits++, t->at++)
         *c = *c << 4 | (uint32_t)hex_value(*t->at);
     if (digits == 0) return wrong(t, "an escape without digits");
     if (*c > 0x10ffff || (*c >= 0xd800 && *c < 0xe000)) return wrong(t, "an escape of no character");

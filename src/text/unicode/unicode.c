@@ -39,7 +39,7 @@ static bool is_hangul(uint32_t c)
     return c >= 0xac00 && c < 0xac00 + 11172;
 }
 
-int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MOST_DECOMPOSED])
+int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MAX_DECOMPOSED])
 {
     parts[0] = c;
     if (c < 0xa0) return 1;
@@ -54,8 +54,8 @@ int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MOST_DEC
     int class = 0;
     utf8proc_option_t how = UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0);
     utf8proc_ssize_t n = utf8proc_decompose_char((utf8proc_int32_t)c, (utf8proc_int32_t *)parts,
-                                                 NBL_MOST_DECOMPOSED, how, &class);
-    if (n >= 1 && n <= NBL_MOST_DECOMPOSED) return (int)n;
+                                                 NBL_MAX_DECOMPOSED, how, &class);
+    if (n >= 1 && n <= NBL_MAX_DECOMPOSED) return (int)n;
     parts[0] = c;
     return 1;
 }

@@ -73,9 +73,9 @@ static inline bool nbl__char_is_numeric(uint32_t c)
 /* Lower case of c: one or two characters; returns how many. */
 int nbl__char_lowercase(uint32_t c, uint32_t lower[2]);
 
-enum { NBL_MOST_DECOMPOSED = 24 };
+enum { NBL_MAX_DECOMPOSED = 24 };
 /* The full canonical or (`compatible`) compatibility decomposition; returns the number of characters. */
-int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MOST_DECOMPOSED]);
+int nbl__char_decompose(uint32_t c, bool compatible, uint32_t parts[NBL_MAX_DECOMPOSED]);
 /* The canonical combining class; 0 for starters. */
 int nbl__char_combining(uint32_t c);
 /* The primary composite of two characters, or 0. */

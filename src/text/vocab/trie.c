@@ -17,7 +17,7 @@ static nbl_status add_node(nbl__trie *t, uint32_t *node)
     return NBL_OK;
 }
 
-static void place(nbl__trie_edge *edges, size_t slots, nbl__trie_edge edge)
+static void insert(nbl__trie_edge *edges, size_t slots, nbl__trie_edge edge)
 {
     size_t slot = nbl__hash_pair(edge.from - 1, edge.byte) & (slots - 1);
     while (edges[slot].from) slot = (slot + 1) & (slots - 1);
@@ -32,12 +32,12 @@ static nbl_status add_edge(nbl__trie *t, nbl__trie_edge edge)
         nbl__trie_edge *edges = nbl__alloc_array(t->ctx, slots, sizeof *edges);
         if (edges == NULL) return NBL_ERROR_MEMORY;
         for (size_t i = 0; i < t->slots; i++)
-            if (t->edges[i].from) place(edges, slots, t->edges[i]);
+            if (t->edges[i].from) insert(edges, slots, t->edges[i]);
         nbl__free(t->ctx, t->edges, t->slots * sizeof *edges);
         t->edges = edges;
         t->slots = slots;
     }
-    place(t->edges, t->slots, edge);
+    insert(t->edges, t->slots, edge);
     t->used++;
     return NBL_OK;
 }

@@ -12,7 +12,7 @@ typedef struct symbol {
 
 typedef struct candidate {
     uint32_t rank;
-    int32_t place; /* of the left symbol */
+    int32_t index; /* of the left symbol */
     int32_t id;    /* what the merge makes */
 } candidate;
 
@@ -57,7 +57,7 @@ static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t r
 
 static bool is_sooner(const candidate *a, const candidate *b)
 {
-    return a->rank != b->rank ? a->rank < b->rank : a->place < b->place;
+    return a->rank != b->rank ? a->rank < b->rank : a->index < b->index;
 }
 
 static void push(queue *q, candidate item)
@@ -173,7 +173,7 @@ static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
     for (size_t steps = 1; q->count; steps++) {
         if (steps % 65536 == 0) NBL_TRY(nbl__progress_poll_here(m->ctx, "tokenizing"));
         candidate top = pop(q);
-        symbol *left = &symbols[top.place];
+        symbol *left = &symbols[top.index];
         if (left->gone || left->after < 0) continue;
         symbol *right = &symbols[left->after];
         const nbl__merge *merge = find_merge(m, left->id, right->id);
@@ -181,9 +181,9 @@ static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
         left->id = top.id;
         left->after = right->after;
         right->gone = true;
-        if (left->after >= 0) symbols[left->after].before = top.place;
+        if (left->after >= 0) symbols[left->after].before = top.index;
         if (left->before >= 0) offer(m, q, symbols, left->before);
-        offer(m, q, symbols, top.place);
+        offer(m, q, symbols, top.index);
     }
     return NBL_OK;
 }
@@ -198,9 +198,9 @@ nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *
     NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
               "a piece of text of %zu bytes without a split", size);
     /* A character is one symbol, or one per byte of its spelling, which prefix and suffix make longer. */
-    size_t most = size + 1;
-    if (m->byte_fallback) most += size * m->prefix.size + m->suffix.size;
-    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, most * sizeof(symbol), 1));
+    size_t max = size + 1;
+    if (m->byte_fallback) max += size * m->prefix.size + m->suffix.size;
+    NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, max * sizeof(symbol), 1));
     word w = {s->memory[0], 0, -1};
     NBL_TRY(read_symbols(m, s, text, size, &w));
     if (w.count == 0) return NBL_OK;

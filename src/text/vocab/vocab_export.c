@@ -14,7 +14,7 @@
 #include "text/template/chat_template.h"
 #include "text/tokenizer/pre_tokenizer.h"
 
-enum { LARGEST_FILE = 512 << 20, MOST_PATTERNS = 8, DEEPEST = 16 };
+enum { LARGEST_FILE = 512 << 20, MAX_PATTERNS = 8, DEEPEST = 16 };
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 #define KEY(name) "tokenizer.ggml." name
 #define LOW_LINE "\xe2\x96\x81" /* U+2581, SentencePiece's space */
@@ -37,7 +37,7 @@ typedef struct exporter {
     int64_t size;
     nbl__gguf_writer *w;
     bool is_spm; /* "llama" */
-    const char *patterns[MOST_PATTERNS];
+    const char *patterns[MAX_PATTERNS];
     int pattern_count;
     bool byte_level;
 } exporter;
@@ -254,7 +254,7 @@ static nbl_status read_merges(exporter *e)
 
 static nbl_status add_pattern(exporter *e, const char *pattern)
 {
-    NBL_CHECK(e->ctx, e->pattern_count < MOST_PATTERNS, NBL_ERROR_UNSUPPORTED,
+    NBL_CHECK(e->ctx, e->pattern_count < MAX_PATTERNS, NBL_ERROR_UNSUPPORTED,
               "%s: the pre-tokenizer has more steps than any that GGUF has a name for", e->where);
     e->patterns[e->pattern_count++] = pattern;
     return NBL_OK;

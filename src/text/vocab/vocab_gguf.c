@@ -45,13 +45,13 @@
     "\\x{10cf2}\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
 #define HAN_AND_HANGUL "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
 
-enum { MOST_PATTERNS = 6 };
+enum { MAX_PATTERNS = 6 };
 
 /* A kind of pre-tokenizer, by the names that files give it; the first is the one that is written. */
 typedef struct pre_type {
     const char *names; /* separated by spaces, one before the first and one after the last */
     bool ignore_merges, add_bos;
-    const char *patterns[MOST_PATTERNS + 1];
+    const char *patterns[MAX_PATTERNS + 1];
 } pre_type;
 
 static const pre_type pre_types[] = {
@@ -291,9 +291,9 @@ static nbl_status read_bpe(const source *s)
     t->model.kind = NBL_MODEL_BPE;
     t->model.ignore_merges = pre->ignore_merges;
     NBL_TRY(read_merges(s));
-    t->pre_tokenizers = nbl__arena_alloc(s->arena, (MOST_PATTERNS + 1) * sizeof *t->pre_tokenizers);
-    t->decoders = nbl__arena_alloc(s->arena, sizeof *t->decoders);
-    if (t->pre_tokenizers == NULL || t->decoders == NULL) return NBL_ERROR_MEMORY;
+    t->pre_tokenizers = nbl__arena_alloc(s->arena, (MAX_PATTERNS + 1) * sizeof *t->pre_tokenizers);
+    t->detokenizers = nbl__arena_alloc(s->arena, sizeof *t->detokenizers);
+    if (t->pre_tokenizers == NULL || t->detokenizers == NULL) return NBL_ERROR_MEMORY;
     for (int i = 0; pre->patterns[i]; i++) {
         nbl__pre_tokenizer *step = &t->pre_tokenizers[t->pre_tokenizer_count];
         *step = (nbl__pre_tokenizer){.kind = NBL_PRE_SPLIT, .behavior = NBL_BEHAVIOR_ISOLATED};
@@ -301,7 +301,7 @@ static nbl_status read_bpe(const source *s)
         t->pre_tokenizer_count++;
     }
     t->pre_tokenizers[t->pre_tokenizer_count++] = (nbl__pre_tokenizer){.kind = NBL_PRE_BYTE_LEVEL};
-    t->decoders[t->decoder_count++] = (nbl__decoder){.kind = NBL_DECODE_BYTE_LEVEL};
+    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_BYTE_LEVEL};
     return read_frame(s, pre->add_bos);
 }
 
@@ -321,20 +321,20 @@ static nbl_status read_spm(const source *s)
     NBL_TRY(add_regex(s, " ", &regex));
     NBL_TRY(add_regex(s, "\xe2\x96\x81", &back));
     t->normalizers = nbl__arena_alloc(s->arena, 2 * sizeof *t->normalizers);
-    t->decoders = nbl__arena_alloc(s->arena, 4 * sizeof *t->decoders);
-    if (t->normalizers == NULL || t->decoders == NULL) return NBL_ERROR_MEMORY;
+    t->detokenizers = nbl__arena_alloc(s->arena, 4 * sizeof *t->detokenizers);
+    if (t->normalizers == NULL || t->detokenizers == NULL) return NBL_ERROR_MEMORY;
     if (prefix)
         t->normalizers[t->normalizer_count++] = (nbl__normalizer){.kind = NBL_NORMALIZE_PREPEND,
                                                                   .content = block};
     t->normalizers[t->normalizer_count++] = (nbl__normalizer){
         .kind = NBL_NORMALIZE_REPLACE, .regex = regex, .content = block};
-    t->decoders[t->decoder_count++] = (nbl__decoder){
-        .kind = NBL_DECODE_REPLACE, .regex = back, .content = space};
-    t->decoders[t->decoder_count++] = (nbl__decoder){.kind = NBL_DECODE_BYTE_FALLBACK};
-    t->decoders[t->decoder_count++] = (nbl__decoder){.kind = NBL_DECODE_FUSE};
+    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){
+        .kind = NBL_DETOKENIZE_REPLACE, .regex = back, .content = space};
+    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_BYTE_FALLBACK};
+    t->detokenizers[t->detokenizer_count++] = (nbl__decoder){.kind = NBL_DETOKENIZE_FUSE};
     if (prefix)
-        t->decoders[t->decoder_count++] = (nbl__decoder){
-            .kind = NBL_DECODE_STRIP, .character = ' ', .start = 1};
+        t->detokenizers[t->detokenizer_count++] = (nbl__decoder){
+            .kind = NBL_DETOKENIZE_STRIP, .character = ' ', .start = 1};
     return read_frame(s, true);
 }
 
@@ -346,7 +346,7 @@ static nbl_status read_parts(const source *s)
     t->model.prefix = t->model.suffix = (nbl__slice){"", 0};
     t->model.unknown = 0;
     t->model.unknown_text = "";
-    t->has_decoder = true;
+    t->has_detokenizer = true;
     if (!nbl__gguf_string(nbl__gguf_find(s->gguf, KEY("model")), 0, &name, &size))
         return missing(s, KEY("model"), "a text");
     NBL_TRY(read_tokens(s));

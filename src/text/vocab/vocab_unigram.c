@@ -65,7 +65,7 @@ static nbl_status find_best(const nbl__model *m, const char *text, size_t size, 
 }
 
 /* The id of a stretch, or its bytes. An unknown run may spell a token after all; upstream looks it up again. */
-static nbl_status add_stretch(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
+static nbl_status add_span(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);
     if (id >= 0) return nbl__ids_add(m->ctx, ids, id);
@@ -92,6 +92,6 @@ nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const ch
         while (unknown && end > 0 && nodes[end].id == m->unknown) end = (size_t)nodes[end].from;
     }
     for (size_t begin = 0; count-- > 0; begin = ends[count])
-        NBL_TRY(add_stretch(m, text + begin, ends[count] - begin, ids));
+        NBL_TRY(add_span(m, text + begin, ends[count] - begin, ids));
     return NBL_OK;
 }

@@ -18,10 +18,10 @@ static TARGET_AMX void pack_keys(const nbl__attention_job *job, int64_t block, i
     for (int64_t p = 0; p < rows; p += PANEL) {
         int64_t token = b->first + b->at + p, at = (head * job->tokens + token) * wide;
         int64_t keys = nbl__min_i64(PANEL, rows - p);
-        if (keys == PANEL) pack_turned(&job->a->k, token, head, keys, job->kt16 + at);
+        if (keys == PANEL) pack_transposed(&job->a->k, token, head, keys, job->kt16 + at);
         fine &= pack_paired(&job->a->v, token, head, keys, keys == PANEL ? job->v16 + at : rest);
     }
-    job->v_strange[block * job->key_heads + head] = !fine;
+    job->v_non_finite[block * job->key_heads + head] = !fine;
 }
 
 /* ---- the tiles of a block of queries ---- */
@@ -79,10 +79,10 @@ static inline TARGET_AMX float softmax_row(const item *it, int64_t r, nbl__span 
     for (int64_t c = first; c < nbl__min_i64(seen.first, end); c++) s[c] = hidden;
     for (int64_t c = nbl__max_i64(seen.end, first); c < end; c++) s[c] = hidden;
     const __m512 times = _mm512_set1_ps(factor);
-    __m512 most = _mm512_set1_ps(*top), total = _mm512_setzero_ps();
+    __m512 max = _mm512_set1_ps(*top), total = _mm512_setzero_ps();
     for (int64_t c = first; c < end; c += W)
-        most = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(s + c), times), most);
-    float largest = _mm512_reduce_max_ps(most), base = largest == -INFINITY ? 0 : largest;
+        max = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(s + c), times), max);
+    float largest = _mm512_reduce_max_ps(max), base = largest == -INFINITY ? 0 : largest;
     const __m512 shift = _mm512_set1_ps(base);
     for (int64_t c = first; c < end; c += 2 * W) {
         __m512 low = nbl__exp2_avx512(_mm512_fmsub_ps(_mm512_loadu_ps(s + c), times, shift));
@@ -115,7 +115,7 @@ static const uint16_t *panel_at(const item *it, const uint16_t *packed, const ui
 }
 
 /* Two tiles of rows, against the keys from `from` on. */
-static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, bool strange)
+static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, bool non_finite)
 {
     const nbl__attention_job *job = it->job;
     int64_t count = nbl__min_i64(PANEL, it->rows - r), wide = it->wide, o_ld = wide + 16;
@@ -132,9 +132,9 @@ static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, boo
         if (factor != 1)
             for (int64_t d = 0; d < wide; d += W)
                 _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), _mm512_set1_ps(factor)));
-        if (strange) add_row(it, i, seen, from);
+        if (non_finite) add_row(it, i, seen, from);
     }
-    if (strange) return;
+    if (non_finite) return;
     int64_t whole = nbl__min_i64(end, (it->b->n - from) / PANEL * PANEL); /* panels that follow each other */
     for (int64_t d = 0; d < wide; d += 32) {
         float *o = it->o + r * o_ld + d;
@@ -197,15 +197,15 @@ static TARGET_AMX void forward_block(const nbl__attention_job *job, int64_t bloc
     nbl__span seen = nbl__seen_by(&all, 0, it.rows);
     int64_t rest = b->n % PANEL;
     if (rest != 0 && seen.end > b->n - rest) {
-        pack_turned(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);
+        pack_transposed(&a->k, b->first + b->n - rest, it.key_head, rest, it.rest_k);
         pack_paired(&a->v, b->first + b->n - rest, it.key_head, rest, it.rest_v);
     }
     _tile_loadconfig(&amx_config);
     for (int64_t from = seen.first / KEYS * KEYS; from < seen.end; from += KEYS) {
-        bool strange = false;
+        bool non_finite = false;
         for (int64_t part = from; part < nbl__min_i64(from + KEYS, b->n); part += BLOCK)
-            strange |= job->v_strange[(b->base + part / BLOCK) * job->key_heads + it.key_head];
-        for (int64_t r = 0; r < it.rows; r += PANEL) forward_rows(&it, r, from, strange);
+            non_finite |= job->v_non_finite[(b->base + part / BLOCK) * job->key_heads + it.key_head];
+        for (int64_t r = 0; r < it.rows; r += PANEL) forward_rows(&it, r, from, non_finite);
     }
     _tile_release();
     for (int64_t r = 0; r < it.rows; r++) finish_row(&it, r);

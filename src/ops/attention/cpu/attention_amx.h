@@ -51,7 +51,7 @@ static inline const uint16_t *row_at(const nbl_tensor *t, int64_t token, int64_t
 }
 
 /* 16 rows of 16 words, turned. */
-static inline TARGET_AMX void turn_16x16(__m512i *r)
+static inline TARGET_AMX void transpose_16x16(__m512i *r)
 {
     __m512i s[16];
     for (int i = 0; i < 16; i += 2) {
@@ -86,8 +86,8 @@ static inline TARGET_AMX __m512i part_of_row(const uint16_t *row, int64_t d, int
 }
 
 /* Up to 32 tokens from `token` on. */
-static inline TARGET_AMX void pack_turned(const nbl_tensor *t, int64_t token, int64_t head, int64_t tokens,
-                                          uint16_t *to)
+static inline TARGET_AMX void pack_transposed(const nbl_tensor *t, int64_t token, int64_t head,
+                                              int64_t tokens, uint16_t *to)
 {
     int64_t size = t->shape[2];
     for (int64_t half = 0; half < PANEL; half += 16)
@@ -96,7 +96,7 @@ static inline TARGET_AMX void pack_turned(const nbl_tensor *t, int64_t token, in
             for (int64_t j = 0; j < 16; j++)
                 rows[j] = half + j < tokens ? part_of_row(row_at(t, token + half + j, head), d, size)
                                             : _mm512_setzero_si512();
-            turn_16x16(rows);
+            transpose_16x16(rows);
             for (int64_t j = 0; j < 16; j++) _mm512_storeu_si512(to + j * 32, rows[j]);
         }
 }
@@ -106,15 +106,15 @@ static inline TARGET_AMX bool pack_paired(const nbl_tensor *t, int64_t token, in
                                           uint16_t *to)
 {
     int64_t size = t->shape[2];
-    __mmask32 strange = 0;
+    __mmask32 non_finite = 0;
     for (int64_t d = 0; d < size; d += 32)
         for (int64_t pair = 0; pair < 16; pair++) {
             __m512i even = _mm512_setzero_si512(), odd = even;
             if (2 * pair < tokens) even = part_of_row(row_at(t, token + 2 * pair, head), d, size);
             if (2 * pair + 1 < tokens) odd = part_of_row(row_at(t, token + 2 * pair + 1, head), d, size);
             const __m512i exponent = _mm512_set1_epi16(0x7f80);
-            strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(even, exponent), exponent) |
-                       _mm512_cmpeq_epi16_mask(_mm512_and_si512(odd, exponent), exponent);
+            non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(even, exponent), exponent) |
+                          _mm512_cmpeq_epi16_mask(_mm512_and_si512(odd, exponent), exponent);
             /* words of (even, odd), 16 for each of the two tiles of columns */
             __m512i left = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(even));
             __m512i right = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(even, 1));
@@ -124,7 +124,7 @@ static inline TARGET_AMX bool pack_paired(const nbl_tensor *t, int64_t token, in
             _mm512_storeu_si512(at, _mm512_or_si512(left, _mm512_slli_epi32(left_odd, 16)));
             _mm512_storeu_si512(at + TILE, _mm512_or_si512(right, _mm512_slli_epi32(right_odd, 16)));
         }
-    return strange == 0;
+    return non_finite == 0;
 }
 
 /* ---- products ---- */

@@ -43,8 +43,8 @@ TARGET_AMX void nbl__attention_pack_queries_amx(const nbl__attention_job *job, i
         int64_t token = b->first + b->at + p, at = (head * job->tokens + token) * wide;
         int64_t count = nbl__min_i64(PANEL, rows - p);
         bool whole = count == PANEL;
-        if (whole) pack_turned(&a->q, token, head, count, job->q_turned + at);
-        if (whole) pack_turned(&a->dout, token, head, count, job->dout_turned + at);
+        if (whole) pack_transposed(&a->q, token, head, count, job->q_transposed + at);
+        if (whole) pack_transposed(&a->dout, token, head, count, job->dout_transposed + at);
         fine &= pack_paired(&a->q, token, head, count, whole ? job->q_paired + at : rest);
         fine &= pack_paired(&a->dout, token, head, count, whole ? job->dout_paired + at : rest);
     }
@@ -55,7 +55,7 @@ TARGET_AMX void nbl__attention_pack_queries_amx(const nbl__attention_job *job, i
         job->delta[at] = dot_bf16(row_at(&a->out, token, head), row_at(&a->dout, token, head), job->size);
         fine &= isfinite(job->delta[at]) && isfinite(lse);
     }
-    job->q_strange[block * job->heads + head] = !fine;
+    job->q_non_finite[block * job->heads + head] = !fine;
     atomic_init(&job->done[block * job->heads + head], 0);
 }
 
@@ -74,14 +74,14 @@ typedef struct key_block {
     float *dk, *dv;      /* [64, wide + 16] */
     float *dqt;          /* [wide, 64] */
     float *sums;         /* [64], by query */
-    bool strange;
+    bool non_finite;
 } key_block;
 
 /* The operands of a block of queries: its two panels, in each form. */
 typedef struct query_block {
     const nbl__attention_block *b;
     int64_t index, head, rows, at; /* at: head and token, as in job->lse */
-    const uint16_t *q_turned[2], *dout_turned[2], *q_paired[2], *dout_paired[2];
+    const uint16_t *q_transposed[2], *dout_transposed[2], *q_paired[2], *dout_paired[2];
 } query_block;
 
 static size_t layout(int64_t size, uint8_t *base, key_block *kb)
@@ -125,18 +125,18 @@ static TARGET_AMX query_block query_block_of(const key_block *kb, int64_t index,
         int64_t count = qb.rows - p * PANEL, token = b->first + b->at + p * PANEL;
         int64_t at = (qb.at + p * PANEL) * kb->wide;
         if (count >= PANEL) {
-            qb.q_turned[p] = job->q_turned + at;
-            qb.dout_turned[p] = job->dout_turned + at;
+            qb.q_transposed[p] = job->q_transposed + at;
+            qb.dout_transposed[p] = job->dout_transposed + at;
             qb.q_paired[p] = job->q_paired + at;
             qb.dout_paired[p] = job->dout_paired + at;
             continue;
         }
-        pack_turned(&a->q, token, head, count, kb->rest[0]);
-        pack_turned(&a->dout, token, head, count, kb->rest[1]);
+        pack_transposed(&a->q, token, head, count, kb->rest[0]);
+        pack_transposed(&a->dout, token, head, count, kb->rest[1]);
         pack_paired(&a->q, token, head, count, kb->rest[2]);
         pack_paired(&a->dout, token, head, count, kb->rest[3]);
-        qb.q_turned[p] = kb->rest[0];
-        qb.dout_turned[p] = kb->rest[1];
+        qb.q_transposed[p] = kb->rest[0];
+        qb.dout_transposed[p] = kb->rest[1];
         qb.q_paired[p] = kb->rest[2];
         qb.dout_paired[p] = kb->rest[3];
     }
@@ -247,8 +247,8 @@ static TARGET_AMX void add_queries(const key_block *kb, const nbl__outlook *of_k
 }
 
 /* The same three products over exactly what is seen: where an operand is not finite, 0 · NaN must not leak. */
-static TARGET_AMX void add_strange(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
-                                   float *dqt)
+static TARGET_AMX void add_non_finite(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
+                                      float *dqt)
 {
     const nbl__attention *a = kb->job->a;
     int64_t ld = kb->wide + 16;
@@ -276,7 +276,7 @@ static TARGET_AMX void write_queries(const key_block *kb, const query_block *qb,
         for (int64_t d = 0; d < job->size; d += 16) {
             __m512i rows[16];
             for (int64_t i = 0; i < 16; i++) rows[i] = _mm512_loadu_si512(dqt + (d + i) * BLOCK + r);
-            turn_16x16(rows);
+            transpose_16x16(rows);
             __mmask16 mask = mask_of((nbl__span){0, job->size}, d);
             for (int64_t i = 0; i < nbl__min_i64(16, qb->rows - r); i++) {
                 __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(rows[i]), _mm512_set1_ps(job->dq_factor));
@@ -297,15 +297,15 @@ static TARGET_AMX void backward_tile(const key_block *kb, int64_t index, int64_t
     for (int64_t r = 0; r < kb->rows; r += PANEL)
         for (int64_t c = 0; c < qb.rows; c += PANEL) {
             if (!meet(&of_keys, r, kb->rows, c)) continue;
-            multiply_32x32(false, kb->s + r * S_LD + c, S_LD, kb->k + r * a_ld, a_ld, qb.q_turned[c / PANEL],
-                           TILE, steps * TILE, steps);
+            multiply_32x32(false, kb->s + r * S_LD + c, S_LD, kb->k + r * a_ld, a_ld,
+                           qb.q_transposed[c / PANEL], TILE, steps * TILE, steps);
             multiply_32x32(false, kb->dp + r * S_LD + c, S_LD, kb->v + r * a_ld, a_ld,
-                           qb.dout_turned[c / PANEL], TILE, steps * TILE, steps);
+                           qb.dout_transposed[c / PANEL], TILE, steps * TILE, steps);
         }
     differentiate_block(kb, &qb, &of_keys);
-    bool strange = kb->strange || job->q_strange[index * job->heads + head];
-    if (!strange && nbl__given(&a->dv)) add_keys(kb, &qb, &of_keys, kb->p, qb.dout_paired, kb->dv);
-    if (!strange && nbl__given(&a->dk)) add_keys(kb, &qb, &of_keys, kb->ds, qb.q_paired, kb->dk);
+    bool non_finite = kb->non_finite || job->q_non_finite[index * job->heads + head];
+    if (!non_finite && nbl__given(&a->dv)) add_keys(kb, &qb, &of_keys, kb->p, qb.dout_paired, kb->dv);
+    if (!non_finite && nbl__given(&a->dk)) add_keys(kb, &qb, &of_keys, kb->ds, qb.q_paired, kb->dk);
 
     int turns, turn = nbl__attention_await(job, kb->b, index, head, &turns);
     bool wanted = nbl__given(&a->dq);
@@ -315,9 +315,9 @@ static TARGET_AMX void backward_tile(const key_block *kb, int64_t index, int64_t
     if (wanted && dqt != kept && turn > 0)
         for (int64_t d = 0; d < kb->wide; d++)
             memcpy(dqt + d * BLOCK, kept + d * qb.rows, (size_t)qb.rows * sizeof *dqt);
-    if (strange) {
+    if (non_finite) {
         if (turn == 0 || !wanted) memset(dqt, 0, (size_t)(kb->wide * BLOCK) * sizeof *dqt);
-        add_strange(kb, &qb, &of_keys, dqt);
+        add_non_finite(kb, &qb, &of_keys, dqt);
     } else if (wanted) {
         add_queries(kb, &of_keys, turn > 0, dqt);
     }
@@ -340,12 +340,12 @@ static TARGET_AMX void copy_rows(const nbl_tensor *t, int64_t token, int64_t hea
 }
 
 /* Kᵀ by rows: the turned form, its pairs of d taken apart. */
-static TARGET_AMX void turn_keys(const key_block *kb)
+static TARGET_AMX void transpose_keys(const key_block *kb)
 {
     for (int64_t j = 0; j < BLOCK; j += PANEL) {
         const uint16_t *words = kb->rest[0];
         int64_t token = kb->b->first + kb->b->at + j;
-        pack_turned(&kb->job->a->k, token, kb->key_head, kb->rows - j, kb->rest[0]);
+        pack_transposed(&kb->job->a->k, token, kb->key_head, kb->rows - j, kb->rest[0]);
         for (int64_t half = 0; half < PANEL; half += 16)
             for (int64_t d = 0; d < kb->wide; d += 2, words += 32) {
                 __m512i pair = _mm512_loadu_si512(words);
@@ -378,17 +378,17 @@ TARGET_AMX void nbl__attention_backward_amx(const nbl__attention_job *job, int64
     layout(job->size, (uint8_t *)own, &kb);
     copy_rows(&a->k, token, key_head, kb.rows, kb.wide, kb.k);
     copy_rows(&a->v, token, key_head, kb.rows, kb.wide, kb.v);
-    turn_keys(&kb);
-    __mmask32 strange = 0;
+    transpose_keys(&kb);
+    __mmask32 non_finite = 0;
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     for (int64_t r = 0; r < BLOCK; r++)
         for (int64_t d = 0; d < kb.wide; d += 32) {
             __m512i k = _mm512_loadu_si512(kb.k + r * (kb.wide + 32) + d);
             __m512i v = _mm512_loadu_si512(kb.v + r * (kb.wide + 32) + d);
-            strange |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(k, exponent), exponent) |
-                       _mm512_cmpeq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
+            non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(k, exponent), exponent) |
+                          _mm512_cmpeq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
         }
-    kb.strange = strange != 0;
+    kb.non_finite = non_finite != 0;
     memset(kb.dk, 0, (size_t)(BLOCK * (kb.wide + 16)) * sizeof *kb.dk);
     memset(kb.dv, 0, (size_t)(BLOCK * (kb.wide + 16)) * sizeof *kb.dv);
 

@@ -87,24 +87,24 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
         int64_t halves = s->tiles->bf16 ? rows * wide : 0;
         NBL_CUT(&cut, job->q, singles);
         NBL_CUT(&cut, job->dout, singles);
-        NBL_CUT(&cut, job->q_turned, halves);
+        NBL_CUT(&cut, job->q_transposed, halves);
         NBL_CUT(&cut, job->q_paired, halves);
-        NBL_CUT(&cut, job->dout_turned, halves);
+        NBL_CUT(&cut, job->dout_transposed, halves);
         NBL_CUT(&cut, job->dout_paired, halves);
         NBL_CUT(&cut, job->dq, nbl__given(&a->dq) || base == NULL ? rows * wide : 0);
         NBL_CUT(&cut, job->lse, rows);
         NBL_CUT(&cut, job->delta, rows);
         NBL_CUT(&cut, job->sums, rows);
-        NBL_CUT(&cut, job->q_strange, blocks * job->heads);
+        NBL_CUT(&cut, job->q_non_finite, blocks * job->heads);
         NBL_CUT(&cut, job->done, blocks * job->heads);
     } else if (s->tiles->bf16) {
         NBL_CUT(&cut, job->kt16, job->key_heads * job->tokens * wide);
         NBL_CUT(&cut, job->v16, job->key_heads * job->tokens * wide);
-        NBL_CUT(&cut, job->v_strange, blocks * job->key_heads);
+        NBL_CUT(&cut, job->v_non_finite, blocks * job->key_heads);
     } else {
         NBL_CUT(&cut, job->kt, job->key_heads * job->tokens * job->size + 2 * s->tiles->vector);
         NBL_CUT(&cut, job->v, job->key_heads * job->tokens * job->ld);
-        NBL_CUT(&cut, job->v_strange, blocks * job->key_heads);
+        NBL_CUT(&cut, job->v_non_finite, blocks * job->key_heads);
     }
     job->worker_floats = backward ? s->tiles->backward_floats(job->size, job->ld)
                                   : s->tiles->forward_floats(job->size, job->ld);

@@ -45,13 +45,13 @@ typedef struct nbl__attention_job {
     float *kt;            /* [Hkv, T, D] transposed in panels */
     float *v;             /* [Hkv, T, ld] */
     uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.h */
-    bool *v_strange;      /* [blocks, Hkv]: not all finite */
+    bool *v_non_finite;   /* [blocks, Hkv]: not all finite */
     /* backward */
     float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
-    uint16_t *q_turned, *q_paired, *dout_turned,
+    uint16_t *q_transposed, *q_paired, *dout_transposed,
         *dout_paired;   /* instead of q and dout, see attention_amx.h */
     float *lse, *delta; /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
-    bool *q_strange;    /* [blocks, Hq]: q, dout or delta is not all finite */
+    bool *q_non_finite; /* [blocks, Hq]: q, dout or delta is not all finite */
     float *sums;        /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
     atomic_int *done;   /* [blocks, Hq]: blocks of keys that have given their part to dq */
     /* workers */

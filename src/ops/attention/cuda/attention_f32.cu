@@ -201,16 +201,16 @@ __global__ void __launch_bounds__(THREADS)
         multiply_rows<WIDE>(s, q, k);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float most = top[i], slope;
+            float max = top[i], slope;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 bool seen = is_seen(p, tile.start + y * 4 + i, j + x + c * 16, tile.n);
                 s[i][c] = seen ? logit(p, s[i][c], &slope) : -INFINITY;
-                most = fmaxf(most, s[i][c]);
+                max = fmaxf(max, s[i][c]);
             }
-            most = row_max(most);
-            float base = most == -INFINITY ? 0 : most, before = exp2f(top[i] - base);
-            top[i] = most;
+            max = row_max(max);
+            float base = max == -INFINITY ? 0 : max, before = exp2f(top[i] - base);
+            top[i] = max;
             total[i] *= before;
 #pragma unroll
             for (int c = 0; c < 4; c++) total[i] += s[i][c] = exp2f(s[i][c] - base);

@@ -20,13 +20,13 @@
 namespace nbl_cuda
 {
 
-using nbl_hopper::barrier_arrive;
-using nbl_hopper::barrier_expect;
-using nbl_hopper::barrier_make;
-using nbl_hopper::barrier_wait;
-using nbl_hopper::barriers_made;
-using nbl_hopper::registers_give;
-using nbl_hopper::registers_take;
+using nbl_sm90::barrier_arrive;
+using nbl_sm90::barrier_expect;
+using nbl_sm90::barrier_make;
+using nbl_sm90::barrier_wait;
+using nbl_sm90::barriers_made;
+using nbl_sm90::registers_give;
+using nbl_sm90::registers_take;
 
 constexpr int BOX_ROWS = 64; /* of 64 columns: what one copy brings */
 
@@ -128,13 +128,13 @@ template <int STAGES> struct ring {
             barrier_make(barriers + i * 16 + 8, static_cast<uint32_t>(readers));
         }
     }
-    __device__ static int place(int step)
+    __device__ static int slot(int step)
     {
         return step % STAGES;
     }
     __device__ uint32_t full(int step) const
     {
-        return barriers + place(step) * 16;
+        return barriers + slot(step) * 16;
     }
     __device__ void await_full(int step) const
     {
@@ -244,7 +244,7 @@ __device__ inline void store_lines(char *tile, T *to, int64_t step, int row, int
 #pragma unroll
     for (int n = 0; n < N; n += 2)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         shared_address(tile) + place_of<ROWS>(row + lane % 16, n + lane / 16)),
+                         shared_address(tile) + address_of<ROWS>(row + lane % 16, n + lane / 16)),
                      "r"(pair_of<T>(sums[n][0] * factor[0], sums[n][1] * factor[0])),
                      "r"(pair_of<T>(sums[n][2] * factor[1], sums[n][3] * factor[1])),
                      "r"(pair_of<T>(sums[n + 1][0] * factor[0], sums[n + 1][1] * factor[0])),
@@ -254,7 +254,7 @@ __device__ inline void store_lines(char *tile, T *to, int64_t step, int row, int
 #pragma unroll
     for (int i = 0; i < 16; i += 32 / N) {
         int r = row + i + lane / N;
-        int4 line = *reinterpret_cast<const int4 *>(tile + place_of<ROWS>(r, chunk));
+        int4 line = *reinterpret_cast<const int4 *>(tile + address_of<ROWS>(r, chunk));
         if (r < valid && chunk * 8 < p.size) *reinterpret_cast<int4 *>(to + r * step + chunk * 8) = line;
     }
 }
@@ -267,7 +267,7 @@ static inline bool attention_maps_of(const nbl__call *call, const nbl__attention
 {
     const nbl_tensor *from[5] = {&a->q, &a->k, &a->v, &a->out, &a->dout};
     CUtensorMap *to[5] = {&maps->q, &maps->k, &maps->v, &maps->out, &maps->dout};
-    nbl_hopper::map_encoder encode = nbl_hopper::find_encoder(call->cuda);
+    nbl_sm90::map_encoder encode = nbl_sm90::find_encoder(call->cuda);
     memset(maps, 0, sizeof *maps);
     if (!p.wide || p.tokens == 0) return true;
     for (int i = 0; encode != NULL && i < 5; i++) {

@@ -99,13 +99,13 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
         tiles++;
         for (int h = head * p.group; h < (head + 1) * p.group; h++)
             for (int i = first; i < first + walk * z::QUERIES; i += z::QUERIES, step++) {
-                int place = step % z::STAGES * z::TILE;
+                int slot = step % z::STAGES * z::TILE;
                 uint32_t full = block.queries.full(step);
                 block.queries.await_empty(step);
-                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::Q + place, full, &maps.q, data.q, p.heads,
+                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::Q + slot, full, &maps.q, data.q, p.heads,
                                                  h, tile.first + i, tile.n - i);
                 send_numbers(h, tile.first + i, tile.n - i);
-                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::DOUT + place, full, &maps.dout, data.dout,
+                feeder.send<T, z::QUERIES, WIDE>(block.shared + z::DOUT + slot, full, &maps.dout, data.dout,
                                                  p.heads, h, tile.first + i, tile.n - i);
             }
     });
@@ -138,7 +138,7 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
         float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {}, s[N][4], d[N][4];
         uint32_t weights[N / 2][4], slopes[N / 2][4];
         for (;; step++) {
-            const int place = step % z::STAGES * z::TILE;
+            const int slot = step % z::STAGES * z::TILE;
             const float2 *lse = reinterpret_cast<const float2 *>(block.shared + z::NUMBERS +
                                                                  step % z::STAGES * z::LINE) +
                                 lane % 4;
@@ -147,10 +147,10 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
             auto delta_of = [&](int n, int e) { return e % 2 ? delta[n * 4].y : delta[n * 4].x; };
             block.queries.await_full(step);
             begin_turn<GROUPS>(group);
-            multiply_tiles<T, ROWS, WIDE>(s, k, queries + place);
-            products_sent();
-            multiply_tiles<T, ROWS, WIDE>(d, v, douts + place);
-            products_sent();
+            multiply_tiles<T, ROWS, WIDE>(s, k, queries + slot);
+            wgmma_commit();
+            multiply_tiles<T, ROWS, WIDE>(d, v, douts + slot);
+            wgmma_commit();
             end_turn<GROUPS>(group);
             await_products<1>();
             settled(s);
@@ -163,9 +163,9 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
             settled(d);
             make_slopes<T, CAP>(p, s, d, slopes, lse_of, delta_of);
             products_begin();
-            multiply_scores<T>(dv, weights, douts + place);
-            multiply_scores<T>(dk, slopes, queries + place);
-            products_sent();
+            multiply_scores<T>(dv, weights, douts + slot);
+            multiply_scores<T>(dk, slopes, queries + slot);
+            wgmma_commit();
             await_products<0>();
             settled(dk);
             settled(dv);
@@ -179,7 +179,7 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
         int64_t at = (static_cast<int64_t>(tile.first + tile.start) * p.key_heads + item.head) * p.size;
         int64_t k_step = static_cast<int64_t>(p.key_heads) * p.size;
         char *out = block.shared + z::OUT;
-        if constexpr (GROUPS == 1) nbl_hopper::warpgroup_sync(TURNS); /* it takes the place of K */
+        if constexpr (GROUPS == 1) nbl_sm90::warpgroup_sync(TURNS); /* it takes the place of K */
         if (data.dk)
             store_lines<ROWS>(out, static_cast<T *>(data.dk) + at, k_step, warp * 16, tile.n - tile.start, dk,
                               scale, p);

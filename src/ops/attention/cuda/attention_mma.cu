@@ -34,7 +34,7 @@ __device__ inline void load_matrices(uint32_t *r, uint32_t from)
                  : "r"(from)
                  : "memory");
 }
-__device__ inline void load_matrices_turned(uint32_t *r, uint32_t from)
+__device__ inline void load_matrices_transposed(uint32_t *r, uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -73,11 +73,11 @@ __device__ inline void multiply_tiles(float (&sums)[M][N][4], const char *a, int
         uint32_t left[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++)
-            load_matrices(left[m], a_at + place_of<ROWS>(a_row + m * 16, k * 2 + (lane >> 4)));
+            load_matrices(left[m], a_at + address_of<ROWS>(a_row + m * 16, k * 2 + (lane >> 4)));
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            load_matrices(right, b_at + place_of<N * 8>(b_row + n * 8, k * 2 + ((lane >> 3) & 1)));
+            load_matrices(right, b_at + address_of<N * 8>(b_row + n * 8, k * 2 + ((lane >> 3) & 1)));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply<T>(sums[m][n], left[m], right[0], right[1]);
@@ -102,7 +102,7 @@ __device__ inline void multiply_scores(float (&sums)[M][N][4], const float (&sco
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t right[4];
-            load_matrices_turned(right, b_at + place_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
+            load_matrices_transposed(right, b_at + address_of<K * 8>(k * 8 + (lane & 15), chunk + n + (lane >> 4)));
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply<T>(sums[m][n], left[m][k / 2], right[0], right[1]);

@@ -99,8 +99,8 @@ __device__ inline float multiply_rows(const char *a, const char *b, int row)
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         int chunk = half * COUNT + (WIDE == 128 ? i ^ half * 4 : i); /* never two lanes at one bank */
-        pack<T> x = *reinterpret_cast<const pack<T> *>(a + place_of<ROWS>(r, chunk)),
-                y = *reinterpret_cast<const pack<T> *>(b + place_of<ROWS>(r, chunk));
+        pack<T> x = *reinterpret_cast<const pack<T> *>(a + address_of<ROWS>(r, chunk)),
+                y = *reinterpret_cast<const pack<T> *>(b + address_of<ROWS>(r, chunk));
 #pragma unroll
         for (int e = 0; e < 8; e++) sum = fmaf(to_f32(x.at[e]), to_f32(y.at[e]), sum);
     }
@@ -149,15 +149,15 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
         auto lse_of = [&](int, int e) { return lse[e / 2]; };
         auto send_s = [&]() {
             multiply_tiles<T, ROWS, WIDE>(s, q, keys + step % z::STAGES * z::TILE);
-            products_sent();
+            wgmma_commit();
         };
         auto send_dp = [&]() {
             multiply_tiles<T, ROWS, WIDE>(d, dout, values + step % z::STAGES * z::TILE);
-            products_sent();
+            wgmma_commit();
         };
         auto send_dq = [&]() {
             multiply_scores<T>(dq, slopes, keys + step % z::STAGES * z::TILE);
-            products_sent();
+            wgmma_commit();
         };
         for (;; step++) {
             block.keys.await_full(step);

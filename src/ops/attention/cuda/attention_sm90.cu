@@ -69,10 +69,10 @@ __device__ inline void feed(const attention_problem &p, const attention_data &da
         int head = number % p.heads, key_head = head / p.group;
         if (!find_ranked<z::ROWS>(p, number / p.heads, false, &tile)) return;
         int first = first_key_of<z::KEYS>(p, tile), end = end_key_of<z::ROWS>(p, tile);
-        auto send_keys = [&](const ring<z::STAGES> &ring, int place, const CUtensorMap *map, const void *from,
+        auto send_keys = [&](const ring<z::STAGES> &ring, int slot, const CUtensorMap *map, const void *from,
                              int at, int j) {
             ring.await_empty(at);
-            feeder.send<T, z::KEYS, WIDE>(block.shared + place + ring.place(at) * z::TILE, ring.full(at), map,
+            feeder.send<T, z::KEYS, WIDE>(block.shared + slot + ring.slot(at) * z::TILE, ring.full(at), map,
                                           from, p.key_heads, key_head, tile.first + j, tile.n - j);
         };
         block.queries.await_empty(tiles);
@@ -121,8 +121,8 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         begin_rows(p, head, top, total);
         block.keys.await_full(step);
         products_begin();
-        multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.place(step) * z::TILE);
-        products_sent();
+        multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.slot(step) * z::TILE);
+        wgmma_commit();
         await_products<0>();
         settled(s);
         block.keys.release(step);
@@ -131,12 +131,12 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         while (j + KEYS < end) {
             block.keys.await_full(step + 1);
             begin_turn<z::GROUPS>(group);
-            multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.place(step + 1) * z::TILE);
-            products_sent();
+            multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.slot(step + 1) * z::TILE);
+            wgmma_commit();
             block.values.await_full(step);
             products_begin();
-            multiply_scores<T>(out, weights, values + block.values.place(step) * z::TILE);
-            products_sent();
+            multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
+            wgmma_commit();
             end_turn<z::GROUPS>(group);
             await_products<1>();
             settled(s);
@@ -153,8 +153,8 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         }
         block.values.await_full(step);
         products_begin();
-        multiply_scores<T>(out, weights, values + block.values.place(step) * z::TILE);
-        products_sent();
+        multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
+        wgmma_commit();
         await_products<0>();
         settled(out);
         block.values.release(step++);

@@ -39,7 +39,7 @@ __device__ inline uint4 read_if(const void *from, bool real)
 
 /* Eight elements of both halves of a head, turned and rounded; the products are those of rope.cu. */
 template <typename T>
-__device__ inline void turn_eight(const step_problem &p, int b, int at, uint4 *left, uint4 *right)
+__device__ inline void rotate_eight(const step_problem &p, int b, int at, uint4 *left, uint4 *right)
 {
     float l[8], r[8];
     const float *cosines = p.cosines + static_cast<int64_t>(b) * p.half + at;
@@ -54,9 +54,9 @@ __device__ inline void turn_eight(const step_problem &p, int b, int at, uint4 *l
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float cosine = __uint_as_float(word_of(c, i)), sine = __uint_as_float(word_of(s, i));
-            float turned = l[e + i] * cosine - r[e + i] * sine;
+            float rotated = l[e + i] * cosine - r[e + i] * sine;
             of_right[e + i] = from_f32<T>(r[e + i] * cosine + l[e + i] * sine);
-            of_left[e + i] = from_f32<T>(turned);
+            of_left[e + i] = from_f32<T>(rotated);
         }
     }
     memcpy(left, of_left, 16), memcpy(right, of_right, 16);
@@ -64,10 +64,10 @@ __device__ inline void turn_eight(const step_problem &p, int b, int at, uint4 *l
 
 /* The new key, eight elements per 32 of each lane, as the products take them. */
 template <typename T, int WIDE>
-__device__ inline void turn_row(const step_problem &p, int b, int t, uint4 (&row)[WIDE / 32])
+__device__ inline void rotate_row(const step_problem &p, int b, int t, uint4 (&row)[WIDE / 32])
 {
 #pragma unroll
-    for (int i = 0; i < WIDE / 64; i++) turn_eight<T>(p, b, i * 32 + t * 8, &row[i], &row[i + WIDE / 64]);
+    for (int i = 0; i < WIDE / 64; i++) rotate_eight<T>(p, b, i * 32 + t * 8, &row[i], &row[i + WIDE / 64]);
 }
 
 /* Keys and values that this block will read, except those of this step. */
@@ -86,7 +86,7 @@ __device__ inline void fetch_ahead(const step_problem &p, int64_t base, int rank
 }
 
 template <typename T, int WIDE>
-__global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __grid_constant__ step_problem p)
+__global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const __grid_constant__ step_problem p)
 {
     constexpr int ROUNDS = WIDE <= 64 ? 2 : 1, KEYS = 16 * ROUNDS, SPLIT = DECODE_WARPS * KEYS;
     __shared__ float sums[DECODE_WARPS][HEADS][WIDE], tops[DECODE_WARPS][HEADS], totals[DECODE_WARPS][HEADS];
@@ -104,9 +104,9 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
     }
     __syncwarp();
     arrive_at_cluster();
-    others_may_begin();
+    allow_dependent_launch();
     fetch_ahead<T, WIDE, SPLIT>(p, base, rank);
-    wait_for_others();
+    wait_for_previous_kernel();
     int2 seen = span_of(p.d, b);
     if (rank == 0 && unit == 0 && threadIdx.x == 0 && seen.y == 0)
         report_fault(p.d.fault, NBL_CUDA_FAULT_LENGTH, b, p.d.lengths[b]);
@@ -146,14 +146,14 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
         if (first_pass) {
 #pragma unroll
             for (int i = 0; i < WIDE / 32; i++) x[i] = read_if(q + g * p.d.size + i * 32 + t * 8, g < heads);
-            turn_row<T, WIDE>(p, b, t, x);
+            rotate_row<T, WIDE>(p, b, t, x);
             first_pass = false;
         }
         if (first <= last && last < first + KEYS) {
             uint4 row[WIDE / 32];
 #pragma unroll
             for (int i = 0; i < WIDE / 32; i++) row[i] = read_written(new_k + i * 32 + t * 8);
-            turn_row<T, WIDE>(p, b, t, row);
+            rotate_row<T, WIDE>(p, b, t, row);
 #pragma unroll
             for (int n = 0; n < 2 * ROUNDS; n++) {
                 if (first + n * 8 + g != last) continue;
@@ -220,12 +220,12 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
     __syncthreads();
     await_cluster(); /* all blocks of it have begun */
     for (int h = 0; h < heads; h++) {
-        float most = tops[0][h], all = 0, factor[DECODE_WARPS];
+        float max = tops[0][h], all = 0, factor[DECODE_WARPS];
 #pragma unroll
-        for (int w = 1; w < DECODE_WARPS; w++) most = fmaxf(most, tops[w][h]);
+        for (int w = 1; w < DECODE_WARPS; w++) max = fmaxf(max, tops[w][h]);
 #pragma unroll
         for (int w = 0; w < DECODE_WARPS; w++) {
-            factor[w] = power_of_2(tops[w][h] - (most == -INFINITY ? 0 : most));
+            factor[w] = power_of_2(tops[w][h] - (max == -INFINITY ? 0 : max));
             all = fmaf(factor[w], totals[w][h], all);
         }
         for (int d = threadIdx.x; d < WIDE; d += DECODE_THREADS) {
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
             send_to_rank(&parts[rank][d], &all_here, static_cast<uint32_t>(h), sum);
         }
         if (threadIdx.x == 0) {
-            send_to_rank(&part_tops[rank], &all_here, static_cast<uint32_t>(h), most);
+            send_to_rank(&part_tops[rank], &all_here, static_cast<uint32_t>(h), max);
             send_to_rank(&part_totals[rank], &all_here, static_cast<uint32_t>(h), all);
         }
     }
@@ -243,14 +243,14 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
     wait_at(&all_here, 0);
     if (seen.y == 0) return;
     int mine = head + rank;
-    float sink = p.d.sinks ? read(p.d.sinks, p.d.sinks_dtype, mine) * LOG2_E : -INFINITY, most = sink;
+    float sink = p.d.sinks ? read(p.d.sinks, p.d.sinks_dtype, mine) * LOG2_E : -INFINITY, max = sink;
 #pragma unroll
-    for (int r = 0; r < RANKS; r++) most = fmaxf(most, part_tops[r]);
-    if (most == -INFINITY) most = 0;
-    float all = p.d.sinks ? power_of_2(sink - most) : 0, factor[RANKS];
+    for (int r = 0; r < RANKS; r++) max = fmaxf(max, part_tops[r]);
+    if (max == -INFINITY) max = 0;
+    float all = p.d.sinks ? power_of_2(sink - max) : 0, factor[RANKS];
 #pragma unroll
     for (int r = 0; r < RANKS; r++) {
-        factor[r] = power_of_2(part_tops[r] - most);
+        factor[r] = power_of_2(part_tops[r] - max);
         all = fmaf(factor[r], part_totals[r], all);
     }
     for (int d = threadIdx.x; d < WIDE; d += DECODE_THREADS) {
@@ -265,15 +265,15 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(early, const __gri
 /* ---- the general way ---- */
 
 /* A block turns a head of q into `to`, or one of k into the cache, or moves one of v there. */
-__global__ void turn_and_keep(const __grid_constant__ step_problem p, nbl_dtype kept, void *to)
+__global__ void rotate_and_keep(const __grid_constant__ step_problem p, nbl_dtype kept, void *to)
 {
     int b = blockIdx.y, which = blockIdx.x, size = p.d.size, length = p.d.lengths[b];
     const void *from;
     nbl_dtype to_dtype = p.d.dtype;
-    int64_t at, place;
+    int64_t at, slot;
     if (which < p.d.heads) {
         from = p.d.q;
-        at = place = (static_cast<int64_t>(b) * p.d.heads + which) * size;
+        at = slot = (static_cast<int64_t>(b) * p.d.heads + which) * size;
     } else {
         int head = (which - p.d.heads) % p.d.key_heads;
         bool value = which >= p.d.heads + p.d.key_heads;
@@ -282,7 +282,7 @@ __global__ void turn_and_keep(const __grid_constant__ step_problem p, nbl_dtype 
         to = const_cast<void *>(value ? p.d.v : p.d.k);
         to_dtype = kept;
         at = (static_cast<int64_t>(b) * p.d.key_heads + head) * size;
-        place = ((static_cast<int64_t>(b) * p.d.cached + length - 1) * p.d.key_heads + head) * size;
+        slot = ((static_cast<int64_t>(b) * p.d.cached + length - 1) * p.d.key_heads + head) * size;
     }
     bool turns = which < p.d.heads + p.d.key_heads;
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
@@ -296,7 +296,7 @@ __global__ void turn_and_keep(const __grid_constant__ step_problem p, nbl_dtype 
         }
         if (p.d.dtype == NBL_DTYPE_F16) x = to_f32(from_f32<__half>(x));
         else if (p.d.dtype == NBL_DTYPE_BF16) x = to_f32(from_f32<__nv_bfloat16>(x));
-        store_one(to, to_dtype, place + i, x);
+        store_one(to, to_dtype, slot + i, x);
     }
 }
 
@@ -369,7 +369,7 @@ nbl_status run_general(const nbl__call *call, const void *arguments)
     q.data = nbl__cut_bytes(&cut, static_cast<size_t>(nbl__tensor_elements(&a->q)) * nbl__size_of(a->dtype));
     if (a->q.shape[0] == 0 || p.d.cached == 0) return NBL_OK;
     dim3 grid(static_cast<unsigned>(p.d.heads + 2 * p.d.key_heads), static_cast<unsigned>(a->q.shape[0]));
-    turn_and_keep<<<grid, DECODE_THREADS, 0, stream_of(call)>>>(p, a->keys.dtype, q.data);
+    rotate_and_keep<<<grid, DECODE_THREADS, 0, stream_of(call)>>>(p, a->keys.dtype, q.data);
     NBL_TRY(launched(call));
     nbl__attention_decode decode = nbl__attention_of_step(a, &q);
     nbl__call rest = *call;
@@ -382,8 +382,8 @@ template <typename T> void launch(const step_problem &p, int64_t sequences, cuda
 {
     dim3 grid(static_cast<unsigned>(RANKS * p.d.key_heads * p.d.blocks_per_group),
               static_cast<unsigned>(sequences));
-    if (p.d.size == 64) launch_early(step_kernel<T, 64>, grid, DECODE_THREADS, 0, RANKS, stream, p);
-    else launch_early(step_kernel<T, 128>, grid, DECODE_THREADS, 0, RANKS, stream, p);
+    if (p.d.size == 64) launch_dependent(step_kernel<T, 64>, grid, DECODE_THREADS, 0, RANKS, stream, p);
+    else launch_dependent(step_kernel<T, 128>, grid, DECODE_THREADS, 0, RANKS, stream, p);
 }
 
 nbl_status run_fast(const nbl__call *call, const void *arguments)

@@ -65,7 +65,7 @@ __device__ inline float quad_max(float x)
 
 /* ---- tiles in shared memory ---- */
 
-template <int ROWS> __device__ inline uint32_t place_of(int row, int chunk)
+template <int ROWS> __device__ inline uint32_t address_of(int row, int chunk)
 {
     return static_cast<uint32_t>(chunk / 8 * (ROWS * 128) + row * 128 + ((chunk & 7) ^ (row & 7)) * 16);
 }
@@ -78,13 +78,13 @@ __device__ inline void load_tile(char *to, const T *from, int64_t step, int vali
     static_assert(ROWS % AT_ONCE == 0 && THREADS % CHUNKS == 0);
     int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
     if (p.wide) {
-        uint32_t base = shared_address(to) + place_of<ROWS>(row, chunk);
+        uint32_t base = shared_address(to) + address_of<ROWS>(row, chunk);
         int left = (chunk * 8 < p.size ? valid : 0) - row;
         const T *at = from + row * step + chunk * 8;
 #pragma unroll
         for (int r = 0; r < ROWS; r += AT_ONCE, at += AT_ONCE * step) {
             if constexpr (AT_ONCE % 8 == 0) copy_16(base + r * 128, at, r < left);
-            else copy_16(shared_address(to) + place_of<ROWS>(row + r, chunk), at, r < left);
+            else copy_16(shared_address(to) + address_of<ROWS>(row + r, chunk), at, r < left);
         }
         return;
     }
@@ -93,7 +93,7 @@ __device__ inline void load_tile(char *to, const T *from, int64_t step, int vali
 #pragma unroll
         for (int e = 0; e < 8; e++)
             x.at[e] = r < valid && chunk * 8 + e < p.size ? from[r * step + chunk * 8 + e] : from_f32<T>(0);
-        *reinterpret_cast<pack<T> *>(to + place_of<ROWS>(r, chunk)) = x;
+        *reinterpret_cast<pack<T> *>(to + address_of<ROWS>(r, chunk)) = x;
     }
 }
 
@@ -209,13 +209,13 @@ __device__ inline void soften(float (&s)[N][4], float factor, float (&top)[2], f
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float most = s[0][half * 2], sum = 0;
+        float max = s[0][half * 2], sum = 0;
 #pragma unroll
-        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-        most = fmaxf(top[half], quad_max(most) * factor);
-        float base = most == -INFINITY ? 0 : most;
+        for (int n = 0; n < N; n++) max = fmaxf(max, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+        max = fmaxf(top[half], quad_max(max) * factor);
+        float base = max == -INFINITY ? 0 : max;
         before[half] = power_of_2(top[half] - base);
-        top[half] = most;
+        top[half] = max;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll

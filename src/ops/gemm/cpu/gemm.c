@@ -61,9 +61,9 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
 
 /* ---- 2. multiplying ---- */
 
-typedef struct place {
+typedef struct tile_position {
     int64_t slices, slice, row, rows, n_begin, n_end;
-} place;
+} tile_position;
 
 static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
 {
@@ -78,17 +78,18 @@ static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
 }
 
 /* Few panels of A do not pay for copying a B that lies as it is multiplied. */
-static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const place *at, int64_t panels)
+static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const tile_position *at,
+                           int64_t panels)
 {
-    enum { FEW = 4 };
+    enum { SMALL = 4 };
     const nbl__mat *b = &t->b;
-    return kernel->panel == NBL_PANEL_F32 && panels <= FEW && b->weight == NULL &&
+    return kernel->panel == NBL_PANEL_F32 && panels <= SMALL && b->weight == NULL &&
            b->dtype == NBL_DTYPE_F32 && !b->transpose && b->pick == NULL && b->dropout == 0 &&
            (at->n_end - at->n_begin) % NBL_STRIP == 0;
 }
 
 /* tile (+)= the term; returns whether the tile has been written. */
-static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const place *at,
+static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const tile_position *at,
                      bool add, const worker_room *room, float *tile, int64_t stride)
 {
     if (t->k == 0) return add;
@@ -181,7 +182,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
     worker_room room = nbl__gemm_room(plan, worker);
     rows_of rows = rows_in(p->m, q->windows, plan->window, nbl__kernel_for(plan->isa, NBL_DTYPE_F32, p->m));
     int64_t top = slice_row(&rows, q->slices, item);
-    place at = {
+    tile_position at = {
         .slices = q->slices,
         .slice = item,
         .row = rows.begin + top,
@@ -227,15 +228,15 @@ static int batch_of(const nbl__product *products, int count)
 
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int taken; count > 0 && (taken = batch_of(products, count)) > 0; products += taken, count -= taken) {
         nbl__cut cut = {0};
         arrays room;
         gemm_plan plan;
         nbl__gemm_make_plan(ctx, products, taken, &cut, &room, &plan);
-        if (cut.used > most) most = cut.used;
+        if (cut.used > max) max = cut.used;
     }
-    return most;
+    return max;
 }
 
 static nbl_status run_batch(nbl_context *ctx, const nbl__product *products, int count, void *scratch)

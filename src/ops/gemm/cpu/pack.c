@@ -25,12 +25,12 @@ static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_
     const nbl_weight *w = s->mat->weight;
     int64_t first = row * w->shape[1];
     if (s->compute == NBL_DTYPE_F32) {
-        nbl__decode(s->isa, w, first + begin, first + end, NBL_DTYPE_F32, to, false);
+        nbl__dequantize(s->isa, w, first + begin, first + end, NBL_DTYPE_F32, to, false);
         return;
     }
     /* The 16-bit values lie in the upper half of their f32 room until they are widened, front to back. */
     uint16_t *half = (uint16_t *)to + (end - begin);
-    nbl__decode(s->isa, w, first + begin, first + end, s->compute, half, false);
+    nbl__dequantize(s->isa, w, first + begin, first + end, s->compute, half, false);
     uint16_t piece[256];
     for (int64_t i = 0; i < end - begin; i += 256) {
         int64_t count = nbl__min_i64(256, end - begin - i);
@@ -126,8 +126,8 @@ static const void *plain_at(const plain_rows *rows, int64_t row, int64_t column)
 
 /* ---- one panel from rows along k: `count` rows from `outer`, as [k][count] f32 ---- */
 
-static void turned_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
-                         int64_t k, const pieces *p, float *to)
+static void transposed_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
+                             int64_t k, const pieces *p, float *to)
 {
     plain_rows dense;
     bool plain = plain_rows_of(s, &dense);
@@ -139,7 +139,7 @@ static void turned_panel(const nbl__source *s, int64_t outer, int count, int wid
         else if (plain) rows[r] = plain_at(&dense, outer + r, k_begin);
         else rows[r] = read_row(s, outer + r, k_begin, k_begin + k, s->mat->pick, room);
     }
-    nbl__turn_f32(s->isa, plain ? dense.dtype : NBL_DTYPE_F32, rows, width, k, to);
+    nbl__transpose_f32(s->isa, plain ? dense.dtype : NBL_DTYPE_F32, rows, width, k, to);
 }
 
 /* ---- A ---- */
@@ -197,7 +197,7 @@ static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t
     }
 }
 
-static void pack_a_turned(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
+static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
 {
     int64_t k = part->k_count, padded = nbl__round_up(k, s->kernel->k_step);
     int64_t real = part->rows;
@@ -219,10 +219,11 @@ static void pack_a_turned(const nbl__source *s, const nbl__pack_rows *part, uint
                             (uint16_t *)to + start * padded * NBL_SPLIT_PARTS);
 #endif
         } else if (s->kernel->panel == NBL_PANEL_PAIRS) {
-            turned_panel(s, part->row + start, count, count, part->k_begin, k, p, p->panel);
+            transposed_panel(s, part->row + start, count, count, part->k_begin, k, p, p->panel);
             nbl__pair_bf16(s->isa, p->panel, count, k, (uint16_t *)to + start * padded);
         } else {
-            turned_panel(s, part->row + start, count, count, part->k_begin, k, p, (float *)to + start * k);
+            transposed_panel(s, part->row + start, count, count, part->k_begin, k, p,
+                             (float *)to + start * k);
         }
     }
 }
@@ -238,7 +239,7 @@ static void tile_from_lines(const nbl__source *s, const float *const *lines, int
         const void *from[HALF];
         for (int64_t h = 0; h < HALF; h++)
             from[h] = half * HALF + h < steps ? lines[half * HALF + h] + at : nothing;
-        nbl__turn_f32(s->isa, NBL_DTYPE_F32, from, HALF, count, halves[half]);
+        nbl__transpose_f32(s->isa, NBL_DTYPE_F32, from, HALF, count, halves[half]);
     }
     for (int64_t r = 0; r < NBL_PANEL_MAX_ROWS; r++) {
         uint16_t *line = (uint16_t *)(void *)to + r * WIDE;
@@ -295,7 +296,7 @@ static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, ui
 void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to, void *scratch)
 {
     pieces p = cut(scratch, part->k_count, part->rows, NULL);
-    if (source->turn) pack_a_turned(source, part, to, &p);
+    if (source->turn) pack_a_transposed(source, part, to, &p);
     else pack_a_straight(source, part, to, &p);
 }
 
@@ -314,17 +315,17 @@ static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
 }
 
 /* 16 rows of bf16 as they are, turned pair by pair. */
-static void turned_pairs(const nbl__source *s, const plain_rows *dense, int64_t n, int count, int64_t k_begin,
-                         int64_t k, const pieces *p, uint32_t *to)
+static void transposed_pairs(const nbl__source *s, const plain_rows *dense, int64_t n, int count,
+                             int64_t k_begin, int64_t k, const pieces *p, uint32_t *to)
 {
     const void *rows[NBL_STRIP];
     memset(p->rows, 0, (size_t)k * 2);
     for (int r = 0; r < NBL_STRIP; r++) rows[r] = r < count ? plain_at(dense, n + r, k_begin) : p->rows;
-    nbl__turn_pairs(s->isa, rows, k, to);
+    nbl__transpose_pairs(s->isa, rows, k, to);
 }
 
-static void pack_b_turned(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
-                          uint8_t *to, const pieces *p)
+static void pack_b_transposed(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
+                              int64_t k, uint8_t *to, const pieces *p)
 {
     int64_t padded = nbl__round_up(k, s->kernel->k_step);
     bool f32 = s->kernel->panel == NBL_PANEL_F32;
@@ -333,11 +334,11 @@ static void pack_b_turned(const nbl__source *s, int64_t n_begin, int64_t n_end, 
     for (int64_t n = n_begin; n < n_end; n += NBL_STRIP, to += strip_bytes(s->kernel, padded)) {
         int count = (int)nbl__min_i64(NBL_STRIP, n_end - n);
         if (pairs) {
-            turned_pairs(s, &dense, n, count, k_begin, k, p, (uint32_t *)(void *)to);
+            transposed_pairs(s, &dense, n, count, k_begin, k, p, (uint32_t *)(void *)to);
             clear_tail(to, k, padded);
             continue;
         }
-        turned_panel(s, n, count, NBL_STRIP, k_begin, k, p, f32 ? (float *)(void *)to : p->panel);
+        transposed_panel(s, n, count, NBL_STRIP, k_begin, k, p, f32 ? (float *)(void *)to : p->panel);
         if (f32) continue;
         nbl__pair_bf16(s->isa, p->panel, NBL_STRIP, k, (uint16_t *)(void *)to);
         clear_tail(to, k, padded);
@@ -384,7 +385,7 @@ static void pack_b_any(const nbl__source *s, int64_t n_begin, int64_t n_end, int
                        uint8_t *to, void *scratch)
 {
     pieces p = cut(scratch, k, n_end - n_begin, NULL);
-    if (s->turn) pack_b_turned(s, n_begin, n_end, k_begin, k, to, &p);
+    if (s->turn) pack_b_transposed(s, n_begin, n_end, k_begin, k, to, &p);
     else pack_b_straight(s, n_begin, n_end, k_begin, k, to, &p);
 }
 

@@ -1,6 +1,6 @@
 /* pack.h - operands of a product into panels: where storage formats are decoded.
  *
- * A panel's layout is in gemm_kernels.h. Values are those of nbl__decode, bit for bit: weights are rounded to
+ * A panel's layout is in gemm_kernels.h. Values are those of nbl__dequantize, bit for bit: weights are rounded to
  * the compute dtype once; dense operands are taken as they are, and rounded where the panel is bf16.
  *
  *   pack.c                  any operand, either way: rows are read as f32 into scratch, then turned
@@ -47,12 +47,13 @@ int nbl__b_parts(const nbl__source *source);
 /* ---- pieces ---- */
 
 /* to[i * count + r] = rows[r][i] for i < k, r < count <= 16; rows of f32, f16 or bf16. */
-void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to);
+void nbl__transpose_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k,
+                        float *to);
 /* to[(i * width + r) * 2 + h] = bf16(from[(2 * i + h) * width + r]); with k odd, the last h = 1 is zero. */
 void nbl__pair_bf16(nbl_isa isa, const float *from, int64_t width, int64_t k, uint16_t *to);
 
 /* Rows of bf16 into a strip: to[i * 16 + r] = the pair rows[r][2i], rows[r][2i + 1], the latter 0 past the end. */
-void nbl__turn_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to);
+void nbl__transpose_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to);
 /* Two rows of n bf16 into strips that are `strip` pairs apart; the last one is filled up with zeros. */
 void nbl__join_pairs(nbl_isa isa, const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
                      int64_t strip);

@@ -17,9 +17,9 @@ typedef struct two {
 /* NaN stays, as the second operand of min and max. */
 NBL_TARGET_AVX512BF16 static inline __m512 clamp(__m512 v)
 {
-    const __m512 most = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f0000));
-    const __m512 least = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xff7f0000));
-    return _mm512_max_ps(least, _mm512_min_ps(most, v));
+    const __m512 max = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f0000));
+    const __m512 min = _mm512_castsi512_ps(_mm512_set1_epi32((int)0xff7f0000));
+    return _mm512_max_ps(min, _mm512_min_ps(max, v));
 }
 
 NBL_TARGET_AVX512BF16 static inline __m512i rounded(__m512 low, __m512 high)
@@ -69,10 +69,10 @@ NBL_TARGET_AVX512BF16 static inline two rest_of_pairs(two v, __m512i pairs)
 
 NBL_TARGET_AVX512BF16 void nbl__split_strip_amx(const float *strip, int64_t k, uint16_t *to)
 {
-    uint16_t places[WIDE];
+    uint16_t positions[WIDE];
     for (int i = 0; i < NBL_STRIP; i++)
-        places[2 * i] = (uint16_t)i, places[2 * i + 1] = (uint16_t)(i + NBL_STRIP);
-    const __m512i side_by_side = _mm512_loadu_si512(places);
+        positions[2 * i] = (uint16_t)i, positions[2 * i + 1] = (uint16_t)(i + NBL_STRIP);
+    const __m512i side_by_side = _mm512_loadu_si512(positions);
     for (int64_t i = 0; i < k; i += WIDE, to += (NBL_SPLIT_PARTS - 1) * TILE)
         for (int64_t h = i; h < i + WIDE; h += 2, to += WIDE) {
             two v = {_mm512_setzero_ps(), _mm512_setzero_ps()};

@@ -62,8 +62,8 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void load_dwords_av
 }
 
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool
-turned(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t row, int64_t row_end,
-       int64_t k_begin, int64_t k, float *to)
+transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t row, int64_t row_end,
+           int64_t k_begin, int64_t k, float *to)
 {
     const __m256 low = _mm256_loadu_ps(s->table), high = _mm256_loadu_ps(s->table + 8);
     const __m256 infinity = _mm256_set1_ps(INFINITY), sign = _mm256_set1_ps(-0.0f);
@@ -102,13 +102,15 @@ NBL_TARGET_AVX2 bool nbl__pack_fourbit_t16_f32_avx2(const nbl__fourbit_source *s
                                                     int64_t row_end, int64_t k_begin, int64_t k, float *to)
 {
     if (s->low_first) {
-        if (s->compute == NBL_DTYPE_F32) return turned(s, NBL_DTYPE_F32, true, row, row_end, k_begin, k, to);
-        if (s->compute == NBL_DTYPE_F16) return turned(s, NBL_DTYPE_F16, true, row, row_end, k_begin, k, to);
-        return turned(s, NBL_DTYPE_BF16, true, row, row_end, k_begin, k, to);
+        if (s->compute == NBL_DTYPE_F32)
+            return transposed(s, NBL_DTYPE_F32, true, row, row_end, k_begin, k, to);
+        if (s->compute == NBL_DTYPE_F16)
+            return transposed(s, NBL_DTYPE_F16, true, row, row_end, k_begin, k, to);
+        return transposed(s, NBL_DTYPE_BF16, true, row, row_end, k_begin, k, to);
     }
-    if (s->compute == NBL_DTYPE_F32) return turned(s, NBL_DTYPE_F32, false, row, row_end, k_begin, k, to);
-    if (s->compute == NBL_DTYPE_F16) return turned(s, NBL_DTYPE_F16, false, row, row_end, k_begin, k, to);
-    return turned(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F32) return transposed(s, NBL_DTYPE_F32, false, row, row_end, k_begin, k, to);
+    if (s->compute == NBL_DTYPE_F16) return transposed(s, NBL_DTYPE_F16, false, row, row_end, k_begin, k, to);
+    return transposed(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
 }
 
 /* ---- as stored ---- */

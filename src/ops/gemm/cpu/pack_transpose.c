@@ -55,7 +55,7 @@ NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int coun
 /* Returns how many steps of k were turned, a multiple of 8; from 4 rows on, since one step more must have room
  * for the excess of the one before. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
-turn_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
+transpose_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
 {
     const void *all[NBL_PANEL_MAX_ROWS];
     for (int r = 0; r < NBL_PANEL_MAX_ROWS; r++) all[r] = rows[r < count ? r : count - 1];
@@ -86,17 +86,18 @@ turn_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float 
     return i;
 }
 
-NBL_TARGET_AVX2 static int64_t turn_any_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k,
-                                             float *to)
+NBL_TARGET_AVX2 static int64_t transpose_any_avx2(nbl_dtype dtype, const void *const *rows, int count,
+                                                  int64_t k, float *to)
 {
-    if (dtype == NBL_DTYPE_F32) return turn_avx2(NBL_DTYPE_F32, rows, count, k, to);
-    if (dtype == NBL_DTYPE_F16) return turn_avx2(NBL_DTYPE_F16, rows, count, k, to);
-    return turn_avx2(NBL_DTYPE_BF16, rows, count, k, to);
+    if (dtype == NBL_DTYPE_F32) return transpose_avx2(NBL_DTYPE_F32, rows, count, k, to);
+    if (dtype == NBL_DTYPE_F16) return transpose_avx2(NBL_DTYPE_F16, rows, count, k, to);
+    return transpose_avx2(NBL_DTYPE_BF16, rows, count, k, to);
 }
 
-NBL_TARGET_AVX2 static int64_t turn_pairs_avx2(const void *const *rows, int64_t pairs, uint32_t *to)
+NBL_TARGET_AVX2 static int64_t transpose_pairs_avx2(const void *const *rows, int64_t pairs, uint32_t *to)
 {
-    return turn_avx2(NBL_DTYPE_F32, rows, NBL_STRIP, pairs, (float *)(void *)to); /* lanes are only moved */
+    return transpose_avx2(NBL_DTYPE_F32, rows, NBL_STRIP, pairs,
+                          (float *)(void *)to); /* lanes are only moved */
 }
 
 /* Two rows side by side, 16 columns at a time; returns how many columns that were. */
@@ -145,11 +146,12 @@ static float widened(nbl_dtype dtype, const void *row, int64_t i)
     return dtype == NBL_DTYPE_F16 ? nbl__f16_to_f32(half) : nbl__bf16_to_f32(half);
 }
 
-void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
+void nbl__transpose_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int count, int64_t k,
+                        float *to)
 {
     int64_t i = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX2 && count >= 4) i = turn_any_avx2(dtype, rows, count, k, to);
+    if (isa >= NBL_ISA_AVX2 && count >= 4) i = transpose_any_avx2(dtype, rows, count, k, to);
 #else
     (void)isa;
 #endif
@@ -157,11 +159,11 @@ void nbl__turn_f32(nbl_isa isa, nbl_dtype dtype, const void *const *rows, int co
         for (int r = 0; r < count; r++) to[r] = widened(dtype, rows[r], i);
 }
 
-void nbl__turn_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to)
+void nbl__transpose_pairs(nbl_isa isa, const void *const *rows, int64_t k, uint32_t *to)
 {
     int64_t pairs = k / 2, i = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX2) i = turn_pairs_avx2(rows, pairs, to);
+    if (isa >= NBL_ISA_AVX2) i = transpose_pairs_avx2(rows, pairs, to);
 #else
     (void)isa;
 #endif

@@ -24,7 +24,7 @@ typedef struct key {
     int64_t m, n, k, lda, ldb, ldc, batch, a_stride, b_stride, c_stride;
     int32_t dtype, c_dtype;
     uint16_t a_align, b_align, c_align;
-    bool a_turned, b_turned, reads_c, pad[3];
+    bool a_transposed, b_transposed, reads_c, pad[3];
 } key;
 
 typedef struct plan {
@@ -35,7 +35,7 @@ typedef struct plan {
     cublasLtMatmulAlgo_t algorithm;
 } plan;
 
-enum { CANDIDATES = 4, WIDE_ROWS = 1024, WIDE_LEAST = 512 };
+enum { CANDIDATES = 4, WIDE_ROWS = 1024, MIN_WIDE = 512 };
 enum {
     PLANS = 1024,
     PLANS_USED = 768
@@ -75,7 +75,7 @@ static bool find_functions(struct nbl__blas *blas)
 {
     const struct {
         const char *name;
-        void *place;
+        void *slot;
     } wanted[] = {{"cublasLtCreate", &blas->create},
                   {"cublasLtDestroy", &blas->destroy},
                   {"cublasLtMatmul", &blas->matmul},
@@ -91,7 +91,7 @@ static bool find_functions(struct nbl__blas *blas)
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         void *function = dlsym(blas->library, wanted[i].name);
         if (function == NULL) return false;
-        memcpy(wanted[i].place, &function, sizeof function);
+        memcpy(wanted[i].slot, &function, sizeof function);
     }
     return true;
 }
@@ -203,8 +203,8 @@ static cublasStatus_t make_layout(const struct nbl__blas *blas, cublasLtMatrixLa
 static int preferred(const struct nbl__blas *blas, const key *k, const cublasLtMatmulHeuristicResult_t *found,
                      int count)
 {
-    bool wide = k->dtype != k->c_dtype && k->c_dtype == NBL_DTYPE_F32 && k->b_turned && !k->a_turned;
-    if (!wide || k->m > WIDE_ROWS || k->k < WIDE_LEAST || k->n / 16 < k->k) return 0;
+    bool wide = k->dtype != k->c_dtype && k->c_dtype == NBL_DTYPE_F32 && k->b_transposed && !k->a_transposed;
+    if (!wide || k->m > WIDE_ROWS || k->k < MIN_WIDE || k->n / 16 < k->k) return 0;
     for (int i = 0; i < count; i++) {
         int32_t tile = 0, splits = 0;
         size_t written;
@@ -251,18 +251,18 @@ static cublasStatus_t choose(const struct nbl__blas *blas, size_t workspace, pla
 static cublasStatus_t make_plan(const struct nbl__blas *blas, size_t workspace, const key *k, plan *p)
 {
     bool whole = k->dtype == NBL_DTYPE_I8;
-    cublasOperation_t a_turned = k->b_turned ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs */
-    cublasOperation_t b_turned = k->a_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t a_transposed = k->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs */
+    cublasOperation_t b_transposed = k->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     p->key = *k;
     BLAS_TRY(blas->product_init(&p->product, sizeof p->product,
                                 whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
                                 whole ? CUDA_R_32I : CUDA_R_32F));
-    BLAS_TRY(blas->product_set(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a_turned, sizeof a_turned));
-    BLAS_TRY(blas->product_set(&p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b_turned, sizeof b_turned));
-    BLAS_TRY(make_layout(blas, &p->a, k->dtype, k->b_turned ? k->n : k->k, k->b_turned ? k->k : k->n, k->ldb,
-                         k->batch, k->b_stride));
-    BLAS_TRY(make_layout(blas, &p->b, k->dtype, k->a_turned ? k->k : k->m, k->a_turned ? k->m : k->k, k->lda,
-                         k->batch, k->a_stride));
+    BLAS_TRY(blas->product_set(&p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a_transposed, sizeof a_transposed));
+    BLAS_TRY(blas->product_set(&p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b_transposed, sizeof b_transposed));
+    BLAS_TRY(make_layout(blas, &p->a, k->dtype, k->b_transposed ? k->n : k->k, k->b_transposed ? k->k : k->n,
+                         k->ldb, k->batch, k->b_stride));
+    BLAS_TRY(make_layout(blas, &p->b, k->dtype, k->a_transposed ? k->k : k->m, k->a_transposed ? k->m : k->k,
+                         k->lda, k->batch, k->a_stride));
     BLAS_TRY(make_layout(blas, &p->c, k->c_dtype, k->m, k->n, k->ldc, k->batch, k->c_stride));
     return choose(blas, workspace, p);
 }
@@ -279,13 +279,13 @@ static uint64_t hash_of(const key *k)
 static cublasStatus_t find_plan(struct nbl__blas *blas, size_t workspace, const key *k, plan *once,
                                 plan **result)
 {
-    uint64_t place = hash_of(k) % PLANS;
-    while (blas->plans[place].taken) {
-        *result = &blas->plans[place];
-        if (memcmp(&blas->plans[place].key, k, sizeof *k) == 0) return CUBLAS_STATUS_SUCCESS;
-        place = (place + 1) % PLANS;
+    uint64_t slot = hash_of(k) % PLANS;
+    while (blas->plans[slot].taken) {
+        *result = &blas->plans[slot];
+        if (memcmp(&blas->plans[slot].key, k, sizeof *k) == 0) return CUBLAS_STATUS_SUCCESS;
+        slot = (slot + 1) % PLANS;
     }
-    *result = blas->used < PLANS_USED ? &blas->plans[place] : once;
+    *result = blas->used < PLANS_USED ? &blas->plans[slot] : once;
     BLAS_TRY(make_plan(blas, workspace, k, *result));
     if (*result == once) return CUBLAS_STATUS_SUCCESS;
     (*result)->taken = true;
@@ -335,12 +335,12 @@ nbl_status nbl__cuda_gemm(const nbl__call *call, const nbl__gemm *g)
     memset(&k, 0, sizeof k);
     k.m = g->m, k.n = g->n, k.k = g->k;
     k.batch = g->batch ? g->batch : 1;
-    k.lda = g->lda ? g->lda : g->a_turned ? g->m : g->k;
-    k.ldb = g->ldb ? g->ldb : g->b_turned ? g->k : g->n;
+    k.lda = g->lda ? g->lda : g->a_transposed ? g->m : g->k;
+    k.ldb = g->ldb ? g->ldb : g->b_transposed ? g->k : g->n;
     k.ldc = g->ldc ? g->ldc : g->n;
     if (k.batch > 1) k.a_stride = g->a_stride, k.b_stride = g->b_stride, k.c_stride = g->c_stride;
     k.dtype = (int32_t)g->dtype, k.c_dtype = (int32_t)g->c_dtype;
-    k.a_turned = g->a_turned, k.b_turned = g->b_turned, k.reads_c = g->beta != 0;
+    k.a_transposed = g->a_transposed, k.b_transposed = g->b_transposed, k.reads_c = g->beta != 0;
     if (g->m == 0 || g->n == 0) return NBL_OK;
     if (g->k == 0) return multiply_nothing(call, g, &k);
     if (call->cuda->blas == NULL) return missing(call);
@@ -357,7 +357,7 @@ nbl_status nbl__cuda_gemm_i8(const nbl__call *call, int64_t m, int64_t n, int64_
     key it;
     memset(&it, 0, sizeof it);
     it.m = m, it.n = n, it.k = it.lda = it.ldb = k, it.ldc = n, it.batch = 1;
-    it.dtype = NBL_DTYPE_I8, it.c_dtype = NBL_DTYPE_I32, it.b_turned = true;
+    it.dtype = NBL_DTYPE_I8, it.c_dtype = NBL_DTYPE_I32, it.b_transposed = true;
     it.a_align = alignment_of(a, 1, 0, it.dtype);
     it.b_align = alignment_of(b, 1, 0, it.dtype);
     it.c_align = alignment_of(c, 1, 0, it.c_dtype);

@@ -2,7 +2,7 @@
  *
  *     c[m, n] = alpha · a[m, k] · b[k, n] + beta · c
  *
- * Row-major, with leading dimensions. `a_turned`: a is stored as [k, m]; `b_turned`: b is stored as [n, k], as weights are.
+ * Row-major, with leading dimensions. `a_transposed`: a is stored as [k, m]; `b_transposed`: b is stored as [n, k], as weights are.
  * Sums are f32. The algorithm is chosen once per shape and remembered; only those whose result does not depend on
  * timing are considered. Enqueues on the device's stream; can be captured. */
 #ifndef NBL_CUDA_BLAS_H
@@ -17,7 +17,7 @@ typedef struct nbl__gemm {
     const void *a, *b;
     void *c;
     int64_t lda, ldb, ldc; /* elements from row to row as they are stored; 0: dense */
-    bool a_turned, b_turned;
+    bool a_transposed, b_transposed;
     float alpha, beta;
     int64_t batch;                        /* 0: 1 */
     int64_t a_stride, b_stride, c_stride; /* elements from one matrix of the batch to the next */

@@ -19,10 +19,10 @@ __global__ void multiply(int64_t m, int64_t n, int64_t k, const int8_t *a, const
     int32_t sum = 0;
     for (int64_t at = 0; at < k; at += DEPTH) {
         for (int i = threadIdx.x; i < TILE * DEPTH; i += TILE * TILE) {
-            int line = i / DEPTH, place = i % DEPTH;
-            bool inside = at + place < k;
-            rows[line][place] = inside && row + line < m ? a[(row + line) * k + at + place] : 0;
-            columns[line][place] = inside && column + line < n ? b[(column + line) * k + at + place] : 0;
+            int line = i / DEPTH, index = i % DEPTH;
+            bool inside = at + index < k;
+            rows[line][index] = inside && row + line < m ? a[(row + line) * k + at + index] : 0;
+            columns[line][index] = inside && column + line < n ? b[(column + line) * k + at + index] : 0;
         }
         __syncthreads();
         for (int i = 0; i < DEPTH; i++) sum += rows[y][i] * columns[x][i];
@@ -36,9 +36,9 @@ __global__ void multiply(int64_t m, int64_t n, int64_t k, const int8_t *a, const
 extern "C" nbl_status nbl__cuda_gemm_i8_plain(const nbl__call *call, int64_t m, int64_t n, int64_t k,
                                               const int8_t *a, const int8_t *b, int32_t *c)
 {
-    constexpr int64_t MOST = 65535 * TILE; /* rows of a grid */
-    for (int64_t row = 0; row < m; row += MOST) {
-        int64_t rows = m - row < MOST ? m - row : MOST;
+    constexpr int64_t MAX = 65535 * TILE; /* rows of a grid */
+    for (int64_t row = 0; row < m; row += MAX) {
+        int64_t rows = m - row < MAX ? m - row : MAX;
         dim3 grid(static_cast<unsigned>((n + TILE - 1) / TILE),
                   static_cast<unsigned>((rows + TILE - 1) / TILE));
         multiply<<<grid, TILE * TILE, 0, nbl_cuda::stream_of(call)>>>(rows, n, k, a + row * k, b,

@@ -2,7 +2,7 @@
 #include "ops/gemm/cuda/gemm_lowrank_sm90_kernel.cuh"
 #include "ops/gemm/cuda/tensor_map.cuh"
 
-using namespace nbl_sweep;
+using namespace nbl_lowrank;
 
 namespace
 {
@@ -17,11 +17,11 @@ struct addition { /* of lines of `wide` values */
     float *gradient; /* or NULL, and: */
     __nv_bfloat16 *to;
     int64_t to_ld;
-    bool turned, accumulate;
+    bool transposed, accumulate;
     int64_t end_block;
 };
 struct gather_job {
-    addition list[2 * NBL_SWEEP_PARTS];
+    addition list[2 * NBL_GEMM_LOWRANK_PARTS];
     int wide;
 };
 /* A block has 64 lines; where that makes few blocks, 16, and four threads share the summands of a value, so that more of them
@@ -30,13 +30,13 @@ constexpr int GATHER_THREADS = 256, GATHER_LINES = 64, GATHER_WIDE = 49, GATHER_
 
 template <int SHARERS>
 __global__ void __launch_bounds__(GATHER_THREADS)
-    gather(nbl_cuda::early, const __grid_constant__ gather_job j)
+    gather(nbl_cuda::dependent, const __grid_constant__ gather_job j)
 {
     constexpr int LINES = GATHER_LINES / SHARERS, APART = LINES * GATHER_WIDE,
                   EACH = GATHER_THREADS / SHARERS;
     __shared__ float sums[SHARERS * APART];
-    nbl_cuda::wait_for_others();
-    nbl_cuda::others_may_begin();
+    nbl_cuda::wait_for_previous_kernel();
+    nbl_cuda::allow_dependent_launch();
     int which = 0;
     while (blockIdx.x >= j.list[which].end_block) which++;
     const addition &p = j.list[which];
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(GATHER_THREADS)
     }
     __syncthreads();
     for (int i = threadIdx.x; i < LINES * p.rank; i += GATHER_THREADS) {
-        int r = p.turned ? i / LINES : i % p.rank, l = p.turned ? i % LINES : i / p.rank;
+        int r = p.transposed ? i / LINES : i % p.rank, l = p.transposed ? i % LINES : i / p.rank;
         if (first + l >= p.lines) continue;
         float sum = 0;
 #pragma unroll
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(GATHER_THREADS)
             p.to[(first + l) * p.to_ld + r] = __float2bfloat16_rn(sum * p.scale);
             continue;
         }
-        float *at = p.gradient + (p.turned ? r * p.lines + first + l : (first + l) * p.rank + r);
+        float *at = p.gradient + (p.transposed ? r * p.lines + first + l : (first + l) * p.rank + r);
         *at = p.accumulate ? *at + sum : sum;
     }
 }
@@ -81,7 +81,7 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
-constexpr int most_pairs(int64_t wide)
+constexpr int max_pairs(int64_t wide)
 {
     return wide == 16 ? 8 : 4;
 }
@@ -93,7 +93,7 @@ struct plan {
 };
 
 /* With so many columns for a block. */
-plan plan_with(const nbl__cuda *cuda, const nbl__sweep *s, int64_t rows, int64_t pairs)
+plan plan_with(const nbl__cuda *cuda, const nbl__gemm_lowrank *s, int64_t rows, int64_t pairs)
 {
     plan p = {};
     p.pairs = pairs, p.lines = whole(rows, SIDE);
@@ -101,39 +101,39 @@ plan plan_with(const nbl__cuda *cuda, const nbl__sweep *s, int64_t rows, int64_t
         p.blocks += whole(s->parts[i].columns, 2 * pairs * SIDE);
         p.columns += s->parts[i].columns;
     }
-    int64_t most = cuda->multiprocessors > p.blocks ? cuda->multiprocessors / p.blocks : 1;
-    p.share = whole(p.lines, most);
+    int64_t max = cuda->multiprocessors > p.blocks ? cuda->multiprocessors / p.blocks : 1;
+    p.share = whole(p.lines, max);
     p.shares = p.share > 0 ? whole(p.lines, p.share) : 0;
     size_t line = static_cast<size_t>(p.columns * s->wide) * 4;
     p.projected = s->wide > 32 ? 0 : static_cast<size_t>(p.blocks * rows * s->wide) * 4;
     p.outer = static_cast<size_t>(p.shares) * line;
-    p.scratch = p.projected + static_cast<size_t>(p.lines < most ? p.lines : most) * line;
+    p.scratch = p.projected + static_cast<size_t>(p.lines < max ? p.lines : max) * line;
     return p;
 }
 
 /* As many columns for a block as let a sweep over many rows move the fewest bytes, with all multiprocessors busy: not by the
  * rows at hand, so that fewer never need more scratch. */
-plan plan_of(const nbl__cuda *cuda, const nbl__sweep *s)
+plan plan_of(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
 {
     constexpr int64_t MANY = 8192;
     int64_t best = 1;
-    double least = INFINITY;
-    for (int64_t pairs = 1; pairs <= most_pairs(s->wide); pairs++) {
+    double min = INFINITY;
+    for (int64_t pairs = 1; pairs <= max_pairs(s->wide); pairs++) {
         plan p = plan_with(cuda, s, MANY, pairs);
         double rounds = static_cast<double>(whole(p.blocks * p.shares, cuda->multiprocessors)),
                time = rounds * static_cast<double>(p.share * pairs * STAGE) * cuda->multiprocessors +
                       2 * static_cast<double>(p.projected + p.outer);
-        if (time < least) least = time, best = pairs;
+        if (time < min) min = time, best = pairs;
     }
     return plan_with(cuda, s, s->rows, best);
 }
 
-template <int WIDE, bool PROJECTS> void launch(const nbl__call *call, const sweep_job &job, dim3 grid)
+template <int WIDE, bool PROJECTS> void launch(const nbl__call *call, const lowrank_job &job, dim3 grid)
 {
-    constexpr int PAIRS = most_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;
-    auto kernel = sweep_boxes<WIDE, PAIRS, PROJECTS>;
+    constexpr int PAIRS = max_pairs(WIDE), BYTES = room<WIDE, PAIRS, PROJECTS>::BYTES;
+    auto kernel = lowrank_boxes<WIDE, PAIRS, PROJECTS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    nbl_cuda::launch_early(kernel, grid, THREADS, BYTES, 1, nbl_cuda::stream_of(call), job);
+    nbl_cuda::launch_dependent(kernel, grid, THREADS, BYTES, 1, nbl_cuda::stream_of(call), job);
 }
 
 bool fits(const void *data)
@@ -143,13 +143,13 @@ bool fits(const void *data)
 
 } // namespace
 
-extern "C" bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s)
+extern "C" bool nbl__gemm_lowrank_can(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
 {
     if (cuda->major != 9 || (s->wide != 16 && s->wide != 32 && (s->wide != 48 || s->to))) return false;
     if (s->rows > INT32_MAX / 2 || s->to_ld % 8 != 0 || s->v_ld % 8 != 0 || !fits(s->to) || !fits(s->v))
         return false;
     for (int i = 0; i < s->count; i++) {
-        const nbl__sweep_part *part = &s->parts[i];
+        const nbl__gemm_lowrank_part *part = &s->parts[i];
         if (part->columns == 0 || part->columns > INT32_MAX / 8 || part->columns % 8 != 0 || !fits(part->z) ||
             !fits(part->a) || part->first % 8 != 0 || part->v_first % 8 != 0)
             return false;
@@ -157,19 +157,19 @@ extern "C" bool nbl__sweep_can(const nbl__cuda *cuda, const nbl__sweep *s)
     return s->count > 0 && s->gradient_count > 0;
 }
 
-extern "C" size_t nbl__sweep_scratch(const nbl__cuda *cuda, const nbl__sweep *s)
+extern "C" size_t nbl__gemm_lowrank_scratch(const nbl__cuda *cuda, const nbl__gemm_lowrank *s)
 {
     return plan_of(cuda, s).scratch;
 }
 
-extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s, void *scratch)
+extern "C" nbl_status nbl__gemm_lowrank_run(const nbl__call *call, const nbl__gemm_lowrank *s, void *scratch)
 {
     if (s->rows == 0) return NBL_OK;
     map_encoder encode = find_encoder(call->cuda);
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
               "%s: the driver has no cuTensorMapEncodeTiled", call->op);
     plan plan = plan_of(call->cuda, s);
-    sweep_job job = {};
+    lowrank_job job = {};
     gather_job sums = {};
     int additions = 0;
     int64_t blocks = 0, column = 0;
@@ -183,9 +183,9 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     job.projected = s->to ? static_cast<float *>(scratch) + plan.outer / 4 : NULL;
     sums.wide = static_cast<int>(s->wide);
     for (int i = 0; i < s->count; i++) {
-        const nbl__sweep_part *part = &s->parts[i];
+        const nbl__gemm_lowrank_part *part = &s->parts[i];
         int64_t across = whole(part->columns, 2 * plan.pairs * SIDE);
-        job.places[i] = {static_cast<int32_t>(blocks), static_cast<int32_t>(column),
+        job.layouts[i] = {static_cast<int32_t>(blocks), static_cast<int32_t>(column),
                          static_cast<int32_t>(whole(part->columns, SIDE)),
                          static_cast<int32_t>(part->v_first)};
         good = good && describe(encode, &job.z[i], NBL_DTYPE_BF16, part->z, s->rows, part->columns,
@@ -206,13 +206,13 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     }
     NBL_CHECK(call->ctx, good, NBL_ERROR_INTERNAL, "%s: the driver cannot describe these matrices", call->op);
     for (int i = 0; i < s->gradient_count; i++) {
-        const nbl__sweep_gradient *g = &s->gradients[i];
+        const nbl__gemm_lowrank_gradient *g = &s->gradients[i];
         addition *add = &sums.list[additions++];
-        add->from = job.outer + job.places[g->part].first_column * s->wide;
+        add->from = job.outer + job.layouts[g->part].first_column * s->wide;
         add->lines = s->parts[g->part].columns, add->apart = plan.columns * s->wide;
         add->summands = static_cast<int32_t>(plan.shares);
         add->first = static_cast<int32_t>(g->first), add->rank = static_cast<int32_t>(g->rank);
-        add->gradient = g->to, add->turned = g->turned, add->accumulate = g->accumulate;
+        add->gradient = g->to, add->transposed = g->transposed, add->accumulate = g->accumulate;
     }
     int64_t gathered = 0;
     for (int i = 0; i < additions; i++) gathered += whole(sums.list[i].lines, GATHER_LINES);
@@ -224,7 +224,7 @@ extern "C" nbl_status nbl__sweep_run(const nbl__call *call, const nbl__sweep *s,
     if (s->wide == 16) (s->to ? launch<16, true> : launch<16, false>)(call, job, grid);
     else if (s->wide == 32) (s->to ? launch<32, true> : launch<32, false>)(call, job, grid);
     else launch<48, false>(call, job, grid);
-    nbl_cuda::launch_early(add_up, dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, 1,
+    nbl_cuda::launch_dependent(add_up, dim3(static_cast<unsigned>(gathered)), GATHER_THREADS, 0, 1,
                            nbl_cuda::stream_of(call), sums);
     return nbl_cuda::launched(call);
 }

@@ -1,12 +1,12 @@
-/* gemm_lowrank_sm90_kernel.cuh - the kernel of sweep.h. Internal to sweep_sm90.cu.
+/* gemm_lowrank_sm90_kernel.cuh - the kernel of sweep.h. Internal to lowrank_sm90.cu.
  *
  * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
  * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both
  * products take it: rows as they are times a's columns, which stay in shared memory, and, turned, times v's. The
  * projections of 64 rows are complete for the block's columns after each line of boxes; the sums over rows stay in
  * registers until the end. What blocks have in common is added up by a second kernel: a few per cent of what was read. */
-#ifndef NBL_CUDA_SWEEP_KERNEL_CUH
-#define NBL_CUDA_SWEEP_KERNEL_CUH
+#ifndef NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
+#define NBL_CUDA_GEMM_LOWRANK_KERNEL_CUH
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
@@ -16,24 +16,24 @@ extern "C" {
 #include "ops/gemm/cuda/gemm_lowrank_sm90.h"
 }
 
-namespace nbl_sweep
+namespace nbl_lowrank
 {
 
-using namespace nbl_hopper;
+using namespace nbl_sm90;
 
 constexpr int LINE = 128, SIDE = 64, BOX = SIDE * LINE, STAGE = 2 * BOX, STAGES = 8, V_STAGES = 4;
 constexpr int WORKERS = 256,
               THREADS = WORKERS + 32; /* two warpgroups that multiply, and a warp that copies */
 
-struct place {
+struct part_layout {
     int32_t first_block, first_column; /* of all parts' */
     int32_t boxes;                     /* across */
     int32_t v_first;
 };
 
-struct sweep_job {
-    CUtensorMap z[NBL_SWEEP_PARTS], a[NBL_SWEEP_PARTS], v;
-    place places[NBL_SWEEP_PARTS];
+struct lowrank_job {
+    CUtensorMap z[NBL_GEMM_LOWRANK_PARTS], a[NBL_GEMM_LOWRANK_PARTS], v;
+    part_layout layouts[NBL_GEMM_LOWRANK_PARTS];
     int32_t count, pairs;     /* pairs: stages of a line of boxes, at most */
     int32_t lines, share;     /* of boxes: all, and of a block */
     int64_t rows, columns;    /* columns: of all parts */
@@ -53,52 +53,52 @@ template <int WIDE, int PAIRS, bool PROJECTS> struct room {
     "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]),    \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
 /* d[64, WIDE] (+)= a·b over 16; TURNED: both lie by the rows that are summed over. */
-template <bool TURNED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
+template <bool TRANSPOSED> __device__ inline void multiply_add(float (&d)[8], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
                  "%8, %9, p, 1, 1, %11, %11;\n}"
                  : D8(0)
-                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED ? 1 : 0));
 }
-template <bool TURNED> __device__ inline void multiply_add(float (&d)[16], uint64_t a, uint64_t b, int add)
+template <bool TRANSPOSED> __device__ inline void multiply_add(float (&d)[16], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, %19, %19;\n}"
                  : D8(0), D8(8)
-                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED ? 1 : 0));
 }
-template <bool TURNED> __device__ inline void multiply_add(float (&d)[24], uint64_t a, uint64_t b, int add)
+template <bool TRANSPOSED> __device__ inline void multiply_add(float (&d)[24], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
                  "%24, %25, p, 1, 1, %27, %27;\n}"
                  : D8(0), D8(8), D8(16)
-                 : "l"(a), "l"(b), "r"(add), "n"(TURNED ? 1 : 0));
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED ? 1 : 0));
 }
 #undef D8
 
 /* Where the block is. */
-struct block_place {
+struct block_layout {
     int part, box, pairs; /* its first box of the part, and stages of a line */
     int line, end;
 };
-__device__ inline block_place place_of(const sweep_job &p)
+__device__ inline block_layout layout_of(const lowrank_job &p)
 {
-    block_place b = {};
+    block_layout b = {};
     int block = static_cast<int>(blockIdx.x);
-    while (b.part + 1 < p.count && block >= p.places[b.part + 1].first_block) b.part++;
-    b.box = (block - p.places[b.part].first_block) * 2 * p.pairs;
-    b.pairs = min(p.pairs, (p.places[b.part].boxes - b.box + 1) / 2);
+    while (b.part + 1 < p.count && block >= p.layouts[b.part + 1].first_block) b.part++;
+    b.box = (block - p.layouts[b.part].first_block) * 2 * p.pairs;
+    b.pairs = min(p.pairs, (p.layouts[b.part].boxes - b.box + 1) / 2);
     b.line = static_cast<int>(blockIdx.y) * p.share;
     b.end = min(b.line + p.share, p.lines);
     return b;
 }
 
 template <int WIDE, int PAIRS, bool PROJECTS>
-__device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint32_t ring, uint32_t barriers)
+__device__ inline void copy_boxes(const lowrank_job &p, const block_layout &b, uint32_t ring, uint32_t barriers)
 {
     using at = room<WIDE, PAIRS, PROJECTS>;
     uint32_t all_a = barriers + 2 * STAGES * 8, parity = 1; /* the first round finds all stages free */
@@ -112,7 +112,7 @@ __device__ inline void copy_boxes(const sweep_job &p, const block_place &b, uint
         uint32_t turn = (line - b.line) % V_STAGES, v_full = all_a + 8 + turn * 8;
         barrier_wait(v_full + V_STAGES * 8, (line - b.line) / V_STAGES % 2 ^ 1);
         barrier_expect(v_full, BOX);
-        load_box(ring + at::V + turn * BOX, &p.v, p.places[b.part].v_first, line * SIDE, v_full);
+        load_box(ring + at::V + turn * BOX, &p.v, p.layouts[b.part].v_first, line * SIDE, v_full);
         for (int j = 0; j < b.pairs; j++) {
             uint32_t full = barriers + stage * 8;
             barrier_wait(full + STAGES * 8, parity);
@@ -133,7 +133,7 @@ __device__ inline void workers_sync()
 /* The projections of a line of boxes: those of the second warpgroup come to the first through shared memory. Of 64 rows a
  * thread has row lane / 4 of its warp's 16 and the one 8 below, and of every 8 columns the two from lane % 4 · 2. */
 template <int WIDE>
-__device__ inline void put_projections(const sweep_job &p, int line, int group, uint32_t shared,
+__device__ inline void put_projections(const lowrank_job &p, int line, int group, uint32_t shared,
                                        const float (&d)[WIDE / 2])
 {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
@@ -162,15 +162,15 @@ __device__ inline void put_projections(const sweep_job &p, int line, int group, 
 }
 
 template <int WIDE, int PAIRS, bool PROJECTS>
-__device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, uint32_t ring,
+__device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &b, uint32_t ring,
                                       uint32_t barriers, int group)
 {
     using at = room<WIDE, PAIRS, PROJECTS>;
-    constexpr int STEP_TURNED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
+    constexpr int STEP_TRANSPOSED = 16 * LINE / 16; /* in a descriptor, 16 rows further */
     float outer[PAIRS][WIDE / 2];
     uint32_t parity = 0, turn = 0, of_v = barriers + (2 * STAGES + 1) * 8;
     int stage = 0, lane = threadIdx.x % 32;
-    const place &here = p.places[b.part];
+    const part_layout &here = p.layouts[b.part];
     if (PROJECTS) barrier_wait(barriers + 2 * STAGES * 8, 0);
     for (int line = b.line; line < b.end; line++, turn ^= 1) {
         uint32_t v_turn = (line - b.line) % V_STAGES, v = ring + at::V + v_turn * BOX;
@@ -190,9 +190,9 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
             }
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TURNED * i,
-                                   descriptor_of<true>(v) + STEP_TURNED * i, line - b.line + i);
-            products_commit();
+                multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TRANSPOSED * i,
+                                   descriptor_of<true>(v) + STEP_TRANSPOSED * i, line - b.line + i);
+            wgmma_commit();
             products_wait<0>();
             if constexpr (PROJECTS) sums_are_there(projected);
             sums_are_there(outer[j]);
@@ -204,7 +204,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
             put_projections<WIDE>(p, line, group, ring + at::SUMS + turn * SIDE * WIDE * 4, projected);
     }
     int64_t first = here.first_column,
-            end = b.part + 1 < p.count ? p.places[b.part + 1].first_column : p.columns;
+            end = b.part + 1 < p.count ? p.layouts[b.part + 1].first_column : p.columns;
     float *to = p.outer + blockIdx.y * p.columns * WIDE;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -222,7 +222,7 @@ __device__ inline void multiply_boxes(const sweep_job &p, const block_place &b, 
 
 template <int WIDE, int PAIRS, bool PROJECTS>
 __global__ void __launch_bounds__(THREADS, 1)
-    sweep_boxes(nbl_cuda::early, const __grid_constant__ sweep_job p)
+    lowrank_boxes(nbl_cuda::dependent, const __grid_constant__ lowrank_job p)
 {
     using at = room<WIDE, PAIRS, PROJECTS>;
     extern __shared__ uint8_t memory[];
@@ -241,13 +241,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         barriers_made();
     }
     __syncthreads();
-    nbl_cuda::wait_for_others();
-    nbl_cuda::others_may_begin();
-    block_place b = place_of(p);
+    nbl_cuda::wait_for_previous_kernel();
+    nbl_cuda::allow_dependent_launch();
+    block_layout b = layout_of(p);
     int group = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128, 0);
     if (group < 2) multiply_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers, group);
     else if (threadIdx.x == WORKERS) copy_boxes<WIDE, PAIRS, PROJECTS>(p, b, ring, barriers);
 }
 
-} // namespace nbl_sweep
+} // namespace nbl_lowrank
 #endif

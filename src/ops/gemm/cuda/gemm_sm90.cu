@@ -1,23 +1,23 @@
-/* gemm_sm90.cu - see hopper.h: what a product asks for, as the kernel of hopper_kernel.cuh takes it. The work of the
+/* gemm_sm90.cu - see hopper.h: what a product asks for, as the kernel of sm90_kernel.cuh takes it. The work of the
  * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
 #include "ops/gemm/cuda/gemm_sm90_kernel.cuh"
 
 #include "ops/gemm/cuda/tensor_map.cuh"
 
-using namespace nbl_hopper;
+using namespace nbl_sm90;
 
 namespace
 {
 
 using encoder = map_encoder;
-constexpr int SPAN = NBL_HOPPER_SPAN;
+constexpr int SPAN = NBL_GEMM_SM90_SPAN;
 
 struct variant {
     const char *name;
     int width; /* columns of a tile */
     int cluster;
     double cost; /* of a tile, beside one of 256 columns */
-    cudaError_t (*launch)(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p);
+    cudaError_t (*launch)(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p);
     size_t bytes;
 };
 
@@ -30,18 +30,18 @@ cudaError_t launch_one(const cudaLaunchConfig_t *config, const job *p)
     return error == cudaSuccess ? cudaLaunchKernelEx(config, kernel, *p) : error;
 }
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER>
-cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
+cudaError_t launch_of(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p)
 {
     if constexpr (BN == 256)
         if (product->gated) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_GATED>(config, p);
     if constexpr (BN == SPAN && !IS_HALF<T>)
         if (product->exponentials.spans)
             return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_EXPONENTIAL>(config, p);
-    if (product->b_turned) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_PLAIN>(config, p);
+    if (product->b_transposed) return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, false, ENDS_PLAIN>(config, p);
     return launch_one<T, BN, STAGES, BUFFERS, CLUSTER, true, ENDS_PLAIN>(config, p);
 }
 template <int BN, int STAGES, int BUFFERS, int CLUSTER>
-cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__hopper *product, const job *p)
+cudaError_t launch(const cudaLaunchConfig_t *config, const nbl__gemm_sm90 *product, const job *p)
 {
     if (product->dtype == NBL_DTYPE_F16)
         return launch_of<__half, BN, STAGES, BUFFERS, CLUSTER>(config, product, p);
@@ -62,33 +62,33 @@ int64_t whole(int64_t size, int64_t part)
     return (size + part - 1) / part;
 }
 
-int part_count(const nbl__hopper *p)
+int part_count(const nbl__gemm_sm90 *p)
 {
     return p->part_count > 0 ? p->part_count : 1;
 }
-nbl__hopper_part part_of(const nbl__hopper *p, int i)
+nbl__gemm_sm90_part part_of(const nbl__gemm_sm90 *p, int i)
 {
-    return p->part_count > 0 ? p->parts[i] : nbl__hopper_part{p->c, p->n, p->count};
+    return p->part_count > 0 ? p->parts[i] : nbl__gemm_sm90_part{p->c, p->n, p->count};
 }
 /* Units of a part beside each other. */
-int64_t units_right(const nbl__hopper *p, const variant *v, int part)
+int64_t units_right(const nbl__gemm_sm90 *p, const variant *v, int part)
 {
     return whole(part_of(p, part).n, p->gated ? v->width / 2 : v->width);
 }
 
 /* Are there tiles of this width for it? */
-bool has_tiles(const nbl__hopper *p, const variant *v)
+bool has_tiles(const nbl__gemm_sm90 *p, const variant *v)
 {
     return v->width == 256 || (!p->gated && !p->exponentials.spans);
 }
 
 /* The quickest, by how often every multiprocessor gets a tile. */
-const variant *choose(const nbl__hopper *p, int multiprocessors)
+const variant *choose(const nbl__gemm_sm90 *p, int multiprocessors)
 {
     if (p->variant > 0 && p->variant <= VARIANTS && has_tiles(p, &variants[p->variant - 1]))
         return &variants[p->variant - 1];
     const variant *best = &variants[0];
-    double least = INFINITY;
+    double min = INFINITY;
     for (int i = 0; i < VARIANTS; i++) {
         const variant *v = &variants[i];
         if (!has_tiles(p, v)) continue;
@@ -96,17 +96,17 @@ const variant *choose(const nbl__hopper *p, int multiprocessors)
         for (int part = 0; part < part_count(p); part++) units += units_right(p, v, part);
         units *= whole(p->m, BM * v->cluster);
         double time = static_cast<double>(whole(units, multiprocessors / v->cluster)) * v->cost;
-        if (time < least) least = time, best = v;
+        if (time < min) min = time, best = v;
     }
     return best;
 }
 
 /* The next source of the last part, which is n columns wide. */
-bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, const nbl__hopper_source *s,
+bool describe_source(encoder encode, job *job, const nbl__gemm_sm90 *p, int64_t n, const nbl__gemm_sm90_source *s,
                      int half_rows)
 {
     int i = job->first_source[job->parts]++;
-    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_turned ? s->k : n;
+    int64_t lda = s->lda ? s->lda : s->k, ldb = s->ldb ? s->ldb : p->b_transposed ? s->k : n;
     job->steps[i] = static_cast<int32_t>(whole(s->k, BK));
     job->tail[i] = static_cast<int32_t>(whole(s->k - (job->steps[i] - 1) * BK, 16));
     job->all_steps[job->parts - 1] += job->steps[i];
@@ -119,14 +119,14 @@ bool describe_source(encoder encode, job *job, const nbl__hopper *p, int64_t n, 
             job->b[i][1] = job->b[i][0];
             continue;
         }
-        if (!(p->b_turned ? describe(encode, &job->b[i][half], p->dtype, b, n, s->k, ldb, half_rows)
+        if (!(p->b_transposed ? describe(encode, &job->b[i][half], p->dtype, b, n, s->k, ldb, half_rows)
                           : describe(encode, &job->b[i][half], p->dtype, b, s->k, n, ldb, BK)))
             return false;
     }
     return true;
 }
 
-bool describe_results(encoder encode, job *job, const nbl__hopper *p)
+bool describe_results(encoder encode, job *job, const nbl__gemm_sm90 *p)
 {
     int64_t ldc = p->ldc ? p->ldc : p->n;
     job->beta = p->beta;
@@ -137,7 +137,7 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
     job->keeps_up = p->gated && p->up != NULL;
     nbl_dtype dtype = p->gated ? p->dtype : p->c_dtype;
     bool good = true;
-    const nbl__hopper_exponentials *e = &p->exponentials;
+    const nbl__gemm_sm90_exponentials *e = &p->exponentials;
     if (e->spans) {
         job->exp = {e->powers,
                     e->labels,
@@ -148,7 +148,7 @@ bool describe_results(encoder encode, job *job, const nbl__hopper *p)
         if (p->c == NULL) return true;
     }
     for (int i = 0; i < part_count(p); i++) {
-        nbl__hopper_part part = part_of(p, i);
+        nbl__gemm_sm90_part part = part_of(p, i);
         good = good && describe(encode, &job->c[i], dtype, part.c, p->m, part.n,
                                 p->part_count > 0 ? part.n : ldc, BOX_LINES);
     }
@@ -166,23 +166,23 @@ bool fits(const void *data, int64_t ld, nbl_dtype dtype)
 
 } // namespace
 
-extern "C" const char *nbl__hopper_variant(int variant)
+extern "C" const char *nbl__gemm_sm90_variant(int variant)
 {
     return variant >= 1 && variant <= VARIANTS ? variants[variant - 1].name : NULL;
 }
 
 /* NULL, or what is wrong with a part whose sources begin at `first`. */
-static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, int first, int64_t ldc)
+static const char *part_can(const nbl__gemm_sm90 *p, const nbl__gemm_sm90_part *part, int first, int64_t ldc)
 {
-    constexpr int64_t MOST = 1 << 30;
-    if (part->count < 1 || first + part->count > NBL_HOPPER_SOURCES) return "needs one to eight sources";
-    if (p->m >= MOST || part->n >= MOST) return "too large";
+    constexpr int64_t MAX = 1 << 30;
+    if (part->count < 1 || first + part->count > NBL_GEMM_SM90_SOURCES) return "needs one to eight sources";
+    if (p->m >= MAX || part->n >= MAX) return "too large";
     if (part->n % 8 != 0) return "needs columns by the eight"; /* the copy engine writes whole 16 bytes */
     int64_t sum = 0;
     for (int i = first; i < first + part->count; i++) {
-        const nbl__hopper_source *s = &p->sources[i];
-        int64_t ldb = s->ldb ? s->ldb : p->b_turned ? s->k : part->n;
-        if (s->k >= MOST) return "too large";
+        const nbl__gemm_sm90_source *s = &p->sources[i];
+        int64_t ldb = s->ldb ? s->ldb : p->b_transposed ? s->k : part->n;
+        if (s->k >= MAX) return "too large";
         if (!fits(s->a, s->lda ? s->lda : s->k, p->dtype) || !fits(s->b, ldb, p->dtype) ||
             !fits(s->b2, ldb, p->dtype))
             return "a and b must be aligned to 16 bytes";
@@ -193,21 +193,21 @@ static const char *part_can(const nbl__hopper *p, const nbl__hopper_part *part, 
                                                                 : "results must be aligned to 16 bytes";
 }
 
-extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper *p)
+extern "C" const char *nbl__gemm_sm90_can(const nbl__cuda *cuda, const nbl__gemm_sm90 *p)
 {
     if (cuda->major != 9) return "needs compute capability 9.0";
     if (p->dtype != NBL_DTYPE_BF16 && p->dtype != NBL_DTYPE_F16) return "needs bf16 or f16";
     if (p->c_dtype != p->dtype && p->c_dtype != NBL_DTYPE_F32) return "needs results of the same type or f32";
-    if (p->gated && (!p->b_turned || p->beta != 0))
+    if (p->gated && (!p->b_transposed || p->beta != 0))
         return "gated products take turned weights only, and no beta";
-    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_HOPPER_PARTS))
+    if (p->part_count > 0 && (p->gated || p->beta != 0 || p->part_count > NBL_GEMM_SM90_PARTS))
         return "only plain products without beta come in parts";
     if (p->exponentials.spans && (p->dtype != NBL_DTYPE_BF16 || p->c_dtype != NBL_DTYPE_BF16 ||
-                                  !p->b_turned || p->gated || p->part_count > 0 || p->beta != 0))
+                                  !p->b_transposed || p->gated || p->part_count > 0 || p->beta != 0))
         return "exponentials are those of one bf16 product of turned weights";
     int first = 0;
     for (int i = 0; i < part_count(p); i++) {
-        nbl__hopper_part part = part_of(p, i);
+        nbl__gemm_sm90_part part = part_of(p, i);
         const char *why = part_can(p, &part, first, p->part_count == 0 && p->ldc ? p->ldc : part.n);
         if (why) return why;
         first += part.count;
@@ -218,7 +218,7 @@ extern "C" const char *nbl__hopper_can(const nbl__cuda *cuda, const nbl__hopper 
     return NULL;
 }
 
-extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *p)
+extern "C" nbl_status nbl__gemm_sm90_run(const nbl__call *call, const nbl__gemm_sm90 *p)
 {
     encoder encode = find_encoder(call->cuda);
     NBL_CHECK(call->ctx, encode != NULL, NBL_ERROR_UNSUPPORTED,
@@ -229,7 +229,7 @@ extern "C" nbl_status nbl__hopper_run(const nbl__call *call, const nbl__hopper *
     if (p->m == 0 || (p->part_count == 0 && p->n == 0)) return NBL_OK;
     bool good = describe_results(encode, &job, p);
     for (int i = 0, next = 0; good && i < part_count(p); i++) {
-        nbl__hopper_part part = part_of(p, i);
+        nbl__gemm_sm90_part part = part_of(p, i);
         job.parts = i + 1;
         job.first_source[i + 1] = job.first_source[i];
         for (int end = next + part.count; good && next < end; next++)

@@ -1,17 +1,17 @@
-/* gemm_sm90_exp.cuh - how a tile ends whose sums are logits; see hopper.h. Internal to hopper_kernel.cuh.
+/* gemm_sm90_exp.cuh - how a tile ends whose sums are logits; see hopper.h. Internal to sm90_kernel.cuh.
  *
  * The sums become powers of two relative to their row's, which is what is summed, in f32, and are rounded into c. Where a
  * row's total turns out too large, which should be seldom, its power becomes that of its largest sum, and the warpgroup's
  * half of the tile is made and sent again; who reads the result has to look at the power of each span. Cost: an exponential
  * and three more instructions per sum, during which the tensor cores of the multiprocessor wait: 2 to 4 % of a
  * product over 2048 columns on an H200. */
-#ifndef NBL_CUDA_HOPPER_EXPONENTIALS_CUH
-#define NBL_CUDA_HOPPER_EXPONENTIALS_CUH
+#ifndef NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
+#define NBL_CUDA_GEMM_SM90_EXPONENTIALS_CUH
 
 #include "ops/gemm/cuda/gemm_sm90_mma.cuh"
 #include "ops/common/kernel.cuh"
 
-namespace nbl_hopper
+namespace nbl_sm90
 {
 
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -91,11 +91,11 @@ __device__ inline void own_powers(const float (&sums)[BN / 2], const float (&tot
 {
 #pragma unroll
     for (int below = 0; below < 2; below++) {
-        float most = sums[2 * below];
+        float max = sums[2 * below];
 #pragma unroll
-        for (int i = 1; i < BN / 4; i++) most = fmaxf(most, sums[i / 2 * 4 + 2 * below + i % 2]);
-        most = quad_max(most);
-        if (!(total[below] < LARGEST)) power[below] = ceilf(most * LOG2_E);
+        for (int i = 1; i < BN / 4; i++) max = fmaxf(max, sums[i / 2 * 4 + 2 * below + i % 2]);
+        max = quad_max(max);
+        if (!(total[below] < LARGEST)) power[below] = ceilf(max * LOG2_E);
     }
 }
 
@@ -145,5 +145,5 @@ __device__ inline void send_exponentials(const exponentials &e, const CUtensorMa
     }
 }
 
-} // namespace nbl_hopper
+} // namespace nbl_sm90
 #endif

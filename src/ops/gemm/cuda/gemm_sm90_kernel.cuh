@@ -1,4 +1,4 @@
-/* gemm_sm90_kernel.cuh - the kernel of hopper.h. Internal to hopper_sm90.cu.
+/* gemm_sm90_kernel.cuh - the kernel of hopper.h. Internal to sm90_sm90.cu.
  *
  * Blocks stay: one per multiprocessor, in clusters of CLUSTER, each cluster takes unit after unit of the result, a unit
  * being CLUSTER tiles of 128 rows below each other and BN columns wide (gated: BN / 2 columns of both sums). A block is
@@ -16,8 +16,8 @@
  * Sizes that are no multiple of a tile need no care: the copy engine reads zeros outside of a matrix, and writes nothing
  * there. Units go down 2048 rows before they go to the right, so that those that run at the same time share their rows
  * and columns in the L2. */
-#ifndef NBL_CUDA_HOPPER_KERNEL_CUH
-#define NBL_CUDA_HOPPER_KERNEL_CUH
+#ifndef NBL_CUDA_GEMM_SM90_KERNEL_CUH
+#define NBL_CUDA_GEMM_SM90_KERNEL_CUH
 
 #include "ops/common/dependent_launch.cuh"
 #include "ops/gemm/cuda/gemm_sm90_exp.cuh"
@@ -28,7 +28,7 @@ extern "C" {
 #include "ops/gemm/cuda/gemm_sm90.h"
 }
 
-namespace nbl_hopper
+namespace nbl_sm90
 {
 
 constexpr int BM = 128, BK = 64, LINE = 128, BOX_LINES = 64, BOX = LINE * BOX_LINES;
@@ -40,15 +40,15 @@ enum ending { ENDS_PLAIN, ENDS_GATED, ENDS_EXPONENTIAL };
 
 /* Everything a launch needs, by value. */
 struct job {
-    CUtensorMap a[NBL_HOPPER_SOURCES],
-        b[NBL_HOPPER_SOURCES][2]; /* b: of the left and the right half of a tile */
-    CUtensorMap c[NBL_HOPPER_PARTS], gate, up;
-    int32_t steps[NBL_HOPPER_SOURCES + 1]; /* of BK values of k */
-    int32_t tail[NBL_HOPPER_SOURCES];      /* how many times 16 of them the last step has */
-    bool has_b[NBL_HOPPER_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
-    int32_t parts, first_source[NBL_HOPPER_PARTS + 1], all_steps[NBL_HOPPER_PARTS]; /* of each part */
+    CUtensorMap a[NBL_GEMM_SM90_SOURCES],
+        b[NBL_GEMM_SM90_SOURCES][2]; /* b: of the left and the right half of a tile */
+    CUtensorMap c[NBL_GEMM_SM90_PARTS], gate, up;
+    int32_t steps[NBL_GEMM_SM90_SOURCES + 1]; /* of BK values of k */
+    int32_t tail[NBL_GEMM_SM90_SOURCES];      /* how many times 16 of them the last step has */
+    bool has_b[NBL_GEMM_SM90_SOURCES][2], keeps_gate, keeps_up, wide; /* wide: c (gated: gate and up) is f32 */
+    int32_t parts, first_source[NBL_GEMM_SM90_PARTS + 1], all_steps[NBL_GEMM_SM90_PARTS]; /* of each part */
     int32_t
-        first_right[NBL_HOPPER_PARTS + 1]; /* the part's first unit to the right; then how many there are */
+        first_right[NBL_GEMM_SM90_PARTS + 1]; /* the part's first unit to the right; then how many there are */
     int32_t units_down, group;
     int32_t act;
     float beta;
@@ -63,7 +63,7 @@ template <int BN, int STAGES, int BUFFERS> struct layout {
     static constexpr int BYTES = BARRIERS + 2 * STAGES * 8 + 1024; /* and to begin at a multiple of 1024 */
 };
 
-struct unit_place {
+struct unit_position {
     int row, column, part; /* row: of the cluster's first tile */
 };
 
@@ -72,7 +72,7 @@ __device__ inline int unit_count(const job &p)
     return p.units_down * p.first_right[p.parts];
 }
 
-template <int BN, int CLUSTER, bool GATED> __device__ inline unit_place place_of(const job &p, int unit)
+template <int BN, int CLUSTER, bool GATED> __device__ inline unit_position position_of(const job &p, int unit)
 {
     int per_group = p.group * p.first_right[p.parts], first = unit / per_group * p.group,
         at = unit % per_group;
@@ -91,9 +91,9 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
     int stage = 0, units = unit_count(p);
     uint32_t parity = 1; /* the first round finds all stages free */
     for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
-        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
-        int row = place.row + rank * BM, column = place.column;
-        for (int s = p.first_source[place.part]; s < p.first_source[place.part + 1]; s++) {
+        unit_position slot = position_of<BN, CLUSTER, GATED>(p, unit);
+        int row = slot.row + rank * BM, column = slot.column;
+        for (int s = p.first_source[slot.part]; s < p.first_source[slot.part + 1]; s++) {
             for (int step = 0; step < p.steps[s]; step++) {
                 uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
                 barrier_wait(empty, parity);
@@ -151,8 +151,8 @@ template <int FIRST> __device__ inline void fill_box_f32(uint32_t box, const flo
     int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
     for (int j = 0; j < 4; j++)
         for (int below = 0; below < 2; below++) {
-            int place = line + 8 * below, i = FIRST / 2 + 4 * j + 2 * below;
-            uint32_t to = box + place * LINE + ((2 * j + pair / 2) ^ (place % 8)) * 16 + pair % 2 * 8;
+            int slot = line + 8 * below, i = FIRST / 2 + 4 * j + 2 * below;
+            uint32_t to = box + slot * LINE + ((2 * j + pair / 2) ^ (slot % 8)) * 16 + pair % 2 * 8;
             asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[i]), "f"(v[i + 1]) : "memory");
         }
 }
@@ -280,10 +280,10 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
                             threadIdx.x % 128 == 0};
     float sums[BN / 2];
     for (int unit = blockIdx.x / CLUSTER; unit < units; unit += gridDim.x / CLUSTER) {
-        unit_place place = place_of<BN, CLUSTER, GATED>(p, unit);
-        int column = place.column, row = place.row + rank * BM + counter * 64;
-        int before = 0, source = p.first_source[place.part], left = p.steps[source];
-        int all_steps = p.all_steps[place.part];
+        unit_position slot = position_of<BN, CLUSTER, GATED>(p, unit);
+        int column = slot.column, row = slot.row + rank * BM + counter * 64;
+        int before = 0, source = p.first_source[slot.part], left = p.steps[source];
+        int all_steps = p.all_steps[slot.part];
         for (int step = 0; step < all_steps; step++) {
             int pieces = BK / 16;
             if (--left == 0) pieces = p.tail[source], left = p.steps[++source];
@@ -296,13 +296,13 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
 #pragma unroll
                 for (int i = 0; i < BK / 16; i++)
                     multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
-                products_commit();
+                wgmma_commit();
             } else { /* each its own group: the compiler wants one in every path */
 #pragma unroll 1
                 for (int i = 0; i < pieces; i++) {
                     products_begin();
                     multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
-                    products_commit();
+                    wgmma_commit();
                 }
             }
             products_wait<1>();
@@ -319,7 +319,7 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
         if (lane < CLUSTER) barrier_arrive(empty + before * 8);
         if constexpr (END == ENDS_EXPONENTIAL)
             send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
-        else send_tile<T, BN, GATED>(p, out, place.part, column, row, old, sums);
+        else send_tile<T, BN, GATED>(p, out, slot.part, column, row, old, sums);
     }
     if (out.leads) stores_read<0>();
 }
@@ -342,8 +342,8 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     }
     if (CLUSTER == 1) __syncthreads();
     else cluster_wait();
-    nbl_cuda::wait_for_others();
-    nbl_cuda::others_may_begin();
+    nbl_cuda::wait_for_previous_kernel();
+    nbl_cuda::allow_dependent_launch();
     if (threadIdx.x < 128) {
         registers_give<40>();
         if (threadIdx.x == 0)
@@ -358,5 +358,5 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     if (CLUSTER > 1) cluster_wait(); /* no block goes while another may write to it */
 }
 
-} // namespace nbl_hopper
+} // namespace nbl_sm90
 #endif

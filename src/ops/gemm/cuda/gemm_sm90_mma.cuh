@@ -1,14 +1,14 @@
 /* gemm_sm90_mma.cuh - Hopper's instructions for tiles: barriers in shared memory, the copy engine, and the products of a
- * warpgroup, one function each. Internal to hopper_sm90.cu. */
-#ifndef NBL_CUDA_HOPPER_MMA_CUH
-#define NBL_CUDA_HOPPER_MMA_CUH
+ * warpgroup, one function each. Internal to sm90_sm90.cu. */
+#ifndef NBL_CUDA_GEMM_SM90_MMA_CUH
+#define NBL_CUDA_GEMM_SM90_MMA_CUH
 
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-namespace nbl_hopper
+namespace nbl_sm90
 {
 
 /* Addresses in shared memory are 32 bits wide; those of a cluster's other blocks come from `of_block`. */
@@ -144,7 +144,7 @@ __device__ inline void products_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ inline void products_commit()
+__device__ inline void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -224,5 +224,5 @@ template <int N> __device__ inline void sums_are_there(float (&d)[N])
 }
 #undef D8
 
-} // namespace nbl_hopper
+} // namespace nbl_sm90
 #endif

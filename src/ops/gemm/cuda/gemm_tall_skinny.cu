@@ -124,11 +124,11 @@ template <bool ALIGNED, int M> void launch_project(const nbl__project &p, cudaSt
 
 extern "C" nbl_status nbl__cuda_project(const nbl__call *call, const nbl__project *p)
 {
-    constexpr int64_t FEW = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
+    constexpr int64_t SMALL = 132 * 64; /* rows: beyond, blocks of 64 fill the device */
     if (p->rows == 0 || p->wide == 0) return NBL_OK;
     if (!is_aligned(p->x, 16)) launch_project<false, 1>(*p, stream_of(call));
-    else if (p->rows > FEW / 2 && p->wide <= 48) launch_project<true, 4>(*p, stream_of(call));
-    else if (p->rows > FEW / 4) launch_project<true, 2>(*p, stream_of(call));
+    else if (p->rows > SMALL / 2 && p->wide <= 48) launch_project<true, 4>(*p, stream_of(call));
+    else if (p->rows > SMALL / 4) launch_project<true, 2>(*p, stream_of(call));
     else launch_project<true, 1>(*p, stream_of(call));
     return launched(call);
 }

@@ -2,21 +2,21 @@
  *
  *     project   to[., r] = scale·Σ_c x[., c]·a[r, c]                 x is [rows, columns], a [wide, columns]
  *
- * wide is a multiple of 16 up to NBL_SKINNY_MOST, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned
+ * wide is a multiple of 16 up to NBL_TALL_SKINNY_MAX, columns a multiple of 8. Sums are f32 in a fixed order. x may be aligned
  * to its elements only (slower); everything else must be aligned to 16 bytes, with rows that are multiples of 8. */
-#ifndef NBL_CUDA_SKINNY_H
-#define NBL_CUDA_SKINNY_H
+#ifndef NBL_CUDA_GEMM_TALL_SKINNY_H
+#define NBL_CUDA_GEMM_TALL_SKINNY_H
 
 #include "device/cuda/cuda.h"
 
-enum { NBL_SKINNY_MOST = 64 };
+enum { NBL_TALL_SKINNY_MAX = 64 };
 
 typedef struct nbl__project {
     int64_t rows, columns;
     const void *x, *a; /* dense */
     int wide;
-    float scales[NBL_SKINNY_MOST / 8]; /* of each 8 results */
-    uint64_t ones;                     /* results with this bit are 1 instead */
+    float scales[NBL_TALL_SKINNY_MAX / 8]; /* of each 8 results */
+    uint64_t ones;                         /* results with this bit are 1 instead */
     void *to;
     int64_t to_ld;
 } nbl__project;

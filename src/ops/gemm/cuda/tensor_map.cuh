@@ -7,7 +7,7 @@
 
 #include "ops/common/kernel.cuh"
 
-namespace nbl_hopper
+namespace nbl_sm90
 {
 
 using map_encoder = PFN_cuTensorMapEncodeTiled_v12000;
@@ -47,5 +47,5 @@ inline bool describe(map_encoder encode, CUtensorMap *map, nbl_dtype dtype, cons
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-} // namespace nbl_hopper
+} // namespace nbl_sm90
 #endif

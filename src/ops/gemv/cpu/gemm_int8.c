@@ -58,7 +58,7 @@ static void add_to_tile(const job *j, int64_t row, int64_t column, int32_t sum)
 /* A row of W is read from memory once, whatever the number of rows of A. */
 static void run_direct(const job *j, const nbl__int8_kernel *kernel)
 {
-    int32_t a_sums[NBL_INT8_FEW] = {0}, sums[4];
+    int32_t a_sums[NBL_INT8_SMALL_BATCH] = {0}, sums[4];
     for (int64_t m = j->m_begin; kernel && m < j->m_end; m++)
         a_sums[m - j->m_begin] = sum_codes(j->a + m * j->a_stride, j->k);
     for (int64_t n = j->n_begin; n < j->n_end; n++)
@@ -102,7 +102,7 @@ size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__term *term, int64_t m, 
     (void)term;
     const nbl__int8_kernel *kernel = kernel_of(isa);
     scratch s;
-    return kernel && m > kernel->few ? layout(kernel, m, n, NULL, &s) : 0;
+    return kernel && m > kernel->small ? layout(kernel, m, n, NULL, &s) : 0;
 }
 
 /* One block of k: adds to (or starts) the sums of rows [m, m + rows) and columns [n, n + columns). */
@@ -188,7 +188,7 @@ void nbl__int8_product(nbl_isa isa, const nbl__term *term, int64_t m_begin, int6
                  n_end,
                  tile,
                  tile_stride};
-        if (kernel == NULL || m_end - m_begin <= kernel->few) {
+        if (kernel == NULL || m_end - m_begin <= kernel->small) {
             run_direct(&j, kernel);
             continue;
         }

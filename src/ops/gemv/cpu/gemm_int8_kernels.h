@@ -16,14 +16,14 @@ enum {
     NBL_INT8_N = 192,
     NBL_INT8_M = 384,
     NBL_INT8_K = 1024,
-    NBL_INT8_FEW = 12 /* the most rows for which a kernel may want W as it lies */
+    NBL_INT8_SMALL_BATCH = 12 /* the most rows for which a kernel may want W as it lies */
 };
 
 typedef struct nbl__int8_kernel {
     int rows, panel; /* of the result that stays in registers */
     int code_bytes;  /* of a code in panels of W, and of A */
     int step;        /* k is padded with zeros to a multiple of it */
-    int few;         /* up to this many rows, packing W takes longer than it saves */
+    int small;       /* up to this many rows, packing W takes longer than it saves */
     int offset;      /* codes of W are stored plus this: sums are too large by offset · Σ_k A[i, k] */
     void (*begin)(void), (*end)(void); /* around all calls of `multiply`; or NULL */
     /* Columns [0, columns) of W, `count` codes each, `stride` apart, to one panel; zeros elsewhere. */

@@ -78,14 +78,14 @@ NBL_TARGET_AVX2 static inline __m256 staying_avx2(__m256 x, const uint8_t *outli
 NBL_TARGET_AVX2 static int64_t largest_avx2(const float *x, int64_t n, float limit, float *largest)
 {
     const __m256 sign = _mm256_set1_ps(-0.0f), bound = _mm256_set1_ps(limit);
-    __m256 most = _mm256_setzero_ps();
+    __m256 max = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         __m256 magnitude = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i));
-        most = _mm256_max_ps(most, _mm256_and_ps(magnitude, _mm256_cmp_ps(magnitude, bound, _CMP_LT_OQ)));
+        max = _mm256_max_ps(max, _mm256_and_ps(magnitude, _mm256_cmp_ps(magnitude, bound, _CMP_LT_OQ)));
     }
     float lanes[8];
-    _mm256_storeu_ps(lanes, most);
+    _mm256_storeu_ps(lanes, max);
     *largest = largest_scalar(lanes, 8, INFINITY);
     return i;
 }
@@ -135,13 +135,13 @@ NBL_TARGET_AVX512 static inline __mmask16 staying_avx512(__m512 x, const uint8_t
 NBL_TARGET_AVX512 static int64_t largest_avx512(const float *x, int64_t n, float limit, float *largest)
 {
     const __m512 bound = _mm512_set1_ps(limit);
-    __m512 most = _mm512_setzero_ps();
+    __m512 max = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         __m512 magnitude = _mm512_abs_ps(_mm512_loadu_ps(x + i));
-        most = _mm512_mask_max_ps(most, _mm512_cmp_ps_mask(magnitude, bound, _CMP_LT_OQ), most, magnitude);
+        max = _mm512_mask_max_ps(max, _mm512_cmp_ps_mask(magnitude, bound, _CMP_LT_OQ), max, magnitude);
     }
-    *largest = _mm512_reduce_max_ps(most);
+    *largest = _mm512_reduce_max_ps(max);
     return i;
 }
 

@@ -24,7 +24,7 @@
 
 /* ---- packing ---- */
 
-NBL_TARGET_AVX2 static inline void turn_8x8(__m256i *r)
+NBL_TARGET_AVX2 static inline void transpose_8x8(__m256i *r)
 {
     __m256i a[8], b[8];
     UNROLL for (int i = 0; i < 4; i++)
@@ -67,8 +67,8 @@ NBL_TARGET_AVX2 static void pack_w_i16(const int8_t *w, int64_t stride, int64_t 
                 low[i] = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(codes));
                 high[i] = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(codes, 1));
             }
-            turn_8x8(low);
-            turn_8x8(high);
+            transpose_8x8(low);
+            transpose_8x8(high);
             for (int64_t i = 0; i < 8; i++) {
                 _mm256_store_si256((__m256i *)(void *)(to + ((k / 2 + i) * 16 + c) * 2), low[i]);
                 _mm256_store_si256((__m256i *)(void *)(to + ((k / 2 + 8 + i) * 16 + c) * 2), high[i]);
@@ -87,7 +87,7 @@ NBL_TARGET_AVX2 static inline void pack_w_i8(const int8_t *w, int64_t stride, in
                 __m256i codes = load_some(w + (c + i) * stride + k, c + i < columns ? count - k : 0);
                 square[i] = _mm256_xor_si256(codes, _mm256_set1_epi8(flip));
             }
-            turn_8x8(square);
+            transpose_8x8(square);
             int8_t *at = to + c / 16 * 16 * NBL_INT8_K + c % 16 * 4;
             for (int64_t i = 0; i < 8; i++)
                 _mm256_store_si256((__m256i *)(void *)(at + (k / 4 + i) * 64), square[i]);
@@ -338,7 +338,7 @@ const nbl__int8_kernel nbl__int8_avx2 = {
     .panel = 16,
     .code_bytes = 2,
     .step = 4,
-    .few = 12,
+    .small = 12,
     .pack_w = pack_w_i16,
     .pack_a = pack_a_i16,
     .multiply = multiply_6x16_avx2,
@@ -350,7 +350,7 @@ const nbl__int8_kernel nbl__int8_avx512 = {
     .panel = 32,
     .code_bytes = 1,
     .step = 4,
-    .few = 8,
+    .small = 8,
     .offset = 128,
     .pack_w = pack_w_unsigned,
     .pack_a = pack_a_i8,
@@ -363,7 +363,7 @@ const nbl__int8_kernel nbl__int8_amx = {
     .panel = 32,
     .code_bytes = 1,
     .step = 64,
-    .few = 8,
+    .small = 8,
     .begin = begin_amx,
     .end = end_amx,
     .pack_w = pack_w_plain,

@@ -38,13 +38,13 @@ static void read_row(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, int64_
     if (mat->weight) {
         int64_t flat = row * nbl__gemv_columns(mat->weight) + begin;
         if (compute == NBL_DTYPE_F32) {
-            nbl__decode(isa, mat->weight, flat, flat + count, compute, out, false);
+            nbl__dequantize(isa, mat->weight, flat, flat + count, compute, out, false);
             return;
         }
         uint16_t half[NBL_GEMV_PIECE];
         for (int64_t i = 0; i < count; i += NBL_GEMV_PIECE) {
             int64_t n = nbl__min_i64(NBL_GEMV_PIECE, count - i);
-            nbl__decode(isa, mat->weight, flat + i, flat + i + n, compute, half, false);
+            nbl__dequantize(isa, mat->weight, flat + i, flat + i + n, compute, half, false);
             nbl__to_f32(isa, compute, half, out + i, n);
         }
         return;
@@ -110,7 +110,7 @@ static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float 
 
 /* ---- scales of 4-bit weights ---- */
 
-/* Scales [first, first + n) of nested ones: two roundings, as nbl__nested_decode, a group at a time. */
+/* Scales [first, first + n) of nested ones: two roundings, as nbl__nested_dequantize, a group at a time. */
 static void nested_scales(const nbl_weight *w, int64_t first, int64_t n, float *scales)
 {
     const float *table = w->nested_table;
@@ -262,9 +262,9 @@ void nbl__gemv(nbl_isa isa, const nbl__term *term, int64_t m, int64_t n_begin, i
     kernel_for(isa, term, &plan);
     int rows = m > 4 ? 8 : m > 2 ? 4 : (int)m;
     int64_t longest = nbl__min_i64(NBL_GEMV_LONG, NBL_GEMV_A / rows);
-    int64_t stretches = nbl__ceil_div(term->k, longest);
-    if (stretches == 0) return;
-    int64_t length = nbl__ceil_div(nbl__ceil_div(term->k, stretches), NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
+    int64_t spans = nbl__ceil_div(term->k, longest);
+    if (spans == 0) return;
+    int64_t length = nbl__ceil_div(nbl__ceil_div(term->k, spans), NBL_GEMV_GROUP) * NBL_GEMV_GROUP;
     for (int64_t first = 0; first < term->k; first += length) {
         int64_t count = nbl__min_i64(length, term->k - first);
         nbl__gemv_job job = {isa, term, m, rows, first, count, a, n_begin, n_end, tile, tile_stride};

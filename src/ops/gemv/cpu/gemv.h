@@ -3,7 +3,7 @@
  *     tile[i, n - n_begin] += alpha · Σ_k A[i, k] · B[k, n]        i < m <= 8, n_begin <= n < n_end
  *
  * B is a weight [n, k] seen transposed (X·Wᵀ) in any format, a weight seen as it lies (dY·W), or a dense
- * matrix either way. A weight is rounded to `compute` exactly as nbl__decode does; with f32 the scale of a
+ * matrix either way. A weight is rounded to `compute` exactly as nbl__dequantize does; with f32 the scale of a
  * block may be multiplied after its codes were summed. n counts the rows of a transposed weight from its first,
  * whatever first_row says; as it lies, first_row counts. Sums are f32. Dropout of the product as a whole
  * (term->dropout) is the caller's.

@@ -137,7 +137,7 @@ NBL_TARGET_AVX2 NBL_INLINE void look_up(nbl_dtype dtype, const tables *t, __m256
 }
 
 /* What the lanes of look_up meet: in f32 the even elements of 8, then the odd ones, */
-NBL_TARGET_AVX2 static void turn_f32(const float *from, float *to)
+NBL_TARGET_AVX2 static void transpose_f32(const float *from, float *to)
 {
     for (int p = 0; p < NBL_GEMV_GROUP; p += 8) {
         __m128 a = _mm_loadu_ps(from + p), b = _mm_loadu_ps(from + p + 4);
@@ -147,7 +147,7 @@ NBL_TARGET_AVX2 static void turn_f32(const float *from, float *to)
 }
 
 /* in f16 the even elements of 16, then the odd ones, */
-NBL_TARGET_AVX2 static void turn_f16(const float *from, float *to)
+NBL_TARGET_AVX2 static void transpose_f16(const float *from, float *to)
 {
     for (int p = 0; p < NBL_GEMV_GROUP; p += 16)
         for (int h = 0; h < 8; h += 4) {
@@ -158,7 +158,7 @@ NBL_TARGET_AVX2 static void turn_f16(const float *from, float *to)
 }
 
 /* and in bf16 every fourth of 16. */
-NBL_TARGET_AVX2 static void turn_bf16(const float *from, float *to)
+NBL_TARGET_AVX2 static void transpose_bf16(const float *from, float *to)
 {
     for (int p = 0; p < NBL_GEMV_GROUP; p += 16) {
         __m128 a = _mm_loadu_ps(from + p), b = _mm_loadu_ps(from + p + 4);
@@ -404,7 +404,7 @@ bool nbl__gemv_plan_avx2(const nbl__term *term, nbl__gemv_plan *plan)
     if (nbl__gemv_columns(weight) % unit != 0) return false; /* rows start anywhere in a block */
     int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
     plan->run = fourbit[type][unit == 32];
-    plan->turn = type == 0 ? turn_f32 : type == 1 ? turn_f16 : turn_bf16;
+    plan->turn = type == 0 ? transpose_f32 : type == 1 ? transpose_f16 : transpose_bf16;
     return true;
 }
 

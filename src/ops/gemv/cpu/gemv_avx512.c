@@ -102,8 +102,8 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mma
 {
     const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    __m128 few = _mm_maskz_loadu_ps(which, scales);
-    return _mm512_permutexvar_ps(fine ? quarters : halves, _mm512_castps128_ps512(few));
+    __m128 small = _mm_maskz_loadu_ps(which, scales);
+    return _mm512_permutexvar_ps(fine ? quarters : halves, _mm512_castps128_ps512(small));
 }
 
 /* 128 weights, fewer where `bytes` says so, of each of `columns` neighbours, `next` bytes apart. With few rows the
@@ -415,19 +415,19 @@ NBL_TARGET_AVX512 NBL_INLINE void turn(int lanes, int flip, const float *from, f
                 _mm_store_ps(to + u + ((s + 3) ^ flip) * lanes + l, d);
             }
 }
-NBL_TARGET_AVX512 static void turn_f32_high_first(const float *from, float *to)
+NBL_TARGET_AVX512 static void transpose_f32_high_first(const float *from, float *to)
 {
     turn(16, 1, from, to);
 }
-NBL_TARGET_AVX512 static void turn_f32_low_first(const float *from, float *to)
+NBL_TARGET_AVX512 static void transpose_f32_low_first(const float *from, float *to)
 {
     turn(16, 0, from, to);
 }
-NBL_TARGET_AVX512 static void turn_16_high_first(const float *from, float *to)
+NBL_TARGET_AVX512 static void transpose_16_high_first(const float *from, float *to)
 {
     turn(4, 1, from, to);
 }
-NBL_TARGET_AVX512 static void turn_16_low_first(const float *from, float *to)
+NBL_TARGET_AVX512 static void transpose_16_low_first(const float *from, float *to)
 {
     turn(4, 0, from, to);
 }
@@ -447,8 +447,8 @@ bool nbl__gemv_plan_avx512(const nbl__term *term, nbl__gemv_plan *plan)
     int type = term->compute == NBL_DTYPE_F32 ? 0 : term->compute == NBL_DTYPE_F16 ? 1 : 2;
     plan->run = fourbit[type][unit == 32];
     bool low_first = weight->format == NBL_FORMAT_MXFP4;
-    if (type == 0) plan->turn = low_first ? turn_f32_low_first : turn_f32_high_first;
-    else plan->turn = low_first ? turn_16_low_first : turn_16_high_first;
+    if (type == 0) plan->turn = low_first ? transpose_f32_low_first : transpose_f32_high_first;
+    else plan->turn = low_first ? transpose_16_low_first : transpose_16_high_first;
     return true;
 }
 

@@ -24,10 +24,10 @@ enum { NBL__CUDA_GEMV_ROWS = 8 };
 nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, int64_t m,
                           const void *x, void *y, void *stream);
 
-/* One row of x times up to NBL_GEMV_ONE_MOST 4-bit weights that share it, in one launch (gemv_one_sm90.cu): y_i =
+/* One row of x times up to NBL_MAX_GEMV_ONE 4-bit weights that share it, in one launch (gemv_one_sm90.cu): y_i =
  * x·W_iᵀ + b_i, or with `act` (nbl__act; -1: none) and two weights, y_0 = act(x·W_0ᵀ + b_0)·(x·W_1ᵀ + b_1), rounded
  * once. Numerics as above. Begins before what precedes it in the stream is done, and waits for it. */
-enum { NBL_GEMV_ONE_MOST = 4 };
+enum { NBL_MAX_GEMV_ONE = 4 };
 typedef struct nbl__gemv_part {
     const nbl_weight *weight; /* [out, in] */
     nbl_tensor bias;          /* may be absent */
@@ -38,7 +38,7 @@ typedef struct nbl__gemv_one {
     const void *x;
     int count, act;
     const nbl_rmsnorm *norm; /* NULL, or one row's: x is its y, and both are made here, with residual_out */
-    nbl__gemv_part parts[NBL_GEMV_ONE_MOST];
+    nbl__gemv_part parts[NBL_MAX_GEMV_ONE];
 } nbl__gemv_one;
 /* A Hopper, 16-bit dtypes, `in` in multiples of 256, `out` of 16 (gated: 8), blocks of 64, the alignments that fast
  * ones need above, and all weights of one format and kind of scales. A norm up to 4096 columns, whose results

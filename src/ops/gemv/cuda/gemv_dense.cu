@@ -14,7 +14,7 @@ using namespace nbl_cuda;
 namespace
 {
 
-constexpr int THREADS = 256, PAIR = 2, AT_ONCE = 4, MOST_X = 48 << 10;
+constexpr int THREADS = 256, PAIR = 2, AT_ONCE = 4, MAX_X = 48 << 10;
 
 __device__ inline uint4 stream_16(const void *from)
 {
@@ -46,7 +46,7 @@ struct dense_pieces {
     }
 };
 
-template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(early, dense_job j)
+template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(dependent, dense_job j)
 {
     constexpr int N = pack<T>::COUNT;
     extern __shared__ uint4 x[];
@@ -57,8 +57,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 3) gemv_dense(e
     auto row_at = [&](int64_t r) { return w + (r < j.rows ? r : j.rows - 1) * j.packs; };
     dense_pieces now;
     if (row < j.rows) now.load(row_at(row), row_at(row + 1), lane, j.packs);
-    others_may_begin();
-    wait_for_others();
+    allow_dependent_launch();
+    wait_for_previous_kernel();
     for (int i = threadIdx.x; i < j.packs; i += THREADS)
         x[i] = read_written(static_cast<const uint4 *>(j.x) + i);
     __syncthreads();
@@ -96,8 +96,8 @@ template <typename T> void launch(const dense_job &j, cudaStream_t stream)
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, gemv_dense<T>, THREADS, shared);
-    int64_t needed = ceil_div(j.rows, THREADS / 32 * PAIR), most = static_cast<int64_t>(processors) * each;
-    launch_early(gemv_dense<T>, dim3(static_cast<unsigned>(needed < most ? needed : most)), THREADS, shared,
+    int64_t needed = ceil_div(j.rows, THREADS / 32 * PAIR), max = static_cast<int64_t>(processors) * each;
+    launch_dependent(gemv_dense<T>, dim3(static_cast<unsigned>(needed < max ? needed : max)), THREADS, shared,
                  1, stream, j);
 }
 
@@ -107,7 +107,7 @@ extern "C" bool nbl__cuda_gemv_dense_takes(const nbl_weight *w, nbl_dtype dtype,
 {
     int64_t bytes = w->rank == 2 ? w->shape[1] * static_cast<int64_t>(nbl__size_of(dtype)) : 0;
     return w->format == NBL_FORMAT_DENSE && w->rank == 2 && w->dtype == dtype && bytes > 0 &&
-           bytes % 16 == 0 && bytes <= MOST_X && w->shape[0] > 0 && is_aligned(w->data, 16) &&
+           bytes % 16 == 0 && bytes <= MAX_X && w->shape[0] > 0 && is_aligned(w->data, 16) &&
            is_aligned(x, 16);
 }
 

@@ -137,19 +137,19 @@ template <scale_kind KIND, bool WHOLE> struct loader {
         } else if (KIND == SCALES_NESTED) { /* the words with the codes of the step, one or two */
             uint32_t first = granule >> shift, last = (granule + in::GRANULES - 1) >> shift;
             uint32_t word = (first & ~3u) + lane / 16 * 4;
-            uint8_t *place = line + row * 8 + lane / 16 * 4;
+            uint8_t *target = line + row * 8 + lane / 16 * 4;
             if (row >= rows_left || word > last || word >= blocks) return;
-            if (blocks - word >= 4) copy_4_later(place, p.scale_codes + word);
+            if (blocks - word >= 4) copy_4_later(target, p.scale_codes + word);
             else
-                for (uint32_t i = 0; i < blocks - word; i++) place[i] = p.scale_codes[word + i];
+                for (uint32_t i = 0; i < blocks - word; i++) target[i] = p.scale_codes[word + i];
         } else { /* two of the four of the row */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int at = lane / 16 * 2 + i;
-                uint8_t *place = line + row / 8 * in::ROW + (row % 8 * 4 + at) * 4;
+                uint8_t *target = line + row / 8 * in::ROW + (row % 8 * 4 + at) * 4;
                 if (row < rows_left && at * GRANULE < columns_left)
-                    copy_4_later(place, p.scales + ((granule + at) >> shift));
-                else *reinterpret_cast<float *>(place) = 0;
+                    copy_4_later(target, p.scales + ((granule + at) >> shift));
+                else *reinterpret_cast<float *>(target) = 0;
             }
         }
     }

@@ -48,7 +48,7 @@ __device__ inline void make_tables(const one_job &j, uint8_t *shared, const floa
     if constexpr (NESTED) {
         float *tables = reinterpret_cast<float *>(shared + in::TABLES);
 #pragma unroll
-        for (int i = 0; i < MOST; i++)
+        for (int i = 0; i < MAX; i++)
             if (i < j.count) tables[i * 256 + threadIdx.x] = entries[i];
     }
 }
@@ -69,7 +69,7 @@ __device__ inline void finish_tile(const one_job &j, const float *all, int worke
     for (int w = 0; w < SHARERS * WARPS; w++) parts[w] = w < workers ? all[w * TILE + row] : 0;
 #pragma unroll
     for (int w = 0; w < SHARERS * WARPS; w++) sum = __fadd_rn(sum, parts[w]);
-    one_place p = place_of(j, tile, row / 8);
+    row_layout p = layout_of(j, tile, row / 8);
     int at = p.row + row % 8;
     sum = with_bias(j.at[p.member], at, sum);
     if (j.gated) {
@@ -82,7 +82,7 @@ __device__ inline void finish_tile(const one_job &j, const float *all, int worke
 }
 
 template <typename T, bool NESTED>
-__global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_constant__ one_job j)
+__global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_constant__ one_job j)
 {
     typedef one_layout<NESTED> in;
     extern __shared__ __align__(256) uint8_t shared[];
@@ -91,16 +91,16 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
     int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
-    float entries[MOST];
+    float entries[MAX];
     if constexpr (NESTED) /* before the ring: else they come after all that it asks for */
 #pragma unroll
-        for (int i = 0; i < MOST; i++)
+        for (int i = 0; i < MAX; i++)
             if (i < j.count) entries[i] = __ldg(j.at[i].table + threadIdx.x);
     one_loader<NESTED> ahead;
     ahead.begin(j, shared, first_tile, first_step, end_step, warp, lane);
 #pragma unroll
     for (int i = 0; i < RING; i++) ahead.load(j, groups, lane, i);
-    others_may_begin();
+    allow_dependent_launch();
     make_tables<T, NESTED>(j, shared, entries);
     uint64_t *full = reinterpret_cast<uint64_t *>(shared + in::BARRIERS), *empty = full + SUM_SLOTS;
     if (threadIdx.x < SUM_SLOTS) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     if (j.norm.w && threadIdx.x * 64 < j.columns)
         asm volatile(
             "prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(j.norm.w) + threadIdx.x * 128));
-    wait_for_others();
+    wait_for_previous_kernel();
     if (j.norm.w) {
         int my_column = first_step * STEP_COLUMNS + g % 4 * GRANULE + 16 * t;
         one_row<T> row;
@@ -151,18 +151,18 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
     constexpr int OF_TILE = SHARERS * int{WARPS} * int{TILE};
     /* The tile that is number `n` of this block's. Blocks that share tiles have no more than SUM_SLOTS. */
     auto finish = [&](int n) {
-        int place = n % SUM_SLOTS, tile = first_tile + n * groups;
-        wait_at(full + place, static_cast<uint32_t>(n / SUM_SLOTS & 1));
-        finish_tile<T>(j, all_sums + place * OF_TILE, workers, tile, lane);
+        int slot = n % SUM_SLOTS, tile = first_tile + n * groups;
+        wait_at(full + slot, static_cast<uint32_t>(n / SUM_SLOTS & 1));
+        finish_tile<T>(j, all_sums + slot * OF_TILE, workers, tile, lane);
         __syncwarp();
-        if (lane == 0) arrive_at(empty + place, 0);
+        if (lane == 0) arrive_at(empty + slot, 0);
     };
     int slot = 0, n = 0;
     for (int tile = first_tile; tile < j.tiles; tile += groups, n++) {
         float sum = 0, offset = 0;
         const float *table = reinterpret_cast<const float *>(shared + in::TABLES);
         if constexpr (NESTED) {
-            int member = place_of(j, tile, t / 2).member;
+            int member = layout_of(j, tile, t / 2).member;
             table += member * 256, offset = j.at[member].offset;
         }
         auto add_step = [&](uint4 x0, uint4 x1) {
@@ -224,15 +224,15 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(early, const __grid_const
             for (int s = first_step; s < end_step; s++)
                 add_step(read_written(my_x + s * STEP_COLUMNS), read_written(my_x + s * STEP_COLUMNS + 8));
         sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, 1));
-        int place = n % SUM_SLOTS;
-        if (n >= SUM_SLOTS) wait_at(empty + place, static_cast<uint32_t>(n / SUM_SLOTS - 1 & 1));
-        float *to = all_sums + place * OF_TILE + worker * TILE + my_row;
+        int slot = n % SUM_SLOTS;
+        if (n >= SUM_SLOTS) wait_at(empty + slot, static_cast<uint32_t>(n / SUM_SLOTS - 1 & 1));
+        float *to = all_sums + slot * OF_TILE + worker * TILE + my_row;
         if (t % 2 == 0) {
             if (rank == 0) *to = sum;
-            else send_to_rank(to, full + place, 0, sum);
+            else send_to_rank(to, full + slot, 0, sum);
         }
         __syncwarp();
-        if (lane == 0 && rank == 0) arrive_at(full + place, j.shared_tiles ? TILE * 4 : 0);
+        if (lane == 0 && rank == 0) arrive_at(full + slot, j.shared_tiles ? TILE * 4 : 0);
         if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
     }
     if (rank == 0 && n > 0 && (n - 1) % WARPS == warp) finish(n - 1);
@@ -257,11 +257,11 @@ template <typename T, bool NESTED> void launch(one_job j, cudaStream_t stream)
     int64_t alone = nbl__ceil_div(j.tiles, blocks) * nbl__ceil_div(steps, WARPS);
     int64_t shared = nbl__ceil_div(j.tiles, blocks / SHARERS) *
                      nbl__ceil_div(steps, SHARERS * int64_t{WARPS});
-    bool few = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
-    j.shared_tiles = few && shared < alone;
+    bool small = nbl__ceil_div(j.tiles, blocks / SHARERS) <= SUM_SLOTS;
+    j.shared_tiles = small && shared < alone;
     int sharers = j.shared_tiles ? SHARERS : 1;
     int64_t groups = nbl__min_i64(j.tiles, blocks / sharers);
-    launch_early(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
+    launch_dependent(kernel, dim3(static_cast<unsigned>(groups * sharers)), THREADS, BYTES,
                  static_cast<unsigned>(sharers), stream, j);
 }
 
@@ -284,7 +284,7 @@ static bool norm_fits(const nbl__gemv_one *g)
 extern "C" bool nbl__cuda_gemv_one_takes(const nbl__gemv_one *g)
 {
     const nbl_weight *first = g->parts[0].weight;
-    bool good = g->count >= 1 && g->count <= MOST && (g->act < 0 || g->count == 2) &&
+    bool good = g->count >= 1 && g->count <= MAX && (g->act < 0 || g->count == 2) &&
                 (g->dtype == NBL_DTYPE_F16 || g->dtype == NBL_DTYPE_BF16) && aligned(g->x, 16);
     for (int i = 0; good && i < g->count; i++) {
         const nbl_weight *w = g->parts[i].weight;

@@ -10,7 +10,7 @@
 namespace nbl_cuda
 {
 
-constexpr int RING = 3, MOST = NBL_GEMV_ONE_MOST, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
+constexpr int RING = 3, MAX = NBL_MAX_GEMV_ONE, STEP_COLUMNS = 256, SHARERS = 2, SUM_SLOTS = 4;
 constexpr int KEPT = 4; /* steps of a warp whose part of x fits shared memory */
 
 struct one_weight {
@@ -32,7 +32,7 @@ struct one_norm {
 };
 
 struct one_job {
-    one_weight at[MOST];
+    one_weight at[MAX];
     one_norm norm;
     const void *x;
     int count, columns, tiles, act; /* act: nbl__act, -1: none */
@@ -50,7 +50,7 @@ template <bool NESTED> struct one_layout {
     static constexpr int SCALE_BYTES = NESTED ? 2 * ROWS * 4
                                               : ROWS * 16; /* of a slot: codes and factors, or floats */
     static constexpr int TABLES = SCALES + EIGHT * RING * SCALE_BYTES;
-    static constexpr int ALL_SUMS = TABLES + (NESTED ? MOST * 1024 : 0);
+    static constexpr int ALL_SUMS = TABLES + (NESTED ? MAX * 1024 : 0);
     static constexpr int BARRIERS = ALL_SUMS + SUM_SLOTS * SHARERS * EIGHT * ROWS * 4;
     static constexpr int SQUARES = BARRIERS + (2 * SUM_SLOTS + 1) * 8; /* of the warps' columns */
     static constexpr int BYTES = SQUARES + SHARERS * EIGHT * 4;
@@ -67,15 +67,15 @@ template <bool NESTED> struct one_layout {
 };
 
 /* Where the 8 rows of half a tile are. */
-struct one_place {
+struct row_layout {
     int member, row;
 };
-__device__ inline one_place place_of(const one_job &j, int tile, int half)
+__device__ inline row_layout layout_of(const one_job &j, int tile, int half)
 {
     if (j.gated) return {half, tile * 8};
     int member = 0, first = 0;
 #pragma unroll
-    for (int i = 0; i + 1 < MOST; i++)
+    for (int i = 0; i + 1 < MAX; i++)
         if (i + 1 < j.count && tile >= j.at[i].end_tile) member = i + 1, first = j.at[i].end_tile;
     return {member, (tile - first) * TILE + half * 8};
 }
@@ -111,7 +111,7 @@ template <bool NESTED> struct one_loader {
         int64_t row_bytes = j.columns / 2;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            one_place p = place_of(j, tile, half);
+            row_layout p = layout_of(j, tile, half);
             end_tile = j.gated ? j.tiles : j.at[p.member].end_tile;
             source[half] = j.at[p.member].codes + (p.row + lane / 8) * row_bytes + step * LINE +
                            lane % 8 * 16;
@@ -141,17 +141,17 @@ template <bool NESTED> struct one_loader {
     __device__ void load(const one_job &j, int groups, int lane, int slot)
     {
         if (tile < j.tiles) {
-            uint8_t *place = to + in::slot_at(slot), *scales_place = scales_to + slot * in::SCALE_BYTES;
+            uint8_t *target = to + in::slot_at(slot), *scales_slot = scales_to + slot * in::SCALE_BYTES;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                copy_16_later(place + i * 4 * in::PITCH,
+                copy_16_later(target + i * 4 * in::PITCH,
                               source[i / 2] + static_cast<size_t>(i % 2) * four_rows);
             if constexpr (NESTED) {
                 const void *from = lane < 16 ? static_cast<const void *>(scales + granule)
                                              : factors + (granule >> shift);
-                copy_4_later(scales_place, from);
+                copy_4_later(scales_slot, from);
             } else if (lane < 16) {
-                copy_16_later(scales_place, scales + static_cast<size_t>(granule) * 4);
+                copy_16_later(scales_slot, scales + static_cast<size_t>(granule) * 4);
             }
             source[0] += LINE, source[1] += LINE, granule += 4;
             if (++step == end_step) next_tile(j, groups, lane);

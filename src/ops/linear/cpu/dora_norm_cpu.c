@@ -64,14 +64,14 @@ static void products_of(const job *j, nbl__term terms[3], nbl__product products[
 }
 
 /* Elements of W as f32, rounded to the compute dtype; at most PIECE. */
-static void decode_piece(const job *j, int64_t begin, int64_t count, float *values)
+static void dequantize_piece(const job *j, int64_t begin, int64_t count, float *values)
 {
     uint16_t halves[PIECE];
     if (j->a->dtype == NBL_DTYPE_F32) {
-        nbl__decode(j->isa, &j->a->w, begin, begin + count, NBL_DTYPE_F32, values, false);
+        nbl__dequantize(j->isa, &j->a->w, begin, begin + count, NBL_DTYPE_F32, values, false);
         return;
     }
-    nbl__decode(j->isa, &j->a->w, begin, begin + count, j->a->dtype, halves, false);
+    nbl__dequantize(j->isa, &j->a->w, begin, begin + count, j->a->dtype, halves, false);
     nbl__to_f32(j->isa, j->a->dtype, halves, values, count);
 }
 
@@ -97,7 +97,7 @@ static nbl_status weight_rows(void *argument, int64_t item, int worker)
         double sum = 0;
         for (int64_t k = 0; k < j->in; k += PIECE) {
             int64_t count = nbl__min_i64(PIECE, j->in - k);
-            decode_piece(j, n * j->in + k, count, values);
+            dequantize_piece(j, n * j->in + k, count, values);
             sum += squares_of(values, count);
         }
         j->w_norm2[n] = (float)sum;
@@ -121,7 +121,7 @@ static double direct_square(const job *j, int64_t n)
     double delta[SHORT], sum = 0;
     for (int64_t k = 0; k < j->in; k += SHORT) {
         int64_t count = nbl__min_i64(SHORT, j->in - k);
-        decode_piece(j, n * j->in + k, count, values);
+        dequantize_piece(j, n * j->in + k, count, values);
         memset(delta, 0, sizeof delta);
         for (int64_t r = 0; r < j->rank; r++) {
             double b = (double)value_at(&j->a->lora_b, n * j->rank + r);

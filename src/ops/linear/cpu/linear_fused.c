@@ -17,18 +17,19 @@ enum { STAND_IN_SCRATCH = 65536 };
 /* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
  * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
  * few gradients is not evened out by others. */
-enum { FEW_TOKENS = 16 };
+enum { SMALL_BATCH_TOKENS = 16 };
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
-    return dtype == NBL_DTYPE_BF16 && tokens > FEW_TOKENS ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+    return dtype == NBL_DTYPE_BF16 && tokens > SMALL_BATCH_TOKENS ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
-void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
-                      const nbl__linear *members, int count, bool backward, uint8_t *scratch,
-                      size_t scratch_bytes)
+void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
+                            const nbl__linear *members, int count, bool backward, uint8_t *scratch,
+                            size_t scratch_bytes)
 {
     bool dry = ctx == NULL;
-    *j = (nbl__layers){.ctx = ctx, .sizes_of = sizes_of, .dry = dry, .x = members->x, .dx = members->dx};
+    *j = (nbl__linear_fused){
+        .ctx = ctx, .sizes_of = sizes_of, .dry = dry, .x = members->x, .dx = members->dx};
     j->cut.base = dry ? (uint8_t *)(uintptr_t)STAND_IN_SCRATCH : scratch;
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
@@ -38,13 +39,13 @@ void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *
     bool int8 = false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
-        nbl__layer *l = &j->layers[i];
-        *l = (nbl__layer){.a = a,
-                          .out = a->w.shape[0],
-                          .rank = nbl__linear_rank(a),
-                          .adapter = adapter_dtype(a->dtype, j->tokens),
-                          .y = a->y,
-                          .dy = a->dy};
+        nbl__linear_part *l = &j->layers[i];
+        *l = (nbl__linear_part){.a = a,
+                                .out = a->w.shape[0],
+                                .rank = nbl__linear_rank(a),
+                                .adapter = adapter_dtype(a->dtype, j->tokens),
+                                .y = a->y,
+                                .dy = a->dy};
         if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
         NBL_CUT(&j->cut, l->xa, j->tokens * l->rank);
         if (nbl__given(&a->magnitude)) {
@@ -62,7 +63,7 @@ void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *
 }
 
 /* Scratch behind the cut, for one product or norm at a time. */
-static nbl_status take_tail(nbl__layers *j, size_t bytes)
+static nbl_status take_tail(nbl__linear_fused *j, size_t bytes)
 {
     if (j->dry) {
         j->tail = bytes > j->tail ? bytes : j->tail;
@@ -73,7 +74,7 @@ static nbl_status take_tail(nbl__layers *j, size_t bytes)
     return NBL_OK;
 }
 
-nbl_status nbl__layers_multiply(nbl__layers *j, const nbl__product *products, int count)
+nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count)
 {
     if (count == 0) return NBL_OK;
     NBL_TRY(take_tail(j, nbl__gemm_scratch(j->sizes_of, products, count)));
@@ -92,26 +93,26 @@ static nbl__dora_norm norm_arguments(const nbl__linear *a, float *norm)
                             .norm = {.data = norm}};
 }
 
-size_t nbl__layer_norm_scratch(const nbl_context *ctx, const nbl__linear *a)
+size_t nbl__dora_weight_norm_scratch(const nbl_context *ctx, const nbl__linear *a)
 {
     nbl__dora_norm arguments = norm_arguments(a, NULL);
     return nbl__dora_norm_scratch(ctx, &arguments);
 }
 
-nbl_status nbl__layer_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch)
+nbl_status nbl__dora_weight_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch)
 {
     nbl__dora_norm arguments = norm_arguments(a, norm);
     return nbl__dora_norm_into(ctx, &arguments, scratch);
 }
 
-nbl_status nbl__layers_factors(nbl__layers *j)
+nbl_status nbl__linear_fused_factors(nbl__linear_fused *j)
 {
-    for (nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         if (l->factor == NULL) continue;
-        if (!nbl__given(&l->a->norm)) NBL_TRY(take_tail(j, nbl__layer_norm_scratch(j->sizes_of, l->a)));
+        if (!nbl__given(&l->a->norm)) NBL_TRY(take_tail(j, nbl__dora_weight_norm_scratch(j->sizes_of, l->a)));
         if (j->dry) continue;
         if (nbl__given(&l->a->norm)) memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
-        else NBL_TRY(nbl__layer_norm(j->ctx, l->a, l->inverse, j->cut.base + j->cut.used));
+        else NBL_TRY(nbl__dora_weight_norm(j->ctx, l->a, l->inverse, j->cut.base + j->cut.used));
         nbl__to_f32(nbl__isa(j->ctx), l->a->magnitude.dtype, l->a->magnitude.data, l->factor, l->out);
         for (int64_t n = 0; n < l->out; n++) {
             l->factor[n] /= l->inverse[n];
@@ -128,7 +129,7 @@ enum { QUANT_ROWS = 4, QUANT_COLUMNS = 256 };
 /* A column belongs to one item, so that all rows are seen in one go. */
 static nbl_status outliers_of(void *argument, int64_t item, int worker)
 {
-    const nbl__layers *j = argument;
+    const nbl__linear_fused *j = argument;
     float threshold = j->layers[0].a->threshold;
     int64_t first = item * QUANT_COLUMNS, count = nbl__min_i64(QUANT_COLUMNS, j->in - first);
     (void)worker;
@@ -140,7 +141,7 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
 
 static nbl_status codes_of(void *argument, int64_t item, int worker)
 {
-    const nbl__layers *j = argument;
+    const nbl__linear_fused *j = argument;
     (void)worker;
     nbl__int8_rows(nbl__isa(j->ctx), j->x.dtype, j->x.data, j->in, item * QUANT_ROWS,
                    nbl__min_i64(j->tokens, (item + 1) * QUANT_ROWS), j->in, j->layers[0].a->threshold,
@@ -148,7 +149,7 @@ static nbl_status codes_of(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-nbl_status nbl__layers_quantise(nbl__layers *j)
+nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j)
 {
     if (j->codes == NULL || j->dry) return NBL_OK;
     NBL_TRY(nbl__team_run(j->ctx, nbl__ceil_div(j->in, QUANT_COLUMNS), outliers_of, j, NULL));
@@ -161,7 +162,7 @@ nbl_status nbl__layers_quantise(nbl__layers *j)
 
 /* ---- operands ---- */
 
-nbl__mat nbl__layers_dropped(const nbl__layers *j, const nbl__layer *l)
+nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     nbl__mat x = nbl__dense(j->x.dtype, j->x.data, j->in);
     x.dropout = l->a->dropout;
@@ -171,10 +172,10 @@ nbl__mat nbl__layers_dropped(const nbl__layers *j, const nbl__layer *l)
     return x;
 }
 
-nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__term *term)
+nbl__product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
 {
     const nbl_tensor *a = &l->a->lora_a;
-    *term = (nbl__term){.a = nbl__layers_dropped(j, l),
+    *term = (nbl__term){.a = nbl__linear_fused_dropped(j, l),
                         .b = nbl__flipped(nbl__dense(a->dtype, a->data, j->in)),
                         .k = j->in,
                         .alpha = l->a->scale,
@@ -188,7 +189,8 @@ nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__t
                           .stride = l->rank};
 }
 
-int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nbl__term terms[3])
+int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                            nbl__term terms[3])
 {
     const nbl__linear *a = l->a;
     int count = 0;
@@ -216,25 +218,25 @@ int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nb
 
 /* ---- forward ---- */
 
-static nbl_status forward(nbl__layers *j)
+static nbl_status forward(nbl__linear_fused *j)
 {
-    nbl__term inner[NBL_LAYERS_MOST], terms[3 * NBL_LAYERS_MOST];
-    nbl__product products[2 * NBL_LAYERS_MOST];
+    nbl__term inner[NBL_LINEAR_FUSED_MAX], terms[3 * NBL_LINEAR_FUSED_MAX];
+    nbl__product products[2 * NBL_LINEAR_FUSED_MAX];
     int count = 0;
     if (j->tokens == 0) return NBL_OK;
-    NBL_TRY(nbl__layers_factors(j));
-    NBL_TRY(nbl__layers_quantise(j));
+    NBL_TRY(nbl__linear_fused_factors(j));
+    NBL_TRY(nbl__linear_fused_quantise(j));
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].rank > 0) {
-            products[count] = nbl__layers_inner(j, &j->layers[i], &inner[count]);
+            products[count] = nbl__linear_fused_inner(j, &j->layers[i], &inner[count]);
             count++;
         }
     for (int i = 0; i < j->count; i++) {
-        const nbl__layer *l = &j->layers[i];
+        const nbl__linear_part *l = &j->layers[i];
         products[count++] = (nbl__product){.m = j->tokens,
                                            .n = l->out,
                                            .terms = &terms[3 * i],
-                                           .term_count = nbl__layers_terms(j, l, 0, &terms[3 * i]),
+                                           .term_count = nbl__linear_fused_terms(j, l, 0, &terms[3 * i]),
                                            .factor = l->factor,
                                            .bias = nbl__given(&l->a->bias) ? &l->a->bias : NULL,
                                            .dtype = l->y.dtype,
@@ -242,41 +244,41 @@ static nbl_status forward(nbl__layers *j)
                                            .stride = l->out,
                                            .stage = 1};
     }
-    return nbl__layers_multiply(j, products, count);
+    return nbl__linear_fused_multiply(j, products, count);
 }
 
 static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                      nbl_status (*run)(nbl__layers *j))
+                      nbl_status (*run)(nbl__linear_fused *j))
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, NULL, members, count, backward, NULL, 0);
+    nbl__linear_fused j;
+    nbl__linear_fused_open(&j, ctx, NULL, members, count, backward, NULL, 0);
     run(&j);
     return j.cut.used + j.tail;
 }
 
-size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                           nbl_status (*run)(nbl__layers *j))
+size_t nbl__linear_fused_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                                 nbl_status (*run)(nbl__linear_fused *j))
 {
-    nbl__linear few[NBL_LAYERS_MOST];
+    nbl__linear small[NBL_LINEAR_FUSED_MAX];
     size_t bytes = measure(ctx, members, count, backward, run);
-    if (nbl__tensor_rows(&members->x) <= FEW_TOKENS) return bytes;
-    memcpy(few, members, (size_t)count * sizeof *few);
-    few->x.rank = 2;
-    few->x.shape[1] = members->w.shape[1];
-    few->x.shape[0] = FEW_TOKENS;
-    size_t least = measure(ctx, few, count, backward, run);
-    return least > bytes ? least : bytes;
+    if (nbl__tensor_rows(&members->x) <= SMALL_BATCH_TOKENS) return bytes;
+    memcpy(small, members, (size_t)count * sizeof *small);
+    small->x.rank = 2;
+    small->x.shape[1] = members->w.shape[1];
+    small->x.shape[0] = SMALL_BATCH_TOKENS;
+    size_t min = measure(ctx, small, count, backward, run);
+    return min > bytes ? min : bytes;
 }
 
-size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
 {
-    return nbl__layers_measure(ctx, members, count, false, forward);
+    return nbl__linear_fused_measure(ctx, members, count, false, forward);
 }
 
-nbl_status nbl__layers_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                           size_t scratch_bytes)
+nbl_status nbl__linear_fused_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
+                                 size_t scratch_bytes)
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, ctx, members, count, false, scratch, scratch_bytes);
+    nbl__linear_fused j;
+    nbl__linear_fused_open(&j, ctx, ctx, members, count, false, scratch, scratch_bytes);
     return forward(&j);
 }

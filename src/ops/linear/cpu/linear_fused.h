@@ -7,34 +7,34 @@
  *                dA_i = gb_iᵀ·drop_i(x), dB_iᵀ = xa_iᵀ·dy'_i,
  *                dW_i = dy'_iᵀ·x of a weight that is trained         one call
  *
- * DoRA's dy' = factor∘dy is formed for NBL_LAYERS_CHUNK tokens at a time, and only for dx and dW; elsewhere
+ * DoRA's dy' = factor∘dy is formed for NBL_LINEAR_FUSED_CHUNK tokens at a time, and only for dx and dW; elsewhere
  * the factor moves to a small matrix. The gradient of the magnitude computes the outputs again, in chunks.
  *
  * `members[0]` has x and dx; all else is each member's own, also dtype, seed and accumulate. The arguments
  * passed infer, except that x, y, dy and dx may be f32 whatever the compute dtype. Gradients without memory
  * are not computed; scratch is measured as if all had it. */
-#ifndef NBL_LAYERS_H
-#define NBL_LAYERS_H
+#ifndef NBL_LINEAR_FUSED_H
+#define NBL_LINEAR_FUSED_H
 
 #include "ops/gemm/cpu/gemm.h"
 #include "ops/linear/linear.h"
 
-enum { NBL_LAYERS_MOST = 4, NBL_LAYERS_CHUNK = 512 };
+enum { NBL_LINEAR_FUSED_MAX = 4, NBL_LINEAR_FUSED_CHUNK = 512 };
 
-size_t nbl__layers_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
-nbl_status nbl__layers_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                           size_t scratch_bytes);
-size_t nbl__layers_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
-nbl_status nbl__layers_backward_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                                    size_t scratch_bytes);
+size_t nbl__linear_fused_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
+nbl_status nbl__linear_fused_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
+                                 size_t scratch_bytes);
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *members, int count,
+                                          uint8_t *scratch, size_t scratch_bytes);
 
 /* Scratch of mlp for the norms of members that have a magnitude and no norm; the same for the call. */
-size_t nbl__layer_norm_scratch(const nbl_context *ctx, const nbl__linear *a);
-nbl_status nbl__layer_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch);
+size_t nbl__dora_weight_norm_scratch(const nbl_context *ctx, const nbl__linear *a);
+nbl_status nbl__dora_weight_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch);
 
 /* ---- between layers.c and layers_backward.c ---- */
 
-typedef struct nbl__layer {
+typedef struct nbl__linear_part {
     const nbl__linear *a;
     int64_t out, rank;
     nbl_dtype adapter; /* the dtype in which adapters multiply */
@@ -44,11 +44,11 @@ typedef struct nbl__layer {
     float *scaled_b;         /* [out, r]: factor∘B; DoRA */
     float *db_part;          /* [out, r]: dyᵀ·xa; DoRA */
     double *sums;            /* [out]: column sums */
-} nbl__layer;
+} nbl__linear_part;
 
 /* One call. Measuring runs the same code with `dry` set: it cuts scratch from nowhere, asks the products
  * for their sizes, and touches no data. */
-typedef struct nbl__layers {
+typedef struct nbl__linear_fused {
     nbl_context *ctx;
     const nbl_context *sizes_of; /* ctx, also when measuring */
     bool dry;
@@ -58,25 +58,25 @@ typedef struct nbl__layers {
     nbl_tensor x, dx;
     int64_t tokens, in;
     int count;
-    nbl__layer layers[NBL_LAYERS_MOST];
+    nbl__linear_part layers[NBL_LINEAR_FUSED_MAX];
     int8_t *codes;    /* [tokens, in], int8: x in 8 bits, */
     float *scales;    /* [tokens], */
     uint8_t *outlier; /* [in], */
     int32_t *pick;    /* and the columns that stay: `picked` of them */
     int64_t picked;
-} nbl__layers;
+} nbl__linear_fused;
 
 /* Measures with `ctx` NULL. Scratch for x in 8 bits is cut when a layer will use it. */
-void nbl__layers_open(nbl__layers *j, const nbl_context *sizes_of, nbl_context *ctx,
-                      const nbl__linear *members, int count, bool backward, uint8_t *scratch,
-                      size_t scratch_bytes);
+void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
+                            const nbl__linear *members, int count, bool backward, uint8_t *scratch,
+                            size_t scratch_bytes);
 /* The scratch that a dry run asks for, enough also for fewer tokens: few of them multiply in other dtypes. */
-size_t nbl__layers_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
-                           nbl_status (*run)(nbl__layers *j));
+size_t nbl__linear_fused_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
+                                 nbl_status (*run)(nbl__linear_fused *j));
 /* The factors of DoRA; after all pieces were cut. */
-nbl_status nbl__layers_factors(nbl__layers *j);
-nbl_status nbl__layers_quantise(nbl__layers *j);
-nbl_status nbl__layers_multiply(nbl__layers *j, const nbl__product *products, int count);
+nbl_status nbl__linear_fused_factors(nbl__linear_fused *j);
+nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j);
+nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count);
 
 static inline nbl__mat nbl__dense(nbl_dtype dtype, const void *data, int64_t stride)
 {
@@ -92,9 +92,10 @@ static inline void *nbl__row_of(const nbl_tensor *t, int64_t row)
 {
     return (uint8_t *)t->data + (size_t)(row * nbl__last(t)) * nbl__size_of(t->dtype);
 }
-nbl__mat nbl__layers_dropped(const nbl__layers *j, const nbl__layer *l);
-nbl__product nbl__layers_inner(const nbl__layers *j, const nbl__layer *l, nbl__term *term);
+nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l);
+nbl__product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term);
 /* The terms of the output before factor and bias, for rows [row, …) of x: at most 3. */
-int nbl__layers_terms(const nbl__layers *j, const nbl__layer *l, int64_t row, nbl__term terms[3]);
+int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                            nbl__term terms[3]);
 
 #endif

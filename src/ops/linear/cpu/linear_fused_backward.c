@@ -11,12 +11,12 @@ typedef struct wishes {
 } wishes;
 
 /* A gradient that these arguments have and the caller gave memory; when measuring, the former. */
-static bool wanted(const nbl__layers *j, const nbl_tensor *gradient)
+static bool wanted(const nbl__linear_fused *j, const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && (j->dry || nbl__given(gradient));
 }
 
-static wishes wishes_of(const nbl__layers *j, const nbl__layer *l)
+static wishes wishes_of(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     const nbl__linear *a = l->a;
     return (wishes){l->rank > 0 && wanted(j, &a->dlora_a), l->rank > 0 && wanted(j, &a->dlora_b),
@@ -26,29 +26,29 @@ static wishes wishes_of(const nbl__layers *j, const nbl__layer *l)
 /* Pieces that are as large as a chunk of tokens; those of dx and of the magnitudes take turns. */
 typedef struct wide {
     int64_t rows;
-    float *scaled[NBL_LAYERS_MOST]; /* [rows, out]: factor∘dy, of layers with DoRA */
-    float *part, *sum;              /* [rows, in]: dropped parts of dx; DoRA with dropout */
-    float *plain;                   /* [rows, out]: outputs before factor and bias */
+    float *scaled[NBL_LINEAR_FUSED_MAX]; /* [rows, out]: factor∘dy, of layers with DoRA */
+    float *part, *sum;                   /* [rows, in]: dropped parts of dx; DoRA with dropout */
+    float *plain;                        /* [rows, out]: outputs before factor and bias */
 } wide;
 
-static bool has_dora(const nbl__layers *j)
+static bool has_dora(const nbl__linear_fused *j)
 {
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].factor) return true;
     return false;
 }
 
-static bool drops(const nbl__layer *l)
+static bool drops(const nbl__linear_part *l)
 {
     return l->rank > 0 && l->a->dropout > 0;
 }
 
-static wide cut_pieces(nbl__layers *j)
+static wide cut_pieces(nbl__linear_fused *j)
 {
-    wide w = {.rows = nbl__min_i64(NBL_LAYERS_CHUNK, j->tokens)};
+    wide w = {.rows = nbl__min_i64(NBL_LINEAR_FUSED_CHUNK, j->tokens)};
     bool dropout = false;
     int64_t widest = 0;
-    for (nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         NBL_CUT(&j->cut, l->gb, j->tokens * l->rank);
         NBL_CUT(&j->cut, l->sums, l->out);
         dropout |= drops(l);
@@ -104,8 +104,8 @@ static nbl_status sum_columns(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-static nbl_status column_sums(const nbl__layers *j, const nbl__layer *l, const float *plain, int64_t row,
-                              int64_t rows)
+static nbl_status column_sums(const nbl__linear_fused *j, const nbl__linear_part *l, const float *plain,
+                              int64_t row, int64_t rows)
 {
     if (j->dry) return NBL_OK;
     column_job job = {nbl__isa(j->ctx), &l->dy, plain, row, rows, l->out, row == 0, l->sums};
@@ -113,7 +113,7 @@ static nbl_status column_sums(const nbl__layers *j, const nbl__layer *l, const f
 }
 
 /* The sums, times `factor` where it is given, into a gradient. */
-static void put_sums(const nbl__layers *j, const nbl__layer *l, const float *factor,
+static void put_sums(const nbl__linear_fused *j, const nbl__linear_part *l, const float *factor,
                      const nbl_tensor *gradient)
 {
     float *to = gradient->data;
@@ -125,7 +125,7 @@ static void put_sums(const nbl__layers *j, const nbl__layer *l, const float *fac
 
 /* ---- the small products ---- */
 
-static void scale_b(const nbl__layers *j, const nbl__layer *l)
+static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     if (j->dry || l->factor == NULL) return;
     nbl__to_f32(nbl__isa(j->ctx), l->a->lora_b.dtype, l->a->lora_b.data, l->scaled_b, l->out * l->rank);
@@ -133,7 +133,7 @@ static void scale_b(const nbl__layers *j, const nbl__layer *l)
         for (int64_t r = 0; r < l->rank; r++) l->scaled_b[n * l->rank + r] *= l->factor[n];
 }
 
-static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l, nbl__term *term)
+static nbl__product gradient_of_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
 {
     const nbl_tensor *b = &l->a->lora_b;
     *term = (nbl__term){.a = nbl__dense(l->dy.dtype, l->dy.data, l->out),
@@ -151,14 +151,14 @@ static nbl__product gradient_of_inner(const nbl__layers *j, const nbl__layer *l,
                           .stride = l->rank};
 }
 
-static int inner_products(nbl__layers *j, nbl__term *terms, nbl__product *products)
+static int inner_products(nbl__linear_fused *j, nbl__term *terms, nbl__product *products)
 {
     int count = 0;
-    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
         if (l->rank == 0) continue;
         if (want.b || want.magnitude) {
-            products[count] = nbl__layers_inner(j, l, &terms[count]);
+            products[count] = nbl__linear_fused_inner(j, l, &terms[count]);
             count++;
         }
         if (!want.a && !wanted(j, &j->dx)) continue;
@@ -171,7 +171,7 @@ static int inner_products(nbl__layers *j, nbl__term *terms, nbl__product *produc
 
 /* ---- dx ---- */
 
-static nbl__product dx_product(const nbl__layers *j, int64_t row, int64_t rows, const nbl__term *terms,
+static nbl__product dx_product(const nbl__linear_fused *j, int64_t row, int64_t rows, const nbl__term *terms,
                                int count)
 {
     return (nbl__product){.m = rows,
@@ -184,7 +184,8 @@ static nbl__product dx_product(const nbl__layers *j, int64_t row, int64_t rows, 
 }
 
 /* dy'·W of a layer, for the rows from `row` on. */
-static nbl__term base_term(const nbl__layers *j, const nbl__layer *l, int64_t row, const float *scaled)
+static nbl__term base_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                           const float *scaled)
 {
     return (nbl__term){.a = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
                                    : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out),
@@ -195,7 +196,7 @@ static nbl__term base_term(const nbl__layers *j, const nbl__layer *l, int64_t ro
 }
 
 /* gb·A; the mask is the caller's. */
-static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t row)
+static nbl__term adapter_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row)
 {
     return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
                        .b = nbl__dense(l->a->lora_a.dtype, l->a->lora_a.data, j->in),
@@ -206,8 +207,8 @@ static nbl__term adapter_term(const nbl__layers *j, const nbl__layer *l, int64_t
 
 /* dy'ᵀ·x over the rows [row, row + rows): adds to dW, or is its first part. dY and x are what forward's products
  * made and read, so bf16 takes nothing off them that they still have. */
-static nbl__product dw_product(const nbl__layers *j, const nbl__layer *l, int64_t row, int64_t rows,
-                               const float *scaled, nbl__term *term)
+static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
+                               int64_t rows, const float *scaled, nbl__term *term)
 {
     nbl__mat dy = scaled ? nbl__dense(NBL_DTYPE_F32, scaled, l->out)
                          : nbl__dense(l->dy.dtype, nbl__row_of(&l->dy, row), l->out);
@@ -227,13 +228,13 @@ static nbl__product dw_product(const nbl__layers *j, const nbl__layer *l, int64_
 }
 
 /* xa and gb, and with them dx, which reads dy, too; with DoRA without dx. */
-static nbl_status first_products(nbl__layers *j)
+static nbl_status first_products(nbl__linear_fused *j)
 {
-    nbl__term inner[2 * NBL_LAYERS_MOST], terms[2 * NBL_LAYERS_MOST];
-    nbl__product products[2 * NBL_LAYERS_MOST + 1];
+    nbl__term inner[2 * NBL_LINEAR_FUSED_MAX], terms[2 * NBL_LINEAR_FUSED_MAX];
+    nbl__product products[2 * NBL_LINEAR_FUSED_MAX + 1];
     int count = inner_products(j, inner, products), term_count = 0;
-    if (!wanted(j, &j->dx) || has_dora(j)) return nbl__layers_multiply(j, products, count);
-    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    if (!wanted(j, &j->dx) || has_dora(j)) return nbl__linear_fused_multiply(j, products, count);
+    for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         terms[term_count++] = base_term(j, l, 0, NULL);
         if (l->rank == 0) continue;
         terms[term_count] = adapter_term(j, l, 0);
@@ -243,22 +244,22 @@ static nbl_status first_products(nbl__layers *j)
     }
     products[count] = dx_product(j, 0, j->tokens, terms, term_count);
     products[count++].stage = 1;
-    return nbl__layers_multiply(j, products, count);
+    return nbl__linear_fused_multiply(j, products, count);
 }
 
 /* dA, dB and dW; of layers with DoRA without dW. */
-static nbl_status outer_products(nbl__layers *j)
+static nbl_status outer_products(nbl__linear_fused *j)
 {
-    nbl__term small[3 * NBL_LAYERS_MOST];
-    nbl__product products[3 * NBL_LAYERS_MOST];
+    nbl__term small[3 * NBL_LINEAR_FUSED_MAX];
+    nbl__product products[3 * NBL_LINEAR_FUSED_MAX];
     int small_count = 0, count = 0;
-    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         wishes want = wishes_of(j, l);
         nbl__term term = {.k = j->tokens, .alpha = 1, .compute = l->adapter};
         nbl__product product = {.term_count = 1, .dtype = NBL_DTYPE_F32, .accumulate = l->a->accumulate};
         if (want.a) {
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->gb, l->rank));
-            term.b = nbl__layers_dropped(j, l);
+            term.b = nbl__linear_fused_dropped(j, l);
             small[small_count] = term;
             product.m = l->rank;
             product.n = product.stride = j->in;
@@ -284,12 +285,12 @@ static nbl_status outer_products(nbl__layers *j)
             small_count++;
         }
     }
-    return nbl__layers_multiply(j, products, count);
+    return nbl__linear_fused_multiply(j, products, count);
 }
 
 /* ---- DoRA ---- */
 
-static void finish_b(const nbl__layers *j, const nbl__layer *l)
+static void finish_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     float *to = l->a->dlora_b.data;
     for (int64_t n = 0; !j->dry && n < l->out; n++)
@@ -299,8 +300,8 @@ static void finish_b(const nbl__layers *j, const nbl__layer *l)
 
 typedef struct row_job {
     nbl_isa isa;
-    const nbl__layers *j;
-    const nbl__layer *l;
+    const nbl__linear_fused *j;
+    const nbl__linear_part *l;
     int64_t row; /* of the first row of the chunk */
     float *from, *to;
     bool add;
@@ -339,7 +340,7 @@ static nbl_status round_row(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_job job)
+static nbl_status each_row(nbl__linear_fused *j, int64_t rows, nbl__team_fn fn, row_job job)
 {
     if (j->dry) return NBL_OK;
     job.isa = nbl__isa(j->ctx);
@@ -347,30 +348,30 @@ static nbl_status each_row(nbl__layers *j, int64_t rows, nbl__team_fn fn, row_jo
 }
 
 /* factor∘dy of a chunk, and the part of dW that it makes. */
-static nbl_status scale_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
+static nbl_status scale_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int64_t rows)
 {
     for (int i = 0; i < j->count; i++) {
-        const nbl__layer *l = &j->layers[i];
+        const nbl__linear_part *l = &j->layers[i];
         bool train_w = wishes_of(j, l).w;
         if (l->factor == NULL || (!wanted(j, &j->dx) && !train_w)) continue;
         NBL_TRY(each_row(j, rows, scale_row, (row_job){.j = j, .l = l, .row = row, .to = w->scaled[i]}));
         if (!train_w) continue;
         nbl__term term;
         nbl__product product = dw_product(j, l, row, rows, w->scaled[i], &term);
-        NBL_TRY(nbl__layers_multiply(j, &product, 1));
+        NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
     }
     return NBL_OK;
 }
 
 /* dx of a chunk whose dy are scaled. A product's mask counts rows from the product's first, so in a chunk the
  * masked parts are summed apart, in f32, and the rest joins them. */
-static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t rows)
+static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int64_t rows)
 {
-    nbl__term terms[2 * NBL_LAYERS_MOST] = {0};
+    nbl__term terms[2 * NBL_LINEAR_FUSED_MAX] = {0};
     int count = 0;
     bool masked = false;
     for (int i = 0; i < j->count; i++) {
-        const nbl__layer *l = &j->layers[i];
+        const nbl__linear_part *l = &j->layers[i];
         terms[count++] = base_term(j, l, row, l->factor ? w->scaled[i] : NULL);
         if (l->rank == 0) continue;
         nbl__term term = adapter_term(j, l, row);
@@ -381,27 +382,27 @@ static nbl_status dx_chunk(nbl__layers *j, const wide *w, int64_t row, int64_t r
         nbl__product product = dx_product(j, row, rows, &term, 1);
         product.dtype = NBL_DTYPE_F32;
         product.c = w->part;
-        NBL_TRY(nbl__layers_multiply(j, &product, 1));
+        NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
         NBL_TRY(
             each_row(j, rows, mask_row,
                      (row_job){.j = j, .l = l, .row = row, .from = w->part, .to = w->sum, .add = masked}));
         masked = true;
     }
     nbl__product product = dx_product(j, row, rows, terms, count);
-    if (!masked) return nbl__layers_multiply(j, &product, 1);
+    if (!masked) return nbl__linear_fused_multiply(j, &product, 1);
     product.dtype = NBL_DTYPE_F32;
     product.c = w->sum;
     product.accumulate = true;
-    NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
     return each_row(j, rows, round_row, (row_job){.j = j, .row = row, .from = w->sum});
 }
 
 /* Σ dy·plain over a chunk. */
-static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wide *w, int64_t row,
+static nbl_status magnitude_chunk(nbl__linear_fused *j, const nbl__linear_part *l, const wide *w, int64_t row,
                                   int64_t rows)
 {
     nbl__term terms[3];
-    int count = nbl__layers_terms(j, l, row, terms);
+    int count = nbl__linear_fused_terms(j, l, row, terms);
     nbl__product product = {.m = rows,
                             .n = l->out,
                             .terms = terms,
@@ -409,18 +410,18 @@ static nbl_status magnitude_chunk(nbl__layers *j, const nbl__layer *l, const wid
                             .dtype = NBL_DTYPE_F32,
                             .c = w->plain,
                             .stride = l->out};
-    NBL_TRY(nbl__layers_multiply(j, &product, 1));
+    NBL_TRY(nbl__linear_fused_multiply(j, &product, 1));
     return column_sums(j, l, w->plain, row, rows);
 }
 
-static nbl_status dora_chunks(nbl__layers *j, const wide *w)
+static nbl_status dora_chunks(nbl__linear_fused *j, const wide *w)
 {
     for (int64_t row = 0; row < j->tokens; row += w->rows) {
         int64_t rows = nbl__min_i64(w->rows, j->tokens - row);
         NBL_TRY(scale_chunk(j, w, row, rows));
         if (wanted(j, &j->dx)) NBL_TRY(dx_chunk(j, w, row, rows));
     }
-    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         if (l->factor == NULL) continue;
         wishes want = wishes_of(j, l);
         if (want.b) finish_b(j, l);
@@ -435,7 +436,7 @@ static nbl_status dora_chunks(nbl__layers *j, const wide *w)
 /* ---- all of it ---- */
 
 /* No token: the gradients of parameters are zero. */
-static void clear(const nbl__layers *j, const nbl__linear *a)
+static void clear(const nbl__linear_fused *j, const nbl__linear *a)
 {
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
@@ -443,7 +444,7 @@ static void clear(const nbl__layers *j, const nbl__linear *a)
             memset(gradients[i]->data, 0, (size_t)nbl__tensor_elements(gradients[i]) * sizeof(float));
 }
 
-static nbl_status backward(nbl__layers *j)
+static nbl_status backward(nbl__linear_fused *j)
 {
     bool quantised = false;
     wide w = cut_pieces(j);
@@ -451,13 +452,13 @@ static nbl_status backward(nbl__layers *j)
         for (int i = 0; !j->dry && i < j->count; i++) clear(j, j->layers[i].a);
         return NBL_OK;
     }
-    NBL_TRY(nbl__layers_factors(j));
+    NBL_TRY(nbl__linear_fused_factors(j));
     for (int i = 0; i < j->count; i++) quantised |= wishes_of(j, &j->layers[i]).magnitude;
-    if (quantised) NBL_TRY(nbl__layers_quantise(j));
+    if (quantised) NBL_TRY(nbl__linear_fused_quantise(j));
     NBL_TRY(first_products(j));
     NBL_TRY(outer_products(j));
     if (has_dora(j)) NBL_TRY(dora_chunks(j, &w));
-    for (const nbl__layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (const nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         if (!wishes_of(j, l).bias) continue;
         NBL_TRY(column_sums(j, l, NULL, 0, j->tokens));
         put_sums(j, l, NULL, &l->a->dbias);
@@ -465,15 +466,15 @@ static nbl_status backward(nbl__layers *j)
     return NBL_OK;
 }
 
-size_t nbl__layers_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
+size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count)
 {
-    return nbl__layers_measure(ctx, members, count, true, backward);
+    return nbl__linear_fused_measure(ctx, members, count, true, backward);
 }
 
-nbl_status nbl__layers_backward_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
-                                    size_t scratch_bytes)
+nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *members, int count,
+                                          uint8_t *scratch, size_t scratch_bytes)
 {
-    nbl__layers j;
-    nbl__layers_open(&j, ctx, ctx, members, count, true, scratch, scratch_bytes);
+    nbl__linear_fused j;
+    nbl__linear_fused_open(&j, ctx, ctx, members, count, true, scratch, scratch_bytes);
     return backward(&j);
 }

@@ -76,13 +76,13 @@ static size_t scratch_of(const nbl_context *ctx, const nbl__mlp *a, bool backwar
     nbl__linear parts[NBL_MLP_PARTS];
     pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t most = largest(nbl__layers_scratch(ctx, parts, 2),
-                          nbl__layers_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+    size_t max = largest(nbl__linear_fused_scratch(ctx, parts, 2),
+                         nbl__linear_fused_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
     for (int i = 0; i < NBL_MLP_PARTS; i++)
-        if (p.norms[i]) most = largest(most, nbl__layer_norm_scratch(ctx, &parts[i]));
-    if (!backward) return p.used + most;
-    most = largest(most, nbl__layers_backward_scratch(ctx, parts, 2));
-    return p.used + largest(most, nbl__layers_backward_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
+        if (p.norms[i]) max = largest(max, nbl__dora_weight_norm_scratch(ctx, &parts[i]));
+    if (!backward) return p.used + max;
+    max = largest(max, nbl__linear_fused_backward_scratch(ctx, parts, 2));
+    return p.used + largest(max, nbl__linear_fused_backward_scratch(ctx, &parts[NBL_MLP_DOWN], 1));
 }
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
@@ -100,7 +100,8 @@ static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pie
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__mlp_chunk(a, 0, parts);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
-        if (p->norms[i]) NBL_TRY(nbl__layer_norm(call->ctx, &parts[i], p->norms[i], call->scratch + p->used));
+        if (p->norms[i])
+            NBL_TRY(nbl__dora_weight_norm(call->ctx, &parts[i], p->norms[i], call->scratch + p->used));
     return NBL_OK;
 }
 
@@ -165,9 +166,9 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
         parts_of(a, chunk, &p, p.g, parts);
         if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
         if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
-        NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_run(call->ctx, parts, 2, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
-        NBL_TRY(nbl__layers_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
     }
     return NBL_OK;
 }
@@ -189,13 +190,13 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
-        if (!a->keep) NBL_TRY(nbl__layers_run(call->ctx, parts, 2, rest, rest_bytes));
+        if (!a->keep) NBL_TRY(nbl__linear_fused_run(call->ctx, parts, 2, rest, rest_bytes));
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
-        NBL_TRY(nbl__layers_backward_run(call->ctx, &down, 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, &down, 1, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
-        NBL_TRY(nbl__layers_backward_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
-        NBL_TRY(nbl__layers_backward_run(call->ctx, parts, 2, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, &parts[NBL_MLP_DOWN], 1, rest, rest_bytes));
+        NBL_TRY(nbl__linear_fused_backward_run(call->ctx, parts, 2, rest, rest_bytes));
     }
     return NBL_OK;
 }

@@ -104,7 +104,7 @@ __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &
 
 __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
 {
-    __shared__ __align__(16) __nv_bfloat16 tile[NBL_EXPAND_MOST][A_LD];
+    __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * COLUMNS;
     const __nv_bfloat16 *u = static_cast<const __nv_bfloat16 *>(e.u),
@@ -120,9 +120,9 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
     for (int block = 0; block < BLOCKS_OF_ROWS; block++) {
         int64_t row = (static_cast<int64_t>(blockIdx.y) * BLOCKS_OF_ROWS + block) * ROWS + warp * 16 + g;
         if (row - g >= e.rows) break;
-        uint32_t rows[NBL_EXPAND_MOST / 16][4] = {}; /* u of these 16 rows */
+        uint32_t rows[NBL_MAX_EXPAND / 16][4] = {}; /* u of these 16 rows */
 #pragma unroll
-        for (int k = 0; k < NBL_EXPAND_MOST / 16; k++) {
+        for (int k = 0; k < NBL_MAX_EXPAND / 16; k++) {
             if (16 * k >= e.wide) break;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
             float sum[2][4] = {}, product[2][4] = {};
             int part = 0;
 #pragma unroll
-            for (int k = 0; k < NBL_EXPAND_MOST / 16; k++) {
+            for (int k = 0; k < NBL_MAX_EXPAND / 16; k++) {
                 if (16 * k >= e.wide) break;
                 uint32_t b[4];
                 uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(
@@ -161,10 +161,10 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
                 for (int half = 0; half < 2; half++) {
                     int64_t r = row + 8 * half;
                     if (r >= e.rows) continue;
-                    __nv_bfloat16 *place = to + r * e.columns + 8 * n;
+                    __nv_bfloat16 *target = to + r * e.columns + 8 * n;
                     __nv_bfloat162 two = __floats2bfloat162_rn(sum[n][2 * half], sum[n][2 * half + 1]);
-                    if (aligned) *reinterpret_cast<__nv_bfloat162 *>(place) = two;
-                    else place[0] = two.x, place[1] = two.y;
+                    if (aligned) *reinterpret_cast<__nv_bfloat162 *>(target) = two;
+                    else target[0] = two.x, target[1] = two.y;
                 }
             }
         }

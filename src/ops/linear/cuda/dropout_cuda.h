@@ -14,7 +14,7 @@ nbl_status nbl__cuda_drop_add(const nbl__call *call, uint64_t seed, float dropou
 
 /* to = Σ mask_i∘(u_i·a_i) / (1 - dropout) of bf16: u [rows, .] with u_ld, a [., columns], of which each part has its own
  * columns and rows, multiples of 16, 64 at most in all. columns is a multiple of 8; u and a are aligned to 16 bytes. */
-enum { NBL_EXPAND_MOST = 64 };
+enum { NBL_MAX_EXPAND = 64 };
 typedef struct nbl__expand_part {
     uint64_t seed;
     float dropout;

@@ -7,58 +7,58 @@
 
 static size_t linear_scratch(const nbl_context *ctx, const void *arguments)
 {
-    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), arguments, 1);
+    return nbl__cuda_linear_scratch(nbl__cuda_of(ctx), arguments, 1);
 }
 
 static size_t linear_backward_scratch(const nbl_context *ctx, const void *arguments)
 {
-    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), arguments, 1);
+    return nbl__cuda_linear_backward_scratch(nbl__cuda_of(ctx), arguments, 1);
 }
 
 static nbl_status run_linear(const nbl__call *call, const void *arguments)
 {
-    return nbl__cuda_layers_run(call, arguments, 1);
+    return nbl__cuda_linear_run(call, arguments, 1);
 }
 
 static nbl_status run_linear_backward(const nbl__call *call, const void *arguments)
 {
-    return nbl__cuda_layers_backward_run(call, arguments, 1);
+    return nbl__cuda_linear_backward_run(call, arguments, 1);
 }
 
 static size_t group_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_scratch(nbl__cuda_of(ctx), members, group->count);
+    return nbl__cuda_linear_scratch(nbl__cuda_of(ctx), members, group->count);
 }
 
 static size_t group_backward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_backward_scratch(nbl__cuda_of(ctx), members, group->count);
+    return nbl__cuda_linear_backward_scratch(nbl__cuda_of(ctx), members, group->count);
 }
 
 static nbl_status run_group(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     nbl__gemv_one one;
     if (call->around.before.op && nbl__cuda_norm_joins(call->around.before.op->name,
                                                        call->around.before.arguments, call->op, group, &one))
         return nbl__cuda_gemv_one(call->ctx, &one, call->cuda->stream);
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_run(call, members, group->count);
+    return nbl__cuda_linear_run(call, members, group->count);
 }
 
 static nbl_status run_group_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__linear_group *group = arguments;
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     nbl__linear_group_spread(group, members);
-    return nbl__cuda_layers_backward_run(call, members, group->count);
+    return nbl__cuda_linear_backward_run(call, members, group->count);
 }
 
 extern const nbl__impl nbl__linear_cuda, nbl__linear_backward_cuda;
@@ -73,7 +73,7 @@ const nbl__impl nbl__linear_group_backward_cuda = {"linear_group_backward_cuda",
 
 size_t nbl__cuda_kept(const nbl__impl *impl, const void *arguments)
 {
-    nbl__linear members[NBL_GROUP_MOST];
+    nbl__linear members[NBL_MAX_GROUP];
     if (impl == &nbl__linear_cuda) return nbl__cuda_fast_kept(arguments, 1);
     if (impl != &nbl__linear_group_cuda) return 0;
     const nbl__linear_group *group = arguments;

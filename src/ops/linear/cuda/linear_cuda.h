@@ -10,26 +10,26 @@
  *
  * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
  * f32 whatever the compute dtype. Gradients without memory are not computed. Scratch is measured as if every gradient were
- * wanted, and is enough for fewer tokens, too: NBL_CUDA_FEW or less go the general way, their adapters in f32. */
-#ifndef NBL_CUDA_LAYERS_H
-#define NBL_CUDA_LAYERS_H
+ * wanted, and is enough for fewer tokens, too: NBL_CUDA_SMALL_BATCH or less go the general way, their adapters in f32. */
+#ifndef NBL_LINEAR_CUDA_H
+#define NBL_LINEAR_CUDA_H
 
 #include "device/cuda/cuda.h"
 #include "ops/linear/linear.h"
 
-enum { NBL_CUDA_LAYERS_MOST = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_FEW = 16 };
+enum { NBL_CUDA_LINEAR_MAX = 4, NBL_CUDA_CHUNK = 4096, NBL_CUDA_SMALL_BATCH = 16 };
 
-size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
-nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count);
-size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
-nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count);
+size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
+nbl_status nbl__cuda_linear_run(const nbl__call *call, const nbl__linear *members, int count);
+size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count);
+nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, const nbl__linear *members, int count);
 
 /* ‖W + s·B·A‖ of a layer that has no norm. */
-nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, float *norm);
+nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm);
 
 /* One row through all of these layers in one launch: is that possible, and how? Without adapters, DoRA and the like. */
 struct nbl__gemv_one;
-bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
+bool nbl__cuda_linear_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
 /* layers_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
  * then. Both sides ask, with the arguments of both. */
 bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op, const void *layers,
@@ -49,25 +49,25 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
 
 /* ---- the general way, between its two files ---- */
 
-typedef struct nbl__cuda_layer {
+typedef struct nbl__cuda_linear_part {
     const nbl__linear *a;
     int64_t out, rank, wide; /* wide: the rank in multiples of 8 */
     bool by_codes;
-    bool few;                /* forward: so few rows that the packed weight multiplies as it is */
+    bool small;              /* forward: so few rows that the packed weight multiplies as it is */
     float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
     void *lora_a, *lora_b;   /* [wide, in], [out, wide] in the adapters' dtype, zero beyond the rank */
     double *bias_sums, *magnitude_sums; /* [out] */
-} nbl__cuda_layer;
+} nbl__cuda_linear_part;
 
 /* One call: what is to be done and all pieces of scratch. */
-typedef struct nbl__cuda_layers {
+typedef struct nbl__cuda_linears {
     const nbl__call *call;
     nbl_dtype dtype, product,
         adapter; /* of the computation, of the operands of base products and of the adapters' */
     nbl_tensor x, dx;
     int64_t tokens, in, rows; /* rows: of the largest chunk */
     int count;
-    nbl__cuda_layer layers[NBL_CUDA_LAYERS_MOST];
+    nbl__cuda_linear_part layers[NBL_CUDA_LINEAR_MAX];
     void *w, *w_half; /* [out, in]: one weight as it multiplies; f16 on its way to f32 */
     const void *held; /* the layer whose weight is in w */
     void *x_product, *x_adapter, *x_dropped; /* [rows, in] */
@@ -82,28 +82,29 @@ typedef struct nbl__cuda_layers {
     float *dx_sums, *dx_part;                /* [rows, in] */
     double *parts;                           /* of sums over tokens */
     size_t used;
-} nbl__cuda_layers;
+} nbl__cuda_linears;
 
 /* Lays out all pieces from `scratch` on; NULL measures. */
-void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl__linear *members, int count,
+void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch);
 /* The most that the general way takes for these arguments, or for them with few tokens. */
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward);
 /* Factors of DoRA, adapters in their dtype, int8's outlier columns (`codes`: when they will be used). */
-nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes);
-nbl_status nbl__cuda_layers_weight(nbl__cuda_layers *j, const nbl__cuda_layer *l, const void **w);
+nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes);
+nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w);
 /* Rows of x in a dtype of products: as they lie, or converted into `room`. */
-nbl_status nbl__cuda_layers_rows(const nbl__cuda_layers *j, const nbl_tensor *from, int64_t row, int64_t rows,
-                                 nbl_dtype dtype, const float *factor, void *room, const void **result);
+nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *from, int64_t row,
+                                 int64_t rows, nbl_dtype dtype, const float *factor, void *room,
+                                 const void **result);
 /* x as the layer's adapter sees it. */
-nbl_status nbl__cuda_layers_dropped(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row,
+nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result);
 /* t of a chunk, from what the adapter sees. */
-nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows,
+nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
                                   const void *x);
 /* The outputs of a chunk before factor and bias, f32, and in code_sums what 8 bits add to it. t must be there. */
-nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row, int64_t rows,
-                                  float *to);
+nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
+                                  int64_t rows, float *to);
 
 static inline void *nbl__cuda_row(const nbl_tensor *t, int64_t row)
 {

@@ -9,50 +9,51 @@
 #include "ops/gemm/cuda/gemm_sm90.h"
 
 /* All weights that need it, side by side. */
-static nbl_status decode(const nbl__fast *j)
+static nbl_status dequantize(const nbl__fast *j)
 {
     for (int i = 0; i < j->count; i++)
-        if (nbl__fast_packed(&j->layers[i].a->w)) NBL_TRY(nbl__fast_decode(j, &j->layers[i], j->layers[i].w));
+        if (nbl__fast_packed(&j->layers[i].a->w))
+            NBL_TRY(nbl__fast_dequantize(j, &j->layers[i], j->layers[i].w));
     return NBL_OK;
 }
 
 nbl_status nbl__fold_forward(const nbl__fast *j, bool *done)
 {
-    nbl__hopper y = {.dtype = NBL_DTYPE_BF16,
-                     .c_dtype = NBL_DTYPE_BF16,
-                     .m = j->tokens,
-                     .b_turned = true,
-                     .part_count = j->count};
+    nbl__gemm_sm90 y = {.dtype = NBL_DTYPE_BF16,
+                        .c_dtype = NBL_DTYPE_BF16,
+                        .m = j->tokens,
+                        .b_transposed = true,
+                        .part_count = j->count};
     for (int i = 0, next = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        y.parts[i] = (nbl__hopper_part){.c = l->a->y.data, .n = l->out, .count = l->wide > 0 ? 2 : 1};
-        y.sources[next++] = (nbl__hopper_source){.a = j->x.data, .b = l->w, .k = j->in};
+        const nbl__linear_train *l = &j->layers[i];
+        y.parts[i] = (nbl__gemm_sm90_part){.c = l->a->y.data, .n = l->out, .count = l->wide > 0 ? 2 : 1};
+        y.sources[next++] = (nbl__gemm_sm90_source){.a = j->x.data, .b = l->w, .k = j->in};
         if (l->wide > 0)
-            y.sources[next++] = (nbl__hopper_source){
+            y.sources[next++] = (nbl__gemm_sm90_source){
                 .a = nbl__fast_at(j->t, l->t_first), .lda = j->t_ld, .b = l->lora_b, .k = l->wide};
     }
-    *done = nbl__hopper_can(j->call->cuda, &y) == NULL;
+    *done = nbl__gemm_sm90_can(j->call->cuda, &y) == NULL;
     if (!*done) return NBL_OK;
-    NBL_TRY(decode(j));
-    return nbl__hopper_run(j->call, &y);
+    NBL_TRY(dequantize(j));
+    return nbl__gemm_sm90_run(j->call, &y);
 }
 
 nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done)
 {
-    nbl__hopper dx = {
+    nbl__gemm_sm90 dx = {
         .dtype = NBL_DTYPE_BF16, .c_dtype = NBL_DTYPE_BF16, .m = j->tokens, .n = j->in, .c = j->dx.data};
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        dx.sources[dx.count++] = (nbl__hopper_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
+        const nbl__linear_train *l = &j->layers[i];
+        dx.sources[dx.count++] = (nbl__gemm_sm90_source){.a = l->a->dy.data, .b = l->w, .k = l->out};
     }
     if (begun) dx.beta = 1;
     else if (j->wide > 0)
-        dx.sources[dx.count++] = (nbl__hopper_source){
+        dx.sources[dx.count++] = (nbl__gemm_sm90_source){
             .a = j->u, .lda = j->wide, .b = j->lora_a, .k = j->wide};
-    *done = nbl__hopper_can(j->call->cuda, &dx) == NULL;
+    *done = nbl__gemm_sm90_can(j->call->cuda, &dx) == NULL;
     if (!*done) return NBL_OK;
-    NBL_TRY(decode(j));
-    return nbl__hopper_run(j->call, &dx);
+    NBL_TRY(dequantize(j));
+    return nbl__gemm_sm90_run(j->call, &dx);
 }
 
 #endif

@@ -17,7 +17,7 @@ extern const nbl__impl nbl__dora_norm_cuda;
  * tokens: there an error of one of them is not evened out by the others'. */
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
-    return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_FEW ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
+    return dtype == NBL_DTYPE_BF16 && tokens > NBL_CUDA_SMALL_BATCH ? NBL_DTYPE_BF16 : NBL_DTYPE_F32;
 }
 
 /* What lies between the layers of mlp is f32: in f16 it may be out of range, so its products are f32 then. */
@@ -37,10 +37,10 @@ static void *cut(nbl__cut *c, bool needed, int64_t elements, nbl_dtype dtype)
     return needed ? nbl__cut_bytes(c, (size_t)elements * nbl__size_of(dtype)) : NULL;
 }
 
-static void open_layer(nbl__cuda_layers *j, nbl__cut *c, nbl__cuda_layer *l, const nbl__linear *a,
+static void open_layer(nbl__cuda_linears *j, nbl__cut *c, nbl__cuda_linear_part *l, const nbl__linear *a,
                        bool backward)
 {
-    *l = (nbl__cuda_layer){
+    *l = (nbl__cuda_linear_part){
         .a = a, .out = a->w.shape[0], .rank = nbl__linear_rank(a), .by_codes = nbl__linear_by_codes(a)};
     l->wide = (l->rank + 7) / 8 * 8;
     l->factor = cut(c, nbl__given(&a->magnitude), l->out, NBL_DTYPE_F32);
@@ -51,27 +51,27 @@ static void open_layer(nbl__cuda_layers *j, nbl__cut *c, nbl__cuda_layer *l, con
     l->magnitude_sums = cut(c, backward && nbl__given(&a->magnitude), 2 * l->out, NBL_DTYPE_F32);
 }
 
-void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl__linear *members, int count,
+void nbl__cuda_linear_open(nbl__cuda_linears *j, const nbl__call *call, const nbl__linear *members, int count,
                            bool backward, uint8_t *scratch)
 {
     enum { STAND_IN = 64 }; /* measuring: pieces that exist have an address */
     nbl__cut c = {scratch ? scratch : (uint8_t *)(uintptr_t)STAND_IN, 0};
-    *j = (nbl__cuda_layers){
+    *j = (nbl__cuda_linears){
         .call = call, .dtype = members->dtype, .x = members->x, .dx = members->dx, .count = count};
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     j->rows = nbl__min_i64(j->tokens, NBL_CUDA_CHUNK);
     j->product = product_dtype(members, backward);
     j->adapter = adapter_dtype(j->dtype, j->tokens);
-    int64_t widest = 0, rank = 0, decoded = 0;
+    int64_t widest = 0, rank = 0, dequantized = 0;
     bool codes = false, dora = false, drops = false, trained = false, adapted = false;
     for (int i = 0; i < count; i++) {
-        nbl__cuda_layer *l = &j->layers[i];
+        nbl__cuda_linear_part *l = &j->layers[i];
         const nbl__linear *a = &members[i];
         open_layer(j, &c, l, a, backward);
         widest = nbl__max_i64(widest, l->out);
         rank = nbl__max_i64(rank, l->wide);
-        if (!lies_ready(&a->w, j->dtype, j->product)) decoded = nbl__max_i64(decoded, l->out * j->in);
+        if (!lies_ready(&a->w, j->dtype, j->product)) dequantized = nbl__max_i64(dequantized, l->out * j->in);
         codes |= l->by_codes && (!backward || l->factor);
         dora |= l->factor != NULL;
         adapted |= l->rank > 0;
@@ -80,8 +80,8 @@ void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl
     }
     int64_t x = j->rows * j->in, y = j->rows * widest;
     bool outputs = !backward || dora, wide_y = backward || members->y.dtype != NBL_DTYPE_F32;
-    j->w = cut(&c, decoded > 0, decoded, j->product);
-    j->w_half = cut(&c, decoded > 0 && j->product != j->dtype, decoded, j->dtype);
+    j->w = cut(&c, dequantized > 0, dequantized, j->product);
+    j->w_half = cut(&c, dequantized > 0 && j->product != j->dtype, dequantized, j->dtype);
     j->x_product = cut(&c, outputs && j->x.dtype != j->product, x, j->product);
     j->x_adapter = cut(&c, ((adapted && !drops) || trained) && j->x.dtype != j->adapter, x, j->adapter);
     j->x_dropped = cut(&c, drops, x, j->adapter);
@@ -106,7 +106,7 @@ void nbl__cuda_layers_open(nbl__cuda_layers *j, const nbl__call *call, const nbl
 
 /* ---- before the products ---- */
 
-nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, float *norm)
+nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *a, float *norm)
 {
     nbl__dora_norm arguments = {.dtype = a->dtype,
                                 .w = a->w,
@@ -117,18 +117,18 @@ nbl_status nbl__cuda_layer_norm(const nbl__call *call, const nbl__linear *a, flo
     return nbl__dora_norm_cuda.run(call, &arguments);
 }
 
-nbl_status nbl__cuda_layers_prepare(nbl__cuda_layers *j, bool codes)
+nbl_status nbl__cuda_linear_prepare(nbl__cuda_linears *j, bool codes)
 {
-    nbl__move moves[2 * NBL_CUDA_LAYERS_MOST];
+    nbl__move moves[2 * NBL_CUDA_LINEAR_MAX];
     int count = 0;
-    for (nbl__cuda_layer *l = j->layers; l < j->layers + j->count; l++) {
+    for (nbl__cuda_linear_part *l = j->layers; l < j->layers + j->count; l++) {
         const nbl__linear *a = l->a;
         if (l->factor) {
             const float *norm = nbl__given(&a->norm) ? a->norm.data : l->inverse;
-            if (!nbl__given(&a->norm)) NBL_TRY(nbl__cuda_layer_norm(j->call, a, l->inverse));
+            if (!nbl__given(&a->norm)) NBL_TRY(nbl__cuda_dora_weight_norm(j->call, a, l->inverse));
             NBL_TRY(nbl__cuda_factors(j->call, l->out, &a->magnitude, norm, l->factor, l->inverse));
         }
-        if (l->rank == 0 || l->few) continue;
+        if (l->rank == 0 || l->small) continue;
         moves[count++] = (nbl__move){.from = a->lora_a.data,
                                      .from_dtype = a->lora_a.dtype,
                                      .to_dtype = j->adapter,
@@ -178,7 +178,7 @@ static nbl_status convert(const nbl__call *call, int64_t rows, int64_t columns, 
     return nbl__cuda_move(call, &move, 1);
 }
 
-nbl_status nbl__cuda_layers_weight(nbl__cuda_layers *j, const nbl__cuda_layer *l, const void **w)
+nbl_status nbl__cuda_linear_weight(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, const void **w)
 {
     const nbl_weight *from = &l->a->w;
     *w = from->data;
@@ -194,8 +194,9 @@ nbl_status nbl__cuda_layers_weight(nbl__cuda_layers *j, const nbl__cuda_layer *l
     return convert(j->call, l->out, j->in, first, j->dtype, j->dtype, NULL, j->w, j->product);
 }
 
-nbl_status nbl__cuda_layers_rows(const nbl__cuda_layers *j, const nbl_tensor *from, int64_t row, int64_t rows,
-                                 nbl_dtype dtype, const float *factor, void *room, const void **result)
+nbl_status nbl__cuda_linear_rows(const nbl__cuda_linears *j, const nbl_tensor *from, int64_t row,
+                                 int64_t rows, nbl_dtype dtype, const float *factor, void *room,
+                                 const void **result)
 {
     *result = nbl__cuda_row(from, row);
     if (from->dtype == dtype && factor == NULL) return NBL_OK;
@@ -204,17 +205,17 @@ nbl_status nbl__cuda_layers_rows(const nbl__cuda_layers *j, const nbl_tensor *fr
     return convert(j->call, rows, nbl__last(from), data, from->dtype, from->dtype, factor, room, dtype);
 }
 
-nbl_status nbl__cuda_layers_dropped(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row,
+nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
                                     int64_t rows, const void **result)
 {
     if (l->a->dropout == 0)
-        return nbl__cuda_layers_rows(j, &j->x, row, rows, j->adapter, NULL, j->x_adapter, result);
+        return nbl__cuda_linear_rows(j, &j->x, row, rows, j->adapter, NULL, j->x_adapter, result);
     *result = j->x_dropped;
     return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, l->a->first_row + row, rows, j->in,
                           nbl__cuda_row(&j->x, row), j->x.dtype, j->x_dropped, j->adapter);
 }
 
-nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows,
+nbl_status nbl__cuda_linear_inner(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
                                   const void *x)
 {
     return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
@@ -224,22 +225,22 @@ nbl_status nbl__cuda_layers_inner(const nbl__cuda_layers *j, const nbl__cuda_lay
                                                 .k = j->in,
                                                 .a = x,
                                                 .b = l->lora_a,
-                                                .b_turned = true,
+                                                .b_transposed = true,
                                                 .c = j->t,
                                                 .alpha = l->a->scale});
 }
 
-static bool is_for_dense_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
+static bool is_for_dense_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     return j->tokens == 1 && nbl__cuda_gemv_dense_takes(&l->a->w, j->dtype, j->x.data);
 }
 
 /* Few rows times a packed weight, or one times a dense one: its product, then the adapter onto it. Masks go the general
  * way, and so does training (`decoded`): there no bit may depend on whether a weight is kept packed. */
-static bool is_for_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
+static bool is_for_gemv(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     nbl_format format = l->a->w.format;
-    return !l->a->decoded && j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype &&
+    return !l->a->dequantized && j->tokens <= NBL__CUDA_GEMV_ROWS && j->product == j->dtype &&
            j->x.dtype == j->dtype && !l->by_codes && (l->rank == 0 || l->a->dropout == 0) &&
            l->a->y.dtype == j->dtype && nbl__given(&l->a->y) &&
            (format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4 || format == NBL_FORMAT_INT8 ||
@@ -247,7 +248,8 @@ static bool is_for_gemv(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
 }
 
 /* to += t·Bᵀ */
-static nbl_status add_adapter(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t rows, float *to)
+static nbl_status add_adapter(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t rows,
+                              float *to)
 {
     if (l->rank == 0) return NBL_OK;
     return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
@@ -257,41 +259,41 @@ static nbl_status add_adapter(const nbl__cuda_layers *j, const nbl__cuda_layer *
                                                 .k = l->wide,
                                                 .a = j->t,
                                                 .b = l->lora_b,
-                                                .b_turned = true,
+                                                .b_transposed = true,
                                                 .c = to,
                                                 .alpha = 1,
                                                 .beta = 1});
 }
 
-nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row, int64_t rows,
-                                  float *to)
+nbl_status nbl__cuda_linear_plain(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
+                                  int64_t rows, float *to)
 {
     const void *w, *x;
     if (l->by_codes) {
         NBL_TRY(nbl__cuda_quantise_rows(j->call, rows, j->in, nbl__cuda_row(&j->x, row), j->x.dtype,
                                         l->a->threshold, j->outlier, j->codes, j->scales, j->kept,
                                         j->product));
-        bool few = rows <= NBL_FEW_ROWS;
-        if (few)
-            NBL_TRY(nbl__cuda_few_codes(j->call, &(nbl__few_codes){.rows = rows,
-                                                                   .in = j->in,
-                                                                   .out = l->out,
-                                                                   .codes = j->codes,
-                                                                   .kept = j->kept,
-                                                                   .kept_dtype = j->product,
-                                                                   .dtype = j->dtype,
-                                                                   .outlier = j->outlier,
-                                                                   .w = l->a->w.data,
-                                                                   .w_scales = l->a->w.scales,
-                                                                   .sums = to,
-                                                                   .code_sums = j->code_sums}));
+        bool small = rows <= NBL_LORA_DECODE_ROWS;
+        if (small)
+            NBL_TRY(nbl__cuda_int8_small_batch(j->call, &(nbl__int8_small_batch){.rows = rows,
+                                                                                 .in = j->in,
+                                                                                 .out = l->out,
+                                                                                 .codes = j->codes,
+                                                                                 .kept = j->kept,
+                                                                                 .kept_dtype = j->product,
+                                                                                 .dtype = j->dtype,
+                                                                                 .outlier = j->outlier,
+                                                                                 .w = l->a->w.data,
+                                                                                 .w_scales = l->a->w.scales,
+                                                                                 .sums = to,
+                                                                                 .code_sums = j->code_sums}));
         else NBL_TRY(nbl__cuda_gemm_i8(j->call, rows, l->out, j->in, j->codes, l->a->w.data, j->code_sums));
-        if (few) return add_adapter(j, l, rows, to);
+        if (small) return add_adapter(j, l, rows, to);
         x = j->kept;
     } else {
-        NBL_TRY(nbl__cuda_layers_rows(j, &j->x, row, rows, j->product, NULL, j->x_product, &x));
+        NBL_TRY(nbl__cuda_linear_rows(j, &j->x, row, rows, j->product, NULL, j->x_product, &x));
     }
-    NBL_TRY(nbl__cuda_layers_weight(j, l, &w));
+    NBL_TRY(nbl__cuda_linear_weight(j, l, &w));
     NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->product,
                                                  .c_dtype = NBL_DTYPE_F32,
                                                  .m = rows,
@@ -299,7 +301,7 @@ nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l,
                                                  .k = j->in,
                                                  .a = x,
                                                  .b = w,
-                                                 .b_turned = true,
+                                                 .b_transposed = true,
                                                  .c = to,
                                                  .alpha = 1}));
     return add_adapter(j, l, rows, to);
@@ -307,8 +309,8 @@ nbl_status nbl__cuda_layers_plain(nbl__cuda_layers *j, const nbl__cuda_layer *l,
 
 /* ---- forward ---- */
 
-static nbl_status finish(const nbl__cuda_layers *j, const nbl__cuda_layer *l, int64_t row, int64_t rows,
-                         const float *sums)
+static nbl_status finish(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l, int64_t row,
+                         int64_t rows, const float *sums)
 {
     const nbl__linear *a = l->a;
     nbl__finish f = {.rows = rows,
@@ -325,20 +327,20 @@ static nbl_status finish(const nbl__cuda_layers *j, const nbl__cuda_layer *l, in
 }
 
 /* Nothing but a bias comes after the product. */
-static bool is_plain(const nbl__cuda_layer *l)
+static bool is_plain(const nbl__cuda_linear_part *l)
 {
     return l->rank == 0 && !l->factor;
 }
 
 /* All layers in one launch, where one row of x meets 4-bit weights of shapes that models have. */
-static nbl_status products_at_once(nbl__cuda_layers *j, bool *done)
+static nbl_status products_at_once(nbl__cuda_linears *j, bool *done)
 {
     nbl__gemv_one one = {.dtype = j->dtype, .x = j->x.data, .count = j->count, .act = -1};
     *done = false;
-    if (j->tokens != 1 || j->count > NBL_GEMV_ONE_MOST) return NBL_OK;
+    if (j->tokens != 1 || j->count > NBL_MAX_GEMV_ONE) return NBL_OK;
     for (int i = 0; i < j->count; i++) {
-        const nbl__cuda_layer *l = &j->layers[i];
-        if (!l->few) return NBL_OK;
+        const nbl__cuda_linear_part *l = &j->layers[i];
+        if (!l->small) return NBL_OK;
         one.parts[i] = (nbl__gemv_part){.weight = &l->a->w, .y = l->a->y.data};
         if (is_plain(l)) one.parts[i].bias = l->a->bias;
     }
@@ -348,7 +350,7 @@ static nbl_status products_at_once(nbl__cuda_layers *j, bool *done)
 }
 
 /* `multiplied`: products_at_once has been here. */
-static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l, bool multiplied)
+static nbl_status forward_small_batch(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
     const nbl__linear *a = l->a;
     void *stream = j->call->cuda->stream;
@@ -360,34 +362,34 @@ static nbl_status forward_few(nbl__cuda_layers *j, const nbl__cuda_layer *l, boo
     else if (!multiplied)
         NBL_TRY(nbl__cuda_gemv(j->call->ctx, &a->w, j->dtype, j->tokens, j->x.data, a->y.data, stream));
     if (is_plain(l) && (!has_bias || dense || multiplied)) return NBL_OK;
-    nbl__few few = {.rows = j->tokens,
-                    .in = j->in,
-                    .out = l->out,
-                    .rank = l->rank,
-                    .dtype = j->dtype,
-                    .x = j->x.data,
-                    .lora_a = a->lora_a,
-                    .lora_b = a->lora_b,
-                    .scale = a->scale,
-                    .t = j->t,
-                    .factor = l->factor,
-                    .bias = a->bias,
-                    .y = a->y.data};
-    return nbl__cuda_few(j->call, &few);
+    nbl__lora_decode small = {.rows = j->tokens,
+                              .in = j->in,
+                              .out = l->out,
+                              .rank = l->rank,
+                              .dtype = j->dtype,
+                              .x = j->x.data,
+                              .lora_a = a->lora_a,
+                              .lora_b = a->lora_b,
+                              .scale = a->scale,
+                              .t = j->t,
+                              .factor = l->factor,
+                              .bias = a->bias,
+                              .y = a->y.data};
+    return nbl__cuda_lora_decode(j->call, &small);
 }
 
-static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l, bool multiplied)
+static nbl_status forward_layer(nbl__cuda_linears *j, const nbl__cuda_linear_part *l, bool multiplied)
 {
-    if (l->few) return forward_few(j, l, multiplied);
+    if (l->small) return forward_small_batch(j, l, multiplied);
     for (int64_t row = 0; row < j->tokens; row += j->rows) {
         int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
         const void *x;
         if (l->rank > 0) {
-            NBL_TRY(nbl__cuda_layers_dropped(j, l, row, rows, &x));
-            NBL_TRY(nbl__cuda_layers_inner(j, l, rows, x));
+            NBL_TRY(nbl__cuda_linear_dropped(j, l, row, rows, &x));
+            NBL_TRY(nbl__cuda_linear_inner(j, l, rows, x));
         }
         float *sums = l->a->y.dtype == NBL_DTYPE_F32 ? nbl__cuda_row(&l->a->y, row) : j->sums;
-        NBL_TRY(nbl__cuda_layers_plain(j, l, row, rows, sums));
+        NBL_TRY(nbl__cuda_linear_plain(j, l, row, rows, sums));
         NBL_TRY(finish(j, l, row, rows, sums));
     }
     return NBL_OK;
@@ -395,24 +397,24 @@ static nbl_status forward_layer(nbl__cuda_layers *j, const nbl__cuda_layer *l, b
 
 size_t nbl__cuda_general_scratch(const nbl__linear *members, int count, bool backward)
 {
-    nbl__cuda_layers j;
-    nbl__linear few[NBL_CUDA_LAYERS_MOST];
-    size_t most = 0;
+    nbl__cuda_linears j;
+    nbl__linear small[NBL_CUDA_LINEAR_MAX];
+    size_t max = 0;
     bool fast = nbl__cuda_fast_takes(members, count, backward);
     if (!fast) {
-        nbl__cuda_layers_open(&j, NULL, members, count, backward, NULL);
-        most = j.used;
+        nbl__cuda_linear_open(&j, NULL, members, count, backward, NULL);
+        max = j.used;
     }
-    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_FEW) return most;
-    for (int i = 0; i < count; i++) few[i] = members[i];
-    few->x.rank = 2;
-    few->x.shape[0] = NBL_CUDA_FEW;
-    few->x.shape[1] = members->w.shape[1];
-    nbl__cuda_layers_open(&j, NULL, few, count, backward, NULL);
-    return j.used > most ? j.used : most;
+    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH) return max;
+    for (int i = 0; i < count; i++) small[i] = members[i];
+    small->x.rank = 2;
+    small->x.shape[0] = NBL_CUDA_SMALL_BATCH;
+    small->x.shape[1] = members->w.shape[1];
+    nbl__cuda_linear_open(&j, NULL, small, count, backward, NULL);
+    return j.used > max ? j.used : max;
 }
 
-size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+size_t nbl__cuda_linear_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     size_t general = nbl__cuda_general_scratch(members, count, false);
     if (!nbl__cuda_fast_takes(members, count, false)) return general;
@@ -420,16 +422,16 @@ size_t nbl__cuda_layers_scratch(const nbl__cuda *cuda, const nbl__linear *member
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_layers_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_linear_run(const nbl__call *call, const nbl__linear *members, int count)
 {
-    nbl__cuda_layers j;
+    nbl__cuda_linears j;
     if (nbl__cuda_fast_takes(members, count, false)) return nbl__cuda_fast_run(call, members, count);
-    nbl__cuda_layers_open(&j, call, members, count, false, call->scratch);
+    nbl__cuda_linear_open(&j, call, members, count, false, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
     if (j.tokens == 0) return NBL_OK;
-    for (int i = 0; i < count; i++) j.layers[i].few = is_for_gemv(&j, &j.layers[i]);
-    NBL_TRY(nbl__cuda_layers_prepare(&j, true));
+    for (int i = 0; i < count; i++) j.layers[i].small = is_for_gemv(&j, &j.layers[i]);
+    NBL_TRY(nbl__cuda_linear_prepare(&j, true));
     bool multiplied;
     NBL_TRY(products_at_once(&j, &multiplied));
     for (int i = 0; i < count; i++) NBL_TRY(forward_layer(&j, &j.layers[i], multiplied));

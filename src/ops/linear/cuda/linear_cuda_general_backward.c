@@ -19,14 +19,14 @@ static bool wanted(const nbl_tensor *gradient)
 
 /* One layer and chunk. */
 typedef struct part {
-    const nbl__cuda_layer *l;
+    const nbl__cuda_linear_part *l;
     int64_t row, rows;
     const void *dy, *dy_adapter; /* factor∘dy as base products and as adapters multiply it */
 } part;
 
 /* c += aᵀ·b over the tokens of the chunk, f32, the first of all chunks as the caller accumulates. */
-static nbl_status over_tokens(const nbl__cuda_layers *j, const part *p, const void *a, int64_t m, int64_t lda,
-                              const void *b, int64_t n, int64_t ldb, float *c)
+static nbl_status over_tokens(const nbl__cuda_linears *j, const part *p, const void *a, int64_t m,
+                              int64_t lda, const void *b, int64_t n, int64_t ldb, float *c)
 {
     return nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->adapter,
                                                 .c_dtype = NBL_DTYPE_F32,
@@ -35,7 +35,7 @@ static nbl_status over_tokens(const nbl__cuda_layers *j, const part *p, const vo
                                                 .k = p->rows,
                                                 .a = a,
                                                 .lda = lda,
-                                                .a_turned = true,
+                                                .a_transposed = true,
                                                 .b = b,
                                                 .ldb = ldb,
                                                 .c = c,
@@ -43,14 +43,14 @@ static nbl_status over_tokens(const nbl__cuda_layers *j, const part *p, const vo
                                                 .beta = p->row > 0 || p->l->a->accumulate ? 1 : 0});
 }
 
-static nbl_status adapter_gradients(nbl__cuda_layers *j, const part *p)
+static nbl_status adapter_gradients(nbl__cuda_linears *j, const part *p)
 {
-    const nbl__cuda_layer *l = p->l;
+    const nbl__cuda_linear_part *l = p->l;
     const nbl__linear *a = l->a;
     bool inner = wanted(&a->dlora_b) || wanted(&a->dmagnitude);
     const void *x;
-    if (inner || wanted(&a->dlora_a)) NBL_TRY(nbl__cuda_layers_dropped(j, l, p->row, p->rows, &x));
-    if (inner) NBL_TRY(nbl__cuda_layers_inner(j, l, p->rows, x));
+    if (inner || wanted(&a->dlora_a)) NBL_TRY(nbl__cuda_linear_dropped(j, l, p->row, p->rows, &x));
+    if (inner) NBL_TRY(nbl__cuda_linear_inner(j, l, p->rows, x));
     if (wanted(&a->dlora_b))
         NBL_TRY(over_tokens(j, p, p->dy_adapter, l->out, l->out, j->t, l->rank, l->wide, a->dlora_b.data));
     if (!wanted(&a->dlora_a) && !wanted(&j->dx)) return NBL_OK;
@@ -68,11 +68,11 @@ static nbl_status adapter_gradients(nbl__cuda_layers *j, const part *p)
 }
 
 /* The layer's part of dx, into or onto the sum. */
-static nbl_status dx_part(nbl__cuda_layers *j, const part *p, bool first, float *sums)
+static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float *sums)
 {
-    const nbl__cuda_layer *l = p->l;
+    const nbl__cuda_linear_part *l = p->l;
     const void *w;
-    NBL_TRY(nbl__cuda_layers_weight(j, l, &w));
+    NBL_TRY(nbl__cuda_linear_weight(j, l, &w));
     NBL_TRY(nbl__cuda_gemm(j->call, &(nbl__gemm){.dtype = j->product,
                                                  .c_dtype = NBL_DTYPE_F32,
                                                  .m = p->rows,
@@ -101,9 +101,9 @@ static nbl_status dx_part(nbl__cuda_layers *j, const part *p, bool first, float 
 }
 
 /* Σ dy and Σ dy·(output before factor and bias) of the chunk. */
-static nbl_status sums_over_tokens(nbl__cuda_layers *j, const part *p)
+static nbl_status sums_over_tokens(nbl__cuda_linears *j, const part *p)
 {
-    const nbl__cuda_layer *l = p->l;
+    const nbl__cuda_linear_part *l = p->l;
     const nbl__linear *a = l->a;
     const void *dy = nbl__cuda_row(&a->dy, p->row);
     bool first = p->row == 0;
@@ -111,7 +111,7 @@ static nbl_status sums_over_tokens(nbl__cuda_layers *j, const part *p)
         NBL_TRY(
             nbl__cuda_sums(j->call, p->rows, l->out, dy, a->dy.dtype, NULL, first, j->parts, l->bias_sums));
     if (!wanted(&a->dmagnitude)) return NBL_OK;
-    NBL_TRY(nbl__cuda_layers_plain(j, l, p->row, p->rows, j->sums));
+    NBL_TRY(nbl__cuda_linear_plain(j, l, p->row, p->rows, j->sums));
     if (l->by_codes)
         NBL_TRY(nbl__cuda_finish(j->call, &(nbl__finish){.rows = p->rows,
                                                          .columns = l->out,
@@ -125,19 +125,19 @@ static nbl_status sums_over_tokens(nbl__cuda_layers *j, const part *p)
                           l->magnitude_sums);
 }
 
-static nbl_status layer_chunk(nbl__cuda_layers *j, part *p, bool first, float *dx)
+static nbl_status layer_chunk(nbl__cuda_linears *j, part *p, bool first, float *dx)
 {
-    const nbl__cuda_layer *l = p->l;
+    const nbl__cuda_linear_part *l = p->l;
     const nbl__linear *a = l->a;
-    NBL_TRY(nbl__cuda_layers_rows(j, &a->dy, p->row, p->rows, j->product, l->factor, j->dy_product, &p->dy));
+    NBL_TRY(nbl__cuda_linear_rows(j, &a->dy, p->row, p->rows, j->product, l->factor, j->dy_product, &p->dy));
     p->dy_adapter = p->dy;
     bool trains_w = wanted(&a->dw);
     if (j->adapter != j->product && (l->rank > 0 || trains_w))
-        NBL_TRY(nbl__cuda_layers_rows(j, &a->dy, p->row, p->rows, j->adapter, l->factor, j->dy_adapter,
+        NBL_TRY(nbl__cuda_linear_rows(j, &a->dy, p->row, p->rows, j->adapter, l->factor, j->dy_adapter,
                                       &p->dy_adapter));
     if (trains_w) {
         const void *x;
-        NBL_TRY(nbl__cuda_layers_rows(j, &j->x, p->row, p->rows, j->adapter, NULL, j->x_adapter, &x));
+        NBL_TRY(nbl__cuda_linear_rows(j, &j->x, p->row, p->rows, j->adapter, NULL, j->x_adapter, &x));
         NBL_TRY(over_tokens(j, p, p->dy_adapter, l->out, l->out, x, j->in, j->in, a->dw.data));
     }
     if (l->rank > 0) NBL_TRY(adapter_gradients(j, p));
@@ -145,7 +145,7 @@ static nbl_status layer_chunk(nbl__cuda_layers *j, part *p, bool first, float *d
     return dx ? dx_part(j, p, first, dx) : NBL_OK;
 }
 
-static nbl_status chunk(nbl__cuda_layers *j, int64_t row)
+static nbl_status chunk(nbl__cuda_linears *j, int64_t row)
 {
     int64_t rows = nbl__min_i64(j->rows, j->tokens - row);
     float *dx = !wanted(&j->dx) ? NULL : j->dx_sums ? j->dx_sums : nbl__cuda_row(&j->dx, row);
@@ -158,7 +158,7 @@ static nbl_status chunk(nbl__cuda_layers *j, int64_t row)
 }
 
 /* No token: the gradients of parameters are zero. */
-static nbl_status clear(const nbl__cuda_layers *j, const nbl__linear *a)
+static nbl_status clear(const nbl__cuda_linears *j, const nbl__linear *a)
 {
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};
     for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++)
@@ -168,7 +168,7 @@ static nbl_status clear(const nbl__cuda_layers *j, const nbl__linear *a)
     return NBL_OK;
 }
 
-static nbl_status put_sums(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
+static nbl_status put_sums(const nbl__cuda_linears *j, const nbl__cuda_linear_part *l)
 {
     const nbl__linear *a = l->a;
     if (wanted(&a->dbias))
@@ -178,7 +178,7 @@ static nbl_status put_sums(const nbl__cuda_layers *j, const nbl__cuda_layer *l)
                               a->dmagnitude.data);
 }
 
-size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
+size_t nbl__cuda_linear_backward_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count)
 {
     size_t general = nbl__cuda_general_scratch(members, count, true);
     if (!nbl__cuda_fast_takes(members, count, true)) return general;
@@ -186,11 +186,11 @@ size_t nbl__cuda_layers_backward_scratch(const nbl__cuda *cuda, const nbl__linea
     return fast > general ? fast : general;
 }
 
-nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linear *members, int count)
+nbl_status nbl__cuda_linear_backward_run(const nbl__call *call, const nbl__linear *members, int count)
 {
-    nbl__cuda_layers j;
+    nbl__cuda_linears j;
     if (nbl__cuda_fast_takes(members, count, true)) return nbl__cuda_fast_backward_run(call, members, count);
-    nbl__cuda_layers_open(&j, call, members, count, true, call->scratch);
+    nbl__cuda_linear_open(&j, call, members, count, true, call->scratch);
     NBL_CHECK(call->ctx, j.used <= call->scratch_bytes, NBL_ERROR_INTERNAL,
               "%s: scratch of %zu bytes; %zu are needed", call->op, call->scratch_bytes, j.used);
     if (j.tokens == 0) {
@@ -199,7 +199,7 @@ nbl_status nbl__cuda_layers_backward_run(const nbl__call *call, const nbl__linea
     }
     bool outputs = false;
     for (int i = 0; i < count; i++) outputs |= wanted(&members[i].dmagnitude);
-    NBL_TRY(nbl__cuda_layers_prepare(&j, outputs));
+    NBL_TRY(nbl__cuda_linear_prepare(&j, outputs));
     for (int64_t row = 0; row < j.tokens; row += j.rows) NBL_TRY(chunk(&j, row));
     for (int i = 0; i < count; i++) NBL_TRY(put_sums(&j, &j.layers[i]));
     return NBL_OK;

@@ -7,10 +7,10 @@
 #include "ops/linear/linear_group.h"
 #include "ops/linear/mlp.h"
 
-bool nbl__cuda_layers_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
+bool nbl__cuda_linear_at_once(const nbl__linear *members, int count, nbl__gemv_one *one)
 {
     *one = (nbl__gemv_one){.dtype = members->dtype, .x = members->x.data, .count = count, .act = -1};
-    if (members->decoded || count > NBL_GEMV_ONE_MOST || nbl__tensor_rows(&members->x) != 1 ||
+    if (members->dequantized || count > NBL_MAX_GEMV_ONE || nbl__tensor_rows(&members->x) != 1 ||
         members->x.dtype != members->dtype)
         return false;
     for (int i = 0; i < count; i++) {
@@ -29,9 +29,9 @@ bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op,
     if (strcmp(norm_op, "rmsnorm") != 0) return false;
     if (strcmp(op, "linear_group") == 0) {
         const nbl__linear_group *group = layers;
-        nbl__linear members[NBL_GROUP_MOST];
+        nbl__linear members[NBL_MAX_GROUP];
         nbl__linear_group_spread(group, members);
-        if (!nbl__cuda_layers_at_once(members, group->count, one)) return false;
+        if (!nbl__cuda_linear_at_once(members, group->count, one)) return false;
         for (int i = 0; i < group->count; i++) one->parts[i].weight = &group->members[i].w;
     } else if (strcmp(op, "mlp") != 0 || !nbl__cuda_mlp_at_once(layers, one)) {
         return false;

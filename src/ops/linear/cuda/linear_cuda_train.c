@@ -32,20 +32,20 @@ static int64_t columns_of(const nbl__linear *a, bool backward)
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward)
 {
     int64_t in = members->w.shape[1], wide = 0;
-    bool few = false; /* results of adapters: what the kernels of biases and masks take */
+    bool small = false; /* results of adapters: what the kernels of biases and masks take */
     if (members->dtype != NBL_DTYPE_BF16 || members->x.dtype != NBL_DTYPE_BF16) return false;
-    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_FEW || in == 0 || in % 8 != 0) return false;
+    if (nbl__tensor_rows(&members->x) <= NBL_CUDA_SMALL_BATCH || in == 0 || in % 8 != 0) return false;
     for (int i = 0; i < count; i++) {
         const nbl__linear *a = &members[i];
         if (a->w.shape[0] == 0 || a->w.shape[0] % 8 != 0 || nbl__given(&a->magnitude)) return false;
         if (!backward && nbl__linear_by_codes(a)) return false;
         if (!nbl__fast_packed(&a->w) && a->w.dtype != NBL_DTYPE_BF16) return false;
         if ((backward ? a->dy.dtype : a->y.dtype) != NBL_DTYPE_BF16) return false;
-        few |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
+        small |= (!backward && nbl__given(&a->bias)) || (backward && a->dropout > 0);
         wide += columns_of(a, backward);
     }
     if (backward && members->dx.dtype != NBL_DTYPE_BF16) return false;
-    return !few || wide <= NBL_SKINNY_MOST;
+    return !small || wide <= NBL_TALL_SKINNY_MAX;
 }
 
 size_t nbl__cuda_fast_kept(const nbl__linear *members, int count)
@@ -67,44 +67,45 @@ static size_t larger(size_t a, size_t b)
 }
 
 /* What a sweep over matrices of so many columns needs, if there can be one. */
-static size_t for_sweep(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns, int count)
+static size_t for_lowrank(const nbl__cuda *cuda, int64_t rows, int64_t wide, const int64_t *columns,
+                          int count)
 {
-    nbl__sweep s = {.rows = rows, .wide = wide, .count = count};
+    nbl__gemm_lowrank s = {.rows = rows, .wide = wide, .count = count};
     for (int i = 0; i < count; i++) s.parts[i].columns = columns[i];
     bool taken = cuda->major == 9 && (wide == 16 || wide == 32 || wide == 48);
-    return taken ? nbl__sweep_scratch(cuda, &s) : 0;
+    return taken ? nbl__gemm_lowrank_scratch(cuda, &s) : 0;
 }
 
 /* Backward: t, then what sweeps, gradients of A and sums over tokens need. */
-static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t most)
+static void cut_backward(nbl__fast *j, const nbl__cuda *cuda, nbl__cut *c, int64_t max)
 {
     bool bias = false;
     int adapted = 0;
-    int64_t outs[NBL_CUDA_LAYERS_MOST], wide = 0;
-    size_t shares = for_sweep(cuda, j->tokens, j->wide, &j->in, 1);
+    int64_t outs[NBL_CUDA_LINEAR_MAX], wide = 0;
+    size_t shares = for_lowrank(cuda, j->tokens, j->wide, &j->in, 1);
     j->t = cut(c, j->wide > 0, j->tokens * j->wide);
     j->over_x = j->count == 1 && j->in > j->outs;
     for (int i = 0; i < j->count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
-        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &l->out, 1));
-        shares = larger(shares, for_sweep(cuda, j->tokens, l->wide, &j->in, 1));
+        nbl__linear_train *l = &j->layers[i];
+        shares = larger(shares, for_lowrank(cuda, j->tokens, l->wide, &l->out, 1));
+        shares = larger(shares, for_lowrank(cuda, j->tokens, l->wide, &j->in, 1));
         if (l->wide > 0) outs[adapted++] = l->out, wide = l->wide;
         l->sums = nbl__given(&l->a->bias) ? nbl__cut_bytes(c, (size_t)l->out * sizeof *l->sums) : NULL;
         bias |= l->sums != NULL;
     }
-    shares = larger(shares, for_sweep(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
+    shares = larger(shares, for_lowrank(cuda, j->tokens, wide, outs, adapted)); /* if they are as wide all */
     j->shares = nbl__cut_bytes(c, shares);
     if (j->count > 1 && j->wide > 0 && !j->drops) NBL_CUT(c, j->da, j->wide * j->in);
-    if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, most));
+    if (bias) NBL_CUT(c, j->parts, nbl__cuda_sums_parts(j->tokens, max));
 }
 
 /* t is what forward leaves for backward, if there is room for that; else scratch. */
-static void place_t(nbl__fast *j, bool backward)
+static void assign_t(nbl__fast *j, bool backward)
 {
     void *kept = j->call ? j->call->around.kept : NULL;
     j->t_ld = 0;
     for (int i = 0; i < j->count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
+        nbl__linear_train *l = &j->layers[i];
         l->t_first = j->t_ld;
         j->t_ld += kept ? columns_of(l->a, false) : l->wide;
     }
@@ -122,30 +123,30 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     j->tokens = nbl__tensor_rows(&j->x);
     j->in = members->w.shape[1];
     bool any_packed = false;
-    int64_t most = 0, decoded = 0, decoded_all = 0;
+    int64_t max = 0, dequantized = 0, dequantized_all = 0;
     for (int i = 0; i < count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
-        *l = (nbl__fast_layer){
+        nbl__linear_train *l = &j->layers[i];
+        *l = (nbl__linear_train){
             .a = &members[i], .out = members[i].w.shape[0], .rank = nbl__linear_rank(&members[i])};
         l->wide = columns_of(l->a, backward);
         l->first = j->wide;
         j->wide += l->wide;
         j->outs += l->out;
         j->drops |= l->rank > 0 && l->a->dropout > 0;
-        most = nbl__max_i64(most, l->out);
+        max = nbl__max_i64(max, l->out);
         if (nbl__fast_packed(&l->a->w))
-            decoded = nbl__max_i64(decoded, l->out), decoded_all += l->out, any_packed = true;
+            dequantized = nbl__max_i64(dequantized, l->out), dequantized_all += l->out, any_packed = true;
     }
     j->folds = cuda->major == 9 && (j->wide > 0 || (backward && count > 1));
     for (int i = 0; i < count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
+        nbl__linear_train *l = &j->layers[i];
         l->lora_b = cut(&c, l->wide > 0, l->wide * l->out);
     }
     j->lora_a = cut(&c, j->wide > 0, j->wide * j->in);
-    j->w = cut(&c, any_packed, (j->folds ? decoded_all : decoded) * j->in);
+    j->w = cut(&c, any_packed, (j->folds ? dequantized_all : dequantized) * j->in);
     int64_t row = 0;
     for (int i = 0; i < count; i++) {
-        nbl__fast_layer *l = &j->layers[i];
+        nbl__linear_train *l = &j->layers[i];
         bool packed = nbl__fast_packed(&l->a->w);
         l->w = packed ? nbl__fast_at(j->w, row * j->in) : (void *)(uintptr_t)l->a->w.data;
         if (packed && j->folds) row += l->out;
@@ -153,8 +154,8 @@ static void open_job(nbl__fast *j, const nbl__cuda *cuda, const nbl__call *call,
     void **joined = backward ? &j->u : &j->t;
     *joined = cut(&c, j->wide > 0, j->tokens * j->wide);
     j->dropped = cut(&c, j->drops, j->tokens * j->in);
-    if (backward) cut_backward(j, cuda, &c, most);
-    place_t(j, backward);
+    if (backward) cut_backward(j, cuda, &c, max);
+    assign_t(j, backward);
     j->used = c.used;
 }
 
@@ -177,7 +178,7 @@ nbl_status nbl__fast_open(nbl__fast *j, const nbl__call *call, const nbl__linear
 /* ---- steps ---- */
 
 /* B and, forward, the bias behind it, in bf16: [out, wide], or turned. Returns how many moves that takes. */
-static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, void *to, int64_t ld,
+static int moves_of_b(const nbl__linear_train *l, bool transposed, bool with_bias, void *to, int64_t ld,
                       nbl__move moves[2])
 {
     const nbl__linear *a = l->a;
@@ -188,10 +189,10 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
                    .rows = l->out,
                    .columns = l->rank,
                    .from_ld = l->rank,
-                   .turned = turned,
+                   .transposed = transposed,
                    .to = to,
-                   .to_rows = turned ? columns : l->out,
-                   .to_columns = turned ? l->out : columns,
+                   .to_rows = transposed ? columns : l->out,
+                   .to_columns = transposed ? l->out : columns,
                    .to_ld = ld};
     moves[0] = moves[1] = b;
     if (!with_bias) return 1;
@@ -200,17 +201,17 @@ static int moves_of_b(const nbl__fast_layer *l, bool turned, bool with_bias, voi
     bias->from_dtype = a->bias.dtype;
     bias->columns = bias->from_ld = 1;
     bias->split = true;
-    bias->to = nbl__fast_at(to, turned ? l->rank * ld : l->rank);
-    *(turned ? &bias->to_rows : &bias->to_columns) = l->wide - l->rank;
+    bias->to = nbl__fast_at(to, transposed ? l->rank * ld : l->rank);
+    *(transposed ? &bias->to_rows : &bias->to_columns) = l->wide - l->rank;
     return 2;
 }
 
 nbl_status nbl__fast_pack(const nbl__fast *j, bool backward)
 {
-    nbl__move moves[3 * NBL_CUDA_LAYERS_MOST];
+    nbl__move moves[3 * NBL_CUDA_LINEAR_MAX];
     int count = 0;
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         if (l->wide == 0) continue;
         moves[count++] = (nbl__move){.from = a->lora_a.data,
@@ -236,7 +237,7 @@ nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g)
     return nbl__cuda_gemm(j->call, &g);
 }
 
-nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x)
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const void **x)
 {
     *x = j->x.data;
     if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
@@ -256,7 +257,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
                       .to = nbl__fast_at(j->t, j->layers[first].t_first),
                       .to_ld = j->t_ld};
     for (int i = first; i < end; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         int64_t at = l->first - column;
         for (int64_t r = at / 8; r < (at + l->wide) / 8; r++) p.scales[r] = l->a->scale;
         if (with_bias && nbl__given(&l->a->bias)) p.ones |= (uint64_t)3 << (at + l->rank);
@@ -265,7 +266,7 @@ static nbl_status project(const nbl__fast *j, int first, int end, bool with_bias
     return nbl__cuda_project(j->call, &p);
 }
 
-nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x)
+nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x)
 {
     if (l->wide == 0) return NBL_OK;
     if (with_bias && nbl__given(&l->a->bias)) {
@@ -279,7 +280,7 @@ nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool 
                                           .k = j->in,
                                           .a = x,
                                           .b = nbl__fast_at(j->lora_a, l->first * j->in),
-                                          .b_turned = true,
+                                          .b_transposed = true,
                                           .c = nbl__fast_at(j->t, l->t_first),
                                           .ldc = j->t_ld});
 }
@@ -293,19 +294,19 @@ nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias)
     }
     if (!j->drops && bias) return project(j, 0, j->count, with_bias, j->x.data);
     if (!j->drops && same) {
-        nbl__fast_layer all = j->layers[0];
+        nbl__linear_train all = j->layers[0];
         all.wide = j->wide;
-        return nbl__fast_layer_t(j, &all, false, j->x.data);
+        return nbl__linear_train_t(j, &all, false, j->x.data);
     }
     for (int i = 0; i < j->count; i++) {
         const void *x;
         NBL_TRY(nbl__fast_see(j, &j->layers[i], &x));
-        NBL_TRY(nbl__fast_layer_t(j, &j->layers[i], with_bias, x));
+        NBL_TRY(nbl__linear_train_t(j, &j->layers[i], with_bias, x));
     }
     return NBL_OK;
 }
 
-nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to)
+nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, void *to)
 {
     return nbl__cuda_dequantize(j->call->ctx, &l->a->w, 0, l->out, NBL_DTYPE_BF16, 0, to,
                                 j->call->cuda->stream);
@@ -313,9 +314,9 @@ nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *
 
 /* ---- forward ---- */
 
-static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
+static nbl_status forward_before(const nbl__fast *j, const nbl__linear_train *l)
 {
-    if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+    if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_dequantize(j, l, l->w));
     if (l->wide > 0)
         NBL_TRY(nbl__fast_multiply(j, 1,
                                    (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -325,7 +326,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                                .a = nbl__fast_at(j->t, l->t_first),
                                                .lda = j->t_ld,
                                                .b = l->lora_b,
-                                               .b_turned = true,
+                                               .b_transposed = true,
                                                .c = l->a->y.data}));
     return nbl__fast_multiply(j, 1,
                               (nbl__gemm){.c_dtype = NBL_DTYPE_BF16,
@@ -334,7 +335,7 @@ static nbl_status forward_before(const nbl__fast *j, const nbl__fast_layer *l)
                                           .k = j->in,
                                           .a = j->x.data,
                                           .b = l->w,
-                                          .b_turned = true,
+                                          .b_transposed = true,
                                           .c = l->a->y.data,
                                           .beta = l->wide > 0 ? 1 : 0});
 }

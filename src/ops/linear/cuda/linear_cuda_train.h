@@ -1,11 +1,11 @@
 /* linear_cuda_train.h - between layers_fast.c and layers_fast_backward.c, the fast way of linear layers. See there. */
-#ifndef NBL_CUDA_LAYERS_FAST_H
-#define NBL_CUDA_LAYERS_FAST_H
+#ifndef NBL_LINEAR_CUDA_TRAIN_H
+#define NBL_LINEAR_CUDA_TRAIN_H
 
 #include "ops/gemm/cuda/cublaslt.h"
 #include "ops/linear/cuda/linear_cuda.h"
 
-typedef struct nbl__fast_layer {
+typedef struct nbl__linear_train {
     const nbl__linear *a;
     int64_t out, rank;
     int64_t wide,
@@ -14,7 +14,7 @@ typedef struct nbl__fast_layer {
     void *lora_b;    /* forward: [out, wide]; backward: [wide, out] */
     void *w;         /* decoded, or where it lies; folded */
     double *sums;    /* [out]; backward with a bias */
-} nbl__fast_layer;
+} nbl__linear_train;
 
 typedef struct nbl__fast {
     const nbl__call *call;
@@ -23,7 +23,7 @@ typedef struct nbl__fast {
     int count;
     bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
-    nbl__fast_layer layers[NBL_CUDA_LAYERS_MOST];
+    nbl__linear_train layers[NBL_CUDA_LINEAR_MAX];
     void *lora_a; /* [wide, in] */
     void *w;      /* decoded: one weight, or, folded, all of them */
     void *t, *u;  /* [tokens, t_ld] and [tokens, wide] */
@@ -44,11 +44,11 @@ nbl_status nbl__fast_pack(const nbl__fast *j, bool backward);
 /* t of all layers. */
 nbl_status nbl__fast_make_t(const nbl__fast *j, bool with_bias);
 /* t of one layer from `x`, which is what its adapter sees. */
-nbl_status nbl__fast_layer_t(const nbl__fast *j, const nbl__fast_layer *l, bool with_bias, const void *x);
+nbl_status nbl__linear_train_t(const nbl__fast *j, const nbl__linear_train *l, bool with_bias, const void *x);
 /* What a layer's adapter sees: x, or, in `dropped`, what its mask leaves of it. */
-nbl_status nbl__fast_see(const nbl__fast *j, const nbl__fast_layer *l, const void **x);
+nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const void **x);
 /* The weight in bf16, [out, in]. */
-nbl_status nbl__fast_decode(const nbl__fast *j, const nbl__fast_layer *l, void *to);
+nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, void *to);
 /* c = alpha·a·b + beta·c of bf16. */
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 

@@ -33,7 +33,7 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
                                           .k = j->tokens,
                                           .a = a,
                                           .lda = lda,
-                                          .a_turned = true,
+                                          .a_transposed = true,
                                           .b = b,
                                           .ldb = ldb,
                                           .c = c,
@@ -41,7 +41,7 @@ static nbl_status over_tokens(const nbl__fast *j, const void *a, int64_t m, int6
 }
 
 /* u of a layer by itself. */
-static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
+static nbl_status make_u(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
     if (l->wide == 0) return NBL_OK;
@@ -52,12 +52,12 @@ static nbl_status make_u(const nbl__fast *j, const nbl__fast_layer *l)
                                           .k = l->out,
                                           .a = a->dy.data,
                                           .b = l->lora_b,
-                                          .b_turned = true,
+                                          .b_transposed = true,
                                           .c = nbl__fast_at(j->u, l->first),
                                           .ldc = j->wide});
 }
 
-static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
+static nbl_status make_db(const nbl__fast *j, const nbl__linear_train *l)
 {
     const nbl__linear *a = l->a;
     return over_tokens(j, a->dy.data, l->out, l->out, nbl__fast_at(j->t, l->t_first), l->rank, j->t_ld,
@@ -65,42 +65,42 @@ static nbl_status make_db(const nbl__fast *j, const nbl__fast_layer *l)
 }
 
 /* u and dB of layers [first, end) in one pass over every dy; t is there. */
-static nbl_status sweep_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
+static nbl_status lowrank_dy(const nbl__fast *j, int first, int end, const wishes *want, bool *done)
 {
-    nbl__sweep s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
+    nbl__gemm_lowrank s = {.rows = j->tokens, .to = j->u, .to_ld = j->wide, .v = j->t, .v_ld = j->t_ld};
     *done = false;
     for (int i = first; i < end; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         if (l->wide == 0) continue;
         if (s.wide == 0) s.wide = l->wide;
         if (l->wide != s.wide || !wanted(&a->dlora_b) || (!want->dx && !wanted(&a->dlora_a))) return NBL_OK;
-        s.gradients[s.gradient_count++] = (nbl__sweep_gradient){
+        s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){
             .part = s.count, .rank = l->rank, .to = a->dlora_b.data, .accumulate = a->accumulate};
-        s.parts[s.count++] = (nbl__sweep_part){.z = a->dy.data,
-                                               .columns = l->out,
-                                               .a = l->lora_b,
-                                               .scale = a->scale,
-                                               .first = l->first,
-                                               .v_first = l->t_first};
+        s.parts[s.count++] = (nbl__gemm_lowrank_part){.z = a->dy.data,
+                                                      .columns = l->out,
+                                                      .a = l->lora_b,
+                                                      .scale = a->scale,
+                                                      .first = l->first,
+                                                      .v_first = l->t_first};
     }
-    *done = nbl__sweep_can(j->call->cuda, &s);
-    return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
+    *done = nbl__gemm_lowrank_can(j->call->cuda, &s);
+    return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
 static nbl_status over_dy(const nbl__fast *j, int first, int end, const wishes *want)
 {
     bool done;
-    NBL_TRY(sweep_dy(j, first, end, want, &done));
+    NBL_TRY(lowrank_dy(j, first, end, want, &done));
     for (int i = first; i < end && !done; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         if (want->dx || wanted(&l->a->dlora_a)) NBL_TRY(make_u(j, l));
         if (l->wide > 0 && wanted(&l->a->dlora_b)) NBL_TRY(make_db(j, l));
     }
     return NBL_OK;
 }
 
-static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const void *x)
+static nbl_status make_da(const nbl__fast *j, const nbl__linear_train *l, const void *x)
 {
     const nbl__linear *a = l->a;
     return over_tokens(j, nbl__fast_at(j->u, l->first), l->rank, j->wide, x, j->in, j->in, a->dlora_a.data,
@@ -109,59 +109,59 @@ static nbl_status make_da(const nbl__fast *j, const nbl__fast_layer *l, const vo
 
 /* dA of layers [first, end) from `x`, which is what their adapters see, in one pass over it; `with_t`: t of the only layer,
  * too. u is there. */
-static nbl_status sweep_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
+static nbl_status lowrank_x(const nbl__fast *j, int first, int end, const void *x, bool with_t, bool *done)
 {
-    const nbl__fast_layer *f = &j->layers[first];
-    nbl__sweep s = {.rows = j->tokens,
-                    .count = 1,
-                    .parts = {{.z = x,
-                               .columns = j->in,
-                               .a = nbl__fast_at(j->lora_a, f->first * j->in),
-                               .scale = f->a->scale,
-                               .first = f->first,
-                               .v_first = f->first}},
-                    .to = with_t ? j->t : NULL,
-                    .to_ld = j->t_ld,
-                    .v = j->u,
-                    .v_ld = j->wide};
+    const nbl__linear_train *f = &j->layers[first];
+    nbl__gemm_lowrank s = {.rows = j->tokens,
+                           .count = 1,
+                           .parts = {{.z = x,
+                                      .columns = j->in,
+                                      .a = nbl__fast_at(j->lora_a, f->first * j->in),
+                                      .scale = f->a->scale,
+                                      .first = f->first,
+                                      .v_first = f->first}},
+                           .to = with_t ? j->t : NULL,
+                           .to_ld = j->t_ld,
+                           .v = j->u,
+                           .v_ld = j->wide};
     for (int i = first; i < end; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         s.wide += l->wide;
         if (l->wide > 0 && wanted(&l->a->dlora_a))
-            s.gradients[s.gradient_count++] = (nbl__sweep_gradient){.first = l->first - f->first,
-                                                                    .rank = l->rank,
-                                                                    .to = l->a->dlora_a.data,
-                                                                    .turned = true,
-                                                                    .accumulate = l->a->accumulate};
+            s.gradients[s.gradient_count++] = (nbl__gemm_lowrank_gradient){.first = l->first - f->first,
+                                                                           .rank = l->rank,
+                                                                           .to = l->a->dlora_a.data,
+                                                                           .transposed = true,
+                                                                           .accumulate = l->a->accumulate};
     }
-    *done = nbl__sweep_can(j->call->cuda, &s);
-    return *done ? nbl__sweep_run(j->call, &s, j->shares) : NBL_OK;
+    *done = nbl__gemm_lowrank_can(j->call->cuda, &s);
+    return *done ? nbl__gemm_lowrank_run(j->call, &s, j->shares) : NBL_OK;
 }
 
 /* t, dA and dB of the only layer; u is there. */
 static nbl_status over_x(const nbl__fast *j, const wishes *want, const void *x)
 {
-    const nbl__fast_layer *l = &j->layers[0];
+    const nbl__linear_train *l = &j->layers[0];
     bool done = false;
     if (l->wide == 0) return NBL_OK;
-    if (want->a) NBL_TRY(sweep_x(j, 0, 1, x, want->b, &done));
+    if (want->a) NBL_TRY(lowrank_x(j, 0, 1, x, want->b, &done));
     if (want->a && !done) NBL_TRY(make_da(j, l, x));
     if (!want->b) return NBL_OK;
-    if (!done) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+    if (!done) NBL_TRY(nbl__linear_train_t(j, l, false, x));
     return make_db(j, l);
 }
 
 /* dA of all layers from x; each has its own place. */
 static nbl_status gradients_of_a(const nbl__fast *j)
 {
-    nbl__scatter_part parts[NBL_CUDA_LAYERS_MOST];
+    nbl__scatter_part parts[NBL_CUDA_LINEAR_MAX];
     int count = 0;
     bool done;
-    NBL_TRY(sweep_x(j, 0, j->count, j->x.data, false, &done));
+    NBL_TRY(lowrank_x(j, 0, j->count, j->x.data, false, &done));
     if (done) return NBL_OK;
     if (j->count == 1) return make_da(j, &j->layers[0], j->x.data);
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         if (l->wide == 0 || !wanted(&l->a->dlora_a)) continue;
         parts[count++] = (nbl__scatter_part){l->a->dlora_a.data, l->first, l->rank, l->a->accumulate};
     }
@@ -173,7 +173,7 @@ static nbl_status gradients_of_a(const nbl__fast *j)
 static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
 {
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         const nbl__linear *a = l->a;
         const void *x;
         NBL_TRY(nbl__fast_see(j, l, &x));
@@ -181,11 +181,11 @@ static nbl_status gradients_of_dropped(const nbl__fast *j, const wishes *want)
             if (want->dx || want->a) NBL_TRY(make_u(j, l));
             return over_x(j, want, x);
         }
-        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__fast_layer_t(j, l, false, x));
+        if (wanted(&a->dlora_b) && !j->has_t) NBL_TRY(nbl__linear_train_t(j, l, false, x));
         NBL_TRY(over_dy(j, i, i + 1, want));
         if (l->rank == 0 || !wanted(&a->dlora_a)) continue;
         bool done;
-        NBL_TRY(sweep_x(j, i, i + 1, x, false, &done));
+        NBL_TRY(lowrank_x(j, i, i + 1, x, false, &done));
         if (!done) NBL_TRY(make_da(j, l, x));
     }
     return NBL_OK;
@@ -214,7 +214,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
                      .wide = (int)j->wide,
                      .first_row = j->layers[0].a->first_row};
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
+        const nbl__linear_train *l = &j->layers[i];
         if (l->wide > 0)
             e.parts[e.part_count++] = (nbl__expand_part){l->a->seed, l->a->dropout, (int)l->first,
                                                          (int)l->wide};
@@ -235,8 +235,8 @@ static nbl_status make_dx(const nbl__fast *j)
     }
     g.beta = j->wide > 0 ? 1 : 0;
     for (int i = 0; i < j->count; i++) {
-        const nbl__fast_layer *l = &j->layers[i];
-        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_decode(j, l, l->w));
+        const nbl__linear_train *l = &j->layers[i];
+        if (nbl__fast_packed(&l->a->w)) NBL_TRY(nbl__fast_dequantize(j, l, l->w));
         g.k = l->out, g.a = l->a->dy.data, g.lda = 0, g.b = l->w;
         NBL_TRY(nbl__fast_multiply(j, 1, g));
         g.beta = 1;
@@ -254,7 +254,7 @@ nbl_status nbl__cuda_fast_backward_run(const nbl__call *call, const nbl__linear 
     NBL_TRY(adapter_gradients(&j, &want));
     if (want.dx) NBL_TRY(make_dx(&j));
     for (int i = 0; i < count; i++) {
-        const nbl__fast_layer *l = &j.layers[i];
+        const nbl__linear_train *l = &j.layers[i];
         const nbl__linear *a = l->a;
         if (wanted(&a->dw))
             NBL_TRY(

@@ -30,8 +30,8 @@ __device__ inline float rounded(float value, nbl_dtype dtype)
 /* ---- moves ---- */
 
 struct move_list {
-    nbl__move moves[NBL_MOVES_MOST];
-    bool by_eight[NBL_MOVES_MOST];
+    nbl__move moves[NBL_MAX_MOVES];
+    bool by_eight[NBL_MAX_MOVES];
 };
 
 template <typename T> __device__ inline uint32_t two_of(float low, float high)
@@ -44,7 +44,7 @@ template <typename T> __device__ inline uint32_t two_of(float low, float high)
 
 __device__ inline float moved(const nbl__move &m, int64_t r, int64_t c)
 {
-    int64_t row = m.turned ? c : r, column = m.turned ? r : c;
+    int64_t row = m.transposed ? c : r, column = m.transposed ? r : c;
     bool rest = m.split && column == 1;
     if (rest) column = 0;
     if (row >= m.rows || column >= m.columns) return 0;
@@ -69,11 +69,11 @@ __device__ inline uint4 eight_of(const nbl__move &m, uint32_t r, uint32_t c)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-__global__ void move_all(early, const __grid_constant__ move_list list)
+__global__ void move_all(dependent, const __grid_constant__ move_list list)
 {
     const nbl__move &m = list.moves[blockIdx.y];
-    wait_for_others();
-    others_may_begin();
+    wait_for_previous_kernel();
+    allow_dependent_launch();
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS,
             i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     if (!list.by_eight[blockIdx.y]) {
@@ -179,7 +179,7 @@ __global__ void mark_outliers(int64_t rows, int64_t columns, const void *x, nbl_
 __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float limit, const uint8_t *outlier,
                          int8_t *codes, float *scales, void *kept, nbl_dtype kept_dtype)
 {
-    __shared__ float most[THREADS / 32];
+    __shared__ float max[THREADS / 32];
     int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
     float largest = 0;
     for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
@@ -187,9 +187,9 @@ __global__ void quantise(int64_t columns, const void *x, nbl_dtype dtype, float 
         if (magnitude < limit && magnitude > largest) largest = magnitude;
     }
     largest = warp_max(largest);
-    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = largest;
+    if (threadIdx.x % 32 == 0) max[threadIdx.x / 32] = largest;
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) largest = fmaxf(largest, most[i]);
+    for (int i = 0; i < THREADS / 32; i++) largest = fmaxf(largest, max[i]);
     if (threadIdx.x == 0) scales[blockIdx.x] = largest;
     float factor = 127 / largest;
     for (int64_t c = threadIdx.x; c < columns; c += THREADS) {
@@ -239,7 +239,7 @@ float limit_of(float threshold)
 extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count)
 {
     move_list list = {};
-    int64_t most = 0;
+    int64_t max = 0;
     int used = 0;
     for (int i = 0; i < count; i++) {
         const nbl__move *m = &moves[i];
@@ -247,15 +247,15 @@ extern "C" nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *mov
         if (n == 0) continue;
         bool by_eight = m->from_dtype == NBL_DTYPE_F32 && m->via != NBL_DTYPE_F16 &&
                         m->via != NBL_DTYPE_BF16 && m->factor == NULL && m->scale == 0 && !m->split &&
-                        !m->turned && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
+                        !m->transposed && m->to_dtype != NBL_DTYPE_F32 && m->to_columns % 8 == 0 &&
                         m->to_ld % 8 == 0 && is_aligned(m->to, 16) && n < INT32_MAX;
         list.by_eight[used] = by_eight;
         list.moves[used++] = *m;
         if (by_eight) n /= 8;
-        most = n > most ? n : most;
+        max = n > max ? n : max;
     }
     if (used == 0) return NBL_OK;
-    launch_early(move_all, dim3(blocks_for(most), static_cast<unsigned>(used)), THREADS, 0, 1,
+    launch_dependent(move_all, dim3(blocks_for(max), static_cast<unsigned>(used)), THREADS, 0, 1,
                  stream_of(call), list);
     return launched(call);
 }

@@ -2,8 +2,8 @@
  *
  * Matrices are row-major; an `ld` is the distance of rows in elements. All pointers are the device's. Each call is one or
  * two launches, bound by memory, with sums in a fixed order. */
-#ifndef NBL_CUDA_PIECES_H
-#define NBL_CUDA_PIECES_H
+#ifndef NBL_CUDA_LINEAR_HELPERS_H
+#define NBL_CUDA_LINEAR_HELPERS_H
 
 #include "device/cuda/cuda.h"
 
@@ -12,14 +12,14 @@ typedef struct nbl__move {
     const void *from;
     nbl_dtype from_dtype, via, to_dtype; /* `via`: rounded to that in between */
     int64_t rows, columns, from_ld;
-    bool turned; /* to[c, r] = from[r, c] */
+    bool transposed; /* to[c, r] = from[r, c] */
     void *to;
     int64_t to_rows, to_columns, to_ld; /* the rest of [to_rows, to_columns] becomes 0 */
     const float *factor;                /* [columns], multiplied in before the last rounding; NULL: none */
     float scale;                        /* likewise; 0: 1 */
     bool split; /* one column is read twice: to[., 0] is its value, to[., 1] what rounding took from that */
 } nbl__move;
-enum { NBL_MOVES_MOST = 12 };
+enum { NBL_MAX_MOVES = 12 };
 nbl_status nbl__cuda_move(const nbl__call *call, const nbl__move *moves, int count); /* one launch */
 
 /* What an output is made of: y = factor∘(sums + codes·row_scales·column_scales/127²) + bias. */

@@ -1,13 +1,13 @@
-/* lora_decode.h - linear layers over a few rows of x, as decoding a token has them, beside gemv.h: the adapter in two launches,
+/* lora_dequantize.h - linear layers over a few rows of x, as decoding a token has them, beside gemv.h: the adapter in two launches,
  * straight as it is stored, and int8 with outlier columns. All pointers are the device's; sums are f32 in a fixed order. */
-#ifndef NBL_CUDA_FEW_H
-#define NBL_CUDA_FEW_H
+#ifndef NBL_CUDA_LORA_DECODE_H
+#define NBL_CUDA_LORA_DECODE_H
 
 #include "device/cuda/cuda.h"
 
-enum { NBL_FEW_ROWS = 8 };
+enum { NBL_LORA_DECODE_ROWS = 8 };
 
-typedef struct nbl__few {
+typedef struct nbl__lora_decode {
     int64_t rows, in, out, rank; /* rank 0: no adapter */
     nbl_dtype dtype;             /* of x and y */
     const void *x;
@@ -17,11 +17,11 @@ typedef struct nbl__few {
     const float *factor; /* [out]; NULL: 1 */
     nbl_tensor bias;     /* may be absent */
     void *y;             /* [rows, out]: x·Wᵀ, and then factor∘(that + s·(x·Aᵀ)·Bᵀ) + bias */
-} nbl__few;
-nbl_status nbl__cuda_few(const nbl__call *call, const nbl__few *f);
+} nbl__lora_decode;
+nbl_status nbl__cuda_lora_decode(const nbl__call *call, const nbl__lora_decode *f);
 
 /* LLM.int8 over a few rows, in one pass over the weight: the products of the codes, and of what stays as it is. */
-typedef struct nbl__few_codes {
+typedef struct nbl__int8_small_batch {
     int64_t rows, in, out;
     const int8_t *codes;         /* [rows, in], 0 in columns that stay */
     const void *kept;            /* [rows, in], 0 in all others */
@@ -31,7 +31,7 @@ typedef struct nbl__few_codes {
     const float *w_scales;       /* [out] */
     float *sums;                 /* [rows, out] */
     int32_t *code_sums;          /* [rows, out] */
-} nbl__few_codes;
-nbl_status nbl__cuda_few_codes(const nbl__call *call, const nbl__few_codes *f);
+} nbl__int8_small_batch;
+nbl_status nbl__cuda_int8_small_batch(const nbl__call *call, const nbl__int8_small_batch *f);
 
 #endif

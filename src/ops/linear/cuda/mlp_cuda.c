@@ -28,9 +28,10 @@ typedef struct pieces {
     size_t used;
 } pieces;
 
-static bool has_few_rows(const nbl__mlp *a)
+static bool is_small_batch(const nbl__mlp *a)
 {
-    return nbl__tensor_rows(&a->gate.x) <= NBL_FEW_ROWS && a->gate.dtype == NBL_DTYPE_BF16 && !a->keep;
+    return nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS && a->gate.dtype == NBL_DTYPE_BF16 &&
+           !a->keep;
 }
 
 static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
@@ -38,7 +39,7 @@ static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
     const nbl__linear *parts[NBL_MLP_PARTS] = {&a->gate, &a->up, &a->down};
     int64_t values = nbl__min_i64(NBL_MLP_CHUNK, nbl__tensor_rows(&a->gate.x)) * a->gate.w.shape[0];
     nbl__cut cut = {base, 0};
-    pieces p = {.between = !backward && has_few_rows(a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
+    pieces p = {.between = !backward && is_small_batch(a) ? NBL_DTYPE_BF16 : NBL_DTYPE_F32};
     NBL_CUT(&cut, p.g, values);
     NBL_CUT(&cut, p.u, backward || !a->keep ? values : 0);
     NBL_CUT(&cut, p.d, backward ? values : 0);
@@ -84,36 +85,36 @@ static size_t scratch_of(const nbl__cuda *cuda, const nbl__mlp *a, bool backward
     nbl__linear parts[NBL_MLP_PARTS];
     pieces p = layout(a, backward, (uint8_t *)(uintptr_t)STAND_IN);
     parts_of(a, 0, &p, p.g, parts);
-    size_t most = largest(nbl__cuda_layers_scratch(cuda, parts, 2),
-                          nbl__cuda_layers_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+    size_t max = largest(nbl__cuda_linear_scratch(cuda, parts, 2),
+                         nbl__cuda_linear_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     if (backward) {
-        most = largest(most, nbl__cuda_layers_backward_scratch(cuda, parts, 2));
-        most = largest(most, nbl__cuda_layers_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+        max = largest(max, nbl__cuda_linear_backward_scratch(cuda, parts, 2));
+        max = largest(max, nbl__cuda_linear_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     }
     /* the last chunk is shorter and may go another way */
     int64_t chunks = nbl__mlp_chunks(a);
     if (chunks > 1) {
         parts_of(a, chunks - 1, &p, p.g, parts);
-        most = largest(most, nbl__cuda_layers_scratch(cuda, parts, 2));
-        most = largest(most, nbl__cuda_layers_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
-        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(cuda, parts, 2));
-        if (backward) most = largest(most, nbl__cuda_layers_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+        max = largest(max, nbl__cuda_linear_scratch(cuda, parts, 2));
+        max = largest(max, nbl__cuda_linear_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
+        if (backward) max = largest(max, nbl__cuda_linear_backward_scratch(cuda, parts, 2));
+        if (backward) max = largest(max, nbl__cuda_linear_backward_scratch(cuda, &parts[NBL_MLP_DOWN], 1));
     }
-    return p.used + most;
+    return p.used + max;
 }
 
 /* Planned for many rows, it may run with a few, which go another way. */
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
 {
     const nbl__mlp *a = arguments;
-    nbl__mlp few = *a;
-    size_t most = scratch_of(nbl__cuda_of(ctx), a, false);
-    if (nbl__tensor_rows(&a->gate.x) <= NBL_FEW_ROWS) return most;
-    few.gate.x.rank = few.down.y.rank = 2;
-    few.gate.x.shape[0] = few.down.y.shape[0] = NBL_FEW_ROWS;
-    few.gate.x.shape[1] = a->gate.w.shape[1];
-    few.down.y.shape[1] = a->down.w.shape[0];
-    return largest(most, scratch_of(nbl__cuda_of(ctx), &few, false));
+    nbl__mlp small = *a;
+    size_t max = scratch_of(nbl__cuda_of(ctx), a, false);
+    if (nbl__tensor_rows(&a->gate.x) <= NBL_LORA_DECODE_ROWS) return max;
+    small.gate.x.rank = small.down.y.rank = 2;
+    small.gate.x.shape[0] = small.down.y.shape[0] = NBL_LORA_DECODE_ROWS;
+    small.gate.x.shape[1] = a->gate.w.shape[1];
+    small.down.y.shape[1] = a->down.w.shape[0];
+    return largest(max, scratch_of(nbl__cuda_of(ctx), &small, false));
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
@@ -126,7 +127,7 @@ static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pie
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__mlp_chunk(a, 0, parts);
     for (int i = 0; i < NBL_MLP_PARTS; i++)
-        if (p->norms[i]) NBL_TRY(nbl__cuda_layer_norm(call, &parts[i], p->norms[i]));
+        if (p->norms[i]) NBL_TRY(nbl__cuda_dora_weight_norm(call, &parts[i], p->norms[i]));
     return NBL_OK;
 }
 
@@ -149,7 +150,7 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
 {
     const nbl__linear *parts[2] = {&a->gate, &a->up};
     *one = (nbl__gemv_one){.dtype = a->gate.dtype, .x = a->gate.x.data, .count = 2, .act = a->act};
-    if (a->gate.decoded || nbl__tensor_rows(&a->gate.x) != 1 || !has_few_rows(a)) return false;
+    if (a->gate.dequantized || nbl__tensor_rows(&a->gate.x) != 1 || !is_small_batch(a)) return false;
     for (int i = 0; i < 2; i++) {
         if (nbl__linear_rank(parts[i]) > 0 || nbl__given(&parts[i]->magnitude)) return false;
         one->parts[i] = (nbl__gemv_part){.weight = &parts[i]->w, .bias = parts[i]->bias};
@@ -157,7 +158,7 @@ bool nbl__cuda_mlp_at_once(const nbl__mlp *a, nbl__gemv_one *one)
     return nbl__cuda_gemv_one_takes(one);
 }
 
-static nbl_status run_few(const nbl__call *call, const nbl__mlp *a, const pieces *p, nbl__call *inner)
+static nbl_status run_small_batch(const nbl__call *call, const nbl__mlp *a, const pieces *p, nbl__call *inner)
 {
     nbl__linear parts[NBL_MLP_PARTS];
     nbl__gemv_one one;
@@ -174,10 +175,10 @@ static nbl_status run_few(const nbl__call *call, const nbl__mlp *a, const pieces
                             .gate = parts[NBL_MLP_GATE].y,
                             .up = parts[NBL_MLP_UP].y,
                             .h = parts[NBL_MLP_DOWN].x};
-        NBL_TRY(nbl__cuda_layers_run(inner, parts, 2));
+        NBL_TRY(nbl__cuda_linear_run(inner, parts, 2));
         NBL_TRY(nbl__gated_cuda.run(call, &gated));
     }
-    return nbl__cuda_layers_run(inner, &parts[NBL_MLP_DOWN], 1);
+    return nbl__cuda_linear_run(inner, &parts[NBL_MLP_DOWN], 1);
 }
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
@@ -188,15 +189,15 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     inner.scratch += p.used;
     inner.scratch_bytes -= p.used;
     NBL_TRY(make_norms(call, a, &p));
-    if (has_few_rows(a)) return run_few(call, a, &p, &inner);
+    if (is_small_batch(a)) return run_small_batch(call, a, &p, &inner);
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.g, parts);
         if (a->keep) parts[NBL_MLP_GATE].y.data = kept_rows(&a->gate_out, chunk);
         if (a->keep) parts[NBL_MLP_UP].y.data = kept_rows(&a->up_out, chunk);
-        NBL_TRY(nbl__cuda_layers_run(&inner, parts, 2));
+        NBL_TRY(nbl__cuda_linear_run(&inner, parts, 2));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, false));
-        NBL_TRY(nbl__cuda_layers_run(&inner, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(nbl__cuda_linear_run(&inner, &parts[NBL_MLP_DOWN], 1));
     }
     return NBL_OK;
 }
@@ -219,13 +220,13 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
     for (int64_t chunk = 0; chunk < nbl__mlp_chunks(a); chunk++) {
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
-        if (!a->keep) NBL_TRY(nbl__cuda_layers_run(&inner, parts, 2));
+        if (!a->keep) NBL_TRY(nbl__cuda_linear_run(&inner, parts, 2));
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
-        NBL_TRY(nbl__cuda_layers_backward_run(&inner, &down, 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, &down, 1));
         NBL_TRY(gate(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
         parts[NBL_MLP_DOWN].dx.data = NULL;
-        NBL_TRY(nbl__cuda_layers_backward_run(&inner, &parts[NBL_MLP_DOWN], 1));
-        NBL_TRY(nbl__cuda_layers_backward_run(&inner, parts, 2));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, &parts[NBL_MLP_DOWN], 1));
+        NBL_TRY(nbl__cuda_linear_backward_run(&inner, parts, 2));
     }
     return NBL_OK;
 }

@@ -253,8 +253,7 @@ static nbl_status portions(tpl_vm *vm, lazy_kind kind, tpl_value v, const tpl_ar
                           kind == LAZY_BATCH ? "linecount fill_with" : "slices fill_with", 1, a));
     NBL_TRY(make_lazy(vm, kind, v, args, result, &z));
     NBL_TRY(nbl__tpl_want_int(vm, a[0], &z->count));
-    if (z->count > TPL_MOST_STEPS)
-        return nbl__tpl_refuse(vm, "portions of more than %d items", TPL_MOST_STEPS);
+    if (z->count > TPL_MAX_STEPS) return nbl__tpl_refuse(vm, "portions of more than %d items", TPL_MAX_STEPS);
     z->fill = a[1].type == TPL_NONE ? tpl_missing() : a[1];
     return NBL_OK;
 }

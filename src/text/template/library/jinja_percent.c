@@ -27,7 +27,7 @@ nbl_status nbl__tpl_put_number(tpl_vm *vm, const tpl_field *f, bool negative, co
     if (f->grouping) NBL_TRY(group(vm, body, f->grouping, group_size, &digits));
     else NBL_TRY(tpl_add_c(vm, &digits, body));
     int64_t length = (int64_t)(strlen(sign) + strlen(prefix) + digits.size), missing = f->width - length;
-    if (missing > TPL_MOST_OUTPUT) return nbl__tpl_refuse(vm, "a field of this width is too long");
+    if (missing > TPL_MAX_OUTPUT) return nbl__tpl_refuse(vm, "a field of this width is too long");
     char align = f->align ? f->align : '>';
     if (f->grouping && align == '=' && f->fill == '0' && missing > 0)
         return nbl__tpl_refuse(vm, "a grouped number padded with zeros is not supported");
@@ -52,7 +52,7 @@ nbl_status nbl__tpl_put_string(tpl_vm *vm, const tpl_field *f, const tpl_string 
     if (align == '^') { /* the odd blank goes to the right, unlike str.center */
         tpl_text text = {0};
         int64_t missing = f->width - length;
-        if (missing > TPL_MOST_OUTPUT) return nbl__tpl_refuse(vm, "a field of this width is too long");
+        if (missing > TPL_MAX_OUTPUT) return nbl__tpl_refuse(vm, "a field of this width is too long");
         for (int64_t i = 0; i < missing / 2; i++) NBL_TRY(nbl__tpl_add_char(vm, &text, f->fill));
         NBL_TRY(nbl__tpl_add_string(vm, &text, cut.string));
         for (int64_t i = missing / 2; i < missing; i++) NBL_TRY(nbl__tpl_add_char(vm, &text, f->fill));

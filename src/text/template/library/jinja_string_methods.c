@@ -327,8 +327,8 @@ nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint3
     tpl_text text = {0};
     int64_t missing = width - (int64_t)s->length, left;
     if (missing <= 0) return nbl__tpl_string(vm, s->bytes, s->size, result);
-    if (missing > TPL_MOST_OUTPUT)
-        return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MOST_OUTPUT >> 20);
+    if (missing > TPL_MAX_OUTPUT)
+        return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MAX_OUTPUT >> 20);
     left = side < 0 ? 0 : side > 0 ? missing : missing / 2 + (missing & width & 1);
     for (int64_t i = 0; i < left; i++) NBL_TRY(nbl__tpl_add_char(vm, &text, fill));
     NBL_TRY(nbl__tpl_add_string(vm, &text, s));
@@ -398,7 +398,7 @@ static nbl_status str_expandtabs(tpl_vm *vm, tpl_value self, const tpl_args *arg
         uint32_t c = tpl_char(self.string->bytes + at, &n);
         if (c == '\t') {
             int64_t blanks = size > 0 ? size - column % size : 0;
-            if (blanks > TPL_MOST_OUTPUT)
+            if (blanks > TPL_MAX_OUTPUT)
                 return nbl__tpl_refuse(vm, "a text becomes too long: tabs that wide");
             column += blanks;
             while (blanks-- > 0) NBL_TRY(nbl__tpl_add(vm, &text, " ", 1));

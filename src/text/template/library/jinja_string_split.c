@@ -19,20 +19,20 @@ static void turn_round(tpl_items *parts)
     }
 }
 
-static nbl_status split_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_items *parts)
+static nbl_status split_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_items *parts)
 {
     const char *at = self.string->bytes, *end = at + self.string->size;
     for (int size;;) {
         while (at < end && nbl__tpl_is_space(tpl_char(at, &size))) at += size;
         if (at == end) return NBL_OK;
         const char *begin = at;
-        if (most-- == 0) return push_part(vm, parts, self, begin, end); /* the rest, as it is */
+        if (max-- == 0) return push_part(vm, parts, self, begin, end); /* the rest, as it is */
         while (at < end && !nbl__tpl_is_space(tpl_char(at, &size))) at += size;
         NBL_TRY(push_part(vm, parts, self, begin, at));
     }
 }
 
-static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_items *parts)
+static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t max, tpl_items *parts)
 {
     const char *begin = self.string->bytes, *end = begin + self.string->size;
     int size;
@@ -45,7 +45,7 @@ static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_ite
         }
         if (end == begin) break;
         const char *from = end;
-        if (most-- == 0) { /* the rest, as it is */
+        if (max-- == 0) { /* the rest, as it is */
             NBL_TRY(push_part(vm, parts, self, begin, end));
             break;
         }
@@ -61,11 +61,11 @@ static nbl_status rsplit_space(tpl_vm *vm, tpl_value self, int64_t most, tpl_ite
     return NBL_OK;
 }
 
-static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int64_t most, bool from_end,
+static nbl_status split_by(tpl_vm *vm, tpl_value self, const tpl_string *by, int64_t max, bool from_end,
                            tpl_items *parts)
 {
     const char *begin = self.string->bytes, *end = begin + self.string->size;
-    for (int64_t at; most != 0; most--) {
+    for (int64_t at; max != 0; max--) {
         size_t size = (size_t)(end - begin);
         at = from_end ? nbl__tpl_find_last(begin, size, by->bytes, by->size)
                       : nbl__tpl_find(begin, size, by->bytes, by->size, 0);
@@ -87,17 +87,17 @@ static nbl_status split(tpl_vm *vm, tpl_value self, const tpl_args *args, bool f
 {
     tpl_value v[2];
     const tpl_string *by = NULL;
-    int64_t most = -1;
+    int64_t max = -1;
     tpl_items parts = {0};
     NBL_TRY(nbl__tpl_bind(vm, "split", args, "sep maxsplit", 0, v));
-    NBL_TRY(nbl__tpl_want_int(vm, v[1], &most));
+    NBL_TRY(nbl__tpl_want_int(vm, v[1], &max));
     NBL_TRY(tpl_read_characters(vm, self.string->size));
     if (v[0].type == TPL_MISSING || v[0].type == TPL_NONE) {
-        NBL_TRY((from_end ? rsplit_space : split_space)(vm, self, most, &parts));
+        NBL_TRY((from_end ? rsplit_space : split_space)(vm, self, max, &parts));
     } else {
         NBL_TRY(nbl__tpl_want_string(vm, v[0], &by));
         if (by->size == 0) return nbl__tpl_raise(vm, "ValueError: empty separator");
-        NBL_TRY(split_by(vm, self, by, most, from_end, &parts));
+        NBL_TRY(split_by(vm, self, by, max, from_end, &parts));
     }
     return nbl__tpl_finish(vm, &parts, TPL_LIST, result);
 }

@@ -253,7 +253,7 @@ nbl_status nbl__tpl_call(tpl_vm *vm, tpl_value callee, const tpl_args *args, tpl
 
 static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
-    enum { MOST = 100000 };
+    enum { MAX = 100000 };
     tpl_value v[3];
     int64_t n[3] = {0, 0, 1};
     tpl_range *range;
@@ -266,9 +266,9 @@ static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     __int128 distance = n[2] > 0 ? (__int128)n[1] - n[0] : (__int128)n[0] - n[1];
     __int128 step = n[2] > 0 ? (__int128)n[2] : -(__int128)n[2];
     __int128 count = distance > 0 ? (distance - 1) / step + 1 : 0;
-    if (count > MOST)
+    if (count > MAX)
         return nbl__tpl_raise(
-            vm, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MOST);
+            vm, "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MAX);
     NBL_TRY(TPL_NEW(vm, range, 1));
     *range = (tpl_range){n[0], n[1], n[2], (int64_t)count};
     *result = (tpl_value){.type = TPL_RANGE, .range = range};
@@ -348,7 +348,7 @@ static nbl_status call_raise(tpl_vm *vm, tpl_value self, const tpl_args *args, t
 
 static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
-    enum { MOST = 4096 };
+    enum { MAX = 4096 };
     tpl_value format;
     tpl_text pattern = {0};
     struct timespec now;
@@ -359,7 +359,7 @@ static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args
     if (format.type != TPL_STRING)
         return nbl__tpl_raise(vm, "TypeError: strftime() argument 1 must be str, not %s",
                               nbl__tpl_type_name(format));
-    if (format.string->size > MOST / 8 || memchr(format.string->bytes, 0, format.string->size))
+    if (format.string->size > MAX / 8 || memchr(format.string->bytes, 0, format.string->size))
         return nbl__tpl_refuse(vm, "a format of the time that is this long, or holds a zero character");
     clock_gettime(CLOCK_REALTIME, &now);
     if (localtime_r(&now.tv_sec, &local) == NULL)
@@ -376,10 +376,10 @@ static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args
         }
     }
     NBL_TRY(nbl__tpl_add(vm, &pattern, "x", 2)); /* never empty: an empty result is no failure */
-    NBL_TRY(TPL_NEW(vm, out, MOST));
+    NBL_TRY(TPL_NEW(vm, out, MAX));
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    size_t size = strftime(out, MOST, pattern.bytes, &local);
+    size_t size = strftime(out, MAX, pattern.bytes, &local);
 #pragma GCC diagnostic pop
     if (size == 0) return nbl__tpl_refuse(vm, "a format of the time whose text is too long");
     return nbl__tpl_string(vm, out, size - 1, result);

@@ -104,7 +104,7 @@ static bool read_digits(reader *r)
 
 static nbl_status read_number(reader *r, tpl_value *value)
 {
-    enum { MOST = 4300 };
+    enum { MAX = 4300 };
     const char *begin = r->at;
     bool minus = accept(r, "-"), whole = true, over = false;
     if (accept(r, "Infinity")) return *value = tpl_float(minus ? -INFINITY : INFINITY), NBL_OK;
@@ -128,7 +128,7 @@ static nbl_status read_number(reader *r, tpl_value *value)
                 __builtin_sub_overflow(integer, (int64_t)(*s - '0'), &integer);
     over |= !minus && integer == INT64_MIN;
     if (whole && !over) return *value = tpl_int(minus ? integer : -integer), NBL_OK;
-    if (whole && size > MOST) return wrong(r, "an integer of more than 4300 digits");
+    if (whole && size > MAX) return wrong(r, "an integer of more than 4300 digits");
     NBL_TRY(TPL_NEW(r->vm, copy, size + 1));
     memcpy(copy, begin, size);
     if (!whole) return *value = tpl_float(nbl__parse_double(copy, &end)), NBL_OK;
@@ -182,7 +182,7 @@ static nbl_status read_value(reader *r, tpl_value *value)
     if (r->at >= r->end) return wrong(r, "it ends too early");
     if (accept(r, "\"")) return read_string(r, value);
     if (*r->at == '{' || *r->at == '[') {
-        if (++r->depth > TPL_MOST_NESTING || nbl__stack_left() < TPL_STACK_RESERVE)
+        if (++r->depth > TPL_MAX_NESTING || nbl__stack_left() < TPL_STACK_RESERVE)
             return wrong(r, "nesting that is too deep");
         status = *r->at++ == '{' ? read_object(r, value) : read_array(r, value);
         r->depth--;

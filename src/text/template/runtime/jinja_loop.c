@@ -25,7 +25,7 @@ static nbl_status target_value(tpl_vm *vm, tpl_frame *frame, const tpl_node *tar
     return NBL_OK;
 }
 
-static nbl_status next_passing(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
+static nbl_status next_temporary(tpl_vm *vm, tpl_iterator *iterator, tpl_value *item, bool *more)
 {
     condition *lazy = iterator->state;
     const tpl_node *node = lazy->node;
@@ -53,7 +53,7 @@ static nbl_status filtered(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, t
     NBL_TRY(TPL_NEW(vm, state, 1));
     *state = (condition){.node = node, .frame = frame};
     iterator->state = state;
-    iterator->next = next_passing;
+    iterator->next = next_temporary;
     iterator->type = "generator";
     iterator->source = *iterable;
     *iterable = (tpl_value){.type = TPL_ITERATOR, .iterator = iterator};

@@ -10,11 +10,11 @@
 /* The text without blanks around it, with other scripts' digits as ASCII; NULL: too long to be a number. */
 static nbl_status plain_number(tpl_vm *vm, const tpl_string *s, char **text)
 {
-    enum { MOST = 4300 };
+    enum { MAX = 4300 };
     tpl_value stripped;
     *text = NULL;
     NBL_TRY(nbl__tpl_strip(vm, tpl_of_string(s), tpl_none(), true, true, &stripped));
-    if (stripped.string->length > MOST) return NBL_OK;
+    if (stripped.string->length > MAX) return NBL_OK;
     NBL_TRY(TPL_NEW(vm, *text, stripped.string->length + 1));
     char *o = *text;
     int size;
@@ -142,9 +142,9 @@ static void drop_zeros(char *text)
 nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
                               bool alternate)
 {
-    enum { MOST = 1100 };
-    char low = (char)(kind | 32), line[MOST + 400];
-    if (precision > MOST) return nbl__tpl_refuse(vm, "a precision of more than %d digits", MOST);
+    enum { MAX = 1100 };
+    char low = (char)(kind | 32), line[MAX + 400];
+    if (precision > MAX) return nbl__tpl_refuse(vm, "a precision of more than %d digits", MAX);
     if (isnan(v) || isinf(v)) {
         snprintf(line, sizeof line, "%s", isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
     } else if (low == 'f') {

@@ -158,8 +158,8 @@ static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *resu
     if (a.type == TPL_STRING) {
         char *bytes;
         size_t size = a.string->size;
-        if (size && (uint64_t)times > TPL_MOST_OUTPUT / size)
-            return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MOST_OUTPUT >> 20);
+        if (size && (uint64_t)times > TPL_MAX_OUTPUT / size)
+            return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MAX_OUTPUT >> 20);
         if (size == 0) times = 0;
         NBL_TRY(TPL_NEW(vm, bytes, size * (size_t)times));
         for (int64_t i = 0; i < times; i++) memcpy(bytes + (size_t)i * size, a.string->bytes, size);
@@ -169,8 +169,8 @@ static nbl_status repeat(tpl_vm *vm, tpl_value a, int64_t times, tpl_value *resu
     }
     tpl_value *items;
     int64_t count = a.list->count;
-    if (count && times > TPL_MOST_STEPS / count)
-        return nbl__tpl_refuse(vm, "a list becomes too long: more than %d items", TPL_MOST_STEPS);
+    if (count && times > TPL_MAX_STEPS / count)
+        return nbl__tpl_refuse(vm, "a list becomes too long: more than %d items", TPL_MAX_STEPS);
     if (count == 0) times = 0;
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)(count * times) / 8));
     NBL_TRY(nbl__tpl_list(vm, a.type, count * times, result, &items));

@@ -11,8 +11,8 @@
 
 nbl_status nbl__tpl_add(tpl_vm *vm, tpl_text *text, const char *bytes, size_t size)
 {
-    if (size > TPL_MOST_OUTPUT - text->size)
-        return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MOST_OUTPUT >> 20);
+    if (size > TPL_MAX_OUTPUT - text->size)
+        return nbl__tpl_refuse(vm, "a text becomes too long: more than %d MiB", TPL_MAX_OUTPUT >> 20);
     NBL_TRY(tpl_read(vm, size));
     if (text->room - text->size < size) {
         size_t room = (text->size + size) * 2 + 64;
@@ -315,9 +315,9 @@ nbl_status nbl__tpl_escape(tpl_vm *vm, tpl_value v, tpl_value *result)
 
 const char *nbl__tpl_shown(tpl_vm *vm, tpl_value v)
 {
-    enum { MOST = 200 };
+    enum { MAX = 200 };
     tpl_text text = {0};
-    if (v.type == TPL_STRING && v.string->size > MOST) return "a long name";
+    if (v.type == TPL_STRING && v.string->size > MAX) return "a long name";
     if (!tpl_is_number(v) && v.type != TPL_STRING && v.type != TPL_NONE) return nbl__tpl_type_name(v);
     if (nbl__tpl_add_repr(vm, &text, v) != NBL_OK || nbl__tpl_add(vm, &text, "", 1) != NBL_OK) return "?";
     return text.bytes;

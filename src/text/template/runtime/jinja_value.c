@@ -52,14 +52,14 @@ nbl_status nbl__tpl_work(tpl_vm *vm, uint64_t steps)
         nbl_status status = nbl__progress_poll(vm->ctx, "rendering a chat template");
         if (status != NBL_OK) return vm->status = status;
     }
-    if (vm->steps <= TPL_MOST_STEPS) return NBL_OK;
-    return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MOST_STEPS);
+    if (vm->steps <= TPL_MAX_STEPS) return NBL_OK;
+    return nbl__tpl_refuse(vm, "the template runs for too long: more than %d steps", TPL_MAX_STEPS);
 }
 
 nbl_status nbl__tpl_enter(tpl_vm *vm)
 {
-    if (++vm->depth > TPL_MOST_DEPTH)
-        return nbl__tpl_refuse(vm, "nested too deep: more than %d levels of evaluation", TPL_MOST_DEPTH);
+    if (++vm->depth > TPL_MAX_DEPTH)
+        return nbl__tpl_refuse(vm, "nested too deep: more than %d levels of evaluation", TPL_MAX_DEPTH);
     if (nbl__stack_left() < TPL_STACK_RESERVE)
         return nbl__tpl_refuse(vm, "nested too deep: %d levels of evaluation fill the stack of this thread",
                                vm->depth);
@@ -68,8 +68,8 @@ nbl_status nbl__tpl_enter(tpl_vm *vm)
 
 void *nbl__tpl_alloc(tpl_vm *vm, size_t size)
 {
-    if (size > TPL_MOST_MEMORY || vm->memory + size > TPL_MOST_MEMORY) {
-        nbl__tpl_refuse(vm, "the template takes too much memory: more than %d MiB", TPL_MOST_MEMORY >> 20);
+    if (size > TPL_MAX_MEMORY || vm->memory + size > TPL_MAX_MEMORY) {
+        nbl__tpl_refuse(vm, "the template takes too much memory: more than %d MiB", TPL_MAX_MEMORY >> 20);
         return NULL;
     }
     vm->memory += size + 16;

@@ -180,13 +180,13 @@ struct tpl_vm {
 };
 
 enum {
-    TPL_MOST_MEMORY = 320 << 20,  /* bytes of one rendering, with everything that was thrown away */
-    TPL_MOST_STEPS = 40000000,    /* nodes evaluated, items visited, 16 bytes read */
+    TPL_MAX_MEMORY = 320 << 20,   /* bytes of one rendering, with everything that was thrown away */
+    TPL_MAX_STEPS = 40000000,     /* nodes evaluated, items visited, 16 bytes read */
     TPL_POLL_STEPS = 1 << 18,     /* some milliseconds: the caller is asked whether to go on */
     TPL_STACK_RESERVE = 96 << 10, /* bytes of the thread's stack that an evaluation leaves */
-    TPL_MOST_OUTPUT = 64 << 20,   /* bytes of a text */
-    TPL_MOST_DEPTH = 2000,        /* nested evaluations */
-    TPL_MOST_NESTING = 450,       /* of a value that is printed, compared or read */
+    TPL_MAX_OUTPUT = 64 << 20,    /* bytes of a text */
+    TPL_MAX_DEPTH = 2000,         /* nested evaluations */
+    TPL_MAX_NESTING = 450,        /* of a value that is printed, compared or read */
     TPL_SMALL_DICT = 8            /* entries that are searched one by one */
 };
 

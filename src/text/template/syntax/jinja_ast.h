@@ -211,7 +211,7 @@ typedef struct tpl_parser {
     int tag_count, end_count;
 } tpl_parser;
 
-enum { TPL_MOST_PARSE = 200 }; /* nested brackets and statements */
+enum { TPL_MAX_PARSE = 200 }; /* nested brackets and statements */
 
 nbl_status nbl__tpl_advance(tpl_parser *p);
 nbl_status nbl__tpl_expect(tpl_parser *p, tpl_token_type type);

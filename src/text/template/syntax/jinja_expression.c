@@ -3,7 +3,7 @@
  *     a if b else c;  or;  and;  not;  comparisons (chained);  + -;  ~;  * / // %;  ** (to the left);
  *     unary - +;  then calls, subscripts, filters and tests behind a value
  *
- * Nesting is bounded by TPL_MOST_PARSE. */
+ * Nesting is bounded by TPL_MAX_PARSE. */
 #include "base/stack.h"
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/runtime/jinja_runtime.h"
@@ -24,7 +24,7 @@ static nbl_status two(tpl_parser *p, tpl_kind kind, tpl_operator op, const tpl_t
 
 nbl_status nbl__tpl_expression(tpl_parser *p, bool with_condition, tpl_node **result)
 {
-    if (++p->vm->depth > TPL_MOST_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
+    if (++p->vm->depth > TPL_MAX_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
         return nbl__tpl_syntax(p, &p->current, "nested too deep");
     tpl_token at = p->current;
     tpl_node *node;
@@ -51,7 +51,7 @@ static nbl_status parse_compare(tpl_parser *p, tpl_node **node);
 static nbl_status parse_not(tpl_parser *p, tpl_node **node)
 {
     if (!nbl__tpl_at_name(p, "not")) return parse_compare(p, node);
-    if (++p->vm->depth > TPL_MOST_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
+    if (++p->vm->depth > TPL_MAX_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
         return nbl__tpl_syntax(p, &p->current, "nested too deep");
     NBL_TRY(nbl__tpl_node(p, NODE_NOT, &p->current, node));
     NBL_TRY(nbl__tpl_advance(p));
@@ -522,7 +522,7 @@ static nbl_status parse_unary(tpl_parser *p, bool with_filter, tpl_node **result
     tpl_node *node;
     tpl_token_type type = p->current.type;
     if (type == TOKEN_SUB || type == TOKEN_ADD) {
-        if (++p->vm->depth > TPL_MOST_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
+        if (++p->vm->depth > TPL_MAX_PARSE || nbl__stack_left() < TPL_STACK_RESERVE)
             return nbl__tpl_syntax(p, &p->current, "nested too deep");
         NBL_TRY(nbl__tpl_node(p, type == TOKEN_SUB ? NODE_NEG : NODE_POS, &p->current, &node));
         NBL_TRY(nbl__tpl_advance(p));

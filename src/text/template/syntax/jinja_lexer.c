@@ -20,7 +20,7 @@ typedef struct lexer {
     const char *begin, *at, *end;
     const char *counted; /* lines and columns are known up to here */
     int line, column;
-    char open[TPL_MOST_PARSE]; /* closing brackets that are waited for */
+    char open[TPL_MAX_PARSE]; /* closing brackets that are waited for */
     int open_count;
     bool line_starts; /* what came before ended with a newline */
     bool stopped;
@@ -374,7 +374,7 @@ static nbl_status lex_operator(lexer *x)
         if (!starts(x, x->at, operators[i].text)) continue;
         char c = *x->at, close = c == '{' ? '}' : c == '(' ? ')' : c == '[' ? ']' : 0;
         if (close) {
-            if (x->open_count == TPL_MOST_PARSE) return stop(x, x->at, "brackets are nested too deep");
+            if (x->open_count == TPL_MAX_PARSE) return stop(x, x->at, "brackets are nested too deep");
             x->open[x->open_count++] = close;
         } else if (c == '}' || c == ')' || c == ']') {
             snprintf(message, sizeof message, "unexpected '%c'", c);

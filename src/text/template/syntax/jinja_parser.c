@@ -131,7 +131,7 @@ static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char 
 {
     tpl_nodes data = {0};
     tpl_node *node;
-    if (++p->vm->depth > TPL_MOST_PARSE || p->end_count == 256 || nbl__stack_left() < TPL_STACK_RESERVE)
+    if (++p->vm->depth > TPL_MAX_PARSE || p->end_count == 256 || nbl__stack_left() < TPL_STACK_RESERVE)
         return nbl__tpl_syntax(p, &p->current, "nested too deep");
     if (ends) p->ends[p->end_count++] = names;
     while (p->current.type != TOKEN_END) {
@@ -457,11 +457,11 @@ static nbl_status parse_statement(tpl_parser *p, tpl_node **node)
 
 nbl_status nbl__tpl_parse(tpl_vm *vm, const char *text, size_t size, tpl_program *program)
 {
-    enum { MOST_TEXT = 4 << 20 };
+    enum { MAX_TEXT = 4 << 20 };
     tpl_parser *p;
     *program = (tpl_program){.ctx = vm->ctx};
     vm->line = vm->column = 1;
-    if (size > MOST_TEXT) return nbl__tpl_refuse(vm, "the template is longer than %d MiB", MOST_TEXT >> 20);
+    if (size > MAX_TEXT) return nbl__tpl_refuse(vm, "the template is longer than %d MiB", MAX_TEXT >> 20);
     NBL_TRY(TPL_NEW(vm, p, 1));
     p->vm = vm;
     NBL_TRY(nbl__tpl_lex(vm, text, size, &p->tokens));

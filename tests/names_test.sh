@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Checks the words of the source tree against docs/NAMING.md:
+#
+#   words    no identifier of a C or CUDA file contains a word of the glossary's column "not", unless it is listed under
+#            "Exceptions"
+#   folders  no folder of src/ holds more than 25 source files
+#   length   no source file has more than 600 lines
+#
+#   tests/names_test.sh [ROOT]      (default: the repository this script lies in)
+#
+# Then it tests itself: in a copy of the tree it breaks each rule once and expects a complaint.
+set -euo pipefail
+root=$(cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}" && pwd)
+max_files=25
+max_lines=600
+
+# Prints one line per broken rule in the tree $1; fails if there is one.
+check() (
+    cd "$1"
+    mapfile -t files < <(find src include cli tools tests bench fuzz examples -type f \
+        \( -name '*.c' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cases' \) \
+        -not -path 'fuzz/corpus/*' | sort)
+    find src -type f \( -name '*.c' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cases' \) |
+        sed 's|/[^/]*$||' | sort | uniq -c | awk -v max=$max_files '
+            $1 > max { print $2 ": " $1 " source files; at most " max ": two folders?"; bad = 1 }
+            END { exit bad }' || bad=1
+    awk -v max=$max_lines '
+        # Column "not" of the glossary, then the exceptions: words in backquotes.
+        FILENAME == "docs/NAMING.md" {
+            if (/^## /) part = $2
+            if (part == "Glossary" && split($0, cell, "|") > 3) collect(cell[3], word)
+            if (part == "Exceptions") collect($0, exception)
+            next
+        }
+        function collect(text, into) {
+            while (match(text, /`[^`]+`/)) {
+                into[substr(text, RSTART + 1, RLENGTH - 2)]
+                text = substr(text, RSTART + RLENGTH)
+            }
+        }
+        # The line without comments and without what stands in quotes.
+        function code_of(line,    out, at, mark) {
+            out = ""
+            while (line != "") {
+                if (in_comment) {
+                    at = index(line, "*/")
+                    if (!at) return out
+                    line = substr(line, at + 2)
+                    in_comment = 0
+                } else if (match(line, /\/\*|\/\/|"|\047/)) {
+                    mark = substr(line, RSTART, 2)
+                    out = out substr(line, 1, RSTART - 1) " "
+                    line = substr(line, RSTART + RLENGTH)
+                    if (mark == "//") return out
+                    else if (mark == "/*") in_comment = 1
+                    else if (substr(mark, 1, 1) == "\"") sub(/^([^"\\]|\\.)*("|$)/, "", line)
+                    else sub(/^([^\047\\]|\\.)*(\047|$)/, "", line)
+                } else {
+                    return out line
+                }
+            }
+            return out
+        }
+        FNR == 1 { in_comment = 0 }
+        FNR == max + 1 && FILENAME ~ /^src\// { print FILENAME ": more than " max " lines: two files?"; bad = 1 }
+        {
+            code = code_of($0)
+            while (match(code, /[A-Za-z_][A-Za-z0-9_]*/)) {
+                name = substr(code, RSTART, RLENGTH)
+                code = substr(code, RSTART + RLENGTH)
+                if (name in known) continue
+                known[name]
+                if (name in exception) continue
+                n = split(tolower(name), part_of_name, "_")
+                for (i = 1; i <= n; i++)
+                    if (part_of_name[i] in word) {
+                        print FILENAME ":" FNR ": " name ": \"" part_of_name[i] "\" is in the column \"not\" of docs/NAMING.md"
+                        bad = 1
+                    }
+            }
+        }
+        END { exit bad }' docs/NAMING.md "${files[@]}" || bad=1
+    [ -z "${bad:-}" ]
+)
+
+if ! check "$root"; then
+    echo "names: the tree breaks its rules" >&2
+    exit 1
+fi
+
+# ---- the test of this test ----
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+# Copies the tree, writes standard input to the file $1 of the copy and expects a complaint that contains $2; with an
+# empty $2 it expects none.
+expect() {
+    local said
+    rm -rf "$scratch/tree"
+    mkdir "$scratch/tree"
+    for folder in src include cli tools tests bench fuzz examples docs; do
+        mkdir "$scratch/tree/$folder"
+    done
+    cp "$root/docs/NAMING.md" "$scratch/tree/docs"
+    mkdir -p "$(dirname "$scratch/tree/$1")"
+    cat >"$scratch/tree/$1"
+    if [ -n "${3:-}" ]; then for i in $(seq "$3"); do : >"$(dirname "$scratch/tree/$1")/more$i.c"; done; fi
+    if said=$(check "$scratch/tree"); then
+        [ -z "$2" ] || { echo "names: self-test: $1 was let through; expected: $2" >&2; failures=1; }
+    elif [ -z "$2" ] || [[ $said != *"$2"* ]]; then
+        echo "names: self-test: $1: expected '$2', was told: $said" >&2
+        failures=1
+    fi
+}
+
+expect src/base/planted.c 'b_turned: "turned"' <<<'int b_turned;'
+expect tests/planted.c '"most"' <<<'enum { MOST = 3 };'
+expect cli/planted.c "" <<<'/* turned */ int in_place; // most
+const char *s = "turned \" most"; int almost, replaced;'
+expect src/base/planted.c "more than 600 lines" < <(for _ in {1..601}; do echo; done)
+expect src/base/planted.c "26 source files" 25 <<<'int planted;'
+[ $failures = 0 ] || exit 1
+echo "names: passed"
