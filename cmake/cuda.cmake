@@ -1,4 +1,4 @@
-# The CUDA backend: src/ops/cuda/*.cu. It is optional everywhere: auto builds it where an nvcc is found that can compile
+# The CUDA backend: src/**/*.cu. It is optional everywhere: auto builds it where an nvcc is found that can compile
 # with this C compiler's companion, on insists on that, off does not look. Without it nothing else changes.
 #
 # nvcc is called by hand and not as a language of CMake: its objects then are objects like any other, every program is

@@ -127,7 +127,7 @@ static void start(nbl__pool *pool, int wanted)
 {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* comes from the thread itself; see bus.h */
+    sigdelset(&all, SIGBUS); /* comes from the thread itself; see file_guard.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->started < wanted) {
         struct nbl__seat *seat = &pool->seats[pool->started];

@@ -1,4 +1,4 @@
-/* export_gguf.c - a model's folder as a GGUF file; see export.h. Matrices are decoded to f32 (with an adapter: summed there),
+/* export_gguf.c - a model's folder as a GGUF file; see export_gguf.h. Matrices are decoded to f32 (with an adapter: summed there),
  * put into llama.cpp's order of rows, and encoded once; vectors are f32. Rows stream from mapped pages through a buffer
  * of each worker to their place in the file. */
 #include "convert/export_gguf.h"

@@ -1,8 +1,8 @@
 /* export_gguf.h - a model's folder as a GGUF file.
  *
  *   export.c         which tensors, and their bytes
- *   export_keys.c    the metadata of the architecture
- *   export_lora.c    an adapter as a file of its own
+ *   export_gguf_keys.c    the metadata of the architecture
+ *   export_gguf_lora.c    an adapter as a file of its own
  *   modelfile.c      Ollama's description of the file; modelfile_turns.c: the chat template in pieces
  *
  * The text of the tokenizer is text/vocab/vocab_export.c, the file itself format/gguf/gguf_write.c. */

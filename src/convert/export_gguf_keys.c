@@ -1,4 +1,4 @@
-/* export_gguf_keys.c - the keys that llama.cpp reads of a model; see export.h. What its code for an architecture takes for
+/* export_gguf_keys.c - the keys that llama.cpp reads of a model; see export_gguf.h. What its code for an architecture takes for
  * granted (an activation, a scale, a window) is compared with the config, and refused by name where it differs. */
 #include <math.h>
 #include <stdio.h>

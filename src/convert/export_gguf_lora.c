@@ -1,4 +1,4 @@
-/* export_gguf_lora.c - an adapter as a GGUF file that llama.cpp applies to the exported base; see export.h.
+/* export_gguf_lora.c - an adapter as a GGUF file that llama.cpp applies to the exported base; see export_gguf.h.
  *
  * llama.cpp multiplies B A by adapter.lora.alpha / rank, with one alpha for all. Adapters with other scales (rsLoRA,
  * patterns) keep their update: alpha is the first module's scale times its rank, and B of the others takes up what is

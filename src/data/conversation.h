@@ -1,8 +1,8 @@
 /* conversation.h - a conversation of a row, between its JSON and its text; for format_chat.c.
  *
  *   format_chat.c   the row's messages become turns; what is trained becomes parts of a draft
- *   talk_render.c   turns as JSON, rendered by the template
- *   talk_probe.c    where in the text a turn stands */
+ *   conversation_render.c   turns as JSON, rendered by the template
+ *   conversation_probe.c    where in the text a turn stands */
 #ifndef NBL_TALK_H
 #define NBL_TALK_H
 

@@ -2,7 +2,7 @@
  * text is trained becomes parts of a draft.
  *
  * A template with {% generation %} says itself what is trained. With any other, turns are found by probes
- * (talk_probe.c). Messages are taken as axolotl takes them: content that is a list of texts is joined, and the text of
+ * (conversation_probe.c). Messages are taken as axolotl takes them: content that is a list of texts is joined, and the text of
  * "system" beside the messages is a first message. */
 #include "base/utf8.h"
 #include "data/conversation.h"

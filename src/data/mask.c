@@ -1,4 +1,4 @@
-/* mask.c - labels: which tokens of a draft are trained. See draft.h. */
+/* mask.c - labels: which tokens of a draft are trained. See example.h. */
 #include "text/chars.h"
 #include "data/example.h"
 

@@ -1,4 +1,4 @@
-/* row_encoder.c - see scribe.h. Special tokens are those of the model's files unless special_tokens names others; a token
+/* row_encoder.c - see row_encoder.h. Special tokens are those of the model's files unless special_tokens names others; a token
  * that is not in the vocabulary is refused, because the embedding has no row for it. */
 #include "data/row_encoder.h"
 

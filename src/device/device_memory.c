@@ -1,4 +1,4 @@
-/* device_memory.c - see memory.h. */
+/* device_memory.c - see device_memory.h. */
 #include "device/device_memory.h"
 
 #include "device/cuda/cuda.h"

@@ -1,4 +1,4 @@
-/* cuda_quant.cu - examines the CUDA kernels of src/ops/cuda on the first device.
+/* cuda_quant.cu - examines the CUDA kernels on the first device.
  *
  *   cuda_quant test [--quick]   every kernel against the CPU: decoding bit for bit, products within the bounds of the
  *                               operators, twice the same bits, nothing written beside the output. Without a device

@@ -1,6 +1,6 @@
 /* case.h - the operators' case table and what its modes share.
  *
- * A line of the table (tools/ops/cases/FAMILY.inc) says what is tested, as text over the family's slots and
+ * A line of the table (src/ops/FOLDER/FAMILY.cases) says what is tested, as text over the family's slots and
  * attributes:
  *
  *     CASE(rmsnorm, "T=0|1|333 H=576 x=TxH w=H:ALL dtype=ALL offset=0|1 ranks=yes", "Llama and Gemma")

@@ -5,7 +5,7 @@
  *
  * Another process may truncate or overwrite a file while it is mapped, and the mapping changes with it. A context
  * therefore knows its mapped files as they were when they were opened, and nbl__files_check compares: after every run
- * of a plan, and before a conversion's result appears. Reading a page that is gone raises SIGBUS; see bus.h. */
+ * of a plan, and before a conversion's result appears. Reading a page that is gone raises SIGBUS; see file_guard.h. */
 #ifndef NBL_FILE_H
 #define NBL_FILE_H
 

@@ -1,4 +1,4 @@
-/* file_guard.c - see bus.h. */
+/* file_guard.c - see file_guard.h. */
 #define _GNU_SOURCE
 #include "base/file/file_guard.h"
 

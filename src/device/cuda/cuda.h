@@ -1,6 +1,6 @@
 /* cuda.h - a CUDA device as the operators and the plans use it: one stream, its memory, and the libraries beside it.
  *
- * A context runs on the CPU or, after nbl_context_use_cuda, on one device. Its operators then are those of ops/cuda:
+ * A context runs on the CPU or, after nbl_context_use_cuda, on one device. Its operators then are those of cuda_impls.c:
  * every tensor and weight that they get lies in the device's memory (the structs themselves are the host's). They
  * enqueue on the context's stream and return: no waiting, no allocation, and nothing that a stream capture forbids.
  * What only the data can tell (an id outside the vocabulary) is written down by the kernel, and nbl__cuda_wait reports it.
@@ -38,8 +38,8 @@ typedef struct nbl__cuda {
     nbl__cuda_fault *fault; /* the same address on host and device */
     void *workspace;        /* of the device, for libraries; calls on one stream may share it */
     size_t workspace_bytes;
-    struct nbl__blas *blas;  /* blas.h; NULL: its library was not found */
-    void *tensor_map_encode; /* hopper.h; found at its first use */
+    struct nbl__blas *blas;  /* cublaslt.h; NULL: its library was not found */
+    void *tensor_map_encode; /* gemm_sm90.h; found at its first use */
     size_t allocated;        /* bytes of nbl__cuda_alloc that live */
     void *staging;           /* nbl__cuda_stage */
     size_t staging_bytes;

@@ -1,5 +1,5 @@
 /* checkpoint.h - a folder or file of weights, opened: stored tensors and the logical weights that
- * they make up. checkpoint.c finds and maps the files, weights.c groups the tensors. */
+ * they make up. checkpoint.c finds and maps the files, tensor_entries.c groups the tensors. */
 #ifndef NBL_CHECKPOINT_H
 #define NBL_CHECKPOINT_H
 
@@ -40,7 +40,7 @@ void nbl__checkpoint_drop(const nbl_checkpoint *checkpoint, const void *begin, u
 /* The same for all pages of the file that this place is in. */
 void nbl__checkpoint_drop_file(const nbl_checkpoint *checkpoint, const void *address);
 
-/* Groups the stored tensors into logical weights and fills in the summary (weights.c). */
+/* Groups the stored tensors into logical weights and fills in the summary (tensor_entries.c). */
 nbl_status nbl__checkpoint_group(nbl_checkpoint *checkpoint);
 
 #endif

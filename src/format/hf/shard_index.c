@@ -1,4 +1,4 @@
-/* shard_index.c - see index.h. File names come from a stranger: a name with a path in it is refused. */
+/* shard_index.c - see shard_index.h. File names come from a stranger: a name with a path in it is refused. */
 #include "format/hf/shard_index.h"
 
 #include <stdlib.h>

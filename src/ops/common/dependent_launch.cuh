@@ -1,4 +1,4 @@
-/* dependent_launch.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to ops/cuda.
+/* dependent_launch.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to the CUDA kernels.
  *
  * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
  * the one before it, is started, and finds memory idle. A kernel whose first parameter is `early` may be started by
@@ -9,7 +9,7 @@
  *
  * Every thread of every block must call wait_for_previous_kernel(), also in blocks that have nothing to do: a kernel that ends
  * without having waited would let the next one begin before its predecessor has ended. The type of the first parameter
- * is what keeps kernels that do not wait from being launched so. (The product of hopper.h waits as well; its host's
+ * is what keeps kernels that do not wait from being launched so. (The product of gemm_sm90.h waits as well; its host's
  * part makes the launch itself.) */
 #ifndef NBL_CUDA_DEPENDENT_LAUNCH_CUH
 #define NBL_CUDA_DEPENDENT_LAUNCH_CUH

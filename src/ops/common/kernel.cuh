@@ -1,4 +1,4 @@
-/* kernel.cuh - what the kernels' files share: the C headers, conversions, launches. Internal to ops/cuda. */
+/* kernel.cuh - what the kernels' files share: the C headers, conversions, launches. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_KERNEL_CUH
 #define NBL_CUDA_KERNEL_CUH
 

@@ -1,5 +1,5 @@
 /* load.cuh - runs of elements of a dtype that the launch or only the data tells, as f32, and sums over
- * threads. Internal to ops/cuda. */
+ * threads. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_LOAD_CUH
 #define NBL_CUDA_LOAD_CUH
 

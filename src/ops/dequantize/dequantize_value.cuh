@@ -1,5 +1,5 @@
 /* dequantize_value.cuh - what the kernels share: a packed weight as a kernel's parameter, one scale, one value, one rounding.
- * Internal to ops/cuda.
+ * Internal to the CUDA kernels.
  *
  * The rules are those of docs/NUMERICS.md, and the bits are those of the CPU, also of NaN: a GPU's product makes every
  * NaN 0x7fffffff, an x86 keeps the operand's bits, or makes 0xffc00000 of 0 * infinity. The functions with x86 in their

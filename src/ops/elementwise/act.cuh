@@ -1,4 +1,4 @@
-/* act.cuh - the activations of act.h and their slopes, in f32. Internal to ops/cuda.
+/* act.cuh - the activations of act.h and their slopes, in f32. Internal to the CUDA kernels.
  *
  * The exponential and the quotient are the hardware's: a few units of f32's last place, and a fifth of the
  * instructions. What is near 0 or 1 saturates as the definition does; an infinite x gives what the product

@@ -1,4 +1,4 @@
-/* offload_copy.c - see aside.h. */
+/* offload_copy.c - see offload_copy.h. */
 #include "ops/elementwise/offload_copy.h"
 
 static nbl_status infer(nbl_context *ctx, void *arguments)

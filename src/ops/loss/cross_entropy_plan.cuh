@@ -1,5 +1,5 @@
 /* cross_entropy_plan.cuh - how a call of cross_entropy is cut into chunks of tokens and ranges of words, and what of its
- * scratch is what. Internal to ops/cuda; see cross_entropy.cu. Scratch never grows with fewer tokens. */
+ * scratch is what. Internal to the CUDA kernels; see cross_entropy.cu. Scratch never grows with fewer tokens. */
 #ifndef NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
 #define NBL_CUDA_CROSS_ENTROPY_PLAN_CUH
 

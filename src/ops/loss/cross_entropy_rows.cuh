@@ -1,4 +1,4 @@
-/* cross_entropy_rows.cuh - what is done with a token's logits. Internal to ops/cuda; see cross_entropy.cu.
+/* cross_entropy_rows.cuh - what is done with a token's logits. Internal to the CUDA kernels; see cross_entropy.cu.
  *
  * A block has one row of logits, f32, and goes over it once for its sums, kept relative to the largest so
  * far, and once more for the gradient. That is written in the compute dtype into the memory of the logits

@@ -1,5 +1,5 @@
-/* cross_entropy_tiles.cuh - a token's loss and gradient from what the product of hopper.h tells of its logits. Internal to
- * ops/cuda; see cross_entropy.cu.
+/* cross_entropy_tiles.cuh - a token's loss and gradient from what the product of gemm_sm90.h tells of its logits. Internal to
+ * the CUDA kernels; see cross_entropy.cu.
  *
  * The product makes e = 2^(log2 e · logit - power) and, of every 256 words, the sum s of e before rounding: the logits
  * themselves are never written. With S the sum of a row, the probability of a word is e / S, and the gradient

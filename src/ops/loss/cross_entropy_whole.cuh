@@ -1,4 +1,4 @@
-/* cross_entropy_whole.cuh - sums and gradient of a token's logits in one reading. Internal to ops/cuda; see
+/* cross_entropy_whole.cuh - sums and gradient of a token's logits in one reading. Internal to the CUDA kernels; see
  * cross_entropy.cu.
  *
  * A cluster of WHOLE_BLOCKS blocks has a row, which lies in their shared memory: the blocks sum their parts, exchange

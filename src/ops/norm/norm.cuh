@@ -1,4 +1,4 @@
-/* norm.cuh - the rows of rmsnorm and layernorm, forward and backward. Internal to ops/cuda.
+/* norm.cuh - the rows of rmsnorm and layernorm, forward and backward. Internal to the CUDA kernels.
  *
  *     c = h - mean (CENTER: layernorm) or h,  s = 1 / √(mean(c²) + eps),  n = c·s,  g = dy·(w + offset)
  *     y  = n·(w + offset) + b
@@ -186,7 +186,7 @@ __device__ inline float mean_of(const norm_call &a, const uint4 (&packs)[NORM_PA
     return sum[0] / static_cast<float>(a.columns);
 }
 
-/* Begins early (early.cuh): until its predecessor is done it brings w into the second-level cache. */
+/* Begins early (dependent_launch.cuh): until its predecessor is done it brings w into the second-level cache. */
 template <typename T, bool CENTER, bool RESIDUAL>
 __global__ void __launch_bounds__(NORM_THREADS) norm_rows(dependent, norm_call a)
 {

@@ -24,7 +24,7 @@ typedef struct job {
     const nbl__adamw *a;
     nbl_isa isa;
     constants c;
-    int64_t *first; /* [count + 1], see stretches.h */
+    int64_t *first; /* [count + 1], see tensor_spans.h */
 } job;
 
 static constants constants_of(const nbl__adamw *a)

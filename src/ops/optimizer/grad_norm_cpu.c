@@ -10,7 +10,7 @@
 typedef struct job {
     const nbl__grad_norm *a;
     nbl_isa isa;
-    int64_t *first;  /* [count + 1], see stretches.h */
+    int64_t *first;  /* [count + 1], see tensor_spans.h */
     double *squares; /* [stretches] */
     float factor;
 } job;

@@ -1,5 +1,5 @@
 /* tensors.cuh - one launch for a list of tensors, whose descriptions travel in the kernel's parameters.
- * Internal to ops/cuda.
+ * Internal to the CUDA kernels.
  *
  * The tensors are cut into stretches of equal length, one per block; a block finds its tensor by
  * bisection. Parameters hold 32 KB; more tensors take more launches, and a short list is a short launch. */

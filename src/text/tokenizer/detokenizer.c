@@ -1,4 +1,4 @@
-/* detokenizer.c - see decoder.h. A step reads one list of tokens and writes the other. Bytes of any value may meet
+/* detokenizer.c - see detokenizer.h. A step reads one list of tokens and writes the other. Bytes of any value may meet
  * between the steps; every step that makes bytes makes valid UTF-8 of them, U+FFFD for what is none. */
 #include "text/tokenizer/detokenizer.h"
 

@@ -1,4 +1,4 @@
-/* detokenizer.h - steps from tokens back to text; see decoder.c. */
+/* detokenizer.h - steps from tokens back to text; see detokenizer.c. */
 #ifndef NBL_DETOKENIZER_H
 #define NBL_DETOKENIZER_H
 

@@ -1,5 +1,5 @@
 /* tokenizer_json.c - tokenizer.json: the top level, and what all its parts need to read their members. The
- * parts are in json_model.c, json_steps.c and json_ends.c. Whatever upstream reads is read as upstream reads it,
+ * parts are in tokenizer_json_model.c, tokenizer_json_steps.c and tokenizer_json_ends.c. Whatever upstream reads is read as upstream reads it,
  * or refused with the key and the value that are not supported; nothing is skipped in silence but keys that
  * upstream skips. */
 #include "text/chars.h"

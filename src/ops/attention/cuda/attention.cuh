@@ -1,5 +1,5 @@
 /* attention.cuh - what the kernels of attention share: the problem as they get it, who sees whom, and the
- * places of tiles in a pack of sequences. Internal to ops/cuda.
+ * places of tiles in a pack of sequences. Internal to the CUDA kernels.
  *
  * The host knows neither how many sequences there are nor where they start. Tiles of `TILE` rows are
  * counted from the start of their sequence, so that the bits of a sequence's results do not depend on what

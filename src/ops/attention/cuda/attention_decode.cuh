@@ -1,4 +1,4 @@
-/* attention_decode.cuh - what the kernels of attention_decode share. Internal to ops/cuda. */
+/* attention_decode.cuh - what the kernels of attention_decode share. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_ATTENTION_DECODE_CUH
 #define NBL_CUDA_ATTENTION_DECODE_CUH
 

@@ -1,5 +1,5 @@
 /* attention_feed.cuh - how the kernels of attention on Hopper get their work and their tiles. Internal to
- * ops/cuda; for files compiled for sm_90a.
+ * the CUDA kernels; for files compiled for sm_90a.
  *
  * Blocks stay, one to a multiprocessor: warpgroup 0 is the feeder, the others make products. The feeder
  * draws item after item (longest walks first: whoever is free takes the next, so that all end together; who

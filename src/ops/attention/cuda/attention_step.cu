@@ -8,7 +8,7 @@
  *     a block   keys a whole cluster's stride apart; its warps are added in their order
  *     cluster   rank h gets the sums of query head h from all ranks and adds them in their order
  *
- * It begins before its predecessor is done (early.cuh) and until then fetches the cache into the second-level cache, which
+ * It begins before its predecessor is done (dependent_launch.cuh) and until then fetches the cache into the second-level cache, which
  * changes nothing. Other dtypes, head sizes and devices (attention_step_cuda): one kernel turns and keeps, then
  * attention_decode runs. */
 #include "ops/attention/cuda/attention_decode.cuh"

@@ -1,5 +1,5 @@
 /* attention_tiles.cuh - what the kernels of attention on tensor cores share, of whichever instruction set:
- * tiles in shared memory, and the softmax of scores in registers. Internal to ops/cuda.
+ * tiles in shared memory, and the softmax of scores in registers. Internal to the CUDA kernels.
  *
  * A tile has rows of 64, 128 or 256 elements of 2 bytes, in panels of 64 columns: row r of a panel takes
  * 128 bytes, and its 16-byte chunk c lies at c ^ (r % 8), so that the 8 rows which a matrix load takes lie

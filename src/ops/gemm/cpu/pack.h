@@ -4,8 +4,8 @@
  * the compute dtype once; dense operands are taken as they are, and rounded where the panel is bf16.
  *
  *   pack.c                  any operand, either way: rows are read as f32 into scratch, then turned
- *   pack_turn.c             turning rows into panels, f32 into pairs
- *   pack_split.c            f32 into three bf16
+ *   pack_transpose.c             turning rows into panels, f32 into pairs
+ *   pack_bf16x3.c            f32 into three bf16
  *   pack_fourbit_avx2.c     NF4, FP4, MXFP4 straight into f32 panels, both ways
  *   pack_fourbit_avx512.c   the same, and into pairs
  *

@@ -1,4 +1,4 @@
-/* cublaslt.c - dense products by cuBLASLt. See blas.h.
+/* cublaslt.c - dense products by cuBLASLt. See cublaslt.h.
  *
  * The library is loaded when a device is opened, never linked: a build works on machines without it. Row-major
  * products become its column-major ones by exchanging the operands, cᵀ = bᵀ·aᵀ, which moves no data.

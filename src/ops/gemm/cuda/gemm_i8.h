@@ -1,4 +1,4 @@
-/* gemm_i8.h - products of 8-bit integers of any size and alignment; blas.h uses it where its library cannot. */
+/* gemm_i8.h - products of 8-bit integers of any size and alignment; cublaslt.h uses it where its library cannot. */
 #ifndef NBL_CUDA_GEMM_I8_H
 #define NBL_CUDA_GEMM_I8_H
 

@@ -1,4 +1,4 @@
-/* gemm_lowrank_sm90.cu - see sweep.h: how a sweep is shared out among blocks, and the addition of what they have in common. */
+/* gemm_lowrank_sm90.cu - see gemm_lowrank_sm90.h: how a sweep is shared out among blocks, and the addition of what they have in common. */
 #include "ops/gemm/cuda/gemm_lowrank_sm90_kernel.cuh"
 #include "ops/gemm/cuda/tensor_map.cuh"
 

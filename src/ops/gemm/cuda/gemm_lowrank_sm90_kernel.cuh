@@ -1,4 +1,4 @@
-/* gemm_lowrank_sm90_kernel.cuh - the kernel of sweep.h. Internal to lowrank_sm90.cu.
+/* gemm_lowrank_sm90_kernel.cuh - the kernel of gemm_lowrank_sm90.h. Internal to lowrank_sm90.cu.
  *
  * A block has a share of the rows and some columns of one part, in boxes of 64 rows by 64 columns that the copy engine
  * brings through a ring; a stage is two boxes beside each other, one for each of two warpgroups. As a box lies there, both

@@ -1,4 +1,4 @@
-/* gemm_sm90.cu - see hopper.h: what a product asks for, as the kernel of sm90_kernel.cuh takes it. The work of the
+/* gemm_sm90.cu - see gemm_sm90.h: what a product asks for, as the kernel of sm90_kernel.cuh takes it. The work of the
  * host is to describe every matrix to the copy engine, about a microsecond each; nothing of it depends on the stream. */
 #include "ops/gemm/cuda/gemm_sm90_kernel.cuh"
 

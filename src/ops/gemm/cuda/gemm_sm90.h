@@ -21,7 +21,7 @@
  * only (it costs as much as if it were there).
  *
  * Row-major, with leading dimensions. Any m and k, n a multiple of 8; what the copy engine needs is that every pointer
- * is aligned to 16 bytes and every leading dimension is a whole number of 16 bytes: ask nbl__gemm_sm90_can and use blas.h
+ * is aligned to 16 bytes and every leading dimension is a whole number of 16 bytes: ask nbl__gemm_sm90_can and use cublaslt.h
  * otherwise. Enqueues on the device's stream; can be captured. The memory of results overlaps no input's, save that old
  * may be c. */
 #ifndef NBL_CUDA_GEMM_SM90_H

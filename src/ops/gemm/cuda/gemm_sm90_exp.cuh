@@ -1,4 +1,4 @@
-/* gemm_sm90_exp.cuh - how a tile ends whose sums are logits; see hopper.h. Internal to sm90_kernel.cuh.
+/* gemm_sm90_exp.cuh - how a tile ends whose sums are logits; see gemm_sm90.h. Internal to sm90_kernel.cuh.
  *
  * The sums become powers of two relative to their row's, which is what is summed, in f32, and are rounded into c. Where a
  * row's total turns out too large, which should be seldom, its power becomes that of its largest sum, and the warpgroup's

@@ -1,4 +1,4 @@
-/* gemm_sm90_kernel.cuh - the kernel of hopper.h. Internal to sm90_sm90.cu.
+/* gemm_sm90_kernel.cuh - the kernel of gemm_sm90.h. Internal to sm90_sm90.cu.
  *
  * Blocks stay: one per multiprocessor, in clusters of CLUSTER, each cluster takes unit after unit of the result, a unit
  * being CLUSTER tiles of 128 rows below each other and BN columns wide (gated: BN / 2 columns of both sums). A block is

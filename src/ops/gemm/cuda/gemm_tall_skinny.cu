@@ -1,4 +1,4 @@
-/* gemm_tall_skinny.cu - see skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
+/* gemm_tall_skinny.cu - see gemm_tall_skinny.h. Tensor cores by mma.m16n8k16, f32 sums.
  *
  * project: a block has 64 rows (16 where there are few) and all columns; its warps take columns in turn, 32 at a time,
  * straight from memory into fragments, 16 bytes per thread: which column stands for which k of the instruction does

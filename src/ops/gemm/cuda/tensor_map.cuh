@@ -1,4 +1,4 @@
-/* tensor_map.cuh - matrices as the copy engine of Hopper is told of them. Internal to ops/cuda's *_sm90.cu. */
+/* tensor_map.cuh - matrices as the copy engine of Hopper is told of them. Internal to the files *_sm90.cu. */
 #ifndef NBL_CUDA_TENSOR_MAP_CUH
 #define NBL_CUDA_TENSOR_MAP_CUH
 

@@ -1,5 +1,5 @@
 /* wgmma.cuh - Hopper's matrix instructions: products of 64 rows by 64 or 128 columns by 16, made by the 4
- * warps of a warpgroup together, asynchronously, from shared memory. Internal to ops/cuda; for files
+ * warps of a warpgroup together, asynchronously, from shared memory. Internal to the CUDA kernels; for files
  * compiled for sm_90a.
  *
  * A tile in shared memory is as attention_tiles.cuh says. Accumulators are float d[N / 8][4] in each lane:

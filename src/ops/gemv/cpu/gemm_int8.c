@@ -1,4 +1,4 @@
-/* gemm_int8.c - see int8_product.h; the blocks are drawn in int8_kernels.h. Here: the loops over blocks,
+/* gemm_int8.c - see gemm_int8.h; the blocks are drawn in gemm_int8_kernels.h. Here: the loops over blocks,
  * the scalar way, and the step from sums to the tile.
  *
  * Cost at 256 rows and more: bound by multiplication; packing is a few percent. With few rows: bound by the

@@ -1,4 +1,4 @@
-/* gemm_int8_kernels.h - between int8_product.c and its kernels. Internal to the product of 8-bit codes.
+/* gemm_int8_kernels.h - between gemm_int8.c and its kernels. Internal to the product of 8-bit codes.
  *
  * Blocks: NBL_INT8_N columns and NBL_INT8_M rows of the result, NBL_INT8_K of k at a time.
  *

@@ -1,4 +1,4 @@
-/* gemm_int8_rows.c - quantising activations by rows and finding outlier columns; see int8_product.h.
+/* gemm_int8_rows.c - quantising activations by rows and finding outlier columns; see gemm_int8.h.
  *
  * The code of the definition is RN(x · 127 / largest) with one rounding at the end. Vectors compute
  * x · (127 / largest) in f32, whose error is below 1e-4; where that could change the code, because the value

@@ -1,4 +1,4 @@
-/* gemm_int8_x86.c - the kernels of the product of 8-bit codes; the frame is in int8_kernels.h.
+/* gemm_int8_x86.c - the kernels of the product of 8-bit codes; the frame is in gemm_int8_kernels.h.
  *
  *   AVX2      codes as i16, pairs of k: vpmaddwd and vpaddd, 6 rows by 16 columns. 24 products per cycle on three
  *             ports, where f32 has 16.

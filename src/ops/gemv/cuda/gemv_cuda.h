@@ -24,7 +24,7 @@ enum { NBL__CUDA_GEMV_ROWS = 8 };
 nbl_status nbl__cuda_gemv(nbl_context *ctx, const nbl_weight *weight, nbl_dtype dtype, int64_t m,
                           const void *x, void *y, void *stream);
 
-/* One row of x times up to NBL_MAX_GEMV_ONE 4-bit weights that share it, in one launch (gemv_one_sm90.cu): y_i =
+/* One row of x times up to NBL_MAX_GEMV_ONE 4-bit weights that share it, in one launch (gemv_row_sm90.cu): y_i =
  * x·W_iᵀ + b_i, or with `act` (nbl__act; -1: none) and two weights, y_0 = act(x·W_0ᵀ + b_0)·(x·W_1ᵀ + b_1), rounded
  * once. Numerics as above. Begins before what precedes it in the stream is done, and waits for it. */
 enum { NBL_MAX_GEMV_ONE = 4 };

@@ -1,6 +1,6 @@
 /* gemv_f32.cuh - the product of gemv.cu in f32: a lane has 8 neighbouring columns (int8: 4) of all 16 rows of a tile, and
  * adds up with fma. The weights come as gemv_ring.cuh says. Bound by lookups for one row of x, by arithmetic for four.
- * Internal to ops/cuda. */
+ * Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_GEMV_F32_CUH
 #define NBL_CUDA_GEMV_F32_CUH
 

@@ -1,6 +1,6 @@
 /* gemv_ring.cuh - how the products of gemv.cu get their weights: blocks stay for many tiles of 16 rows, their eight warps
  * divide the columns, and each warp copies its codes and scales to a ring in shared memory, some steps of 16 rows x 128
- * bytes ahead. 64 KB of a multiprocessor are under way at any time; no register waits for memory. Internal to ops/cuda. */
+ * bytes ahead. 64 KB of a multiprocessor are under way at any time; no register waits for memory. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_GEMV_RING_CUH
 #define NBL_CUDA_GEMV_RING_CUH
 

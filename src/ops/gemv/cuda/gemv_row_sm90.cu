@@ -10,7 +10,7 @@
  *            exchanged
  *   group    up to four weights in one launch; a tile of 16 rows belongs to one of them. `gated`: a tile is 8 rows of
  *            the first and 8 of the second, and y = act(first)·second
- *   early    the ring is filled before x is there (early.cuh). Codes are in registers when the ring's place is filled
+ *   early    the ring is filled before x is there (dependent_launch.cuh). Codes are in registers when the ring's place is filled
  *            again: RING steps of 2 KB are under way for each of 16 warps of a multiprocessor
  *   x        each warp keeps its part in shared memory, up to 8192 columns. Loads of it in every step, beside the
  *            copies of nested scales, which go through the first cache, too, take a tenth of the time of a large weight

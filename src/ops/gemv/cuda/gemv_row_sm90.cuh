@@ -1,5 +1,5 @@
-/* gemv_row_sm90.cuh - how the product of gemv_one_sm90.cu gets its operands: the job, its shared memory, a warp's copies of codes
- * and scales, and its part of x. Internal to ops/cuda. */
+/* gemv_row_sm90.cuh - how the product of gemv_row_sm90.cu gets its operands: the job, its shared memory, a warp's copies of codes
+ * and scales, and its part of x. Internal to the CUDA kernels. */
 #ifndef NBL_CUDA_GEMV_ONE_CUH
 #define NBL_CUDA_GEMV_ONE_CUH
 

@@ -1,4 +1,4 @@
-/* dropout.c - see drop.h. Four neighbours share a counter of the generator: lanes hold consecutive counters, and the
+/* dropout.c - see dropout.h. Four neighbours share a counter of the generator: lanes hold consecutive counters, and the
  * four words of each are turned into the order of the elements. */
 #include "ops/linear/cpu/dropout.h"
 

@@ -1,4 +1,4 @@
-/* gate_f32.c - see gate.h. Bound by memory: 12 bytes per value forward, 24 backward. */
+/* gate_f32.c - see gate_f32.h. Bound by memory: 12 bytes per value forward, 24 backward. */
 #include "ops/linear/cpu/gate_f32.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* linear_fused.c - layers forward, and what both directions share. See layers.h. */
+/* linear_fused.c - layers forward, and what both directions share. See linear_fused.h. */
 #include "ops/linear/cpu/linear_fused.h"
 
 #include <math.h>

@@ -32,7 +32,7 @@ nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *m
 size_t nbl__dora_weight_norm_scratch(const nbl_context *ctx, const nbl__linear *a);
 nbl_status nbl__dora_weight_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch);
 
-/* ---- between layers.c and layers_backward.c ---- */
+/* ---- between linear_fused.c and linear_fused_backward.c ---- */
 
 typedef struct nbl__linear_part {
     const nbl__linear *a;

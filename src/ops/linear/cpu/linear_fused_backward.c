@@ -1,4 +1,4 @@
-/* linear_fused_backward.c - layers backward. See layers.h.
+/* linear_fused_backward.c - layers backward. See linear_fused.h.
  *
  * Sums over tokens are taken by the product (dA, dB, dW), or column by column (bias, magnitude): an element of a
  * result belongs to one worker, which goes through the tokens in order. */

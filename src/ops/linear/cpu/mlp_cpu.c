@@ -1,4 +1,4 @@
-/* mlp_cpu.c - mlp, chunk by chunk, through layers.h.
+/* mlp_cpu.c - mlp, chunk by chunk, through linear_fused.h.
  *
  *     forward    g, u = gate(x), up(x)          f32 [chunk, inner]; x is packed once
  *                g = act(g)·u                   in place

@@ -1,4 +1,4 @@
-/* linear_cuda.c - linear and linear_group on the device, through layers.h. */
+/* linear_cuda.c - linear and linear_group on the device, through linear_cuda.h. */
 #include "ops/gemv/cuda/gemv_cuda.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/linear/linear_group.h"

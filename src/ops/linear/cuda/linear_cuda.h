@@ -4,8 +4,8 @@
  *     backward   dx = Σ dy'_i·W_i + drop_i(u_i·A_i)                     u_i = s·dy'_i·B_i, dy' = factor∘dy
  *                dA_i = u_iᵀ·drop_i(x), dB_i = dy'_iᵀ·t_i, dW_i = dy'_iᵀ·x, and sums over tokens
  *
- * Two ways. The fast one (layers_fast.c) is for what training does: bf16, many tokens, a weight that multiplies as it
- * decodes, no DoRA. The general one (layers.c, layers_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a
+ * Two ways. The fast one (linear_cuda_train.c) is for what training does: bf16, many tokens, a weight that multiplies as it
+ * decodes, no DoRA. The general one (linear_cuda_general.c, linear_cuda_general_backward.c) takes everything, NBL_CUDA_CHUNK tokens at a
  * time, with f32 sums between the products: every result is rounded once.
  *
  * `members[0]` has x and dx; all else is each member's own. The arguments passed infer, except that x, y, dy and dx may be
@@ -30,7 +30,7 @@ nbl_status nbl__cuda_dora_weight_norm(const nbl__call *call, const nbl__linear *
 /* One row through all of these layers in one launch: is that possible, and how? Without adapters, DoRA and the like. */
 struct nbl__gemv_one;
 bool nbl__cuda_linear_at_once(const nbl__linear *members, int count, struct nbl__gemv_one *one);
-/* layers_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
+/* linear_cuda_norm.c: an rmsnorm whose one row the layers just behind it take, in one launch with theirs: it does nothing itself
  * then. Both sides ask, with the arguments of both. */
 bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op, const void *layers,
                           struct nbl__gemv_one *one);
@@ -38,7 +38,7 @@ bool nbl__cuda_norm_joins(const char *norm_op, const void *norm, const char *op,
 struct nbl__mlp;
 bool nbl__cuda_mlp_at_once(const struct nbl__mlp *a, struct nbl__gemv_one *one);
 
-/* ---- the fast way: layers_fast.c ---- */
+/* ---- the fast way: linear_cuda_train.c ---- */
 
 bool nbl__cuda_fast_takes(const nbl__linear *members, int count, bool backward);
 size_t nbl__cuda_fast_scratch(const nbl__cuda *cuda, const nbl__linear *members, int count, bool backward);

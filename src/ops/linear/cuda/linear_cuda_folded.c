@@ -1,4 +1,4 @@
-/* linear_cuda_folded.c - the results of linear layers in one K loop each, by our own product for Hopper. See layers_fast.c.
+/* linear_cuda_folded.c - the results of linear layers in one K loop each, by our own product for Hopper. See linear_cuda_train.c.
  *
  * c is written once and rounded once, and no operand is copied. The weights of a group are decoded side by side: their dx is
  * one sum, and their outputs are the parts of one product, which fill the multiprocessors better than one after another. */

@@ -1,4 +1,4 @@
-/* linear_cuda_general.c - layers forward, the general way, and what it shares with backward. See layers.h. */
+/* linear_cuda_general.c - layers forward, the general way, and what it shares with backward. See linear_cuda.h. */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #ifdef NIBBLE_CUDA_BUILT

@@ -1,4 +1,4 @@
-/* linear_cuda_general_backward.c - layers backward, the general way. See layers.h.
+/* linear_cuda_general_backward.c - layers backward, the general way. See linear_cuda.h.
  *
  * Chunks of tokens outside, layers inside, so that the sum of their dx is f32 until all of them are in it. A weight is
  * decoded again for every chunk when there are several of both. */

@@ -1,4 +1,4 @@
-/* linear_cuda_norm.c - rmsnorm and the layers that take its one row, in one launch. See layers.h. */
+/* linear_cuda_norm.c - rmsnorm and the layers that take its one row, in one launch. See linear_cuda.h. */
 #include "ops/linear/cuda/linear_cuda.h"
 
 #ifdef NIBBLE_CUDA_BUILT

@@ -1,9 +1,9 @@
-/* linear_cuda_train.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See layers.h.
+/* linear_cuda_train.c - layers as they are trained: bf16, more than a few tokens, any storage, LoRA or none. See linear_cuda.h.
  *
  * The terms of rank r join the base products in one of two ways:
  *
  *     folded    on a Hopper, where memory is aligned to 16 bytes: y = x·Wᵀ + t·Bᵀ and dx = Σ dy_i·W_i + u·A each in one K
- *               loop of our own product (layers_fold.c). Results are written and rounded once; with dropout dx begins
+ *               loop of our own product (linear_cuda_folded.c). Results are written and rounded once; with dropout dx begins
  *               with what the masks leave of u·A, and the loop adds to that.
  *     before    elsewhere: y = t·Bᵀ, then y += x·Wᵀ; dx = u·A, then dx += dy_i·W_i. A result is written more than
  *               once and rounded each time: 1.1e-3 of its norm, so 1.6e-3 for y and up to 2.5e-3 for the dx of four

@@ -1,4 +1,4 @@
-/* linear_cuda_train.h - between layers_fast.c and layers_fast_backward.c, the fast way of linear layers. See there. */
+/* linear_cuda_train.h - between linear_cuda_train.c and linear_cuda_train_backward.c, the fast way of linear layers. See there. */
 #ifndef NBL_LINEAR_CUDA_TRAIN_H
 #define NBL_LINEAR_CUDA_TRAIN_H
 
@@ -21,7 +21,7 @@ typedef struct nbl__fast {
     nbl_tensor x, dx;
     int64_t tokens, in, wide, outs; /* wide, outs: of all layers */
     int count;
-    bool folds;         /* all terms of a result in one K loop (hopper.h), where alignment lets them */
+    bool folds;         /* all terms of a result in one K loop (gemm_sm90.h), where alignment lets them */
     bool drops, over_x; /* over_x: backward's first sweep is over x, not dy */
     nbl__linear_train layers[NBL_CUDA_LINEAR_MAX];
     void *lora_a; /* [wide, in] */
@@ -52,7 +52,7 @@ nbl_status nbl__fast_dequantize(const nbl__fast *j, const nbl__linear_train *l, 
 /* c = alpha·a·b + beta·c of bf16. */
 nbl_status nbl__fast_multiply(const nbl__fast *j, float alpha, nbl__gemm g);
 
-/* layers_fold.c. *done: whether it was possible; else nothing has happened. */
+/* linear_cuda_folded.c. *done: whether it was possible; else nothing has happened. */
 nbl_status nbl__fold_forward(const nbl__fast *j, bool *done);
 /* `begun`: dx holds the adapters' terms already, and the loop adds to them. */
 nbl_status nbl__fold_dx(const nbl__fast *j, bool begun, bool *done);

@@ -1,4 +1,4 @@
-/* linear_cuda_train_backward.c - layers backward as they are trained. See layers_fast.c.
+/* linear_cuda_train_backward.c - layers backward as they are trained. See linear_cuda_train.c.
  *
  * u = s·dy·B and dB = dyᵀ·t are one pass over dy once t is there, or t = s·x·Aᵀ and dA = uᵀ·x are one over x once
  * u is: whichever of x and dy is larger is read once for both, the other twice. Where forward left its t, both are read

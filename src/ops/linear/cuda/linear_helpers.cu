@@ -1,4 +1,4 @@
-/* linear_helpers.cu - see pieces.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
+/* linear_helpers.cu - see linear_helpers.h. Dtypes are told at run time: a branch that all threads take alike costs nothing beside the
  * memory, and one kernel serves all. */
 #include "ops/elementwise/act.cuh"
 #include "ops/common/dependent_launch.cuh"

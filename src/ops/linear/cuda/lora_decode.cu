@@ -1,4 +1,4 @@
-/* lora_dequantize.cu - see few.h. The first kernel has a block for each rank, which reads its row of A once for all rows of x; the second
+/* lora_dequantize.cu - see lora_decode.h. The first kernel has a block for each rank, which reads its row of A once for all rows of x; the second
  * a thread for each column of y, which reads its row of B. */
 #include "ops/common/kernel.cuh"
 

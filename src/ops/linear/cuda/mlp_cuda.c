@@ -1,4 +1,4 @@
-/* mlp_cuda.c - mlp on the device, chunk by chunk as the CPU does it, through layers.h.
+/* mlp_cuda.c - mlp on the device, chunk by chunk as the CPU does it, through linear_cuda.h.
  *
  *     forward    g, u = gate(x), up(x)          f32 [chunk, inner]
  *                g = act(g)·u, y = down(g)
