@@ -360,6 +360,11 @@ NBL_API const nbl_tensor_info *
 nbl_checkpoint_get_tensor(const nbl_checkpoint *checkpoint, int64_t index);
 NBL_API const char *nbl_checkpoint_get_problem(const nbl_checkpoint *checkpoint,
                                                int64_t index);
+/* Reads every value, packed weights dequantized: a tensor that holds NaN or
+ * infinities is an error (NBL_OPEN_STRICT: the first such tensor) or a problem
+ * (NBL_OPEN_TOLERANT) that names the tensor, how many, and the index of the
+ * first. The file is only read. Reports progress; cancellable. */
+NBL_API nbl_status nbl_checkpoint_check_values(nbl_checkpoint *checkpoint);
 /* Names of modules whose matrices were not quantised. */
 NBL_API const char *nbl_checkpoint_get_skipped(const nbl_checkpoint *checkpoint,
                                                int64_t index);

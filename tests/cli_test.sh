@@ -373,6 +373,15 @@ allows_non_finite() {
         rm -rf packed && exits 0 quantize broken-values packed --format nf4 --allow-non-finite --quiet && silent err
 }
 check "--allow-non-finite warns of them, not with --quiet" allows_non_finite
+inspects_values() {
+    exits 0 inspect broken-values --json && one_document && json_is "problems.#" 0 &&
+        exits 0 inspect broken-values --values --json && one_document && json_is "problems.#" 1 &&
+        says out "2 values are not finite; the first has index" &&
+        exits 0 inspect packed --values && says out problems "mlp.up_proj.weight" &&
+        exits 0 inspect model --values --json && one_document && json_is "problems.#" 0 &&
+        exits 2 inspect model.gguf --values && says err "--values is for folders"
+}
+check "inspect --values names tensors with NaN, in packed weights, too" inspects_values
 refuses_on_arrival() { # codes would make finite numbers of NaN
     local format
     rm -rf altered && "$make_checkpoint" altered --dtype bf16 && patch altered/model.safetensors model.layers.1.mlp.down_proj.weight 5 '\xc0\x7f' || return 1

@@ -1,4 +1,4 @@
-/* inspect.c - `nibble inspect`: what is in a checkpoint, from its headers alone; no weight is read. GGUF files and
+/* inspect.c - `nibble inspect`: what is in a checkpoint, from its headers alone, unless --values is given. GGUF files and
  * adapters have files of their own (inspect_gguf.c, inspect_adapter.c). */
 #include <inttypes.h>
 #include <string.h>
@@ -170,6 +170,12 @@ static int inspect_checkpoint(const cli_call *call, nbl_context *ctx, const char
     nbl_checkpoint *checkpoint;
     nbl_status code = nbl_checkpoint_open(ctx, path, NBL_OPEN_TOLERANT, &checkpoint);
     bool with_tensors = cli_get(call, "tensors")->given;
+    if (code == NBL_OK && cli_get(call, "values")->given) {
+        cli_work_begin("");
+        code = nbl_checkpoint_check_values(checkpoint);
+        cli_work_end(code);
+        if (code != NBL_OK) nbl_checkpoint_close(checkpoint);
+    }
     if (code != NBL_OK) return cli_failure(call, ctx, code);
     if (call->json) {
         print_document(checkpoint, with_tensors);
@@ -211,6 +217,8 @@ static int run(cli_call *call)
     int status;
     if (cli_get(call, "base")->given && adapter_folder(call->arguments[0]) == NULL)
         return cli_usage(call, NULL, "--base is for adapters, and %s is none", cli_clean(call->arguments[0]));
+    if (cli_get(call, "values")->given && ends_with(call->arguments[0], ".gguf"))
+        return cli_usage(call, NULL, "--values is for folders and .safetensors files, not for .gguf files");
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
     const char *path = call->arguments[0], *adapter = adapter_folder(path),
@@ -231,7 +239,7 @@ const cli_command cli_inspect = {
         "checkpoint "
         "was quantised, and lists what is wrong with it. A packed weight is one tensor, with its logical "
         "shape; its bytes include its scales and state. Only headers are read, so this is quick for any "
-        "size.\n\n"
+        "size; --values reads everything.\n\n"
         "Of a GGUF file it also tells the tokenizer and the metadata: numbers, texts cut to 200 bytes, and "
         "the "
         "first values of arrays.\n\n"
@@ -250,6 +258,8 @@ const cli_command cli_inspect = {
     .options =
         (const cli_option[]){
             {.name = "tensors", .help = "list every tensor: name, format, shape, bytes, file"},
+            {.name = "values",
+             .help = "read every value, too: tensors that hold NaN or infinities are problems"},
             {.name = "base",
              .argument = "DIR",
              .kind = CLI_PATH,
