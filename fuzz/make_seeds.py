@@ -1,8 +1,10 @@
 """Makes the first inputs of the fuzz corpora with the upstream libraries: python fuzz/make_seeds.py
 
 Small files as safetensors, bitsandbytes and transformers write them; the fuzzer takes it from there. Needs the environment
-of `make oracle`. What the fuzzer found since is kept beside them (minimised with -merge=1)."""
+of `make oracle`. What the fuzzer found since is kept beside them in fuzz/corpus/NAME.tar (minimised with -merge=1)."""
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 
 import gguf
@@ -12,7 +14,7 @@ from peft import LoraConfig
 from safetensors.torch import save
 from transformers import BitsAndBytesConfig, LlamaConfig
 
-root = Path(__file__).parent / "corpus"
+root = Path(tempfile.mkdtemp())  # packed at the end
 
 
 def put(target, name, data):
@@ -194,3 +196,6 @@ for value in (b"load_in_4bit=true", b"peft_use_dora=true", b"adapter=", b"sample
               b"chat_template=jinja", b"special_tokens={pad_token: </s>}"):
     for choice in (4, 5): run_seed(f"set-{value.split(b'=')[0].decode()}-{choice}", choice, (255, 0, 0, value))
 for file in range(24): run_seed(f"edit-{file}", 5, (file, 40, 2, b"1"))
+
+for folder in sorted(root.iterdir()):
+    subprocess.run([Path(__file__).parent.parent / "scripts" / "fuzz-corpus", "add", folder.name, folder], check=True)
