@@ -1,10 +1,10 @@
-/* cuda_hopper.cu - examines the Hopper product (src/ops/gemm/cuda/gemm_sm90.h) on the first device.
+/* cuda_gemm_sm90.cu - examines the Hopper product (src/ops/gemm/cuda/gemm_sm90.h) on the first device.
  *
- *   cuda_hopper test [--quick]   every variant against sums in f64: sizes that are no multiple of anything, several
+ *   cuda_gemm_sm90 test [--quick]   every variant against sums in f64: sizes that are no multiple of anything, several
  *                                sources, both ways that b may lie, beta, gated; twice the same bits, nothing written
  *                                beside the result. Without such a device it says so and exits with 77. --quick: small
  *                                sizes only, for compute-sanitizer
- *   cuda_hopper bench            TFLOP/s at the sizes of an 8B model's layers, beside cuBLASLt: every product once, in
+ *   cuda_gemm_sm90 bench            TFLOP/s at the sizes of an 8B model's layers, beside cuBLASLt: every product once, in
  *                                turns, and medians of the turns
  *
  * Values are random numbers in [-1, 1). */
@@ -661,14 +661,14 @@ int main(int argc, char **argv)
          measure = argc == 2 && strcmp(argv[1], "bench") == 0;
     bool quick = argc == 3 && strcmp(argv[2], "--quick") == 0;
     if ((!test && !measure) || argc > 3 || (argc == 3 && !quick)) {
-        fprintf(stderr, "usage: cuda_hopper test [--quick] | bench\n");
+        fprintf(stderr, "usage: cuda_gemm_sm90 test [--quick] | bench\n");
         return 2;
     }
     nbl_context *ctx = NULL;
     nbl_cuda_device device;
     if (nbl_context_create(NULL, &ctx) != NBL_OK) stop("nbl_context_create", "failed", __LINE__);
     if (nbl_cuda_device_get(ctx, 0, &device) != NBL_OK || device.major != 9) {
-        printf("cuda_hopper: skipped: no device of compute capability 9.0\n");
+        printf("cuda_gemm_sm90: skipped: no device of compute capability 9.0\n");
         nbl_context_destroy(ctx);
         return 77;
     }
