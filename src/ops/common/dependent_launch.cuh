@@ -1,7 +1,7 @@
 /* dependent_launch.cuh - kernels that begin before the one ahead of them in the stream is done. Internal to the CUDA kernels.
  *
  * Decoding a token, and the adapters of a layer, are chains of short kernels, each of which waits for the last block of
- * the one before it, is started, and finds memory idle. A kernel whose first parameter is `early` may be started by
+ * the one before it, is started, and finds memory idle. A kernel whose first parameter is `dependent` may be started by
  * launch_dependent as soon as every block of its predecessor has called allow_dependent_launch() or left. Until it calls
  * wait_for_previous_kernel() it may touch only what no kernel of the stream writes: weights, tables, its own shared memory.
  * After that everything before it in the stream is done and visible; loads of it must not go through the read-only path
@@ -16,6 +16,8 @@
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
+
+#include "ops/common/ptx_sm90.cuh"
 
 namespace nbl_cuda
 {
@@ -81,13 +83,13 @@ static inline void launch_dependent(void (*kernel)(dependent, PARAMETERS...), di
 
 /* ---- clusters: blocks that see each other's shared memory ---- */
 
-__device__ inline uint32_t rank_in_cluster()
+__device__ inline uint32_t cluster_rank()
 {
-    uint32_t rank = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return nbl_sm90::cluster_rank();
+#else
+    return 0;
 #endif
-    return rank;
 }
 /* A barrier in two halves, for the beginning: after the second all blocks of the cluster run, and their barriers are made. It
  * says nothing of other memory: what would is as slow as a fence for the whole device, and empties the first-level cache. */
@@ -115,33 +117,22 @@ __device__ inline uint32_t shared_at(const void *p)
 __device__ inline void make_barrier(uint64_t *barrier, int count)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(count) : "memory");
+    nbl_sm90::mbarrier_init(shared_at(barrier), static_cast<uint32_t>(count));
 #endif
 }
 /* `bytes`: that others send to this phase. */
 __device__ inline void arrive_at(uint64_t *barrier, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (bytes == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
-    else
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
-                     "r"(bytes)
-                     : "memory");
+    if (bytes == 0) nbl_sm90::mbarrier_arrive(shared_at(barrier));
+    else nbl_sm90::mbarrier_expect_tx(shared_at(barrier), static_cast<uint32_t>(bytes));
 #endif
 }
 /* Until the phase is over; phases have parity 0, 1, 0, … */
 __device__ inline void wait_at(uint64_t *barrier, uint32_t parity)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t done = 0;
-    while (!done)
-        asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-                     "selp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done)
-                     : "r"(shared_at(barrier)), "r"(parity)
-                     : "memory");
+    nbl_sm90::mbarrier_wait(shared_at(barrier), parity);
 #endif
 }
 /* Writes to the place in the shared memory of block `rank` that `to` is in this one's, and tells its barrier so. */

@@ -35,30 +35,18 @@ struct whole_row {
 __device__ inline void copy_part(float *to, const float *from, unsigned bytes)
 {
     __shared__ alignas(8) uint64_t arrived;
-    unsigned barrier = static_cast<unsigned>(__cvta_generic_to_shared(&arrived)),
-             slot = static_cast<unsigned>(__cvta_generic_to_shared(to)), done = 0;
+    uint32_t barrier = static_cast<uint32_t>(__cvta_generic_to_shared(&arrived)),
+             slot = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     if (threadIdx.x == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                     "fence.mbarrier_init.release.cluster;\n"
-                     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                     "r"(bytes)
-                     : "memory");
-        for (unsigned at = 0; at < bytes; at += WHOLE_COPY) {
-            unsigned piece = bytes - at < WHOLE_COPY ? bytes - at : static_cast<unsigned>(WHOLE_COPY);
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-                         "[%3];" ::"r"(slot + at),
-                         "l"(reinterpret_cast<const char *>(from) + at), "r"(piece), "r"(barrier)
-                         : "memory");
-        }
+        nbl_sm90::mbarrier_init(barrier, 1);
+        nbl_sm90::mbarrier_init_fence();
+        nbl_sm90::mbarrier_expect_tx(barrier, bytes);
+        for (unsigned at = 0; at < bytes; at += WHOLE_COPY)
+            nbl_sm90::bulk_load(slot + at, reinterpret_cast<const char *>(from) + at,
+                                bytes - at < WHOLE_COPY ? bytes - at : static_cast<unsigned>(WHOLE_COPY), barrier);
     }
     __syncthreads();
-    while (!done)
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(barrier)
-                     : "memory");
+    nbl_sm90::mbarrier_wait(barrier, 0);
 }
 
 #endif

@@ -20,13 +20,20 @@
 namespace nbl_cuda
 {
 
-using nbl_sm90::barrier_arrive;
-using nbl_sm90::barrier_expect;
-using nbl_sm90::barrier_make;
-using nbl_sm90::barrier_wait;
-using nbl_sm90::barriers_made;
-using nbl_sm90::registers_give;
-using nbl_sm90::registers_take;
+using nbl_sm90::fence_proxy_async;
+using nbl_sm90::mbarrier_arrive_after_copies;
+using nbl_sm90::mbarrier_arrive_cluster;
+using nbl_sm90::mbarrier_expect_tx;
+using nbl_sm90::mbarrier_init;
+using nbl_sm90::mbarrier_init_fence;
+using nbl_sm90::mbarrier_wait;
+using nbl_sm90::setmaxnreg_dec;
+using nbl_sm90::setmaxnreg_inc;
+using nbl_sm90::tma_load;
+using nbl_sm90::wgmma_commit;
+using nbl_sm90::wgmma_fence;
+using nbl_sm90::wgmma_settle;
+using nbl_sm90::wgmma_wait;
 
 constexpr int BOX_ROWS = 64; /* of 64 columns: what one copy brings */
 
@@ -106,7 +113,7 @@ template <int GROUPS> __device__ inline void end_turn(int group)
 template <int GROUPS> __device__ inline void begin_turn(int group)
 {
     if constexpr (GROUPS > 1) asm volatile("bar.sync %0, 256;" ::"r"(TURNS + group) : "memory");
-    products_begin();
+    wgmma_fence();
 }
 template <int GROUPS> __device__ inline void begin_turns(int group)
 {
@@ -124,8 +131,8 @@ template <int STAGES> struct ring {
     __device__ void make(int sends, int readers) const
     {
         for (int i = 0; i < STAGES; i++) {
-            barrier_make(barriers + i * 16, static_cast<uint32_t>(sends));
-            barrier_make(barriers + i * 16 + 8, static_cast<uint32_t>(readers));
+            mbarrier_init(barriers + i * 16, static_cast<uint32_t>(sends));
+            mbarrier_init(barriers + i * 16 + 8, static_cast<uint32_t>(readers));
         }
     }
     __device__ static int slot(int step)
@@ -138,28 +145,19 @@ template <int STAGES> struct ring {
     }
     __device__ void await_full(int step) const
     {
-        barrier_wait(full(step), step / STAGES & 1);
+        mbarrier_wait(full(step), step / STAGES & 1);
     }
     __device__ void await_empty(int step) const
     {
-        barrier_wait(full(step) + 8, (step / STAGES & 1) ^ 1);
+        mbarrier_wait(full(step) + 8, (step / STAGES & 1) ^ 1);
     }
     __device__ void release(int step) const
     {
-        if (threadIdx.x % 32 == 0) barrier_arrive(full(step) + 8);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive_cluster(full(step) + 8);
     }
 };
 
 /* ---- the feeder ---- */
-
-__device__ inline void load_box(uint32_t to, const CUtensorMap *map, int column, int head, int token,
-                                uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                 "l"(map), "r"(column), "r"(head), "r"(token), "r"(barrier)
-                 : "memory");
-}
 
 struct feeder {
     const attention_problem &p;
@@ -180,32 +178,32 @@ struct feeder {
             int64_t step = static_cast<int64_t>(heads) * p.size;
             const T *from = static_cast<const T *>(tensor) + (token * int64_t{heads} + head) * p.size;
             load_tile<T, 128, ROWS, WIDE>(to, from, step, valid, p);
-            show_to_products();
+            fence_proxy_async();
             asm volatile("bar.sync %0, 128;" ::"n"(FEEDERS) : "memory");
-            if (leads()) barrier_arrive(full);
+            if (leads()) mbarrier_arrive_cluster(full);
             return;
         }
         bool whole = valid >= ROWS || token + valid >= p.tokens;
         uint32_t at = shared_address(to), barrier = whole ? full : spare;
         if (leads()) {
-            barrier_expect(barrier, ROWS * WIDE * 2);
+            mbarrier_expect_tx(barrier, ROWS * WIDE * 2);
 #pragma unroll
             for (int column = 0; column < WIDE; column += 64)
 #pragma unroll
                 for (int row = 0; row < ROWS; row += BOX_ROWS)
-                    load_box(at + (column / 64 * ROWS + row) * 128, map, column, head, token + row, barrier);
+                    tma_load(at + (column / 64 * ROWS + row) * 128, map, column, head, token + row, barrier);
         }
         if (whole) return;
         __syncwarp();
-        barrier_wait(spare, parity);
+        mbarrier_wait(spare, parity);
         parity ^= 1;
         for (int i = valid * 8 + threadIdx.x; i < ROWS * 8; i += 32)
 #pragma unroll
             for (int panel = 0; panel < WIDE / 64; panel++)
                 *reinterpret_cast<int4 *>(to + panel * ROWS * 128 + i * 16) = make_int4(0, 0, 0, 0);
-        show_to_products();
+        fence_proxy_async();
         __syncwarp();
-        if (leads()) barrier_arrive(full);
+        if (leads()) mbarrier_arrive_cluster(full);
     }
 
     /* Tells the others that there is nothing more; `sends` as many as a ring waits for. */
@@ -213,7 +211,7 @@ struct feeder {
     {
         if (!leads()) return;
         *item = {{}, -1};
-        for (int i = 0; i < sends; i++) barrier_arrive(full);
+        for (int i = 0; i < sends; i++) mbarrier_arrive_cluster(full);
     }
 
     /* Calls body(item) for every item of this block. The draw is under way while the item is fed. */

@@ -46,8 +46,8 @@ template <int WIDE, int GROUPS> struct keys_block {
     {
         own.make(2, 4 * GROUPS);
         queries.make(2 + 32, 4 * GROUPS); /* two tiles, and each lane's share of the numbers */
-        barrier_make(spare, 1);
-        barriers_made();
+        mbarrier_init(spare, 1);
+        mbarrier_init_fence();
     }
     /* The queries that see a tile of keys, in whole tiles from the first, and how many tiles. */
     __device__ static int first_query_of(const attention_problem &p, const attention_tile &tile)
@@ -79,8 +79,7 @@ __device__ inline void feed_keys(const attention_problem &p, const attention_dat
             copy_4(to + r * 4, data.lse2 + from, r < valid);
             copy_4(to + (z::QUERIES + r) * 4, data.delta + from, r < valid);
         }
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(block.queries.full(step))
-                     : "memory");
+        mbarrier_arrive_after_copies(block.queries.full(step));
     };
     feeder.for_items(items, [&](int number) {
         attention_tile tile;
@@ -152,23 +151,23 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
             multiply_tiles<T, ROWS, WIDE>(d, v, douts + slot);
             wgmma_commit();
             end_turn<GROUPS>(group);
-            await_products<1>();
-            settled(s);
+            wgmma_wait<1>();
+            wgmma_settle(s);
             if (!all_seen(p, i0, QUERIES, j0, 16, tile.n)) hide_queries(p, s, j0, i0, tile.n, unseen);
             make_weights<CAP>(p, s, lse_of);
             round_weights<T, CAP>(p, s, weights, lse_of);
-            settled(s);
+            wgmma_settle(s);
             block.queries.await_full(step); /* as it is: what stands before it stays before it */
-            await_products<0>();
-            settled(d);
+            wgmma_wait<0>();
+            wgmma_settle(d);
             make_slopes<T, CAP>(p, s, d, slopes, lse_of, delta_of);
-            products_begin();
+            wgmma_fence();
             multiply_scores<T>(dv, weights, douts + slot);
             multiply_scores<T>(dk, slopes, queries + slot);
             wgmma_commit();
-            await_products<0>();
-            settled(dk);
-            settled(dv);
+            wgmma_wait<0>();
+            wgmma_settle(dk);
+            wgmma_settle(dv);
             block.queries.release(step);
             if (--left == 0) break;
             i0 = i0 + QUERIES < end ? i0 + QUERIES : first;
@@ -186,7 +185,7 @@ __device__ inline void multiply_keys(const attention_problem &p, const attention
         if (data.dv)
             store_lines<ROWS>(out, static_cast<T *>(data.dv) + at, k_step, warp * 16, tile.n - tile.start, dv,
                               one, p);
-        if constexpr (GROUPS == 1) show_to_products(); /* to the copies, that is */
+        if constexpr (GROUPS == 1) fence_proxy_async(); /* to the copies, that is */
         block.own.release(tiles);
     }
 }
@@ -204,10 +203,10 @@ __global__ void __launch_bounds__(keys_shape<WIDE, GROUPS>::THREADS, 3 - GROUPS)
     __syncthreads();
     int group = group_of_warps();
     if (group == 0) {
-        registers_give<z::FEEDER>();
+        setmaxnreg_dec<z::FEEDER>();
         if (threadIdx.x < 32 || !p.wide) feed_keys<T, WIDE, GROUPS>(p, data, maps, items, block);
     } else {
-        registers_take<REGISTERS_LEFT<GROUPS, z::FEEDER>>();
+        setmaxnreg_inc<REGISTERS_LEFT<GROUPS, z::FEEDER>>();
         multiply_keys<T, WIDE, GROUPS, CAP>(p, data, block, group - 1);
     }
 }

@@ -45,8 +45,8 @@ template <int WIDE> struct queries_block {
         out.make(1, 4 * z::GROUPS);
         keys.make(1, 4 * z::GROUPS);
         values.make(1, 4 * z::GROUPS);
-        barrier_make(spare, 1);
-        barriers_made();
+        mbarrier_init(spare, 1);
+        mbarrier_init_fence();
     }
 };
 
@@ -167,22 +167,22 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
             send_dp();
             end_turn<z::GROUPS>(group);
             if (j == first) make_delta();
-            await_products<1>();
-            settled(s);
+            wgmma_wait<1>();
+            wgmma_settle(s);
             if (!all_seen(p, row0, 16, j, KEYS, tile.n)) hide_keys(p, s, row0, j, tile.n, unseen);
             make_weights<CAP>(p, s, lse_of);
-            settled(s);
+            wgmma_settle(s);
             block.values.await_full(step); /* as it is: what stands before it stays before it */
-            await_products<0>();
-            settled(d);
+            wgmma_wait<0>();
+            wgmma_settle(d);
             block.values.release(step);
             if (j + KEYS >= end) block.own.release(tiles);
             if constexpr (SUMS) add_sums<CAP>(p, s, d, lse, sums);
             make_slopes<T, CAP>(p, s, d, slopes, lse_of, [&](int, int e) { return delta[e / 2]; });
-            products_begin();
+            wgmma_fence();
             send_dq();
-            await_products<0>();
-            settled(dq);
+            wgmma_wait<0>();
+            wgmma_settle(dq);
             block.keys.release(step);
             j += KEYS;
             if (j >= end) break;
@@ -197,7 +197,7 @@ __device__ inline void multiply_queries(const attention_problem &p, const attent
             store_lines<ROWS>(block.shared + z::OUT, static_cast<T *>(data.dq) + at,
                               static_cast<int64_t>(p.heads) * p.size, warp * 16, tile.n - tile.start, dq,
                               scale, p);
-        show_to_products(); /* to the copies, that is */
+        fence_proxy_async(); /* to the copies, that is */
         block.out.release(tiles);
     }
 }
@@ -216,10 +216,10 @@ __global__ void __launch_bounds__(queries_shape<WIDE>::THREADS, 1)
     __syncthreads();
     int group = group_of_warps();
     if (group == 0) {
-        registers_give<z::FEEDER>();
+        setmaxnreg_dec<z::FEEDER>();
         if (threadIdx.x < 32 || !p.wide) feed_queries<T, WIDE>(p, data, maps, items, block);
     } else {
-        registers_take<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
+        setmaxnreg_inc<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
         multiply_queries<T, WIDE, CAP, SUMS>(p, data, block, group - 1);
     }
 }

@@ -51,7 +51,7 @@ __device__ inline void make_slopes(const attention_problem &p, const float (&s)[
         for (int e = 0; e < 4; e++)
             d[n][e] = slope_of<CAP>(p, s[n][e], weight_again<CAP>(p, s[n][e], lse_of(n, e)),
                                     d[n][e] - delta_of(n, e));
-    settled(d);
+    wgmma_settle(d);
     round_scores<T>(slopes, d);
 }
 

@@ -51,8 +51,8 @@ template <int WIDE> struct forward_block {
         queries.make(1, 4 * z::GROUPS);
         keys.make(1, 4 * z::GROUPS);
         values.make(1, 4 * z::GROUPS);
-        barrier_make(spare, 1);
-        barriers_made();
+        mbarrier_init(spare, 1);
+        mbarrier_init_fence();
     }
 };
 
@@ -120,11 +120,11 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
         };
         begin_rows(p, head, top, total);
         block.keys.await_full(step);
-        products_begin();
+        wgmma_fence();
         multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.slot(step) * z::TILE);
         wgmma_commit();
-        await_products<0>();
-        settled(s);
+        wgmma_wait<0>();
+        wgmma_settle(s);
         block.keys.release(step);
         soften_keys();
         round_scores<T>(weights, s);
@@ -134,29 +134,29 @@ __device__ inline void multiply(const attention_problem &p, const attention_data
             multiply_tiles<T, ROWS, WIDE>(s, q, keys + block.keys.slot(step + 1) * z::TILE);
             wgmma_commit();
             block.values.await_full(step);
-            products_begin();
+            wgmma_fence();
             multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
             wgmma_commit();
             end_turn<z::GROUPS>(group);
-            await_products<1>();
-            settled(s);
+            wgmma_wait<1>();
+            wgmma_settle(s);
             block.keys.release(step + 1);
             j += KEYS;
             soften_keys();
-            settled(s);
+            wgmma_settle(s);
             block.values.await_full(step);
-            await_products<0>();
-            settled(out);
+            wgmma_wait<0>();
+            wgmma_settle(out);
             block.values.release(step++);
             rescale(out, before);
             round_scores<T>(weights, s);
         }
         block.values.await_full(step);
-        products_begin();
+        wgmma_fence();
         multiply_scores<T>(out, weights, values + block.values.slot(step) * z::TILE);
         wgmma_commit();
-        await_products<0>();
-        settled(out);
+        wgmma_wait<0>();
+        wgmma_settle(out);
         block.values.release(step++);
 
         float inverse[2];
@@ -180,10 +180,10 @@ __global__ void __launch_bounds__(forward_shape<WIDE>::THREADS, 1)
     __syncthreads();
     int group = group_of_warps();
     if (group == 0) {
-        registers_give<z::FEEDER>();
+        setmaxnreg_dec<z::FEEDER>();
         if (threadIdx.x < 32 || !p.wide) feed<T, WIDE>(p, data, maps, items, block);
     } else {
-        registers_take<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
+        setmaxnreg_inc<REGISTERS_LEFT<z::GROUPS, z::FEEDER>>();
         multiply<T, WIDE, BENT>(p, data, block, group - 1);
     }
 }

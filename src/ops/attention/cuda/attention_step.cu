@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(DECODE_THREADS) step_kernel(dependent, const _
     __shared__ float sums[DECODE_WARPS][HEADS][WIDE], tops[DECODE_WARPS][HEADS], totals[DECODE_WARPS][HEADS];
     __shared__ float parts[RANKS][WIDE], part_tops[RANKS], part_totals[RANKS]; /* of the head of this rank */
     __shared__ uint64_t all_here;
-    int rank = static_cast<int>(rank_in_cluster()), unit = blockIdx.x / RANKS, b = blockIdx.y;
+    int rank = static_cast<int>(cluster_rank()), unit = blockIdx.x / RANKS, b = blockIdx.y;
     int key_head = unit / p.d.blocks_per_group, among = unit % p.d.blocks_per_group;
     int head = key_head * p.d.group + among * HEADS;
     int heads = min(HEADS, (key_head + 1) * p.d.group - head);

@@ -103,22 +103,22 @@ __device__ inline void copy_boxes(const lowrank_job &p, const block_layout &b, u
     using at = room<WIDE, PAIRS, PROJECTS>;
     uint32_t all_a = barriers + 2 * STAGES * 8, parity = 1; /* the first round finds all stages free */
     if (PROJECTS) {
-        barrier_expect(all_a, static_cast<uint32_t>(2 * b.pairs * at::A_BOX));
+        mbarrier_expect_tx(all_a, static_cast<uint32_t>(2 * b.pairs * at::A_BOX));
         for (int i = 0; i < 2 * b.pairs; i++)
-            load_box(ring + at::A + i * at::A_BOX, &p.a[b.part], (b.box + i) * SIDE, 0, all_a);
+            tma_load(ring + at::A + i * at::A_BOX, &p.a[b.part], (b.box + i) * SIDE, 0, all_a);
     }
     int stage = 0;
     for (int line = b.line; line < b.end; line++) {
         uint32_t turn = (line - b.line) % V_STAGES, v_full = all_a + 8 + turn * 8;
-        barrier_wait(v_full + V_STAGES * 8, (line - b.line) / V_STAGES % 2 ^ 1);
-        barrier_expect(v_full, BOX);
-        load_box(ring + at::V + turn * BOX, &p.v, p.layouts[b.part].v_first, line * SIDE, v_full);
+        mbarrier_wait(v_full + V_STAGES * 8, (line - b.line) / V_STAGES % 2 ^ 1);
+        mbarrier_expect_tx(v_full, BOX);
+        tma_load(ring + at::V + turn * BOX, &p.v, p.layouts[b.part].v_first, line * SIDE, v_full);
         for (int j = 0; j < b.pairs; j++) {
             uint32_t full = barriers + stage * 8;
-            barrier_wait(full + STAGES * 8, parity);
-            barrier_expect(full, STAGE);
+            mbarrier_wait(full + STAGES * 8, parity);
+            mbarrier_expect_tx(full, STAGE);
             for (int i = 0; i < 2; i++)
-                load_box(ring + stage * STAGE + i * BOX, &p.z[b.part], (b.box + 2 * j + i) * SIDE,
+                tma_load(ring + stage * STAGE + i * BOX, &p.z[b.part], (b.box + 2 * j + i) * SIDE,
                          line * SIDE, full);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
@@ -171,17 +171,17 @@ __device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &
     uint32_t parity = 0, turn = 0, of_v = barriers + (2 * STAGES + 1) * 8;
     int stage = 0, lane = threadIdx.x % 32;
     const part_layout &here = p.layouts[b.part];
-    if (PROJECTS) barrier_wait(barriers + 2 * STAGES * 8, 0);
+    if (PROJECTS) mbarrier_wait(barriers + 2 * STAGES * 8, 0);
     for (int line = b.line; line < b.end; line++, turn ^= 1) {
         uint32_t v_turn = (line - b.line) % V_STAGES, v = ring + at::V + v_turn * BOX;
         float projected[WIDE / 2];
-        barrier_wait(of_v + v_turn * 8, (line - b.line) / V_STAGES % 2);
+        mbarrier_wait(of_v + v_turn * 8, (line - b.line) / V_STAGES % 2);
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             if (j >= b.pairs) break;
             uint32_t z = ring + stage * STAGE + group * BOX, a = ring + at::A + (2 * j + group) * at::A_BOX;
-            barrier_wait(barriers + stage * 8, parity);
-            products_begin();
+            mbarrier_wait(barriers + stage * 8, parity);
+            wgmma_fence();
             if constexpr (PROJECTS) {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
@@ -193,13 +193,13 @@ __device__ inline void multiply_boxes(const lowrank_job &p, const block_layout &
                 multiply_add<true>(outer[j], descriptor_of<true>(z) + STEP_TRANSPOSED * i,
                                    descriptor_of<true>(v) + STEP_TRANSPOSED * i, line - b.line + i);
             wgmma_commit();
-            products_wait<0>();
-            if constexpr (PROJECTS) sums_are_there(projected);
-            sums_are_there(outer[j]);
-            if (lane == 0) barrier_arrive(barriers + (STAGES + stage) * 8);
+            wgmma_wait<0>();
+            if constexpr (PROJECTS) wgmma_settle(projected);
+            wgmma_settle(outer[j]);
+            if (lane == 0) mbarrier_arrive_cluster(barriers + (STAGES + stage) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        if (lane == 0) barrier_arrive(of_v + (V_STAGES + v_turn) * 8);
+        if (lane == 0) mbarrier_arrive_cluster(of_v + (V_STAGES + v_turn) * 8);
         if constexpr (PROJECTS)
             put_projections<WIDE>(p, line, group, ring + at::SUMS + turn * SIDE * WIDE * 4, projected);
     }
@@ -230,15 +230,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     uint32_t barriers = ring + at::BARRIERS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_make(barriers + i * 8, 1);
-            barrier_make(barriers + (STAGES + i) * 8, WORKERS / 32);
+            mbarrier_init(barriers + i * 8, 1);
+            mbarrier_init(barriers + (STAGES + i) * 8, WORKERS / 32);
         }
-        barrier_make(barriers + 2 * STAGES * 8, 1);
+        mbarrier_init(barriers + 2 * STAGES * 8, 1);
         for (int i = 0; i < V_STAGES; i++) {
-            barrier_make(barriers + (2 * STAGES + 1 + i) * 8, 1);
-            barrier_make(barriers + (2 * STAGES + 1 + V_STAGES + i) * 8, WORKERS / 32);
+            mbarrier_init(barriers + (2 * STAGES + 1 + i) * 8, 1);
+            mbarrier_init(barriers + (2 * STAGES + 1 + V_STAGES + i) * 8, WORKERS / 32);
         }
-        barriers_made();
+        mbarrier_init_fence();
     }
     __syncthreads();
     nbl_cuda::wait_for_previous_kernel();

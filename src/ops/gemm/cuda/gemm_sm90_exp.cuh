@@ -133,7 +133,7 @@ __device__ inline void send_exponentials(const exponentials &e, const CUtensorMa
         total[1] = quad_sum(total[1]);
         again = !again && warpgroup_any(out.number, !(total[0] < LARGEST && total[1] < LARGEST));
         if (again) {
-            if (out.leads) stores_done();
+            if (out.leads) tma_store_wait();
             own_powers<BN>(sums, total, power);
         }
     } while (again);

@@ -96,9 +96,9 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
         for (int s = p.first_source[slot.part]; s < p.first_source[slot.part + 1]; s++) {
             for (int step = 0; step < p.steps[s]; step++) {
                 uint32_t a = ring + stage * at::STAGE, full = barriers + stage * 8, empty = full + STAGES * 8;
-                barrier_wait(empty, parity);
-                barrier_expect(full, at::STAGE);
-                load_box(a, &p.a[s], step * BK, row, full);
+                mbarrier_wait(empty, parity);
+                mbarrier_expect_tx(full, at::STAGE);
+                tma_load(a, &p.a[s], step * BK, row, full);
                 for (int i = 0; i < 2 / CLUSTER; i++) {
                     int half = CLUSTER == 2 ? rank : i;
                     int x = !p.has_b[s][half] ? NOWHERE : GATED ? column : column + half * HALF;
@@ -106,8 +106,8 @@ __device__ inline void copy_tiles(const job &p, uint32_t ring, uint32_t barriers
                     const CUtensorMap *map = &p.b[s][half];
                     for (int j = 0; j < (STRAIGHT ? HALF / 64 : 1); j++) {
                         int first = STRAIGHT ? x + 64 * j : step * BK, second = STRAIGHT ? step * BK : x;
-                        if (CLUSTER == 1) load_box(to + j * BOX, map, first, second, full);
-                        else load_box_to(to + j * BOX, map, first, second, full, (1 << CLUSTER) - 1);
+                        if (CLUSTER == 1) tma_load(to + j * BOX, map, first, second, full);
+                        else tma_load_multicast(to + j * BOX, map, first, second, full, (1 << CLUSTER) - 1);
                     }
                 }
                 if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -165,13 +165,13 @@ template <int BUFFERS> struct way_out {
 
     template <typename F> __device__ inline void send(const CUtensorMap *map, int column, int row, F fill)
     {
-        if (leads) stores_read<BUFFERS - 1>();
+        if (leads) tma_store_wait_read<BUFFERS - 1>();
         warpgroup_sync(number);
         uint32_t box = boxes + next * BOX;
         fill(box);
-        written_for_copies();
+        fence_proxy_async();
         warpgroup_sync(number);
-        if (leads) store_box(map, column, row, box);
+        if (leads) tma_store(map, column, row, box);
         next = next + 1 == BUFFERS ? 0 : next + 1;
     }
     template <typename T>
@@ -274,7 +274,7 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
     constexpr int STEP_B = (STRAIGHT ? 16 * LINE : 32) / 16; /* in a descriptor, 16 values of k further */
     uint32_t lane = threadIdx.x % 32, parity = 0;
     /* Lane i tells block i of the cluster that this warp is done with a stage. */
-    uint32_t empty = of_block(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
+    uint32_t empty = cluster_map_address(barriers + STAGES * 8, lane < CLUSTER ? lane : 0);
     int stage = 0, units = unit_count(p);
     way_out<BUFFERS> out = {ring + at::BOXES + counter * BUFFERS * BOX, 0, 1 + counter,
                             threadIdx.x % 128 == 0};
@@ -290,9 +290,9 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
             uint32_t a = ring + stage * at::STAGE;
             uint64_t da = descriptor_of<false>(a + counter * 64 * LINE),
                      db = descriptor_of<STRAIGHT>(a + at::A);
-            barrier_wait(barriers + stage * 8, parity);
+            mbarrier_wait(barriers + stage * 8, parity);
             if (pieces == BK / 16) {
-                products_begin();
+                wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < BK / 16; i++)
                     multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
@@ -300,13 +300,13 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
             } else { /* each its own group: the compiler wants one in every path */
 #pragma unroll 1
                 for (int i = 0; i < pieces; i++) {
-                    products_begin();
+                    wgmma_fence();
                     multiply_add<T, BN, STRAIGHT>(sums, da + 2 * i, db + STEP_B * i, step + i);
                     wgmma_commit();
                 }
             }
-            products_wait<1>();
-            if (step > 0 && lane < CLUSTER) barrier_arrive(empty + before * 8);
+            wgmma_wait<1>();
+            if (step > 0 && lane < CLUSTER) mbarrier_arrive_cluster(empty + before * 8);
             before = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
@@ -314,14 +314,14 @@ __device__ inline void count_tiles(const job &p, uint32_t ring, uint32_t barrier
         row_facts facts;
         if constexpr (END == ENDS_EXPONENTIAL) facts = load_facts(p.exp, row, p.m, p.n);
         else if (!GATED && p.beta != 0 && !p.wide) load_old(p, column, row, old);
-        products_wait<0>();
-        sums_are_there(sums);
-        if (lane < CLUSTER) barrier_arrive(empty + before * 8);
+        wgmma_wait<0>();
+        wgmma_settle(sums);
+        if (lane < CLUSTER) mbarrier_arrive_cluster(empty + before * 8);
         if constexpr (END == ENDS_EXPONENTIAL)
             send_exponentials<T, BN>(p.exp, &p.c[0], out, column, row, p.m, p.n, facts, sums);
         else send_tile<T, BN, GATED>(p, out, slot.part, column, row, old, sums);
     }
-    if (out.leads) stores_read<0>();
+    if (out.leads) tma_store_wait_read<0>();
 }
 
 template <typename T, int BN, int STAGES, int BUFFERS, int CLUSTER, bool STRAIGHT, ending END>
@@ -331,31 +331,31 @@ __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ j
     extern __shared__ uint8_t memory[];
     uint32_t ring = (static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
     uint32_t barriers = ring + at::BARRIERS;
-    int rank = CLUSTER == 1 ? 0 : static_cast<int>(rank_in_cluster());
+    int rank = CLUSTER == 1 ? 0 : static_cast<int>(cluster_rank());
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_make(barriers + i * 8, 1); /* full: the copier's, and the bytes */
-            barrier_make(barriers + (STAGES + i) * 8,
+            mbarrier_init(barriers + i * 8, 1); /* full: the copier's, and the bytes */
+            mbarrier_init(barriers + (STAGES + i) * 8,
                          COUNTERS * 4 * CLUSTER); /* empty: every counter's warps */
         }
-        barriers_made();
+        mbarrier_init_fence();
     }
     if (CLUSTER == 1) __syncthreads();
-    else cluster_wait();
+    else cluster_sync();
     nbl_cuda::wait_for_previous_kernel();
     nbl_cuda::allow_dependent_launch();
     if (threadIdx.x < 128) {
-        registers_give<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
             copy_tiles<BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END == ENDS_GATED>(p, ring, barriers, rank);
         __syncwarp();
     } else {
-        registers_take<232>();
+        setmaxnreg_inc<232>();
         int counter = __shfl_sync(nbl_cuda::WARP, static_cast<int>(threadIdx.x) / 128 - 1,
                                   0); /* the same in a warp, and known to be */
         count_tiles<T, BN, STAGES, BUFFERS, CLUSTER, STRAIGHT, END>(p, ring, barriers, rank, counter);
     }
-    if (CLUSTER > 1) cluster_wait(); /* no block goes while another may write to it */
+    if (CLUSTER > 1) cluster_sync(); /* no block goes while another may write to it */
 }
 
 } // namespace nbl_sm90

@@ -1,157 +1,15 @@
-/* gemm_sm90_mma.cuh - Hopper's instructions for tiles: barriers in shared memory, the copy engine, and the products of a
- * warpgroup, one function each. Internal to sm90_sm90.cu. */
+/* gemm_sm90_mma.cuh - products of a warpgroup, 64 rows by 128 or 256 columns by 16, both operands in shared memory.
+ * Internal to the CUDA kernels for compute capability 9.0. */
 #ifndef NBL_CUDA_GEMM_SM90_MMA_CUH
 #define NBL_CUDA_GEMM_SM90_MMA_CUH
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <stdint.h>
+
+#include "ops/common/ptx_sm90.cuh"
 
 namespace nbl_sm90
 {
-
-/* Addresses in shared memory are 32 bits wide; those of a cluster's other blocks come from `of_block`. */
-__device__ inline uint32_t of_block(uint32_t address, uint32_t rank)
-{
-    uint32_t remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    return remote;
-}
-__device__ inline uint32_t rank_in_cluster()
-{
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ inline void cluster_wait()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-
-/* ---- barriers ---- */
-
-__device__ inline void barrier_make(uint32_t barrier, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void barriers_made()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-/* Of any block of the cluster. Says that reads of the tensor cores are over; it orders no writes (as `release.cluster` would,
- * with a wait for the whole device's memory). */
-__device__ inline void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-/* Of one warpgroup; number 0 is that of __syncthreads. */
-__device__ inline void warpgroup_sync(int number)
-{
-    asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
-}
-
-/* The same, and whether any of its threads says so. */
-__device__ inline bool warpgroup_any(int number, bool it)
-{
-    uint32_t any;
-    asm volatile("{\n"
-                 ".reg .pred p, q;\n"
-                 "setp.ne.u32 p, %1, 0;\n"
-                 "bar.red.or.pred q, %2, 128, p;\n"
-                 "selp.u32 %0, 1, 0, q;\n"
-                 "}"
-                 : "=r"(any)
-                 : "r"(static_cast<uint32_t>(it)), "r"(number)
-                 : "memory");
-    return any != 0;
-}
-
-/* ---- the copy engine ---- */
-
-__device__ inline void load_box(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(map), "r"(x), "r"(y), "r"(barrier)
-                 : "memory");
-}
-/* To the same place, and counted at the same barrier, in every block of `blocks`. */
-__device__ inline void load_box_to(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier,
-                                   uint16_t blocks)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
-        : "memory");
-}
-__device__ inline void store_box(const CUtensorMap *map, int x, int y, uint32_t from)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
-                 "cp.async.bulk.commit_group;" ::"l"(map),
-                 "r"(x), "r"(y), "r"(from)
-                 : "memory");
-}
-/* Until all but the last COUNT stores of this thread have read their memory. */
-template <int COUNT> __device__ inline void stores_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(COUNT) : "memory");
-}
-/* Until all stores of this thread are done. */
-__device__ inline void stores_done()
-{
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-/* Ordinary writes to shared memory before it are seen by the copy engine after it. */
-__device__ inline void written_for_copies()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* ---- products ---- */
-
-/* Registers per thread, of all threads of a warpgroup: one gives some away, others take them. */
-template <int COUNT> __device__ inline void registers_give()
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT> __device__ inline void registers_take()
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-__device__ inline void products_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ inline void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int COUNT> __device__ inline void products_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory");
-}
 
 /* How a tile lies in shared memory, in lines of 128 bytes whose 16-byte pieces are permuted by the line's number
  * modulo 8, as the copy engine writes them:
@@ -159,9 +17,7 @@ template <int COUNT> __device__ inline void products_wait()
  *     straight: rows of 64 values of n, one line each, 64 of k below each other, then the next 64 of n. */
 template <bool STRAIGHT> __device__ inline uint64_t descriptor_of(uint32_t address)
 {
-    constexpr uint64_t swizzled = 1ull << 62, eight_lines = 64ull << 32,
-                       next_columns = (STRAIGHT ? 8192ull / 16 : 1ull) << 16;
-    return swizzled | eight_lines | next_columns | (address & 0x3ffff) >> 4;
+    return wgmma_descriptor(address, STRAIGHT ? 8192 : 16);
 }
 
 /* d[64, N] (+)= a[64, 16]·b[16, N] of a warpgroup; `add` 0: d is not read. */
@@ -217,11 +73,6 @@ __device__ inline void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b, i
 #undef NBL_MMA_256
 #undef D32
 
-/* The compiler may not move reads of the sums to before this. */
-template <int N> __device__ inline void sums_are_there(float (&d)[N])
-{
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
 #undef D8
 
 } // namespace nbl_sm90

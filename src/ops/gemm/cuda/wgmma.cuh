@@ -1,53 +1,20 @@
-/* wgmma.cuh - Hopper's matrix instructions: products of 64 rows by 64 or 128 columns by 16, made by the 4
- * warps of a warpgroup together, asynchronously, from shared memory. Internal to the CUDA kernels; for files
- * compiled for sm_90a.
+/* wgmma.cuh - products of a warpgroup, 64 rows by 64 or 128 columns by 16: right operand in shared memory, left operand
+ * there or in registers. Internal to attention's kernels for compute capability 9.0.
  *
  * A tile in shared memory is as attention_tiles.cuh says. Accumulators are float d[N / 8][4] in each lane:
  * warp w of the warpgroup has the rows 16w … 16w + 15, laid out as mma.m16n8 does. Between an instruction
- * and the wait for it nothing may touch its registers: `settled` after the wait keeps the compiler from
+ * and the wait for it nothing may touch its registers: `wgmma_settle` after the wait keeps the compiler from
  * reading them early. */
 #ifndef NBL_CUDA_WGMMA_CUH
 #define NBL_CUDA_WGMMA_CUH
 
 #include "ops/attention/cuda/attention_tiles.cuh"
+#include "ops/common/ptx_sm90.cuh"
 
 namespace nbl_cuda
 {
 
-/* Before the first product, and after registers that one uses were written. */
-__device__ inline void products_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ inline void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-/* Until at most LEFT groups of products are under way. */
-template <int LEFT> __device__ inline void await_products()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-template <int N> __device__ inline void settled(float (&d)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
-}
-/* What this thread wrote to shared memory becomes visible to the products; a barrier must follow. */
-__device__ inline void show_to_products()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* The descriptor of an operand with the 128-byte swizzle: `leading` bytes from a panel of 64 columns to the
- * next, where the operand is turned; 1024 bytes from 8 rows to the next 8. */
-__device__ inline uint64_t operand(uint32_t address, uint32_t leading)
-{
-    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
-           static_cast<uint64_t>(1024 >> 4) << 32 | static_cast<uint64_t>(1) << 62;
-}
+using nbl_sm90::wgmma_descriptor;
 
 /* The warpgroup of this thread in its block; the compiler knows that it is the same for the whole warp. */
 __device__ inline int group_of_warps()
@@ -114,8 +81,8 @@ NBL_PRODUCTS(16, "128", NBL_REGISTERS_64, NBL_D64, "}, %64, %65", "}, {%64, %65,
 template <typename T, int A_ROWS, int WIDE, int N>
 __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 {
-    uint64_t left = operand(a, 16),
-             right = operand(b, 16); /* a step adds to the address alone: it never carries */
+    uint64_t left = wgmma_descriptor(a, 16),
+             right = wgmma_descriptor(b, 16); /* a step adds to the address alone: it never carries */
     multiply_shared<T, false>(d, left, right);
 #pragma unroll
     for (int k = 1; k < WIDE / 16; k++)
@@ -127,7 +94,7 @@ __device__ inline void multiply_tiles(float (&d)[N][4], uint32_t a, uint32_t b)
 template <typename T, int K, int N>
 __device__ inline void multiply_scores(float (&d)[N][4], const uint32_t (&scores)[K][4], uint32_t b)
 {
-    uint64_t right = operand(b, K * 16 * 128);
+    uint64_t right = wgmma_descriptor(b, K * 16 * 128);
 #pragma unroll
     for (int k = 0; k < K; k++) multiply_registers<T>(d, scores[k], right + k * 2048 / 16);
 }

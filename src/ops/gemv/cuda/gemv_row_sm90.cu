@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemv_one(dependent, const __grid_c
     typedef one_layout<NESTED> in;
     extern __shared__ __align__(256) uint8_t shared[];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    int sharers = j.shared_tiles ? SHARERS : 1, rank = j.shared_tiles ? rank_in_cluster() : 0;
+    int sharers = j.shared_tiles ? SHARERS : 1, rank = j.shared_tiles ? cluster_rank() : 0;
     int worker = rank * WARPS + warp, workers = sharers * WARPS, steps = j.columns / STEP_COLUMNS;
     int first_step = worker * steps / workers, end_step = (worker + 1) * steps / workers;
     int groups = gridDim.x / sharers, first_tile = blockIdx.x / sharers;
