@@ -29,7 +29,10 @@ static void take_items(nbl__work *w, int worker)
 /* Rounds are often short and follow each other closely, while waking a sleeper takes tens of microseconds. So both
  * sides first watch for a bounded while (some 10 us), and a round ends when its items are done and those inside have
  * left: a worker that wakes too late finds it closed. Who goes to sleep, or enters, says so before it looks again;
- * the other side changes what is looked at before it looks for sleepers, or those inside: one always sees the other. */
+ * the other side changes what is looked at before it looks for sleepers, or those inside: one always sees the other.
+ *
+ * The changes are exchanges, not stores. Both are sequentially consistent in C, but qemu's user mode on x86 lets a later
+ * load pass such a store, and a wake-up is lost. An exchange costs the same: x86 compiles both to xchg. */
 enum { PATIENCE = 1000 };
 
 static inline void rest(void)
@@ -55,7 +58,7 @@ static void await_round(nbl__pool *pool, uint_fast64_t seen)
 static void set_round(nbl__pool *pool, int wanted)
 {
     uint_fast64_t count = atomic_load(&pool->round) / NBL_MAX_THREADS + 1;
-    atomic_store(&pool->round, count * NBL_MAX_THREADS + (uint_fast64_t)wanted);
+    (void)atomic_exchange(&pool->round, count * NBL_MAX_THREADS + (uint_fast64_t)wanted);
 }
 
 static void open_round(nbl__pool *pool, nbl__work *work, int wanted)
@@ -74,7 +77,7 @@ static void close_round(nbl__pool *pool)
     for (int i = 0; i < PATIENCE; i++, rest())
         if (atomic_load(&pool->inside) == 0) return;
     pthread_mutex_lock(&pool->lock);
-    atomic_store(&pool->waiting, true);
+    (void)atomic_exchange(&pool->waiting, true);
     while (atomic_load(&pool->inside) > 0) pthread_cond_wait(&pool->done, &pool->lock);
     atomic_store(&pool->waiting, false);
     pthread_mutex_unlock(&pool->lock);
