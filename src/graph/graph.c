@@ -1,4 +1,8 @@
-/* graph.c - building: values, nodes, names. See graph.h. */
+/* graph.c - building a graph: values, nodes, names. See graph.h.
+ *
+ * Values, nodes and steps are growing arrays owned by the graph; pointers into them are invalid
+ * after the next addition. Names, arguments and bindings are in the graph's arena and never
+ * move. */
 #include "graph/graph.h"
 
 #include <stdarg.h>
@@ -25,14 +29,14 @@ nbl_status nbl__graph_status(const nbl__graph *g)
     return g->status;
 }
 
-/* Keeps the first failure. */
+/* Later failures are consequences of the first, so only the first is kept. */
 bool nbl__graph_failed(nbl__graph *g, nbl_status status)
 {
     if (g->status == NBL_OK) g->status = status;
     return g->status != NBL_OK;
 }
 
-/* Room for one more element; the array moves when it grows. */
+/* Makes room for one more element, by doubling. The array moves when it grows. */
 static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
 {
     if (count < *room) return true;
@@ -59,6 +63,7 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
     g->layer = layer;
 }
 
+/* "PREFIX.NAME" in the arena; NULL after a failure. */
 static const char *full_name(nbl__graph *g, const char *name)
 {
     const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
@@ -71,7 +76,7 @@ static const char *full_name(nbl__graph *g, const char *name)
 
 nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
 {
-    /* index 0 stays empty */
+    /* values[0] stays unused: 0 means "no value" */
     if (g->status != NBL_OK || name == NULL) return 0;
     if (!grow(g, (void **)&g->values, g->value_count + 1, &g->value_room, sizeof *g->values)) return 0;
     nbl__value value = ++g->value_count;
@@ -115,7 +120,7 @@ static int new_node(nbl__graph *g, const nbl__family *family, const char *name, 
     return g->node_count++;
 }
 
-/* The shape [rows, a, b] or [rows, a] over the elements of a tensor. */
+/* Replaces a tensor's shape by [rows, a, b], or by [rows, a] if b is 0. */
 static void view_shape(nbl_tensor *t, int64_t a, int64_t b)
 {
     int64_t inner = a * (b ? b : 1), rows = inner ? nbl__tensor_elements(t) / inner : 0;
@@ -137,7 +142,9 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
                                        nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
         return 0;
     }
-    if (from->trained) { /* the gradient of a parameter is f32 and added to: a view has none to pass on */
+    /* A parameter's gradient is one f32 value that its users add to; a view has no value of its
+     * own for it. */
+    if (from->trained) {
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_UNSUPPORTED,
                                        "no gradient can reach the trained parameter %s: it is used as a view",
                                        from->name));
@@ -157,7 +164,7 @@ nbl__value nbl__graph_storage(const nbl__graph *g, nbl__value value)
     return value;
 }
 
-/* What is viewed may have got other rows. */
+/* Updates the rows of a view from its source, whose rows nbl__plan_resize may have changed. */
 static void refresh_view(nbl__graph *g, nbl__value value)
 {
     nbl__value_info *view = &g->values[value];
@@ -197,7 +204,8 @@ void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
     if (family == NULL)
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
     int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
-    /* A failed graph still hands out a struct to write attributes into: the largest. */
+    /* After a failure the caller still writes attributes: give it memory of the largest
+     * arguments struct. */
     if (node < 0) {
         size_t largest = 1;
         for (int i = 0; nbl__family_at(i); i++)
@@ -221,6 +229,7 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
     node->bound[found - node->family->slots] = value;
 }
 
+/* A dense nbl_weight over a tensor. */
 static nbl_weight dense_weight(const nbl_tensor *t, const void *data)
 {
     nbl_weight weight = {.format = NBL_FORMAT_DENSE, .dtype = t->dtype, .rank = t->rank, .data = data};
@@ -260,7 +269,7 @@ bool nbl__slot_is_read(const nbl__slot *slot)
     return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);
 }
 
-/* Checks that what must be bound is, and infers. */
+/* Checks that all required slots are bound, and infers the forward operator. */
 static bool settle(nbl__graph *g, const nbl__node *node)
 {
     if (g->status != NBL_OK) return false;
@@ -278,7 +287,7 @@ static bool settle(nbl__graph *g, const nbl__node *node)
     return false;
 }
 
-/* Is something that is trained behind what this node reads? */
+/* True if the node reads a trained parameter or a value that depends on one. */
 static bool depends_on_trained(const nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
@@ -294,7 +303,9 @@ nbl__value nbl__graph_end(nbl__graph *g)
 {
     int index = g->node_count - 1;
     if (g->status != NBL_OK) return 0;
-    nbl__node node = g->nodes[index]; /* values may move, nodes do not while this runs */
+    /* a copy, because adding values may move g->values; node.bound still points to the node's
+     * array */
+    nbl__node node = g->nodes[index];
     if (!settle(g, &node)) return 0;
     const nbl__slot *slots = node.family->slots;
     bool differentiable = depends_on_trained(g, &node);

@@ -6,8 +6,7 @@
  *     order of steps → recomputation → offload → infer (shapes) → kernels and scratch → offsets
  *
  * All memory of a candidate is in the plan's arena, which the next try frees. The values that
- * recomputation and offload add to the graph are dropped by resetting graph->value_count. A try
- * costs milliseconds. */
+ * recomputation and offload add to the graph are dropped by resetting graph->value_count. */
 #include "graph/plan.h"
 
 #include "device/cuda/cuda.h"

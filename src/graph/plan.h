@@ -15,7 +15,7 @@
  * offload, some values wait in the host's memory between forward and backward (host_bytes,
  * offload.c).
  *
- * A plan has two schedules. `steps` run every time: all forward steps, then all backward steps.
+ * A plan has two schedules. `steps` run every time: forward, then backward.
  * `prepare` computes values that depend on weights and parameters alone (DoRA weight norms).
  * Call nbl__plan_prepare after loading and after each optimiser step; otherwise DoRA uses stale
  * norms.

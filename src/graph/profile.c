@@ -1,7 +1,9 @@
-/* profile.c - where the time of a run goes on a device, operator by operator. See plan.h.
+/* profile.c - profile of a run on a device, operator by operator. See plan.h.
  *
- * The steps are enqueued one by one with a mark between them, and told of by operator and shape of its first output
- * when they are done: calls, milliseconds, share. Marks cost about a microsecond each. */
+ * A timer event is recorded after each step. When all are done, the times are summed by kernel
+ * and node (without the layer's number) and logged, slowest first: milliseconds, share, calls,
+ * microseconds per call. An event costs about a microsecond, so short kernels look slower than
+ * they are. */
 #include <stdio.h>
 
 #include "graph/plan.h"
@@ -13,7 +15,8 @@ typedef struct line {
     double milliseconds;
 } line;
 
-/* "linear_group_backward again [8192, 4096] mlp.gate_up" without the layer's number. */
+/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without "model.layers.N.", so that the
+ * layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
     const char *name = step->node->name;
@@ -34,6 +37,7 @@ static line *find(line *lines, int *count, const char *what)
     return it;
 }
 
+/* Sums the elapsed times by key and logs them; selection sort, as there are few lines. */
 static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
 {
     int used = 0;

@@ -20,14 +20,13 @@
  * rmsnorm with a residual computes sum = x + residual and normalises it. If the sum is kept, the
  * copy normalises the sum: then neither x nor residual has to be kept.
  *
- * New values and steps live in the plan's arena. Cost: linear in the steps, times the
- * recursion's depth. */
+ * New values and steps live in the plan's arena. */
 #include "graph/plan.h"
 
 typedef struct rewrite {
     nbl__plan *plan;
     nbl__graph *g;
-    nbl__recompute level; /* of the layer being worked on */
+    nbl__recompute level; /* of the current layer */
     /* [value] true if a backward step of the original schedule reads its memory */
     bool *kept;
     /* [value] the recomputed copy that the current layer's backward reads; 0: none */
