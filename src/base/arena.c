@@ -1,4 +1,7 @@
-/* arena.c - a list of chunks: the first of 2 KiB, each further one of twice the size, up to 64 KiB. */
+/* arena.c - an arena is a list of chunks, newest first; allocations come from the newest.
+ *
+ * Chunk sizes: 2 KiB, then doubled up to 64 KiB; an allocation that is larger gets a chunk of
+ * its size. The rest of a chunk that is too small for an allocation stays unused. */
 #include "base/arena.h"
 
 #include <stdarg.h>

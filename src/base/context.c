@@ -1,7 +1,8 @@
 /* context.c - the context: errors, log, memory, progress. See base.h for the rules.
  *
- * Everything that a call of the library may change lives here. Inside a team (team.c) several
- * threads may fail at once: the first message is kept under a lock. */
+ * All state that a library call may change is in nbl_context; the exceptions are file_guard.c and
+ * stack.c. Inside a team (team.c) several threads may fail at once; a lock keeps
+ * the first message. */
 #include "base/base.h"
 
 #include <errno.h>
@@ -22,9 +23,9 @@ struct nbl_context {
     nbl_isa isa;
     char impl[64]; /* NIBBLE_IMPL */
 
-    pthread_mutex_t lock; /* guards the three below while in_team */
+    pthread_mutex_t lock; /* guards team_status, message and hint inside a team */
     bool in_team;
-    pthread_t caller; /* while in_team: the thread that called the library */
+    pthread_t caller; /* the thread that called the library; valid while in_team */
     nbl_status team_status;
     char message[4096];
     char hint[2048];
@@ -171,15 +172,16 @@ nbl__pool *nbl__context_pool(nbl_context *ctx)
 
 /* ---- errors ---- */
 
-/* From `at` on, in steps, the first place where a character begins or the text ends. */
+/* Moves `at` by `step` (+1, -1) until it is at the first byte of a UTF-8 character or at the
+ * end. */
 static size_t char_start(const char *text, size_t at, int step)
 {
     while (at > 0 && text[at] && ((unsigned char)text[at] & 0xc0) == 0x80) at += (size_t)step;
     return at;
 }
 
-/* The place stands at a message's beginning, the reason at its end: a name that is too long loses its
- * middle. */
+/* Stores a message. If it is too long its middle is cut out: the position is at its beginning
+ * and the reason at its end, while a long name is in between. */
 static void store(nbl_context *ctx, const char *text)
 {
     static const char gap[] = " ... ";
@@ -196,7 +198,8 @@ static void store(nbl_context *ctx, const char *text)
     memcpy(ctx->message + head + gap_size, text + tail, length - tail + 1);
 }
 
-/* `lines`: the text has lines of its own. */
+/* Formats, escapes and stores a message. `suffix` (NULL: none) is appended after ": ". `lines`:
+ * keep line feeds. */
 static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool lines, const char *format,
                    va_list arguments)
 {
@@ -357,7 +360,7 @@ void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
 
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
 {
-    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* what was read are zeros */
+    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* a page was replaced by zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)

@@ -47,7 +47,7 @@ static const struct {
     {{0x6d, 0xd49}, "Cobalt 100"},     {{0xc0, 0xac3}, "AmpereOne"},     {{0xc0, 0xac4}, "AmpereOne A"},
 };
 
-/* "Arm Neoverse-N1"; numbers where there is no name. */
+/* "Arm Neoverse-N1"; unknown numbers are printed. */
 static void name_core(core it, char *name, size_t size)
 {
     char who[24], what[24];
@@ -62,7 +62,7 @@ static void name_core(core it, char *name, size_t size)
     snprintf(name, size, "%s %s", maker, model);
 }
 
-/* What stands behind `key` and a colon; NULL: another line. */
+/* The value of a line "key : value", trimmed in place; NULL if the line has another key. */
 static char *value_of(char *line, const char *key)
 {
     char *colon = strchr(line, ':');
@@ -110,7 +110,7 @@ int nbl_processor_name(char *name, size_t size)
     return size > 0 && name && nbl__processor_in("/proc/cpuinfo", name, size);
 }
 
-/* ---- what aarch64 may have ---- */
+/* ---- features of aarch64 ---- */
 
 #if defined(__aarch64__)
 
