@@ -1,4 +1,4 @@
-/* partial.c - see partial.h. */
+/* partial.c - creates, locks and removes temporaries. See partial.h. */
 #define _GNU_SOURCE
 #include "base/file/partial.h"
 
@@ -15,7 +15,8 @@ enum { LETTERS = 6, DEPTH = 1 };
 static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
 static const char infix[] = ".partial-";
 
-/* Does `name` in the folder `at` still mean the open file `fd`? */
+/* True if `name` in the folder `at` is still the open file `fd`: not removed or replaced since
+ * it was opened. */
 static bool is_same(int at, const char *name, int fd)
 {
     struct stat open_file, named;
@@ -23,10 +24,11 @@ static bool is_same(int at, const char *name, int fd)
            open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-/* 0, or -1 with errno. EEXIST: somebody else has this name, or swept it before it was locked. */
+/* Creates and locks a temporary. Returns 0, or -1 with errno. EEXIST: the name is taken, or
+ * another process removed the temporary before it was locked; try another name. */
 static int make_locked(nbl_context *ctx, const char *name, bool folder, int *fd)
 {
-    errno = EIO; /* of an injected fault */
+    errno = EIO; /* errno of an injected fault */
     *fd = -1;
     if (!nbl__write_allowed(ctx)) return -1;
     if (folder && mkdir(name, 0777) != 0) return -1;
@@ -102,7 +104,7 @@ static bool is_partial_of(const char *name, const char *base, size_t length)
     return strlen(name) == LETTERS && strspn(name, letters) == LETTERS;
 }
 
-/* Removes one temporary if it is this user's and nobody holds its lock. */
+/* Removes one temporary if it belongs to this user and nobody holds its lock. */
 static void clean(nbl_context *ctx, int at, const char *name)
 {
     struct stat info;
