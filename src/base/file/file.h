@@ -47,14 +47,14 @@ nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, ch
 /* Checks that a file of a model's folder may be copied into a result. It must be a regular file.
  * After links are resolved, it must be in the folder, or in the hub's cache for that folder
  * (`snapshots/REVISION/NAME` links to `../../blobs/HASH`). Any other link is an error that names
- * it: it could publish a file that the folder's author cannot read, such as /etc/shadow. Weights
- * are not checked: they are converted, not copied. */
+ * it: it could publish a file that the folder's author does not have, such as /etc/shadow.
+ * Weights are not checked. */
 nbl_status nbl__file_inside(nbl_context *ctx, const char *folder, const char *path);
 
 /* Permission bits for a file that is derived from this one: its read and write bits, and 0600.
  * 0666 if there is no file. */
 unsigned nbl__path_rights(const char *path);
-/* the same for a mapped file, as of its opening */
+/* The same for a mapped file, as of its opening. */
 unsigned nbl__file_rights(const nbl__file *file);
 
 bool nbl__is_folder(const char *path);
