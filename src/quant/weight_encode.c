@@ -1,16 +1,21 @@
-/* weight_encode.c - quantising as nibble.h offers it: sizes, then parts that the caller owns; checked and
- * threaded. Also the entries for 8-bit block-wise values. */
+/* weight_encode.c - nbl_quantize: sizes, checks, threads; parts are the caller's memory. Also
+ * the entries for 8-bit block-wise values (nbl_dynamic8_…).
+ *
+ *     values → codes and f32 scales → (nested) 8-bit scale codes, nested scales, offset
+ */
 #include "quant/weight.h"
 #include "base/team.h"
 
 #include <math.h>
 
-/* ---- 4 and 8 bits ---- */
+/* ---- nbl_quantize ---- */
 
+/* The sizes of a quantised weight, in elements; nested_blocks 0: scales stay f32. */
 typedef struct plan {
     int64_t n, rows, columns, block, blocks, nested_blocks;
 } plan;
 
+/* Checks options and shape and computes the sizes. */
 static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *options, int rank,
                                 const int64_t *shape, plan *p)
 {
@@ -65,9 +70,10 @@ typedef struct encode_job {
     const uint8_t *values;
     const nbl_quantized_parts *parts;
     int64_t rows_per_item;
-    int64_t non_finite; /* added to atomically */
+    int64_t non_finite; /* updated atomically */
 } encode_job;
 
+/* One chunk: whole rows for int8, NBL_WEIGHT_CHUNK elements for the other formats. */
 static nbl_status encode_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
@@ -126,7 +132,8 @@ static nbl_status nest_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Double-quantises parts->scales into scale_codes and nested_scales. */
+/* Double-quantises parts->scales into scale_codes and nested_scales, and makes *weight use them.
+ * An infinite or NaN scale would make the mean, and so every scale, non-finite: it is an error. */
 static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, const nbl_quantized_parts *parts,
                               nbl_weight *weight)
 {
@@ -174,7 +181,7 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
         job.rows_per_item = nbl__max_i64(1, NBL_WEIGHT_CHUNK / nbl__max_i64(1, p->columns));
         items = nbl__ceil_div(p->rows, job.rows_per_item);
     }
-    if (p->n == 0) { /* rows without columns still have scales */
+    if (p->n == 0) { /* rows of 0 columns still have scales */
         items = 0;
         if (sizes.scales) memset(parts->scales, 0, sizes.scales);
     }
@@ -215,7 +222,7 @@ typedef struct dynamic_job {
     nbl_isa isa;
     const float *map;
     int64_t block, blocks_per_item, n;
-    const float *values; /* to quantise; NULL: dequantise */
+    const float *values; /* values to quantise; NULL: dequantize */
     uint8_t *codes;
     float *scales;
     const uint8_t *from_codes;

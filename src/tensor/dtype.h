@@ -3,8 +3,7 @@
  * Conversions round to nearest, ties to even. A NaN stays a NaN with the same sign and the top
  * bits of its payload and becomes quiet, as F16C does. All instruction sets give the same bits.
  *
- * Compute dtypes are f32, f16 and bf16: the first three of nbl_dtype. All others occur in files
- * only. */
+ * Compute dtypes are f32, f16 and bf16: the first three of nbl_dtype. */
 #ifndef NBL_DTYPE_H
 #define NBL_DTYPE_H
 
