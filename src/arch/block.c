@@ -355,6 +355,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     static const char *const weights[] = {"w0", "w1", "w2"}, *const norms[] = {"self_attn.q_norm",
                                                                                "self_attn.k_norm"};
     const nbl__decoder *d = b->d;
+    /* q, k and v share x: one node with three weights. */
     int64_t heads[] = {d->heads, d->kv_heads, d->kv_heads};
     nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "self_attn.qkv");
     if (group == NULL) return 0;
@@ -371,6 +372,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     group->members[0].dropout = dropout;
     nbl__value qkv[3];
     qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
+    /* RoPE and q/k norm see heads: [tokens, heads, head_dim]. */
     bool local = d->sliding[layer] && d->local_rope.theta > 0,
          joined = b->joined && b->mode == NBL_MODE_GENERATE;
     for (int i = 0; i < 3; i++) {
@@ -383,6 +385,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
         if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
         if (!joined) qkv[i] = rotate(b, qkv[i], parts[i], local);
     }
+    /* Back to [tokens, heads · head_dim] for o_proj. */
     x = joined ? attend_joined(b, qkv, layer, local, "self_attn")
                : attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
     x = nbl__graph_view(b->g, x, d->heads * d->head_dim, 0);
@@ -482,6 +485,7 @@ static void make_inputs(nbl__build *b)
     b->keys = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->keys);
     b->values = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->values);
     if (b->keys == NULL || b->values == NULL) fail(b, NBL_ERROR_MEMORY);
+    /* One cache for keys and one for values per layer; written in PREFILL and GENERATE. */
     int64_t shape[] = {b->sequences, b->cache_size, b->d->kv_heads, b->d->head_dim};
     for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
         b->keys[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
@@ -547,6 +551,7 @@ static void finish(nbl__build *b, nbl__value x)
         if (b->loss) nbl__info(b->g, b->loss)->kind = NBL_KIND_RESULT;
         return;
     }
+    /* Only the last token of each sequence needs logits. */
     if (b->mode == NBL_MODE_PREFILL) {
         nbl__graph_begin(b->g, "take_rows", "last");
         nbl__graph_bind(b->g, "x", x);
@@ -562,6 +567,7 @@ static void finish(nbl__build *b, nbl__value x)
         nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;
         return;
     }
+    /* Greedy generation reads one index instead of `vocabulary` logits. */
     nbl__graph_begin(b->g, "argmax", "best");
     nbl__graph_bind(b->g, "x", b->logits);
     b->best = nbl__graph_end(b->g);
@@ -579,6 +585,7 @@ nbl_status nbl__decoder_build(nbl__build *b)
         finish(b, b->hidden);
         return nbl__graph_status(b->g);
     }
+    /* Inputs, RoPE tables and the embedding, then the layers, then norm and head. */
     make_inputs(b);
     make_table(b, &b->d->rope, &b->cos, &b->sin);
     if (b->d->local_rope.theta > 0) make_table(b, &b->d->local_rope, &b->local_cos, &b->local_sin);

@@ -122,6 +122,7 @@ nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *
     return NBL_OK;
 }
 
+/* Reads the activation by its name in transformers. */
 static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
 {
     static const struct {
@@ -159,6 +160,7 @@ static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
  */
 static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 {
+    /* Keys outside of rope_parameters are defaults for those inside. */
     float theta = 10000, local = 0, partial = 0;
     const nbl__json *parameters = nbl__key(k, "rope_parameters"), *scaling = nbl__key(k, "rope_scaling");
     const nbl__json *full = nbl__json_get(parameters, "full_attention");
@@ -169,6 +171,7 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
     d->rope.theta = theta;
     d->rope.partial_rotary_factor = (double)partial;
     d->rope.max_position_embeddings = d->positions;
+    /* One object per layer type. */
     if (full || sliding) {
         NBL_CHECK(k->ctx, full && sliding && parameters->count == 2, NBL_ERROR_FORMAT,
                   "%s: rope_parameters has other layer types than full_attention and sliding_attention",
@@ -210,6 +213,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
     NBL_CHECK(k->ctx, d->layers <= NBL_MAX_LAYERS, NBL_ERROR_UNSUPPORTED,
               "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MAX_LAYERS);
+    /* What the operators rely on. */
     NBL_CHECK(k->ctx, d->heads % d->kv_heads == 0, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " is no multiple of num_key_value_heads %" PRId64, k->where,
               d->heads, d->kv_heads);
@@ -232,6 +236,7 @@ nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
             continue;
         }
         const char *type = types->items[i].type == NBL_JSON_STRING ? types->items[i].string : "";
+        /* Only these two layer types are supported. */
         d->sliding[i] = strcmp(type, "sliding_attention") == 0;
         NBL_CHECK(k->ctx, d->sliding[i] || strcmp(type, "full_attention") == 0, NBL_ERROR_UNSUPPORTED,
                   "%s: layer_types has \"%s\", not full_attention or sliding_attention", k->where, type);
@@ -252,7 +257,7 @@ nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d)
     return nbl__keys_layer_types(k, d, NULL);
 }
 
-/* Fails at the first key that nobody understands. */
+/* Fails at the first key that is not accepted; see the file's head. */
 static nbl_status refuse_leftovers(const nbl__keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
@@ -284,6 +289,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
     for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
         if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];
     NBL_CHECK(ctx, d->arch, NBL_ERROR_UNSUPPORTED, "%s: model_type \"%s\" is not known", where, type);
+    /* `used` marks every key that the reader asks for; the rest is checked afterwards. */
     nbl__arena arena = nbl__arena_make(ctx);
     nbl__keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
     nbl_status status = keys.used ? d->arch->read(&keys, d) : NBL_ERROR_MEMORY;

@@ -27,11 +27,13 @@ struct nbl_context {
     bool in_team;
     pthread_t caller; /* the thread that called the library; valid while in_team */
     nbl_status team_status;
+    /* of the last failure; kept until the next one */
     char message[4096];
     char hint[2048];
 
     uint64_t progress_total;
     atomic_uint_fast64_t progress_done;
+    /* fault injection: questions so far; number of the one that fails, 0: none */
     atomic_int_fast64_t writes;
     int64_t fail_write_at;
 
@@ -79,6 +81,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     if (result == NULL) return NBL_ERROR_ARGUMENT;
     *result = NULL;
     if (options == NULL) options = &none;
+    /* Copy the options; zero fields get their defaults. */
     nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
     if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free)
         return NBL_ERROR_ARGUMENT;
@@ -104,6 +107,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
 void nbl_context_destroy(nbl_context *ctx)
 {
     if (ctx == NULL) return;
+    /* The device goes first: closing it may still use the context. */
     if (ctx->accelerator) ctx->close_accelerator(ctx->accelerator);
     nbl__pool_close(&ctx->pool);
     pthread_mutex_destroy(&ctx->lock);
@@ -203,6 +207,7 @@ static void store(nbl_context *ctx, const char *text)
 static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool lines, const char *format,
                    va_list arguments)
 {
+    /* Larger than the stored message, so that cutting happens in store, which keeps the end. */
     char text[16384], shown[16384];
     int n = vsnprintf(text, sizeof text, format, arguments);
     size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
@@ -211,6 +216,7 @@ static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool l
         snprintf(text + used, sizeof text - used, ": %s", suffix);
     }
     nbl__visible_text(shown, sizeof shown, text, strlen(text), lines);
+    /* In a team only the first failure is stored. */
     pthread_mutex_lock(&ctx->lock);
     if (!ctx->in_team || ctx->team_status == NBL_OK) {
         if (ctx->in_team) ctx->team_status = code;
@@ -275,6 +281,7 @@ nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
 
 nbl_status nbl__fail_within(nbl_context *ctx, nbl_status code, const char *format, ...)
 {
+    /* A position adds nothing to these two. */
     if (code == NBL_ERROR_MEMORY || code == NBL_ERROR_CANCELLED) return code;
     char position[1024], message[sizeof ctx->message], hint[sizeof ctx->hint];
     va_list arguments;
@@ -318,6 +325,7 @@ nbl_status nbl__team_leave(nbl_context *ctx)
 
 void *nbl__alloc(nbl_context *ctx, size_t size)
 {
+    /* Allocators may return NULL for size 0, which would look like a failure. */
     if (size == 0) size = 1;
     const nbl_allocator *a = &ctx->options.allocator;
     void *memory = a->alloc(a->user, size, 64);

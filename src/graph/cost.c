@@ -15,6 +15,7 @@
 
 uint64_t nbl__weight_bytes(const nbl_weight *w)
 {
+    /* int8 and the block formats: bytes of codes, then of scales. */
     uint64_t n = 1, bytes = 0;
     for (int i = 0; i < w->rank; i++) n *= (uint64_t)w->shape[i];
     switch (w->format) {
@@ -36,6 +37,7 @@ static double elements(const nbl_tensor *t)
 
 /* ---- linear layers ---- */
 
+/* Sizes of a linear layer as f64, and what is trained of it. */
 typedef struct layer_size {
     double tokens, in, out, rank;
     bool dora, trains_adapter, trains_magnitude;
@@ -82,6 +84,7 @@ static double linear_flops(const void *arguments, bool backward)
     return backward ? layer_backward(size, a->dx.data != NULL) : layer_forward(size);
 }
 
+/* linear_group: the sum of its members, which share x. */
 static double group_flops(const void *arguments, bool backward)
 {
     const nbl__linear_group *g = arguments;
@@ -100,6 +103,7 @@ static double mlp_flops(const void *arguments, bool backward)
     double tokens = (double)nbl__tensor_rows(&m->gate.x);
     layer_size gate = size_of(&m->gate, tokens), up = size_of(&m->up, tokens),
                down = size_of(&m->down, tokens);
+    /* open: gate and up; between: activation and product, about 5 operations per element */
     double open = layer_forward(gate) + layer_forward(up), between = 5 * tokens * gate.out;
     if (!backward) return open + between + layer_forward(down);
     bool dx = m->gate.dx.data != NULL;
@@ -122,6 +126,7 @@ static double dora_norm_flops(const void *arguments, bool backward)
 static double pairs(const nbl__attention *a)
 {
     int64_t tokens = a->q.shape[0], sequences = nbl__max_i64(1, a->cu_seqlens.shape[0] - 1);
+    /* Sequences are taken as equally long; the sum is over the positions of one of them. */
     int64_t length = nbl__ceil_div(tokens, sequences);
     double sum = 0;
     for (int64_t i = 0; i < length; i++) {
@@ -140,6 +145,7 @@ static double attention_flops(const void *arguments, bool backward)
     return backward ? seen * (10 * dim + 6) : seen * (4 * dim + 4);
 }
 
+/* One query per sequence against all cached keys, or those in the window. */
 static double decode_flops(const void *arguments, bool backward)
 {
     const nbl__attention_decode *a = arguments;
@@ -149,6 +155,7 @@ static double decode_flops(const void *arguments, bool backward)
     return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
 }
 
+/* attention_step: attention_decode, and RoPE of q and k at 3 operations per element. */
 static double step_flops(const void *arguments, bool backward)
 {
     const nbl__attention_step *a = arguments;
@@ -170,6 +177,7 @@ static double loss_flops(const void *arguments, bool backward)
     return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
 }
 
+/* Cost by operator family. Elementwise families give operations per element. */
 static const struct family_cost {
     const char *family;
     double (*flops)(const void *arguments, bool backward);

@@ -84,6 +84,7 @@ nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
     return value;
 }
 
+/* Shape and dtype are fixed here; rows change later only through nbl__plan_infer. */
 nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl_dtype dtype, int rank,
                             const int64_t *shape)
 {
@@ -108,6 +109,7 @@ void nbl__graph_pin(nbl__graph *g, nbl__value value)
     if (g->status == NBL_OK && value) g->values[value].pinned = true;
 }
 
+/* Appends a node with empty arguments and bindings; -1 after a failure. */
 static int new_node(nbl__graph *g, const nbl__family *family, const char *name, int slots)
 {
     if (g->status != NBL_OK || name == NULL) return -1;
@@ -131,11 +133,13 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
 {
     if (g->status != NBL_OK || value == 0) return 0;
     int node = new_node(g, NULL, g->values[value].name, 2);
+    /* A view is a node without family, so that autodiff visits it in order; it needs no step. */
     nbl__value view = node < 0 ? 0 : nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[value].name);
     if (view == 0) return 0;
     nbl__value_info *from = &g->values[value], *to = &g->values[view];
     to->tensor = from->tensor;
     view_shape(&to->tensor, a, b);
+    /* The elements must divide into whole rows. */
     if (nbl__tensor_elements(&to->tensor) != nbl__tensor_elements(&from->tensor)) {
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
                                        "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64, from->name,
@@ -191,6 +195,7 @@ void *nbl__node_attr(const nbl__node *node, const char *name)
     return NULL;
 }
 
+/* The slot list of a family ends with a NULL name. */
 static int slot_count(const nbl__family *family)
 {
     int count = 0;
@@ -203,6 +208,7 @@ void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
     const nbl__family *family = nbl__family_find(family_name);
     if (family == NULL)
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
+    /* Reset attributes: a zeroed struct is not always the default. */
     int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
     /* After a failure the caller still writes attributes: give it memory of the largest
      * arguments struct. */
@@ -226,6 +232,7 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
                                        node->family->name, slot));
         return;
     }
+    /* Slots and bindings are parallel arrays. */
     node->bound[found - node->family->slots] = value;
 }
 
@@ -258,6 +265,7 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
     }
 }
 
+/* slot->instead names a slot that backward reads in place of this one, if it is bound. */
 bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
 {
     if (!slot->kept || slot->instead == NULL) return slot->kept;
@@ -281,6 +289,7 @@ static bool settle(nbl__graph *g, const nbl__node *node)
             g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound", node->name, slot->name));
         return false;
     }
+    /* Infer needs dtypes and shapes only, so data pointers are dummies. */
     nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
     if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
     nbl__hint(g->ctx, g->status, "in %s", node->name);
@@ -308,11 +317,13 @@ nbl__value nbl__graph_end(nbl__graph *g)
     nbl__node node = g->nodes[index];
     if (!settle(g, &node)) return 0;
     const nbl__slot *slots = node.family->slots;
+    /* Outputs are differentiable if an input is; saved values and integers never are. */
     bool differentiable = depends_on_trained(g, &node);
     nbl__value first = 0;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_OUTPUT && slot->role != NBL_ROLE_SAVED) continue;
         nbl_tensor made = *nbl__slot_tensor(slot, node.arguments);
+        /* rank 0: infer says that these arguments do not produce this output */
         if (made.rank == 0) continue;
         const char *name = first ? nbl__arena_printf(&g->arena, "%s.%s", node.name, slot->name) : node.name;
         nbl__value value = nbl__graph_new(g, NBL_KIND_ACTIVATION, name);
@@ -339,6 +350,7 @@ void nbl__graph_end_prepare(nbl__graph *g)
         nbl__value value = node->bound[slot - node->family->slots];
         if (value == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
         const nbl_tensor *made = nbl__slot_tensor(slot, node->arguments), *kept = &g->values[value].tensor;
+        /* The destination was created before the node; it must fit what infer computed. */
         bool same = g->values[value].kind == NBL_KIND_PREPARED && made->dtype == kept->dtype &&
                     nbl__tensor_elements(made) == nbl__tensor_elements(kept);
         if (!same)

@@ -30,6 +30,7 @@ static void *address(void *user, nbl__value value)
 
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value)
 {
+    /* A view has no offset of its own. */
     nbl__value storage = nbl__graph_storage(plan->graph, value);
     return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage];
 }
@@ -65,6 +66,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
+        /* kept: of the model; turns: shared by plans that run in turns */
         bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
         bool turns = i == NBL_MEMORY_INPUTS || i == NBL_MEMORY_RUN;
         plan->borrowed[i] = host && (kept || (all && turns));
@@ -77,6 +79,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
                   NBL_ERROR_INTERNAL, "two plans of one model differ in what they share");
         plan->memory[i] = host->memory[i];
     }
+    /* The mirror has the layout of the inputs class, so it is shared exactly if that is. */
     if (cuda && plan->borrowed[NBL_MEMORY_INPUTS]) {
         plan->mirror = host->mirror;
     } else if (cuda) {
@@ -84,6 +87,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
         if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
         memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
     }
+    /* All addresses are known now: write them into the arguments of all steps. */
     NBL_TRY(bind_host(plan, cuda));
     return nbl__plan_infer(plan, true, address);
 }
@@ -101,6 +105,7 @@ nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
 void nbl__plan_unbind(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    /* Captured graphs refer to the memory that is freed below. */
     for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++)
         if (plan->captured_graphs[i].graph) nbl__cuda_graph_free(cuda, plan->captured_graphs[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
@@ -177,6 +182,7 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
         if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes) ||
             bytes == 0)
             continue;
+        /* Copy the collected span if this value does not follow it directly. */
         size_t at = plan->offset[v];
         if (begin == end || at < end || at - end > PADDING) {
             NBL_TRY(move_span(plan, cuda, kind, begin, end));
@@ -231,6 +237,7 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
 {
     /* debugging waits after each kernel, which a captured graph cannot do */
     if (cuda->debugs) return enqueue(plan, cuda, p, false);
+    /* Hashing takes a while in large plans, so the key is cached until something changes. */
     if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends) plan->key = key_of(plan, p);
     plan->key_count = p.count;
     plan->key_ends = p.ends;
@@ -248,6 +255,8 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
         if (it->graph == NULL) NBL_TRY(record(plan, cuda, p, &it->graph));
         return nbl__cuda_replay(cuda, it->graph);
     }
+    /* An unknown key replaces the entry that was used longest ago, and runs uncaptured this
+     * time. */
     nbl__cuda_graph_free(cuda, oldest->graph);
     *oldest = (nbl__captured_graph){.key = key, .used = plan->runs};
     return enqueue(plan, cuda, p, false);
@@ -330,8 +339,10 @@ nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
     int count = 0;
     bool grad_in_forward = false; /* at most one operator, the loss, has this flag */
+    /* Forward steps come first. */
     while (count < plan->step_count && !plan->steps[count].backward) count++;
     set_grad_in_forward(plan, count, &grad_in_forward);
+    /* The flag is exchanged back after the run: backward relies on it in training. */
     nbl_status status = run_some(plan, count);
     set_grad_in_forward(plan, count, &grad_in_forward);
     return judge(plan, status);

@@ -9,6 +9,7 @@
 #include "graph/plan.h"
 #include "device/cuda/cuda.h"
 
+/* One line of the profile. */
 typedef struct line {
     char what[96];
     int calls;
@@ -54,6 +55,7 @@ static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
     }
     nbl__log(plan->ctx, NBL_LOG_DEBUG, "profile: %d steps, %.3f ms", count, total);
     for (int shown = 0; shown < used; shown++) {
+        /* Selection sort: the slowest of the remaining lines is logged next. */
         int best = shown;
         for (int i = shown; i < used; i++)
             if (lines[i].milliseconds > lines[best].milliseconds) best = i;
@@ -69,6 +71,7 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     line *lines;
+    /* At most one line per step. */
     NBL_TRY(NBL_ALLOC(plan->ctx, lines, count + 1));
     nbl_status status = nbl__cuda_timers_open(cuda, count + 1);
     if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, 0);

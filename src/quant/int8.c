@@ -15,6 +15,7 @@
 
 /* ---- decode ---- */
 
+/* Elements [begin, n) of a row. */
 static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
                                    int64_t begin, int64_t n)
 {
@@ -27,6 +28,7 @@ static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float s
 
 #if defined(__x86_64__)
 
+/* Eight codes to f32, times scale, times 1/127: two roundings. */
 NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scale)
 {
     __m256 code = _mm256_cvtepi32_ps(
@@ -103,6 +105,7 @@ void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, 
                           void *out, bool stream)
 {
     if (begin >= end) return;
+    /* The range may begin and end within a row. */
     int64_t columns = weight->shape[weight->rank - 1], row = begin / columns;
     const int8_t *codes = weight->data;
     uint8_t *target = out;
@@ -156,6 +159,7 @@ NBL_TARGET_AVX2 static inline __m256 load_f16_avx2(nbl_dtype dtype, const uint8_
     return _mm256_cvtph_ps(_mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* cvtps rounds to nearest even; lanes with NaN become 0. */
 NBL_TARGET_AVX2 static inline __m256i int8_codes_avx2(nbl_dtype dtype, const uint8_t *values, int64_t i,
                                                       __m256 factor)
 {
@@ -177,6 +181,7 @@ encode_int8_avx2(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *co
     return i;
 }
 
+/* One specialised loop per dtype. */
 NBL_TARGET_AVX2 static int64_t encode_int8_any_avx2(nbl_dtype dtype, const uint8_t *values, float scale,
                                                     int8_t *codes, int64_t n)
 {
@@ -242,6 +247,7 @@ int64_t nbl__int8_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64
     for (int64_t r = 0; r < rows; r++, codes += columns) {
         const uint8_t *row = (const uint8_t *)values + (size_t)(r * columns) * nbl__size_of(dtype);
         scales[r] = row_scale(isa, dtype, row, columns, &non_finite);
+        /* a row of zeros, or of values that f16 rounds to zero */
         if (scales[r] == 0) {
             if (columns > 0) memset(codes, 0, (size_t)columns);
             continue;

@@ -14,16 +14,19 @@
 
 enum { GROUP = 32 };
 
+/* The code of element i. */
 static inline unsigned code_at(const nbl__lookup *s, int64_t i)
 {
     return s->codes[i >> 1] >> (((i & 1) != 0) == s->low_first ? 4 : 0) & 15;
 }
 
+/* The scale of element i's block. */
 static inline float scale_of(const nbl__lookup *s, int64_t i)
 {
     return s->scales[(i >> s->block_shift) - s->first_block];
 }
 
+/* The end of element i's block, or `end` if that comes first. */
 static inline int64_t block_end(const nbl__lookup *s, int64_t i, int64_t end)
 {
     return nbl__min_i64(end, ((i >> s->block_shift) + 1) << s->block_shift);
@@ -47,6 +50,7 @@ static void look_up_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t i, int
     for (; i < end; i++) *to++ = values[code_at(s, i)];
 }
 
+/* The range, block by block. */
 static void dequantize_lookup_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end,
                                      uint8_t *out)
 {
@@ -245,6 +249,7 @@ void nbl__lookup_dequantize(nbl_isa isa, const nbl__lookup *source, int64_t begi
     uint8_t *target = out;
     size_t size = nbl__size_of(dtype);
 #if defined(__x86_64__)
+    /* [begin, head) ragged, [head, tail) whole groups, [tail, end) ragged. */
     int64_t head = nbl__min_i64(end, (begin + GROUP - 1) & -(int64_t)GROUP), tail = end & -(int64_t)GROUP;
     if (isa >= NBL_ISA_AVX2 && head < tail) {
         dequantize_lookup_scalar(source, dtype, begin, head, target);

@@ -37,6 +37,7 @@ static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begi
         return;
     }
     enum { PIECE = 1024 };
+    /* Through f32 in pieces that fit the first-level cache. */
     float piece[PIECE];
     for (int64_t i = 0; i < end - begin; i += PIECE) {
         int64_t count = nbl__min_i64(PIECE, end - begin - i);
@@ -257,6 +258,7 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
     (void)worker;
     const dequantize_job *job = argument;
     size_t size = nbl__size_of(job->dtype);
+    /* 64 rows of f32 or 128 of 16 bits: 256 bytes per column of the result */
     int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
     int64_t r0 = item / job->column_tiles * tile_rows, c0 = item % job->column_tiles * TILE_COLUMNS;
     int64_t rows = nbl__min_i64(tile_rows, job->rows - r0);
@@ -269,6 +271,7 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
     }
     if (size == 4) transpose_32((const void *)tile, rows, columns, (void *)transposed, tile_rows);
     else transpose_16((const void *)tile, rows, columns, (void *)transposed, tile_rows);
+    /* Past the caches only if every run is whole cache lines. */
     bool stream = job->stream && (size_t)rows * size % 64 == 0;
     for (int64_t c = 0; c < columns; c++)
         put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size,
@@ -290,6 +293,7 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "dequantize: rows %" PRId64 " to %" PRId64 " of a weight with %" PRId64 " rows, shape %s",
               row_begin, row_end, rows, nbl__show_shape(weight->rank, weight->shape).text);
+    /* The rows are one range of the flattened weight. */
     int64_t columns = weight->shape[weight->rank - 1];
     dequantize_job job = {.isa = nbl__isa(ctx),
                           .weight = weight,
@@ -331,6 +335,7 @@ nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)
         return (nbl__weight_sizes){.data = (size_t)n / 2, .scale_codes = (size_t)(n / w->block)};
     default: break;
     }
+    /* NF4 and FP4. */
     blocks = nbl__ceil_div(n, w->block);
     nbl__weight_sizes sizes = {.data = (size_t)nbl__ceil_div(n, 2)};
     if (w->nested_scales == NULL) {

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+/* f16: sign, 5 bits of exponent with bias 15, 10 of mantissa. f32 has bias 127: 112 more. */
 float nbl__f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
@@ -25,6 +26,7 @@ float nbl__f16_to_f32(uint16_t h)
     return nbl__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+/* Four ranges by magnitude: NaN; 65520 and more; normal in f16; subnormal in f16. */
 uint16_t nbl__f32_to_f16(float value)
 {
     uint32_t bits = nbl__bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -40,6 +42,7 @@ uint16_t nbl__f32_to_f16(float value)
     return (uint16_t)(sign | (nbl__bits_of(shifted) - 0x3f000000));
 }
 
+/* Elements [begin, n); memcpy because the arrays may be unaligned. */
 static void to_f32_scalar(nbl_dtype dtype, const void *from, float *to, int64_t begin, int64_t n)
 {
     const uint8_t *bytes = from;
@@ -88,6 +91,7 @@ NBL_TARGET_AVX2 static int64_t to_f32_avx2(nbl_dtype dtype, const void *from, fl
     return i;
 }
 
+/* nbl__f32_to_bf16 in 8 lanes: rounded bits, or quiet NaN, in the low 16 bits of each. */
 NBL_TARGET_AVX2 static inline __m256i round_bf16_avx2(__m256i bits)
 {
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

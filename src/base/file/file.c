@@ -49,6 +49,7 @@ static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, stru
 
 /* ---- mapping ---- */
 
+/* Removes a mapping from the list and frees its record. */
 static void forget(nbl__mapping *m)
 {
     nbl__mapping **at = nbl__context_mappings(m->ctx);
@@ -103,6 +104,7 @@ nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file)
         forget(m);
         return status;
     }
+    /* The mapping stays valid without its descriptor. */
     if (fd > HIGHEST_KEPT) {
         close(fd);
         m->fd = -1;
@@ -216,6 +218,7 @@ nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, ch
     } else if ((memory = nbl__alloc(ctx, length + 1)) == NULL) {
         status = NBL_ERROR_MEMORY;
     }
+    /* A read may be partial or interrupted. */
     for (uint64_t at = 0; status == NBL_OK && at < length;) {
         ssize_t got = read(fd, memory + at, length - at);
         if (got > 0) at += (uint64_t)got;

@@ -23,6 +23,7 @@ static int allowed(nbl__output *output)
     return 0;
 }
 
+/* The folder of a path; "." without a slash. */
 static char *parent_of(nbl__arena *arena, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -63,6 +64,7 @@ nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t byte
     output->rights = 0666;
     output->arena = nbl__arena_make(ctx);
 
+    /* Without trailing slashes, so that the temporary is beside the target and not in it. */
     size_t length = strlen(target);
     while (length > 1 && target[length - 1] == '/') length--;
     output->target = nbl__arena_printf(&output->arena, "%.*s", (int)length, target);
@@ -91,6 +93,7 @@ nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
 nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data, size_t size,
                              uint64_t offset)
 {
+    /* A write may be partial or interrupted. */
     const char *at = data;
     while (size > 0) {
         ssize_t done = allowed(output) ? pwrite(fd, at, size, (off_t)offset) : -1;
@@ -112,6 +115,7 @@ nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, cons
 
 nbl_status nbl__output_close(nbl__output *output, int fd, const char *name)
 {
+    /* Some file systems report a failed write only at fsync or close. */
     int bad = !allowed(output) || fsync(fd) != 0 ? errno : 0;
     if (close(fd) != 0 && !bad) bad = errno;
     if (bad) return nbl__fail_errno(output->ctx, bad, "%s/%s: cannot write", output->target, name);
@@ -130,6 +134,7 @@ nbl_status nbl__output_put(nbl__output *output, const char *name, const void *da
     return nbl__output_close(output, fd, name);
 }
 
+/* Copies 4 MiB at a time and drops the source's pages, so that memory stays small. */
 static nbl_status copy_pieces(nbl__output *output, int fd, const char *name, const nbl__file *file)
 {
     enum { PIECE = 4 << 20 };
@@ -210,6 +215,7 @@ static int rename_new(const char *from, const char *to)
 nbl_status nbl__output_commit(nbl__output *output)
 {
     nbl_context *ctx = output->ctx;
+    /* Everything must be on disk before the rename makes it visible. */
     nbl_status status = sync_folders(output);
     if (status == NBL_OK && (!allowed(output) || rename_new(output->partial, output->target) != 0))
         status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished folder here", output->target);
@@ -232,6 +238,7 @@ void nbl__output_abort(nbl__output *output)
 {
     if (output == NULL) return;
     if (output->partial) {
+        /* Remove while the lock is held. */
         if (output->folder >= 0) nbl__partial_empty(output->folder);
         rmdir(output->partial);
     }
@@ -249,6 +256,7 @@ nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, 
     file->path = o->target = nbl__arena_strdup(&o->arena, path);
     if (o->target == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(check_target(o, replace, bytes_needed));
+    /* From here on `target` is the folder: messages of nbl__output_write are FOLDER/NAME. */
     o->target = parent_of(&o->arena, path);
     if (o->target == NULL) return NBL_ERROR_MEMORY;
     const char *slash = strrchr(path, '/');

@@ -13,6 +13,7 @@
 const nbl__json *nbl__json_get(const nbl__json *object, const char *key)
 {
     if (!nbl__json_is(object, NBL_JSON_OBJECT)) return NULL;
+    /* Binary search in the sorted indices. */
     int64_t low = 0, high = object->count;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
@@ -43,6 +44,7 @@ bool nbl__json_shape(const nbl__json *value, int *rank, int64_t *shape, int64_t 
     if (!nbl__json_is(value, NBL_JSON_ARRAY) || value->count > NBL_MAX_RANK) return false;
     *rank = (int)value->count;
     *elements = 1;
+    /* A 0 makes the shape empty but must not hide an overflow of the other dimensions. */
     bool empty = false;
     for (int i = 0; i < *rank; i++) {
         if (!nbl__json_natural(&value->items[i], &shape[i])) return false;
@@ -146,6 +148,7 @@ void nbl__text_real(nbl__text *text, double value)
         nbl__text_printf(text, "null");
         return;
     }
+    /* The fewest digits, 1 … 17, that read back as the same double. */
     do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
     while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
     char *e = strchr(digits, 'e');
@@ -155,6 +158,7 @@ void nbl__text_real(nbl__text *text, double value)
                          abs(exponent));
         return;
     }
+    /* Python writes at least one decimal: 3.0. */
     int decimals = precision - 1 - exponent;
     nbl__print_fixed(fixed, sizeof fixed, decimals > 1 ? decimals : 1, value);
     nbl__text_add(text, fixed, strlen(fixed));
