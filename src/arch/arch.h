@@ -1,6 +1,6 @@
 /* arch.h - from config.json to the forward graph of a decoder-only transformer.
  *
- *     config.json ─ nbl__decoder_read ─▶ nbl__decoder (sizes and flags) ─ nbl__decoder_build ─▶ graph
+ *     config.json ─ nbl__decoder_read ─▶ nbl__decoder ─ nbl__decoder_build ─▶ graph
  *
  * An architecture (llama.c, gemma2.c, …) reads the keys of its config.json into an nbl__decoder.
  * keys.c holds what their readers share. block.c builds the graph of every architecture from the
@@ -8,8 +8,11 @@
  *
  * One layer, with h the residual stream:
  *
- *     ids ─ embed ─▶ h ─┬─ norm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─┬─ norm ─ gate up ─ act ─ down ─▶ (+) ─▶ … ─ norm ─ head
- *                       └──────────────────────────────────────▲    └──────────────────────────────────▲
+ *     ids ─ embed ─▶ h ─┬─ norm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─ …
+ *                       └──────────────────────────────────────▲
+ *
+ *                … h ─┬─ norm ─ gate up ─ act ─ down ─▶ (+) ─▶ next layer, or norm ─ head
+ *                     └──────────────────────────────────▲
  */
 #ifndef NBL_ARCH_H
 #define NBL_ARCH_H
@@ -149,7 +152,7 @@ typedef struct nbl__build {
     /* Inputs, by mode; 0 in other modes:
      *
      *     ids, positions  [tokens]         all modes but HEAD
-     *     cu_seqlens      [sequences + 1]  all modes but GENERATE and HEAD: first token of each sequence
+     *     cu_seqlens      [sequences + 1]  all but GENERATE and HEAD: first token of each sequence
      *     labels, dloss   [tokens], [1]    TRAIN; dloss is the gradient of the loss
      *     rows            [tokens]         PREFILL, GENERATE: rows of the cache to write
      *     last            [sequences]      PREFILL: index of each sequence's last token
@@ -167,10 +170,10 @@ typedef struct nbl__build {
     nbl__value cos, sin, local_cos, local_sin;
     nbl__value embedding; /* its weight; also the head's if they are tied */
     char at[64];          /* prefix of tensor names: "model.layers.3." */
+    /* DoRA linear layers of the current node; end_layers adds a dora_norm node for each */
     struct nbl__dora_layer {
         nbl__value w, lora_a, lora_b, norm;
         float scale;
-        /* DoRA linear layers of the current node; end_layers adds a dora_norm node for each */
     } dora[4];
     int dora_count;
     nbl__text problems; /* every tensor that is missing or has a wrong shape, for one message */

@@ -9,11 +9,12 @@
  * Pins (nbl__build.pins) are the values of a layer that recomputation starts from:
  *
  *     1   the stream at the layer's start; it may wait on the host (graph/offload.c)
- *     2   also the stream between the layer's halves: o_proj is not recomputed, and the recomputed values of
- *         the two halves are not alive together
+ *     2   also the stream between the layer's halves: o_proj is not recomputed, and the recomputed
+ *         values of the two halves are not alive together
  *     3   also the attention output and its log-sum-exp: attention is not recomputed
  *
- * Names of nodes and values are the checkpoint's tensor names where there is one. */
+ * Values of weights have the checkpoint's tensor names. Nodes have module names; those of
+ * "self_attn.qkv", "self_attn" and the parts of "mlp" lack the layer's prefix. */
 #include "arch/arch.h"
 
 #include <math.h>

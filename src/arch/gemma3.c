@@ -2,7 +2,8 @@
  *
  *     no soft cap on scores; on logits only if final_logit_softcapping is set
  *     RMSNorm on each head of q and k
- *     five of six layers slide (all but 5, 11, 17, …); sliding layers have a RoPE theta of their own
+ *     five of six layers slide (all but 5, 11, 17, …)
+ *     sliding layers have a RoPE theta of their own
  */
 #include "arch/arch.h"
 

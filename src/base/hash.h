@@ -1,7 +1,7 @@
 /* hash.h - a 64-bit hash of bytes, to detect damage and differences. Not cryptographic.
  *
- * Eight bytes at a time are xored in, multiplied and mixed, with constants of splitmix64. The result depends
- * on the machine's byte order. */
+ * Eight bytes at a time are xored in, multiplied and mixed, with constants of splitmix64. The
+ * result depends on the machine's byte order. */
 #ifndef NBL_HASH_H
 #define NBL_HASH_H
 

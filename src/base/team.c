@@ -4,7 +4,7 @@
  * inside.
  *
  *     caller   set work, round ─ wake parked ─ take items ─ round: wanted = 0 ─ wait for inside = 0
- *     worker   wait for a new round ─ inside++ ─ round unchanged? take items ─ inside-- ─ wake caller
+ *     worker   wait for a new round ─ inside++ ─ if round is unchanged: take items ─ inside--
  */
 #include "base/team.h"
 

@@ -2,8 +2,8 @@
  * inference step.
  *
  *     value   a tensor with name, kind, dtype and shape, but no data
- *     node    one call of an operator family (ops/ops.h): an arguments struct whose slots (tensors) are
- *             bound to values
+ *     node    one call of an operator family (ops/ops.h): an arguments struct whose slots
+ *             (tensors) are bound to values
  *     step    the forward or backward operator of a node
  *
  * A builder adds nodes in an order in which they can run. nbl__graph_end infers the node at

@@ -4,7 +4,7 @@
  * A plan states the bytes of every memory class before anything is allocated
  * (nbl__memory_class):
  *
- *     parameters   dense parameters, adapters, and the values prepared from them (DoRA weight norms)
+ *     parameters   dense parameters, adapters, and values prepared from them (DoRA weight norms)
  *     gradients    f32 gradients of trained parameters
  *     states       KV caches
  *     inputs       inputs that the caller writes and results that it reads
@@ -23,7 +23,8 @@
  * Running allocates nothing. A plan is made for the largest shapes; nbl__plan_resize changes to
  * fewer tokens at the same addresses. A plan belongs to one thread at a time.
  *
- *     nbl__plan_make → nbl__plan_bind → nbl__plan_prepare → (write inputs → nbl__plan_run)* → nbl__plan_free
+ *     nbl__plan_make → nbl__plan_bind → nbl__plan_prepare → nbl__plan_run, again and again
+ *         → nbl__plan_free
  */
 #ifndef NBL_PLAN_H
 #define NBL_PLAN_H
@@ -89,8 +90,8 @@ typedef struct nbl__plan {
     /* layers 0 … recomputed_layers - 1 use `recompute`; later layers use the level below it */
     int recomputed_layers;
     size_t *offset; /* [graph->value_count + 1] offset of each value in the memory of its class */
-    /* Lifetimes: [graph->value_count + 1] of values, [step_count] of the steps' scratch, [step_count]
-     * of the bytes they keep for backward. */
+    /* Lifetimes: [graph->value_count + 1] of values, [step_count] of the steps' scratch,
+     * [step_count] of the bytes they keep for backward. */
     struct nbl__piece *lives;
     size_t bytes[NBL_MEMORY_COUNT];
     /* bytes of `run` that hold saved values: written in forward, read in backward */

@@ -9,10 +9,11 @@
  *     before   F1 F2 F3 …                    … B3(reads x1, x2) B2 B1
  *     after    F1 F2 F3 …         F1' F2' B3(reads x1', x2') B2 B1
  *
- *     kept         pinned values (the residual stream at a layer's start), inputs, parameters, values of
- *                  other layers; below NBL_RECOMPUTE_LAYERS also products and the sums of norms
- *     recomputed   every other value that a backward step of the layer reads, and, recursively, the values
- *                  needed to compute it
+ *     kept         pinned values (the residual stream at a layer's start), inputs, parameters,
+ *                  values of other layers; below NBL_RECOMPUTE_LAYERS also products and the sums
+ *                  of norms
+ *     recomputed   every other value that a backward step of the layer reads, and, recursively,
+ *                  the values needed to compute it
  *
  * An optional saved value (nbl__slot.when) whose flag is off is unbound in all steps, because no
  * step writes it.

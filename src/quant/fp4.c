@@ -1,6 +1,7 @@
 /* fp4.c - bitsandbytes' 4-bit float: table and encoding. See fourbit.c for the layout.
  *
- *     bit 3       sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value gives code 8 (-0)
+ *     bit 3       sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value
+ *                 gives code 8 (-0)
  *     bits 0 … 2  magnitude, not in order: by increasing magnitude the codes are 0 1 6 7 4 5 2 3
  *
  * A tie takes the smaller value. For positive y that is the smaller magnitude. For negative y it

@@ -5,7 +5,7 @@
  * unrounded one.
  *
  *     q8_0   d = max |x| / 127       code = x / d, halves away from zero      f16 d | 32 codes
- *     q4_0   d = x of max |x| / -8   code = floor(x / d + 8.5), at most 15    f16 d | 16 bytes of nibbles (ggml.c)
+ *     q4_0   d = x of max |x| / -8   code = floor(x / d + 8.5), max 15        f16 d | 16 bytes
  */
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* quant.h - the storage formats of quantised weights: dequantize and encode, without checks or
  * threads.
  *
- *     fourbit.c   NF4 and FP4: blocks of the flattened weight, one scale per block, a table of 16 values
+ *     fourbit.c   NF4 and FP4: blocks of the flattened weight, one scale each, a table of 16 values
  *     nf4.c fp4.c   their tables and the rules that choose a code
  *     lookup.c    kernels that look codes up in such a table; used by MXFP4 as well
  *     absmax.c    the largest magnitude of a block
@@ -10,7 +10,7 @@
  *     int8.c      LLM.int8(): one scale per row
  *     mxfp4.c     e2m1 values with a power-of-two scale per 32
  *     ggml.c ggml_encode.c   the blocks of GGUF files (ggml.h)
- *     weight.c weight_encode.c   the entries of nibble.h: checks, threads, and these functions inside
+ *     weight.c weight_encode.c   the entries of nibble.h: checks and threads around these functions
  *
  * Each format has a scalar reference, an AVX2 path and an AVX-512 path with the same bits.
  * Nothing here allocates, fails or starts threads. The callers (weight.c for memory, format/ for

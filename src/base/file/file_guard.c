@@ -1,6 +1,7 @@
 /* file_guard.c - the SIGBUS handler and its table of mappings. See file_guard.h.
  *
- * Besides lock-free atomics the handler calls mmap, and for other addresses the previous handler. */
+ * Besides lock-free atomics the handler calls mmap, and for other addresses the previous
+ * handler. */
 #define _GNU_SOURCE
 #include "base/file/file_guard.h"
 

@@ -3,7 +3,7 @@
  *
  *     begin    creates TARGET.partial-XXXXXX beside the target, which must not exist
  *     …        files are written into it
- *     commit   every file has been synced (fsync); the folder is renamed to TARGET, never over anything
+ *     commit   every file is on disk (fsync); the folder is renamed to TARGET, never over anything
  *     abort    removes the partial folder
  *
  * A process killed between any two system calls leaves no TARGET. At worst the partial folder

@@ -2,7 +2,7 @@
  *
  * The input is untrusted. Whatever it contains, parsing takes memory in proportion to its
  * length, recurses at most 128 levels, and ends with a value or with an error that names line
- * and column.
+ * and column, or the duplicate key.
  *
  * The parser is written here because jansson 2.14 calls assert when memory runs out, and a
  * library may not abort. */
@@ -48,7 +48,7 @@ typedef enum nbl__json_dialect {
 
 /* Parses `size` bytes, which must be one object with unique keys and nothing after it. All
  * values are in the arena. `where` (a file's path) begins every error message; errors are
- * NBL_ERROR_FORMAT. */
+ * NBL_ERROR_FORMAT and NBL_ERROR_MEMORY. */
 nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
                            nbl__json_dialect dialect, const nbl__json **root);
 
