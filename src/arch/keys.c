@@ -152,11 +152,11 @@ static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
     return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
 }
 
-/* Reads RoPE from one of three forms, which differ by the version of transformers:
+/* Reads the RoPE parameters. Their keys depend on the version of transformers that wrote them:
  *
- *     rope_parameters  one object, or {"full_attention": …, "sliding_attention": …}
- *     rope_scaling     with rope_theta
- *     rope_local_base_freq   theta of sliding layers, beside one of the others
+ *     rope_parameters            one object, or {"full_attention": …, "sliding_attention": …}
+ *     rope_theta, rope_scaling   of all layers
+ *     rope_local_base_freq       theta of sliding layers, beside one of the others
  */
 static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 {
@@ -213,7 +213,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
     NBL_CHECK(k->ctx, d->layers <= NBL_MAX_LAYERS, NBL_ERROR_UNSUPPORTED,
               "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MAX_LAYERS);
-    /* What the operators rely on. */
+    /* The attention and RoPE operators rely on these. */
     NBL_CHECK(k->ctx, d->heads % d->kv_heads == 0, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " is no multiple of num_key_value_heads %" PRId64, k->where,
               d->heads, d->kv_heads);

@@ -63,7 +63,7 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
     g->layer = layer;
 }
 
-/* "PREFIX.NAME" in the arena; NULL after a failure. */
+/* "PREFIX.NAME" in the arena; NULL if memory has run out. */
 static const char *full_name(nbl__graph *g, const char *name)
 {
     const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
