@@ -38,9 +38,8 @@ static void fail(nbl__build *b, nbl_status status)
     nbl__graph_failed(b->g, status);
 }
 
-/* Looks up a tensor and checks its shape. A missing or wrong tensor is added to b->problems and
- * replaced by an empty stand-in, so that one error can name all of them. NULL only if memory has
- * run out. */
+/* Looks up a tensor. One that is missing or has a wrong shape is added to b->problems and replaced
+ * by an empty stand-in, so that one error names them all. NULL only if memory has run out. */
 static const nbl_weight *tensor(nbl__build *b, const char *name, int rank, int64_t rows, int64_t columns)
 {
     const nbl_weight *w = b->source->weight(b->source->user, name);
@@ -67,8 +66,7 @@ static bool is_trained(const nbl__build *b, const char *name)
     return b->source->trained && b->source->trained(b->source->user, name);
 }
 
-/* A trained parameter: the f32 master copy. In a 16-bit dtype small updates would round to
- * nothing. */
+/* A trained parameter: the f32 master copy. In 16 bits small updates would be rounded away. */
 static nbl__value master(nbl__build *b, const char *name, int rank, int64_t first, int64_t second)
 {
     nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
@@ -123,9 +121,8 @@ static nbl__value parameter(nbl__build *b, const names *n, const char *part, int
     return master(b, name, rank, first, second);
 }
 
-/* A value for the layer's DoRA weight norm ‖W + s·B·A‖ by rows. It depends on parameters alone,
- * so a preparing node computes it, not every run. end_layers adds that node, because the current
- * node is still being built. */
+/* A value for the layer's DoRA weight norm ‖W + s·B·A‖ by rows. It depends on weights and
+ * adapter alone, so a preparing node computes it. end_layers adds that node after this one. */
 static nbl__value dora_norm(nbl__build *b, const names *n, struct nbl__dora_layer layer, int64_t out)
 {
     char name[256];
@@ -189,9 +186,8 @@ static names module(const nbl__build *b, const char *before, const char *after, 
     return n;
 }
 
-/* Index of the dropout mask that a projection's adapter uses within its layer. It does not
- * depend on which projections share a node. The layer's seed is 0
- * here; training adds it. */
+/* Index of the dropout mask of a projection's adapter within its layer, the same however
+ * projections share nodes. The layer's seed is 0 here; training adds it. */
 enum { MASK_QKV = 0, MASK_O = 3, MASK_GATE_UP = 4, MASK_DOWN = MASK_GATE_UP + NBL_MLP_DOWN };
 
 /* y = x·Wᵀ + b, with adapter if the module has one: a linear node. */
@@ -325,8 +321,7 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
     return out;
 }
 
-/* Generation in one node (attention_step): RoPE of q and k, cache write, attention over the
- * cache. */
+/* Generation in one node (attention_step): RoPE of q and k, cache write, attention. */
 static nbl__value attend_joined(nbl__build *b, const nbl__value qkv[3], int64_t layer, bool local,
                                 const char *name)
 {
