@@ -1,12 +1,18 @@
-/* arch.h - how a config becomes a forward graph.
+/* arch.h - from config.json to the forward graph of a decoder-only transformer.
  *
- * An architecture is one file: the keys of config.json that it understands, and a function that builds its
- * layers. What the files share is here: the numbers of a decoder (nbl__decoder), reading keys (keys.c), and
- * the pieces that every block is made of (block.c). A config with a key that is not understood is refused
- * with the key's name.
+ *     config.json ─ nbl__decoder_read ─▶ nbl__decoder ─ nbl__decoder_build ─▶ graph
  *
- *   ids ─ embed ─▶ h ─┬─ norm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─┬─ norm ─ gate up ─ act ─ down ─▶ (+) ─▶ … ─ norm ─ head
- *                     └──────────────────────────────────────▲    └──────────────────────────────────▲
+ * An architecture (llama.c, gemma2.c, …) reads the keys of its config.json into an nbl__decoder.
+ * keys.c holds what their readers share. block.c builds the graph of every architecture from the
+ * decoder's fields. A key that no reader understands is an error that names it.
+ *
+ * One layer, with h the residual stream:
+ *
+ *     ids ─ embed ─▶ h ─┬─ norm ─ q k v ─ rope ─ attend ─ o ─▶ (+) ─ …
+ *                       └──────────────────────────────────────▲
+ *
+ *                … h ─┬─ norm ─ gate up ─ act ─ down ─▶ (+) ─▶ next layer, or norm ─ head
+ *                     └──────────────────────────────────▲
  */
 #ifndef NBL_ARCH_H
 #define NBL_ARCH_H
@@ -20,25 +26,32 @@ enum { NBL_MAX_LAYERS = 1024 };
 /* A decoder-only transformer, as its config describes it. */
 typedef struct nbl__decoder {
     const struct nbl__arch *arch;
-    nbl_dtype dtype; /* the checkpoint's own */
+    nbl_dtype dtype; /* dtype of the checkpoint */
+    /* inner: width of the feed-forward block; positions: max_position_embeddings */
     int64_t vocabulary, hidden, inner, layers, heads, kv_heads, head_dim, positions;
     float norm_eps;
-    int act;                         /* nbl__act */
-    bool tied;                       /* the head is the embedding */
-    int64_t padding;                 /* an id whose row of the embedding no lookup trains; -1: none */
-    bool qkv_bias, o_bias, mlp_bias; /* which linear layers have one */
-    bool qk_norm;                    /* q and k are normalised by heads */
-    bool gemma;            /* 1 + w norms, one rounding; norms after the blocks, too; scaled embedding */
-    float attention_scale; /* 0: 1 / sqrt(head_dim) */
-    float attention_cap, final_cap; /* soft caps; 0: none */
-    int64_t window;                 /* of sliding layers */
+    int act;   /* nbl__act */
+    bool tied; /* the head's weight is the embedding */
+    /* token id whose embedding row gets no gradient from look-ups; -1: none */
+    int64_t padding;
+    bool qkv_bias, o_bias, mlp_bias; /* linear layers with a bias */
+    bool qk_norm;                    /* RMSNorm on each head of q and k, before RoPE */
+    /* norms multiply by 1 + w and round once; norms also after each block; embedding times
+     * sqrt(hidden) */
+    bool gemma;
+    float attention_scale;          /* scores are multiplied by it; 0: 1 / sqrt(head_dim) */
+    float attention_cap, final_cap; /* soft caps, c·tanh(x / c), of scores and of logits; 0: none */
+    /* tokens that a query sees in a sliding layer, itself included; 0: all */
+    int64_t window;
+    /* layers with a sliding window */
     bool sliding[NBL_MAX_LAYERS];
-    nbl__rope rope;       /* of full layers, and of sliding ones unless: */
-    nbl__rope local_rope; /* theta 0: the same */
+    nbl__rope rope;       /* of full layers; also of sliding ones if local_rope.theta is 0 */
+    nbl__rope local_rope; /* of sliding layers; theta 0: use `rope` */
 } nbl__decoder;
 
 struct nbl__keys;
 
+/* An architecture: the model_type that selects it, and its config reader. */
 typedef struct nbl__arch {
     const char *model_type;
     nbl_status (*read)(struct nbl__keys *keys, nbl__decoder *d);
@@ -46,100 +59,128 @@ typedef struct nbl__arch {
 
 extern const nbl__arch nbl__llama, nbl__mistral, nbl__qwen2, nbl__qwen3, nbl__gemma2, nbl__gemma3;
 
-/* Reads config.json (`where` opens messages); the architecture is told by model_type. */
+/* Reads a parsed config.json into *d. model_type selects the architecture. `where` is the file's
+ * path, for messages. Fails with NBL_ERROR_UNSUPPORTED for an unknown model_type, key or value,
+ * and with NBL_ERROR_FORMAT for a value of the wrong type or range. */
 nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__json *config, nbl__decoder *d);
 
-/* ---- keys.c: one key after the other; what nobody asked for is refused in the end ---- */
+/* ---- keys.c: one call per key; a key that was never asked for is an error in the end ---- */
 
 typedef struct nbl__keys {
     nbl_context *ctx;
     const char *where;
     const nbl__json *config;
-    bool *used; /* [config->count] */
+    bool *used; /* [config->count] true: a reader has asked for this key */
 } nbl__keys;
 
-/* NULL when it is absent or null. */
+/* The value of a key, which counts as read; NULL if it is absent or null. */
 const nbl__json *nbl__key(nbl__keys *k, const char *name);
-nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value); /* required, 1 … 2^31 */
+/* required; 1 … 2^31 - 1 */
+nbl_status nbl__key_size(nbl__keys *k, const char *name, int64_t *value);
+/* The `_or` functions store `missing` if the key is absent or null. */
 nbl_status nbl__key_size_or(nbl__keys *k, const char *name, int64_t missing, int64_t *value);
 nbl_status nbl__key_float_or(nbl__keys *k, const char *name, double missing, float *value);
-/* A soft cap: null means none, absence the default. */
+/* A soft cap: null gives 0 (none), an absent key gives `missing`. */
 nbl_status nbl__key_cap_or(nbl__keys *k, const char *name, double missing, float *value);
 nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *value);
-/* What all decoders have: sizes, heads, norm_eps, tied, activation (under `act_key`), rope. */
+/* Keys of all decoders: sizes, heads, norm_eps, tied head, activation (key `act_key`), padding,
+ * RoPE. Call it after setting the architecture's defaults in *d (head_dim, act, gemma). */
 nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, bool tied_by_default);
-/* layer_types, or the rule of the architecture; NULL: no layer slides. */
+/* Fills d->sliding from layer_types. Without that key, by_default decides for each layer; NULL:
+ * none slides. Call it after setting d->window. */
 nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
                                  bool (*by_default)(const nbl__decoder *d, int64_t layer));
 
-/* Qwen's: a sliding_window counts when use_sliding_window says so. */
+/* Qwen: sliding_window counts only if use_sliding_window is true, and then needs layer_types. */
 nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d);
 
 /* ---- building ---- */
 
 typedef enum nbl__mode {
-    NBL_MODE_LOGITS,   /* every position's logits; packed sequences */
+    NBL_MODE_LOGITS,   /* logits of every token; packed sequences */
     NBL_MODE_TRAIN,    /* loss and log-probabilities; packed sequences */
-    NBL_MODE_PREFILL,  /* the last position's logits of each sequence; keys and values go to the cache */
-    NBL_MODE_GENERATE, /* one token per sequence against the cache */
-    NBL_MODE_HIDDEN,   /* every position up to the head; packed sequences */
-    NBL_MODE_HEAD      /* the head alone: logits of hidden states */
+    NBL_MODE_PREFILL,  /* logits of each sequence's last token; writes k and v to the cache */
+    NBL_MODE_GENERATE, /* one token per sequence, attention over the cache */
+    NBL_MODE_HIDDEN,   /* hidden states of every token, before the head; packed sequences */
+    NBL_MODE_HEAD      /* the head alone: hidden states in, logits out */
 } nbl__mode;
 
-/* An adapter of a linear layer; tensors are parameters of the graph with these shapes. */
+/* LoRA or DoRA of a linear layer: y += scale·dropout(x)·Aᵀ·Bᵀ. A [rank, in] and B [out, rank]
+ * become parameters of the graph; with DoRA also magnitude [out]. */
 typedef struct nbl__adapter {
     int64_t rank;
     float scale, dropout;
     bool dora;
 } nbl__adapter;
 
-/* Where a builder asks for what the files hold. */
+/* What a builder asks about the files of a model. */
 typedef struct nbl__model_source {
     void *user;
-    /* A tensor of the checkpoint by its name, with format and shape; NULL: not there. */
+    /* A tensor of the checkpoint by name, with format and shape; NULL if there is none.
+     * Borrowed. */
     const nbl_weight *(*weight)(void *user, const char *name);
-    /* The adapter of a module; false: none. */
+    /* The adapter of a module ("model.layers.3.mlp.up_proj"); false if it has none. */
     bool (*adapter)(void *user, const char *module, nbl__adapter *adapter);
-    /* Is this tensor of the checkpoint trained as a whole? Then it is a parameter of the graph, in f32; also in graphs
-     * that do not train, so that they may share its memory. NULL: none is. */
+    /* True if this tensor is trained as a whole. It then becomes an f32 parameter, also in
+     * graphs that do not train, so that all graphs of a model can share its memory. NULL: none
+     * is trained. */
     bool (*trained)(void *user, const char *name);
 } nbl__model_source;
 
+/* Input and output of nbl__decoder_build. The caller sets the fields up to cache_size and
+ * `picks`; the builder sets the rest. */
 typedef struct nbl__build {
     nbl__graph *g;
     const nbl__decoder *d;
     const nbl__model_source *source;
     nbl__mode mode;
+    /* compute dtype of activations; dtype of the KV cache */
     nbl_dtype dtype, kv_dtype;
-    bool train;       /* adapters and what the source calls trained have gradients */
-    bool dequantized; /* int8: multiply with decoded weights, as training does */
-    bool
-        split_mlp; /* the feed-forward block as three operators with values in the compute dtype between them */
-    int pins; /* what recomputation of a layer starts from: its input, 2: its middle as well, 3: what attention gives, too */
-    bool joined;      /* decode: rotation, writing to the cache and attention are one operator */
-    bool joins_norms; /* training: the norms of q and k are one operator with their rotation */
-    int64_t tokens, sequences, cache_size; /* the largest; cache_size: tokens per sequence */
+    bool train;       /* adapters and trained weights get gradients */
+    bool dequantized; /* int8 weights: multiply with dequantized weights, as training does */
+    /* feed-forward block as three operators (gate_up, act, down) instead of one mlp operator */
+    bool split_mlp;
+    /* Values per layer that are never recomputed. 1: the residual stream at its start. 2: also
+     * the stream between its two halves. 3: also the attention output and its log-sum-exp. */
+    int pins;
+    /* generation: RoPE, cache write and attention in one operator (attention_step) */
+    bool joined;
+    bool joins_norms; /* training: q/k norm and RoPE in one operator (norm_rope), where possible */
+    /* the largest of a run; cache_size: tokens per sequence in the cache */
+    int64_t tokens, sequences, cache_size;
 
-    /* Inputs, by mode: ids and positions always; cu_seqlens but in decode; labels in training; rows (places in the
-     * cache) in prefill and decode; last (rows of the last tokens) in prefill; lengths in decode. */
+    /* Inputs, by mode; 0 in other modes:
+     *
+     *     ids, positions  [tokens]         all modes but HEAD
+     *     cu_seqlens      [sequences + 1]  all but GENERATE and HEAD: first token of each sequence
+     *     labels, dloss   [tokens], [1]    TRAIN; dloss is the gradient of the loss
+     *     rows            [tokens]         PREFILL, GENERATE: rows of the cache to write
+     *     last            [sequences]      PREFILL: index of each sequence's last token
+     *     lengths         [sequences]      GENERATE: tokens in the cache
+     */
     nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss;
-    nbl__value *keys, *values;   /* the caches, per layer; states */
-    bool picks;                  /* of logits only where the highest are is a result */
-    nbl__value loss, logits;     /* results */
-    nbl__value best, non_finite; /* results with `picks`: of argmax.h */
-    nbl__value hidden;           /* [tokens, hidden]: the result of HIDDEN, the one input of HEAD */
+    /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states */
+    nbl__value *keys, *values;
+    bool picks;              /* the result is the index of the largest logit, not the logits */
+    nbl__value loss, logits; /* results */
+    /* results with `picks`: index of the largest logit, non-finite flag (argmax.h) */
+    nbl__value best, non_finite;
+    nbl__value hidden; /* [tokens, hidden]: the result of HIDDEN, the input of HEAD */
+    /* RoPE tables, and those of sliding layers if they differ */
     nbl__value cos, sin, local_cos, local_sin;
-    nbl__value embedding; /* the weight: of the head as well where they are tied */
-    char at[64];          /* what names start with: "model.layers.3." */
+    nbl__value embedding; /* its weight; also the head's if they are tied */
+    char at[64];          /* prefix of tensor names: "model.layers.3." */
+    /* DoRA linear layers of the current node; end_layers adds a dora_norm node for each */
     struct nbl__dora_layer {
         nbl__value w, lora_a, lora_b, norm;
         float scale;
-    } dora[4]; /* layers of the node being built whose norms are to be prepared */
+    } dora[4];
     int dora_count;
-    nbl__text problems; /* tensors that are missing or have another shape, all of them */
+    nbl__text problems; /* every tensor that is missing or has a wrong shape, for one message */
 } nbl__build;
 
-/* Builds the forward graph; errors are in the graph. */
+/* Builds the forward graph into b->g. Returns the graph's status. Missing tensors do not fail
+ * the build: they are listed in b->problems, which the caller checks and frees. */
 nbl_status nbl__decoder_build(nbl__build *b);
 
 #endif

@@ -1,9 +1,20 @@
-/* block.c - the pieces of a decoder's graph, and the whole of it. See arch.h.
+/* block.c - builds a decoder's graph: the blocks of a layer, and the whole. See arch.h.
  *
- * Residual sums ride in the norm that follows them: a block hands on its output and the stream, and the next norm adds
- * them. The stream at a layer's start is pinned: recomputation starts there. More may be (nbl__build.pins): where it
- * waits on the host it takes no memory of a device; from the middle on the output product need not be made again, and
- * the values of the two halves need not be there at once; with attention's result neither need that. */
+ * Residual sums are computed by the norm that follows them. A block returns its output y and
+ * leaves the residual stream in *stream; the next norm computes stream + y (its residual_out)
+ * and normalises it:
+ *
+ *     norm(x = y, residual = stream) → normalised value, residual_out = the new stream
+ *
+ * Pins (nbl__build.pins) are the values of a layer that recomputation starts from:
+ *
+ *     1   the stream at the layer's start; it may wait on the host (graph/offload.c)
+ *     2   also the stream between the layer's halves: o_proj is not recomputed, and the recomputed
+ *         values of the two halves are not alive together
+ *     3   also the attention output and its log-sum-exp: attention is not recomputed
+ *
+ * Values of weights have the checkpoint's tensor names. Nodes have module names; those of
+ * "self_attn.qkv", "self_attn" and the parts of "mlp" lack the layer's prefix. */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -27,8 +38,8 @@ static void fail(nbl__build *b, nbl_status status)
     nbl__graph_failed(b->g, status);
 }
 
-/* A tensor of the checkpoint with the shape it must have. When it is not so, the build goes on with a stand-in,
- * so that one error can name them all. */
+/* Looks up a tensor. One that is missing or has a wrong shape is added to b->problems and replaced
+ * by an empty stand-in, so that one error names them all. NULL only if memory has run out. */
 static const nbl_weight *tensor(nbl__build *b, const char *name, int rank, int64_t rows, int64_t columns)
 {
     const nbl_weight *w = b->source->weight(b->source->user, name);
@@ -55,7 +66,7 @@ static bool is_trained(const nbl__build *b, const char *name)
     return b->source->trained && b->source->trained(b->source->user, name);
 }
 
-/* A parameter that training changes: f32 beside any compute dtype, so that small steps count. */
+/* A trained parameter: the f32 master copy. In 16 bits small updates would be rounded away. */
 static nbl__value master(nbl__build *b, const char *name, int rank, int64_t first, int64_t second)
 {
     nbl__value v = nbl__graph_value(b->g, NBL_KIND_PARAMETER, name, NBL_DTYPE_F32, rank,
@@ -64,7 +75,8 @@ static nbl__value master(nbl__build *b, const char *name, int rank, int64_t firs
     return v;
 }
 
-/* The embedding is one value for all that use it: its gradients add up. */
+/* A matrix of the model. The embedding becomes one value for all its users, so that a tied head
+ * and the look-up add to the same gradient. */
 static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t columns)
 {
     bool embedding = strcmp(name, EMBEDDING) == 0;
@@ -76,7 +88,7 @@ static nbl__value weight(nbl__build *b, const char *name, int64_t rows, int64_t 
     return v;
 }
 
-/* A vector in its own dtype, or in the one that the operator asks for. */
+/* A vector of n values, in the checkpoint's dtype, or in the compute dtype if `as_computed`. */
 static nbl__value vector(nbl__build *b, const char *name, int64_t n, bool as_computed)
 {
     const nbl_weight *w = tensor(b, name, 1, n, 0);
@@ -87,9 +99,10 @@ static nbl__value vector(nbl__build *b, const char *name, int64_t n, bool as_com
 
 /* ---- linear layers ---- */
 
+/* Names of a linear layer's module, and of its slots in the node: before + slot + after. */
 typedef struct names {
     char module[200];
-    const char *before, *after; /* around a slot's name: "gate." + "lora_a", "lora_a" + "1" */
+    const char *before, *after; /* "gate." + "lora_a", or "lora_a" + "1" */
 } names;
 
 static void bind(nbl__build *b, const names *n, const char *slot, nbl__value value)
@@ -99,6 +112,7 @@ static void bind(nbl__build *b, const names *n, const char *slot, nbl__value val
     nbl__graph_bind(b->g, full, value);
 }
 
+/* The trained parameter MODULE.PART. */
 static nbl__value parameter(nbl__build *b, const names *n, const char *part, int rank, int64_t first,
                             int64_t second)
 {
@@ -107,8 +121,8 @@ static nbl__value parameter(nbl__build *b, const names *n, const char *part, int
     return master(b, name, rank, first, second);
 }
 
-/* The norm of DoRA depends on weights and the adapter alone: it is prepared, not computed in every run. The node that
- * makes it comes after the one that is being built. */
+/* A value for the layer's DoRA weight norm ‖W + s·B·A‖ by rows. It depends on weights and
+ * adapter alone, so a preparing node computes it. end_layers adds that node after this one. */
 static nbl__value dora_norm(nbl__build *b, const names *n, struct nbl__dora_layer layer, int64_t out)
 {
     char name[256];
@@ -118,7 +132,8 @@ static nbl__value dora_norm(nbl__build *b, const names *n, struct nbl__dora_laye
     return layer.norm;
 }
 
-/* Ends the node being built, then adds those that prepare the norms of its layers. `more`: further outputs. */
+/* Ends the current node and adds a dora_norm node for each of its DoRA layers. Returns the first
+ * output; `more` gets those named by `slots`. */
 static nbl__value end_layers(nbl__build *b, const char *const *slots, nbl__value *more, int count)
 {
     nbl__value first = nbl__graph_end(b->g);
@@ -139,7 +154,8 @@ static nbl__value end_layers(nbl__build *b, const char *const *slots, nbl__value
     return first;
 }
 
-/* Binds weight, bias and adapter of a module; `w` is the weight's slot. Sets the layer's scale and dropout. */
+/* Binds weight, bias and adapter of a module to the current node. `w`: the weight's slot. Sets
+ * the layer's *scale and *dropout if the module has an adapter. */
 static void bind_layer(nbl__build *b, const names *n, const char *w, int64_t out, int64_t in, bool bias,
                        float *scale, float *dropout)
 {
@@ -162,7 +178,7 @@ static void bind_layer(nbl__build *b, const names *n, const char *w, int64_t out
     *dropout = b->train ? adapter.dropout : 0;
 }
 
-/* A module of the layer, or of the model. */
+/* Names of a module at `path` in the current layer, or in the model outside of layers. */
 static names module(const nbl__build *b, const char *before, const char *after, const char *path)
 {
     names n = {.before = before, .after = after};
@@ -170,10 +186,11 @@ static names module(const nbl__build *b, const char *before, const char *after, 
     return n;
 }
 
-/* Which of its layer's masks a projection's adapter drops by: the same however projections are joined. The seed of the
- * layer is 0 here; training adds one. */
+/* Index of the dropout mask of a projection's adapter within its layer, the same however
+ * projections share nodes. The layer's seed is 0 here; training adds it. */
 enum { MASK_QKV = 0, MASK_O = 3, MASK_GATE_UP = 4, MASK_DOWN = MASK_GATE_UP + NBL_MLP_DOWN };
 
+/* y = x·Wᵀ + b, with adapter if the module has one: a linear node. */
 static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t out, int64_t in, bool bias,
                          int mask)
 {
@@ -189,7 +206,8 @@ static nbl__value linear(nbl__build *b, nbl__value x, const names *n, int64_t ou
 
 /* ---- norm, attention, feed-forward ---- */
 
-/* Normalises x, or x + *stream, which then becomes the stream; without a stream, none is kept. */
+/* RMSNorm of x, or of x + *stream; *stream becomes that sum, or x if there is no stream yet.
+ * stream NULL: a norm outside of the residual stream. */
 static nbl__value norm(nbl__build *b, nbl__value x, nbl__value *stream, const char *name, int64_t width)
 {
     char full[256];
@@ -221,8 +239,8 @@ static nbl__value rotate(nbl__build *b, nbl__value x, const char *name, bool loc
     return nbl__graph_end(b->g);
 }
 
-/* Both in one, where training leaves the norm's weight alone and the graph is as devices have it; of heads that divide
- * into equal pieces, and turn as a whole. */
+/* True if the q/k norm and RoPE can be one norm_rope node: training, b->joins_norms, frozen norm
+ * weight, head_dim a power of two, full rotary. */
 static bool joins_norm(const nbl__build *b, const char *name, bool local)
 {
     char full[256];
@@ -232,6 +250,7 @@ static bool joins_norm(const nbl__build *b, const char *name, bool local)
            (dim & (dim - 1)) == 0;
 }
 
+/* q/k norm and RoPE in one node. */
 static nbl__value norm_rotate(nbl__build *b, nbl__value x, const char *norm_name, const char *name,
                               bool local)
 {
@@ -250,6 +269,7 @@ static nbl__value norm_rotate(nbl__build *b, nbl__value x, const char *norm_name
     return nbl__graph_end(b->g);
 }
 
+/* Writes k or v of the run's tokens to rows `b->rows` of the KV cache. */
 static void remember(nbl__build *b, nbl__value x, nbl__value cache, const char *name)
 {
     nbl__graph_begin(b->g, "kv_write", name);
@@ -259,6 +279,8 @@ static void remember(nbl__build *b, nbl__value x, nbl__value cache, const char *
     nbl__graph_end(b->g);
 }
 
+/* Attention of rotated q and k. PREFILL and GENERATE write k and v to the cache; GENERATE
+ * attends over the cache, all other modes over the run's own packed sequences. */
 static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v, int64_t layer,
                          const char *name)
 {
@@ -299,7 +321,7 @@ static nbl__value attend(nbl__build *b, nbl__value q, nbl__value k, nbl__value v
     return out;
 }
 
-/* The same from q and k that are not yet turned, in one operator. */
+/* Generation in one node (attention_step): RoPE of q and k, cache write, attention. */
 static nbl__value attend_joined(nbl__build *b, const nbl__value qkv[3], int64_t layer, bool local,
                                 const char *name)
 {
@@ -321,6 +343,7 @@ static nbl__value attend_joined(nbl__build *b, const nbl__value qkv[3], int64_t 
     return nbl__graph_end(b->g);
 }
 
+/* q, k, v = one linear_group node; optional q/k norms; RoPE; attention; o_proj. */
 static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
 {
     static const char *const parts[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
@@ -328,6 +351,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     static const char *const weights[] = {"w0", "w1", "w2"}, *const norms[] = {"self_attn.q_norm",
                                                                                "self_attn.k_norm"};
     const nbl__decoder *d = b->d;
+    /* q, k and v share x: one node with three weights. */
     int64_t heads[] = {d->heads, d->kv_heads, d->kv_heads};
     nbl__linear_group *group = nbl__graph_begin(b->g, "linear_group", "self_attn.qkv");
     if (group == NULL) return 0;
@@ -344,6 +368,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     group->members[0].dropout = dropout;
     nbl__value qkv[3];
     qkv[0] = end_layers(b, (const char *const[]){"y1", "y2"}, qkv + 1, 2);
+    /* RoPE and q/k norm see heads: [tokens, heads, head_dim]. */
     bool local = d->sliding[layer] && d->local_rope.theta > 0,
          joined = b->joined && b->mode == NBL_MODE_GENERATE;
     for (int i = 0; i < 3; i++) {
@@ -356,6 +381,7 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
         if (d->qk_norm) qkv[i] = norm(b, qkv[i], NULL, norms[i], d->head_dim);
         if (!joined) qkv[i] = rotate(b, qkv[i], parts[i], local);
     }
+    /* Back to [tokens, heads · head_dim] for o_proj. */
     x = joined ? attend_joined(b, qkv, layer, local, "self_attn")
                : attend(b, qkv[0], qkv[1], qkv[2], layer, "self_attn");
     x = nbl__graph_view(b->g, x, d->heads * d->head_dim, 0);
@@ -363,7 +389,8 @@ static nbl__value self_attention(nbl__build *b, nbl__value x, int64_t layer)
     return linear(b, x, &n, d->hidden, d->heads * d->head_dim, d->o_bias, MASK_O);
 }
 
-/* gate and up, their product, down. */
+/* The feed-forward block as three nodes: linear_group (gate, up), gated (act(gate)·up), linear
+ * (down). */
 static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
 {
     const nbl__decoder *d = b->d;
@@ -391,6 +418,7 @@ static nbl__value feed_forward_split(nbl__build *b, nbl__value x)
     return linear(b, x, &down, d->hidden, d->inner, d->mlp_bias, MASK_DOWN);
 }
 
+/* The feed-forward block down(act(gate(x))·up(x)), as one mlp node unless b->split_mlp. */
 static nbl__value feed_forward(nbl__build *b, nbl__value x)
 {
     const nbl__decoder *d = b->d;
@@ -401,7 +429,7 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     a->gate.dtype = b->dtype;
     a->gate.dequantized = b->dequantized || b->mode == NBL_MODE_TRAIN;
     a->act = d->act;
-    a->keep = b->train; /* the plan decides */
+    a->keep = b->train; /* save gate and up; the plan clears it (NBL_RECOMPUTE_FLAGGED) */
     nbl__graph_bind(b->g, "x", x);
     names gate = module(b, "gate.", "", "mlp.gate_proj");
     names up = module(b, "up.", "", "mlp.up_proj");
@@ -412,6 +440,8 @@ static nbl__value feed_forward(nbl__build *b, nbl__value x)
     return end_layers(b, NULL, NULL, 0);
 }
 
+/* One layer: norm → attention → (+) → norm → feed-forward. Gemma also normalises each block's
+ * output. */
 static nbl__value layer_of(nbl__build *b, nbl__value x, nbl__value *stream, int64_t layer)
 {
     const nbl__decoder *d = b->d;
@@ -433,6 +463,7 @@ static nbl__value input(nbl__build *b, const char *name, nbl_dtype dtype, int64_
     return nbl__graph_value(b->g, NBL_KIND_INPUT, name, dtype, 1, &n);
 }
 
+/* Creates the inputs and KV caches that b->mode needs. */
 static void make_inputs(nbl__build *b)
 {
     bool cached = b->mode == NBL_MODE_PREFILL || b->mode == NBL_MODE_GENERATE;
@@ -450,6 +481,7 @@ static void make_inputs(nbl__build *b)
     b->keys = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->keys);
     b->values = nbl__arena_alloc(&b->g->arena, (size_t)b->d->layers * sizeof *b->values);
     if (b->keys == NULL || b->values == NULL) fail(b, NBL_ERROR_MEMORY);
+    /* One cache for keys and one for values per layer; written in PREFILL and GENERATE. */
     int64_t shape[] = {b->sequences, b->cache_size, b->d->kv_heads, b->d->head_dim};
     for (int64_t i = 0; i < b->d->layers && b->g->status == NBL_OK; i++) {
         b->keys[i] = nbl__graph_value(b->g, NBL_KIND_STATE, "keys", b->kv_dtype, 4, shape);
@@ -457,6 +489,7 @@ static void make_inputs(nbl__build *b)
     }
 }
 
+/* cos and sin of the run's positions, computed once for all layers. */
 static void make_table(nbl__build *b, const nbl__rope *rope, nbl__value *cos, nbl__value *sin)
 {
     nbl__rope_table *a = nbl__graph_begin(b->g, "rope_table", "rope");
@@ -468,6 +501,7 @@ static void make_table(nbl__build *b, const nbl__rope *rope, nbl__value *cos, nb
     *sin = nbl__graph_output(b->g, "sin");
 }
 
+/* Embedding look-up; Gemma multiplies by sqrt(hidden). */
 static nbl__value embed(nbl__build *b)
 {
     const nbl__decoder *d = b->d;
@@ -481,13 +515,15 @@ static nbl__value embed(nbl__build *b)
     return nbl__graph_end(b->g);
 }
 
+/* After the final norm: the hidden states (HIDDEN), the loss (TRAIN), or logits, of all tokens
+ * or of each sequence's last (PREFILL), or their argmax (b->picks). */
 static void finish(nbl__build *b, nbl__value x)
 {
     const nbl__decoder *d = b->d;
     nbl__adapter adapter;
     names head = module(b, "", "", d->tied ? "model.embed_tokens" : "lm_head");
     if (b->mode == NBL_MODE_HIDDEN) {
-        /* The head's weight belongs to the model, even though another graph multiplies with it. */
+        /* Check the head's weight although another graph multiplies with it: the model needs it. */
         if (!d->tied) tensor(b, "lm_head.weight", 2, d->vocabulary, d->hidden);
         b->hidden = x;
         if (x) nbl__info(b->g, x)->kind = NBL_KIND_RESULT;
@@ -504,13 +540,14 @@ static void finish(nbl__build *b, nbl__value x)
         a->softcap = d->final_cap;
         nbl__graph_bind(b->g, "x", x);
         nbl__value w = weight(b, name, d->vocabulary, d->hidden);
-        a->grad_in_forward = b->train && w && !nbl__info(b->g, w)->trained; /* the plan decides */
+        a->grad_in_forward = b->train && w && !nbl__info(b->g, w)->trained; /* the plan may clear it */
         nbl__graph_bind(b->g, "w", w);
         nbl__graph_bind(b->g, "labels", b->labels);
         b->loss = nbl__graph_end(b->g);
         if (b->loss) nbl__info(b->g, b->loss)->kind = NBL_KIND_RESULT;
         return;
     }
+    /* Only the last token of each sequence needs logits. */
     if (b->mode == NBL_MODE_PREFILL) {
         nbl__graph_begin(b->g, "take_rows", "last");
         nbl__graph_bind(b->g, "x", x);
@@ -526,6 +563,7 @@ static void finish(nbl__build *b, nbl__value x)
         nbl__info(b->g, b->logits)->kind = NBL_KIND_RESULT;
         return;
     }
+    /* Greedy generation reads one index instead of `vocabulary` logits. */
     nbl__graph_begin(b->g, "argmax", "best");
     nbl__graph_bind(b->g, "x", b->logits);
     b->best = nbl__graph_end(b->g);
@@ -543,6 +581,7 @@ nbl_status nbl__decoder_build(nbl__build *b)
         finish(b, b->hidden);
         return nbl__graph_status(b->g);
     }
+    /* Inputs, RoPE tables and the embedding, then the layers, then norm and head. */
     make_inputs(b);
     make_table(b, &b->d->rope, &b->cos, &b->sin);
     if (b->d->local_rope.theta > 0) make_table(b, &b->d->local_rope, &b->local_cos, &b->local_sin);

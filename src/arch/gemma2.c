@@ -1,5 +1,11 @@
-/* gemma2.c - Gemma 2: 1 + w norms around both blocks, soft caps on scores and logits, a window on every other
- * layer, scaled embedding, tied head. */
+/* gemma2.c - Gemma 2. Differences from Llama:
+ *
+ *     norms multiply by 1 + w, and stand before and after both blocks
+ *     soft caps on attention scores (50) and logits (30)
+ *     sliding window (4096) on layers 0, 2, 4, …
+ *     embedding times sqrt(hidden_size); head tied to it
+ *     scores scaled by 1 / sqrt(query_pre_attn_scalar) instead of 1 / sqrt(head_dim)
+ */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -18,7 +24,8 @@ static nbl_status read_gemma2(nbl__keys *k, nbl__decoder *d)
     d->head_dim = 256;
     d->act = NBL_ACT_GELU_TANH;
     d->gemma = true;
-    nbl__key(k, "hidden_act"); /* older files say gelu there and mean hidden_activation */
+    /* read and ignored: older files say "gelu" here; hidden_activation decides */
+    nbl__key(k, "hidden_act");
     NBL_TRY(nbl__keys_common(k, d, "hidden_activation", true));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     NBL_TRY(nbl__key_float_or(k, "query_pre_attn_scalar", 256, &scalar));

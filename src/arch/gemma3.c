@@ -1,5 +1,10 @@
-/* gemma3.c - Gemma 3, text: as Gemma 2 without soft caps, with norms of q and k, and a rotary base of its own on
- * sliding layers, which are all but every sixth. */
+/* gemma3.c - Gemma 3, text only. Differences from Gemma 2:
+ *
+ *     no soft cap on scores; on logits only if final_logit_softcapping is set
+ *     RMSNorm on each head of q and k
+ *     five of six layers slide (all but 5, 11, 17, …)
+ *     sliding layers have a RoPE theta of their own
+ */
 #include "arch/arch.h"
 
 #include <math.h>
@@ -24,11 +29,12 @@ static nbl_status read_gemma3(nbl__keys *k, nbl__decoder *d)
     NBL_TRY(nbl__keys_common(k, d, "hidden_activation", true));
     NBL_TRY(nbl__key_flag_or(k, "attention_bias", false, &d->qkv_bias));
     NBL_TRY(nbl__key_float_or(k, "query_pre_attn_scalar", 256, &scalar));
-    nbl__key(k, "attn_logit_softcapping"); /* transformers reads it and does not use it */
+    nbl__key(k, "attn_logit_softcapping"); /* read and ignored, as transformers does */
     NBL_TRY(nbl__key_cap_or(k, "final_logit_softcapping", 0, &d->final_cap));
     NBL_TRY(nbl__key_size_or(k, "sliding_window", 4096, &d->window));
     NBL_TRY(nbl__key_size_or(k, "sliding_window_pattern", 6, &pattern));
-    nbl__key(k, "_sliding_window_pattern"); /* transformers' own copy of it, which decides about nothing */
+    /* transformers' copy of sliding_window_pattern; it has no effect */
+    nbl__key(k, "_sliding_window_pattern");
     NBL_TRY(nbl__key_flag_or(k, "use_bidirectional_attention", false, &bidirectional));
     NBL_CHECK(k->ctx, !bidirectional, NBL_ERROR_UNSUPPORTED, "%s: use_bidirectional_attention", k->where);
     NBL_CHECK(k->ctx, pattern == 6 || nbl__json_get(k->config, "layer_types"), NBL_ERROR_UNSUPPORTED,

@@ -1,15 +1,16 @@
-/* keys.c - config.json, key by key. See arch.h.
+/* keys.c - reads config.json key by key. See arch.h.
  *
- * Keys that say nothing about the computation are known by name (below) and passed over; so is any key whose
- * value says "nothing" (null, false, empty). Whatever is left in the end is refused: a config that is half
- * understood would give a model that is half right. */
+ * A key is accepted if a reader asked for it, if its value says nothing (null, false, "", [],
+ * {}), if it ends in "_token_id", or if it is in `passed_over` because it does not affect the
+ * computation. Any other key is an error: a config that is understood in part would give wrong
+ * results without a message. */
 #include "arch/arch.h"
 
 #include <math.h>
 
 #include "ops/linear/mlp.h"
 
-/* About generation, training, files or the library that wrote it. */
+/* Keys about generation, training, files, or the library that wrote the config. */
 static const char *const passed_over[] = {
     "architectures",
     "model_type",
@@ -65,6 +66,7 @@ static const char *const passed_over[] = {
     "max_window_layers",
 };
 
+/* True for a value that switches its key off. */
 static bool says_nothing(const nbl__json *v)
 {
     if (v->type == NBL_JSON_NULL || v->type == NBL_JSON_FALSE) return true;
@@ -120,6 +122,7 @@ nbl_status nbl__key_flag_or(nbl__keys *k, const char *name, bool missing, bool *
     return NBL_OK;
 }
 
+/* Reads the activation by its name in transformers. */
 static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
 {
     static const struct {
@@ -131,14 +134,15 @@ static nbl_status read_act(nbl__keys *k, const char *key, nbl__decoder *d)
                 {"gelu_pytorch_tanh", NBL_ACT_GELU_TANH},
                 {"gelu_tanh", NBL_ACT_GELU_TANH}};
     const nbl__json *it = nbl__key(k, key);
-    if (it == NULL) return NBL_OK; /* the architecture's own */
+    if (it == NULL) return NBL_OK; /* absent: keep the default that the architecture has set */
     for (size_t i = 0; i < sizeof acts / sizeof *acts && it->type == NBL_JSON_STRING; i++)
         if (strcmp(acts[i].name, it->string) == 0) return d->act = (int)acts[i].act, NBL_OK;
     return nbl__fail(k->ctx, NBL_ERROR_UNSUPPORTED, "%s: %s is \"%s\", which is not known", k->where, key,
                      it->type == NBL_JSON_STRING ? it->string : "no text");
 }
 
-/* What has no frequencies, or is rotated in part, which these architectures of transformers do not do. */
+/* Checks the RoPE parameters. Partial rotary is refused: transformers does not have it for these
+ * architectures. */
 static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
 {
     bool whole = rope->partial_rotary_factor == 0 || rope->partial_rotary_factor == 1;
@@ -148,9 +152,15 @@ static nbl_status check_rope(nbl__keys *k, const nbl__rope *rope)
     return status == NBL_ERROR_ARGUMENT ? NBL_ERROR_FORMAT : status;
 }
 
-/* rope_parameters (one object, or one per layer type), or rope_theta, rope_scaling and rope_local_base_freq. */
+/* Reads the RoPE parameters. Their keys depend on the version of transformers that wrote them:
+ *
+ *     rope_parameters            one object, or {"full_attention": …, "sliding_attention": …}
+ *     rope_theta, rope_scaling   of all layers
+ *     rope_local_base_freq       theta of sliding layers, beside one of the others
+ */
 static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
 {
+    /* Keys outside of rope_parameters are defaults for those inside. */
     float theta = 10000, local = 0, partial = 0;
     const nbl__json *parameters = nbl__key(k, "rope_parameters"), *scaling = nbl__key(k, "rope_scaling");
     const nbl__json *full = nbl__json_get(parameters, "full_attention");
@@ -161,6 +171,7 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
     d->rope.theta = theta;
     d->rope.partial_rotary_factor = (double)partial;
     d->rope.max_position_embeddings = d->positions;
+    /* One object per layer type. */
     if (full || sliding) {
         NBL_CHECK(k->ctx, full && sliding && parameters->count == 2, NBL_ERROR_FORMAT,
                   "%s: rope_parameters has other layer types than full_attention and sliding_attention",
@@ -176,7 +187,8 @@ static nbl_status read_rope(nbl__keys *k, nbl__decoder *d)
     return check_rope(k, &d->rope);
 }
 
-/* The embedding's padding_idx, which torch does not train; a negative one counts from the end. */
+/* Reads pad_token_id: torch's Embedding never trains the row padding_idx. Negative ids count
+ * from the end. Gemma's default is 0, others have none. */
 static void read_padding(nbl__keys *k, nbl__decoder *d)
 {
     double id = d->gemma && nbl__json_get(k->config, "pad_token_id") == NULL ? 0 : NAN;
@@ -201,6 +213,7 @@ nbl_status nbl__keys_common(nbl__keys *k, nbl__decoder *d, const char *act_key, 
     NBL_TRY(nbl__key_flag_or(k, "tie_word_embeddings", tied_by_default, &d->tied));
     NBL_CHECK(k->ctx, d->layers <= NBL_MAX_LAYERS, NBL_ERROR_UNSUPPORTED,
               "%s: num_hidden_layers is %" PRId64 ", more than %d", k->where, d->layers, NBL_MAX_LAYERS);
+    /* The attention and RoPE operators rely on these. */
     NBL_CHECK(k->ctx, d->heads % d->kv_heads == 0, NBL_ERROR_FORMAT,
               "%s: num_attention_heads %" PRId64 " is no multiple of num_key_value_heads %" PRId64, k->where,
               d->heads, d->kv_heads);
@@ -223,6 +236,7 @@ nbl_status nbl__keys_layer_types(nbl__keys *k, nbl__decoder *d,
             continue;
         }
         const char *type = types->items[i].type == NBL_JSON_STRING ? types->items[i].string : "";
+        /* Only these two layer types are supported. */
         d->sliding[i] = strcmp(type, "sliding_attention") == 0;
         NBL_CHECK(k->ctx, d->sliding[i] || strcmp(type, "full_attention") == 0, NBL_ERROR_UNSUPPORTED,
                   "%s: layer_types has \"%s\", not full_attention or sliding_attention", k->where, type);
@@ -243,6 +257,7 @@ nbl_status nbl__keys_chosen_window(nbl__keys *k, nbl__decoder *d)
     return nbl__keys_layer_types(k, d, NULL);
 }
 
+/* Fails at the first key that is not accepted; see the file's head. */
 static nbl_status refuse_leftovers(const nbl__keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
@@ -256,6 +271,7 @@ static nbl_status refuse_leftovers(const nbl__keys *k)
     return NBL_OK;
 }
 
+/* dtype or torch_dtype; f32 if absent or unknown. */
 static void read_dtype(const nbl__json *config, nbl__decoder *d)
 {
     const char *name = nbl__json_text(config, "dtype");
@@ -273,6 +289,7 @@ nbl_status nbl__decoder_read(nbl_context *ctx, const char *where, const nbl__jso
     for (size_t i = 0; i < sizeof archs / sizeof *archs && d->arch == NULL; i++)
         if (strcmp(archs[i]->model_type, type) == 0) d->arch = archs[i];
     NBL_CHECK(ctx, d->arch, NBL_ERROR_UNSUPPORTED, "%s: model_type \"%s\" is not known", where, type);
+    /* `used` marks every key that the reader asks for; the rest is checked afterwards. */
     nbl__arena arena = nbl__arena_make(ctx);
     nbl__keys keys = {ctx, where, config, nbl__arena_alloc(&arena, (size_t)config->count + 1)};
     nbl_status status = keys.used ? d->arch->read(&keys, d) : NBL_ERROR_MEMORY;

@@ -1,4 +1,4 @@
-/* mistral.c - Mistral: Llama with a sliding window on every layer, when there is one. */
+/* mistral.c - Mistral: Llama without biases. If sliding_window is set, every layer slides. */
 #include "arch/arch.h"
 
 static bool everywhere(const nbl__decoder *d, int64_t layer)

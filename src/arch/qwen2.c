@@ -1,5 +1,5 @@
-/* qwen2.c - Qwen2 and Qwen2.5: biases on q, k and v; a sliding window above max_window_layers when
- * use_sliding_window is set. */
+/* qwen2.c - Qwen2 and Qwen2.5: biases on q, k and v, not on o. With use_sliding_window,
+ * layer_types names the layers that slide. */
 #include "arch/arch.h"
 
 static nbl_status read_qwen2(nbl__keys *k, nbl__decoder *d)

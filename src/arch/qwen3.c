@@ -1,4 +1,5 @@
-/* qwen3.c - Qwen3: q and k are normalised by heads; head_dim is a number of its own. */
+/* qwen3.c - Qwen3: RMSNorm on each head of q and k. head_dim is independent of hidden_size /
+ * heads (default 128). */
 #include "arch/arch.h"
 
 static nbl_status read_qwen3(nbl__keys *k, nbl__decoder *d)

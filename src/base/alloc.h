@@ -1,4 +1,4 @@
-/* alloc.h - allocators: the system's, and one for tests that counts and fails on demand. */
+/* alloc.h - allocators: the system's, and one for tests that counts and can fail. */
 #ifndef NBL_ALLOC_H
 #define NBL_ALLOC_H
 
@@ -8,14 +8,14 @@
 
 nbl_allocator nbl__system_allocator(void);
 
-/* Counts every allocation and makes the n-th fail. Zero it, set fail_at, hand out
- * nbl__counting_allocator. */
+/* State of the counting allocator. Zero it, set fail_at, pass nbl__counting_allocator(&counter)
+ * to nbl_context_create. Thread-safe. */
 typedef struct nbl__counter {
-    atomic_int_fast64_t calls;      /* allocations asked for */
+    atomic_int_fast64_t calls;      /* allocation requests */
     atomic_int_fast64_t live;       /* allocations not yet freed */
-    atomic_int_fast64_t bytes;      /* held now */
-    atomic_int_fast64_t peak_bytes; /* the most that was held */
-    int64_t fail_at;                /* 1: the first fails; 0: none does */
+    atomic_int_fast64_t bytes;      /* bytes allocated now */
+    atomic_int_fast64_t peak_bytes; /* maximum of `bytes` */
+    int64_t fail_at;                /* number of the request that fails, from 1; 0: none */
 } nbl__counter;
 
 nbl_allocator nbl__counting_allocator(nbl__counter *counter);

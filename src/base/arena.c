@@ -1,4 +1,7 @@
-/* arena.c - a list of chunks: the first of 2 KiB, each further one of twice the size, up to 64 KiB. */
+/* arena.c - an arena is a list of chunks, newest first; allocations come from the newest.
+ *
+ * Chunk sizes: 2 KiB, then doubled up to 64 KiB; an allocation that is larger gets a chunk of
+ * its size. The rest of a chunk that is too small for an allocation stays unused. */
 #include "base/arena.h"
 
 #include <stdarg.h>
@@ -14,11 +17,13 @@ enum { FIRST_CHUNK = 2 << 10, LARGEST_CHUNK = 64 << 10, ALIGN = 16 };
 
 void *nbl__arena_alloc(nbl__arena *arena, size_t size)
 {
+    /* so that rounding up cannot overflow */
     if (size > SIZE_MAX / 2) {
         nbl__fail(arena->ctx, NBL_ERROR_MEMORY, "out of memory: %zu bytes were needed", size);
         return NULL;
     }
     size = (size + ALIGN - 1) / ALIGN * ALIGN;
+    /* Take the next bytes of the newest chunk, or of a new one. */
     struct nbl__arena_chunk *chunk = arena->chunks;
     if (chunk == NULL || chunk->size - chunk->used < size) {
         size_t data = chunk == NULL                 ? FIRST_CHUNK
@@ -62,6 +67,7 @@ void nbl__arena_clear(nbl__arena *arena)
     if (kept == NULL) return;
     arena->chunks = kept->next;
     nbl__arena_free(arena);
+    /* Allocations must be zeroed; bytes beyond `used` still are. */
     memset(kept->data, 0, kept->used);
     kept->used = 0;
     kept->next = NULL;

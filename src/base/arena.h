@@ -1,6 +1,7 @@
-/* arena.h - memory with one lifetime: many small pieces, freed together.
+/* arena.h - an arena: many small allocations with one lifetime, freed together.
  *
- * Pieces are zeroed, aligned to 16 bytes and never move. An arena belongs to one thread at a time. */
+ * Allocations are zeroed, aligned to 16 bytes, and never move. An arena belongs to one thread at
+ * a time. */
 #ifndef NBL_ARENA_H
 #define NBL_ARENA_H
 
@@ -15,11 +16,11 @@ static inline nbl__arena nbl__arena_make(nbl_context *ctx)
 {
     return (nbl__arena){ctx, NULL};
 }
-/* NULL and a recorded failure when out of memory. */
+/* `size` zeroed bytes. NULL and a recorded failure if memory has run out. */
 void *nbl__arena_alloc(nbl__arena *arena, size_t size);
 char *nbl__arena_strdup(nbl__arena *arena, const char *text);
 __attribute__((format(printf, 2, 3))) char *nbl__arena_printf(nbl__arena *arena, const char *format, ...);
-/* Frees all pieces; keeps some memory for the next ones. */
+/* Invalidates all allocations; keeps the newest chunk for the next ones. */
 void nbl__arena_clear(nbl__arena *arena);
 void nbl__arena_free(nbl__arena *arena);
 

@@ -1,13 +1,15 @@
-/* base.h - what every file of the library includes: the context, errors, flow
- * macros and checked arithmetic.
+/* base.h - included by every file of the library: errors, flow macros, memory, progress, checked
+ * arithmetic.
  *
- * A function that can fail returns nbl_status and has said why through
- * nbl__fail before it returns. Three flow macros keep bodies readable:
+ * A function that can fail returns nbl_status. Before it returns a failure it has recorded a
+ * message with nbl__fail. Three flow macros keep bodies readable:
  *
- *     NBL_TRY(call)                  return the status of a failed call
- *     NBL_CHECK(ctx, condition, …)   fail with a message unless condition
- *     NBL_GO(call)                   as NBL_TRY, but to the label `done`
- */
+ *     NBL_TRY(call)                  if the call fails, return its status
+ *     NBL_CHECK(ctx, condition, …)   unless the condition holds, record a message and return
+ *     NBL_GO(call)                   as NBL_TRY, but sets `status` and jumps to the label `done`
+ *
+ * A context belongs to one calling thread at a time; inside a team (team.h) its workers may
+ * record failures, allocate memory and report progress. */
 #ifndef NBL_BASE_H
 #define NBL_BASE_H
 
@@ -37,66 +39,76 @@
         if (status != NBL_OK) goto done;                                                                     \
     } while (0)
 
-/* Records a message (printf style) and returns `code`. The message becomes one line of valid UTF-8:
- * control characters and broken bytes, which file and tensor names may carry, are written out (visible.h).
- * Inside a team the first failure wins. */
+/* Records a message (printf style) in the context, clears its hint, and returns `code`. The
+ * message becomes one line of valid UTF-8: control characters and invalid bytes, which file and
+ * tensor names may contain, are escaped (visible.h). A message over 4095 bytes loses its middle.
+ * Inside a team the first failure is kept. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
-/* As nbl__fail with errno's meaning appended; a full disk becomes NBL_ERROR_NO_SPACE, a missing
- * file NBL_ERROR_NOT_FOUND, everything else NBL_ERROR_IO. */
+/* As nbl__fail, with the text of `error` (an errno value) appended. The status follows from it:
+ * a full disk or quota is NBL_ERROR_NO_SPACE, a missing file NBL_ERROR_NOT_FOUND, an existing
+ * one NBL_ERROR_EXISTS, ENOMEM is NBL_ERROR_MEMORY, everything else NBL_ERROR_IO. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_errno(nbl_context *ctx, int error,
                                                                  const char *format, ...);
-/* As nbl__fail for a text of several lines, which stay lines. The caller makes sure that no name in it carries a
- * line break. */
+/* As nbl__fail, but line feeds and tabs of `text` stay. No name inside `text` may contain a line
+ * feed. */
 nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text);
-/* Puts the place, and ": ", in front of the message that was recorded with `code`; its hint stays. Lack of memory and a
- * cancellation stay as they are. Returns `code`. */
+/* Prefixes the message recorded with `code` by a position and ": "; its hint stays.
+ * NBL_ERROR_MEMORY and NBL_ERROR_CANCELLED are returned unchanged. Returns `code`. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__fail_within(nbl_context *ctx, nbl_status code,
                                                                   const char *format, ...);
-/* Adds a hint to the failure just recorded. Returns `code` so that it can end a function. */
+/* Sets the hint of the failure just recorded: what the user can do. Returns `code`, so it can
+ * end a function. */
 __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl_status code,
                                                            const char *format, ...);
+/* Sends one line (printf style) to the log callback; does nothing without one. */
 __attribute__((format(printf, 3, 4))) void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format,
                                                     ...);
 
 /* ---- memory ---- */
 
-/* Zeroed memory, aligned to 64 bytes; NULL and a recorded failure when there is none. Size 0 gives
- * a valid pointer. */
+/* Zeroed memory, aligned to 64 bytes. Returns NULL and records a failure if there is none. Size
+ * 0 gives a valid pointer. Any thread. Free with nbl__free and the same size. */
 void *nbl__alloc(nbl_context *ctx, size_t size);
 void nbl__free(nbl_context *ctx, void *memory, size_t size); /* NULL is allowed */
 
-/* Fails with NBL_ERROR_MEMORY when out of memory. */
+/* Sets `pointer` to `count` zeroed elements; NBL_OK or NBL_ERROR_MEMORY. Overflow of the size is
+ * checked. */
 #define NBL_ALLOC(ctx, pointer, count)                                                                       \
     (((pointer) = nbl__alloc_array((ctx), (size_t)(count), sizeof *(pointer))) ? NBL_OK : NBL_ERROR_MEMORY)
 void *nbl__alloc_array(nbl_context *ctx, size_t count, size_t element);
 
 /* ---- progress and cancellation ---- */
 
+/* Starts an operation of `total` bytes. */
 void nbl__progress_begin(nbl_context *ctx, uint64_t total);
 void nbl__progress_add(nbl_context *ctx, uint64_t bytes); /* any thread */
-/* Calls the user's function; only from the thread that called the library. */
+/* Calls the progress callback; NBL_ERROR_CANCELLED if it returns non-zero. Only the thread that
+ * called the library may call this. Also checks mapped files if a page could not be read
+ * (file_guard.h). */
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what);
-/* The same from any thread of a team: all but that one go on. */
+/* The same from any thread: a team's other workers return NBL_OK without calling back. */
 nbl_status nbl__progress_poll_here(nbl_context *ctx, const char *what);
 
 /* ---- what the context knows ---- */
 
 nbl_isa nbl__isa(const nbl_context *ctx);
-/* The implementation that NIBBLE_IMPL named when the context was made, or NULL. */
+/* The value of NIBBLE_IMPL when the context was created; NULL if unset. */
 const char *nbl__forced_impl(const nbl_context *ctx);
-/* What the context runs on instead of the CPU, or NULL: an nbl__cuda (device/cuda/cuda.h), which sets it once and is
- * closed with the context. */
+/* The device of the context, or NULL: an nbl__cuda (device/cuda/cuda.h). Set at most once;
+ * `close` is called when the context is destroyed. */
 void *nbl__accelerator(const nbl_context *ctx);
 void nbl__set_accelerator(nbl_context *ctx, void *accelerator, void (*close)(void *accelerator));
-/* The head of the list of mapped files; file.c's. */
+/* Head of the context's list of mapped files; used by file.c only. */
 struct nbl__mapping **nbl__context_mappings(nbl_context *ctx);
-/* An operation that writes asks first; a test can make the n-th one fail (nbl__inject_write). */
+/* Fault injection for tests: output.c asks nbl__write_allowed before each change of the disk.
+ * After nbl__inject_write(ctx, n) the n-th question is answered with false. */
 bool nbl__write_allowed(nbl_context *ctx);
-void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: never */
+void nbl__inject_write(nbl_context *ctx, int64_t fail_at); /* 1: the next; 0: none */
 int64_t nbl__write_count(const nbl_context *ctx);
 
-/* Used by team.c: between these two, concurrent failures are allowed and the first is kept. */
+/* For team.c: between enter and leave several threads may fail; the first failure is kept. leave
+ * returns it. */
 void nbl__team_enter(nbl_context *ctx);
 nbl_status nbl__team_leave(nbl_context *ctx);
 

@@ -1,7 +1,8 @@
 /* context.c - the context: errors, log, memory, progress. See base.h for the rules.
  *
- * Everything that a call of the library may change lives here. Inside a team (team.c) several
- * threads may fail at once: the first message is kept under a lock. */
+ * All state that a library call may change is in nbl_context; the exceptions are file_guard.c and
+ * stack.c. Inside a team (team.c) several threads may fail at once; a lock keeps
+ * the first message. */
 #include "base/base.h"
 
 #include <errno.h>
@@ -22,15 +23,17 @@ struct nbl_context {
     nbl_isa isa;
     char impl[64]; /* NIBBLE_IMPL */
 
-    pthread_mutex_t lock; /* guards the three below while in_team */
+    pthread_mutex_t lock; /* guards team_status, message and hint inside a team */
     bool in_team;
-    pthread_t caller; /* while in_team: the thread that called the library */
+    pthread_t caller; /* the thread that called the library; valid while in_team */
     nbl_status team_status;
+    /* of the last failure; kept until the next one */
     char message[4096];
     char hint[2048];
 
     uint64_t progress_total;
     atomic_uint_fast64_t progress_done;
+    /* fault injection: questions so far; number of the one that fails, 0: none */
     atomic_int_fast64_t writes;
     int64_t fail_write_at;
 
@@ -78,6 +81,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     if (result == NULL) return NBL_ERROR_ARGUMENT;
     *result = NULL;
     if (options == NULL) options = &none;
+    /* Copy the options; zero fields get their defaults. */
     nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
     if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free)
         return NBL_ERROR_ARGUMENT;
@@ -103,6 +107,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
 void nbl_context_destroy(nbl_context *ctx)
 {
     if (ctx == NULL) return;
+    /* The device goes first: closing it may still use the context. */
     if (ctx->accelerator) ctx->close_accelerator(ctx->accelerator);
     nbl__pool_close(&ctx->pool);
     pthread_mutex_destroy(&ctx->lock);
@@ -171,15 +176,16 @@ nbl__pool *nbl__context_pool(nbl_context *ctx)
 
 /* ---- errors ---- */
 
-/* From `at` on, in steps, the first place where a character begins or the text ends. */
+/* Moves `at` by `step` (+1, -1) until it is at the first byte of a UTF-8 character or at the
+ * end. */
 static size_t char_start(const char *text, size_t at, int step)
 {
     while (at > 0 && text[at] && ((unsigned char)text[at] & 0xc0) == 0x80) at += (size_t)step;
     return at;
 }
 
-/* The place stands at a message's beginning, the reason at its end: a name that is too long loses its
- * middle. */
+/* Stores a message. If it is too long its middle is cut out: the position is at its beginning
+ * and the reason at its end, while a long name is in between. */
 static void store(nbl_context *ctx, const char *text)
 {
     static const char gap[] = " ... ";
@@ -196,10 +202,12 @@ static void store(nbl_context *ctx, const char *text)
     memcpy(ctx->message + head + gap_size, text + tail, length - tail + 1);
 }
 
-/* `lines`: the text has lines of its own. */
+/* Formats, escapes and stores a message. `suffix` (NULL: none) is appended after ": ". `lines`:
+ * keep line feeds. */
 static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool lines, const char *format,
                    va_list arguments)
 {
+    /* Larger than the stored message, so that cutting happens in store, which keeps the end. */
     char text[16384], shown[16384];
     int n = vsnprintf(text, sizeof text, format, arguments);
     size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
@@ -208,6 +216,7 @@ static void record(nbl_context *ctx, nbl_status code, const char *suffix, bool l
         snprintf(text + used, sizeof text - used, ": %s", suffix);
     }
     nbl__visible_text(shown, sizeof shown, text, strlen(text), lines);
+    /* In a team only the first failure is stored. */
     pthread_mutex_lock(&ctx->lock);
     if (!ctx->in_team || ctx->team_status == NBL_OK) {
         if (ctx->in_team) ctx->team_status = code;
@@ -272,6 +281,7 @@ nbl_status nbl__fail_lines(nbl_context *ctx, nbl_status code, const char *text)
 
 nbl_status nbl__fail_within(nbl_context *ctx, nbl_status code, const char *format, ...)
 {
+    /* A position adds nothing to these two. */
     if (code == NBL_ERROR_MEMORY || code == NBL_ERROR_CANCELLED) return code;
     char position[1024], message[sizeof ctx->message], hint[sizeof ctx->hint];
     va_list arguments;
@@ -315,6 +325,7 @@ nbl_status nbl__team_leave(nbl_context *ctx)
 
 void *nbl__alloc(nbl_context *ctx, size_t size)
 {
+    /* Allocators may return NULL for size 0, which would look like a failure. */
     if (size == 0) size = 1;
     const nbl_allocator *a = &ctx->options.allocator;
     void *memory = a->alloc(a->user, size, 64);
@@ -357,7 +368,7 @@ void nbl__progress_add(nbl_context *ctx, uint64_t bytes)
 
 nbl_status nbl__progress_poll(nbl_context *ctx, const char *what)
 {
-    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* what was read are zeros */
+    if (nbl__bus_hits() > 0) NBL_TRY(nbl__files_check(ctx)); /* a page was replaced by zeros */
     if (ctx->options.progress == NULL) return NBL_OK;
     nbl_progress now = {atomic_load(&ctx->progress_done), ctx->progress_total, what};
     if (ctx->options.progress(ctx->options.progress_user, &now) != 0)

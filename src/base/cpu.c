@@ -1,5 +1,8 @@
-/* cpu.c - CPU feature detection by CPUID and XGETBV. AMX needs the kernel's permission besides,
- * asked for once per process; a refusal lowers the level. */
+/* cpu.c - detects instruction sets by CPUID and XGETBV. See cpu.h.
+ *
+ * CPUID says what the processor has, XCR0 which registers the operating system saves: 0x6 = SSE
+ * and AVX, 0xe6 = also AVX-512, 0x60000 = AMX tiles. AMX also needs a permission of the Linux
+ * kernel, requested once per detection; a refusal lowers the level to avx512bf16. */
 #define _GNU_SOURCE
 #include "base/cpu.h"
 

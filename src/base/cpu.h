@@ -1,4 +1,7 @@
-/* cpu.h - which instruction sets this machine has. Read once per context; there is no global. */
+/* cpu.h - instruction sets, caches, cores and memory of this machine.
+ *
+ * x86-64 has levels (nbl_isa), each of which includes the ones before it; other processors have
+ * the scalar level only. The level is detected when a context is created. */
 #ifndef NBL_CPU_H
 #define NBL_CPU_H
 
@@ -15,7 +18,7 @@ typedef enum nbl_isa {
     NBL_ISA_COUNT
 } nbl_isa;
 
-/* Function attributes for kernels of a level. */
+/* Function attributes: compile one function for a level, whatever the compiler's flags are. */
 #define NBL_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define NBL_TARGET_AVX512                                                                                    \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")))
@@ -27,22 +30,23 @@ typedef enum nbl_isa {
                           "avx512vnni,avx512bf16,avx2,fma,f16c")))
 
 const char *nbl__isa_name(nbl_isa isa);
-/* The best level that both the CPU and the operating system support. */
+/* The highest level that the CPU and the operating system both support. */
 nbl_isa nbl__isa_detect(void);
-/* The level to use: what `wanted` (the value of NIBBLE_ISA) names, at most what the machine has.
- * NULL or "" mean the best. Returns 0 when the name is unknown. */
+/* *chosen = the level named `wanted` (the value of NIBBLE_ISA), limited to `machine`. NULL or
+ * "": `machine`. Returns 0 for an unknown name, else 1. */
 int nbl__isa_choose(const char *wanted, nbl_isa machine, nbl_isa *chosen);
-/* Bytes of the last-level cache, or 0 when unknown. */
+/* Bytes of the last-level cache; 0: unknown. */
 size_t nbl__cache_bytes(void);
-/* Cores this process may use. */
+/* Cores that this process may use (its affinity mask). */
 int nbl__core_count(void);
-/* (machine.c) Bytes that the system, and the control groups of this process, would let it take now without swapping:
- * memory that is free or holds clean pages of files. 0: unknown. */
+/* machine.c: bytes that this process can still allocate without swapping, limited by the system
+ * and by its control groups. Memory that holds clean file pages counts as available. 0: unknown. */
 uint64_t nbl__memory_available(void);
 
-/* For kernels whose dtype or number of rows is a constant argument. Release: they are inlined and unrolled, so
- * that sums stay in registers and branches on constants go away. Debug: they are functions with loops; the
- * arithmetic is the same. Unrolled code with sanitizer checks in it takes clang over ten minutes per file. */
+/* Marks for kernel templates: inline functions with constant arguments (dtype, number of rows)
+ * that the compiler specialises. Release: inlined and unrolled, so that sums stay in registers
+ * and constant branches disappear. Debug: ordinary functions with loops and the same arithmetic,
+ * because unrolled code with sanitizer checks takes clang over ten minutes per file. */
 #if !defined(NDEBUG)
 #define NBL_UNROLL
 #define NBL_INLINE static inline

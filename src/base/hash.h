@@ -1,4 +1,7 @@
-/* hash.h - a 64-bit checksum of bytes, for telling damage and difference; not against an adversary. */
+/* hash.h - a 64-bit hash of bytes, to detect damage and differences. Not cryptographic.
+ *
+ * Eight bytes at a time are xored in, multiplied and mixed, with constants of splitmix64. The
+ * result depends on the machine's byte order. */
 #ifndef NBL_HASH_H
 #define NBL_HASH_H
 
@@ -6,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Goes on from `seed`: the hash of what came before, or 0. */
+/* `seed`: the hash of the bytes before these, or 0. */
 static inline uint64_t nbl__hash(uint64_t seed, const void *data, size_t size)
 {
     const uint64_t odd = 0x9E3779B97F4A7C15u;

@@ -1,4 +1,4 @@
-/* machine.c - what a context found on the machine, for people to read, and the memory that is available on it. */
+/* machine.c - describes the machine to users, and measures its available memory. See cpu.h. */
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/processor.h"
@@ -40,7 +40,7 @@ int nbl_cores(void)
 
 /* ---- memory ---- */
 
-/* The number in a file that holds one, or behind `key` at the start of a line; false: there is none ("max"). */
+/* Reads the number that follows `key` at the start of a line. False if there is none ("max"). */
 static bool number_in(const char *path, const char *key, uint64_t *number)
 {
     char line[256];
@@ -54,7 +54,8 @@ static bool number_in(const char *path, const char *key, uint64_t *number)
     return found;
 }
 
-/* What a control group (version 2) has left: its limit less what it uses and could not give back at once. */
+/* Bytes that a control group (cgroup v2) still allows: memory.max - memory.current, where
+ * inactive file pages count as free. UINT64_MAX: no limit; at least 1. */
 static uint64_t group_available(const char *group)
 {
     char path[512];
@@ -80,7 +81,7 @@ uint64_t nbl__memory_available(void)
         if (strncmp(line, "0::/", 4) == 0) group = line + 3;
     if (file) fclose(file);
     if (group) group[strcspn(group, "\n")] = '\0';
-    for (bool more = group != NULL; more;) { /* and those it lies in */
+    for (bool more = group != NULL; more;) { /* the group and each of its parents */
         char *slash = strrchr(group, '/');
         uint64_t here = group_available(group);
         if (here < min) min = here;

@@ -1,5 +1,5 @@
-/* number.c - see number.h. The C locale needs no memory; it is set for this thread alone, and only
- * during a call. */
+/* number.c - see number.h. The C locale is set for the calling thread only, and only during a
+ * call. It needs no memory. */
 #include "base/number.h"
 
 #include <locale.h>

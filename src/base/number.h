@@ -1,4 +1,5 @@
-/* number.h - text and numbers, whatever locale the host program has set: a decimal point is a point. */
+/* number.h - numbers to text and back in the C locale: the decimal point is ".", whatever locale
+ * the host program has set. */
 #ifndef NBL_NUMBER_H
 #define NBL_NUMBER_H
 

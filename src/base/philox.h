@@ -1,7 +1,8 @@
-/* philox.h - Philox-4x32-10, the counter-based generator of Salmon et al. (2011).
+/* philox.h - Philox-4x32-10, a counter-based random generator (Salmon et al. 2011).
  *
- * Four random words are a pure function of a 128-bit counter and a 64-bit key: a dropout mask can be
- * made again in the backward pass without storing it, in any order, on any number of threads. */
+ * out[4] is a pure function of a 128-bit counter and a 64-bit key. Backward therefore recomputes
+ * a dropout mask instead of storing it, in any order and with any number of threads. Constants
+ * are those of the paper. */
 #ifndef NBL_PHILOX_H
 #define NBL_PHILOX_H
 

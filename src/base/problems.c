@@ -1,4 +1,4 @@
-/* problems.c - see problems.h. */
+/* problems.c - see problems.h. The list and its texts are in the arena of the reader. */
 #include "base/problems.h"
 
 bool nbl__is_of_the_file(nbl_status status)
@@ -7,6 +7,7 @@ bool nbl__is_of_the_file(nbl_status status)
            status == NBL_ERROR_SHAPE || status == NBL_ERROR_DTYPE;
 }
 
+/* The list doubles; outgrown lists stay in the arena until it is freed. */
 static nbl_status append(nbl__problems *p, const char *text)
 {
     if (p->count == p->capacity) {

@@ -1,14 +1,17 @@
-/* problems.h - what is wrong with a file, as a list: a reader that is asked to look goes on after a problem where one
- * that is asked to open would fail.
+/* problems.h - a list of what is wrong with a file.
  *
- *     NBL_TRY(nbl__problem_take(problems, check_tensor(…)));     problems NULL: the first one is an error
- */
+ * A reader that opens a file stops at the first problem. A reader that inspects a file lists the
+ * problem and goes on. Both use the same code:
+ *
+ *     NBL_TRY(nbl__problem_take(problems, check_tensor(…)));
+ *
+ * With problems == NULL the failure is returned. Otherwise it is listed and NBL_OK is returned. */
 #ifndef NBL_PROBLEMS_H
 #define NBL_PROBLEMS_H
 
 #include "base/arena.h"
 
-enum { NBL_MAX_PROBLEMS = 1000 }; /* more are not listed, and a last line says so */
+enum { NBL_MAX_PROBLEMS = 1000 }; /* further problems are not listed; one last line says so */
 
 typedef struct nbl__problems {
     nbl__arena *arena;
@@ -16,11 +19,12 @@ typedef struct nbl__problems {
     int64_t count, capacity;
 } nbl__problems;
 
-/* Whether the status is about the contents of a file, and not about the machine or the caller. */
+/* True if the status describes the contents of a file, not the machine or the caller. */
 bool nbl__is_of_the_file(nbl_status status);
-/* Takes the status of a call: one that is of the file is listed with the message just recorded, and becomes NBL_OK. */
+/* If `status` describes the file: lists the recorded message and hint, and returns NBL_OK. Else
+ * returns it. */
 nbl_status nbl__problem_take(nbl__problems *problems, nbl_status status);
-/* Lists a text of its own. */
+/* Lists a copy of `text`. */
 nbl_status nbl__problem_add(nbl__problems *problems, const char *text);
 static inline bool nbl__problems_are_full(const nbl__problems *problems)
 {

@@ -1,4 +1,5 @@
-/* processor.c - see processor.h. */
+/* processor.c - reads the processor's name from /proc/cpuinfo, and aarch64 features from the
+ * auxiliary vector. See processor.h. */
 #include "base/processor.h"
 
 #include <ctype.h>
@@ -20,6 +21,8 @@ typedef struct core {
     unsigned implementer, part;
 } core;
 
+/* aarch64: implementer and part are fields of the register MIDR_EL1, which Linux prints in
+ * /proc/cpuinfo. */
 static const struct {
     unsigned implementer;
     const char *name;
@@ -47,7 +50,7 @@ static const struct {
     {{0x6d, 0xd49}, "Cobalt 100"},     {{0xc0, 0xac3}, "AmpereOne"},     {{0xc0, 0xac4}, "AmpereOne A"},
 };
 
-/* "Arm Neoverse-N1"; numbers where there is no name. */
+/* "Arm Neoverse-N1"; unknown numbers are printed. */
 static void name_core(core it, char *name, size_t size)
 {
     char who[24], what[24];
@@ -62,7 +65,7 @@ static void name_core(core it, char *name, size_t size)
     snprintf(name, size, "%s %s", maker, model);
 }
 
-/* What stands behind `key` and a colon; NULL: another line. */
+/* The value of a line "key : value", trimmed in place; NULL if the line has another key. */
 static char *value_of(char *line, const char *key)
 {
     char *colon = strchr(line, ':');
@@ -78,6 +81,7 @@ static char *value_of(char *line, const char *key)
 
 bool nbl__processor_in(const char *path, char *name, size_t size)
 {
+    /* At most this many kinds of core are named (big and little cores differ). */
     enum { KINDS = 4 };
     core seen[KINDS], now = {0, 0};
     size_t kinds = 0, used = 0;
@@ -85,6 +89,7 @@ bool nbl__processor_in(const char *path, char *name, size_t size)
     name[0] = '\0';
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file)) {
+        /* x86-64: the first model name is that of all cores. */
         if ((value = value_of(line, "model name")) && *value) {
             snprintf(name, size, "%s", value);
             break;
@@ -92,6 +97,7 @@ bool nbl__processor_in(const char *path, char *name, size_t size)
         if ((value = value_of(line, "CPU implementer"))) now.implementer = (unsigned)strtoul(value, NULL, 0);
         if ((value = value_of(line, "CPU part")) == NULL) continue;
         now.part = (unsigned)strtoul(value, NULL, 0);
+        /* aarch64: implementer and part of one core have been read; name it if it is a new kind. */
         bool known = false;
         for (size_t i = 0; i < kinds; i++)
             known = known || (seen[i].implementer == now.implementer && seen[i].part == now.part);
@@ -110,7 +116,7 @@ int nbl_processor_name(char *name, size_t size)
     return size > 0 && name && nbl__processor_in("/proc/cpuinfo", name, size);
 }
 
-/* ---- what aarch64 may have ---- */
+/* ---- features of aarch64 ---- */
 
 #if defined(__aarch64__)
 

@@ -1,17 +1,17 @@
-/* processor.h - the processor as the system tells of it, for people to read. */
+/* processor.h - names of the processor and its features, for users to read. */
 #ifndef NBL_PROCESSOR_H
 #define NBL_PROCESSOR_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The processor's name in a file like /proc/cpuinfo, cut to fit. x86-64 has a "model name"; aarch64 has numbers of implementer
- * and part, of which the common ones have names here. Different cores are told in the file's order. False: unknown; `name`
- * is empty. */
+/* Reads the processor's name from a file like /proc/cpuinfo; cut to `size`. x86-64 has a "model
+ * name". aarch64 has numbers of implementer and part; common ones have names here, and different
+ * cores are listed in the file's order. False if unknown; `name` is then empty. */
 bool nbl__processor_in(const char *path, char *name, size_t size);
 
 #if defined(__aarch64__)
-/* The optional instruction sets, as the kernel tells of them. */
+/* An optional instruction set of aarch64, as the kernel reports it. */
 typedef struct nbl__arm_feature {
     const char *name, *enables;
     bool found;

@@ -1,4 +1,4 @@
-/* stack.c - the lowest address of a thread's stack, asked once per thread; see stack.h. */
+/* stack.c - finds the lowest address of a thread's stack, once per thread. See stack.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* pthread_getattr_np */
 #endif
@@ -14,7 +14,8 @@ enum { UNKNOWN = 128 << 10, MAX = 8 << 20 };
 
 static _Thread_local uintptr_t lowest;
 
-/* The first thread's stack grows until RLIMIT_STACK; musl reports of it only what is mapped now. */
+/* The first thread's stack grows up to RLIMIT_STACK; musl reports only the part that is mapped
+ * now. */
 static uintptr_t first_thread_lowest(uintptr_t top)
 {
     struct rlimit limit;
@@ -34,7 +35,8 @@ static uintptr_t find_lowest(uintptr_t here)
     pthread_attr_destroy(&attributes);
     uintptr_t low = (uintptr_t)address;
     if (syscall(SYS_gettid) == getpid()) return first_thread_lowest(low + size);
-    return low + guard; /* a guard that lies inside is not ours; one that lies below costs a page */
+    /* excludes a guard inside the range; one below it costs us a page */
+    return low + guard;
 }
 
 size_t nbl__stack_left(void)

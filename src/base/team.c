@@ -1,4 +1,11 @@
-/* team.c - see team.h. */
+/* team.c - the thread pool behind nbl__team_run. See team.h.
+ *
+ * A round: the caller opens it, works as worker 0, closes it, and waits until no worker is
+ * inside.
+ *
+ *     caller   set work, round ─ wake parked ─ take items ─ round: wanted = 0 ─ wait for inside = 0
+ *     worker   wait for a new round ─ inside++ ─ if round is unchanged: take items ─ inside--
+ */
 #include "base/team.h"
 
 #include <signal.h>
@@ -13,6 +20,7 @@ struct nbl__work {
     atomic_bool stop;
 };
 
+/* Takes the next item until there are none left or a worker has failed. */
 static void take_items(nbl__work *w, int worker)
 {
     while (!atomic_load(&w->stop)) {
@@ -26,13 +34,17 @@ static void take_items(nbl__work *w, int worker)
 
 /* ---- the pool ---- */
 
-/* Rounds are often short and follow each other closely, while waking a sleeper takes tens of microseconds. So both
- * sides first watch for a bounded while (some 10 us), and a round ends when its items are done and those inside have
- * left: a worker that wakes too late finds it closed. Who goes to sleep, or enters, says so before it looks again;
- * the other side changes what is looked at before it looks for sleepers, or those inside: one always sees the other.
+/* Rounds are short and frequent, while waking a sleeping thread takes tens of microseconds. So
+ * both sides spin for about 10 us before they sleep. A worker that wakes too late finds the
+ * round closed.
  *
- * The changes are exchanges, not stores. Both are sequentially consistent in C, but qemu's user mode on x86 lets a later
- * load pass such a store, and a wake-up is lost. An exchange costs the same: x86 compiles both to xchg. */
+ * No wake-up is lost: a side that is about to sleep (or to enter) first announces it in an
+ * atomic counter and then checks the condition again; the other side first changes the condition
+ * and then reads the counter. With sequentially consistent atomics one of them sees the other.
+ *
+ * The condition is changed by an exchange, not by a store. Both are sequentially consistent in C.
+ * But qemu's user mode on x86 lets a later load pass such a store, and then a wake-up is lost. An
+ * exchange costs the same: x86 compiles both to xchg. */
 enum { PATIENCE = 1000 };
 
 static inline void rest(void)
@@ -40,10 +52,12 @@ static inline void rest(void)
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* takes about as long as pause; yield takes no time on most cores */
+    /* isb takes about as long as pause on x86; yield takes no time on most cores */
+    __asm__ volatile("isb");
 #endif
 }
 
+/* Returns when `round` differs from `seen`, or when the pool closes. */
 static void await_round(nbl__pool *pool, uint_fast64_t seen)
 {
     for (int i = 0; i < PATIENCE; i++, rest())
@@ -55,6 +69,7 @@ static void await_round(nbl__pool *pool, uint_fast64_t seen)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Stores a new round number with `wanted` workers. */
 static void set_round(nbl__pool *pool, int wanted)
 {
     uint_fast64_t count = atomic_load(&pool->round) / NBL_MAX_THREADS + 1;
@@ -71,6 +86,7 @@ static void open_round(nbl__pool *pool, nbl__work *work, int wanted)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Closes the round and waits until all workers have left it. */
 static void close_round(nbl__pool *pool)
 {
     set_round(pool, 0);
@@ -83,6 +99,7 @@ static void close_round(nbl__pool *pool)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Works in the round if it is still open. The last worker to leave wakes a sleeping caller. */
 static void join_round(nbl__pool *pool, uint_fast64_t round, int worker)
 {
     atomic_fetch_add(&pool->inside, 1);
@@ -93,6 +110,7 @@ static void join_round(nbl__pool *pool, uint_fast64_t round, int worker)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* A worker's thread. */
 static void *sit(void *argument)
 {
     struct nbl__seat *seat = argument;
@@ -100,7 +118,7 @@ static void *sit(void *argument)
     for (uint_fast64_t seen = 0;;) {
         await_round(pool, seen);
         uint_fast64_t now = atomic_load(&pool->round);
-        if (now == seen) return NULL; /* nothing but the end wakes without a round */
+        if (now == seen) return NULL; /* woken without a new round: the pool closes */
         seen = now;
         if ((uint_fast64_t)seat->worker <= now % NBL_MAX_THREADS) join_round(pool, now, seat->worker);
     }
@@ -125,12 +143,13 @@ void nbl__pool_close(nbl__pool *pool)
     pthread_mutex_destroy(&pool->lock);
 }
 
-/* Signals are the caller's: the pool's threads block them all. */
+/* Starts threads up to `wanted`; fewer if the system refuses. They block all signals, which are
+ * the caller's business, except SIGBUS. */
 static void start(nbl__pool *pool, int wanted)
 {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* comes from the thread itself; see file_guard.h */
+    sigdelset(&all, SIGBUS); /* raised by the thread that reads a missing page; see file_guard.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->started < wanted) {
         struct nbl__seat *seat = &pool->seats[pool->started];

@@ -1,9 +1,9 @@
-/* utf8.h - one character of UTF-8. */
+/* utf8.h - checks one character of UTF-8. */
 #ifndef NBL_UTF8_H
 #define NBL_UTF8_H
 
-/* Length of the valid sequence at s, which ends before `end`; 0 when there is none. Overlong forms,
- * surrogates and values beyond U+10FFFF are not valid. */
+/* Length in bytes (1 … 4) of the valid sequence at `text`, which must end at or before `end`; 0
+ * if there is none. Overlong forms, surrogates and values above U+10FFFF are invalid. */
 static inline int nbl__utf8_length(const char *text, const char *end)
 {
     const unsigned char *s = (const unsigned char *)text;

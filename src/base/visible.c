@@ -1,4 +1,4 @@
-/* visible.c - see visible.h. */
+/* visible.c - escapes one character at a time. See visible.h. */
 #include "base/visible.h"
 
 #include <stdint.h>
@@ -7,6 +7,7 @@
 
 #include "base/utf8.h"
 
+/* The code point of a valid sequence of n bytes. */
 static uint32_t code_of(const unsigned char *s, int n)
 {
     uint32_t code = n == 1 ? s[0] : n == 2 ? s[0] & 31u : n == 3 ? s[0] & 15u : s[0] & 7u;
@@ -14,6 +15,8 @@ static uint32_t code_of(const unsigned char *s, int n)
     return code;
 }
 
+/* DEL and C1 controls, Arabic letter mark, LRM and RLM, line and paragraph separators,
+ * bidirectional embeddings, overrides and isolates. */
 static bool is_hidden(uint32_t c)
 {
     return (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||

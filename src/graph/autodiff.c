@@ -1,20 +1,29 @@
-/* autodiff.c - the backward pass, from the roles of slots alone.
+/* autodiff.c - reverse-mode differentiation: adds the backward pass, from the roles of slots
+ * alone.
  *
- * Nodes are visited from last to first. A node whose output has a gradient and which has a differentiable
- * input gets a backward step: its COTANGENT slots are bound to the gradients of its outputs, its GRADIENT
- * slots to new values. Gradients of parameters are f32, live outside the run and are added to, by each user of a
- * parameter in turn (a head that is the embedding, too); those of
- * activations are written once, and a value with several users gets their sum through `add` nodes, in the
- * order in which the backward pass meets them.
+ * Nodes are visited from last to first. A node is differentiated if one of its outputs has a
+ * gradient and one of its inputs needs one:
  *
- * A gradient never stops silently. If a node's output has a gradient, each differentiable input must have a
- * GRADIENT slot, and each trained input one that adds up in f32; otherwise the graph is refused. In the end
- * every trained parameter must have a gradient. DoRA's norms are constants by definition: a node
- * that prepares (nbl__graph_end_prepare) makes nothing differentiable. */
+ *     COTANGENT slots   bound to the gradients of its outputs
+ *     GRADIENT slots    bound to new values: the gradients of its inputs
+ *
+ * Gradients of parameters are f32 values of NBL_KIND_GRADIENT. Every user of a parameter adds to
+ * the same value (a tied embedding is also the head). Gradients of activations are written once.
+ * If an activation has several users, `add` nodes sum their contributions in the order in which
+ * the backward pass meets them.
+ *
+ * A gradient never stops silently. If an output of a node has a gradient, each differentiable
+ * input must have a GRADIENT slot, and each trained input one that accumulates in f32. Otherwise
+ * nbl__graph_differentiate fails and names the node. In the end every trained parameter must
+ * have a gradient.
+ *
+ * DoRA treats its weight norm as a constant: the outputs of nodes that prepare
+ * (nbl__graph_end_prepare) are not differentiable. */
 #include "graph/graph.h"
 #include "ops/elementwise/elementwise.h"
 
-/* `part` is one contribution to the gradient of `value`: the only one so far, or summed with the others. */
+/* Adds `part` to the gradient of an activation: it is the first contribution, or is summed with
+ * the others. */
 static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
 {
     nbl__value sum = g->values[value].gradient;
@@ -29,7 +38,7 @@ static void contribute(nbl__graph *g, nbl__value value, nbl__value part)
     g->values[value].gradient = nbl__graph_end(g);
 }
 
-/* The gradient of a view is the gradient seen with the shape of what was viewed. */
+/* The gradient of a view's source is the view's gradient, seen in the shape of the source. */
 static void differentiate_view(nbl__graph *g, const nbl__node *node)
 {
     nbl__value from = node->bound[0], gradient = g->values[node->bound[1]].gradient;
@@ -41,7 +50,7 @@ static void differentiate_view(nbl__graph *g, const nbl__node *node)
     contribute(g, from, back);
 }
 
-/* Binds the gradients of the node's outputs; false when there is none. */
+/* Binds the COTANGENT slots to the gradients of the outputs. False if no output has one. */
 static bool bind_cotangents(nbl__graph *g, const nbl__node *node)
 {
     bool any = false;
@@ -61,7 +70,7 @@ static bool wants_gradient(const nbl__graph *g, nbl__value value)
     return value && (g->values[value].differentiable || g->values[value].trained);
 }
 
-/* The input that a gradient slot is of, when it wants a gradient; 0: it does not. */
+/* The input `of`, whose gradient a slot writes; 0 if that input needs none. */
 static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char *of)
 {
     if (of == NULL) return 0;
@@ -69,7 +78,8 @@ static nbl__value wanting(const nbl__graph *g, const nbl__node *node, const char
     return wants_gradient(g, input) ? input : 0;
 }
 
-/* The value that a gradient slot writes, with the shape that infer gave it. */
+/* The value that a GRADIENT slot writes, with the shape from infer. A parameter has one for all
+ * its users. */
 static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl__slot *slot,
                                  nbl__value input)
 {
@@ -83,6 +93,7 @@ static nbl__value gradient_value(nbl__graph *g, const nbl__node *node, const nbl
     return value;
 }
 
+/* Records that `gradient` belongs to `input`. */
 static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
 {
     if (input == 0) return;
@@ -90,7 +101,7 @@ static void hand_on(nbl__graph *g, nbl__value input, nbl__value gradient)
     else contribute(g, input, gradient);
 }
 
-/* A trained parameter that `value` depends on; 0: none. */
+/* Some trained parameter that `value` depends on, for messages; 0: none. */
 static nbl__value parameter_behind(const nbl__graph *g, nbl__value value)
 {
     while (value && !g->values[value].trained) {
@@ -108,7 +119,8 @@ static nbl__value parameter_behind(const nbl__graph *g, nbl__value value)
     return value;
 }
 
-/* The slot that takes the gradient of an input, after infer of the backward operator; NULL: none. */
+/* The slot that writes the gradient of input `of`; NULL: none. Call after the backward
+ * operator's infer, which sets rank 0 for gradients that it does not compute. */
 static const nbl__slot *gradient_slot(const nbl__node *node, const char *of)
 {
     for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
@@ -119,7 +131,8 @@ static const nbl__slot *gradient_slot(const nbl__node *node, const char *of)
     return NULL;
 }
 
-/* Does a gradient reach every input that wants one? `node` is a family's, with a gradient at its output. */
+/* Checks that every input that needs a gradient gets one; fails the graph otherwise. An output
+ * of `node` has a gradient. */
 static bool passes_on(nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
@@ -146,7 +159,7 @@ static bool passes_on(nbl__graph *g, const nbl__node *node)
     return true;
 }
 
-/* Has an output of the node a gradient? */
+/* True if an output of the node has a gradient. */
 static bool is_reached(const nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
@@ -157,7 +170,8 @@ static bool is_reached(const nbl__graph *g, const nbl__node *node)
     return false;
 }
 
-/* Operators make the gradient of a weight only when they are told to: most weights are frozen. */
+/* Sets the attribute train_w if a weight of the node is trained: dW is computed on request only,
+ * because most weights are frozen. */
 static void tell_trained_weights(const nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
@@ -169,6 +183,8 @@ static void tell_trained_weights(const nbl__graph *g, const nbl__node *node)
             *train_w |= g->values[node->bound[slot - slots]].trained;
 }
 
+/* Adds the backward step of a node. Order matters: cotangents and train_w are inputs of infer,
+ * and infer decides which GRADIENT slots are written. */
 static void differentiate_node(nbl__graph *g, int index)
 {
     nbl__node node = g->nodes[index];

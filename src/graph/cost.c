@@ -1,7 +1,10 @@
-/* cost.c - floating-point operations and bytes of a step, from its arguments' shapes.
+/* cost.c - floating-point operations and bytes of a step, from the shapes in its arguments.
  *
- * Counted is what the operators do, not what a formula of the model says: a backward pass that makes logits, scores
- * or gate and up again pays for them, and a gradient that nobody wants costs nothing. */
+ * The counts follow what the operators compute, not a formula of the model: a backward step that
+ * recomputes logits, scores, or gate and up counts them, and a gradient that is not requested
+ * counts nothing.
+ *
+ * Notation: T tokens, I = in, O = out, r = LoRA rank. A multiply-add is 2 operations. */
 #include "graph/plan.h"
 #include "ops/attention/attention.h"
 #include "ops/loss/cross_entropy.h"
@@ -12,6 +15,7 @@
 
 uint64_t nbl__weight_bytes(const nbl_weight *w)
 {
+    /* int8 and the block formats: bytes of codes, then of scales. */
     uint64_t n = 1, bytes = 0;
     for (int i = 0; i < w->rank; i++) n *= (uint64_t)w->shape[i];
     switch (w->format) {
@@ -33,6 +37,7 @@ static double elements(const nbl_tensor *t)
 
 /* ---- linear layers ---- */
 
+/* Sizes of a linear layer as f64, and what is trained of it. */
 typedef struct layer_size {
     double tokens, in, out, rank;
     bool dora, trains_adapter, trains_magnitude;
@@ -49,12 +54,19 @@ static layer_size size_of(const nbl__linear *a, double tokens)
                         .trains_magnitude = a->dmagnitude.data != NULL};
 }
 
+/* Forward: y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ; with DoRA one more factor per output. */
 static double layer_forward(layer_size s)
 {
     return 2 * s.tokens * (s.in * s.out + s.rank * (s.in + s.out)) + (s.dora ? s.tokens * s.out : 0);
 }
 
-/* dx is two products as large as the forward pass; A and B need x·A' again, dy·B, and one product each. */
+/* Backward of a linear layer, without the terms that are linear in T·O:
+ *
+ *     dx = dy·W + u·A        2·T·(I·O + r·I), where u = s·dy·B costs 2·T·O·r
+ *     dA = uᵀ·x              2·T·r·I
+ *     dB = dyᵀ·t             2·T·r·O, where t = s·x·Aᵀ is recomputed: 2·T·r·I
+ *     dmagnitude             needs y again: 2·T·O·(I + r + 1)
+ */
 static double layer_backward(layer_size s, bool dx)
 {
     double flops = dx ? 2 * s.tokens * (s.in * s.out + s.rank * s.in) : 0;
@@ -72,6 +84,7 @@ static double linear_flops(const void *arguments, bool backward)
     return backward ? layer_backward(size, a->dx.data != NULL) : layer_forward(size);
 }
 
+/* linear_group: the sum of its members, which share x. */
 static double group_flops(const void *arguments, bool backward)
 {
     const nbl__linear_group *g = arguments;
@@ -83,13 +96,14 @@ static double group_flops(const void *arguments, bool backward)
     return flops;
 }
 
-/* Unless gate and up are kept, nothing lies between the layers from forward to backward: they are made again. */
+/* MLP. If gate and up were not saved (m->keep is false), backward recomputes both. */
 static double mlp_flops(const void *arguments, bool backward)
 {
     const nbl__mlp *m = arguments;
     double tokens = (double)nbl__tensor_rows(&m->gate.x);
     layer_size gate = size_of(&m->gate, tokens), up = size_of(&m->up, tokens),
                down = size_of(&m->down, tokens);
+    /* open: gate and up; between: activation and product, about 5 operations per element */
     double open = layer_forward(gate) + layer_forward(up), between = 5 * tokens * gate.out;
     if (!backward) return open + between + layer_forward(down);
     bool dx = m->gate.dx.data != NULL;
@@ -97,6 +111,7 @@ static double mlp_flops(const void *arguments, bool backward)
            layer_backward(down, true);
 }
 
+/* The DoRA weight norm of row i: ‖Wi‖² + 2s·(W·Aᵀ)i·Bi + s²·Bi·(A·Aᵀ)·Biᵀ. */
 static double dora_norm_flops(const void *arguments, bool backward)
 {
     const nbl__dora_norm *a = arguments;
@@ -107,10 +122,11 @@ static double dora_norm_flops(const void *arguments, bool backward)
 
 /* ---- attention ---- */
 
-/* Pairs of a query and a key that it sees, over all sequences of a pack. */
+/* Number of pairs (query, key) that the mask admits, over all sequences of a pack. */
 static double pairs(const nbl__attention *a)
 {
     int64_t tokens = a->q.shape[0], sequences = nbl__max_i64(1, a->cu_seqlens.shape[0] - 1);
+    /* Sequences are taken as equally long; the sum is over the positions of one of them. */
     int64_t length = nbl__ceil_div(tokens, sequences);
     double sum = 0;
     for (int64_t i = 0; i < length; i++) {
@@ -120,7 +136,8 @@ static double pairs(const nbl__attention *a)
     return sum * (double)tokens / (double)nbl__max_i64(1, length);
 }
 
-/* Two products forward; backward makes the scores again and needs four more. */
+/* Forward: q·kᵀ and p·v, 4·dim per pair. Backward recomputes the scores and has four products:
+ * 10·dim. */
 static double attention_flops(const void *arguments, bool backward)
 {
     const nbl__attention *a = arguments;
@@ -128,6 +145,7 @@ static double attention_flops(const void *arguments, bool backward)
     return backward ? seen * (10 * dim + 6) : seen * (4 * dim + 4);
 }
 
+/* One query per sequence against all cached keys, or those in the window. */
 static double decode_flops(const void *arguments, bool backward)
 {
     const nbl__attention_decode *a = arguments;
@@ -137,6 +155,7 @@ static double decode_flops(const void *arguments, bool backward)
     return (double)(a->q.shape[0] * a->q.shape[1] * length) * (4 * (double)a->q.shape[2] + 4);
 }
 
+/* attention_step: attention_decode, and RoPE of q and k at 3 operations per element. */
 static double step_flops(const void *arguments, bool backward)
 {
     const nbl__attention_step *a = arguments;
@@ -147,7 +166,8 @@ static double step_flops(const void *arguments, bool backward)
 
 /* ---- the rest ---- */
 
-/* The head's product; backward makes it again, unless forward has made dx, too. */
+/* The product of the output head, 2·logits·hidden. Backward recomputes it unless forward
+ * computed dx too. */
 static double loss_flops(const void *arguments, bool backward)
 {
     const nbl__cross_entropy *a = arguments;
@@ -157,10 +177,12 @@ static double loss_flops(const void *arguments, bool backward)
     return logits * (2 * hidden * products + (a->softcap > 0 ? 8 : 4));
 }
 
+/* Cost by operator family. Elementwise families give operations per element. */
 static const struct family_cost {
     const char *family;
     double (*flops)(const void *arguments, bool backward);
-    double forward, backward; /* without a function: per element of the largest tensor */
+    /* if flops is NULL: operations per element of the step's largest tensor */
+    double forward, backward;
 } costs[] = {
     {"linear", linear_flops, 0, 0},
     {"linear_group", group_flops, 0, 0},
@@ -196,7 +218,7 @@ double nbl__step_flops(const nbl__planned_step *step)
         }
         return max * (step->backward ? costs[i].backward : costs[i].forward);
     }
-    return 0; /* rows are moved, not computed */
+    return 0; /* families that are not listed only move data */
 }
 
 double nbl__step_bytes(const nbl__planned_step *step)
@@ -212,7 +234,8 @@ double nbl__step_bytes(const nbl__planned_step *step)
             const nbl_tensor *t = field;
             if (t->rank > 0) nbl__dtype_bytes(t->dtype, (uint64_t)nbl__tensor_elements(t), &size);
         }
-        if (strcmp(family->name, "embedding") == 0 && nbl__slot_is_weight(slot)) { /* one row per token */
+        /* an embedding reads at most one row per token */
+        if (strcmp(family->name, "embedding") == 0 && nbl__slot_is_weight(slot)) {
             const nbl__embedding *e = step->arguments;
             double rows = elements(&e->ids);
             size = (uint64_t)((double)size *
@@ -221,15 +244,14 @@ double nbl__step_bytes(const nbl__planned_step *step)
         if (strcmp(family->name, "kv_write") == 0 && strcmp(slot->name, "cache") == 0) continue;
         bytes += (double)size;
     }
-    if (strcmp(family->name, "kv_write") == 0) bytes *= 2; /* what is read is written */
+    /* kv_write reads x and writes as many bytes of the cache */
+    if (strcmp(family->name, "kv_write") == 0) bytes *= 2;
     return bytes;
 }
 
 double nbl__plan_time(const nbl__plan *plan)
 {
-    enum {
-        BALANCE = 150
-    }; /* operations in the time of a byte: bf16 on devices of the last years, 130 to 300 */
+    enum { BALANCE = 150 }; /* bf16 operations per byte moved; recent devices: 130 to 300 */
     double sum = 0;
     for (int i = 0; i < plan->step_count; i++) {
         double bytes = nbl__step_bytes(&plan->steps[i]), flops = nbl__step_flops(&plan->steps[i]) / BALANCE;

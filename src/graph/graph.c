@@ -1,4 +1,8 @@
-/* graph.c - building: values, nodes, names. See graph.h. */
+/* graph.c - building a graph: values, nodes, names. See graph.h.
+ *
+ * Values, nodes and steps are growing arrays owned by the graph; pointers into them are invalid
+ * after the next addition. Names, arguments and bindings are in the graph's arena and never
+ * move. */
 #include "graph/graph.h"
 
 #include <stdarg.h>
@@ -25,14 +29,14 @@ nbl_status nbl__graph_status(const nbl__graph *g)
     return g->status;
 }
 
-/* Keeps the first failure. */
+/* Later failures are consequences of the first, so only the first is kept. */
 bool nbl__graph_failed(nbl__graph *g, nbl_status status)
 {
     if (g->status == NBL_OK) g->status = status;
     return g->status != NBL_OK;
 }
 
-/* Room for one more element; the array moves when it grows. */
+/* Makes room for one more element, by doubling. The array moves when it grows. */
 static bool grow(nbl__graph *g, void **array, int count, int *room, size_t size)
 {
     if (count < *room) return true;
@@ -59,6 +63,7 @@ void nbl__graph_set_layer(nbl__graph *g, int layer)
     g->layer = layer;
 }
 
+/* "PREFIX.NAME" in the arena; NULL if memory has run out. */
 static const char *full_name(nbl__graph *g, const char *name)
 {
     const char *text = nbl__arena_printf(&g->arena, "%s%s%s", g->prefix, g->prefix[0] && name[0] ? "." : "",
@@ -71,7 +76,7 @@ static const char *full_name(nbl__graph *g, const char *name)
 
 nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
 {
-    /* index 0 stays empty */
+    /* values[0] stays unused: 0 means "no value" */
     if (g->status != NBL_OK || name == NULL) return 0;
     if (!grow(g, (void **)&g->values, g->value_count + 1, &g->value_room, sizeof *g->values)) return 0;
     nbl__value value = ++g->value_count;
@@ -79,6 +84,7 @@ nbl__value nbl__graph_new(nbl__graph *g, nbl__kind kind, const char *name)
     return value;
 }
 
+/* Shape and dtype are fixed here; rows change later only through nbl__plan_infer. */
 nbl__value nbl__graph_value(nbl__graph *g, nbl__kind kind, const char *name, nbl_dtype dtype, int rank,
                             const int64_t *shape)
 {
@@ -103,6 +109,7 @@ void nbl__graph_pin(nbl__graph *g, nbl__value value)
     if (g->status == NBL_OK && value) g->values[value].pinned = true;
 }
 
+/* Appends a node with empty arguments and bindings; -1 after a failure. */
 static int new_node(nbl__graph *g, const nbl__family *family, const char *name, int slots)
 {
     if (g->status != NBL_OK || name == NULL) return -1;
@@ -115,7 +122,7 @@ static int new_node(nbl__graph *g, const nbl__family *family, const char *name, 
     return g->node_count++;
 }
 
-/* The shape [rows, a, b] or [rows, a] over the elements of a tensor. */
+/* Replaces a tensor's shape by [rows, a, b], or by [rows, a] if b is 0. */
 static void view_shape(nbl_tensor *t, int64_t a, int64_t b)
 {
     int64_t inner = a * (b ? b : 1), rows = inner ? nbl__tensor_elements(t) / inner : 0;
@@ -126,18 +133,22 @@ nbl__value nbl__graph_view(nbl__graph *g, nbl__value value, int64_t a, int64_t b
 {
     if (g->status != NBL_OK || value == 0) return 0;
     int node = new_node(g, NULL, g->values[value].name, 2);
+    /* A view is a node without family, so that autodiff visits it in order; it needs no step. */
     nbl__value view = node < 0 ? 0 : nbl__graph_new(g, NBL_KIND_ACTIVATION, g->values[value].name);
     if (view == 0) return 0;
     nbl__value_info *from = &g->values[value], *to = &g->values[view];
     to->tensor = from->tensor;
     view_shape(&to->tensor, a, b);
+    /* The elements must divide into whole rows. */
     if (nbl__tensor_elements(&to->tensor) != nbl__tensor_elements(&from->tensor)) {
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_SHAPE,
                                        "%s %s cannot be seen as rows of %" PRId64 " x %" PRId64, from->name,
                                        nbl__show_shape(from->tensor.rank, from->tensor.shape).text, a, b));
         return 0;
     }
-    if (from->trained) { /* the gradient of a parameter is f32 and added to: a view has none to pass on */
+    /* A parameter's gradient is one f32 value that its users add to; a view has no value of its
+     * own for it. */
+    if (from->trained) {
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_UNSUPPORTED,
                                        "no gradient can reach the trained parameter %s: it is used as a view",
                                        from->name));
@@ -157,7 +168,7 @@ nbl__value nbl__graph_storage(const nbl__graph *g, nbl__value value)
     return value;
 }
 
-/* What is viewed may have got other rows. */
+/* Updates the rows of a view from its source, whose rows nbl__plan_resize may have changed. */
 static void refresh_view(nbl__graph *g, nbl__value value)
 {
     nbl__value_info *view = &g->values[value];
@@ -184,6 +195,7 @@ void *nbl__node_attr(const nbl__node *node, const char *name)
     return NULL;
 }
 
+/* The slot list of a family ends with a NULL name. */
 static int slot_count(const nbl__family *family)
 {
     int count = 0;
@@ -196,8 +208,10 @@ void *nbl__graph_begin(nbl__graph *g, const char *family_name, const char *name)
     const nbl__family *family = nbl__family_find(family_name);
     if (family == NULL)
         nbl__graph_failed(g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "no operator is called %s", family_name));
+    /* Reset attributes: a zeroed struct is not always the default. */
     int node = g->status == NBL_OK ? new_node(g, family, full_name(g, name), slot_count(family)) : -1;
-    /* A failed graph still hands out a struct to write attributes into: the largest. */
+    /* After a failure the caller still writes attributes: give it memory of the largest
+     * arguments struct. */
     if (node < 0) {
         size_t largest = 1;
         for (int i = 0; nbl__family_at(i); i++)
@@ -218,9 +232,11 @@ void nbl__graph_bind(nbl__graph *g, const char *slot, nbl__value value)
                                        node->family->name, slot));
         return;
     }
+    /* Slots and bindings are parallel arrays. */
     node->bound[found - node->family->slots] = value;
 }
 
+/* A dense nbl_weight over a tensor. */
 static nbl_weight dense_weight(const nbl_tensor *t, const void *data)
 {
     nbl_weight weight = {.format = NBL_FORMAT_DENSE, .dtype = t->dtype, .rank = t->rank, .data = data};
@@ -249,6 +265,7 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
     }
 }
 
+/* slot->instead names a slot that backward reads in place of this one, if it is bound. */
 bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound)
 {
     if (!slot->kept || slot->instead == NULL) return slot->kept;
@@ -260,7 +277,7 @@ bool nbl__slot_is_read(const nbl__slot *slot)
     return slot->role == NBL_ROLE_INPUT || slot->role == NBL_ROLE_OPTIONAL || nbl__slot_is_weight(slot);
 }
 
-/* Checks that what must be bound is, and infers. */
+/* Checks that all required slots are bound, and infers the forward operator. */
 static bool settle(nbl__graph *g, const nbl__node *node)
 {
     if (g->status != NBL_OK) return false;
@@ -272,13 +289,14 @@ static bool settle(nbl__graph *g, const nbl__node *node)
             g, nbl__fail(g->ctx, NBL_ERROR_INTERNAL, "%s: %s was not bound", node->name, slot->name));
         return false;
     }
+    /* Infer needs dtypes and shapes only, so data pointers are dummies. */
     nbl__node_fill(g, node, node->bound, node->arguments, NULL, NULL);
     if (!nbl__graph_failed(g, node->family->forward.infer(g->ctx, node->arguments))) return true;
     nbl__hint(g->ctx, g->status, "in %s", node->name);
     return false;
 }
 
-/* Is something that is trained behind what this node reads? */
+/* True if the node reads a trained parameter or a value that depends on one. */
 static bool depends_on_trained(const nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
@@ -294,14 +312,18 @@ nbl__value nbl__graph_end(nbl__graph *g)
 {
     int index = g->node_count - 1;
     if (g->status != NBL_OK) return 0;
-    nbl__node node = g->nodes[index]; /* values may move, nodes do not while this runs */
+    /* a copy, because adding values may move g->values; node.bound still points to the node's
+     * array */
+    nbl__node node = g->nodes[index];
     if (!settle(g, &node)) return 0;
     const nbl__slot *slots = node.family->slots;
+    /* Outputs are differentiable if an input is; saved values and integers never are. */
     bool differentiable = depends_on_trained(g, &node);
     nbl__value first = 0;
     for (const nbl__slot *slot = slots; slot->name; slot++) {
         if (slot->role != NBL_ROLE_OUTPUT && slot->role != NBL_ROLE_SAVED) continue;
         nbl_tensor made = *nbl__slot_tensor(slot, node.arguments);
+        /* rank 0: infer says that these arguments do not produce this output */
         if (made.rank == 0) continue;
         const char *name = first ? nbl__arena_printf(&g->arena, "%s.%s", node.name, slot->name) : node.name;
         nbl__value value = nbl__graph_new(g, NBL_KIND_ACTIVATION, name);
@@ -328,6 +350,7 @@ void nbl__graph_end_prepare(nbl__graph *g)
         nbl__value value = node->bound[slot - node->family->slots];
         if (value == 0 || slot->role != NBL_ROLE_OUTPUT) continue;
         const nbl_tensor *made = nbl__slot_tensor(slot, node->arguments), *kept = &g->values[value].tensor;
+        /* The destination was created before the node; it must fit what infer computed. */
         bool same = g->values[value].kind == NBL_KIND_PREPARED && made->dtype == kept->dtype &&
                     nbl__tensor_elements(made) == nbl__tensor_elements(kept);
         if (!same)

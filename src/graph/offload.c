@@ -1,33 +1,45 @@
-/* offload.c - what layers are recomputed from waits in the host's memory.
+/* offload.c - offload: pinned values wait in the host's memory between forward and backward.
  *
- * With layers (or halves of them) made again from values that are pinned, those are most of what lives from forward to
- * backward. Here each goes to the host once the forward pass is done with it, and comes back before the backward pass
- * wants it:
+ * When layers are recomputed from pinned values, the pinned values are most of the memory that
+ * lives from forward to backward. Each one is stored to the host after its last use in forward,
+ * and loaded before its first use in backward:
  *
- *     forward, done with the k-th:           wait for the one before the last to be gone, put this one
- *     backward, about to use the k-th:       wait for it to be back, get the one after the next
+ *     forward, after the last use of value k:    wait for store k - 2, start store k
+ *     end of forward:                            wait for the last stores
+ *     backward, before the first use of value k: wait for load k, start the loads up to k + 2
  *
- * So a few of them are on the device at a time, and copies have the time of some operators to hide in. What backward
- * wants first stays. In backward a value of its own stands for what came back; the bits are the same. */
+ * At most NBL_OFFLOAD_SLOTS = 2 copies run in each direction, so only a few values are on the
+ * device at a time, and a copy overlaps with the operators between two uses. The value that
+ * backward uses first is not offloaded: it would be loaded at once.
+ *
+ * A loaded value is a new value of the graph with the same bits. Backward steps are bound to it,
+ * so the original value's lifetime ends with its store. The three kinds of step are
+ * nbl__offload_step.
+ *
+ * Runs after nbl__plan_recompute, in nbl__plan_make; memory is in the plan's arena. */
 #include <stdlib.h>
 
 #include "graph/plan.h"
 #include "ops/elementwise/offload_copy.h"
 
+/* A value that may be offloaded. */
 typedef struct traveller {
-    nbl__value value, back; /* back: what stands for it in backward; 0: itself */
-    int last, first;        /* the last step of forward, and the first of backward, that use it */
+    nbl__value value, back; /* back: the loaded value that backward reads; 0: not offloaded */
+    /* last: last step in forward that uses it; first: first step in backward; -1: none */
+    int last, first;
     size_t bytes;
+    /* its store step's arguments; NULL: not stored yet */
     const nbl__offload_copy *put;
 } traveller;
 
 typedef struct rewrite {
     nbl__plan *plan;
-    traveller *all;     /* pinned values that backward uses */
-    traveller **leaves; /* those that go, in the order of the forward pass */
-    traveller **comes;  /* all, in the order of the backward pass; the first stays */
+    traveller *all;     /* the candidates: pinned values that recomputed layers start from */
+    traveller **leaves; /* [count - 1] values to store, sorted by `last` */
+    traveller **comes;  /* [count] all values, sorted by `first`; comes[0] stays on the device */
+    /* count: of `all`; turn: index of the first backward step */
     int count, turn;
-    int gone, fetched; /* so many of each are put or gotten */
+    int gone, fetched; /* stores and loads added so far */
     nbl__planned_step *steps;
     int step_count;
 } rewrite;
@@ -40,7 +52,7 @@ static traveller *find(const rewrite *r, nbl__value value)
     return NULL;
 }
 
-/* Notes which steps use the values that may travel. */
+/* Fills in first and last use of every candidate. */
 static void find_uses(const rewrite *r)
 {
     const nbl__plan *plan = r->plan;
@@ -71,8 +83,8 @@ static int by_first(const void *a, const void *b)
     return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* The pinned values of layers that are made again, when they are used, and in which order. What is small beside the others is
- * not worth a copy. */
+/* Collects the values to offload and sorts them. Values smaller than 1 / SMALL of the largest
+ * are left out: such a copy saves too little. So are those of layers below NBL_RECOMPUTE_LAYERS. */
 static nbl_status find_travellers(rewrite *r)
 {
     enum { SMALL = 8 };
@@ -107,7 +119,8 @@ static nbl_status find_travellers(rewrite *r)
     return NBL_OK;
 }
 
-/* Adds a step that moves a value, or waits for one. */
+/* Adds a store, load or wait step. The node is not part of the graph. `made` (NULL allowed) gets
+ * its arguments. */
 static nbl_status add_step(rewrite *r, nbl__offload_copy arguments, nbl__value x, nbl__value y,
                            const nbl__offload_copy **made)
 {
@@ -132,13 +145,15 @@ static nbl_status add_step(rewrite *r, nbl__offload_copy arguments, nbl__value x
     return NBL_OK;
 }
 
+/* Waits until the copy in this slot is done. Binding `value` keeps its memory alive until then. */
 static nbl_status wait_for(rewrite *r, int slot, nbl__value value)
 {
     nbl__offload_copy a = {.what = NBL_OFFLOAD_WAIT, .slot = slot % NBL_OFFLOAD_SLOTS};
     return add_step(r, a, value, 0, NULL);
 }
 
-/* Forward is done with the next one that goes. */
+/* Stores the next value of `leaves`. Its slot must be free: the store two before it is waited
+ * for. */
 static nbl_status leave(rewrite *r)
 {
     int k = r->gone++;
@@ -150,7 +165,7 @@ static nbl_status leave(rewrite *r)
     return add_step(r, a, t->value, 0, &t->put);
 }
 
-/* Forward is over: all are gone. */
+/* At the end of forward: waits for the last NBL_OFFLOAD_SLOTS stores. */
 static nbl_status end_forward(rewrite *r)
 {
     for (int k = r->gone < NBL_OFFLOAD_SLOTS ? 0 : r->gone - NBL_OFFLOAD_SLOTS; k < r->gone; k++)
@@ -158,6 +173,7 @@ static nbl_status end_forward(rewrite *r)
     return NBL_OK;
 }
 
+/* Loads comes[k] into a new value. */
 static nbl_status get(rewrite *r, int k)
 {
     nbl__graph *g = r->plan->graph;
@@ -170,7 +186,7 @@ static nbl_status get(rewrite *r, int k)
     return add_step(r, a, 0, t->back, NULL);
 }
 
-/* Backward is about to use the k-th: it must be back, and the next ones set out. */
+/* Before the first use of comes[k] in backward: waits for its load and starts the next ones. */
 static nbl_status arrive(rewrite *r, int k)
 {
     if (k > 0) NBL_TRY(wait_for(r, k, r->comes[k]->back));
@@ -178,7 +194,7 @@ static nbl_status arrive(rewrite *r, int k)
     return NBL_OK;
 }
 
-/* What stands for a value in backward: what came back, or a view of it. */
+/* The value that backward reads in place of `value`: the loaded one, or a view of it. */
 static nbl__value stand_in(rewrite *r, nbl__value value)
 {
     nbl__graph *g = r->plan->graph;
@@ -192,7 +208,8 @@ static nbl__value stand_in(rewrite *r, nbl__value value)
     return view;
 }
 
-/* A step of the backward pass reads what came back. Arguments of its own: those of a node may serve forward, too. */
+/* Adds a backward step, bound to loaded values. It gets arguments of its own: those of a node
+ * may serve its forward step too. */
 static nbl_status push_backward(rewrite *r, nbl__planned_step step)
 {
     const nbl__family *family = step.node->family;

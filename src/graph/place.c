@@ -1,12 +1,24 @@
-/* place.c - when each value is needed, and where it lies.
+/* place.c - lifetimes and offsets: when each value is needed, and where it is in memory.
  *
- * Memory of a run is placed by lifetime: largest piece first, each at the lowest offset that is free throughout
- * its life. Within a few percent of the peak of what lives at once; the order, and so the layout, depends on
- * the plan alone. What outlives a run lies end to end in the arena of its class. */
+ * Lifetime of a value: from the first to the last step that touches it. Values of the run class
+ * whose lifetimes do not overlap may share addresses:
+ *
+ *     offset
+ *       ▲  ┌──── A ────┐┌── D ──┐
+ *       │  └───────────┘└───────┘
+ *       │     ┌── B ──┐   ┌─ C ─┐        step →
+ *
+ * The algorithm is greedy: largest piece first, each at the lowest offset that is free during
+ * its whole lifetime. The result is within a few per cent of the peak of live bytes. The layout
+ * depends on the plan alone, so it is reproducible.
+ *
+ * Values of all other classes outlive a run: they are placed end to end. Every offset is a
+ * multiple of 64. */
 #include <stdlib.h>
 
 #include "graph/plan.h"
 
+/* Order of placement: larger first; ties by lifetime. */
 static int larger_first(const void *a, const void *b)
 {
     const nbl__piece *x = *(nbl__piece *const *)a, *y = *(nbl__piece *const *)b;
@@ -26,7 +38,8 @@ size_t nbl__assign_offsets(nbl__piece **pieces, int count)
     size_t end = 0;
     for (int i = 0; i < count; i++) {
         nbl__piece *it = pieces[i];
-        /* Pieces [0, i) are placed and sorted by offset: take the first gap between those that live with it. */
+        /* Pieces [0, i) have offsets and are sorted by them: take the first gap between those
+         * alive at the same time. */
         size_t at = 0;
         for (int k = 0; k < i; k++) {
             const nbl__piece *other = pieces[k];
@@ -64,7 +77,8 @@ bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot)
     return !step->backward || nbl__slot_kept(step->node->family, slot, step->bound);
 }
 
-/* From the first to the last step that touches each value's memory. */
+/* Lifetime of each value's memory: first and last step that touch it. A view extends its
+ * source's lifetime. */
 static void measure_lives(const nbl__plan *plan, nbl__piece *lives)
 {
     const nbl__graph *g = plan->graph;
@@ -95,7 +109,7 @@ nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t
     return NBL_OK;
 }
 
-/* The first backward step. */
+/* Index of the first backward step; step_count if there is none. */
 static int turn_of(const nbl__plan *plan)
 {
     int turn = 0;
@@ -110,6 +124,7 @@ bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value)
     return life->bytes && life->first < turn && life->last >= turn && turn < plan->step_count;
 }
 
+/* Bytes of all values that are written in forward and used in backward. */
 static size_t saved_bytes(const nbl__plan *plan)
 {
     size_t sum = 0;
@@ -120,7 +135,7 @@ static size_t saved_bytes(const nbl__plan *plan)
     return sum;
 }
 
-/* Pieces of the run that have a value: returns how many there are. The others are placed at once. */
+/* Appends the pieces of run values to `order`. Values of other classes get their offsets here. */
 static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count)
 {
     const nbl__graph *g = plan->graph;
@@ -133,7 +148,8 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
         if (class != NBL_MEMORY_RUN) {
             plan->offset[v] = plan->bytes[class];
             plan->bytes[class] += bytes;
-        } else if (plan->lives[v].last >= 0 && info->tensor.rank > 0) { /* 0: what this plan does not make */
+            /* rank 0: an output that this plan does not compute */
+        } else if (plan->lives[v].last >= 0 && info->tensor.rank > 0) {
             plan->lives[v].bytes = bytes;
             order[(*count)++] = &plan->lives[v];
         }
@@ -141,7 +157,8 @@ static nbl_status measure_values(nbl__plan *plan, nbl__piece **order, int *count
     return NBL_OK;
 }
 
-/* What a forward step leaves for the backward step of its node lives from the last such step to that. */
+/* The bytes that a forward step keeps for the backward step of its node (nbl__cuda_kept) live
+ * from the last forward step of that node, a recomputing copy included, to the backward step. */
 static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **order, int *count)
 {
     for (int i = 0; i < plan->step_count; i++) {
@@ -156,6 +173,7 @@ static void measure_kept(const nbl__plan *plan, nbl__piece *kept, nbl__piece **o
     }
 }
 
+/* Writes the offsets of kept bytes into both steps of each pair; clears `kept` of all others. */
 static void assign_kept_offsets(nbl__plan *plan, const nbl__piece *kept)
 {
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].kept = 0;
@@ -190,7 +208,8 @@ nbl_status nbl__plan_assign_offsets(nbl__plan *plan)
         if (plan->lives[v].bytes) plan->offset[v] = plan->lives[v].offset;
     for (int i = 0; i < plan->step_count; i++) plan->steps[i].scratch_offset = scratch[i].offset;
     assign_kept_offsets(plan, kept);
-    /* Preparing happens between runs: its scratch may lie anywhere. */
+    /* Prepare steps run between runs, one at a time: their scratch starts at offset 0 of the run
+     * memory. */
     for (int i = 0; i < plan->prepare_count; i++)
         if (plan->prepare[i].scratch > plan->bytes[NBL_MEMORY_RUN])
             plan->bytes[NBL_MEMORY_RUN] = (plan->prepare[i].scratch + 63) / 64 * 64;

@@ -1,4 +1,12 @@
-/* plan.c - the schedule, and what fits a budget. See plan.h. */
+/* plan.c - makes a plan: chooses the recompute level that fits a budget. See plan.h.
+ *
+ * nbl__plan_make tries candidates in the order of nbl__recompute. try_plan builds one candidate
+ * completely:
+ *
+ *     order of steps → recomputation → offload → infer (shapes) → kernels and scratch → offsets
+ *
+ * All memory of a candidate is in the plan's arena, which the next try frees. The values that
+ * recomputation and offload add to the graph are dropped by resetting graph->value_count. */
 #include "graph/plan.h"
 
 #include "device/cuda/cuda.h"
@@ -14,6 +22,7 @@ static nbl__planned_step step_of(const nbl__node *node, bool backward)
                                .arguments = node->arguments};
 }
 
+/* Turns the graph's order into `steps`, and its preparing nodes into `prepare`. */
 static nbl_status schedule(nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
@@ -30,7 +39,7 @@ static nbl_status schedule(nbl__plan *plan)
     return NBL_OK;
 }
 
-/* Hands the shapes of what a step writes on to its values. */
+/* Copies the shapes of the outputs that infer computed from the arguments to the values. */
 static void pass_shapes_on(nbl__graph *g, const nbl__planned_step *step)
 {
     const nbl__slot *slots = step->node->family->slots;
@@ -45,7 +54,8 @@ static void pass_shapes_on(nbl__graph *g, const nbl__planned_step *step)
     }
 }
 
-/* Infers steps with the shapes that their inputs have now. */
+/* Infers steps in order, with the current shapes of inputs. Each step's outputs are inputs of
+ * later steps. */
 static nbl_status infer_all(nbl__plan *plan, nbl__planned_step *steps, int count, nbl__address_fn address)
 {
     nbl__graph *g = plan->graph;
@@ -66,6 +76,8 @@ nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn addres
     return infer_all(plan, plan->steps, plan->step_count, address);
 }
 
+/* Chooses a kernel for each step and asks it for its scratch and for the bytes it keeps for
+ * backward. */
 static nbl_status choose_all(nbl__plan *plan, nbl__planned_step *steps, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -94,19 +106,23 @@ nbl__recompute nbl__plan_recompute_level(const nbl__plan *plan, int layer)
                                                                                     : plan->recompute - 1;
 }
 
-/* Does the plan have a say in what this slot keeps? */
+/* True if the slot is a bound output that the plan may switch off (nbl__slot.when). */
 static bool is_flagged(const nbl__node *node, const nbl__slot *slot)
 {
     return slot->when && node->bound[slot - node->family->slots];
 }
 
-/* Operators are asked to keep what would spare their backward step a product, unless their rung gives it up. (Saved or
- * made again, the values are the same.) */
+/* Sets the flags named by nbl__slot.when. A forward operator saves an optional value if its
+ * layer's recompute level is below FLAGGED; that saves its backward operator a matrix product.
+ * The values themselves are the same, saved or recomputed. Only nodes with a backward step save
+ * anything. */
 static void choose_kept(const nbl__plan *plan)
 {
     const nbl__graph *g = plan->graph;
     for (int i = 0; i < g->step_count;
-         i++) { /* forward steps come first: only those with a backward step keep */
+         /* Forward steps come first, so the backward step of a node overwrites what its forward
+          * step set. */
+         i++) {
         const nbl__node *node = &g->nodes[g->steps[i].node];
         bool keep = g->steps[i].backward &&
                     nbl__plan_recompute_level(plan, node->layer) < NBL_RECOMPUTE_FLAGGED;
@@ -115,12 +131,13 @@ static void choose_kept(const nbl__plan *plan)
     }
 }
 
+/* Builds one candidate: layers 0 … layers - 1 at `level`, the others one level below. */
 static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nbl__recompute level,
                            int layers)
 {
     nbl__arena_free(&plan->arena);
     plan->arena = nbl__arena_make(plan->ctx);
-    plan->graph->value_count = plan->value_count; /* without those of an earlier try */
+    plan->graph->value_count = plan->value_count; /* drop the values that an earlier try added */
     plan->recompute = level;
     plan->recomputed_layers = level == NBL_RECOMPUTE_NONE ? 0 : layers;
     plan->host_bytes = 0;
@@ -132,6 +149,8 @@ static nbl_status try_plan(nbl__plan *plan, const nbl__plan_options *options, nb
     NBL_TRY(choose_all(plan, plan->prepare, plan->prepare_count));
     NBL_TRY(choose_all(plan, plan->steps, plan->step_count));
     NBL_TRY(nbl__plan_assign_offsets(plan));
+    /* A plan that will share its inputs and run memory (nbl__plan_join) gets at least the other
+     * plan's sizes. */
     static const nbl__memory_class in_turns[] = {NBL_MEMORY_INPUTS, NBL_MEMORY_RUN};
     for (int i = 0; options->with && i < 2; i++)
         if (plan->bytes[in_turns[i]] < options->with->bytes[in_turns[i]])
@@ -147,10 +166,11 @@ static int layer_count(const nbl__graph *g)
     return count;
 }
 
-/* As few layers as the budget needs; with `many` of them it is kept. */
+/* Bisection for the smallest number of layers at `level` with which the plan fits. `many` layers
+ * fit. */
 static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl__recompute level, int many)
 {
-    int small = 0; /* does not fit, or is not worth the asking */
+    int small = 0; /* invariant: `small` layers do not fit (0: not tried), `many` do */
     while (many - small > 1) {
         int middle = small + (many - small) / 2;
         NBL_TRY(try_plan(plan, o, level, middle));
@@ -160,7 +180,8 @@ static nbl_status fewest_layers(nbl__plan *plan, const nbl__plan_options *o, nbl
     return try_plan(plan, o, level, many);
 }
 
-/* Rungs that give up nothing beyond the one below them are left out: those of flags where there are none. */
+/* False for a level that equals the one below it: no slot has a flag that this level could
+ * clear. */
 static bool is_recompute_level(const nbl__graph *g, nbl__recompute level)
 {
     if (level != NBL_RECOMPUTE_FLAGGED && level != NBL_RECOMPUTE_ALL) return true;
@@ -173,8 +194,9 @@ static bool is_recompute_level(const nbl__graph *g, nbl__recompute level)
     return false;
 }
 
-/* Without a budget: the highest rung below whole products that saves at least WORTH times as much of the plan's memory as
- * it adds to the time. */
+/* Without a budget: the highest of NONE, NORMS, CHEAP where each level saves a share of memory
+ * at least WORTH times as large as the share of time it adds. Whole products are never
+ * recomputed here. */
 static nbl_status settle(nbl__plan *plan, const nbl__plan_options *o, int all)
 {
     enum { WORTH = 8 };
@@ -190,11 +212,11 @@ static nbl_status settle(nbl__plan *plan, const nbl__plan_options *o, int all)
     return plan->recompute == best ? NBL_OK : try_plan(plan, o, best, all);
 }
 
-/* The least recomputation that keeps the budget: up the rungs, and as few layers on the last as needed. */
+/* Finds the lowest recompute level that fits the budget, then the fewest layers at that level. */
 static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
 {
     int all = layer_count(plan->graph);
-    bool backward = false; /* else there is nothing to make again */
+    bool backward = false; /* without backward steps nothing can be recomputed */
     for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
     if (o->budget == 0 && o->thrifty && backward && o->min == NBL_RECOMPUTE_NONE) return settle(plan, o, all);
     nbl__recompute best = o->min, last = backward || o->min ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;

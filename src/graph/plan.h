@@ -1,20 +1,31 @@
-/* plan.h - from a graph to something that runs: order, recomputation, addresses, implementations.
+/* plan.h - turns a graph into a schedule that runs: order, recomputation, addresses,
+ * implementations.
  *
- * A plan states the bytes of every arena before anything is allocated:
+ * A plan states the bytes of every memory class before anything is allocated
+ * (nbl__memory_class):
  *
- *     weights      frozen weights as stored; brought by the loader, not part of the plan's memory
- *     parameters   dense parameters and adapters, and what is prepared from them
- *     gradients    of trained parameters, f32
+ *     parameters   dense parameters, adapters, and values prepared from them (DoRA weight norms)
+ *     gradients    f32 gradients of trained parameters
  *     states       KV caches
- *     inputs       what the caller writes and reads
- *     run          activations, saved values and scratch, each at an address that is free while it lives
- *     host         beside them, on a device: values that wait in the host's memory
+ *     inputs       inputs that the caller writes and results that it reads
+ *     run          activations, saved values, scratch; two values may share an address if their
+ *                  lifetimes do not overlap (place.c)
  *
- * Two schedules: `steps` are every run; `prepare` is what depends on weights and parameters alone (the norms of
- * DoRA) and runs when these have changed: after loading, and after each step of an optimiser.
+ * Two kinds of memory are not part of that sum. Frozen weights belong to the loader. With
+ * offload, some values wait in the host's memory between forward and backward (host_bytes,
+ * offload.c).
  *
- * Running allocates nothing. The plan is made for the largest sizes; nbl__plan_resize runs it with fewer
- * tokens at the same addresses. */
+ * A plan has two schedules. `steps` run every time: forward, then backward.
+ * `prepare` computes values that depend on weights and parameters alone (DoRA weight norms).
+ * Call nbl__plan_prepare after loading and after each optimiser step; otherwise DoRA uses stale
+ * norms.
+ *
+ * Running allocates nothing. A plan is made for the largest shapes; nbl__plan_resize changes to
+ * fewer tokens at the same addresses. A plan belongs to one thread at a time.
+ *
+ *     nbl__plan_make → nbl__plan_bind → nbl__plan_prepare → nbl__plan_run, again and again
+ *         → nbl__plan_free
+ */
 #ifndef NBL_PLAN_H
 #define NBL_PLAN_H
 
@@ -29,167 +40,207 @@ typedef enum nbl__memory_class {
     NBL_MEMORY_COUNT
 } nbl__memory_class;
 
-/* What is made again instead of kept: each rung what the one below it makes again, and more. */
+/* Recompute levels: what backward computes again instead of keeping it from forward. Each level
+ * includes the ones above it in this list. */
 typedef enum nbl__recompute {
     NBL_RECOMPUTE_NONE,
-    NBL_RECOMPUTE_NORMS,   /* norms, rotations and the like: as many bytes are read as are saved */
-    NBL_RECOMPUTE_CHEAP,   /* all that is no product: gated activations, made of two values that are kept */
-    NBL_RECOMPUTE_FLAGGED, /* what operators of layers save when a flag asks them to (nbl__slot.when) */
-    NBL_RECOMPUTE_LAYERS,  /* layers, from their input */
-    NBL_RECOMPUTE_ALL      /* what flags ask for outside of layers: the logits are made twice */
+    NBL_RECOMPUTE_NORMS, /* rmsnorm, layernorm, rope, norm_rope, cast, scale, add: memory-bound */
+    NBL_RECOMPUTE_CHEAP, /* also gated activations, from gate and up, which are kept */
+    /* also the optional saved values of a layer's operators (nbl__slot.when) */
+    NBL_RECOMPUTE_FLAGGED,
+    NBL_RECOMPUTE_LAYERS, /* whole layers, from their pinned values */
+    /* also optional saved values outside of layers: the loss recomputes its logits */
+    NBL_RECOMPUTE_ALL
 } nbl__recompute;
 
 typedef struct nbl__planned_step {
     const nbl__node *node;
     const nbl__op *op;
-    bool backward, again; /* again: a recomputation */
+    /* again: a forward step that runs during backward, to recompute or to load an offloaded
+     * value */
+    bool backward, again;
     nbl__value *bound;
     void *arguments;
     const nbl__impl *impl;
     size_t scratch, scratch_offset;
-    size_t kept, kept_offset; /* what forward leaves for backward on a device (nbl__cuda_kept): of both */
+    /* bytes that a forward kernel leaves for its backward kernel on a device (nbl__cuda_kept);
+     * set in both steps */
+    size_t kept, kept_offset;
 } nbl__planned_step;
 
-/* A schedule as a device remembers it. */
+/* A CUDA graph captured from one run of the schedule. The plan keeps the
+ * NBL_PLAN_CAPTURED_GRAPHS most recently used ones. */
 enum { NBL_PLAN_CAPTURED_GRAPHS = 4 };
 typedef struct nbl__captured_graph {
-    uint64_t key; /* of all its arguments; 0: none */
-    void *graph;  /* NULL: it has run once, and is recorded when it comes again */
-    int64_t used; /* the run that used it last */
+    uint64_t key; /* nbl__hash of all arguments of the steps; 0: entry is free */
+    void *graph;  /* NULL: ran once uncaptured; the next run with this key captures it */
+    int64_t used; /* value of nbl__plan.runs at its last use: the smallest is replaced */
 } nbl__captured_graph;
 
 typedef struct nbl__plan {
     nbl_context *ctx;
     nbl__graph *graph;
     nbl__arena arena;
-    int value_count; /* of the graph as it was built */
+    int value_count; /* values of the graph before recomputation and offload added theirs */
     nbl__planned_step *steps;
     int step_count;
     nbl__planned_step *prepare;
     int prepare_count;
     nbl__recompute recompute;
-    int recomputed_layers; /* so many, from the first, stand on that rung; the others on the one below it */
-    size_t *offset;        /* per value, in the memory of its class */
-    struct nbl__piece *lives; /* of each value; then each step's scratch; then what each step is left */
+    /* layers 0 … recomputed_layers - 1 use `recompute`; later layers use the level below it */
+    int recomputed_layers;
+    size_t *offset; /* [graph->value_count + 1] offset of each value in the memory of its class */
+    /* Lifetimes: [graph->value_count + 1] of values, [step_count] of the steps' scratch,
+     * [step_count] of the bytes they keep for backward. */
+    struct nbl__piece *lives;
     size_t bytes[NBL_MEMORY_COUNT];
-    size_t saved_bytes;                /* of `run`: the most that lives from forward to backward */
-    uint8_t *memory[NBL_MEMORY_COUNT]; /* NULL before nbl__plan_bind; on a device: the device's */
+    /* bytes of `run` that hold saved values: written in forward, read in backward */
+    size_t saved_bytes;
+    /* NULL before nbl__plan_bind; device memory where there is a device */
+    uint8_t *memory[NBL_MEMORY_COUNT];
     bool borrowed[NBL_MEMORY_COUNT];
-    size_t
-        host_bytes; /* what waits in the host's memory meanwhile (offload.c), and where: no part of the total */
+    /* Host memory for offloaded values (offload.c). Not counted by nbl__plan_total. */
+    size_t host_bytes;
     uint8_t *host;
-    uint8_t *mirror; /* on a device: inputs and results as the caller sees them; borrowed with the inputs */
+    /* With a device: host copy of `inputs`, which the caller writes and reads. Borrowed along
+     * with `inputs`. */
+    uint8_t *mirror;
     nbl__captured_graph captured_graphs[NBL_PLAN_CAPTURED_GRAPHS];
     int64_t runs;
-    uint64_t
-        key; /* of a run of the first key_count steps with their arguments as they are; 0: they have changed since */
+    /* Cached key of a run of the first key_count steps. 0: arguments changed, compute it again. */
+    uint64_t key;
     int key_count;
-    bool key_ends; /* it copies inputs and results, too */
+    bool key_ends; /* that run copies inputs and results, too */
 } nbl__plan;
 
 typedef struct nbl__plan_options {
-    size_t budget;      /* bytes of all arenas together; 0: no limit. Recomputation is chosen to fit it */
-    nbl__recompute min; /* at least this much recomputation */
-    bool thrifty;       /* more than that without a budget: what saves far more memory than it takes time */
-    bool offload;       /* what layers are made again from waits in the host's memory */
-    bool or_smallest;   /* when the budget cannot be kept: the smallest plan instead of an error */
-    const struct nbl__plan *with; /* one that will run in turns with this one (nbl__plan_join): inputs and run
-                                     are made large enough for both */
+    /* limit for nbl__plan_total in bytes; 0: none. The lowest recompute level that fits is
+     * chosen */
+    size_t budget;
+    nbl__recompute min; /* lowest recompute level to use */
+    /* Without a budget: recompute where it saves at least 8 times more memory than time (in per
+     * cent of each). */
+    bool thrifty;
+    /* keep the inputs of recomputed layers in host memory until backward needs them */
+    bool offload;
+    bool or_smallest; /* if nothing fits the budget: the smallest plan instead of an error */
+    /* Another plan that will later join this one's memory (nbl__plan_join). `inputs` and `run`
+     * become large enough for both. NULL: none. */
+    const struct nbl__plan *with;
 } nbl__plan_options;
 
-/* Plans without allocating what is planned. Fails with NBL_ERROR_MEMORY, naming the smallest figure it
- * could reach, when the budget cannot be kept. The graph must outlive the plan. */
+/* Makes a plan; allocates no planned memory. If no plan fits the budget, fails with
+ * NBL_ERROR_MEMORY and names the smallest total it could reach (unless or_smallest). The graph
+ * must outlive the plan. Free with nbl__plan_free; after a failure the plan is empty. */
 nbl_status nbl__plan_make(nbl__graph *graph, const nbl__plan_options *options, nbl__plan *plan);
 void nbl__plan_free(nbl__plan *plan);
 
+/* Sum of `bytes` over all memory classes. */
 size_t nbl__plan_total(const nbl__plan *plan);
 nbl__memory_class nbl__plan_class(const nbl__value_info *info);
 
-/* Allocates the arenas and binds addresses. Weights must have their data by now. Parameters and states are those
- * of `shared` when it is given: a plan of the same model, which must outlive this one. */
+/* Allocates memory for every class and writes addresses into all arguments. Weights must have
+ * their data before this call. `shared` (NULL: none) is another plan of the same model:
+ * parameters and states are its memory, and it must outlive this plan. */
 nbl_status nbl__plan_bind(nbl__plan *plan, const nbl__plan *shared);
-/* Binds to the memory of another plan, all of it: `host` was made `with` this one, holds the same parameters and
- * states, and must outlive it. What one run leaves in inputs and results, a run of the other may overwrite. */
+/* Binds to the parameters, states, inputs and run memory of `host`, a plan of the same model
+ * that was made with options.with = this plan. Gradients are still allocated here. `host` must
+ * outlive this plan. A run of one plan may overwrite the inputs and results of the other. */
 nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host);
-/* Where operators find a value; after nbl__plan_bind. That may be a device's memory: see device/device_memory.h. */
+/* The address of a value as operators see it; valid after nbl__plan_bind. With a device it is
+ * device memory, which the host must not dereference (device/device_memory.h). */
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value);
-/* An input for the caller to write before a run, or a result to read after it: always the host's memory. */
+/* The host address of an input (to write before a run) or a result (to read after it). */
 void *nbl__plan_data(const nbl__plan *plan, nbl__value value);
 /* Sets all gradients to zero. */
 nbl_status nbl__plan_clear_gradients(nbl__plan *plan);
-/* Shapes of inputs have changed (never beyond those planned): infers again at the same addresses. */
+/* Infers all steps again after the caller has changed the shapes of inputs, at the same
+ * addresses. A shape must never exceed the planned one. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
-/* An attribute of a step (nbl__step_attr) was changed: says so before the next run. */
+/* Call after changing an attribute of a step through nbl__step_attr: the next run computes its
+ * captured graph's key again. Otherwise a device replays the old arguments. */
 void nbl__plan_touch(nbl__plan *plan);
-/* Parameters have changed: makes again what depends on them. Between runs; it uses their memory. */
+/* Runs the `prepare` steps. Call after every change of parameters, and never during a run:
+ * prepare steps use the run memory as scratch. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
+/* Runs all steps and returns when the results can be read. Fails with NBL_ERROR_CANCELLED if the
+ * progress callback says so, and with NBL_ERROR_IO if a mapped weight file has changed. */
 nbl_status nbl__plan_run(nbl__plan *plan);
-/* Enqueues a run where there is a device, and returns when the device begins with it: what is written to the inputs from
- * then on is the next run's. Results are what nbl__memory_fetch finds at nbl__plan_address. */
+/* With a device: enqueues a run and returns once the inputs are copied, so the caller may write
+ * the next inputs. Results stay on the device: nbl__memory_fetch reads them from
+ * nbl__plan_address. Without a device: the same as nbl__plan_run. */
 nbl_status nbl__plan_run_later(nbl__plan *plan);
-/* The forward steps only: results, no gradients. */
+/* Runs the forward steps only: results are written, gradients are not. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
-/* Runs the forward steps one by one, with the inputs as they are now, and tells the first whose output is not finite;
- * NULL: none. */
+/* Debugging aid: runs the forward steps one by one with the current inputs. *node becomes the
+ * first node with an output that holds NaN or an infinity; NULL if there is none. */
 nbl_status nbl__plan_find_non_finite(nbl__plan *plan, const nbl__node **node);
-/* An attribute in the arguments of a step, by its name; NULL: its family has none such. */
+/* The address of an attribute in a step's arguments; NULL if its operator family has no
+ * attribute `name`. */
 void *nbl__step_attr(const nbl__planned_step *step, const char *name);
 
-/* ---- plan.c, plan_run.c: for each other ---- */
+/* ---- shared by plan.c and plan_run.c ---- */
 
-/* Infers the steps, and with `prepare` those that prepare as well, with the shapes that inputs have now. */
+/* Infers `steps`, and `prepare` if asked, with the current shapes of inputs. `address` NULL:
+ * shapes only. */
 nbl_status nbl__plan_infer(nbl__plan *plan, bool prepare, nbl__address_fn address);
+/* Frees bound memory that is not borrowed, and captured graphs. */
 void nbl__plan_unbind(nbl__plan *plan);
-/* A step alone; all that it writes is there afterwards (on a device: in the order of its stream). */
+/* Runs one step by itself. Its outputs are complete afterwards; on a device, in stream order. */
 nbl_status nbl__plan_run_step(nbl__plan *plan, const nbl__planned_step *step);
-/* Step i of the first `count`, which run all, in their order: neighbours may share their work. */
+/* Runs step i of a run of the first `count` steps, in order. The kernel is told its two
+ * neighbours, so that it can fuse with them (nbl__around). */
 nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count);
-/* profile.c: on a device, runs the first `count` steps and tells the log where their time went. */
+/* profile.c: runs the first `count` steps on a device and logs the time of each operator. */
 nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
 /* ---- place.c ---- */
 
-/* A piece of memory that is needed from step `first` to step `last`. */
+/* A piece of memory with a lifetime: steps first … last, both included. */
 typedef struct nbl__piece {
     size_t bytes, offset;
     int first, last;
 } nbl__piece;
-/* Gives pieces offsets (multiples of 64) so that no two that live at once overlap; returns the end. */
+/* Assigns offsets (multiples of 64 bytes) so that no two pieces with overlapping lifetimes
+ * overlap in memory. Reorders `pieces`. Returns the end of the highest piece in bytes. Cost:
+ * O(count²). */
 size_t nbl__assign_offsets(nbl__piece **pieces, int count);
 
-/* Lifetimes, the bytes of every arena, and offsets. */
+/* Computes lifetimes, the bytes of every memory class, and the offset of every value and
+ * scratch. */
 nbl_status nbl__plan_assign_offsets(nbl__plan *plan);
-/* Does this step read or write what the slot is bound to? */
+/* True if the step reads or writes the value in this slot. */
 bool nbl__step_touches(const nbl__planned_step *step, const nbl__slot *slot);
-/* Bytes of a value, rounded up to 64. */
+/* Bytes of a value, rounded up to 64. Fails with NBL_ERROR_SHAPE if they do not fit. */
 nbl_status nbl__plan_value_bytes(const nbl__plan *plan, nbl__value value, size_t *bytes);
-/* Is this value kept from the forward to the backward pass? */
+/* True if a value is written in forward and used in backward. */
 bool nbl__plan_is_saved(const nbl__plan *plan, nbl__value value);
 
-/* ---- cost.c: what a step takes, at the sizes it has now ---- */
+/* ---- cost.c: the cost of a step at its current shapes ---- */
 
-/* Floating-point operations: a multiplication and an addition are two; divisions, roots and exponentials are one each.
- * Sequences of one length are taken for those of a pack, and full caches. */
+/* Floating-point operations of a step. A multiply-add counts 2; a division, root or exponential
+ * counts 1. Packed sequences are taken as equally long, caches as full. */
 double nbl__step_flops(const nbl__planned_step *step);
-/* Bytes of all tensors and weights that it reads or writes, each once. */
+/* Bytes of all tensors and weights that the step reads or writes; each tensor counts once. */
 double nbl__step_bytes(const nbl__planned_step *step);
-/* Bytes of a weight as it is kept. */
+/* Bytes of a weight as stored: codes and scales. */
 uint64_t nbl__weight_bytes(const nbl_weight *weight);
-/* How long a run takes on a device, in bytes that it could have moved meanwhile: a step is bound by its bytes, or
- * by its operations. To compare plans with, not to tell the time. */
+/* Estimated duration of a run on a device, in units of the time to move one byte. Each step
+ * counts max(bytes, flops / 150). Good only for comparing plans of one graph. */
 double nbl__plan_time(const nbl__plan *plan);
 
 /* ---- recompute.c ---- */
 
-/* The rung that a layer stands on. */
+/* The recompute level of a layer; layer -1 stands for nodes outside of layers. */
 nbl__recompute nbl__plan_recompute_level(const nbl__plan *plan, int layer);
-/* Rewrites the schedule so that values which the layer's rung gives up are made anew just before the layer's backward
- * pass. */
+/* Inserts forward steps before a layer's backward steps that recompute the values which the
+ * layer's recompute level does not keep. */
 nbl_status nbl__plan_recompute(nbl__plan *plan);
 
 /* ---- offload.c ---- */
 
-/* Adds the steps that take what layers are made again from to the host and back. */
+/* Inserts steps that store pinned values in host memory during forward and load them during
+ * backward. */
 nbl_status nbl__plan_offload(nbl__plan *plan);
 
 #endif

@@ -1,9 +1,17 @@
-/* plan_run.c - a plan gets its memory, and runs. See plan.h.
+/* plan_run.c - binds a plan to memory and runs it. See plan.h.
  *
- * On a device inputs and results also have a place in the host's memory, where the caller writes and reads them: a run
- * copies the inputs there, and the results back when it is done. A schedule that comes again just as it was (every
- * argument the same, shapes and attributes included) is recorded the second time, copies and all, and replayed from then on,
- * as one launch. */
+ * CPU: steps run one after the other; the progress callback is called before each of them.
+ *
+ * Device: inputs and results also have host memory (plan->mirror), which the caller writes and
+ * reads.
+ *
+ *     nbl__plan_run        copy inputs → steps → copy results → wait until done
+ *     nbl__plan_run_later  copy inputs → record event → steps; wait only for the event
+ *
+ * A run is identified by a hash of all arguments of its steps (plan->key): shapes and attributes
+ * are part of them. A key seen for the first time runs uncaptured. The second time the run is
+ * captured as a CUDA graph. After that it is replayed as one launch. An argument that changes at
+ * every step (a dropout seed, for example) prevents replay. */
 #include <math.h>
 
 #include "base/file/file.h"
@@ -22,6 +30,7 @@ static void *address(void *user, nbl__value value)
 
 void *nbl__plan_address(const nbl__plan *plan, nbl__value value)
 {
+    /* A view has no offset of its own. */
     nbl__value storage = nbl__graph_storage(plan->graph, value);
     return plan->memory[nbl__plan_class(&plan->graph->values[storage])] + plan->offset[storage];
 }
@@ -33,7 +42,8 @@ void *nbl__plan_data(const nbl__plan *plan, nbl__value value)
     return mirrored ? plan->mirror + plan->offset[storage] : nbl__plan_address(plan, value);
 }
 
-/* The memory where values wait, and where in it each does. */
+/* Allocates pinned host memory for offloaded values and writes its address into the offload
+ * steps. */
 static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
 {
     if (plan->host_bytes == 0) return NBL_OK;
@@ -49,11 +59,14 @@ static nbl_status bind_host(nbl__plan *plan, nbl__cuda *cuda)
     return NBL_OK;
 }
 
-/* Memory of its own for every class but those that are the host's. */
+/* Allocates or borrows memory for each class. Parameters and states are borrowed from `host` if
+ * it is given; `all`: inputs and run memory as well. A class that may not be shared must have
+ * equal sizes; inputs and run memory must fit. */
 static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     for (int i = 0; i < NBL_MEMORY_COUNT; i++) {
+        /* kept: of the model; turns: shared by plans that run in turns */
         bool kept = i == NBL_MEMORY_PARAMETERS || i == NBL_MEMORY_STATES;
         bool turns = i == NBL_MEMORY_INPUTS || i == NBL_MEMORY_RUN;
         plan->borrowed[i] = host && (kept || (all && turns));
@@ -66,6 +79,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
                   NBL_ERROR_INTERNAL, "two plans of one model differ in what they share");
         plan->memory[i] = host->memory[i];
     }
+    /* The mirror has the layout of the inputs class, so it is shared exactly if that is. */
     if (cuda && plan->borrowed[NBL_MEMORY_INPUTS]) {
         plan->mirror = host->mirror;
     } else if (cuda) {
@@ -73,6 +87,7 @@ static nbl_status bind_to(nbl__plan *plan, const nbl__plan *host, bool all)
         if (plan->mirror == NULL) return NBL_ERROR_MEMORY;
         memset(plan->mirror, 0, plan->bytes[NBL_MEMORY_INPUTS]);
     }
+    /* All addresses are known now: write them into the arguments of all steps. */
     NBL_TRY(bind_host(plan, cuda));
     return nbl__plan_infer(plan, true, address);
 }
@@ -90,6 +105,7 @@ nbl_status nbl__plan_join(nbl__plan *plan, const nbl__plan *host)
 void nbl__plan_unbind(nbl__plan *plan)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
+    /* Captured graphs refer to the memory that is freed below. */
     for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++)
         if (plan->captured_graphs[i].graph) nbl__cuda_graph_free(cuda, plan->captured_graphs[i].graph);
     if (plan->mirror && !plan->borrowed[NBL_MEMORY_INPUTS]) nbl__cuda_free_host(cuda, plan->mirror);
@@ -112,6 +128,7 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan)
 
 /* ---- running ---- */
 
+/* Runs a step. `around` says which steps come before and after it, and where its kept bytes are. */
 static nbl_status run_between(nbl__plan *plan, const nbl__planned_step *step, nbl__around around)
 {
     if (step->kept > 0) around.kept = plan->memory[NBL_MEMORY_RUN] + step->kept_offset;
@@ -141,6 +158,8 @@ static nbl_status run_steps(nbl__plan *plan, int count)
     return NBL_OK;
 }
 
+/* Copies bytes [begin, end) of the inputs class: to the device for inputs, to the host for
+ * results. */
 static nbl_status move_span(const nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind, size_t begin, size_t end)
 {
     uint8_t *device = plan->memory[NBL_MEMORY_INPUTS] + begin, *host = plan->mirror + begin;
@@ -149,8 +168,9 @@ static nbl_status move_span(const nbl__plan *plan, nbl__cuda *cuda, nbl__kind ki
                                   : nbl__cuda_read_later(cuda, host, device, end - begin);
 }
 
-/* Copies the inputs to the device (or the results from it), as large as they are now. Those that follow each other with
- * nothing but padding between them go at once: a copy of a few bytes takes as long as one of a page. */
+/* Copies all inputs to the device, or all results to the host, at their current sizes. Values
+ * separated by nothing but padding (offsets are multiples of 64) go in one copy: a copy of a few
+ * bytes takes as long as one of a page. */
 static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
 {
     enum { PADDING = 63 };
@@ -162,6 +182,7 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
         if (!nbl__dtype_bytes(info->tensor.dtype, (uint64_t)nbl__tensor_elements(&info->tensor), &bytes) ||
             bytes == 0)
             continue;
+        /* Copy the collected span if this value does not follow it directly. */
         size_t at = plan->offset[v];
         if (begin == end || at < end || at - end > PADDING) {
             NBL_TRY(move_span(plan, cuda, kind, begin, end));
@@ -172,13 +193,14 @@ static nbl_status move_ends(nbl__plan *plan, nbl__cuda *cuda, nbl__kind kind)
     return move_span(plan, cuda, kind, begin, end);
 }
 
-/* A run of the first `count` steps; `ends`: with the copies of inputs and results. */
+/* A run of the first `count` steps; `ends`: including the copies of inputs and results. */
 typedef struct part {
     int count;
     bool ends;
 } part;
 
-/* Everything that decides what such a run launches. */
+/* Hash of everything that decides which kernels a run launches, and with which arguments; never
+ * 0. */
 static uint64_t key_of(const nbl__plan *plan, part p)
 {
     int count = p.count;
@@ -188,6 +210,7 @@ static uint64_t key_of(const nbl__plan *plan, part p)
     return key ? key : 1;
 }
 
+/* Enqueues the run on the device's stream. `profiled`: with timers between the steps. */
 static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profiled)
 {
     if (p.ends) NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
@@ -195,6 +218,7 @@ static nbl_status enqueue(nbl__plan *plan, nbl__cuda *cuda, part p, bool profile
     return p.ends ? move_ends(plan, cuda, NBL_KIND_RESULT) : NBL_OK;
 }
 
+/* Captures the run as a CUDA graph. Capturing enqueues nothing. */
 static nbl_status record(nbl__plan *plan, nbl__cuda *cuda, part p, void **graph)
 {
     NBL_TRY(nbl__cuda_capture_begin(cuda));
@@ -208,15 +232,19 @@ void nbl__plan_touch(nbl__plan *plan)
     plan->key = 0;
 }
 
+/* Enqueues a run: replays its captured graph if there is one, else captures or enqueues it. */
 static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
 {
-    if (cuda->debugs) return enqueue(plan, cuda, p, false); /* a recording cannot be waited for in between */
+    /* debugging waits after each kernel, which a captured graph cannot do */
+    if (cuda->debugs) return enqueue(plan, cuda, p, false);
+    /* Hashing takes a while in large plans, so the key is cached until something changes. */
     if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends) plan->key = key_of(plan, p);
     plan->key_count = p.count;
     plan->key_ends = p.ends;
     uint64_t key = plan->key;
     nbl__captured_graph *oldest = &plan->captured_graphs[0];
-    if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true); /* the first is slow */
+    /* profile the second run: the first one is slower */
+    if (++plan->runs == 2 && cuda->profiles) return enqueue(plan, cuda, p, true);
     for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++) {
         nbl__captured_graph *it = &plan->captured_graphs[i];
         if (it->key != key) {
@@ -227,12 +255,14 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
         if (it->graph == NULL) NBL_TRY(record(plan, cuda, p, &it->graph));
         return nbl__cuda_replay(cuda, it->graph);
     }
+    /* An unknown key replaces the entry that was used longest ago, and runs uncaptured this
+     * time. */
     nbl__cuda_graph_free(cuda, oldest->graph);
     *oldest = (nbl__captured_graph){.key = key, .used = plan->runs};
     return enqueue(plan, cuda, p, false);
 }
 
-/* One after the other, and in between the caller may stop it. */
+/* Runs steps one after the other. The progress callback may cancel between two of them. */
 static nbl_status run_on_cpu(nbl__plan *plan, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -260,7 +290,8 @@ nbl_status nbl__plan_prepare(nbl__plan *plan)
     return NBL_OK;
 }
 
-/* What was computed from a file that changed meanwhile is of no use, and no other error is as true. */
+/* Weights are mapped files. If one has changed during the run, the result is wrong, and this
+ * error replaces every other one. */
 static nbl_status judge(nbl__plan *plan, nbl_status status)
 {
     NBL_TRY(nbl__files_check(plan->ctx));
@@ -278,7 +309,8 @@ static nbl_status run_later(nbl__plan *plan)
     int64_t copied;
     if (cuda == NULL) return run_on_cpu(plan, plan->step_count);
     NBL_TRY(nbl__progress_poll(plan->ctx, "computing"));
-    /* Not in the recording: when they are copied the caller may write the next ones. */
+    /* The inputs are copied outside of the captured graph, so that an event can follow the
+     * copies. */
     NBL_TRY(move_ends(plan, cuda, NBL_KIND_INPUT));
     NBL_TRY(nbl__cuda_event_record(cuda, &copied));
     NBL_TRY(launch(plan, cuda, (part){plan->step_count, false}));
@@ -290,7 +322,7 @@ nbl_status nbl__plan_run_later(nbl__plan *plan)
     return judge(plan, run_later(plan));
 }
 
-/* Nobody will ask for gradients: forward steps need not make any. */
+/* Exchanges the loss's flag "gradient in forward" with *was: a run without backward needs no dx. */
 static void set_grad_in_forward(nbl__plan *plan, int count, bool *was)
 {
     for (int i = 0; i < count; i++) {
@@ -306,16 +338,19 @@ static void set_grad_in_forward(nbl__plan *plan, int count, bool *was)
 nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
     int count = 0;
-    bool grad_in_forward = false; /* one operator at most has it: the loss */
+    bool grad_in_forward = false; /* at most one operator, the loss, has this flag */
+    /* Forward steps come first. */
     while (count < plan->step_count && !plan->steps[count].backward) count++;
     set_grad_in_forward(plan, count, &grad_in_forward);
+    /* The flag is exchanged back after the run: backward relies on it in training. */
     nbl_status status = run_some(plan, count);
     set_grad_in_forward(plan, count, &grad_in_forward);
     return judge(plan, status);
 }
 
-/* ---- looking for what went wrong ---- */
+/* ---- finding NaN and infinities ---- */
 
+/* Reads a tensor in host memory, 256 values at a time. */
 static bool all_finite(nbl_isa isa, const nbl_tensor *t)
 {
     float values[256];
@@ -330,7 +365,8 @@ static bool all_finite(nbl_isa isa, const nbl_tensor *t)
     return true;
 }
 
-/* Is what a step has written finite? */
+/* Copies each output of a step to the host and checks that its values are finite. Integer
+ * outputs pass. */
 static nbl_status check_step(nbl__plan *plan, const nbl__planned_step *step, bool *finite)
 {
     const nbl__slot *slots = step->node->family->slots;

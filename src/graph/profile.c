@@ -1,19 +1,23 @@
-/* profile.c - where the time of a run goes on a device, operator by operator. See plan.h.
+/* profile.c - profile of a run on a device, operator by operator. See plan.h.
  *
- * The steps are enqueued one by one with a mark between them, and told of by operator and shape of its first output
- * when they are done: calls, milliseconds, share. Marks cost about a microsecond each. */
+ * A timer event is recorded after each step. When all are done, the times are summed by kernel
+ * and node (without the layer's number) and logged, slowest first: milliseconds, share, calls,
+ * microseconds per call. An event costs about a microsecond, so short kernels look slower than
+ * they are. */
 #include <stdio.h>
 
 #include "graph/plan.h"
 #include "device/cuda/cuda.h"
 
+/* One line of the profile. */
 typedef struct line {
     char what[96];
     int calls;
     double milliseconds;
 } line;
 
-/* "linear_group_backward again [8192, 4096] mlp.gate_up" without the layer's number. */
+/* The key of a line: "KERNEL NODE" or "KERNEL (again) NODE", without "model.layers.N.", so that the
+ * layers add up in one line. */
 static void describe(const nbl__planned_step *step, char what[96])
 {
     const char *name = step->node->name;
@@ -34,6 +38,7 @@ static line *find(line *lines, int *count, const char *what)
     return it;
 }
 
+/* Sums the elapsed times by key and logs them; selection sort, as there are few lines. */
 static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
 {
     int used = 0;
@@ -50,6 +55,7 @@ static nbl_status tell(nbl__plan *plan, nbl__cuda *cuda, int count, line *lines)
     }
     nbl__log(plan->ctx, NBL_LOG_DEBUG, "profile: %d steps, %.3f ms", count, total);
     for (int shown = 0; shown < used; shown++) {
+        /* Selection sort: the slowest of the remaining lines is logged next. */
         int best = shown;
         for (int i = shown; i < used; i++)
             if (lines[i].milliseconds > lines[best].milliseconds) best = i;
@@ -65,6 +71,7 @@ nbl_status nbl__plan_profile(nbl__plan *plan, int count)
 {
     nbl__cuda *cuda = nbl__cuda_of(plan->ctx);
     line *lines;
+    /* At most one line per step. */
     NBL_TRY(NBL_ALLOC(plan->ctx, lines, count + 1));
     nbl_status status = nbl__cuda_timers_open(cuda, count + 1);
     if (status == NBL_OK) status = nbl__cuda_timer_record(cuda, 0);

@@ -1,29 +1,42 @@
-/* recompute.c - values made twice instead of kept.
+/* recompute.c - recomputation: computes values twice instead of keeping them from forward to
+ * backward.
  *
- * Before the first backward step of a layer, the schedule gets forward steps that make again what that
- * layer's backward steps read and what need not be kept. The backward steps then read the new values, so
- * the first ones die in the forward pass.
+ * The rewrite walks the schedule. Before a backward step of a layer it inserts copies of the
+ * forward steps that compute what this backward step reads and what need not be kept. The
+ * backward step is bound to the new values, so the lifetime of the original values ends in
+ * forward.
  *
- *     kept:      pinned values (the residual stream at a layer's start), inputs, parameters, what other
- *                layers made, and, below the rung of whole layers, products and the sums of norms
- *     again:     everything else that a backward step of the layer reads, and what that needs in turn
+ *     before   F1 F2 F3 …                    … B3(reads x1, x2) B2 B1
+ *     after    F1 F2 F3 …         F1' F2' B3(reads x1', x2') B2 B1
  *
- * Where a node is not asked to keep what a flag is for (nbl__slot.when), such slots are unbound, so that no step asks for
- * values that none makes.
+ *     kept         pinned values (the residual stream at a layer's start), inputs, parameters,
+ *                  values of other layers; below NBL_RECOMPUTE_LAYERS also products and the sums
+ *                  of norms
+ *     recomputed   every other value that a backward step of the layer reads, and, recursively,
+ *                  the values needed to compute it
  *
- * A norm that adds its residual starts from its sum where that is kept: then neither addend is. */
+ * An optional saved value (nbl__slot.when) whose flag is off is unbound in all steps, because no
+ * step writes it.
+ *
+ * rmsnorm with a residual computes sum = x + residual and normalises it. If the sum is kept, the
+ * copy normalises the sum: then neither x nor residual has to be kept.
+ *
+ * New values and steps live in the plan's arena. */
 #include "graph/plan.h"
 
 typedef struct rewrite {
     nbl__plan *plan;
     nbl__graph *g;
-    nbl__recompute level; /* of the layer being worked on */
-    bool *kept;           /* per value: a backward step reads its memory */
-    nbl__value *now;      /* per value: what stands for it in the layer being worked on; 0: itself */
+    nbl__recompute level; /* of the current layer */
+    /* [value] true if a backward step of the original schedule reads its memory */
+    bool *kept;
+    /* [value] the recomputed copy that the current layer's backward reads; 0: none */
+    nbl__value *now;
     nbl__planned_step *steps;
     int count, room;
 } rewrite;
 
+/* True if recomputing an operator of this family at this level costs little: no matrix product. */
 static bool is_cheap(const nbl__family *family, nbl__recompute level)
 {
     static const char *const norms[] = {"rmsnorm", "layernorm", "rope", "norm_rope", "cast", "scale", "add"};
@@ -32,7 +45,7 @@ static bool is_cheap(const nbl__family *family, nbl__recompute level)
     return level >= NBL_RECOMPUTE_CHEAP && strcmp(family->name, "gated") == 0;
 }
 
-/* The sum that a norm makes, or 0. */
+/* The residual sum that an rmsnorm writes; 0: it is no rmsnorm or has no residual. */
 static nbl__value sum_of(const nbl__family *family, const nbl__value *bound)
 {
     const nbl__slot *sum = strcmp(family->name, "rmsnorm") == 0 ? nbl__slot_find(family, "residual_out")
@@ -40,7 +53,8 @@ static nbl__value sum_of(const nbl__family *family, const nbl__value *bound)
     return sum ? bound[sum - family->slots] : 0;
 }
 
-/* Is the memory of this value kept, though its layer makes others again? */
+/* True if the value stays in memory although its layer is recomputed: recomputation can start
+ * from it. */
 static bool is_anchor(const rewrite *r, nbl__value value)
 {
     const nbl__value_info *info = &r->g->values[value];
@@ -52,7 +66,7 @@ static bool is_anchor(const rewrite *r, nbl__value value)
 
 static bool pays(const rewrite *r, const nbl__node *node, int layer);
 
-/* May the memory of this value be given up and made again for `layer`? */
+/* True if the value can be dropped after forward and recomputed in the backward pass of `layer`. */
 static bool may_repeat(const rewrite *r, nbl__value value, int layer)
 {
     const nbl__value_info *info = &r->g->values[nbl__graph_storage(r->g, value)];
@@ -64,8 +78,9 @@ static bool may_repeat(const rewrite *r, nbl__value value, int layer)
     return r->level >= NBL_RECOMPUTE_LAYERS || pays(r, node, layer);
 }
 
-/* Cheap, and made of what is kept in any case or can be made again itself: a rotation of what nobody else reads would
- * keep as much as it gives up. */
+/* True if recomputing a node saves memory: it is cheap, and each of its inputs is kept anyway or
+ * can be recomputed too. Otherwise, for example, a rotated q would be dropped but the unrotated
+ * q kept instead. */
 static bool pays(const rewrite *r, const nbl__node *node, int layer)
 {
     if (!is_cheap(node->family, r->level)) return false;
@@ -84,7 +99,7 @@ static bool pays(const rewrite *r, const nbl__node *node, int layer)
     return true;
 }
 
-/* What the backward steps read. */
+/* Marks every value that some backward step reads. */
 static void find_kept(rewrite *r)
 {
     for (int i = 0; i < r->plan->step_count; i++) {
@@ -103,7 +118,8 @@ static void push(rewrite *r, nbl__planned_step step)
 
 static nbl__value again(rewrite *r, nbl__value value, int layer);
 
-/* A copy of a value's description under a new number. */
+/* A new value with the dtype and shape of `value`, which replaces it in the current layer's
+ * backward. */
 static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
 {
     nbl__value copy = nbl__graph_new(r->g, NBL_KIND_ACTIVATION, r->g->values[value].name);
@@ -114,7 +130,8 @@ static nbl__value copy_of(rewrite *r, nbl__value value, nbl__value alias)
     return copy;
 }
 
-/* The norm's sum is kept: normalise it, add nothing. */
+/* If the norm's sum is kept, binds the copy as x = sum, without residual and without a sum of
+ * its own. */
 static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__value *bound)
 {
     nbl__value sum = sum_of(family, bound);
@@ -124,13 +141,13 @@ static void start_from_sum(const rewrite *r, const nbl__family *family, nbl__val
     bound[nbl__slot_find(family, "residual_out") - family->slots] = 0;
 }
 
-/* A saved value that this plan's nodes do not make. */
+/* True for an optional saved value whose flag is off: no step writes it. */
 static bool is_off(const nbl__node *node, const nbl__slot *slot)
 {
     return slot->when && !*(bool *)nbl__node_attr(node, slot->when);
 }
 
-/* Adds the step that makes a node's outputs again, after those that make its inputs. */
+/* Inserts a copy of a forward step, after the copies of the steps that compute its inputs. */
 static void repeat_node(rewrite *r, int index, int layer)
 {
     const nbl__node *node = &r->g->nodes[index];
@@ -164,7 +181,8 @@ static void repeat_node(rewrite *r, int index, int layer)
                                 .arguments = arguments});
 }
 
-/* What stands for `value` in the backward pass of `layer`. */
+/* The value to read in place of `value` in the backward pass of `layer`; inserts the steps that
+ * compute it. A view of a recomputed value is a new view of the copy. */
 static nbl__value again(rewrite *r, nbl__value value, int layer)
 {
     if (r->now[value]) return r->now[value];
@@ -178,7 +196,8 @@ static nbl__value again(rewrite *r, nbl__value value, int layer)
     return r->now[value] ? r->now[value] : value;
 }
 
-/* A backward step that reads what was made again. */
+/* Adds a backward step, bound to recomputed values. It gets arguments of its own: those of the
+ * node also serve the forward step. */
 static void rewrite_backward(rewrite *r, nbl__planned_step step)
 {
     const nbl__slot *slots = step.node->family->slots;
@@ -205,7 +224,7 @@ static void rewrite_backward(rewrite *r, nbl__planned_step step)
 nbl_status nbl__plan_recompute(nbl__plan *plan)
 {
     rewrite r = {.plan = plan, .g = plan->graph};
-    /* Every forward node is repeated at most once, and each repeat makes at most as many values. */
+    /* Bounds: each forward step is copied at most once, which gives 2 x step_count steps. */
     r.room = plan->step_count * 2;
     r.steps = nbl__arena_alloc(&plan->arena, (size_t)r.room * sizeof *r.steps);
     r.now = nbl__arena_alloc(&plan->arena, (size_t)plan->graph->value_count * 4 * sizeof *r.now);

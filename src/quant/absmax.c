@@ -1,16 +1,19 @@
 /* absmax.c - the largest magnitude of a block, ignoring NaN.
  *
- * Magnitudes order like their bits, in f32, f16 and bf16 alike, with NaN above infinity: one integer
- * maximum over the values as they are stored gives the answer, and tells whether the careful pass is
- * needed at all. */
+ * Without its sign bit, a float compares like an integer, in f32, f16 and bf16 alike, with
+ * infinity above all numbers and NaN above infinity. So one integer maximum over the stored bits
+ * gives the answer, unless it is NaN or infinity: then a second, scalar pass counts these and
+ * skips NaN. */
 #include "quant/kernels.h"
 
+/* The f32 with these bits of a dtype. */
 static float widen(nbl_dtype dtype, uint32_t bits)
 {
     if (dtype == NBL_DTYPE_F32) return nbl__from_bits(bits);
     return dtype == NBL_DTYPE_F16 ? nbl__f16_to_f32((uint16_t)bits) : nbl__from_bits(bits << 16);
 }
 
+/* Bits of value i without its sign. */
 static inline uint32_t magnitude_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     uint32_t wide;
@@ -23,6 +26,7 @@ static inline uint32_t magnitude_at(nbl_dtype dtype, const uint8_t *values, int6
     return half & 0x7fffu;
 }
 
+/* The scalar pass for blocks that hold NaN or infinities. */
 static float absmax_careful(nbl_dtype dtype, const uint8_t *values, int64_t n, uint32_t infinity,
                             int64_t *non_finite)
 {
@@ -42,7 +46,7 @@ NBL_TARGET_AVX2 static inline __m256i load_avx2(const uint8_t *from)
     return _mm256_loadu_si256((const __m256i *)(const void *)from);
 }
 
-/* 32 bits per value; returns how many were looked at. */
+/* Maximum over 32-bit values; returns how many values it read. */
 NBL_TARGET_AVX2 static int64_t largest_32_avx2(const uint8_t *values, int64_t n, uint32_t *largest)
 {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -72,7 +76,8 @@ NBL_TARGET_AVX2 static int64_t largest_16_avx2(const uint8_t *values, int64_t n,
     a = _mm256_max_epi16(a, b);
     __m128i half = _mm_max_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     half = _mm_minpos_epu16(
-        _mm_sub_epi16(_mm_set1_epi16(0x7fff), half)); /* the only horizontal one there is */
+        /* minpos is the only horizontal minimum there is */
+        _mm_sub_epi16(_mm_set1_epi16(0x7fff), half));
     *largest = 0x7fffu - ((uint32_t)_mm_cvtsi128_si32(half) & 0xffff);
     return i;
 }

@@ -1,8 +1,10 @@
-/* dynamic8.c - 8-bit block-wise quantisation with bitsandbytes' dynamic maps: 256 values whose spacing
- * grows with their size, seven decades from 1e-6 to 1.
+/* dynamic8.c - 8-bit block-wise quantisation with bitsandbytes' dynamic maps: 256 values whose
+ * spacing grows with their magnitude, over seven decades from 1e-6 to 1.
  *
- * code = the nearest entry of x * (1 / absmax), by the f32 mid-points (c[i] + c[i+1]) * 0.5; an exact tie
- * goes to the even index. That is the rule on CUDA; the upstream CPU code looks up a 16-bit grid instead and
+ *     scale = absmax of the block; code = nearest map entry of x * (1 / scale)
+ *
+ * Nearest by the f32 mid-points m[i] = (map[i] + map[i+1]) * 0.5; an exact tie takes the even
+ * index. That is bitsandbytes' rule on CUDA. Its CPU code looks up a 16-bit grid instead and
  * never reaches the entries around zero. */
 #include "quant/kernels.h"
 
@@ -16,9 +18,10 @@ const float nbl__dynamic_map_unsigned[256] = {NBL_DYNAMIC_MAP_UNSIGNED};
 static void make_midpoints(const float *map, float midpoints[256])
 {
     for (int i = 0; i < 255; i++) midpoints[i] = (map[i] + map[i + 1]) * 0.5f;
-    midpoints[255] = __builtin_nanf(""); /* equal to nothing: the last code has no tie above it */
+    midpoints[255] = __builtin_nanf(""); /* NaN equals nothing: the last code has no tie above it */
 }
 
+/* Binary search over the mid-points in eight steps, then the tie. */
 static inline uint8_t nearest(const float midpoints[256], float value)
 {
     unsigned code = 0;
@@ -42,7 +45,7 @@ static void encode_dynamic8_scalar(const float *values, const float midpoints[25
 
 #if defined(__x86_64__)
 
-/* The search of `nearest` in lanes: three steps by register lookups, five and the tie by gathers. */
+/* `nearest` in 8 lanes: three steps by register lookups, then five steps and the tie by gathers. */
 NBL_TARGET_AVX2 static inline __m256i dynamic8_codes_avx2(const float *values, const float *m, __m256 factor)
 {
     const __m256 third = _mm256_setr_ps(m[31], m[95], m[159], m[223], 0, 0, 0, 0);
@@ -60,7 +63,8 @@ NBL_TARGET_AVX2 static inline __m256i dynamic8_codes_avx2(const float *values, c
     }
     __m256i tie = _mm256_castps_si256(_mm256_cmp_ps(y, _mm256_i32gather_ps(m, code, 4), _CMP_EQ_OQ));
     code = _mm256_add_epi32(code, _mm256_and_si256(_mm256_and_si256(tie, code), _mm256_set1_epi32(1)));
-    return _mm256_sub_epi32(code, _mm256_set1_epi32(128)); /* into the range of bytes_of_avx2 */
+    /* into the range -128 … 127 of bytes_of_avx2; undone after packing */
+    return _mm256_sub_epi32(code, _mm256_set1_epi32(128));
 }
 
 NBL_TARGET_AVX2 static int64_t encode_dynamic8_avx2(const float *values, const float midpoints[256],
@@ -78,15 +82,16 @@ NBL_TARGET_AVX2 static int64_t encode_dynamic8_avx2(const float *values, const f
     return i;
 }
 
-/* ---- AVX-512: the search in registers; five gathers in a row would cost three times as much ---- */
+/* ---- AVX-512: the search by register lookups; five dependent gathers would take three times as
+ * long ---- */
 
-/* Lanes of b where bit `bit` of the index is set, else of a. */
+/* Lanes of b where bit `bit` of the index is set, else lanes of a. */
 NBL_TARGET_AVX512 static inline __m512 choose_avx512(__m512i index, int bit, __m512 a, __m512 b)
 {
     return _mm512_mask_blend_ps(_mm512_test_epi32_mask(index, _mm512_set1_epi32(1 << bit)), a, b);
 }
 
-/* table[index & 31], & 63, & 127 */
+/* lookup32 / 64 / 128: table[index & 31], [index & 63], [index & 127]. */
 NBL_TARGET_AVX512 static inline __m512 lookup32_avx512(const float *table, __m512i index)
 {
     return _mm512_permutex2var_ps(_mm512_loadu_ps(table), index, _mm512_loadu_ps(table + 16));
@@ -100,7 +105,8 @@ NBL_TARGET_AVX512 static inline __m512 lookup128_avx512(const float *table, __m5
     return choose_avx512(index, 6, lookup64_avx512(table, index), lookup64_avx512(table + 64, index));
 }
 
-/* The mid-points as a search tree: node k has the children 2k and 2k + 1, the root is 1. */
+/* The mid-points as a binary search tree in level order: the root is node 1, node k has children
+ * 2k and 2k + 1. Level l is tree[2^l … 2^(l+1) - 1]. */
 static void make_tree(const float midpoints[256], float tree[256])
 {
     tree[0] = 0;
@@ -108,7 +114,8 @@ static void make_tree(const float midpoints[256], float tree[256])
         for (int i = 0; i < nodes; i++) tree[nodes + i] = midpoints[i * width + width / 2 - 1];
 }
 
-/* The search of `nearest` down the tree. The last mid-point that was not below is that of the tie. */
+/* `nearest` by eight steps down the tree. The last mid-point that was not below y is the one
+ * just above the code: the only one that can be a tie. */
 NBL_TARGET_AVX512 static inline __m512i dynamic8_codes_avx512(const float tree[256], __m512 y)
 {
     __m512i node = _mm512_set1_epi32(1), one = node;

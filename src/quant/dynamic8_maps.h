@@ -1,10 +1,11 @@
-/* dynamic8_maps.h - the entries of the dynamic maps, for tables of the CPU and of a device. See dynamic8.c. */
+/* dynamic8_maps.h - the 256 entries of the signed and the unsigned dynamic map, ascending; for
+ * the CPU's tables and a device's. See dynamic8.c. */
 #ifndef NBL_DYNAMIC8_MAPS_H
 #define NBL_DYNAMIC8_MAPS_H
 
-/* Exact values. They depend on the last bit of torch.linspace (with a fused multiply-add): computing them
- * here would risk another table on another machine. CRC-32 of the little-endian bytes: signed 1b137aeb,
- * unsigned e871278f. */
+/* Exact values, listed because they depend on the last bit of torch.linspace (with a fused
+ * multiply-add); computing them could give another table on another machine. CRC-32 of the
+ * little-endian bytes: signed 1b137aeb, unsigned e871278f. */
 /* clang-format off */
 #define NBL_DYNAMIC_MAP_SIGNED \
     -0x1.fc6666p-1f, -0x1.f53334p-1f, -0x1.ee0000p-1f, -0x1.e6ccccp-1f, -0x1.df999ap-1f, -0x1.d86666p-1f, \

@@ -1,11 +1,11 @@
-/* fourbit.c - what NF4 and FP4 share: blocks over the flattened weight, one f32 scale each, two codes
- * per byte with the first in the high nibble.
+/* fourbit.c - NF4 and FP4: blocks of the flattened weight with one f32 scale each. Two codes per
+ * byte; the first is in the high nibble.
  *
- *   decode  w = RN_T(RN_32(table[code] * scale)); nested scales are rebuilt a few blocks at a time
- *   encode  scale = max |x| of the block; code = decision(x * (1 / scale))
+ *     decode  w = RN_T(RN_32(table[code] * scale)); nested scales are restored 128 blocks at a time
+ *     encode  scale = max |x| of the block; code = rule(x * (1 / scale)), see nf4.c and fp4.c
  *
- * Encoding goes in pieces of 4096 values, so that a block's values are read from memory once and then
- * from the first cache: widen, absmax, codes, pack. */
+ * Encoding works on 4096 values at a time: widen to f32, absmax, codes, pack. They are read from
+ * memory once and then from the first-level cache. */
 #include "quant/kernels.h"
 #include "quant/lookup.h"
 
@@ -35,7 +35,7 @@ void nbl__fourbit_dequantize(nbl_isa isa, const nbl_weight *weight, const float 
     }
 }
 
-/* Codes, one per byte, to two per byte, the first in the high nibble; n is even. */
+/* Packs codes, one per byte, to two per byte; the first goes to the high nibble. n is even. */
 static void pack_scalar(const uint8_t *codes, int64_t begin, int64_t n, uint8_t *packed)
 {
     for (int64_t i = begin; i < n; i += 2) packed[i / 2] = (uint8_t)(codes[i] << 4 | codes[i + 1]);
@@ -69,7 +69,7 @@ static void pack(nbl_isa isa, const uint8_t *codes, int64_t n, uint8_t *packed)
     pack_scalar(codes, done, n, packed);
 }
 
-/* Asks for memory that will be read soon: while one piece is encoded, the next is on its way. */
+/* Prefetches the values of the next 4096 while these are encoded. */
 static inline void fetch(const uint8_t *from, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
@@ -93,7 +93,8 @@ int64_t nbl__fourbit_encode(nbl_isa isa, nbl_format format, int64_t block, nbl_d
             int64_t length = nbl__min_i64(block, count - b);
             if (i + PIECE + b + length <= n) fetch(from + (size_t)(PIECE + b) * size, (size_t)length * size);
             float absmax = nbl__absmax(isa, dtype, from + (size_t)b * size, length, &non_finite);
-            if (absmax < FLT_MIN) { /* nothing but zeros, NaN and what CUDA flushes to zero */
+            /* only zeros, NaN, and subnormals, which CUDA flushes to zero */
+            if (absmax < FLT_MIN) {
                 *scales++ = 0;
                 memset(loose + b, 0, (size_t)length);
                 spare = 0;

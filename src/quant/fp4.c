@@ -1,9 +1,11 @@
-/* fp4.c - bitsandbytes' 4-bit float: its table and its decision rule on the CPU.
+/* fp4.c - bitsandbytes' 4-bit float: table and encoding. See fourbit.c for the layout.
  *
- * The low three bits are a magnitude, but not in order: by size they run 0 1 6 7 4 5 2 3. Bit 3 is the
- * sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value gives code 8, which is -0.
- * Of two codes at the same distance the one of the smaller value is taken: of negative values that is the
- * larger magnitude, so there a magnitude is compared one step higher than it is. */
+ *     bit 3       sign, set for y < 0 only: -0 and NaN give code 0, a tiny negative value
+ *                 gives code 8 (-0)
+ *     bits 0 … 2  magnitude, not in order: by increasing magnitude the codes are 0 1 6 7 4 5 2 3
+ *
+ * A tie takes the smaller value. For positive y that is the smaller magnitude. For negative y it
+ * is the larger one, so there |y| is replaced by the next larger f32 before it is compared. */
 #include "quant/kernels.h"
 
 const float nbl__fp4_table[16] = {
@@ -25,13 +27,15 @@ const float nbl__fp4_table[16] = {
     -0.25f,
 };
 
-/* The mid-points of neighbours, in f32. CUDA's literals lie up to 14 ulp beside them. */
+/* Mid-points of neighbouring magnitudes, as f32 bits. The literals in bitsandbytes' CUDA code
+ * differ by up to 14 ulp. */
 static const uint32_t thresholds[8] = {
     0x3b2aaaab, 0x3db00000, 0x3e555556, 0x3e955556, 0x3ed55556, 0x3f155556, 0x3f555556,
 };
+/* Codes of the magnitudes, ascending. */
 static const uint8_t by_rank[8] = {0, 1, 6, 7, 4, 5, 2, 3};
 
-/* The number after a positive one. */
+/* The next larger f32 of a positive one. */
 static inline float next_after(float x)
 {
     uint32_t bits;

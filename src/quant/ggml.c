@@ -1,11 +1,17 @@
-/* ggml.c - see ggml.h. Every packed format becomes the same thing on the way: small signed codes, and a
- * scale and an offset for each 16 of them,
+/* ggml.c - decodes the blocks of GGUF files. See ggml.h.
+ *
+ * Each packed format is first unpacked to one common form: signed codes, and a scale and an
+ * offset for every 16 of them.
  *
  *     block ──unpack──▶ codes[256], scale[16], offset[16] ──▶ f32[256] ──▶ dtype
  *
- * all of it in the first cache. A value is scale * code + offset with both steps rounded; formats without
- * an offset have -0.0 there, which changes no value, not even the sign of a zero. The unpacking loops are
- * plain C with fixed counts, compiled once for every machine and once for AVX2. */
+ * All of it is in the first-level cache. value = scale * code + offset, product and sum each
+ * rounded. Formats without an offset have -0.0 there, which changes no value, not even the sign
+ * of a zero. The unpacking loops are plain C with fixed counts, compiled once for every machine
+ * and once for AVX2.
+ *
+ * Names as in ggml: d and min are the block's f16 factors of scales and offsets, qs the codes'
+ * low bits. */
 #include "quant/ggml.h"
 
 #include "quant/kernels.h"
@@ -67,14 +73,14 @@ ALWAYS_INLINE void set_groups(unpacked *u, int first, int count, float scale, fl
     for (int i = first; i < first + count; i++) u->scale[i] = scale, u->offset[i] = offset;
 }
 
-/* 16 bytes: the low nibbles are values 0 ... 15, the high ones 16 ... 31. */
+/* 16 bytes: the low nibbles are values 0 … 15, the high ones 16 … 31. */
 ALWAYS_INLINE void unpack_nibbles(unpacked *u, const uint8_t *qs, int bias)
 {
     for (int i = 0; i < 16; i++) u->codes[i] = (int8_t)((qs[i] & 15) - bias);
     for (int i = 0; i < 16; i++) u->codes[16 + i] = (int8_t)((qs[i] >> 4) - bias);
 }
 
-/* The same with a fifth bit: bit i of 32 belongs to value i. */
+/* The same with a fifth bit: bit i of `high` belongs to value i. */
 ALWAYS_INLINE void unpack_five(unpacked *u, const uint8_t *high, const uint8_t *qs, int bias)
 {
     uint32_t bits;
@@ -84,6 +90,8 @@ ALWAYS_INLINE void unpack_five(unpacked *u, const uint8_t *high, const uint8_t *
         u->codes[16 + i] = (int8_t)(((qs[i] >> 4) | (bits >> (16 + i) & 1) << 4) - bias);
 }
 
+/* Blocks of 32: f16 scale | f16 offset (q4_1, q5_1) | 4 bytes of fifth bits (q5) | 16 bytes of
+ * nibbles, or 32 int8 (q8_0). */
 ALWAYS_INLINE void unpack_32(unpacked *u, nbl__ggml_type type, const uint8_t *block)
 {
     bool has_offset = type == NBL_GGML_Q4_1 || type == NBL_GGML_Q5_1;
@@ -98,7 +106,7 @@ ALWAYS_INLINE void unpack_32(unpacked *u, nbl__ggml_type type, const uint8_t *bl
 
 /* ---- unpacking: blocks of 256 ---- */
 
-/* 16 scales and 16 offsets of 4 bits, then the codes, then the scales' scales. */
+/* q2_k: 16 bytes of 4-bit scale and offset | 64 bytes of 2-bit codes | f16 d | f16 min. */
 ALWAYS_INLINE void unpack_q2_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *qs = block + 16;
@@ -111,7 +119,8 @@ ALWAYS_INLINE void unpack_q2_k(unpacked *u, const uint8_t *block)
         for (int i = 0; i < 32; i++) u->codes[32 * k + i] = (int8_t)(qs[32 * (k / 4) + i] >> 2 * (k % 4) & 3);
 }
 
-/* A third bit apart, clear where 4 is to be subtracted; 16 signed scales of 6 bits. */
+/* q3_k: 32 bytes of third bits | 64 bytes of 2-bit codes | 12 bytes with 16 signed 6-bit scales
+ * | f16 d. code = low bits minus 4 if the third bit is clear. */
 ALWAYS_INLINE void unpack_q3_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *high = block, *qs = block + 32, *scales = block + 96;
@@ -128,8 +137,9 @@ ALWAYS_INLINE void unpack_q3_k(unpacked *u, const uint8_t *block)
         }
 }
 
-/* What q4_k and q5_k begin with: two halves, then 8 scales and 8 offsets of 6 bits in 12 bytes. The first
- * four of each are whole, the last four keep their top bits in those of the first. */
+/* q4_k and q5_k begin with f16 d | f16 min | 12 bytes with 8 scales and 8 offsets of 6 bits. The
+ * first four of each are whole bytes' low 6 bits; the last four have their low 4 bits in bytes 8
+ * … 11 and their top 2 bits in the upper bits of the first eight bytes. */
 ALWAYS_INLINE void unpack_scales(unpacked *u, const uint8_t *block)
 {
     const uint8_t *s = block + 4;
@@ -141,6 +151,7 @@ ALWAYS_INLINE void unpack_scales(unpacked *u, const uint8_t *block)
     }
 }
 
+/* q4_k: 16 bytes as above | 128 bytes of nibbles. */
 ALWAYS_INLINE void unpack_q4_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *qs = block + 16;
@@ -150,6 +161,7 @@ ALWAYS_INLINE void unpack_q4_k(unpacked *u, const uint8_t *block)
             u->codes[32 * k + i] = (int8_t)(qs[32 * (k / 2) + i] >> 4 * (k % 2) & 15);
 }
 
+/* q5_k: 16 bytes as above | 32 bytes of fifth bits | 128 bytes of nibbles. */
 ALWAYS_INLINE void unpack_q5_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *high = block + 16, *qs = block + 48;
@@ -161,6 +173,7 @@ ALWAYS_INLINE void unpack_q5_k(unpacked *u, const uint8_t *block)
         }
 }
 
+/* q6_k: 128 bytes of low nibbles | 64 bytes of 2 high bits | 16 int8 scales | f16 d. code - 32. */
 ALWAYS_INLINE void unpack_q6_k(unpacked *u, const uint8_t *block)
 {
     const uint8_t *low = block, *high = block + 128, *scales = block + 192;
@@ -229,7 +242,7 @@ static void dequantize_block(nbl_isa isa, nbl__ggml_type type, const uint8_t *bl
     dequantize_block_scalar(type, block, values, out);
 }
 
-/* f32, f16 and bf16: the library's own conversions. */
+/* f32, f16 and bf16 data: the library's own conversions. */
 static void dequantize_dense(nbl_isa isa, nbl_dtype from, const uint8_t *data, int64_t n, nbl_dtype dtype,
                              void *out)
 {
@@ -261,7 +274,7 @@ void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data,
     (void)nbl__ggml_layout_of(type, &layout);
     float values[MAX];
     uint8_t *to = out;
-    for (int64_t at = 0; at < n; at += MAX) { /* 256 values: one block or eight */
+    for (int64_t at = 0; at < n; at += MAX) { /* 256 values: one block of 256 or eight of 32 */
         int64_t count = nbl__min_i64(MAX, n - at);
         for (int64_t i = 0; i < count; i += layout.values, data += layout.bytes)
             dequantize_block(isa, type, data, layout.values, values + i);

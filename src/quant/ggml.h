@@ -1,15 +1,16 @@
-/* ggml.h - the block formats of GGUF files: their sizes, exact decoding, and encoding.
+/* ggml.h - the block formats of GGUF files: sizes, exact decoding, encoding.
  *
- * A row is cut into blocks of 1, 32 or 256 values that carry their own scales; a block never straddles
- * rows, so a tensor decodes from any block on. Values are computed in f32 in the order of upstream's
- * reference (Python's gguf.quants, ggml-quants.c), each product and sum rounded, and then rounded once
- * to the wanted dtype: the bits are the same on every instruction set. */
+ * A row is cut into blocks of 1 to 256 values that carry their own scales. A block never spans
+ * two rows, so a tensor can be decoded from any block on. Values are computed in f32 in the
+ * order of upstream's reference (Python's gguf.quants, ggml-quants.c), each product and sum
+ * rounded; the result is rounded once to the target dtype. All instruction sets give the same
+ * bits. */
 #ifndef NBL_GGML_H
 #define NBL_GGML_H
 
 #include "tensor/dtype.h"
 
-/* X(NAME, number in files, name, values of a block, bytes of a block) */
+/* X(NAME, number in files, name, values per block, bytes per block) */
 #define NBL_GGML_TABLE(X)                                                                                    \
     X(F32, 0, "f32", 1, 4)                                                                                   \
     X(F16, 1, "f16", 1, 2)                                                                                   \
@@ -57,19 +58,21 @@ typedef struct nbl__ggml_layout {
     int values, bytes; /* of a block */
 } nbl__ggml_layout;
 
-/* False for a number that names no type of today; numbers of types that upstream removed are among them. */
+/* False for a number that is no current type; numbers of types that upstream removed are
+ * invalid, too. */
 bool nbl__ggml_layout_of(uint32_t type, nbl__ggml_layout *layout);
 
-/* What nbl__ggml_dequantize knows: f32, f16, bf16, q8_0, q4_0 ... q5_1 and q2_k ... q6_k. */
+/* True for the types that nbl__ggml_dequantize decodes: f32, f16, bf16, q8_0, q4_0 … q5_1, q2_k
+ * … q6_k. */
 bool nbl__ggml_is_decodable(nbl__ggml_type type);
 
-/* Decodes `n` values, a multiple of the block, whose first block begins at `data`; neither `data` nor `out`
- * needs alignment. `dtype` is f32, f16 or bf16. The type is decodable. */
+/* Decodes n values, a multiple of the block size; `data` is the first block. Neither `data` nor
+ * `out` needs alignment. `dtype` is f32, f16 or bf16. The type must be decodable. */
 void nbl__ggml_dequantize(nbl_isa isa, nbl__ggml_type type, const uint8_t *data, int64_t n, nbl_dtype dtype,
                           void *out);
 
-/* Encodes `n` finite f32 values, a multiple of the block, to f32, f16, bf16, q8_0 or q4_0; `out` needs no
- * alignment. */
+/* Encodes n finite f32 values, a multiple of the block size, to f32, f16, bf16, q8_0 or q4_0.
+ * `out` needs no alignment. */
 void nbl__ggml_encode(nbl_isa isa, nbl__ggml_type type, const float *values, int64_t n, uint8_t *out);
 
 #endif

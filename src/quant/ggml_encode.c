@@ -1,9 +1,11 @@
-/* ggml_encode.c - values into the blocks of GGUF files; see ggml.h. The bits are those of upstream's reference (Python's
- * gguf.quants, ggml-quants.c): each product and sum is rounded to f32, the scale is rounded to f16 after the codes were
- * made with the unrounded one.
+/* ggml_encode.c - encodes values into the blocks of GGUF files. See ggml.h.
  *
- *   q8_0   d = max |x| / 127          code = x / d, halves away from zero          f16 d | 32 codes
- *   q4_0   d = x of max |x| / -8      code = floor(x / d + 8.5), at most 15        f16 d | 16 bytes, as they are unpacked
+ * The bits are those of upstream's reference (Python's gguf.quants, ggml-quants.c): each product
+ * and sum is rounded to f32; the scale is rounded to f16 after the codes were computed with the
+ * unrounded one.
+ *
+ *     q8_0   d = max |x| / 127       code = x / d, halves away from zero      f16 d | 32 codes
+ *     q4_0   d = x of max |x| / -8   code = floor(x / d + 8.5), max 15        f16 d | 16 bytes
  */
 #include <math.h>
 
@@ -11,7 +13,7 @@
 
 enum { BLOCK = 32 };
 
-/* 1 / d, or 0 where all values round to nothing. */
+/* 1 / d; 0 if d is 0 or so small that 1 / d is infinite: all codes become those of zero. */
 static float inverse(float d)
 {
     float id = d != 0 ? 1 / d : 0;

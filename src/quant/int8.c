@@ -1,11 +1,12 @@
-/* int8.c - LLM.int8's row-wise format: one f32 scale per row, the row's absmax.
+/* int8.c - LLM.int8()'s format: one f32 scale per row, the row's absmax.
  *
- *   encode  a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even; "127 / scale" is a
- *           reciprocal and a product in torch, and about one code in 10^4 depends on it
- *   decode  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
+ *     encode  a = f16(x); scale = max |a|; code = RN(a * ((1 / scale) * 127)), ties to even
+ *     decode  w = RN_T(RN_32(RN_32(code * scale) * RN_32(1/127))), in this order
  *
- * Rounding to f16 keeps order, so the row's absmax is found before it. A row is read twice; the second
- * time from a cache unless it is huge. Both directions are bound by memory: 3 to 5 bytes per value. */
+ * The factor is a reciprocal times 127, not 127 / scale: torch computes it so, and about one
+ * code in 10^4 differs. Rounding to f16 keeps the order of values, so absmax is computed on the
+ * stored values and rounded afterwards. A row is read twice, the second time from a cache unless
+ * it is very long. Both directions are memory-bound: 3 to 5 bytes per value. */
 #include "quant/kernels.h"
 
 #include <math.h>
@@ -14,6 +15,7 @@
 
 /* ---- decode ---- */
 
+/* Elements [begin, n) of a row. */
 static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float scale, void *out,
                                    int64_t begin, int64_t n)
 {
@@ -26,6 +28,7 @@ static void dequantize_int8_scalar(nbl_dtype dtype, const int8_t *codes, float s
 
 #if defined(__x86_64__)
 
+/* Eight codes to f32, times scale, times 1/127: two roundings. */
 NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scale)
 {
     __m256 code = _mm256_cvtepi32_ps(
@@ -33,7 +36,8 @@ NBL_TARGET_AVX2 static inline __m256 eight_avx2(const int8_t *codes, __m256 scal
     return _mm256_mul_ps(_mm256_mul_ps(code, scale), _mm256_set1_ps(INVERSE_127));
 }
 
-/* Both return how many values they decoded; the scale is finite, so no value is NaN. */
+/* The AVX2 and AVX-512 functions return how many values they decoded. The scale is finite, so no
+ * value is NaN. */
 NBL_TARGET_AVX2 static int64_t dequantize_int8_avx2(nbl_dtype dtype, const int8_t *codes, float scale,
                                                     void *out, int64_t n, bool stream)
 {
@@ -80,7 +84,7 @@ NBL_TARGET_AVX512 static int64_t dequantize_int8_avx512(nbl_dtype dtype, const i
 
 #endif
 
-/* A row, or a part of one. */
+/* Decodes a row or a part of it. */
 static void dequantize_row(nbl_isa isa, nbl_dtype dtype, const int8_t *codes, float scale, void *out,
                            int64_t n, bool stream)
 {
@@ -101,6 +105,7 @@ void nbl__int8_dequantize(nbl_isa isa, const nbl_weight *weight, int64_t begin, 
                           void *out, bool stream)
 {
     if (begin >= end) return;
+    /* The range may begin and end within a row. */
     int64_t columns = weight->shape[weight->rank - 1], row = begin / columns;
     const int8_t *codes = weight->data;
     uint8_t *target = out;
@@ -121,6 +126,7 @@ static float through_f16(float value)
     return nbl__f16_to_f32(nbl__f32_to_f16(value));
 }
 
+/* Value i, rounded to f16. */
 static float value_of(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     float value;
@@ -133,13 +139,13 @@ static void encode_int8_scalar(nbl_dtype dtype, const uint8_t *values, float fac
 {
     for (int64_t i = begin; i < n; i++) {
         float y = value_of(dtype, values, i) * factor;
-        codes[i] = y == y ? (int8_t)lrintf(y) : 0; /* infinity only occurs times 0 */
+        codes[i] = y == y ? (int8_t)lrintf(y) : 0; /* NaN, also from infinity · 0: code 0 */
     }
 }
 
 #if defined(__x86_64__)
 
-/* Values as the row holds them, through f16. */
+/* Loads 8 values, rounded to f16. */
 NBL_TARGET_AVX2 static inline __m256 load_f16_avx2(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     __m256 wide;
@@ -153,6 +159,7 @@ NBL_TARGET_AVX2 static inline __m256 load_f16_avx2(nbl_dtype dtype, const uint8_
     return _mm256_cvtph_ps(_mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* cvtps rounds to nearest even; lanes with NaN become 0. */
 NBL_TARGET_AVX2 static inline __m256i int8_codes_avx2(nbl_dtype dtype, const uint8_t *values, int64_t i,
                                                       __m256 factor)
 {
@@ -174,6 +181,7 @@ encode_int8_avx2(nbl_dtype dtype, const uint8_t *values, float scale, int8_t *co
     return i;
 }
 
+/* One specialised loop per dtype. */
 NBL_TARGET_AVX2 static int64_t encode_int8_any_avx2(nbl_dtype dtype, const uint8_t *values, float scale,
                                                     int8_t *codes, int64_t n)
 {
@@ -218,13 +226,13 @@ NBL_TARGET_AVX512 static int64_t encode_int8_any_avx512(nbl_dtype dtype, const u
 
 #endif
 
-/* The row's scale; adds how many of its values are not finite in f16. */
+/* The row's scale. *non_finite grows by the number of its values that are non-finite in f16. */
 static float row_scale(nbl_isa isa, nbl_dtype dtype, const uint8_t *values, int64_t columns,
                        int64_t *non_finite)
 {
     int64_t bad = 0;
     float scale = through_f16(nbl__absmax(isa, dtype, values, columns, &bad));
-    if (scale == INFINITY) { /* also values that only f16 cannot hold */
+    if (scale == INFINITY) { /* count again in f16, where values of 65520 and more are infinite */
         bad = 0;
         for (int64_t i = 0; i < columns; i++) bad += !isfinite(value_of(dtype, values, i));
     }
@@ -239,6 +247,7 @@ int64_t nbl__int8_encode(nbl_isa isa, nbl_dtype dtype, const void *values, int64
     for (int64_t r = 0; r < rows; r++, codes += columns) {
         const uint8_t *row = (const uint8_t *)values + (size_t)(r * columns) * nbl__size_of(dtype);
         scales[r] = row_scale(isa, dtype, row, columns, &non_finite);
+        /* a row of zeros, or of values that f16 rounds to zero */
         if (scales[r] == 0) {
             if (columns > 0) memset(codes, 0, (size_t)columns);
             continue;

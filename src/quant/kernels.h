@@ -1,4 +1,6 @@
-/* kernels.h - small pieces that the formats share. Internal to quant/. */
+/* kernels.h - vector pieces that several formats share. Internal to quant/.
+ *
+ * Suffixes: _avx2 works on 8 lanes of f32, _avx512 on 16. */
 #ifndef NBL_KERNELS_H
 #define NBL_KERNELS_H
 
@@ -8,14 +10,16 @@
 #include <immintrin.h>
 #endif
 
-/* The largest |x| that is not NaN, 0 when there is none; adds the number of NaN and infinities. The values
- * need no alignment. */
+/* The largest |x| that is not NaN; 0 if there is none. *non_finite grows by the number of NaN
+ * and infinities. The values need no alignment. */
 float nbl__absmax(nbl_isa isa, nbl_dtype dtype, const void *values, int64_t n, int64_t *non_finite);
 
 #if defined(__x86_64__)
 
-/* ---- 16 f32, none of them NaN, to f16 or bf16; the bits of nbl__f32_to_f16 and nbl__f32_to_bf16 ---- */
+/* ---- 16 f32 without NaN to f16 or bf16: the bits of nbl__f32_to_f16 and nbl__f32_to_bf16 ---- */
 
+/* bf16 in the low 16 bits of each lane: add 0x7fff plus the lowest kept bit (ties to even),
+ * shift. */
 NBL_TARGET_AVX2 static inline __m256i round_bf16_avx2(__m256 values)
 {
     __m256i bits = _mm256_castps_si256(values);
@@ -23,6 +27,7 @@ NBL_TARGET_AVX2 static inline __m256i round_bf16_avx2(__m256 values)
     return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
 }
 
+/* packus works within 128-bit lanes; the permute restores the order. */
 NBL_TARGET_AVX2 static inline __m256i narrow_avx2(nbl_dtype dtype, __m256 low, __m256 high)
 {
     if (dtype == NBL_DTYPE_F16) {
@@ -43,7 +48,7 @@ NBL_TARGET_AVX512 static inline __m256i narrow_avx512(nbl_dtype dtype, __m512 va
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
-/* ---- stores ---- */
+/* ---- stores; `stream`: past the caches, which needs `out` aligned to the vector ---- */
 
 NBL_TARGET_AVX2 static inline void put_avx2(void *out, __m256i bits, bool stream)
 {
@@ -57,14 +62,17 @@ NBL_TARGET_AVX512 static inline void put_avx512(void *out, __m512i bits, bool st
     else _mm512_storeu_si512(out, bits);
 }
 
-/* 32 lanes of 32 bits, each in -128 ... 127, to 32 bytes in order. */
+/* 32 lanes of 32 bits, each in -128 … 127, to 32 bytes in order. */
 NBL_TARGET_AVX2 static inline __m256i bytes_of_avx2(__m256i a, __m256i b, __m256i c, __m256i d)
 {
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* ---- how many of 7 ascending thresholds (f32 bits, an eighth as padding) lie below a; 0 for NaN ---- */
+/* ---- rank8: how many of 7 ascending thresholds lie strictly below a; 0 for NaN ----
+ *
+ * A binary search in three steps: with threshold 3, then 1 or 5, then 0, 2, 4 or 6. `thresholds`
+ * are f32 bits, with an eighth element as padding. */
 
 NBL_TARGET_AVX2 static inline __m256 threshold_avx2(uint32_t bits)
 {

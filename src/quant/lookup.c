@@ -1,12 +1,12 @@
-/* lookup.c - see lookup.h.
+/* lookup.c - 4-bit codes to values by a table in registers. See lookup.h.
  *
- *   codes   |c1 c0|c3 c2|c5 c4| …      two per byte
- *   block   table[0..15] * scale  ->  16 values of the target: registers
- *   groups  32 codes  ->  32 lookups  ->  32 values
+ *     codes   |c1 c0|c3 c2|c5 c4| …      two per byte
+ *     block   table[0..15] * scale  ->  16 values of the target dtype, in registers
+ *     group   32 codes  ->  32 lookups  ->  32 values
  *
- * Only whole groups of 32 (aligned in the weight, so never across a block) go through vectors; the
- * ragged ends of a range are looked up one by one. Per element half a byte is read and 2 or 4 are
- * written: bound by the speed of stores. */
+ * Only whole groups of 32 elements, aligned in the weight and so within one block, use vectors.
+ * The ragged ends of a range are looked up one by one. Per element 1/2 byte is read and 2 or 4
+ * are written: bound by stores. */
 #include "quant/lookup.h"
 #include "quant/kernels.h"
 
@@ -14,16 +14,19 @@
 
 enum { GROUP = 32 };
 
+/* The code of element i. */
 static inline unsigned code_at(const nbl__lookup *s, int64_t i)
 {
     return s->codes[i >> 1] >> (((i & 1) != 0) == s->low_first ? 4 : 0) & 15;
 }
 
+/* The scale of element i's block. */
 static inline float scale_of(const nbl__lookup *s, int64_t i)
 {
     return s->scales[(i >> s->block_shift) - s->first_block];
 }
 
+/* The end of element i's block, or `end` if that comes first. */
 static inline int64_t block_end(const nbl__lookup *s, int64_t i, int64_t end)
 {
     return nbl__min_i64(end, ((i >> s->block_shift) + 1) << s->block_shift);
@@ -47,6 +50,7 @@ static void look_up_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t i, int
     for (; i < end; i++) *to++ = values[code_at(s, i)];
 }
 
+/* The range, block by block. */
 static void dequantize_lookup_scalar(const nbl__lookup *s, nbl_dtype dtype, int64_t begin, int64_t end,
                                      uint8_t *out)
 {
@@ -58,13 +62,15 @@ static void dequantize_lookup_scalar(const nbl__lookup *s, nbl_dtype dtype, int6
 
 #if defined(__x86_64__)
 
-/* ---- one block, or a part of it: n elements, whole groups; 16-bit targets: the scale is finite ---- */
+/* ---- one block or a part of it: n elements, whole groups; for 16-bit targets the scale is
+ * finite ---- */
 
 typedef struct table_avx2 {
     __m256 low, high; /* entries 0 … 7, 8 … 15 */
 } table_avx2;
 
-/* Eight lanes look up both halves of the table by their low three bits; bit 3 chooses the half. */
+/* Eight lanes look up both halves of the table by bits 0 … 2 of the code; bit 3 chooses the
+ * half. */
 NBL_TARGET_AVX2 static inline void look_up_f32_avx2(table_avx2 table, __m256i shift, float block_scale,
                                                     const uint8_t *codes, int64_t n, float *to, bool stream)
 {
@@ -82,8 +88,9 @@ NBL_TARGET_AVX2 static inline void look_up_f32_avx2(table_avx2 table, __m256i sh
     }
 }
 
-/* The 16 values are kept as two tables of bytes; 32 codes in the 32 bytes of a register look up both, and
- * the bytes are woven together again. Weaving works within 128-bit lanes, hence the order of the load. */
+/* The 16 values are two tables of bytes, low and high. The 32 codes of a group, in the 32 bytes
+ * of a register, look up both; unpacklo and unpackhi interleave the results to 16-bit values.
+ * They work within 128-bit lanes, which is why the codes are permuted when loaded. */
 NBL_TARGET_AVX2 static inline void look_up_16_avx2(table_avx2 table, nbl_dtype dtype, bool low_first,
                                                    float block_scale, const uint8_t *codes, int64_t n,
                                                    uint16_t *to, bool stream)
@@ -106,8 +113,8 @@ NBL_TARGET_AVX2 static inline void look_up_16_avx2(table_avx2 table, nbl_dtype d
     }
 }
 
-/* The whole table fits one register. vpmultishiftqb (`shift`) puts both nibbles of a widened byte into the
- * low bits of neighbouring lanes; a lookup ignores the bits above. */
+/* The whole table is one register. vpmultishiftqb (`shift`) puts both nibbles of a widened byte
+ * into the low bits of neighbouring lanes; vpermps ignores the bits above. */
 NBL_TARGET_AVX512 static inline void look_up_f32_avx512(__m512 table, __m512i shift, float block_scale,
                                                         const uint8_t *codes, int64_t n, float *to,
                                                         bool stream)
@@ -122,8 +129,8 @@ NBL_TARGET_AVX512 static inline void look_up_f32_avx512(__m512 table, __m512i sh
     }
 }
 
-/* The table twice in one register of 32 words: the fifth index bit, left over from the neighbouring
- * nibble, chooses between two copies. */
+/* The register of 32 words holds the table twice: bit 4 of an index comes from the neighbouring
+ * nibble and only chooses between the two copies. */
 NBL_TARGET_AVX512 static inline void look_up_16_avx512(__m512 table, nbl_dtype dtype, __m512i shift,
                                                        float block_scale, const uint8_t *codes, int64_t n,
                                                        uint16_t *to, bool stream)
@@ -242,6 +249,7 @@ void nbl__lookup_dequantize(nbl_isa isa, const nbl__lookup *source, int64_t begi
     uint8_t *target = out;
     size_t size = nbl__size_of(dtype);
 #if defined(__x86_64__)
+    /* [begin, head) ragged, [head, tail) whole groups, [tail, end) ragged. */
     int64_t head = nbl__min_i64(end, (begin + GROUP - 1) & -(int64_t)GROUP), tail = end & -(int64_t)GROUP;
     if (isa >= NBL_ISA_AVX2 && head < tail) {
         dequantize_lookup_scalar(source, dtype, begin, head, target);

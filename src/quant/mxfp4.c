@@ -1,22 +1,24 @@
-/* mxfp4.c - OCP microscaling: 32 values of e2m1 share a scale 2^(e - 127), e one byte (e8m0). The first
- * of a pair is in the low nibble.
+/* mxfp4.c - OCP microscaling: 32 values of e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and sign) share a
+ * scale 2^(e-127). e is one byte (e8m0). The first code of a pair is in the low nibble.
  *
- *   decode  RN_T(RN_32(lut[code] * 2^(e-127))) for every e: 0 is the subnormal 2^-127, and 255, which the
- *           OCP text reserves for NaN, is 2^128, as transformers' ldexp takes it
- *   encode  e - 127 = floor(log2(absmax)) - 2, so that the largest scaled value lies in [4, 8); nearest
- *           e2m1, ties to the even code, saturated to 6. Scaling by a power of two is exact: values
- *           that were MXFP4 before come out unchanged. */
+ *     decode  RN_T(RN_32(lut[code] * 2^(e-127))) for every e. e = 0 is the subnormal 2^-127.
+ *             e = 255, which OCP reserves for NaN, is 2^128, as transformers' ldexp computes it
+ *     encode  e - 127 = floor(log2(absmax)) - 2, so the largest scaled value is in [4, 8). Each
+ *             value takes the nearest e2m1, ties to the even code, saturated to 6
+ *
+ * Scaling by a power of two is exact, so values that came from MXFP4 encode to the same values. */
 #include "quant/kernels.h"
 #include "quant/lookup.h"
 
 enum { BLOCK = 32 };
 
-/* Twice the values of e2m1: their other factor, 2^(e-128), then is an f32 for every e. */
+/* Twice the e2m1 values: their factor is then 2^(e-128), an f32 for every e. */
 const float nbl__mxfp4_table[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
                                     -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
 
-/* As f32 bits: 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5. A value above one counts one code up; where a tie must go
- * up, to the even code, the f32 just below it stands here. */
+/* The mid-points 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5 as f32 bits. A value strictly above one
+ * takes the next code. Where a tie must go up to the even code, the f32 just below the mid-point
+ * is listed instead. */
 static const uint32_t thresholds[8] = {0x3e800000, 0x3f3fffff, 0x3fa00000, 0x3fdfffff,
                                        0x40200000, 0x405fffff, 0x40a00000};
 
@@ -56,7 +58,7 @@ static void encode_mxfp4_scalar(const float *values, float factor, uint8_t *pack
 
 #if defined(__x86_64__)
 
-/* Both for values without NaN only. */
+/* AVX2 and AVX-512 encoders need values without NaN. */
 NBL_TARGET_AVX2 static inline __m256i mxfp4_codes_avx2(const float *values, __m256 factor)
 {
     __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)values);
@@ -71,7 +73,8 @@ NBL_TARGET_AVX2 static void encode_mxfp4_avx2(const float *values, float factor,
     __m256i codes = bytes_of_avx2(mxfp4_codes_avx2(values, f), mxfp4_codes_avx2(values + 8, f),
                                   mxfp4_codes_avx2(values + 16, f), mxfp4_codes_avx2(values + 24, f));
     __m256i pairs = _mm256_maddubs_epi16(codes,
-                                         _mm256_set1_epi16(0x1001)); /* 1 for the first, 16 for the second */
+                                         /* 1 for the first, 16 for the second */
+                                         _mm256_set1_epi16(0x1001));
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     _mm_storeu_si128((__m128i *)(void *)packed, bytes);
 }
@@ -97,7 +100,7 @@ static void encode_block(nbl_isa isa, const float *values, uint8_t *packed, uint
 {
     int64_t bad = 0;
     uint32_t exponent = nbl__bits_of(nbl__absmax(isa, NBL_DTYPE_F32, values, BLOCK, &bad)) >>
-                        23; /* 0: subnormal, zero */
+                        23; /* biased exponent; 0: zero or subnormal */
     unsigned e = exponent == 255 ? 254 : exponent > 2 ? exponent - 2 : 0;
     float factor = nbl__mxfp4_scale(255 - e); /* 2^(127-e) */
     *scale = (uint8_t)e;

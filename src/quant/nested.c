@@ -1,7 +1,12 @@
-/* nested.c - double quantisation: the scales of a weight, minus their mean, in 8 bits with the signed
- * dynamic map, blocks of 256.
+/* nested.c - double quantisation: the f32 scales of a weight, minus their mean, become 8-bit
+ * codes of the signed dynamic map in blocks of 256, each with an f32 scale.
  *
- * One scale serves 32 to 4096 elements: only the search for the codes (dynamic8.c) has vector paths. */
+ *     encode   offset = mean(scales); nested_scale = max |scale - offset| of a block
+ *              code = nearest((scale - offset) / nested_scale)
+ *     decode   scale = RN_32(RN_32(map[code] · nested_scale) + offset)
+ *
+ * One scale serves 32 to 4096 elements, so only the search for codes (dynamic8.c) has vector
+ * paths. */
 #include <float.h>
 #include <math.h>
 
@@ -15,8 +20,9 @@ float nbl__nested_offset(const float *scales, int64_t n)
     return (float)(sum / (double)n);
 }
 
-/* bitsandbytes' CPU looks a code up by the value's place on a grid of 65,536 points: near the middle between two codes,
- * and where codes lie closer than the grid, that is not the nearest one. Ties go down. */
+/* The code selection of bitsandbytes' CPU code: it rounds the value to a grid of 65,536 points
+ * and takes the code for that point; ties go down. Near the middle between two codes, and where
+ * codes are closer together than the grid, that is not the nearest code. */
 static void encode_by_grid(const float *values, int64_t n, uint8_t *codes, float *scales)
 {
     const float *map = nbl__dynamic_map_signed, steps = 65535;

@@ -1,7 +1,9 @@
-/* nf4.c - 4-bit NormalFloat: its table and its decision rule.
+/* nf4.c - 4-bit NormalFloat: table and encoding. See fourbit.c for the layout.
  *
- * code = how many of the 15 thresholds lie strictly below y; a value on a threshold takes the lower
- * code, NaN takes 0. The thresholds are the mid-points of the table, rounded to f32. */
+ *     code = number of the 15 thresholds strictly below y = value · (1 / absmax)
+ *
+ * A value on a threshold takes the lower code; NaN takes 0. The thresholds are the mid-points of
+ * neighbouring table values, rounded to f32. */
 #include "quant/kernels.h"
 
 const float nbl__nf4_table[16] = {
@@ -23,8 +25,8 @@ const float nbl__nf4_table[16] = {
     1.0f,
 };
 
-/* As bit patterns: a decimal literal that is one ulp off would go unnoticed for years. Padded, so that 16
- * can be loaded from the fourth on. */
+/* Bit patterns, because a decimal literal that is one ulp off would not be noticed. Padded to 19
+ * elements, so that 16 can be loaded from element 3 on. */
 static const uint32_t thresholds[19] = {
     0xbf591cd8, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec, 0xbe0d38bc, 0xbd3a7871, 0x3d22faff,
     0x3df64862, 0x3e5067e0, 0x3e9582d4, 0x3ec753f9, 0x3f006d04, 0x3f248daf, 0x3f5c89da,
@@ -46,11 +48,13 @@ static void encode_nf4_scalar(const float *values, int64_t begin, int64_t n, flo
 
 #if defined(__x86_64__)
 
-/* A search in four steps: each compares with the threshold in the middle of what is left. The second
- * threshold is one of two, the others are looked up by the steps taken so far. */
+/* Binary search in four steps. The second threshold is one of two, chosen by xor; the later ones
+ * are looked up by the steps taken so far. */
 typedef struct search_avx2 {
-    __m256 factor, first, second, second_change; /* bits by which the second differs above the first */
-    __m256 odds, evens;                          /* thresholds 1, 3, … 13 and 0, 2, … 14 */
+    /* second_change: the bits in which the second threshold differs if y is above the first */
+    __m256 factor, first, second, second_change;
+    /* thresholds 1, 3, … 13 (third step) and 0, 2, … 14 (fourth step) */
+    __m256 odds, evens;
 } search_avx2;
 
 NBL_TARGET_AVX2 static inline __m256i nf4_codes_avx2(const float *values, const search_avx2 *s)

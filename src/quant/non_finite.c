@@ -1,4 +1,5 @@
-/* non_finite.c - see non_finite.h. */
+/* non_finite.c - see non_finite.h. A vector pass over each chunk; only a chunk with a hit is
+ * scanned value by value. */
 #include "quant/non_finite.h"
 
 #include <float.h>

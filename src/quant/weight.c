@@ -1,8 +1,14 @@
-/* weight.c - dequantising as nibble.h offers it: checked, threaded, any rows, also transposed; and the
- * dispatch on format. weight_encode.c is the other direction.
+/* weight.c - nbl_dequantize: checks, threads, any range of rows, optionally transposed; and the
+ * dispatch on format. weight_encode.c is the opposite direction.
  *
- * A transposed result goes through tiles on the stack: 128 columns of 64 (f32) or 128 rows are decoded row
- * by row, turned, and written as 128 runs of 256 bytes. The codes of a tile's row are one cache line. */
+ * A transposed result goes through tiles on the stack, so that both sides are accessed in whole
+ * cache lines:
+ *
+ *     weight  64 rows (f32) or 128 rows (16-bit) x 128 columns   dequantized row by row
+ *     tile    32 KiB, transposed in registers                    to 128 rows of 256 bytes
+ *     out     128 runs of 256 bytes
+ *
+ * The codes of one tile row (128 columns) are one cache line of 64 bytes in the 4-bit formats. */
 #include "quant/weight.h"
 #include "base/team.h"
 
@@ -14,11 +20,12 @@
 
 enum { TILE_COLUMNS = 128, TILE_BYTES = 32768 };
 
-/* From this size on an output is written past the caches: it would not stay in those of one core, and
- * even where the shared one is larger, not fetching what is overwritten wins (measured: from 8 MiB). */
+/* Outputs above this size are written past the caches. They would not stay in one core's cache;
+ * and even if the shared cache is larger, not reading the lines that are overwritten is faster
+ * (measured: from 8 MiB). */
 enum { STREAM_BYTES = 16 << 20 };
 
-/* ---- decoding any format ---- */
+/* ---- dispatch on format ---- */
 
 static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begin, int64_t end,
                              nbl_dtype dtype, void *out)
@@ -30,6 +37,7 @@ static void dequantize_dense(nbl_isa isa, const nbl_weight *weight, int64_t begi
         return;
     }
     enum { PIECE = 1024 };
+    /* Through f32 in pieces that fit the first-level cache. */
     float piece[PIECE];
     for (int64_t i = 0; i < end - begin; i += PIECE) {
         int64_t count = nbl__min_i64(PIECE, end - begin - i);
@@ -78,7 +86,7 @@ nbl_status nbl__check_shape(nbl_context *ctx, const char *call, int rank, const 
         NBL_CHECK(ctx, shape[i] >= 0, NBL_ERROR_SHAPE, "%s: shape %s has a negative dimension", call,
                   nbl__show_shape(rank, shape).text);
         *rows = *n;
-        /* 2^59 elements: their bytes still fit 64 bits in every dtype */
+        /* up to 2^59 elements: their bytes fit 64 bits in every dtype */
         NBL_CHECK(ctx, !__builtin_mul_overflow(*n, shape[i], n) && *n <= INT64_C(1) << 59, NBL_ERROR_SHAPE,
                   "%s: shape %s has too many elements", call, nbl__show_shape(rank, shape).text);
     }
@@ -130,7 +138,7 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
     if (w->format == NBL_FORMAT_MXFP4) NBL_TRY(nbl__check_mxfp4_columns(ctx, call, w->rank, w->shape));
     bool fourbit = w->format == NBL_FORMAT_NF4 || w->format == NBL_FORMAT_FP4;
     if (fourbit) NBL_TRY(nbl__check_block(ctx, call, w->format, w->block));
-    if (*n == 0) return NBL_OK; /* no part is read */
+    if (*n == 0) return NBL_OK; /* no elements: no part is read */
 
     NBL_TRY(nbl__check_part(ctx, call, w->format, "data", w->data, 1));
     if (w->format == NBL_FORMAT_MXFP4)
@@ -147,18 +155,20 @@ nbl_status nbl__check_weight(nbl_context *ctx, const char *call, const nbl_weigh
     return NBL_OK;
 }
 
-/* ---- dequantise ---- */
+/* ---- nbl_dequantize ---- */
 
 typedef struct dequantize_job {
     nbl_isa isa;
     const nbl_weight *weight;
-    int64_t begin, end, first_chunk; /* of elements */
+    int64_t begin, end, first_chunk; /* elements; the chunk that holds `begin` */
     nbl_dtype dtype;
     uint8_t *out;
     bool stream;
+    /* for a transposed result */
     int64_t row_begin, rows, columns, column_tiles; /* transposed */
 } dequantize_job;
 
+/* One chunk of a result that is not transposed. */
 static nbl_status dequantize_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
@@ -171,8 +181,10 @@ static nbl_status dequantize_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* to[c][r] = from[r][c] for a tile; rows of `to` are `stride` elements apart. Squares of 4 x 4 or 8 x 8 go
- * through registers (SSE2, which every x86-64 has). Both sides are scratch of whole squares. */
+/* to[c][r] = from[r][c] for a tile of 32-bit elements. Rows of `from` are TILE_COLUMNS elements
+ * apart, rows of `to` are `stride`. Squares of 4 x 4 go through registers (SSE2, part of every
+ * x86-64). Rows and columns are rounded up to whole squares; both tiles are scratch large enough
+ * for that. */
 static void transpose_32(const uint32_t *from, int64_t rows, int64_t columns, uint32_t *to, int64_t stride)
 {
     for (int64_t c = 0; c < columns; c += 4) {
@@ -197,6 +209,7 @@ static void transpose_32(const uint32_t *from, int64_t rows, int64_t columns, ui
     }
 }
 
+/* The same for 16-bit elements, in squares of 8 x 8. */
 static void transpose_16(const uint16_t *from, int64_t rows, int64_t columns, uint16_t *to, int64_t stride)
 {
     for (int64_t c = 0; c < columns; c += 8) {
@@ -206,7 +219,7 @@ static void transpose_16(const uint16_t *from, int64_t rows, int64_t columns, ui
 #if defined(__x86_64__)
             __m128i a[8], b[8];
             for (int k = 0; k < 8; k++) a[k] = _mm_load_si128((const void *)(x + k * TILE_COLUMNS));
-            for (int k = 0; k < 4; k++) { /* rows k and k + 4 interleaved, three times over */
+            for (int k = 0; k < 4; k++) { /* interleave rows k and k + 4, three times in all */
                 b[2 * k] = _mm_unpacklo_epi16(a[k], a[k + 4]);
                 b[2 * k + 1] = _mm_unpackhi_epi16(a[k], a[k + 4]);
             }
@@ -225,7 +238,7 @@ static void transpose_16(const uint16_t *from, int64_t rows, int64_t columns, ui
     }
 }
 
-/* Copies `bytes`; past the caches when `stream`, which needs whole cache lines on both sides. */
+/* Copies a row; `stream`: past the caches, which needs whole cache lines on both sides. */
 static void put_row(uint8_t *to, const uint8_t *from, size_t bytes, bool stream)
 {
 #if defined(__x86_64__)
@@ -239,11 +252,13 @@ static void put_row(uint8_t *to, const uint8_t *from, size_t bytes, bool stream)
     memcpy(to, from, bytes);
 }
 
+/* One tile of a transposed result. */
 static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
 {
     (void)worker;
     const dequantize_job *job = argument;
     size_t size = nbl__size_of(job->dtype);
+    /* 64 rows of f32 or 128 of 16 bits: 256 bytes per column of the result */
     int64_t tile_rows = TILE_BYTES / TILE_COLUMNS / (int64_t)size;
     int64_t r0 = item / job->column_tiles * tile_rows, c0 = item % job->column_tiles * TILE_COLUMNS;
     int64_t rows = nbl__min_i64(tile_rows, job->rows - r0);
@@ -256,6 +271,7 @@ static nbl_status dequantize_tile(void *argument, int64_t item, int worker)
     }
     if (size == 4) transpose_32((const void *)tile, rows, columns, (void *)transposed, tile_rows);
     else transpose_16((const void *)tile, rows, columns, (void *)transposed, tile_rows);
+    /* Past the caches only if every run is whole cache lines. */
     bool stream = job->stream && (size_t)rows * size % 64 == 0;
     for (int64_t c = 0; c < columns; c++)
         put_row(job->out + (size_t)((c0 + c) * job->rows + r0) * size,
@@ -277,6 +293,7 @@ nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight, int64_t ro
     NBL_CHECK(ctx, row_begin >= 0 && row_begin <= row_end && row_end <= rows, NBL_ERROR_ARGUMENT,
               "dequantize: rows %" PRId64 " to %" PRId64 " of a weight with %" PRId64 " rows, shape %s",
               row_begin, row_end, rows, nbl__show_shape(weight->rank, weight->shape).text);
+    /* The rows are one range of the flattened weight. */
     int64_t columns = weight->shape[weight->rank - 1];
     dequantize_job job = {.isa = nbl__isa(ctx),
                           .weight = weight,
@@ -318,6 +335,7 @@ nbl__weight_sizes nbl__weight_sizes_of(const nbl_weight *w)
         return (nbl__weight_sizes){.data = (size_t)n / 2, .scale_codes = (size_t)(n / w->block)};
     default: break;
     }
+    /* NF4 and FP4. */
     blocks = nbl__ceil_div(n, w->block);
     nbl__weight_sizes sizes = {.data = (size_t)nbl__ceil_div(n, 2)};
     if (w->nested_scales == NULL) {

@@ -1,16 +1,21 @@
-/* weight_encode.c - quantising as nibble.h offers it: sizes, then parts that the caller owns; checked and
- * threaded. Also the entries for 8-bit block-wise values. */
+/* weight_encode.c - nbl_quantize: sizes, checks, threads; parts are the caller's memory. Also
+ * the entries for 8-bit block-wise values (nbl_dynamic8_…).
+ *
+ *     values → codes and f32 scales → (nested) 8-bit scale codes, nested scales, offset
+ */
 #include "quant/weight.h"
 #include "base/team.h"
 
 #include <math.h>
 
-/* ---- 4 and 8 bits ---- */
+/* ---- nbl_quantize ---- */
 
+/* The sizes of a quantised weight, in elements; nested_blocks 0: scales stay f32. */
 typedef struct plan {
     int64_t n, rows, columns, block, blocks, nested_blocks;
 } plan;
 
+/* Checks options and shape and computes the sizes. */
 static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *options, int rank,
                                 const int64_t *shape, plan *p)
 {
@@ -20,6 +25,7 @@ static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *op
     NBL_CHECK(ctx, format > NBL_FORMAT_DENSE && (unsigned)format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
               "%s: format %s; allowed are nf4, fp4, int8, mxfp4", call,
               format == NBL_FORMAT_DENSE ? "dense" : "unknown");
+    /* Blocks: rows for int8, 32 elements for mxfp4, options->block (default 64) for nf4 and fp4. */
     *p = (plan){0};
     NBL_TRY(nbl__check_shape(ctx, call, rank, shape, &p->n, &p->rows));
     p->columns = shape[rank - 1];
@@ -47,6 +53,7 @@ nbl_status nbl_quantize_sizes(nbl_context *ctx, const nbl_quantize_options *opti
     plan p;
     NBL_CHECK(ctx, sizes != NULL, NBL_ERROR_ARGUMENT, "quantize: sizes is NULL");
     NBL_TRY(plan_quantize(ctx, options, rank, shape, &p));
+    /* MXFP4's scales are codes; with nesting the f32 scales are scratch beside their codes. */
     bool mxfp4 = options->format == NBL_FORMAT_MXFP4, int8 = options->format == NBL_FORMAT_INT8;
     *sizes = (nbl_quantized_sizes){
         .data = (size_t)(int8 ? p.n : nbl__ceil_div(p.n, 2)),
@@ -65,9 +72,10 @@ typedef struct encode_job {
     const uint8_t *values;
     const nbl_quantized_parts *parts;
     int64_t rows_per_item;
-    int64_t non_finite; /* added to atomically */
+    int64_t non_finite; /* updated atomically */
 } encode_job;
 
+/* One chunk: whole rows for int8, NBL_WEIGHT_CHUNK elements for the other formats. */
 static nbl_status encode_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
@@ -75,6 +83,7 @@ static nbl_status encode_chunk(void *argument, int64_t item, int worker)
     const plan *p = &job->plan;
     const nbl_quantized_parts *to = job->parts;
     size_t size = nbl__size_of(job->dtype);
+    /* A chunk begins at a block's first element, so codes and scales of chunks do not overlap. */
     int64_t bad;
     if (job->format == NBL_FORMAT_INT8) {
         int64_t row = item * job->rows_per_item, rows = nbl__min_i64(job->rows_per_item, p->rows - row);
@@ -126,7 +135,8 @@ static nbl_status nest_chunk(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Double-quantises parts->scales into scale_codes and nested_scales. */
+/* Double-quantises parts->scales into scale_codes and nested_scales, and makes *weight use them.
+ * An infinite or NaN scale would make the mean, and so every scale, non-finite: it is an error. */
 static nbl_status nest_scales(nbl_context *ctx, const plan *p, bool by_grid, const nbl_quantized_parts *parts,
                               nbl_weight *weight)
 {
@@ -155,6 +165,7 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
                          nbl_weight *weight, int64_t *non_finite)
 {
     *non_finite = 0;
+    /* Check all arguments before anything is written. */
     nbl_quantized_sizes sizes;
     encode_job job = {.isa = nbl__isa(ctx), .dtype = dtype, .values = values, .parts = parts};
     plan *p = &job.plan;
@@ -169,18 +180,20 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
               nbl__show_shape(rank, shape).text);
     NBL_TRY(check_parts(ctx, parts, job.format, &sizes));
 
+    /* Split the work: chunks of elements, or for int8 as many rows as make about one chunk. */
     int64_t items = nbl__ceil_div(p->n, NBL_WEIGHT_CHUNK);
     if (job.format == NBL_FORMAT_INT8) {
         job.rows_per_item = nbl__max_i64(1, NBL_WEIGHT_CHUNK / nbl__max_i64(1, p->columns));
         items = nbl__ceil_div(p->rows, job.rows_per_item);
     }
-    if (p->n == 0) { /* rows without columns still have scales */
+    if (p->n == 0) { /* rows of 0 columns still have scales */
         items = 0;
         if (sizes.scales) memset(parts->scales, 0, sizes.scales);
     }
     NBL_TRY(nbl__team_run(ctx, items, encode_chunk, &job, NULL));
     *non_finite = job.non_finite;
 
+    /* *weight is written only when everything has succeeded. */
     nbl_weight made = {
         .format = job.format, .dtype = dtype, .rank = rank, .data = parts->data, .block = p->block};
     memcpy(made.shape, shape, (size_t)rank * sizeof *shape);
@@ -211,11 +224,12 @@ const float *nbl_dynamic_map(int is_signed)
     return is_signed ? nbl__dynamic_map_signed : nbl__dynamic_map_unsigned;
 }
 
+/* A run of nbl_dynamic8_quantize or nbl_dynamic8_dequantize. */
 typedef struct dynamic_job {
     nbl_isa isa;
     const float *map;
     int64_t block, blocks_per_item, n;
-    const float *values; /* to quantise; NULL: dequantise */
+    const float *values; /* values to quantise; NULL: dequantize */
     uint8_t *codes;
     float *scales;
     const uint8_t *from_codes;
@@ -227,6 +241,7 @@ static nbl_status dynamic_chunk(void *argument, int64_t item, int worker)
 {
     (void)worker;
     const dynamic_job *job = argument;
+    /* One item is whole blocks, about NBL_WEIGHT_CHUNK elements. */
     int64_t b = item * job->blocks_per_item, begin = b * job->block;
     int64_t n = nbl__min_i64(job->blocks_per_item * job->block, job->n - begin);
     if (job->values)

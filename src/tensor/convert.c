@@ -1,17 +1,23 @@
-/* convert.c - arrays between f32, f16 and bf16; scalar, AVX2 and AVX-512 give the same bits.
+/* convert.c - converts arrays between f32, f16 and bf16. Scalar, AVX2 and AVX-512 code give the
+ * same bits.
  *
- * bf16 is rounded in integer arithmetic: the AVX512-BF16 instruction flushes subnormals, so it is not
- * exact. Bound by memory: 6 bytes moved per element. */
+ * bf16 is rounded in integer arithmetic: bits + 0x7fff + (lowest bit that is kept), then >> 16.
+ * The AVX512-BF16 instruction is not used because it flushes subnormals to zero. Cost:
+ * memory-bound, 6 bytes per element.
+ *
+ * The vector functions convert whole vectors and return how many elements they did; the scalar
+ * functions convert the rest, from `begin` on. */
 #include "tensor/dtype.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+/* f16: sign, 5 bits of exponent with bias 15, 10 of mantissa. f32 has bias 127: 112 more. */
 float nbl__f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
-    if (exponent == 31) /* infinity, NaN (made quiet) */
+    if (exponent == 31) /* infinity, or NaN, which becomes quiet */
         return nbl__from_bits(sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x00400000 : 0));
     if (exponent == 0) { /* subnormal: mantissa * 2^-24, exact in f32 */
         float value = (float)mantissa * 0x1p-24f;
@@ -20,6 +26,7 @@ float nbl__f16_to_f32(uint16_t h)
     return nbl__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+/* Four ranges by magnitude: NaN; 65520 and more; normal in f16; subnormal in f16. */
 uint16_t nbl__f32_to_f16(float value)
 {
     uint32_t bits = nbl__bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -29,12 +36,13 @@ uint16_t nbl__f32_to_f16(float value)
         uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
         return (uint16_t)(sign | (rounded - 0x38000000) >> 13);
     }
-    /* Subnormal: adding 0.5 puts the unit of f16's subnormals at the end of the mantissa, and the
-     * addition rounds to nearest even. */
+    /* Subnormal in f16: its unit is 2^-24. The unit of f32 numbers in [0.5, 1) is 2^-24 too, so
+     * adding 0.5 rounds to it, to nearest even. */
     float shifted = nbl__from_bits(magnitude) + 0.5f;
     return (uint16_t)(sign | (nbl__bits_of(shifted) - 0x3f000000));
 }
 
+/* Elements [begin, n); memcpy because the arrays may be unaligned. */
 static void to_f32_scalar(nbl_dtype dtype, const void *from, float *to, int64_t begin, int64_t n)
 {
     const uint8_t *bytes = from;
@@ -56,7 +64,7 @@ static void from_f32_scalar(const float *from, nbl_dtype dtype, void *to, int64_
 
 #if defined(__x86_64__)
 
-/* Quiets NaN in lanes of f32 bits, as the scalar code does. */
+/* Makes NaN quiet in lanes of f32 bits, as the scalar code does. */
 NBL_TARGET_AVX2 static inline __m256i quiet_avx2(__m256i bits)
 {
     __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
@@ -66,7 +74,7 @@ NBL_TARGET_AVX2 static inline __m256i quiet_avx2(__m256i bits)
 
 NBL_TARGET_AVX2 static int64_t to_f32_avx2(nbl_dtype dtype, const void *from, float *to, int64_t n)
 {
-    const uint16_t *source = from; /* only used through unaligned loads */
+    const uint16_t *source = from; /* read through unaligned loads only */
     int64_t i = 0;
     if (dtype == NBL_DTYPE_F16) {
         for (; i + 8 <= n; i += 8) {
@@ -83,6 +91,7 @@ NBL_TARGET_AVX2 static int64_t to_f32_avx2(nbl_dtype dtype, const void *from, fl
     return i;
 }
 
+/* nbl__f32_to_bf16 in 8 lanes: rounded bits, or quiet NaN, in the low 16 bits of each. */
 NBL_TARGET_AVX2 static inline __m256i round_bf16_avx2(__m256i bits)
 {
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

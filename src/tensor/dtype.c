@@ -1,4 +1,4 @@
-/* dtype.c - names and sizes of element types. */
+/* dtype.c - names and sizes of element types and storage formats. */
 #include "tensor/dtype.h"
 
 static const struct row {
@@ -10,7 +10,8 @@ static const struct row {
 #undef ROW
 };
 
-static const char *const torch_names[] = {"float32", "float16", "bfloat16"}; /* as in the enum */
+/* in the order of nbl_dtype */
+static const char *const torch_names[] = {"float32", "float16", "bfloat16"};
 static const char *const format_names[] = {"dense", "nf4", "fp4", "int8", "mxfp4"};
 enum { FORMATS = sizeof format_names / sizeof *format_names };
 

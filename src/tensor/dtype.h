@@ -1,16 +1,20 @@
-/* dtype.h - element types, and exact conversions between f32, f16 and bf16.
+/* dtype.h - element types, and conversions between f32, f16 and bf16.
  *
- * All conversions round to nearest even. A NaN keeps its sign and the top of its payload and becomes
- * quiet, as the hardware's F16C does; the same bits come out of every instruction set. */
+ * Conversions round to nearest, ties to even. A NaN stays a NaN with the same sign and the top
+ * bits of its payload and becomes quiet, as F16C does. All instruction sets give the same bits.
+ *
+ * Compute dtypes are f32, f16 and bf16: the first three of nbl_dtype. */
 #ifndef NBL_DTYPE_H
 #define NBL_DTYPE_H
 
 #include "base/base.h"
 
+/* Bits of one element; below 8 for packed types. */
 int nbl__dtype_bits(nbl_dtype dtype);
 const char *nbl__dtype_file_name(nbl_dtype dtype); /* "BF16" */
 bool nbl__dtype_from_file_name(const char *name, nbl_dtype *dtype);
-const char *nbl__dtype_torch_name(nbl_dtype dtype);                  /* "bfloat16"; compute dtypes */
+/* "bfloat16"; "unknown" unless a compute dtype */
+const char *nbl__dtype_torch_name(nbl_dtype dtype);
 bool nbl__dtype_from_torch_name(const char *name, nbl_dtype *dtype); /* with or without "torch." */
 
 static inline bool nbl__is_compute(nbl_dtype dtype)
@@ -23,7 +27,7 @@ static inline size_t nbl__size_of(nbl_dtype dtype)
     return dtype == NBL_DTYPE_F32 ? 4 : 2;
 }
 
-/* Bytes of n elements; false when that is no whole number or overflows. */
+/* Bytes of n elements. False if that is not a whole number of bytes or overflows. */
 bool nbl__dtype_bytes(nbl_dtype dtype, uint64_t n, uint64_t *bytes);
 
 /* ---- scalar conversions: the reference ---- */
@@ -55,7 +59,8 @@ static inline uint16_t nbl__f32_to_bf16(float value)
 float nbl__f16_to_f32(uint16_t h);
 uint16_t nbl__f32_to_f16(float value);
 
-/* ---- arrays; `from` and `to` need no alignment ---- */
+/* ---- arrays of n elements; `from` and `to` need no alignment; a compute dtype on the other
+ * side ---- */
 
 void nbl__to_f32(nbl_isa isa, nbl_dtype from_dtype, const void *from, float *to, int64_t n);
 void nbl__from_f32(nbl_isa isa, const float *from, nbl_dtype to_dtype, void *to, int64_t n);

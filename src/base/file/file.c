@@ -1,4 +1,4 @@
-/* file.c - see file.h. */
+/* file.c - maps and reads files, and detects that a mapped file has changed. See file.h. */
 #define _GNU_SOURCE
 #include "base/file/file.h"
 
@@ -15,23 +15,25 @@
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Descriptors above this are left to the rest of the process. */
+/* files with a descriptor above this are closed after mapping: the process has other uses for
+ * descriptors */
 enum { HIGHEST_KEPT = 400 };
 
-/* A mapped file as it was when it was opened. */
+/* A mapped file: its state at opening, linked into the context's list. */
 struct nbl__mapping {
     nbl_context *ctx;
     nbl__mapping *next;
     char *path;
     size_t path_size;
+    /* fd: kept open for fstat; slot: of file_guard.h */
     int fd, slot; /* -1: none */
     unsigned mode;
     uint64_t size, device, inode;
     struct timespec modified;
 };
 
-/* Opens a regular file. Anything else is not even opened, for that may have effects; O_NONBLOCK so that a pipe that
- * took its place since cannot hang us. */
+/* Opens a regular file. Other kinds are not opened, because opening a device or pipe may have
+ * effects. O_NONBLOCK: a pipe that has replaced the file since stat cannot block the open. */
 static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, struct stat *info)
 {
     NBL_CHECK(ctx, stat(path, info) != 0 || S_ISREG(info->st_mode), NBL_ERROR_IO, "%s: not a regular file",
@@ -47,6 +49,7 @@ static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, stru
 
 /* ---- mapping ---- */
 
+/* Removes a mapping from the list and frees its record. */
 static void forget(nbl__mapping *m)
 {
     nbl__mapping **at = nbl__context_mappings(m->ctx);
@@ -58,7 +61,7 @@ static void forget(nbl__mapping *m)
     nbl__free(m->ctx, m, sizeof *m);
 }
 
-/* The context takes note of a file that it is about to map, and of its descriptor. */
+/* Records a file in the context's list. On success the record owns `fd`. */
 static nbl_status remember(nbl_context *ctx, const char *path, int fd, const struct stat *info,
                            nbl__mapping **mapping)
 {
@@ -101,6 +104,7 @@ nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file)
         forget(m);
         return status;
     }
+    /* The mapping stays valid without its descriptor. */
     if (fd > HIGHEST_KEPT) {
         close(fd);
         m->fd = -1;
@@ -119,6 +123,7 @@ void nbl__file_unmap(nbl__file *file)
 
 /* ---- files that change ---- */
 
+/* Adds the hint to the failure that says how the file changed. */
 static nbl_status tell_change(nbl__mapping *m, nbl_status status)
 {
     return nbl__hint(m->ctx, status, "run it again when nothing writes to this file, or on a copy of it");
@@ -168,7 +173,8 @@ bool nbl__files_have(nbl_context *ctx, uint64_t device, uint64_t inode)
 
 /* ---- pages ---- */
 
-/* All pages that a range touches: a page that somebody else still needs comes back by a fault. */
+/* madvise for all pages that a range touches. A page that another range still uses is loaded
+ * again on access. */
 static void advise(const void *begin, uint64_t size, int advice)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), a = (uintptr_t)begin, b = a + size;
@@ -184,8 +190,8 @@ void nbl__file_need(const void *begin, uint64_t size)
     advise(begin, size, MADV_POPULATE_READ);
 }
 
-/* A fault maps the pages around it as well (64 KiB by default), also some that were dropped with the
- * range before: so the drop begins that much earlier. */
+/* A page fault also maps the pages around it (64 KiB by default), among them pages dropped just
+ * before. So the drop begins up to 128 KiB earlier. */
 void nbl__file_drop(const nbl__file *file, const void *begin, uint64_t size)
 {
     enum { AROUND = 64 << 10 };
@@ -212,6 +218,7 @@ nbl_status nbl__file_read(nbl_context *ctx, const char *path, uint64_t limit, ch
     } else if ((memory = nbl__alloc(ctx, length + 1)) == NULL) {
         status = NBL_ERROR_MEMORY;
     }
+    /* A read may be partial or interrupted. */
     for (uint64_t at = 0; status == NBL_OK && at < length;) {
         ssize_t got = read(fd, memory + at, length - at);
         if (got > 0) at += (uint64_t)got;

@@ -1,4 +1,7 @@
-/* file_guard.c - see file_guard.h. */
+/* file_guard.c - the SIGBUS handler and its table of mappings. See file_guard.h.
+ *
+ * Besides lock-free atomics the handler calls mmap, and for other addresses the previous
+ * handler. */
 #define _GNU_SOURCE
 #include "base/file/file_guard.h"
 
@@ -8,8 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The handler reads slots while others claim and release them. A slot matches only while begin <= address < end:
- * `end` is set last and cleared first. `begin` is read again behind `end`: both are of one mapping. */
+/* The handler reads slots while other threads claim and release them. A slot matches only if
+ * begin <= address < end. `end` is set last and cleared first, and `begin` is read again after
+ * `end`, so both belong to the same mapping. */
 typedef struct slot {
     atomic_uintptr_t begin, end, fault; /* begin 0: free; fault 0: none */
 } slot;
@@ -20,6 +24,7 @@ static atomic_int installed, hits;
 static uintptr_t page;
 static struct sigaction before;
 
+/* The address is in no guarded mapping: calls the handler that was installed before. */
 static void pass_on(int number, siginfo_t *info, void *state)
 {
     if (before.sa_flags & SA_SIGINFO) before.sa_sigaction(number, info, state);

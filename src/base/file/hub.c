@@ -1,4 +1,4 @@
-/* hub.c - see hub.h. */
+/* hub.c - recognises hub names and finds the hub's cache. See hub.h. */
 #include "base/file/hub.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 enum { LONGEST_PART = 96, PATH_ROOM = 1024 }; /* the hub's own limit of a name is 96 characters */
 
-/* Length of the part of a hub name at `s`; 0: none. */
+/* Length of the ORG or NAME at `s`; 0 if it is invalid. */
 static size_t part_length(const char *s)
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
@@ -18,7 +18,7 @@ static size_t part_length(const char *s)
     return length > LONGEST_PART || s[0] == '.' || s[0] == '-' ? 0 : length;
 }
 
-/* "data/train.jsonl" is a file that is missing, not a name. */
+/* True for names such as "train.jsonl": "data/train.jsonl" is a missing file, not a hub name. */
 static bool is_file_name(const char *name, size_t length)
 {
     static const char *const endings[] = {".json", ".jsonl", ".csv",   ".tsv",  ".txt", ".parquet",
@@ -30,7 +30,8 @@ static bool is_file_name(const char *name, size_t length)
     return false;
 }
 
-/* The hub's cache as huggingface_hub finds it; false: there is none. */
+/* Finds the hub's cache folder by the environment, in huggingface_hub's order. False: no such
+ * folder. */
 static bool cache_folder(char *path)
 {
     static const struct {
@@ -48,7 +49,7 @@ static bool cache_folder(char *path)
     return false;
 }
 
-/* The snapshot that refs/main names. */
+/* The folder of the snapshot that CACHE/models--ORG--NAME/refs/main names. */
 static bool cached(const char *org, int org_length, const char *name, int name_length, nbl__hub_kind kind,
                    char *snapshot)
 {

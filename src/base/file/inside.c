@@ -1,4 +1,5 @@
-/* inside.c - which links of a model's folder may be followed when its files are copied into a result. See file.h. */
+/* inside.c - decides which files of a model's folder may be copied into a result. See
+ * nbl__file_inside in file.h. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 
 #include "base/file/file.h"
 
-/* Is the real path `path` that of something in the real folder `folder`? */
+/* True if `path` is below `folder`; both are real paths (links resolved). */
 static bool is_inside(const char *path, const char *folder)
 {
     size_t size = strlen(folder);
@@ -14,7 +15,8 @@ static bool is_inside(const char *path, const char *folder)
     return strncmp(path, folder, size) == 0 && path[size] == '/';
 }
 
-/* The hub's cache: REPO/snapshots/REVISION/… links to REPO/blobs/HASH. Nothing else of REPO counts. */
+/* True if `folder` is REPO/snapshots/… and `path` is REPO/blobs/HASH: the hub's cache. Other
+ * files of REPO are not accepted. */
 static bool is_blob(const char *path, const char *folder)
 {
     static const char snapshots[] = "/snapshots/", blobs[] = "/blobs/";

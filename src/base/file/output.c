@@ -1,5 +1,7 @@
-/* output.c - see output.h. Every call that changes the disk asks nbl__write_allowed first, so that a
- * test can make each of them fail in turn. */
+/* output.c - outputs that appear complete or not at all. See output.h.
+ *
+ * Every call that changes the disk asks nbl__write_allowed first, so that a test can make each
+ * of them fail. */
 #define _GNU_SOURCE
 #include "base/file/output.h"
 
@@ -13,7 +15,7 @@
 #include "base/file/file.h"
 #include "base/file/partial.h"
 
-/* EIO stands for an injected fault. */
+/* An injected fault looks like EIO. */
 static int allowed(nbl__output *output)
 {
     if (nbl__write_allowed(output->ctx)) return 1;
@@ -21,6 +23,7 @@ static int allowed(nbl__output *output)
     return 0;
 }
 
+/* The folder of a path; "." without a slash. */
 static char *parent_of(nbl__arena *arena, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -29,7 +32,8 @@ static char *parent_of(nbl__arena *arena, const char *path)
     return nbl__arena_printf(arena, "%.*s", (int)(slash - path), path);
 }
 
-/* What killed processes left of this target goes first: it takes room. */
+/* Checks that the target may be written and fits the disk. Temporaries that killed processes
+ * left are removed first, because they take space. */
 static nbl_status check_target(nbl__output *output, bool replace, uint64_t bytes_needed)
 {
     nbl_context *ctx = output->ctx;
@@ -60,6 +64,7 @@ nbl_status nbl__output_begin(nbl_context *ctx, const char *target, uint64_t byte
     output->rights = 0666;
     output->arena = nbl__arena_make(ctx);
 
+    /* Without trailing slashes, so that the temporary is beside the target and not in it. */
     size_t length = strlen(target);
     while (length > 1 && target[length - 1] == '/') length--;
     output->target = nbl__arena_printf(&output->arena, "%.*s", (int)length, target);
@@ -88,11 +93,13 @@ nbl_status nbl__output_open(nbl__output *output, const char *name, int *fd)
 nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, const void *data, size_t size,
                              uint64_t offset)
 {
+    /* A write may be partial or interrupted. */
     const char *at = data;
     while (size > 0) {
         ssize_t done = allowed(output) ? pwrite(fd, at, size, (off_t)offset) : -1;
         if (done < 0 && errno == EINTR) continue;
-        if (done < 0 && errno == EFAULT) { /* pages of a mapped file that are gone */
+        /* `data` is in a mapped file whose pages no longer exist */
+        if (done < 0 && errno == EFAULT) {
             NBL_TRY(nbl__files_check(output->ctx));
             errno = EFAULT;
         }
@@ -108,6 +115,7 @@ nbl_status nbl__output_write(nbl__output *output, int fd, const char *name, cons
 
 nbl_status nbl__output_close(nbl__output *output, int fd, const char *name)
 {
+    /* Some file systems report a failed write only at fsync or close. */
     int bad = !allowed(output) || fsync(fd) != 0 ? errno : 0;
     if (close(fd) != 0 && !bad) bad = errno;
     if (bad) return nbl__fail_errno(output->ctx, bad, "%s/%s: cannot write", output->target, name);
@@ -126,6 +134,7 @@ nbl_status nbl__output_put(nbl__output *output, const char *name, const void *da
     return nbl__output_close(output, fd, name);
 }
 
+/* Copies 4 MiB at a time and drops the source's pages, so that memory stays small. */
 static nbl_status copy_pieces(nbl__output *output, int fd, const char *name, const nbl__file *file)
 {
     enum { PIECE = 4 << 20 };
@@ -155,7 +164,7 @@ nbl_status nbl__output_copy(nbl__output *output, const char *name, const char *s
     return status;
 }
 
-/* Where a disk knows no rights there is nothing to take. */
+/* Removes permission bits. Errors are ignored: some file systems have no permissions. */
 static void narrow(int fd, unsigned rights)
 {
     struct stat info;
@@ -177,7 +186,7 @@ nbl_status nbl__output_subfolder(nbl__output *output, const char *name)
     return output->subfolder ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* Makes the entries of the folders durable; the files are already. */
+/* Syncs the folders' entries to disk; the files were synced when they were closed. */
 static nbl_status sync_folders(nbl__output *output)
 {
     int inner = output->subfolder
@@ -190,7 +199,8 @@ static nbl_status sync_folders(nbl__output *output)
     return bad ? nbl__fail_errno(output->ctx, error, "%s: cannot write", output->target) : NBL_OK;
 }
 
-/* The rename must not replace a target that appeared meanwhile. */
+/* Renames without replacing a target that has appeared meanwhile. File systems without
+ * RENAME_NOREPLACE get a check and a rename, with a small window between them. */
 static int rename_new(const char *from, const char *to)
 {
     if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
@@ -205,6 +215,7 @@ static int rename_new(const char *from, const char *to)
 nbl_status nbl__output_commit(nbl__output *output)
 {
     nbl_context *ctx = output->ctx;
+    /* Everything must be on disk before the rename makes it visible. */
     nbl_status status = sync_folders(output);
     if (status == NBL_OK && (!allowed(output) || rename_new(output->partial, output->target) != 0))
         status = nbl__fail_errno(ctx, errno, "%s: cannot move the finished folder here", output->target);
@@ -213,7 +224,9 @@ nbl_status nbl__output_commit(nbl__output *output)
         char *parent = parent_of(&output->arena, output->target);
         int fd = parent ? open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
         if (fd >= 0) {
-            (void)fsync(fd); /* the rename is durable; a system that cannot do this is not at fault */
+            /* make the rename durable; some file systems cannot sync folders, so the result is
+             * ignored */
+            (void)fsync(fd);
             close(fd);
         }
     }
@@ -225,6 +238,7 @@ void nbl__output_abort(nbl__output *output)
 {
     if (output == NULL) return;
     if (output->partial) {
+        /* Remove while the lock is held. */
         if (output->folder >= 0) nbl__partial_empty(output->folder);
         rmdir(output->partial);
     }
@@ -242,6 +256,7 @@ nbl_status nbl__new_file_open(nbl_context *ctx, const char *path, bool replace, 
     file->path = o->target = nbl__arena_strdup(&o->arena, path);
     if (o->target == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(check_target(o, replace, bytes_needed));
+    /* From here on `target` is the folder: messages of nbl__output_write are FOLDER/NAME. */
     o->target = parent_of(&o->arena, path);
     if (o->target == NULL) return NBL_ERROR_MEMORY;
     const char *slash = strrchr(path, '/');
@@ -259,7 +274,7 @@ nbl_status nbl__new_file_write(nbl__new_file *file, const void *data, size_t siz
     return nbl__output_write(&file->output, file->fd, file->name, data, size, offset);
 }
 
-/* The descriptor, and with it the lock, is kept until the file has its name. */
+/* The descriptor stays open, and the lock held, until the file has its name. */
 nbl_status nbl__new_file_commit(nbl__new_file *file)
 {
     nbl__output *o = &file->output;

@@ -1,4 +1,4 @@
-/* partial.c - see partial.h. */
+/* partial.c - creates, locks and removes temporaries. See partial.h. */
 #define _GNU_SOURCE
 #include "base/file/partial.h"
 
@@ -15,7 +15,8 @@ enum { LETTERS = 6, DEPTH = 1 };
 static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
 static const char infix[] = ".partial-";
 
-/* Does `name` in the folder `at` still mean the open file `fd`? */
+/* True if `name` in the folder `at` is still the open file `fd`: not removed or replaced since
+ * it was opened. */
 static bool is_same(int at, const char *name, int fd)
 {
     struct stat open_file, named;
@@ -23,13 +24,16 @@ static bool is_same(int at, const char *name, int fd)
            open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-/* 0, or -1 with errno. EEXIST: somebody else has this name, or swept it before it was locked. */
+/* Creates and locks a temporary. Returns 0, or -1 with errno. EEXIST: the name is taken, or
+ * another process removed the temporary before it was locked; try another name. */
 static int make_locked(nbl_context *ctx, const char *name, bool folder, int *fd)
 {
-    errno = EIO; /* of an injected fault */
+    errno = EIO; /* errno of an injected fault */
     *fd = -1;
     if (!nbl__write_allowed(ctx)) return -1;
     if (folder && mkdir(name, 0777) != 0) return -1;
+    /* Between creation and flock another process may take the file for an orphan and remove it;
+     * is_same finds that out. */
     int flags = folder ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL;
     *fd = open(name, flags | O_NOFOLLOW | O_CLOEXEC, 0666);
     bool swept = *fd < 0 ? folder && errno == ENOENT
@@ -50,6 +54,7 @@ nbl_status nbl__partial_make(nbl__arena *arena, const char *target, bool folder,
     char *name = nbl__arena_alloc(arena, length);
     if (name == NULL) return NBL_ERROR_MEMORY;
     int made = -1;
+    /* 36^6 names: a second attempt is rare. */
     for (int attempt = 0; attempt < 100 && made != 0; attempt++) {
         uint8_t random[LETTERS];
         if (getrandom(random, sizeof random, 0) != sizeof random) memset(random, attempt, sizeof random);
@@ -68,6 +73,8 @@ nbl_status nbl__partial_make(nbl__arena *arena, const char *target, bool folder,
 
 /* ---- removing ---- */
 
+/* Removes the entries of a folder, down to `depth` levels of subfolders. Links are removed, not
+ * followed. */
 static void empty(int folder, int depth)
 {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -94,6 +101,7 @@ void nbl__partial_empty(int folder)
     empty(folder, DEPTH);
 }
 
+/* True for BASE.partial-XXXXXX, X in `letters`. */
 static bool is_partial_of(const char *name, const char *base, size_t length)
 {
     if (strncmp(name, base, length) != 0 || strncmp(name + length, infix, sizeof infix - 1) != 0)
@@ -102,7 +110,7 @@ static bool is_partial_of(const char *name, const char *base, size_t length)
     return strlen(name) == LETTERS && strspn(name, letters) == LETTERS;
 }
 
-/* Removes one temporary if it is this user's and nobody holds its lock. */
+/* Removes one temporary if it belongs to this user and nobody holds its lock. */
 static void clean(nbl_context *ctx, int at, const char *name)
 {
     struct stat info;
@@ -122,6 +130,7 @@ static void clean(nbl_context *ctx, int at, const char *name)
 
 nbl_status nbl__partial_clean(nbl_context *ctx, const char *target)
 {
+    /* Look at every entry of the target's folder. */
     const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
     size_t length = strlen(base);
     nbl__arena arena = nbl__arena_make(ctx);

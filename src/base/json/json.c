@@ -1,8 +1,9 @@
-/* json.c - the parser: recursive descent, at most DEPTH levels. See json.h.
+/* json.c - a recursive descent parser, at most DEPTH levels deep. See json.h.
  *
- * Items of an array or object are collected on one stack and copied to a block of their own when their
- * number is known, so that memory follows the number of values; an object's keys are sorted once, which
- * finds duplicates and makes look-ups fast also in an object of a hundred thousand tensors. */
+ * The items of open arrays and objects are on one stack. When an array or object is complete,
+ * its items move to an arena block of exact size, so memory follows the number of values. The
+ * keys of an object are sorted once (heap sort of indices): this finds duplicates, and lookups
+ * take O(log n) even among 100,000 tensors. */
 #include "base/json/json.h"
 
 #include <math.h>
@@ -19,12 +20,14 @@ typedef struct parser {
     const char *where;
     const char *begin, *at, *end;
     nbl__json_dialect dialect;
-    int64_t first_line; /* of a row of a larger file: the line it begins in; else 0 */
+    /* the line in the larger file where this row begins; 0: the text is the whole file */
+    int64_t first_line;
     int depth;
     nbl__json *stack; /* items of the arrays and objects that are open */
     int64_t used, room, values;
 } parser;
 
+/* Fails with line and column of the current position. */
 static nbl_status wrong(parser *p, const char *what)
 {
     int line = 1;
@@ -79,7 +82,8 @@ static bool read_hex4(parser *p, uint32_t *code)
     return true;
 }
 
-/* After "\u": one character, possibly of two halves, as UTF-8. */
+/* Reads the four hex digits after "\u", and a second \u escape if they are a high surrogate;
+ * appends UTF-8. */
 static bool read_unicode(parser *p, char **out)
 {
     uint32_t code, low;
@@ -111,7 +115,8 @@ static bool read_unicode(parser *p, char **out)
     return true;
 }
 
-/* An upper bound of the string's length, or -1 when it does not end. */
+/* Upper bound of the decoded string's bytes; -1 if there is no closing quote. Escapes only
+ * shrink. */
 static int64_t string_bound(const parser *p)
 {
     for (const char *s = p->at; s < p->end; s++) {
@@ -121,7 +126,7 @@ static int64_t string_bound(const parser *p)
     return -1;
 }
 
-/* After the opening quote. */
+/* Reads a string after its opening quote. */
 static nbl_status read_string(parser *p, const char **string, int64_t *size)
 {
     int64_t bound = string_bound(p);
@@ -132,7 +137,8 @@ static nbl_status read_string(parser *p, const char **string, int64_t *size)
         if (*p->at == '\\') {
             static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
             const char *name = p->at[1] ? strchr(names, p->at[1])
-                                        : NULL; /* the bound says there is one more byte */
+                                        /* safe: string_bound found a byte after the backslash */
+                                        : NULL;
             p->at += 2;
             if (p->at[-1] == 'u') {
                 if (!read_unicode(p, &out)) return wrong(p, "a bad \\u escape");
@@ -166,7 +172,7 @@ static bool digits(parser *p)
     return p->at > begin;
 }
 
-/* A power of ten, correctly rounded; 0 <= exponent <= 308. */
+/* 10^exponent, correctly rounded; 0 <= exponent <= 308. */
 static double power_of_ten(int exponent)
 {
     char text[8], *end;
@@ -174,7 +180,8 @@ static double power_of_ten(int exponent)
     return nbl__parse_double(text, &end);
 }
 
-/* A number of valid form as serde_json reads it. The exponent has at most four digits that count. */
+/* Converts a valid number text as serde_json does: digits that overflow 64 bits only count in
+ * the exponent. */
 static double serde_real(const char *text)
 {
     uint64_t digits_read = 0;
@@ -206,6 +213,7 @@ static double serde_real(const char *text)
     return negative ? -value : value;
 }
 
+/* Reads a number: an integer if it has no fraction or exponent and is below 2^62, else a real. */
 static nbl_status read_number(parser *p, nbl__json *value)
 {
     const char *begin = p->at;
@@ -225,8 +233,9 @@ static nbl_status read_number(parser *p, nbl__json *value)
         if (!digits(p)) return wrong(p, "a number without digits in its exponent");
     }
     size_t length = (size_t)(p->at - begin);
-    bool minus_zero = negative && length == 2 && begin[1] == '0'; /* a real: integers have no such thing */
-    if (whole && length <= 18 && !minus_zero) {                   /* cannot overflow */
+    bool minus_zero = negative && length == 2 &&
+                      begin[1] == '0';          /* -0 is a real: integers have no negative zero */
+    if (whole && length <= 18 && !minus_zero) { /* 18 digits fit in 64 bits */
         int64_t number = 0;
         for (const char *s = begin + negative; s < p->at; s++) number = number * 10 + (*s - '0');
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = negative ? -number : number};
@@ -240,7 +249,7 @@ static nbl_status read_number(parser *p, nbl__json *value)
     if (p->dialect != NBL_JSON_PYTHON && !isfinite(value->real))
         return wrong(p, "a number that is too large");
     if (whole && !minus_zero && value->real >= -0x1p62 &&
-        value->real < 0x1p62) /* 19 digits that fit after all */
+        value->real < 0x1p62) /* 19 digits or more, but small enough */
         *value = (nbl__json){.type = NBL_JSON_INTEGER, .integer = strtoll(copy, NULL, 10)};
     return NBL_OK;
 }
@@ -264,7 +273,7 @@ static nbl_status push(parser *p, const nbl__json *item)
     return ++p->values <= MAX_VALUES ? NBL_OK : wrong(p, "more values than any sane file has");
 }
 
-/* Moves the items from `first` on from the stack to memory of their own. */
+/* Moves the items from `first` on from the stack to an arena block. */
 static nbl_status pop(parser *p, int64_t first, nbl__json *value)
 {
     value->count = p->used - first;
@@ -275,6 +284,7 @@ static nbl_status pop(parser *p, int64_t first, nbl__json *value)
     return NBL_OK;
 }
 
+/* Reads an item of an array, or a member ("key": value) of an object. */
 static nbl_status read_item(parser *p, bool member, nbl__json *item)
 {
     const char *key = NULL;
@@ -301,7 +311,7 @@ static int compare_keys(const nbl__json *a, const nbl__json *b)
     return order ? order : (a->key_size > b->key_size) - (a->key_size < b->key_size);
 }
 
-/* Sorting needs the keys: a heap sort, because qsort has no argument for them and may allocate. */
+/* One step of heap sort. qsort has no argument for the keys, and it may allocate. */
 static void sift(const nbl__json *items, int32_t *order, int64_t root, int64_t count)
 {
     for (int64_t child; (child = 2 * root + 1) < count; root = child) {
@@ -336,7 +346,7 @@ static nbl_status sort_keys(parser *p, nbl__json *object)
     return NBL_OK;
 }
 
-/* After the opening bracket. */
+/* Reads an array or object after its opening bracket. */
 static nbl_status read_items(parser *p, nbl__json_type type, nbl__json *value)
 {
     bool object = type == NBL_JSON_OBJECT;
@@ -403,7 +413,7 @@ nbl_status nbl__json_parse(nbl__arena *arena, const char *where, const char *tex
     return NBL_OK;
 }
 
-/* After the opening brace. The parser's arena holds one member at a time. */
+/* Reads an object after its opening brace, one member at a time; the arena holds one member. */
 static nbl_status visit_members(parser *p, nbl__json_visit visit, void *user)
 {
     p->depth = 1;

@@ -1,4 +1,4 @@
-/* json_use.c - reading parsed JSON and writing text; see json.h. */
+/* json_use.c - access to parsed JSON, and nbl__text. See json.h. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,6 +13,7 @@
 const nbl__json *nbl__json_get(const nbl__json *object, const char *key)
 {
     if (!nbl__json_is(object, NBL_JSON_OBJECT)) return NULL;
+    /* Binary search in the sorted indices. */
     int64_t low = 0, high = object->count;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
@@ -43,6 +44,7 @@ bool nbl__json_shape(const nbl__json *value, int *rank, int64_t *shape, int64_t 
     if (!nbl__json_is(value, NBL_JSON_ARRAY) || value->count > NBL_MAX_RANK) return false;
     *rank = (int)value->count;
     *elements = 1;
+    /* A 0 makes the shape empty but must not hide an overflow of the other dimensions. */
     bool empty = false;
     for (int i = 0; i < *rank; i++) {
         if (!nbl__json_natural(&value->items[i], &shape[i])) return false;
@@ -55,10 +57,12 @@ bool nbl__json_shape(const nbl__json *value, int *rank, int64_t *shape, int64_t 
 
 /* ---- text ---- */
 
+/* Makes room for `more` bytes and a terminator, by doubling. False after a failure. */
 static bool reserve(nbl__text *t, size_t more)
 {
     if (t->status != NBL_OK) return false;
-    if (t->capacity - t->size > more) return true; /* one byte stays free for the terminator */
+    /* strictly greater: one byte for the terminator */
+    if (t->capacity - t->size > more) return true;
     size_t capacity = (t->size + more + 1) * 2;
     char *text = capacity < 256 ? nbl__alloc(t->ctx, capacity = 256) : nbl__alloc(t->ctx, capacity);
     if (text == NULL) {
@@ -94,7 +98,7 @@ void nbl__text_printf(nbl__text *t, const char *format, ...)
     va_end(arguments);
 }
 
-/* The character at s, which is valid UTF-8 of n > 1 bytes, as one or two escapes of UTF-16. */
+/* Appends the character at `s` (valid UTF-8, n > 1 bytes) as \uXXXX, or as a surrogate pair. */
 static void add_escape(nbl__text *t, const char *s, int n)
 {
     uint32_t code = (unsigned char)*s & (0xffu >> (n + 1));
@@ -103,9 +107,11 @@ static void add_escape(nbl__text *t, const char *s, int n)
     else nbl__text_printf(t, "\\u%04x\\u%04x", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
 }
 
+/* Copies runs of ordinary characters, and escapes those between them. */
 static void add_json(nbl__text *t, const char *string, bool ascii)
 {
-    static const char short_names[] = "btnvfr"; /* 8 … 13; 11 has none */
+    /* names of 8 … 13; 11 has none and is not looked up */
+    static const char short_names[] = "btnvfr";
     const char *end = string + strlen(string);
     nbl__text_add(t, "\"", 1);
     for (const char *run = string, *s = string;; s++) {
@@ -138,10 +144,11 @@ void nbl__text_real(nbl__text *text, double value)
 {
     char digits[40], fixed[64];
     int precision = 1;
-    if (!isfinite(value)) { /* JSON has no such number */
+    if (!isfinite(value)) { /* JSON has no NaN and no infinities */
         nbl__text_printf(text, "null");
         return;
     }
+    /* The fewest digits, 1 … 17, that read back as the same double. */
     do nbl__print_exponent(digits, sizeof digits, precision - 1, value);
     while (nbl__parse_double(digits, NULL) != value && ++precision <= 17);
     char *e = strchr(digits, 'e');
@@ -151,6 +158,7 @@ void nbl__text_real(nbl__text *text, double value)
                          abs(exponent));
         return;
     }
+    /* Python writes at least one decimal: 3.0. */
     int decimals = precision - 1 - exponent;
     nbl__print_fixed(fixed, sizeof fixed, decimals > 1 ? decimals : 1, value);
     nbl__text_add(text, fixed, strlen(fixed));
