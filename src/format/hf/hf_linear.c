@@ -1,8 +1,11 @@
 /* hf_linear.c - the rule of hf_linear.h: two tables of patterns over module names.
  *
- * First the exceptions, of which the first that fits decides; then the names that are never linear
- * layers. What neither table takes and is a matrix called ".weight" is a linear layer. A pattern is
- * matched with the name of the module, which is the tensor's without ".weight":
+ * Order of decisions for a matrix:
+ *   1. exceptions[]: the first pattern that matches decides
+ *   2. never[]: a match is no linear layer
+ *   3. any other tensor called ".weight" is a linear layer
+ *
+ * A pattern is matched with the module's name, which is the tensor's name without ".weight":
  *
  *     "lm_head"      the name ends in these components
  *     "^head"        the name is exactly this
@@ -15,7 +18,7 @@
  * 3 or more. */
 #include "format/hf/hf_linear.h"
 
-/* GPT-2 and its like: Conv1D keeps [in, out], and transformers transposes before it quantises. */
+/* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it quantizes. */
 static const char transposed[] = "gpt2 openai-gpt imagegpt decision_transformer clvp";
 
 static const struct exception {
@@ -101,7 +104,7 @@ static bool is_number(const char *text, size_t n)
     return n > 0;
 }
 
-/* Is `word` one of the words of `list`? */
+/* True if `word` is in `list`, whose words are separated by spaces. */
 static bool is_listed(const char *list, const char *word)
 {
     size_t n = strlen(word);
@@ -120,7 +123,7 @@ static size_t component(const char *text, const char *end)
     return (size_t)((dot ? dot : end) - text);
 }
 
-/* Do the components at `text` begin with those of the pattern, and, if `whole`, end with them too? */
+/* True if the components at `text` begin with the pattern's; with `whole`: are the pattern's. */
 static bool fits_here(const char *pattern, const char *pattern_end, const char *text, const char *end,
                       bool whole)
 {
@@ -136,6 +139,7 @@ static bool fits_here(const char *pattern, const char *pattern_end, const char *
     }
 }
 
+/* True if the module name [module, end) matches a pattern of `length` bytes; see the head of this file. */
 static bool fits(const char *pattern, size_t length, const char *module, const char *end)
 {
     const char *pattern_end = pattern + length;
