@@ -7,7 +7,7 @@
  *   modules_to_save                   these modules and all within them are never adapted
  *
  * Expressions are Python's and are compiled by PCRE2. A match is limited to STEP_LIMIT steps, so a hostile
- * expression costs milliseconds. Rules may be used by several threads. */
+ * expression costs milliseconds. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
