@@ -3,7 +3,9 @@
  * A team of threads encodes span by span: mapped values ─▶ codes in a worker's buffer ─▶ the file. The scales of
  * nf4, fp4 and int8 are collected for the whole weight and written at the end; mxfp4 writes them with the codes.
  *
- *     entries of nf4, fp4: format/hf/bnb_state.h    int8: W.weight, W.SCB, W.weight_format    mxfp4: W_blocks, W_scales */
+ *     entries   nf4, fp4   see format/hf/bnb_state.h
+ *               int8       M.weight (I8), M.SCB (F32 row scales), M.weight_format (U8, 0: row-major)
+ *               mxfp4      W_blocks, W_scales */
 #include "convert/encode.h"
 
 #include <float.h>

@@ -61,8 +61,8 @@ static void finish_values(const item *it, float *values, int64_t n)
     }
 }
 
-/* Encoding would silently turn a value beyond the type's range into an infinity or another number. 65519 is the
- * largest value below which f16 does not round to infinity; 0x1.fefffep127 the same for bf16. */
+/* Encoding would silently turn a value beyond the type's range into an infinity or another number. The limits 65519
+ * (f16) and 0x1.fefffep127 (bf16) still round to a finite value. */
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n)
 {

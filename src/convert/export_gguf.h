@@ -25,8 +25,8 @@ typedef struct nbl__export {
     nbl__gguf_arch arch;
     const char *arch_name; /* "gemma3" */
     nbl__ggml_type type;   /* of matrices */
-    /* q's weights are multiplied by this. llama.cpp always scales scores by 1 / sqrt(head_dim); the factor
-     * makes up for a config with another scale. 1: none needed. */
+    /* q's weights are multiplied by this. llama.cpp scales attention scores by a rule of its own, mostly
+     * 1 / sqrt(head_dim); the factor makes up for a config with another scale. 1: none needed. */
     double query_factor;
     nbl__gguf_writer writer;
     nbl__text_source text; /* source of tokenizer and chat template */

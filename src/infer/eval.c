@@ -1,7 +1,7 @@
 /* eval.c - evaluates a model on sequences: the sum of losses, and how often the most likely token is right.
  *
- *     sequences, packed  ─ body ─▶  hidden [tokens, hidden]  ─ tiles of rows ─ head ─▶  logits [tile, vocabulary]
- *                                                                                       loss and argmax of each row
+ *     sequences, packed ─ body ─▶ hidden [tokens, hidden] ─ tiles of rows ─ head ─▶ logits [tile, vocabulary]
+ *                                                                                   loss and argmax per row
  *
  * Two sessions. The body runs over several short sequences at once, up to PACKED_TOKENS, or over one long one.
  * The head runs over a tile of the rows whose next token is counted, so at most TILE_BYTES of f32 logits exist
