@@ -1,5 +1,5 @@
-/* dequantize.c - converts a packed checkpoint to a dense one. Packed weights are dequantized to one dtype, all
- * other tensors keep their bytes, and quantization_config is removed from config.json.
+/* dequantize.c - converts a packed checkpoint to a dense one. Packed weights are dequantized to one
+ * dtype, all other tensors keep their bytes, and quantization_config is removed from config.json.
  * Each tensor is one group of the writer, so a tensor's index is also its group and number. */
 #include "convert/convert.h"
 

@@ -5,8 +5,8 @@
  *     integers, bool, f64             exact values; the figures are f64
  *     others, if both are the same    bytes, without figures
  *
- * Figures: max |a - b|, |a - b| / |b| (Euclidean norms) and the cosine. They are summed in f64 per span and then in
- * the order of the spans, so they do not depend on the number of threads. */
+ * Figures: max |a - b|, |a - b| / |b| (Euclidean norms) and the cosine. They are summed in f64 per
+ * span and then in the order of the spans, so they do not depend on the number of threads. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -220,7 +220,8 @@ static int64_t common_unit(const nbl_tensor_info *a, const nbl_tensor_info *b)
     return nbl__max_i64(nbl__span_unit(a), nbl__span_unit(b)); /* one of them is 1, or both are equal */
 }
 
-/* Runs one of the three comparisons over all spans and adds the figures in the order of the spans. */
+/* Runs one of the three comparisons over all spans and adds the figures in the order of the
+ * spans. */
 static nbl_status compare_spans(job *j, size_t buffer, nbl__team_fn fn, sums *total)
 {
     nbl_context *ctx = j->diff->ctx;

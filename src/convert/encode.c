@@ -1,7 +1,8 @@
 /* encode.c - quantizes one weight to nf4, fp4, int8 or mxfp4. See encode.h.
  *
- * A team of threads encodes span by span: mapped values ─▶ codes in a worker's buffer ─▶ the file. The scales of
- * nf4, fp4 and int8 are collected for the whole weight and written at the end; mxfp4 writes them with the codes.
+ * A team of threads encodes span by span: mapped values ─▶ codes in a worker's buffer ─▶ the file.
+ * The scales of nf4, fp4 and int8 are collected for the whole weight and written at the end; mxfp4
+ * writes them with the codes.
  *
  *     entries   nf4, fp4   see format/hf/bnb_state.h
  *               int8       M.weight (I8), M.SCB (F32 row scales), M.weight_format (U8, 0: row-major)
@@ -73,8 +74,8 @@ static nbl__bnb_json state_of(const nbl_tensor_info *t, const nbl_quantize_optio
     return state;
 }
 
-/* Declares the entries of a 4-bit weight. With nested scales the length of the state's JSON depends on the offset,
- * which is not known yet: a late entry. */
+/* Declares the entries of a 4-bit weight. With nested scales the length of the state's JSON depends
+ * on the offset, which is not known yet: a late entry. */
 static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_tensor_info *t,
                                   const nbl_quantize_options *o, nbl__encoded *e)
 {
@@ -118,8 +119,8 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Quantizes the scales to 8-bit codes (double quantization) and writes codes, nested scales and table. *offset: the
- * mean that was subtracted from the scales. */
+/* Quantizes the scales to 8-bit codes (double quantization) and writes codes, nested scales and
+ * table. *offset: the mean that was subtracted from the scales. */
 static nbl_status write_nested(job *j, int64_t blocks, float *offset)
 {
     nbl_context *ctx = j->v->ctx;

@@ -1,4 +1,5 @@
-/* encode.h - quantizes one weight into an output file: declares its entries, then writes their bytes. */
+/* encode.h - quantizes one weight into an output file: declares its entries, then writes their
+ * bytes. */
 #ifndef NBL_ENCODE_H
 #define NBL_ENCODE_H
 
@@ -10,11 +11,12 @@ typedef struct nbl__encoded {
     int64_t data, scales, map, nested_scales, nested_map, state;
 } nbl__encoded;
 
-/* Declares all entries of the weight in one group. NBL_ERROR_SHAPE: the shape does not fit the format. */
+/* Declares all entries of the weight in one group. NBL_ERROR_SHAPE: the shape does not fit the
+ * format. */
 nbl_status nbl__encoded_declare(nbl__conversion *v, int64_t group, const nbl_tensor_info *tensor,
                                 const nbl_quantize_options *options, nbl__encoded *encoded);
-/* Quantizes the weight with a team of threads and writes all entries. Non-finite values are an error or, with
- * allow_non_finite, a warning. */
+/* Quantizes the weight with a team of threads and writes all entries. Non-finite values are an
+ * error or, with allow_non_finite, a warning. */
 nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *tensor,
                               const nbl_quantize_options *options, const nbl__encoded *encoded);
 

@@ -1,10 +1,10 @@
 /* export_gguf.c - writes a model's folder as a GGUF file; see export_gguf.h.
  *
- * Matrices:  dequantize to f32 ─▶ add the adapter ─▶ llama.cpp's order of rows ─▶ encode to the file's type
- * Vectors:   the same, stored as f32
+ *     matrices   dequantize to f32 ─▶ add the adapter ─▶ llama.cpp's order of rows ─▶ encode
+ *     vectors    the same, stored as f32
  *
- * Rows stream from mapped pages through a buffer per worker to their offset in the file, so memory does not depend
- * on the model's size. Values are rounded once, when they are encoded. */
+ * Rows stream from mapped pages through a buffer per worker to their offset in the file, so memory
+ * does not depend on the model's size. Values are rounded once, when they are encoded. */
 #include "convert/export_gguf.h"
 
 #include "model/language_model.h"
@@ -61,8 +61,8 @@ static void finish_values(const item *it, float *values, int64_t n)
     }
 }
 
-/* Encoding would silently turn a value beyond the type's range into an infinity or another number. The limits 65519
- * (f16) and 0x1.fefffep127 (bf16) still round to a finite value. */
+/* Encoding would silently turn a value beyond the type's range into an infinity or another number.
+ * The limits 65519 (f16) and 0x1.fefffep127 (bf16) still round to a finite value. */
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n)
 {
@@ -134,7 +134,8 @@ static nbl_status write_matrix(nbl__export *e, const item *it)
     return NBL_OK;
 }
 
-/* Writes a vector as f32. Biases of q and k are in rotary pairs, so values may change their order. */
+/* Writes a vector as f32. Biases of q and k are in rotary pairs, so values may change their
+ * order. */
 static nbl_status write_vector(nbl__export *e, const item *it)
 {
     const nbl__merged *t = it->from;
@@ -167,7 +168,8 @@ static bool is_left_out(const nbl__export *e, const char *name)
     return e->decoder.tied && !e->merge.untied && strcmp(name, "lm_head.weight") == 0;
 }
 
-/* Declares one tensor. A matrix whose rows are not whole blocks of the type is written as f16, with a warning. */
+/* Declares one tensor. A matrix whose rows are not whole blocks of the type is written as f16, with
+ * a warning. */
 static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
 {
     nbl__ggml_layout layout = {"", 1, 1};
@@ -199,8 +201,8 @@ static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
     return NBL_OK;
 }
 
-/* Verifies the file before it gets its final name: it must open as a model. NBL_ERROR_UNSUPPORTED passes, since
- * the export can write more than this reader supports. */
+/* Verifies the file before it gets its final name: it must open as a model. NBL_ERROR_UNSUPPORTED
+ * passes, since the export can write more than this reader supports. */
 static nbl_status read_back(nbl__export *e)
 {
     nbl__gguf_model *model;
@@ -266,7 +268,8 @@ static nbl_status check_tensors(nbl__export *e)
     return nbl__model_check(&m);
 }
 
-/* Checks the source files, and restricts the permissions of the result to those that all sources share. */
+/* Checks the source files, and restricts the permissions of the result to those that all sources
+ * share. */
 static nbl_status check_sources(nbl__export *e)
 {
     const char *folders[] = {e->folder, e->options->adapter};
@@ -336,8 +339,8 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
     return commit(e, modelfile);
 }
 
-/* Checks that neither the file nor the Modelfile exists. *path: of the Modelfile, in the file's folder; NULL: not
- * wanted. */
+/* Checks that neither the file nor the Modelfile exists. *path: of the Modelfile, in the file's
+ * folder; NULL: not wanted. */
 static nbl_status check_targets(nbl__export *e, const char **path)
 {
     *path = NULL;

@@ -5,7 +5,8 @@
  *   export_gguf_lora.c    an adapter as a file of its own
  *   modelfile.c           Ollama's Modelfile; modelfile_turns.c splits the chat template for it
  *
- * The tokenizer's metadata is made by text/vocab/vocab_export.c, the file by format/gguf/gguf_write.c. */
+ * The tokenizer's metadata is made by text/vocab/vocab_export.c, the file by
+ * format/gguf/gguf_write.c. */
 #ifndef NBL_EXPORT_H
 #define NBL_EXPORT_H
 
@@ -25,8 +26,9 @@ typedef struct nbl__export {
     nbl__gguf_arch arch;
     const char *arch_name; /* "gemma3" */
     nbl__ggml_type type;   /* of matrices */
-    /* q's weights are multiplied by this. llama.cpp scales attention scores by a rule of its own, mostly
-     * 1 / sqrt(head_dim); the factor makes up for a config with another scale. 1: none needed. */
+    /* q's weights are multiplied by this. llama.cpp scales attention scores by a rule of its own,
+     * mostly 1 / sqrt(head_dim); the factor makes up for a config with another scale. 1: none
+     * needed. */
     double query_factor;
     nbl__gguf_writer writer;
     nbl__text_source text; /* source of tokenizer and chat template */
@@ -34,7 +36,8 @@ typedef struct nbl__export {
     nbl_export_report report;
 } nbl__export;
 
-/* NBL_ERROR_DTYPE if a value is not finite or beyond the type's range. `name` is for the message. */
+/* NBL_ERROR_DTYPE if a value is not finite or beyond the type's range. `name` is for the
+ * message. */
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n);
 
@@ -42,10 +45,12 @@ nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl_
 nbl_status nbl__export_keys(nbl__export *e);
 /* Sets query_factor from the config's scale of attention scores. */
 void nbl__export_query(nbl__export *e);
-/* Llama 3's rotary scaling: the divisors of the frequencies, [head_dim / 2]. False: the model has none. */
+/* Llama 3's rotary scaling: the divisors of the frequencies, [head_dim / 2]. False: the model has
+ * none. */
 bool nbl__export_divisors(const nbl__export *e, float *divisors);
-/* The source row for row `row` of the exported tensor, which has `rows` rows: of the same pair for tensors in
- * rotary pairs, else `row`. `rows` must be whole heads of even width, which nbl__model_check ensures. */
+/* The source row for row `row` of the exported tensor, which has `rows` rows: of the same pair for
+ * tensors in rotary pairs, else `row`. `rows` must be whole heads of even width, which
+ * nbl__model_check ensures. */
 int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, int64_t row, int64_t rows);
 /* The factor for the values of a weight: query_factor for q, else 1. */
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping);

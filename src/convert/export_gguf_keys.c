@@ -1,7 +1,8 @@
-/* export_gguf_keys.c - writes the metadata keys that llama.cpp reads for an architecture; see export_gguf.h.
+/* export_gguf_keys.c - writes the metadata keys that llama.cpp reads for an architecture; see
+ * export_gguf.h.
  *
- * llama.cpp hard-codes some properties per architecture (activation, scale, window pattern). They are compared with
- * the config; a difference is an error that names it. */
+ * llama.cpp hard-codes some properties per architecture (activation, scale, window pattern). They
+ * are compared with the config; a difference is an error that names it. */
 #include <math.h>
 #include <stdio.h>
 
@@ -52,7 +53,8 @@ static double theta_of(const nbl__rope *rope)
     return (double)(rope->rope_theta > 0 ? rope->rope_theta : rope->theta);
 }
 
-/* Puts YaRN's keys. GGUF has none for a custom attention factor or for "truncate": false, so these are errors. */
+/* Puts YaRN's keys. GGUF has none for a custom attention factor or for "truncate": false, so these
+ * are errors. */
 static nbl_status put_yarn(nbl__export *e, const nbl__rope *r)
 {
     double trained = r->original_max_position_embeddings > 0 ? r->original_max_position_embeddings
@@ -109,8 +111,8 @@ bool nbl__export_divisors(const nbl__export *e, float *divisors)
 
 /* ---- Gemma ---- */
 
-/* llama.cpp scales scores by 1 / sqrt(head_dim); in the largest model of each Gemma generation, which it recognises
- * by the number of layers, by 1 / sqrt(hidden / heads). */
+/* llama.cpp scales scores by 1 / sqrt(head_dim); in the largest model of each Gemma generation,
+ * which it recognises by the number of layers, by 1 / sqrt(hidden / heads). */
 void nbl__export_query(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;

@@ -1,9 +1,11 @@
-/* export_gguf_lora.c - writes an adapter as a GGUF file that llama.cpp applies to the exported base; see export_gguf.h.
+/* export_gguf_lora.c - writes an adapter as a GGUF file that llama.cpp applies to the exported
+ * base; see export_gguf.h.
  *
- * llama.cpp scales B·A by alpha / rank, with one alpha (adapter.lora.alpha) for all modules. nibble's modules may have
- * different scales (rsLoRA, patterns). So alpha = scale_0 · rank_0 of the first module, and B of module i is multiplied
- * by scale_i · rank_i / alpha, which keeps every update. DoRA, lora_bias and trained weights cannot be part of such a
- * file: each is an error that names it. */
+ * llama.cpp scales B·A by alpha / rank, with one alpha (adapter.lora.alpha) for all modules.
+ * nibble's modules may have different scales (rsLoRA, patterns). So alpha = scale_0 · rank_0 of the
+ * first module, and B of module i is multiplied by scale_i · rank_i / alpha, which keeps every
+ * update. DoRA, lora_bias and trained weights cannot be part of such a file: each is an error that
+ * names it. */
 #include <stdio.h>
 
 #include "convert/export_gguf.h"
@@ -16,8 +18,8 @@ static nbl_status refuse(const nbl__export *e, const char *what, const char *nam
     return nbl__hint(e->ctx, status, "with --type the adapter is merged into the model");
 }
 
-/* Checks that the adapter has nothing but A and B. Weights called base_layer, which PEFT saves unchanged, are left
- * out. */
+/* Checks that the adapter has nothing but A and B. Weights called base_layer, which PEFT saves
+ * unchanged, are left out. */
 static nbl_status check_contents(const nbl__export *e)
 {
     const nbl__peft *p = e->merge.peft;
@@ -39,7 +41,8 @@ typedef struct pair {
     int64_t a, b; /* numbers in the file */
 } pair;
 
-/* Declares A and B of one module. A of an embedding is stored transposed in GGUF: [vocabulary, rank]. */
+/* Declares A and B of one module. A of an embedding is stored transposed in GGUF: [vocabulary,
+ * rank]. */
 static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
 {
     char name[96], hf_name[512];
@@ -53,7 +56,8 @@ static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
     return nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 2, b, &p->b);
 }
 
-/* Writes A as it is (of an embedding: transposed), and B with its factor and in llama.cpp's order of rows. */
+/* Writes A as it is (of an embedding: transposed), and B with its factor and in llama.cpp's order
+ * of rows. */
 static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pair *p, double alpha)
 {
     nbl_isa isa = nbl__isa(e->ctx);

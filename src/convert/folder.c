@@ -1,7 +1,9 @@
-/* folder.c - the steps of a conversion that all share: open, begin, copy companion files, commit. See convert.h.
+/* folder.c - the steps of a conversion that all share: open, begin, copy companion files, commit.
+ * See convert.h.
  *
- * A companion file is any file of the source folder that is neither weights nor config.json: tokenizer, templates,
- * README, licence. The result is written to a temporary folder, verified, and renamed at the end. */
+ * A companion file is any file of the source folder that is neither weights nor config.json:
+ * tokenizer, templates, README, licence. The result is written to a temporary folder, verified, and
+ * renamed at the end. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -37,7 +39,8 @@ void nbl__conversion_close(nbl__conversion *v)
 
 /* ---- companion files ---- */
 
-/* True unless the file has weights (of any framework), is an index of weights, config.json or hidden. */
+/* True unless the file has weights (of any framework), is an index of weights, config.json or
+ * hidden. */
 static bool is_companion(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
@@ -61,7 +64,8 @@ static bool has_templates(const nbl__conversion *v)
     return v->text == NULL && nbl__is_folder(path);
 }
 
-/* Checks one companion. Other folders of the source (`onnx`, `original`) are not copied, with a warning. */
+/* Checks one companion. Other folders of the source (`onnx`, `original`) are not copied, with a
+ * warning. */
 static nbl_status check_companion(nbl_context *ctx, const char *folder, const char *name)
 {
     char path[8192];
@@ -96,8 +100,8 @@ static nbl_status count_companion(nbl__conversion *v, const char *name, const ch
     return NBL_OK;
 }
 
-/* Visits the companion files of a folder within the source; "" is the source itself. Follows links, which
- * nbl__companions_check has checked. */
+/* Visits the companion files of a folder within the source; "" is the source itself. Follows links,
+ * which nbl__companions_check has checked. */
 static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
 {
     char at[4096], name[1024], path[8192];
@@ -146,7 +150,8 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     return nbl__progress_poll(v->ctx, "");
 }
 
-/* Opens the finished folder before it gets its final name: checks headers, quant states, index and config. */
+/* Opens the finished folder before it gets its final name: checks headers, quant states, index and
+ * config. */
 static nbl_status verify(nbl__conversion *v)
 {
     nbl_checkpoint *written;
@@ -157,8 +162,8 @@ static nbl_status verify(nbl__conversion *v)
 
 int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[32], nbl__config_edit edits[2])
 {
-    /* The key is "dtype" in transformers 5 and "torch_dtype" in 4. A config with neither gets the older one, which
-     * both versions read. */
+    /* The key is "dtype" in transformers 5 and "torch_dtype" in 4. A config with neither gets the
+     * older one, which both versions read. */
     const nbl__json *root = v->checkpoint->config.root;
     bool has_new = nbl__json_get(root, "dtype"), has_old = nbl__json_get(root, "torch_dtype");
     int count = 0;

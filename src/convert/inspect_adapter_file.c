@@ -1,7 +1,8 @@
-/* inspect_adapter_file.c - inspects a PEFT adapter: its settings, its tensors, and a list of problems.
+/* inspect_adapter_file.c - inspects a PEFT adapter: its settings, its tensors, and a list of
+ * problems.
  *
- * Problems come from the reader (format/peft), from a scan for non-finite values, and, if a base model is given, from
- * the check against its tensors. Reads all values once. */
+ * Problems come from the reader (format/peft), from a scan for non-finite values, and, if a base
+ * model is given, from the check against its tensors. Reads all values once. */
 #include "convert/convert.h"
 #include "format/gguf/gguf_model.h"
 #include "format/peft/peft.h"

@@ -1,8 +1,9 @@
 /* inspect_gguf_file.c - inspects a GGUF file: its metadata, its tensors, and a list of problems.
  *
- * Problems come from the reader (gguf.c), from the mapping to a model (gguf_model.c) and from opening the tokenizer. The
- * head of the file is read, not the weights; memory is proportional to the head. Entries, tensors and tokens are
- * handed out in one struct each, which the next call overwrites. */
+ * Problems come from the reader (gguf.c), from the mapping to a model (gguf_model.c) and from
+ * opening the tokenizer. The head of the file is read, not the weights; memory is proportional to
+ * the head. Entries, tensors and tokens are handed out in one struct each, which the next call
+ * overwrites. */
 #include <math.h>
 #include <stdio.h>
 
@@ -18,8 +19,8 @@ enum {
     VALUE_ROOM = 16384 /* fits any shown value: 8 texts of 200 bytes, 6 bytes of JSON per byte */
 };
 
-/* A text for display. Texts in files may be any bytes: invalid UTF-8 and NUL become '?', and the text is cut after
- * SHOWN_BYTES. */
+/* A text for display. Texts in files may be any bytes: invalid UTF-8 and NUL become '?', and the
+ * text is cut after SHOWN_BYTES. */
 typedef struct shown_text {
     char text[SHOWN_BYTES + 1];
     bool cut;
@@ -82,7 +83,8 @@ static bool add_string(nbl_gguf *g, const nbl__gguf_entry *entry, int64_t i)
     return shown.cut;
 }
 
-/* The decimal number with the fewest digits that has the same f32 value: 1e-05, not 9.999999747378752e-06. */
+/* The decimal number with the fewest digits that has the same f32 value: 1e-05, not
+ * 9.999999747378752e-06. */
 static double shortest(double value)
 {
     char digits[40];
@@ -258,7 +260,8 @@ static nbl_status check_specials(nbl_gguf *g)
     return NBL_OK;
 }
 
-/* Lists everything that keeps the file from running as a model. Files of another kind (adapters) are not checked. */
+/* Lists everything that keeps the file from running as a model. Files of another kind (adapters)
+ * are not checked. */
 static nbl_status check_model(nbl_gguf *g)
 {
     nbl__gguf *f = g->file;

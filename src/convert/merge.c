@@ -1,7 +1,7 @@
 /* merge.c - computes the sum of a checkpoint and an adapter; see merge.h.
  *
- * Cost of a weight: rank · rows · columns multiply-adds in f64; bound by arithmetic from rank 8 on. Memory: the factors
- * of one weight in f32, and one row in f64 per worker. */
+ * Cost of a weight: rank · rows · columns multiply-adds in f64; bound by arithmetic from rank 8 on.
+ * Memory: the factors of one weight in f32, and one row in f64 per worker. */
 #include "convert/merge.h"
 
 #include <math.h>
@@ -26,8 +26,8 @@ static void set_shape(nbl__merged *t, int rank, const int64_t *shape)
     t->rows = t->columns ? elements / t->columns : 0;
 }
 
-/* *found: the adapted module that the tensor belongs to; NULL if the name does not end with `ending` or the module
- * is not adapted. */
+/* *found: the adapted module that the tensor belongs to; NULL if the name does not end with
+ * `ending` or the module is not adapted. */
 static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
                             const nbl__peft_module **found)
 {
@@ -83,7 +83,8 @@ static nbl_status check_taken(const nbl__merge *m)
     return NBL_OK;
 }
 
-/* True if the head is the embedding: config.json says so, or has no such key and the file has no head. */
+/* True if the head is the embedding: config.json says so, or has no such key and the file has no
+ * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
@@ -148,7 +149,8 @@ bool nbl__merged_is_numeric(const nbl__merged *t)
 
 /* ---- values ---- */
 
-/* Converts a stored matrix [rows, columns] to f32; with `transpose` the result is [columns, rows]. */
+/* Converts a stored matrix [rows, columns] to f32; with `transpose` the result is [columns,
+ * rows]. */
 static void take_matrix(nbl_isa isa, const nbl__stored *from, bool transpose, float *to)
 {
     int64_t rows = from->shape[0], columns = from->shape[1];
@@ -191,7 +193,8 @@ static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
     return value;
 }
 
-/* Merges one row in place: out holds W[row, :] before and W'[row, :] after. sum: [columns] scratch. */
+/* Merges one row in place: out holds W[row, :] before and W'[row, :] after. sum: [columns]
+ * scratch. */
 static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, float *out, double *sum)
 {
     const nbl__peft_module *with = t->with;

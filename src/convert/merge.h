@@ -1,4 +1,5 @@
-/* merge.h - merges an adapter into a checkpoint: the list of the result's tensors, and their values.
+/* merge.h - merges an adapter into a checkpoint: the list of the result's tensors, and their
+ * values.
  *
  *     V[o, :]  = W[o, :] + scale · Σ_k B[o, k] · A[k, :]
  *     W'[o, :] = V[o, :]                                   LoRA
@@ -6,8 +7,9 @@
  *     W'       = the adapter's weight                      modules_to_save
  *     b'       = b + scale · bias of B                     lora_bias
  *
- * Numerics: W is dequantized to f32; sums, norm and product are f64; the result is rounded to f32, and once
- * more to the output's dtype by the caller. Without an adapter the values are the checkpoint's. */
+ * Numerics: W is dequantized to f32; sums, norm and product are f64; the result is rounded to f32,
+ * and once more to the output's dtype by the caller. Without an adapter the values are the
+ * checkpoint's. */
 #ifndef NBL_MERGE_H
 #define NBL_MERGE_H
 
@@ -40,8 +42,8 @@ typedef struct nbl__merge {
     size_t left_bytes, right_bytes;
 } nbl__merge;
 
-/* Opens the adapter (a folder; NULL: none), checks it against the checkpoint and lists the result's tensors.
- * The checkpoint must outlive *merge. Call nbl__merge_close also after an error. */
+/* Opens the adapter (a folder; NULL: none), checks it against the checkpoint and lists the result's
+ * tensors. The checkpoint must outlive *merge. Call nbl__merge_close also after an error. */
 nbl_status nbl__merge_open(nbl_checkpoint *checkpoint, const char *adapter, nbl__merge *merge);
 void nbl__merge_close(nbl__merge *merge);
 const nbl__merged *nbl__merge_find(const nbl__merge *merge, const char *name); /* NULL: none */
@@ -49,7 +51,8 @@ const nbl__merged *nbl__merge_find(const nbl__merge *merge, const char *name); /
 bool nbl__merged_is_numeric(const nbl__merged *tensor);
 /* Loads the factors of a tensor. Afterwards any thread may call nbl__merge_rows for it. */
 nbl_status nbl__merge_load(nbl__merge *merge, const nbl__merged *tensor);
-/* Computes rows [begin, end) in f32. scratch: `columns` doubles, per thread; NULL if no matrix is added. */
+/* Computes rows [begin, end) in f32. scratch: `columns` doubles, per thread; NULL if no matrix is
+ * added. */
 void nbl__merge_rows(const nbl__merge *merge, const nbl__merged *tensor, int64_t begin, int64_t end,
                      float *out, double *scratch);
 

@@ -1,7 +1,8 @@
 /* merge_folder.c - writes a checkpoint with a merged adapter as a dense folder; see merge.h.
  *
- * All weights are written in one dtype, span by span. A weight that has this dtype already and that the adapter does not
- * change keeps its bytes. Peak memory: the factors of one weight, and one span per worker. */
+ * All weights are written in one dtype, span by span. A weight that has this dtype already and that
+ * the adapter does not change keeps its bytes. Peak memory: the factors of one weight, and one span
+ * per worker. */
 #include "convert/merge.h"
 
 typedef struct job {
@@ -37,7 +38,8 @@ static nbl_status write_span(void *argument, int64_t item, int worker)
                              (uint64_t)(begin * t->columns) * size);
 }
 
-/* True if the tensor's bytes are copied. An untied head is not: its name differs from its base's. */
+/* True if the tensor's bytes are copied. An untied head is not: its name differs from its
+ * base's. */
 static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
 {
     if (!nbl__merged_is_numeric(t)) return true;

@@ -1,4 +1,5 @@
-/* modelfile.c - writes Ollama's Modelfile: the path of the GGUF file, the chat template, the stop strings.
+/* modelfile.c - writes Ollama's Modelfile: the path of the GGUF file, the chat template, the stop
+ * strings.
  *
  * Ollama's templates are written in Go's text/template, the model's in Jinja. In this order:
  *   1. a template that can be split into fixed texts (modelfile_turns.c) is written in Go, with tools and the
@@ -79,9 +80,9 @@ static void add_stops(const nbl__export *e, const struct family *family, nbl__te
 
 /* ---- the template's frames in Go ---- */
 
-/* Appends a fixed text for Go's template language. "{{" would begin an action, and three quotes end the TEMPLATE. So
- * a brace before another brace or at the end, and a quote before another quote or at the end of the template, are
- * written as actions: {{ "{" }}. */
+/* Appends a fixed text for Go's template language. "{{" would begin an action, and three quotes end
+ * the TEMPLATE. So a brace before another brace or at the end, and a quote before another quote or
+ * at the end of the template, are written as actions: {{ "{" }}. */
 static void add_plain_to(nbl__text *out, nbl_string text, bool last)
 {
     for (size_t i = 0; i < text.size; i++) {

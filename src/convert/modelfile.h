@@ -1,13 +1,15 @@
-/* modelfile.h - splits a chat template into the fixed texts that it writes around contents, by rendering it.
+/* modelfile.h - splits a chat template into the fixed texts that it writes around contents, by
+ * rendering it.
  *
- * Example: "<|im_start|>user\n" CONTENT "<|im_end|>\n" gives user.before and user.behind. The pieces are enough
- * to write the same format in Ollama's template language. */
+ * Example: "<|im_start|>user\n" CONTENT "<|im_end|>\n" gives user.before and user.behind. The
+ * pieces are enough to write the same format in Ollama's template language. */
 #ifndef NBL_MODELFILE_H
 #define NBL_MODELFILE_H
 
 #include "base/arena.h"
 
-/* The texts before and behind a message's content. before.text NULL: the template has no such message. */
+/* The texts before and behind a message's content. before.text NULL: the template has no such
+ * message. */
 typedef struct nbl__turn_frame {
     nbl_string before, behind;
 } nbl__turn_frame;
@@ -26,19 +28,20 @@ typedef struct nbl__turns {
     /* Tools: inside a system message, behind its content. */
     nbl__turn_list tools;
     bool whole_tools; /* an item is the JSON of the tool; false: of its "function" */
-    /* Texts around the tools if there is no system message: instead of tools.begin and tools.end. text NULL:
-     * not used, as there is a default system prompt. */
+    /* Texts around the tools if there is no system message: instead of tools.begin and tools.end.
+     * text NULL: not used, as there is a default system prompt. */
     nbl_string tools_alone;
     nbl_string tools_alone_end;
-    /* Tool calls: instead of an assistant's content. An item is call_name, the name, call_arguments, the
-     * arguments. */
+    /* Tool calls: instead of an assistant's content. An item is call_name, the name,
+     * call_arguments, the arguments. */
     nbl__turn_list calls;
     nbl_string call_name, call_arguments;
 } nbl__turns;
 
-/* Splits a template. bos, eos: values of the template's variables bos_token and eos_token; NULL: undefined.
- * strip_bos: remove bos from the beginning of a conversation. Strings live in the arena. A template that cannot be
- * split is no error: turns->known is false. Fails only if memory runs out or the caller cancels. */
+/* Splits a template. bos, eos: values of the template's variables bos_token and eos_token; NULL:
+ * undefined. strip_bos: remove bos from the beginning of a conversation. Strings live in the arena.
+ * A template that cannot be split is no error: turns->known is false. Fails only if memory runs out
+ * or the caller cancels. */
 nbl_status nbl__turns_find(nbl__arena *arena, nbl_string chat_template, const char *bos, const char *eos,
                            bool strip_bos, nbl__turns *turns);
 

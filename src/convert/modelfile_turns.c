@@ -1,8 +1,10 @@
 /* modelfile_turns.c - splits a chat template into fixed texts. See modelfile.h.
  *
- * 1. Render conversations whose contents are words that no template contains ("zquserqz"). The text between the words is
+ * 1. Render conversations whose contents are words that no template contains ("zquserqz"). The text
+ * between the words is
  *    the template's.
- * 2. Put other conversations together from these pieces, and compare them with what the template renders. If they
+ * 2. Put other conversations together from these pieces, and compare them with what the template
+ * renders. If they
  *    differ, the template is not known: it may number the turns, or join the system prompt to the first message. */
 #include "convert/modelfile.h"
 
@@ -63,8 +65,8 @@ static nbl_string without_end(nbl_string text, size_t size)
     return text_of(text.text, text.size - size);
 }
 
-/* Cuts the text at the first occurrence of the word. Returns the text behind it, *before: the text before it. Both have
- * text NULL if the word does not occur. */
+/* Cuts the text at the first occurrence of the word. Returns the text behind it, *before: the text
+ * before it. Both have text NULL if the word does not occur. */
 static nbl_string cut(nbl_string text, const char *word, size_t size, nbl_string *before)
 {
     for (size_t at = 0; text.text && at + size <= text.size; at++) {
@@ -115,7 +117,8 @@ static nbl_string render(probe *p, const char *messages, const char *tools, bool
     return kept;
 }
 
-/* Renders the tools with another template, `source`: gives the exact JSON text that tojson writes. */
+/* Renders the tools with another template, `source`: gives the exact JSON text that tojson
+ * writes. */
 static nbl_string spell(probe *p, const char *source, const char *tools)
 {
     nbl_chat_template *template, *own = p->template;
@@ -131,7 +134,8 @@ static nbl_string spell(probe *p, const char *source, const char *tools)
 
 /* ---- frames ---- */
 
-/* Finds the frames of user and assistant, the head and the generation prompt. False: the template is not known.
+/* Finds the frames of user and assistant, the head and the generation prompt. False: the template
+ * is not known.
  *
  *     one    = head user.before USER user.behind                begun = one generation
  *     two    = ... user.behind assistant.before ANSWER assistant.behind
@@ -159,7 +163,8 @@ static bool find_frames(probe *p, nbl__turns *t)
     return true;
 }
 
-/* Finds the frame of system messages, and the default system prompt, which is a system message in `head`. */
+/* Finds the frame of system messages, and the default system prompt, which is a system message in
+ * `head`. */
 static bool find_system(probe *p, nbl__turns *t)
 {
     nbl_string before, middle, text = render(p, "[" SYSTEM ", " USER "]", NULL, false);
@@ -214,8 +219,8 @@ static bool check_frames(probe *p, const nbl__turns *t)
 
 /* ---- tools ---- */
 
-/* Splits `text`, which a system message has behind its content, at the JSON of two tools. source, second_source:
- * templates that write the first and the second tool. */
+/* Splits `text`, which a system message has behind its content, at the JSON of two tools. source,
+ * second_source: templates that write the first and the second tool. */
 static bool cut_tools(probe *p, const char *source, const char *second_source, nbl_string text,
                       nbl__turn_list *list)
 {
@@ -272,7 +277,8 @@ static void find_tools(probe *p, nbl__turns *t)
     t->whole_tools = kind == 0;
 }
 
-/* Finds the list of calls and the frame of tool results; leaves them empty if calls are written in any other way. */
+/* Finds the list of calls and the frame of tool results; leaves them empty if calls are written in
+ * any other way. */
 static void find_calls(probe *p, nbl__turns *t)
 {
     static const char tools[] = "[" TOOL("one") "]", arguments[] = "{\"zqkey\": \"zqvalue\"}";
@@ -293,8 +299,8 @@ static void find_calls(probe *p, nbl__turns *t)
     if (!begins(first, expected) || !ends(behind, t->assistant.before)) return;
     first = after(first, expected.size);
     t->tool.behind = without_end(behind, t->assistant.before.size);
-    /* `end` is: end of the call, end of the list, assistant.behind, tool.before. assistant.behind is known and cuts it
-     * in two. The first half need not be cut further. */
+    /* `end` is: end of the call, end of the list, assistant.behind, tool.before. assistant.behind
+     * is known and cuts it in two. The first half need not be cut further. */
     nbl_string list_end, after_turn = text_of(NULL, 0);
     for (size_t at = 0; at + t->assistant.behind.size <= end.size && !after_turn.text; at++) {
         if (!begins(after(end, at), t->assistant.behind)) continue;
@@ -319,8 +325,9 @@ static void find_calls(probe *p, nbl__turns *t)
                           text_of(answer_word, sizeof answer_word - 1),
                           t->assistant.behind};
     if (!same(joined(p, alone, sizeof alone / sizeof *alone), single)) return;
-    /* `second`, the text between two calls, is: end of a call, between, call_name. `first`, the text before the first
-     * call, is: begin, call_name. So call_name is their longest common suffix. */
+    /* `second`, the text between two calls, is: end of a call, between, call_name. `first`, the
+     * text before the first call, is: begin, call_name. So call_name is their longest common
+     * suffix. */
     size_t shared = 0;
     while (shared < first.size && shared < second.size &&
            first.text[first.size - 1 - shared] == second.text[second.size - 1 - shared])

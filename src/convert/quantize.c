@@ -1,8 +1,9 @@
 /* quantize.c - quantizes a dense checkpoint to a folder that transformers with bitsandbytes loads.
  *
- * Chosen are the weights that transformers would quantize (format/hf/hf_linear.c) except those that the user's regular
- * expression skips. For mxfp4: the experts of GPT-OSS. This file chooses and writes config.json; encode.c writes the
- * weights. Each tensor of the source is one group of the writer. */
+ * Chosen are the weights that transformers would quantize (format/hf/hf_linear.c) except those that
+ * the user's regular expression skips. For mxfp4: the experts of GPT-OSS. This file chooses and
+ * writes config.json; encode.c writes the weights. Each tensor of the source is one group of the
+ * writer. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -118,7 +119,8 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     return NBL_OK;
 }
 
-/* True if config.json says that the head is tied; without that key, if the checkpoint has no head. */
+/* True if config.json says that the head is tied; without that key, if the checkpoint has no
+ * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
@@ -149,9 +151,9 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
 
 /* ---- config.json ---- */
 
-/* With --skip, config.json gets a list of all modules that are not quantized, under transformers' names. For some
- * models these differ from the names in the file, because transformers renames modules while loading. Skipping is
- * an error for those. */
+/* With --skip, config.json gets a list of all modules that are not quantized, under transformers'
+ * names. For some models these differ from the names in the file, because transformers renames
+ * modules while loading. Skipping is an error for those. */
 static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
 {
     static const char *const renamed[] = {"axk2",           "bailing_hybrid", "deepseek_v4", "hrm_text",
@@ -169,8 +171,9 @@ static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *opt
     return NBL_OK;
 }
 
-/* Lists the full names of all modules that are not quantized. lm_head is always listed, even if it is tied and not
- * in the file: given a list, transformers quantizes the head unless it is listed. */
+/* Lists the full names of all modules that are not quantized. lm_head is always listed, even if
+ * it is tied and not in the file: given a list, transformers quantizes the head unless it is
+ * listed. */
 static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
 {
     nbl_checkpoint *c = v->checkpoint;

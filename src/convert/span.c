@@ -23,8 +23,8 @@ bool nbl__is_decodable(const nbl_tensor_info *t)
     return t->weight.format != NBL_FORMAT_DENSE || nbl__is_compute(t->weight.dtype);
 }
 
-/* MXFP4 experts are stored [expert, out, in], the logical order is [expert, in, out]. Dequantizes a tile of OUTS by
- * INS stored values, then writes it transposed. */
+/* MXFP4 experts are stored [expert, out, in], the logical order is [expert, in, out]. Dequantizes a
+ * tile of OUTS by INS stored values, then writes it transposed. */
 static void dequantize_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t end,
                                   nbl_dtype dtype, uint8_t *out)
 {

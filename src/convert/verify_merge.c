@@ -1,18 +1,20 @@
-/* verify_merge.c - nbl_merge, and the check of a merged folder: its logits must be those of the base with the adapter
- * applied at run time, up to rounding to the merged dtype. The two take different code paths, since the adapter runs
- * through the LoRA operators on packed weights. Both compute in f32, so they differ by the rounding of weights only.
+/* verify_merge.c - nbl_merge, and the check of a merged folder: its logits must be those of the
+ * base with the adapter applied at run time, up to rounding to the merged dtype. The two take
+ * different code paths, since the adapter runs through the LoRA operators on packed weights. Both
+ * compute in f32, so they differ by the rounding of weights only.
  *
- * The tolerance. Rounding changes each weight by at most u times its value (u = 2^-9 for bf16, 2^-12 for f16, 2^-25 for
- * f32). Errors are independent, so the output of a linear layer changes by about u / 2 times its norm, in a random
- * direction. The residual stream of L layers is made from 7 L such outputs, plus embedding and head. Independent errors
- * add up by squares:
+ * The tolerance. Rounding changes each weight by at most u times its value (u = 2^-9 for bf16,
+ * 2^-12 for f16, 2^-25 for f32). Errors are independent, so the output of a linear layer changes by
+ * about u / 2 times its norm, in a random direction. The residual stream of L layers is made from 7
+ * L such outputs, plus embedding and head. Independent errors add up by squares:
  *
  *     |logits' - logits| / |logits|  ≈  u / 2 · sqrt(7 L + 2)
  *
- * if later layers passed errors on unchanged. They amplify errors where attention scores are large or outputs cancel:
- * small random models showed up to three times as much. SLACK = 8 leaves room for that. A lost or doubled adapter, a
- * wrong scale or a transposed matrix changes the logits by the size of the update, which is above the tolerance. FLOOR
- * covers different orders of summation in f32. */
+ * if later layers passed errors on unchanged. They amplify errors where attention scores are large
+ * or outputs cancel: small random models showed up to three times as much. SLACK = 8 leaves room
+ * for that. A lost or doubled adapter, a wrong scale or a transposed matrix changes the logits by
+ * the size of the update, which is above the tolerance. FLOOR covers different orders of summation
+ * in f32. */
 #include <math.h>
 
 #include "convert/merge.h"
@@ -33,7 +35,8 @@ typedef struct verification {
     int32_t ids[SEQUENCES][MAX_TOKENS];
 } verification;
 
-/* Fills the sequences with pseudo-random ids from the whole vocabulary; the same ones in every run. */
+/* Fills the sequences with pseudo-random ids from the whole vocabulary; the same ones in every
+ * run. */
 static void make_sequences(verification *v, int64_t positions)
 {
     static const int64_t lengths[SEQUENCES] = {1, 9, MAX_TOKENS};
@@ -65,7 +68,8 @@ static nbl_status compute(verification *v, const char *path, const char *adapter
     return status;
 }
 
-/* Reports the largest deviation of a sequence; NBL_ERROR_DTYPE if it exceeds the tolerance or logits are not finite. */
+/* Reports the largest deviation of a sequence; NBL_ERROR_DTYPE if it exceeds the tolerance or
+ * logits are not finite. */
 static nbl_status compare(verification *v, int64_t layers)
 {
     static const double units[] = {

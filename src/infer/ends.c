@@ -5,8 +5,8 @@
  *                   of a text (eos), of a turn (eot) and of a message (eom) */
 #include "model/language_model.h"
 
-/* Reads a number or a list of numbers. Returns how many ids there are; writes at most `room` of them. Entries
- * that are not ids are skipped. */
+/* Reads a number or a list of numbers. Returns how many ids there are; writes at most `room` of
+ * them. Entries that are not ids are skipped. */
 static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
 {
     int64_t count = 0, id;

@@ -1,13 +1,14 @@
-/* eval.c - evaluates a model on sequences: the sum of losses, and how often the most likely token is right.
+/* eval.c - evaluates a model on sequences: the sum of losses, and how often the most likely token
+ * is right.
  *
  *     sequences, packed ─ body ─▶ hidden [tokens, hidden] ─ tiles of rows ─ head ─▶ logits [tile, vocabulary]
  *                                                                                   loss and argmax per row
  *
- * Two sessions. The body runs over several short sequences at once, up to PACKED_TOKENS, or over one long one.
- * The head runs over a tile of the rows whose next token is counted, so at most TILE_BYTES of f32 logits exist
- * at a time (more if MIN_TILE rows take more).
- * Numerics: logits have the compute dtype, as in transformers. Sums over the vocabulary and over tokens are
- * f64. The result does not depend on the number of threads. */
+ * Two sessions. The body runs over several short sequences at once, up to PACKED_TOKENS, or over
+ * one long one. The head runs over a tile of the rows whose next token is counted, so at most
+ * TILE_BYTES of f32 logits exist at a time (more if MIN_TILE rows take more).
+ * Numerics: logits have the compute dtype, as in transformers. Sums over the vocabulary and over
+ * tokens are f64. The result does not depend on the number of threads. */
 #include <math.h>
 
 #include "base/team.h"
@@ -39,8 +40,8 @@ typedef struct evaluation {
     int64_t tile_count;
 } evaluation;
 
-/* Thread task: loss and hit of ROWS_PER_ITEM rows. loss = log Σ exp(z) - z[wanted], computed with the largest
- * logit subtracted. Of equal logits the first counts as the guess. */
+/* Thread task: loss and hit of ROWS_PER_ITEM rows. loss = log Σ exp(z) - z[wanted], computed with
+ * the largest logit subtracted. Of equal logits the first counts as the guess. */
 static nbl_status judge_rows(void *argument, int64_t item, int worker)
 {
     evaluation *e = argument;
@@ -76,8 +77,8 @@ static nbl_status run_head(evaluation *e, const uint8_t *hidden)
     return nbl__team_run(e->model->ctx, nbl__ceil_div(e->tile_count, ROWS_PER_ITEM), judge_rows, e, NULL);
 }
 
-/* Fills rows and wanted for `count` sequences from `first`. Returns their number. A label at t is predicted
- * from row t - 1, so the first token of a sequence is never counted. */
+/* Fills rows and wanted for `count` sequences from `first`. Returns their number. A label at t is
+ * predicted from row t - 1, so the first token of a sequence is never counted. */
 static int64_t find_rows(evaluation *e, const nbl_ids *sequences, int64_t first, int64_t count)
 {
     int64_t rows = 0, at = 0;
@@ -126,8 +127,8 @@ static nbl_status open_sessions(evaluation *e, nbl__arena *arena, int64_t tokens
     nbl_model *m = e->model;
     int64_t fitting = TILE_BYTES / ((int64_t)sizeof(float) * m->decoder.vocabulary);
     e->tile = nbl__min_i64(tokens, nbl__max_i64(MIN_TILE, fitting));
-    /* The body comes first: opening a session fails for tensors that no graph has asked for, and the head's
-     * graph asks for almost none. */
+    /* The body comes first: opening a session fails for tensors that no graph has asked for, and
+     * the head's graph asks for almost none. */
     NBL_TRY(nbl__session_open(
         m, &(nbl__session_options){.mode = NBL_MODE_HIDDEN, .tokens = tokens, .sequences = count}, &e->body));
     NBL_TRY(nbl__session_open(

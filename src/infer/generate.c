@@ -3,13 +3,13 @@
  *     prompts, packed ─▶ prefill ─▶ logits ─▶ sample ─▶ ids ─▶ decode ─▶ logits ─▶ sample ─▶ ...
  *                           └──────────── KV cache ────────────┘
  *
- * Two sessions share one memory and run alternately. The KV cache of sequence b has the rows
- * [b · cache_size, (b + 1) · cache_size). A sequence that has ended keeps its row in the batch: it is computed
- * along, and its result is ignored. No step allocates.
+ * Two sessions share one memory and run alternately. The KV cache of sequence b has the rows [b ·
+ * cache_size, (b + 1) · cache_size). A sequence that has ended keeps its row in the batch: it is
+ * computed along, and its result is ignored. No step allocates.
  *
- * Sampling applies, in Hugging Face's order: repetition penalty, temperature, top-k, top-p, min-p. The random
- * number of a token is a function of seed, index of the sequence and number of new tokens, so it does not
- * depend on the other sequences of the batch. */
+ * Sampling applies, in Hugging Face's order: repetition penalty, temperature, top-k, top-p, min-p.
+ * The random number of a token is a function of seed, index of the sequence and number of new
+ * tokens, so it does not depend on the other sequences of the batch. */
 #include <math.h>
 
 #include "base/philox.h"
@@ -82,7 +82,8 @@ static void penalise(const writer *w, int64_t s, float *logits)
         }
 }
 
-/* Argmax; of equal logits the lowest id. Two passes (maximum, then search) so that compilers vectorise. */
+/* Argmax; of equal logits the lowest id. Two passes (maximum, then search) so that compilers
+ * vectorise. */
 static int32_t best(const float *logits, int64_t n)
 {
     float highest[16];
@@ -96,8 +97,8 @@ static int32_t best(const float *logits, int64_t n)
     return v < n ? (int32_t)v : 0;
 }
 
-/* Index of the first logit that is NaN or infinite; n: none. 0 · x is 0 for finite x and NaN otherwise, so the
- * sums stay 0 exactly if all logits are finite. */
+/* Index of the first logit that is NaN or infinite; n: none. 0 · x is 0 for finite x and NaN
+ * otherwise, so the sums stay 0 exactly if all logits are finite. */
 static int64_t first_non_finite(const float *logits, int64_t n)
 {
     float zeros[16] = {0};
@@ -128,8 +129,8 @@ static int64_t keep(const writer *w, int64_t n)
     return n;
 }
 
-/* The next token of sequence s: argmax at temperature 0, else a draw from the softmax of the remaining
- * candidates by inverting its cumulative sum. Changes `logits`. */
+/* The next token of sequence s: argmax at temperature 0, else a draw from the softmax of the
+ * remaining candidates by inverting its cumulative sum. Changes `logits`. */
 static int32_t sample(const writer *w, int64_t s, float *logits)
 {
     int64_t n = w->model->decoder.vocabulary;
@@ -171,9 +172,9 @@ static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t n
                      nbl_dtype_name(w->model->dtype));
 }
 
-/* True if the device computes the argmax and the logits stay there: greedy, without repetition penalty. A cap
- * of the logits (Gemma) may round different logits to equal ones, which changes the argmax: the host does
- * that case. */
+/* True if the device computes the argmax and the logits stay there: greedy, without repetition
+ * penalty. A cap of the logits (Gemma) may round different logits to equal ones, which changes the
+ * argmax: the host does that case. */
 static bool lets_device_pick(const writer *w)
 {
     bool penalised = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
@@ -181,8 +182,8 @@ static bool lets_device_pick(const writer *w)
            !(w->model->decoder.final_cap > 0);
 }
 
-/* The argmax that the device has computed. Row b of its results belongs to sequence b. A non-finite logit is
- * an error; its value is fetched for the message. */
+/* The argmax that the device has computed. Row b of its results belongs to sequence b. A non-finite
+ * logit is an error; its value is fetched for the message. */
 static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
 {
     const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
@@ -212,8 +213,8 @@ static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
     return NBL_OK;
 }
 
-/* Appends the next token to every active sequence. Removes those that ended: by an end token, by the caller's
- * callback or at max_tokens. An end token is not appended. */
+/* Appends the next token to every active sequence. Removes those that ended: by an end token, by
+ * the caller's callback or at max_tokens. An end token is not appended. */
 static nbl_status advance(writer *w, nbl__session *s)
 {
     int64_t staying = 0;
@@ -238,7 +239,8 @@ static nbl_status advance(writer *w, nbl__session *s)
 
 /* ---- steps ---- */
 
-/* Runs the packed prompts, which fills the cache, and takes the first new token of each sequence. */
+/* Runs the packed prompts, which fills the cache, and takes the first new token of each
+ * sequence. */
 static nbl_status prefill(writer *w, nbl__session *s)
 {
     NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
@@ -257,8 +259,8 @@ static nbl_status prefill(writer *w, nbl__session *s)
     return advance(w, s);
 }
 
-/* Runs one step. Attention reads the cache of sequence b for row b of the batch, so the batch keeps all rows.
- * A sequence that has ended computes its last token again. */
+/* Runs one step. Attention reads the cache of sequence b for row b of the batch, so the batch keeps
+ * all rows. A sequence that has ended computes its last token again. */
 static nbl_status decode(writer *w, nbl__session *s)
 {
     int64_t n = w->count;
@@ -288,7 +290,8 @@ static nbl_status decode(writer *w, nbl__session *s)
     return advance(w, s);
 }
 
-/* Plans both sessions, opens the prefill with memory for both, and runs until all sequences have ended. */
+/* Plans both sessions, opens the prefill with memory for both, and runs until all sequences have
+ * ended. */
 static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 {
     int64_t tokens = 0, longest = 0;

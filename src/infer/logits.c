@@ -1,7 +1,8 @@
 /* logits.c - logits of sequences; loss and gradients of one step; checks of sequences and labels.
  *
- * nbl_model_logits runs one sequence at a time. nbl_model_gradients runs them packed in one pass (pack != 0) or
- * one by one, adding gradients up; both divide the loss by the number of trained tokens of all sequences. */
+ * nbl_model_logits runs one sequence at a time. nbl_model_gradients runs them packed in one pass
+ * (pack != 0) or one by one, adding gradients up; both divide the loss by the number of trained
+ * tokens of all sequences. */
 #include <math.h>
 
 #include "model/language_model.h"
@@ -98,7 +99,8 @@ static nbl__cross_entropy *loss_of(nbl__session *s)
     return s->graph.nodes[nbl__info(&s->graph, s->build.loss)->producer].arguments;
 }
 
-/* Calls fn for the gradient of every trained parameter. The tensor is valid during the call only. */
+/* Calls fn for the gradient of every trained parameter. The tensor is valid during the call
+ * only. */
 static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
 {
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {

@@ -1,15 +1,15 @@
-/* stop_matcher.c - finds the first of several stop strings in a text that arrives in chunks. Holds back text
- * that could be the beginning of a stop string.
+/* stop_matcher.c - finds the first of several stop strings in a text that arrives in chunks. Holds
+ * back text that could be the beginning of a stop string.
  *
  *     chunks    "Hello, wo" "rld <" "|e" "nd|> more"        stop string "<|end|>"
  *     shown     "Hello, wo" "rld "  ""   ""                 stopped
  *
- * The algorithm is Knuth-Morris-Pratt, once per stop string. `matched` is the length of the longest prefix of
- * the string that the text so far ends with. back[k] is the length of the longest proper prefix of the
- * string's first k + 1 bytes that is also their suffix. Text that cannot be part of a match is shown at once;
- * the longest `matched` over all strings is held back. Stop strings must be UTF-8, so a cut never falls within
- * a character. If several strings end at the same byte, the longest is removed from the text.
- * Cost: amortised two comparisons per byte and string. */
+ * The algorithm is Knuth-Morris-Pratt, once per stop string. `matched` is the length of the longest
+ * prefix of the string that the text so far ends with. back[k] is the length of the longest proper
+ * prefix of the string's first k + 1 bytes that is also their suffix. Text that cannot be part of a
+ * match is shown at once; the longest `matched` over all strings is held back. Stop strings must be
+ * UTF-8, so a cut never falls within a character. If several strings end at the same byte, the
+ * longest is removed from the text. Cost: amortised two comparisons per byte and string. */
 #include <string.h>
 
 #include "base/base.h"
@@ -87,7 +87,8 @@ void nbl_stop_matcher_close(nbl_stop_matcher *m)
     nbl__free(m->ctx, m, sizeof *m);
 }
 
-/* Feeds one byte to all searches. Returns the size of the longest string that this byte completes, or 0. */
+/* Feeds one byte to all searches. Returns the size of the longest string that this byte completes,
+ * or 0. */
 static size_t follow(nbl_stop_matcher *m, char c)
 {
     size_t longest = 0;

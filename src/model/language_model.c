@@ -4,7 +4,8 @@
  *     .gguf       dequantized into entry.memory, compute dtype      --load: then quantized, memory freed
  *     adapter     modules_to_save replace entries; LoRA tensors stay in the adapter's mapped file
  *
- * Loading processes one weight at a time, so it needs the memory of the result and of one source weight. */
+ * Loading processes one weight at a time, so it needs the memory of the result and of one source
+ * weight. */
 #include "model/language_model.h"
 
 #include <float.h>
@@ -17,9 +18,9 @@
 
 static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
 
-/* True if the tensor belongs to a module in modules_to_save. An adapter from a file must also contain the
- * tensor; a new adapter has no files yet. An adapter's embedding with additional rows is not in
- * modules_to_save: it replaces the base's embedding and is as frozen. */
+/* True if the tensor belongs to a module in modules_to_save. An adapter from a file must also
+ * contain the tensor; a new adapter has no files yet. An adapter's embedding with additional rows
+ * is not in modules_to_save: it replaces the base's embedding and is as frozen. */
 static bool is_saved(const nbl__peft *p, const char *name)
 {
     char module[512];
@@ -46,7 +47,8 @@ bool nbl__model_trains(const nbl_model *m, const char *name)
     return m->peft && is_saved(m->peft, name);
 }
 
-/* The linear layers of the transformer's layers: what transformers quantizes of these architectures. */
+/* The linear layers of the transformer's layers: what transformers quantizes of these
+ * architectures. */
 static bool is_linear(const char *name)
 {
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
@@ -71,8 +73,8 @@ static nbl_status check_load_options(nbl_model *m, const nbl_model_options *opti
     return NBL_OK;
 }
 
-/* plan_only: gives the entry the format and shape it would have, without data. A plan only tests whether
- * nested_scales is NULL, so it gets a pointer to one number. */
+/* plan_only: gives the entry the format and shape it would have, without data. A plan only tests
+ * whether nested_scales is NULL, so it gets a pointer to one number. */
 static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_options *how)
 {
     static const float stand_in;
@@ -83,9 +85,10 @@ static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_o
     entry->weight = w;
 }
 
-/* Assigns addresses in `cut` to the parts of a quantized weight; with cut->memory NULL it only counts bytes.
- * Nested scales: the f32 scales are quantized themselves, so they are temporary. *temporary: their bytes; 0
- * without nesting. NBL_ERROR_ARGUMENT if the weight is quantized already. */
+/* Assigns addresses in `cut` to the parts of a quantized weight; with cut->memory NULL it only
+ * counts bytes. Nested scales: the f32 scales are quantized themselves, so they are temporary.
+ * *temporary: their bytes; 0 without nesting. NBL_ERROR_ARGUMENT if the weight is quantized
+ * already. */
 static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry, const load_options *load,
                             nbl__cut *cut, nbl_quantized_parts *parts, size_t *temporary)
 {
@@ -119,8 +122,9 @@ static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
     return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* Quantizing would silently turn NaN and infinities into finite numbers: an error that names the first one.
- * int8 is computed from f16 values, so there f32 values beyond f16's range count as non-finite. */
+/* Quantizing would silently turn NaN and infinities into finite numbers: an error that names the
+ * first one. int8 is computed from f16 values, so there f32 values beyond f16's range count as
+ * non-finite. */
 static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const nbl_weight *w, nbl_format to,
                                     int64_t count)
 {
@@ -186,7 +190,8 @@ static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
     return NBL_OK;
 }
 
-/* Makes one entry per weight of a .gguf file, dequantized: matrices to the compute dtype, vectors to f32. */
+/* Makes one entry per weight of a .gguf file, dequantized: matrices to the compute dtype, vectors
+ * to f32. */
 static nbl_status hold_gguf(nbl_model *m, const load_options *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
@@ -239,8 +244,8 @@ static nbl_status apply_replacements(nbl_model *m)
 
 /* ---- adapter ---- */
 
-/* Unties the head from the embedding if the adapter changes only one of them. Both then share the stored
- * data, but have entries of their own. */
+/* Unties the head from the embedding if the adapter changes only one of them. Both then share the
+ * stored data, but have entries of their own. */
 static nbl_status give_own_head(nbl_model *m)
 {
     const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
@@ -252,8 +257,8 @@ static nbl_status give_own_head(nbl_model *m)
     return NBL_OK;
 }
 
-/* Lists the tensors that an adapter is checked against. A tied head is a module too, though no file stores
- * it: it gets the embedding's shape. */
+/* Lists the tensors that an adapter is checked against. A tied head is a module too, though no file
+ * stores it: it gets the embedding's shape. */
 static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *count)
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
@@ -299,8 +304,9 @@ static nbl_status check_adapter(nbl_model *m)
 
 /* ---- opening ---- */
 
-/* Reads generation_config.json of a folder, if it exists; a malformed one is an error. Called for the model,
- * then for the adapter: the adapter's file replaces the model's if it names eos_token_id. */
+/* Reads generation_config.json of a folder, if it exists; a malformed one is an error. Called for
+ * the model, then for the adapter: the adapter's file replaces the model's if it names
+ * eos_token_id. */
 static nbl_status read_generation(nbl_model *m, const char *folder)
 {
     nbl__config generation;

@@ -3,11 +3,11 @@
  *     files ──▶ nbl_model ──▶ nbl__session
  *               weights       graph ─▶ plan ─▶ memory, filled parameters
  *
- * Weights. A frozen weight is read where it is stored: in the mapped file, or in memory that the model
- * owns if it was converted while loading (--load quantizes, .gguf is dequantized). On a device the
- * weight is uploaded once and shared by all sessions (upload.c).
- * Parameters. Norms, biases, adapters and everything trained are copied into the plan's memory once, in
- * the dtype that the graph declares. Trained parameters are f32.
+ * Weights. A frozen weight is read where it is stored: in the mapped file, or in memory that the
+ * model owns if it was converted while loading (--load quantizes, .gguf is dequantized). On a
+ * device the weight is uploaded once and shared by all sessions (upload.c).
+ * Parameters. Norms, biases, adapters and everything trained are copied into the plan's memory
+ * once, in the dtype that the graph declares. Trained parameters are f32.
  * Sizes. A plan is made for the largest batch. Smaller batches run at the same addresses.
  * Threads. A model and its sessions are used by one thread at a time. */
 #ifndef NBL_LANGUAGE_MODEL_H
@@ -34,7 +34,8 @@ struct nbl_model {
     const char *adapter_end;     /* eos_token of the adapter's tokenizer_config.json; NULL: none */
     bool plan_only;              /* weights have formats and shapes, but not all have data */
 
-    /* Weight entries: one per logical weight, with one free entry for a head that is untied later. */
+    /* Weight entries: one per logical weight, with one free entry for a head that is untied
+     * later. */
     struct nbl__weight_entry {
         const char *name;  /* as transformers names it: "model.layers.0.mlp.up_proj.weight" */
         nbl_weight weight; /* in the host's memory: format, shape and pointers */
@@ -46,8 +47,8 @@ struct nbl_model {
         bool on_host; /* the device reads this weight from pinned host memory (residence.c) */
         /* `weight` with device pointers; rank 0: not uploaded. Unused while `dequantized`. */
         nbl_weight device_view;
-        /* The dense weight that the training graph sees if `dequantized`. data is a device pointer; NULL:
-         * not uploaded. */
+        /* The dense weight that the training graph sees if `dequantized`. data is a device pointer;
+         * NULL: not uploaded. */
         nbl_weight as_used;
     } * weights;
     int64_t weight_count;
@@ -61,17 +62,17 @@ struct nbl_model {
         bool on_host; /* pinned host memory; else device memory */
     } * uploads;
 
-    /* Base weights that training changes: all of them, or those named in `trained` ("lm_head.weight").
-     * Tensors of the adapter's modules_to_save are trained in any case. The trainer sets these fields
-     * before it opens sessions. */
+    /* Base weights that training changes: all of them, or those named in `trained`
+     * ("lm_head.weight"). Tensors of the adapter's modules_to_save are trained in any case. The
+     * trainer sets these fields before it opens sessions. */
     bool train_all;
     const char *const *trained;
     int64_t trained_count;
 };
 
-/* Bytes of all weights where the model runs. `train`: count entries marked `dequantized` in the compute
- * dtype. Entries marked `on_host` count 0. Returns 0 with `train_all`: the trained copies are parameters
- * of the plan. */
+/* Bytes of all weights where the model runs. `train`: count entries marked `dequantized` in the
+ * compute dtype. Entries marked `on_host` count 0. Returns 0 with `train_all`: the trained copies
+ * are parameters of the plan. */
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
 /* The weight entry of this name; NULL: none. Linear search. */
 struct nbl__weight_entry *nbl__model_find(const nbl_model *model, const char *name);
@@ -80,33 +81,36 @@ bool nbl__model_trains(const nbl_model *model, const char *name);
 
 /* ---- upload.c ---- */
 
-/* Uploads every weight of the graph that is not on the device, and points the graph's weights to the
- * device copies. Mapped pages of uploaded files are dropped. Does nothing on the CPU. */
+/* Uploads every weight of the graph that is not on the device, and points the graph's weights to
+ * the device copies. Mapped pages of uploaded files are dropped. Does nothing on the CPU. */
 nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
 /* Frees the device copies. No session may use them any more. */
 void nbl__upload_free(nbl_model *model);
 
 /* ---- residence.c: how training on a device keeps weights ---- */
 
-/* Chooses the packed weights that stay dequantized on the device instead of being dequantized in every
- * step. Marks entries, smallest first, while their additional bytes (dense minus packed) stay within
- * `room`; unmarks all others. Returns the additional bytes. *more: at least one weight did not fit, or
- * `room` is 0. */
+/* Chooses the packed weights that stay dequantized on the device instead of being dequantized in
+ * every step. Marks entries, smallest first, while their additional bytes (dense minus packed) stay
+ * within `room`; unmarks all others. Returns the additional bytes. *more: at least one weight did
+ * not fit, or `room` is 0. */
 uint64_t nbl__dequantized_choose(nbl_model *model, uint64_t room, bool *more);
-/* Keeps the embedding in host memory (yes) or on the device (no). Returns the bytes that move; 0 if nothing
- * changes or the embedding cannot move: it is trained, it is tied to the head, or there is no device. */
+/* Keeps the embedding in host memory (yes) or on the device (no). Returns the bytes that move; 0 if
+ * nothing changes or the embedding cannot move: it is trained, it is tied to the head, or there is
+ * no device. */
 uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
-/* Checks that the tensors are those that the config describes. NBL_ERROR_FORMAT lists every tensor that is
- * missing, has another shape or is unknown to the architecture. Reads names, formats and shapes only.
- * Call it before memory is sized by the config: a bad config may promise a vocabulary of 2^31 tokens. */
+/* Checks that the tensors are those that the config describes. NBL_ERROR_FORMAT lists every tensor
+ * that is missing, has another shape or is unknown to the architecture. Reads names, formats and
+ * shapes only. Call it before memory is sized by the config: a bad config may promise a vocabulary
+ * of 2^31 tokens. */
 nbl_status nbl__model_check(nbl_model *model);
 
-/* Gives the model a new adapter for the modules that the settings choose. The trainer initialises its
- * tensors. `where` names the settings in messages. */
+/* Gives the model a new adapter for the modules that the settings choose. The trainer initialises
+ * its tensors. `where` names the settings in messages. */
 nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);
 
-/* Checks sequences: at least one, each with 1 to INT32_MAX / 2 tokens, every id in the vocabulary. */
+/* Checks sequences: at least one, each with 1 to INT32_MAX / 2 tokens, every id in the
+ * vocabulary. */
 nbl_status nbl__check_sequences(nbl_model *model, const nbl_ids *sequences, int64_t count);
 /* Checks labels: as many as tokens in the sequence, each -100 (ignored) or in the vocabulary. */
 nbl_status nbl__check_labels(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
@@ -130,7 +134,8 @@ typedef struct nbl__session {
 
 typedef struct nbl__session_options {
     nbl__mode mode;
-    /* Upper bounds of one run: tokens and sequences (below INT32_MAX), KV cache rows per sequence (0: none). */
+    /* Upper bounds of one run: tokens and sequences (below INT32_MAX), KV cache rows per sequence
+     * (0: none). */
     int64_t tokens, sequences, cache_size;
     nbl_dtype kv_dtype; /* of the KV cache */
     bool train;         /* add the backward pass */
@@ -141,26 +146,27 @@ typedef struct nbl__session_options {
     const nbl__session *shared; /* its parameters and states are used; it must outlive this session */
 } nbl__session_options;
 
-/* Builds the graph and plans it, without memory: plan.bytes says what it would take. On an error the
- * session is closed. */
+/* Builds the graph and plans it, without memory: plan.bytes says what it would take. On an error
+ * the session is closed. */
 nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session);
 /* Plans and binds. On an error the session is closed. */
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session);
-/* Allocates the memory of a planned session, uploads weights and fills the parameters. LoRA tensors of a
- * new adapter are left for the trainer. NBL_ERROR_ARGUMENT if the model was opened with plan_only. */
+/* Allocates the memory of a planned session, uploads weights and fills the parameters. LoRA tensors
+ * of a new adapter are left for the trainer. NBL_ERROR_ARGUMENT if the model was opened with
+ * plan_only. */
 nbl_status nbl__session_bind(nbl__session *session);
 void nbl__session_close(nbl__session *session);
-/* Gives a planned session all memory of an open one. The two run alternately. `host` must have been opened
- * with options.plan.with = &session->plan, and must outlive `session`. */
+/* Gives a planned session all memory of an open one. The two run alternately. `host` must have been
+ * opened with options.plan.with = &session->plan, and must outlive `session`. */
 nbl_status nbl__session_join(nbl__session *session, const nbl__session *host);
-/* Sets the first dimension of an input to n for the next run and returns its memory to write to. Call
- * nbl__session_resize after the last such call. */
+/* Sets the first dimension of an input to n for the next run and returns its memory to write to.
+ * Call nbl__session_resize after the last such call. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
 /* Infers all shapes again if the size of an input has changed. */
 nbl_status nbl__session_resize(nbl__session *s);
-/* Writes sequences to the inputs one after the other without padding (ids, positions, cu_seqlens, labels)
- * and resizes. Labels are shifted by one token: the target at t is label t + 1, at a sequence's last token
- * -100. labels may be NULL. */
+/* Writes sequences to the inputs one after the other without padding (ids, positions, cu_seqlens,
+ * labels) and resizes. Labels are shifted by one token: the target at t is label t + 1, at a
+ * sequence's last token -100. labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
 
 /* ---- generate.c ---- */
@@ -177,27 +183,28 @@ typedef struct nbl__plan_request {
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
     int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
     uint64_t memory;           /* budget in bytes for everything, weights included; 0: no limit */
-    /* Soft limit in bytes, used if `memory` is 0: recompute until the step fits, or up to the highest
-     * recompute level. Exceeding it is no error. 0: unknown. */
+    /* Soft limit in bytes, used if `memory` is 0: recompute until the step fits, or up to the
+     * highest recompute level. Exceeding it is no error. 0: unknown. */
     uint64_t available;
     nbl__recompute min; /* lowest recompute level to use */
 } nbl__plan_request;
 
-/* Reports what a step takes, without keeping a session. With a budget the plan recomputes as little as the
- * budget allows; NBL_ERROR_MEMORY names the smallest possible budget. plan->longest_sequence is the longest
- * length of `sequences` equal sequences that fits the budget, found by bisection: one to a few plans per
- * probe. */
+/* Reports what a step takes, without keeping a session. With a budget the plan recomputes as little
+ * as the budget allows; NBL_ERROR_MEMORY names the smallest possible budget. plan->longest_sequence
+ * is the longest length of `sequences` equal sequences that fits the budget, found by bisection:
+ * one to a few plans per probe. */
 nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
-/* Plans the session for the step that nbl__model_plan reports; nbl__session_bind makes it ready. *total:
- * bytes of the whole run. On a device, what the budget leaves is used: first weights are kept dequantized,
- * then less is recomputed. On an error the session is closed. */
+/* Plans the session for the step that nbl__model_plan reports; nbl__session_bind makes it ready.
+ * *total: bytes of the whole run. On a device, what the budget leaves is used: first weights are
+ * kept dequantized, then less is recomputed. On an error the session is closed. */
 nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *request, nbl__session *session,
                               uint64_t *total);
-/* Bits of AdamW's moments for one trained parameter; `bits` is what the user asked for, 32 or 8. As in
- * bitsandbytes and transformers, parameters with fewer than 4,096 elements and embeddings stay at 32. */
+/* Bits of AdamW's moments for one trained parameter; `bits` is what the user asked for, 32 or 8. As
+ * in bitsandbytes and transformers, parameters with fewer than 4,096 elements and embeddings stay
+ * at 32. */
 int nbl__moment_bits(const nbl__value_info *info, int bits);
-/* Bytes of both moments of all trained parameters: f32, or 8-bit codes with an f32 scale per 256 elements.
- * Each array is rounded up to 64 bytes. bits = 0: 0 bytes. */
+/* Bytes of both moments of all trained parameters: f32, or 8-bit codes with an f32 scale per 256
+ * elements. Each array is rounded up to 64 bytes. bits = 0: 0 bytes. */
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits);
 
 #endif

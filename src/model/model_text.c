@@ -12,8 +12,8 @@ static nbl_status has_file(nbl__arena *arena, const char *folder, const char *na
     return path ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* Opens the adapter's tokenizer. *tokenizer is NULL if the adapter has none, or if it has more tokens than
- * the model has rows (`vocabulary`). The second case logs a warning. */
+/* Opens the adapter's tokenizer. *tokenizer is NULL if the adapter has none, or if it has more
+ * tokens than the model has rows (`vocabulary`). The second case logs a warning. */
 static nbl_status open_own(nbl__arena *arena, const char *base, const char *adapter, int64_t vocabulary,
                            nbl_tokenizer **tokenizer)
 {
@@ -25,8 +25,8 @@ static nbl_status open_own(nbl__arena *arena, const char *base, const char *adap
     if (!has) return NBL_OK;
     NBL_TRY(nbl_tokenizer_open(ctx, adapter, &own));
     int64_t size = nbl_tokenizer_size(own);
-    /* Some models have fewer rows than their own tokenizer has tokens. An adapter may carry a copy of that
-     * tokenizer, so the limit is the larger of the two. */
+    /* Some models have fewer rows than their own tokenizer has tokens. An adapter may carry a copy
+     * of that tokenizer, so the limit is the larger of the two. */
     if (size > vocabulary && nbl_tokenizer_open(ctx, base, &other) == NBL_OK)
         vocabulary = nbl__max_i64(vocabulary, nbl_tokenizer_size(other));
     nbl_tokenizer_close(other);
@@ -68,8 +68,8 @@ static nbl_status keep(nbl__arena *arena, nbl_string from, nbl_string *to)
     return NBL_OK;
 }
 
-/* Collects the special tokens whose text differs between adapter and base, with their ids. A text with a NUL
- * byte is skipped. */
+/* Collects the special tokens whose text differs between adapter and base, with their ids. A text
+ * with a NUL byte is skipped. */
 static nbl_status take_tokens(nbl__arena *arena, const nbl_chat_template *of_base,
                               const nbl_chat_template *own, const nbl_tokenizer *tokenizer,
                               nbl__text_changes *changes)
@@ -91,8 +91,8 @@ static nbl_status take_tokens(nbl__arena *arena, const nbl_chat_template *of_bas
     return NBL_OK;
 }
 
-/* Takes the adapter's tokenizer with its special tokens, or, without a usable tokenizer, its default chat
- * template. */
+/* Takes the adapter's tokenizer with its special tokens, or, without a usable tokenizer, its
+ * default chat template. */
 static nbl_status take_adapter(nbl__arena *arena, const char *base, const char *adapter, int64_t vocabulary,
                                nbl__text_source *source)
 {

@@ -1,6 +1,7 @@
 /* plan_list.c - the lists in a plan's report: operators, values, casts. See plan_list.h.
  *
- * The report has fixed arrays (NBL_PLAN_MAX_OPS, _VALUES, _CASTS). Rows beyond them are dropped silently. */
+ * The report has fixed arrays (NBL_PLAN_MAX_OPS, _VALUES, _CASTS). Rows beyond them are dropped
+ * silently. */
 #include "model/plan_list.h"
 
 #include <stdio.h>
@@ -28,7 +29,8 @@ static void add_step(nbl_model_plan *report, const nbl__planned_step *step, cons
 
 void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *pass)
 {
-    /* Prepare steps are listed once, with the first plan; the plan with a given pass name comes second. */
+    /* Prepare steps are listed once, with the first plan; the plan with a given pass name comes
+     * second. */
     for (int i = 0; i < plan->prepare_count && pass == NULL; i++)
         add_step(report, &plan->prepare[i], "prepare");
     for (int i = 0; i < plan->step_count; i++) {
@@ -40,8 +42,8 @@ void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *
 
 /* ---- values ---- */
 
-/* True if two values can share a row: same bytes, shape, dtype and arena. Scratch has rank 0 and is told
- * apart by the operator's name. */
+/* True if two values can share a row: same bytes, shape, dtype and arena. Scratch has rank 0 and is
+ * told apart by the operator's name. */
 static bool alike(const nbl_planned_value *a, const nbl_planned_value *b)
 {
     bool same = a->bytes == b->bytes && a->rank == b->rank && a->dtype == b->dtype &&
@@ -49,7 +51,8 @@ static bool alike(const nbl_planned_value *a, const nbl_planned_value *b)
     return same && strcmp(a->arena, b->arena) == 0 && (a->rank || strcmp(a->name, b->name) == 0);
 }
 
-/* Inserts a value into the list, which is sorted by descending size. Equal sizes keep the graph's order. */
+/* Inserts a value into the list, which is sorted by descending size. Equal sizes keep the graph's
+ * order. */
 static void add_value(nbl_model_plan *report, const nbl_planned_value *value)
 {
     int64_t at = report->value_count;
@@ -108,8 +111,8 @@ static void add_cast(nbl_model_plan *report, const char *at, nbl_dtype from, nbl
     report->casts[report->cast_count++] = (nbl_planned_cast){at, from, to, why};
 }
 
-/* Dense matrices and biases of another dtype are rounded once, to the compute dtype. Norms keep their
- * dtype. */
+/* Dense matrices and biases of another dtype are rounded once, to the compute dtype. Norms keep
+ * their dtype. */
 static void cast_weights(nbl_model_plan *report, const nbl_model *m)
 {
     for (int64_t i = 0; i < m->weight_count; i++) {

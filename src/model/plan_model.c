@@ -1,8 +1,8 @@
-/* plan_model.c - plans a whole run before anything is allocated: bytes per arena, recompute level, and the
- * longest sequence that fits a budget.
+/* plan_model.c - plans a whole run before anything is allocated: bytes per arena, recompute level,
+ * and the longest sequence that fits a budget.
  *
- * A run is one of two things. Training is one step over packed tokens. Generation is a prefill plus decode
- * steps in the same memory, with a KV cache for the same number of tokens.
+ * A run is one of two things. Training is one step over packed tokens. Generation is a prefill plus
+ * decode steps in the same memory, with a KV cache for the same number of tokens.
  *
  *     total = weights + optimizer moments + beside + arenas of the plan
  *     beside: the device's context and kernels; in generation also sampling's host memory
@@ -11,8 +11,8 @@
  *     1. plan at the lowest recompute level that was asked for
  *     2. too large: recompute more; before whole layers are recomputed, move the embedding to host memory
  *     3. memory left: keep weights dequantized; if all are, recompute less
- * On the CPU only the recomputation of steps 1 and 2 applies. Steps 2 and 3 change the entries of the model
- * (on_host, dequantized), so each search begins with reset(). */
+ * On the CPU only the recomputation of steps 1 and 2 applies. Steps 2 and 3 change the entries of
+ * the model (on_host, dequantized), so each search begins with reset(). */
 #include "model/plan_list.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
@@ -77,7 +77,8 @@ static bool trains_on_device(const nbl_model *m, const nbl__plan_request *r)
     return r->train && nbl__cuda_of(m->ctx);
 }
 
-/* Plans the step; for generation first the decode session, whose size the prefill's memory must cover. */
+/* Plans the step; for generation first the decode session, whose size the prefill's memory must
+ * cover. */
 static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
     nbl__session_options o = {.mode = r->train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
@@ -98,8 +99,9 @@ static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__p
     return NBL_OK;
 }
 
-/* Plans a run with the model's entries as they are now. Free `p` with free_planned, also after an error.
- * Training on a device offloads values to the host, unless they would take over half of its free memory. */
+/* Plans a run with the model's entries as they are now. Free `p` with free_planned, also after an
+ * error. Training on a device offloads values to the host, unless they would take over half of its
+ * free memory. */
 static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how,
                             nbl__session *session, planned *p)
 {
@@ -128,8 +130,9 @@ static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint6
     return status;
 }
 
-/* *yes: some plan stays within r->memory. The plan that recomputes every layer is tried first, as it is
- * nearly always small enough if any is. Only if it is not, all plans are tried for the smallest. */
+/* *yes: some plan stays within r->memory. The plan that recomputes every layer is tried first, as
+ * it is nearly always small enough if any is. Only if it is not, all plans are tried for the
+ * smallest. */
 static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
 {
     nbl__session session;
@@ -144,8 +147,8 @@ static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
     return status;
 }
 
-/* Bisects for the longest length of r.sequences equal sequences whose plan stays within r.memory; 0: not even
- * one token does. The first probe is 64 tokens, as planning huge sequences is slow. */
+/* Bisects for the longest length of r.sequences equal sequences whose plan stays within r.memory;
+ * 0: not even one token does. The first probe is 64 tokens, as planning huge sequences is slow. */
 static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *longest)
 {
     int64_t max = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = max + 1;
@@ -203,9 +206,9 @@ static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t 
                      m->path, r->memory, r->tokens, r->sequences, min);
 }
 
-/* Step 2: replans with more recomputation if the total exceeds the budget. The embedding moves to the host
- * before whole layers are recomputed. *how: the options of the last plan. NBL_ERROR_MEMORY if even the
- * smallest plan exceeds r->memory; exceeding r->available is allowed. */
+/* Step 2: replans with more recomputation if the total exceeds the budget. The embedding moves to
+ * the host before whole layers are recomputed. *how: the options of the last plan. NBL_ERROR_MEMORY
+ * if even the smallest plan exceeds r->memory; exceeding r->available is allowed. */
 static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_options *how, planned *p)
 {
     uint64_t budget = r->memory ? r->memory : r->available;
@@ -222,10 +225,11 @@ static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_opt
     return r->memory && total_of(p) > r->memory ? too_little(m, r, total_of(p)) : NBL_OK;
 }
 
-/* Step 3: uses memory that the budget leaves on a device. Weights are kept dequantized as far as it lasts; if
- * it lasts for all of them, less is recomputed. (Per byte, a dequantized weight saves more time than a saved
- * gated activation.) A dequantized weight changes scratch and addresses, so the new total is known only after
- * planning again: up to 4 tries, with less room each time and none at the end. */
+/* Step 3: uses memory that the budget leaves on a device. Weights are kept dequantized as far as it
+ * lasts; if it lasts for all of them, less is recomputed. (Per byte, a dequantized weight saves
+ * more time than a saved gated activation.) A dequantized weight changes scratch and addresses, so
+ * the new total is known only after planning again: up to 4 tries, with less room each time and
+ * none at the end. */
 static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
     uint64_t room = r->memory - total_of(p);
@@ -274,8 +278,8 @@ nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *r, nbl__ses
     return status;
 }
 
-/* Reports the best plan and its smallest possible total. NBL_ERROR_MEMORY names that total if the budget is
- * below it. The model's entries are as before afterwards. */
+/* Reports the best plan and its smallest possible total. NBL_ERROR_MEMORY names that total if the
+ * budget is below it. The model's entries are as before afterwards. */
 static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
 {
     reset(m);

@@ -1,9 +1,9 @@
-/* session.c - builds, plans and binds a graph of a model, fills its parameters and writes its inputs. See
- * language_model.h.
+/* session.c - builds, plans and binds a graph of a model, fills its parameters and writes its
+ * inputs. See language_model.h.
  *
- * The decoder's builder (arch/) asks the session for weights, adapters and what is trained through the three
- * callbacks of nbl__model_source: weight_of, adapter_of, is_trained. Every weight it asks for is marked `used`,
- * which is how tensors that the architecture does not know are found. */
+ * The decoder's builder (arch/) asks the session for weights, adapters and what is trained through
+ * the three callbacks of nbl__model_source: weight_of, adapter_of, is_trained. Every weight it asks
+ * for is marked `used`, which is how tensors that the architecture does not know are found. */
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
@@ -17,8 +17,8 @@ static const nbl_weight *weight_of(void *user, const char *name)
     return s->build.train && entry->dequantized ? &entry->as_used : &entry->weight;
 }
 
-/* The LoRA adapter of a module; false: none. A new adapter has no magnitudes yet, so its settings say whether
- * it is DoRA. */
+/* The LoRA adapter of a module; false: none. A new adapter has no magnitudes yet, so its settings
+ * say whether it is DoRA. */
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
 {
     const nbl__session *s = user;
@@ -33,17 +33,17 @@ static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
     return true;
 }
 
-/* True if the graph shall read this weight from an f32 parameter. Sessions that neither train nor share with
- * a training session read trained weights as stored. */
+/* True if the graph shall read this weight from an f32 parameter. Sessions that neither train nor
+ * share with a training session read trained weights as stored. */
 static bool is_trained(void *user, const char *name)
 {
     const nbl__session *s = user;
     return s->masters && nbl__model_trains(s->model, name);
 }
 
-/* One error that lists all tensors that are missing, have another shape or are unknown. `problems` has the
- * first two kinds; unknown are those that no graph has asked for. Allowed without use: rotary_emb.inv_freq,
- * a buffer in older files, and lm_head.weight of a model with a tied head. */
+/* One error that lists all tensors that are missing, have another shape or are unknown. `problems`
+ * has the first two kinds; unknown are those that no graph has asked for. Allowed without use:
+ * rotary_emb.inv_freq, a buffer in older files, and lm_head.weight of a model with a tied head. */
 static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 {
     for (int64_t i = 0; i < m->weight_count; i++) {
@@ -60,8 +60,8 @@ static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 
 /* ---- parameters ---- */
 
-/* The adapter's stored tensor for a parameter such as "model.layers.0.mlp.up_proj.lora_A.weight"; NULL: the
- * parameter is not the adapter's. */
+/* The adapter's stored tensor for a parameter such as "model.layers.0.mlp.up_proj.lora_A.weight";
+ * NULL: the parameter is not the adapter's. */
 static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; m->peft && i < m->peft->module_count; i++) {
@@ -90,8 +90,8 @@ static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *inf
     return NBL_OK;
 }
 
-/* Fills one parameter from the adapter's file or the model's weight. On a device the values are converted in
- * host memory and copied. */
+/* Fills one parameter from the adapter's file or the model's weight. On a device the values are
+ * converted in host memory and copied. */
 static nbl_status fill_parameter(nbl__session *s, nbl__value v)
 {
     nbl_context *ctx = s->graph.ctx;
@@ -122,12 +122,13 @@ static nbl_status fill_parameters(nbl__session *s)
 
 /* ---- sessions ---- */
 
-/* nbl__build.pins: how many values per layer can be offloaded to the host while the layer computes, so that
- * the transfer costs no time. 1: the layer's input; 2: and its middle; 3: and attention's output.
+/* nbl__build.pins: how many values per layer can be offloaded to the host while the layer computes,
+ * so that the transfer costs no time. 1: the layer's input; 2: and its middle; 3: and attention's
+ * output.
  *
- * While one byte crosses the bus, a device does about 12,000 operations (600 TFLOP/s, 50 GB/s). Per token a
- * layer does 2 · hidden · (2 q + 2 kv + 3 inner) operations; input and middle are `hidden` elements each, the
- * output of attention has q elements. */
+ * While one byte crosses the bus, a device does about 12,000 operations (600 TFLOP/s, 50 GB/s). Per
+ * token a layer does 2 · hidden · (2 q + 2 kv + 3 inner) operations; input and middle are `hidden`
+ * elements each, the output of attention has q elements. */
 static int pins_of(const nbl_model *m, bool offload)
 {
     enum { MEANWHILE = 12000 };
@@ -175,7 +176,8 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
-/* Builds the cheapest graph, the body for one token, and throws it away: building checks names and shapes. */
+/* Builds the cheapest graph, the body for one token, and throws it away: building checks names and
+ * shapes. */
 nbl_status nbl__model_check(nbl_model *m)
 {
     nbl__session s = {.model = m};
@@ -197,8 +199,8 @@ nbl_status nbl__model_check(nbl_model *m)
     return status;
 }
 
-/* Uploads weights, allocates, fills and prepares the parameters. With `shared` the parameters are the other
- * session's, which has filled and prepared them. */
+/* Uploads weights, allocates, fills and prepares the parameters. With `shared` the parameters are
+ * the other session's, which has filled and prepared them. */
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
 {
     NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
@@ -207,7 +209,8 @@ static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
     NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
     if (shared) return NBL_OK;
     NBL_TRY(fill_parameters(s));
-    /* The plan has a copy of the adapter now. Drop the file's pages, which would be a second one. */
+    /* The plan has a copy of the adapter now. Drop the file's pages, which would be a second
+     * one. */
     if (s->model->peft)
         nbl__file_drop(&s->model->peft->file, s->model->peft->file.data, s->model->peft->file.size);
     return nbl__plan_prepare(&s->plan);

@@ -1,7 +1,7 @@
 /* upload.c - copies a model's weights to a device. See language_model.h.
  *
- * All weights that a graph needs and the device lacks go into one allocation, so that the bytes taken are
- * those that were planned. Each part starts at a multiple of 256 bytes:
+ * All weights that a graph needs and the device lacks go into one allocation, so that the bytes
+ * taken are those that were planned. Each part starts at a multiple of 256 bytes:
  *
  *     | W0.data | W0.scales | ... | W1.data | ...
  *
@@ -53,8 +53,8 @@ static size_t round_up(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Copies the parts of a weight to base + *used and advances *used; base NULL: only advances. *device_view: the
- * weight with device pointers. */
+/* Copies the parts of a weight to base + *used and advances *used; base NULL: only advances.
+ * *device_view: the weight with device pointers. */
 static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_t *used,
                         nbl_weight *device_view)
 {

@@ -1,9 +1,11 @@
 /* gguf.c - the .gguf reader; see gguf.h.
  *
- * One pass over the head with a cursor that cannot leave the file. Every count is compared with the bytes that
- * are left before memory is allocated for it, so a hostile count cannot exhaust memory. Then keys and names are
- * sorted to find duplicates, and tensors by address to find overlaps: O(n log n).
- * In inspection mode (nbl__gguf_look) c->problems is not NULL, and nbl__problem_take lists a problem. */
+ * One pass over the head with a cursor that cannot leave the file. Every count is compared with the
+ * bytes that are left before memory is allocated for it, so a hostile count cannot exhaust memory.
+ * Then keys and names are sorted to find duplicates, and tensors by address to find overlaps: O(n
+ * log n).
+ * In inspection mode (nbl__gguf_look) c->problems is not NULL, and nbl__problem_take lists a
+ * problem. */
 #include "format/gguf/gguf.h"
 
 #include <stdarg.h>
@@ -94,7 +96,8 @@ static nbl_status read_text(cursor *c, nbl__gguf_text *text)
     return NBL_OK;
 }
 
-/* Reads a key or a tensor's name. It must be UTF-8 without NUL, as it is compared as a C string and printed. */
+/* Reads a key or a tensor's name. It must be UTF-8 without NUL, as it is compared as a C string and
+ * printed. */
 static nbl_status read_name(cursor *c, const char **name)
 {
     nbl__gguf_text text;
@@ -157,7 +160,8 @@ static nbl_status read_array_head(cursor *c, nbl__gguf_type *element, uint64_t *
     return read_u64(c, count);
 }
 
-/* Skips the elements of an array of arrays. No known model uses one, but the specification allows them. */
+/* Skips the elements of an array of arrays. No known model uses one, but the specification allows
+ * them. */
 static nbl_status skip_arrays(cursor *c, uint64_t count, int depth)
 {
     CHECK_AT(c, depth < DEPTH_LIMIT, "arrays nested more than %d deep", DEPTH_LIMIT);
@@ -217,7 +221,8 @@ static nbl_status read_shape(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
-/* Checks that the type is known and that a row is a whole number of its blocks; computes the bytes. */
+/* Checks that the type is known and that a row is a whole number of its blocks; computes the
+ * bytes. */
 static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
 {
     nbl__ggml_layout layout;
@@ -246,8 +251,8 @@ static nbl_status look_on(cursor *c, nbl_status status, uint64_t *offset)
     return nbl__problem_take(c->problems, status);
 }
 
-/* Reads a tensor's head. *offset counts from the beginning of the data, which is known only after the last
- * tensor; NOWHERE: the tensor has a problem. */
+/* Reads a tensor's head. *offset counts from the beginning of the data, which is known only after
+ * the last tensor; NOWHERE: the tensor has a problem. */
 static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *offset)
 {
     uint32_t type = 0;

@@ -8,10 +8,10 @@
  *   text:   u64 length | bytes          array: u32 element type | u64 count | elements
  *   offset: from the beginning of the data
  *
- * Versions 2 and 3, little-endian. An opened file was checked: all entries and tensors lie inside it, names
- * are unique, no two tensors overlap. An error names the key or tensor and the byte of the file. Memory is
- * proportional to the head; numbers and texts are read from the map. An opened file is read-only and may
- * be used by several threads. */
+ * Versions 2 and 3, little-endian. An opened file was checked: all entries and tensors lie inside
+ * it, names are unique, no two tensors overlap. An error names the key or tensor and the byte of
+ * the file. Memory is proportional to the head; numbers and texts are read from the map. An opened
+ * file is read-only and may be used by several threads. */
 #ifndef NBL_GGUF_H
 #define NBL_GGUF_H
 
@@ -83,9 +83,9 @@ nbl_status nbl__gguf_open(nbl_context *ctx, const char *path, nbl__gguf **out);
 /* The same for bytes in memory, which must outlive *out; `path` names them in messages. */
 nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
                            nbl__gguf **out);
-/* Opens a file for inspection: problems are listed in `found`, and everything readable is there. A tensor
- * with a problem has no data. Reading stops at a problem that leaves the next offset unknown. Names may be
- * duplicate. A file without a valid header is still an error. */
+/* Opens a file for inspection: problems are listed in `found`, and everything readable is there. A
+ * tensor with a problem has no data. Reading stops at a problem that leaves the next offset
+ * unknown. Names may be duplicate. A file without a valid header is still an error. */
 nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out);
 /* The same for bytes in memory. */
 nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,

@@ -1,7 +1,7 @@
 /* gguf_config.c - makes from a GGUF model's metadata the config.json that transformers would have.
  *
- * Every key of the architecture ("llama.…") is used here, known to change nothing, or an error. An unknown key
- * may be a scale: a model that ignores it would run and be wrong.
+ * Every key of the architecture ("llama.…") is used here, known to change nothing, or an error. An
+ * unknown key may be a scale: a model that ignores it would run and be wrong.
  *
  *     sizes      nbl__gguf_read_sizes    into nbl__gguf_model
  *     the text   nbl__gguf_make_config   sizes, rotary scaling, Gemma's windows and caps, special tokens */
@@ -69,8 +69,8 @@ static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
     return nbl__problem_take(m->gguf->problems, status);
 }
 
-/* Reads a size from 1 to 2^31 - 1, or an array with one equal size per layer. fallback: the value without the
- * key; 0: the key is required. On an error *size is 0. */
+/* Reads a size from 1 to 2^31 - 1, or an array with one equal size per layer. fallback: the value
+ * without the key; 0: the key is required. On an error *size is 0. */
 static nbl_status read_size(const nbl__gguf_model *m, const char *suffix, int64_t fallback, int64_t *size)
 {
     char key[KEY_SIZE];
@@ -209,8 +209,8 @@ static nbl_status find_arch(nbl__gguf_model *m)
         m->gguf->path, (int)(length < 64 ? length : 64), text);
 }
 
-/* head_dim: key_length, else (Llama) rope.dimension_count, else hidden / heads. Value heads of another width,
- * and rotary embedding of a part of a head, are not supported. */
+/* head_dim: key_length, else (Llama) rope.dimension_count, else hidden / heads. Value heads of
+ * another width, and rotary embedding of a part of a head, are not supported. */
 static nbl_status read_head_dim(nbl__gguf_model *m)
 {
     int64_t value_length = 0, rotary = 0;
@@ -311,7 +311,8 @@ static nbl_status put_token(nbl__gguf_model *m, nbl__text *out, const char *key,
 
 /* ---- rotary scaling ---- */
 
-/* The divisor of one frequency in Llama 3's rotary scaling. With t = rotations over the trained length:
+/* The divisor of one frequency in Llama 3's rotary scaling. With t = rotations over the trained
+ * length:
  *     t > 4: 1          t < 1: factor          between: interpolated, 1 / ((1 - s) / factor + s), s = (t - 1) / 3
  * 1 and 4 are low_freq_factor and high_freq_factor of all published configs. */
 static double llama3_factor(double frequency, double factor, double trained)
@@ -324,8 +325,8 @@ static double llama3_factor(double frequency, double factor, double trained)
     return 1 / ((1 - smooth) / factor + smooth);
 }
 
-/* True if the stored divisors are those of this factor and trained length, to 1e-4 (they were computed in
- * f32). */
+/* True if the stored divisors are those of this factor and trained length, to 1e-4 (they were
+ * computed in f32). */
 static bool fits_llama3(const nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta, double factor,
                         double trained)
 {
@@ -339,9 +340,9 @@ static bool fits_llama3(const nbl__gguf_model *m, const nbl__gguf_tensor *tensor
     return true;
 }
 
-/* Puts rope_scaling of type llama3. llama.cpp stores only the result, the divisor of each frequency. The largest
- * divisor is the factor; the trained length is found by trying powers of two. Divisors that fit none are an
- * error. */
+/* Puts rope_scaling of type llama3. llama.cpp stores only the result, the divisor of each
+ * frequency. The largest divisor is the factor; the trained length is found by trying powers of
+ * two. Divisors that fit none are an error. */
 static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta,
                               nbl__text *out)
 {
@@ -427,8 +428,8 @@ static nbl_status put_rope(nbl__gguf_model *m, nbl__text *out)
 
 /* ---- Gemma ---- */
 
-/* Puts layer_types. sliding_window_pattern is an array of one bool per layer (sliding), or a period n: every
- * n-th layer has full attention. Defaults: n = 2 for Gemma 2, 6 for Gemma 3. */
+/* Puts layer_types. sliding_window_pattern is an array of one bool per layer (sliding), or a period
+ * n: every n-th layer has full attention. Defaults: n = 2 for Gemma 2, 6 for Gemma 3. */
 static nbl_status put_layer_types(const nbl__gguf_model *m, nbl__text *out)
 {
     const nbl__gguf_entry *entry = find(m, "attention.sliding_window_pattern");
@@ -456,8 +457,8 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     NBL_TRY(read_size(m, "attention.sliding_window", second ? 4096 : 0, &window));
     put_integer(out, "sliding_window", window);
     NBL_TRY(put_layer_types(m, out));
-    /* GGUF has no key for it. It is head_dim, but hidden / heads in the largest model of each generation, which
-     * its number of layers identifies. */
+    /* GGUF has no key for it. It is head_dim, but hidden / heads in the largest model of each
+     * generation, which its number of layers identifies. */
     bool largest = m->layers == (second ? 46 : 62) && m->hidden % m->heads == 0;
     put_integer(out, "query_pre_attn_scalar", largest ? m->hidden / m->heads : m->head_dim);
     NBL_TRY(read_number(m, "attn_logit_softcapping", second ? 50 : 0, &cap));

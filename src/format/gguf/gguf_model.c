@@ -1,8 +1,8 @@
 /* gguf_model.c - the tensors of a GGUF model under their Hugging Face names; see gguf_model.h.
  *
- * Two tables, model_rows and layer_rows, map names in both directions and say which architectures have a tensor,
- * its shape, and whether it is optional. Opening a file walks the tables; then every tensor of the file must have
- * been used. */
+ * Two tables, model_rows and layer_rows, map names in both directions and say which architectures
+ * have a tensor, its shape, and whether it is optional. Opening a file walks the tables; then every
+ * tensor of the file must have been used. */
 #include "format/gguf/gguf_model.h"
 
 #include <stdio.h>
@@ -20,7 +20,8 @@ enum {
     ALL = LLAMA | QWEN2 | QWEN3 | GEMMAS
 };
 
-/* Sizes of a tensor by name. NONE as `columns`: a vector. QUERY and KEY: heads · head_dim of q and of k, v. */
+/* Sizes of a tensor by name. NONE as `columns`: a vector. QUERY and KEY: heads · head_dim of q and
+ * of k, v. */
 typedef enum extent { NONE, HIDDEN, INNER, VOCABULARY, QUERY, KEY, HEAD } extent;
 
 typedef struct row {
@@ -94,8 +95,8 @@ static int64_t size_of(const nbl__gguf_model *m, extent e)
 
 /* ---- biases ---- */
 
-/* *all: every layer has these biases. Some but not all is an error, since config.json has one switch for all
- * layers. */
+/* *all: every layer has these biases. Some but not all is an error, since config.json has one
+ * switch for all layers. */
 
 static nbl_status find_biases(nbl__gguf_model *m, const char *const *names, int count, bool *all)
 {
@@ -173,8 +174,8 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Checks that every tensor of the file was mapped. The exception is Llama's rope_freqs.weight, whose contents
- * become rope_scaling in the config. */
+/* Checks that every tensor of the file was mapped. The exception is Llama's rope_freqs.weight,
+ * whose contents become rope_scaling in the config. */
 static nbl_status check_all_used(nbl__gguf_model *m)
 {
     qsort(m->weights, (size_t)m->weight_count, sizeof *m->weights, by_tensor);
@@ -269,7 +270,7 @@ const nbl__gguf_weight *nbl__gguf_weight_find(const nbl__gguf_model *model, cons
     return bsearch(&wanted, model->weights, (size_t)model->weight_count, sizeof wanted, by_name);
 }
 
-/* ---- decoding ---- */
+/* ---- dequantizing ---- */
 
 /* The stored index of value or row `index` of n, in rotary pairs: within a head of width d,
  *     i < d/2  is stored at  2 i                  i >= d/2  is stored at  2 (i - d/2) + 1 */
@@ -337,7 +338,8 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
 
 /* ---- export ---- */
 
-/* Fills the mapping if this row of the table is the tensor. layer: the digits of the layer's index. */
+/* Fills the mapping if this row of the table is the tensor. layer: the digits of the layer's
+ * index. */
 static bool map_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size, const char *name,
                     nbl__gguf_mapping *mapping)
 {

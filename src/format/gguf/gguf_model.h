@@ -1,5 +1,5 @@
-/* gguf_model.h - reads a GGUF file as a Hugging Face model: a config.json, and tensors under Hugging Face
- * names. Changes that llama.cpp's converter made to tensors are undone.
+/* gguf_model.h - reads a GGUF file as a Hugging Face model: a config.json, and tensors under
+ * Hugging Face names. Changes that llama.cpp's converter made to tensors are undone.
  *
  *   architecture    in GGUF                                   as given out
  *   llama           q, k: rows i, i + d/2 of a head adjacent  rows in transformers' order
@@ -8,8 +8,9 @@
  *
  * (d: rows per head. Rotary embedding rotates rows i and i + d/2 of a head as one pair.)
  *
- * gguf_config.c reads the metadata, gguf_model.c the tensors. An unknown architecture, an unknown key of the
- * architecture, and an unknown, missing or misshapen tensor is an error that names it. */
+ * gguf_config.c reads the metadata, gguf_model.c the tensors. An unknown architecture, an
+ * unknown key of the architecture, and an unknown, missing or misshapen tensor is an error that
+ * names it. */
 #ifndef NBL_GGUF_MODEL_H
 #define NBL_GGUF_MODEL_H
 
@@ -62,9 +63,9 @@ static inline int nbl__gguf_weight_rank(const nbl__gguf_weight *weight)
     return weight->tensor->rank;
 }
 
-/* Dequantizes rows [begin, end) to f32, f16 or bf16 at `out`, which needs no alignment. A vector has one
- * row. Values are rounded once; Gemma's norms twice, as w = stored - 1 is rounded to f32 first, as in
- * transformers. May be called from any thread. Cost: bound by memory. */
+/* Dequantizes rows [begin, end) to f32, f16 or bf16 at `out`, which needs no alignment. A vector
+ * has one row. Values are rounded once; Gemma's norms twice, as w = stored - 1 is rounded to f32
+ * first, as in transformers. May be called from any thread. Cost: bound by memory. */
 nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *weight, int64_t begin, int64_t end,
                                  nbl_dtype dtype, void *out);
 
@@ -77,8 +78,8 @@ typedef struct nbl__gguf_mapping {
     bool plus_one; /* add 1 to the values */
 } nbl__gguf_mapping;
 
-/* The GGUF architecture for config.json's model_type; "mistral" is NBL_GGUF_LLAMA. *name: the value of
- * general.architecture. False: GGUF has none that is supported here. */
+/* The GGUF architecture for config.json's model_type; "mistral" is NBL_GGUF_LLAMA. *name: the value
+ * of general.architecture. False: GGUF has none that is supported here. */
 bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name);
 /* The mapping of one tensor; false: the architecture has no such tensor. */
 bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping);
@@ -87,7 +88,8 @@ bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_ma
 
 /* Reads the architecture and all sizes, and checks the keys. Call it first. */
 nbl_status nbl__gguf_read_sizes(nbl__gguf_model *model);
-/* Makes and parses the text of config.json. Needs the sizes, is_tied, attention_bias and mlp_bias. */
+/* Makes and parses the text of config.json. Needs the sizes, is_tied, attention_bias and
+ * mlp_bias. */
 nbl_status nbl__gguf_make_config(nbl__gguf_model *model);
 
 #endif

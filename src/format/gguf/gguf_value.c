@@ -1,5 +1,5 @@
-/* gguf_value.c - looks up entries and tensors of an opened .gguf file by name, and reads values of entries.
- * See gguf.h. */
+/* gguf_value.c - looks up entries and tensors of an opened .gguf file by name, and reads values of
+ * entries. See gguf.h. */
 #include <stdlib.h>
 
 #include "format/gguf/gguf.h"

@@ -1,6 +1,7 @@
 /* gguf_write.c - the .gguf writer. See gguf_write.h.
  *
- * Entries are encoded into w->entries as they are put; begin() writes header, entries and tensor heads at once. */
+ * Entries are encoded into w->entries as they are put; begin() writes header, entries and tensor
+ * heads at once. */
 #include "format/gguf/gguf_write.h"
 
 enum { ALIGNMENT = 32, VERSION = 3 }; /* 32 is the default, so general.alignment need not be put */

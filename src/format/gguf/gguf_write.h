@@ -2,8 +2,8 @@
  *
  *     open ─▶ put entries, declare tensors ─▶ begin ─▶ write tensors ─▶ commit ─▶ close
  *
- * Tensors are written in any order and from any thread; all else by one thread. The file appears under its
- * name at the commit. The head is held in memory, the data is not. */
+ * Tensors are written in any order and from any thread; all else by one thread. The file appears
+ * under its name at the commit. The head is held in memory, the data is not. */
 #ifndef NBL_GGUF_WRITE_H
 #define NBL_GGUF_WRITE_H
 
@@ -38,18 +38,20 @@ void nbl__gguf_put_text(nbl__gguf_writer *w, const char *key, const char *text, 
 void nbl__gguf_put_u32(nbl__gguf_writer *w, const char *key, uint32_t value);
 void nbl__gguf_put_f32(nbl__gguf_writer *w, const char *key, float value);
 void nbl__gguf_put_bool(nbl__gguf_writer *w, const char *key, bool value);
-/* Begins an array. `count` calls of nbl__gguf_add_text (strings) or nbl__gguf_add (else) must follow. */
+/* Begins an array. `count` calls of nbl__gguf_add_text (strings) or nbl__gguf_add (else) must
+ * follow. */
 void nbl__gguf_put_array(nbl__gguf_writer *w, const char *key, nbl__gguf_type element, uint64_t count);
 void nbl__gguf_add_text(nbl__gguf_writer *w, const char *text, size_t size);
 void nbl__gguf_add(nbl__gguf_writer *w, const void *value, size_t size);
 
-/* Declares a tensor of rank 1 to 4. A row must be a whole number of the type's blocks, else NBL_ERROR_SHAPE.
- * *number: for nbl__gguf_write. */
+/* Declares a tensor of rank 1 to 4. A row must be a whole number of the type's blocks, else
+ * NBL_ERROR_SHAPE. *number: for nbl__gguf_write. */
 nbl_status nbl__gguf_declare(nbl__gguf_writer *w, const char *name, nbl__ggml_type type, int rank,
                              const int64_t *shape, int64_t *number);
 /* Fixes all offsets, creates the file beside its final path and writes the head. */
 nbl_status nbl__gguf_begin(nbl__gguf_writer *w, const char *path);
-/* Writes `size` bytes of a tensor, `offset` bytes from its beginning. May be called from any thread. */
+/* Writes `size` bytes of a tensor, `offset` bytes from its beginning. May be called from any
+ * thread. */
 nbl_status nbl__gguf_write(nbl__gguf_writer *w, int64_t number, const void *data, size_t size,
                            uint64_t offset);
 /* Makes the file durable and renames it to its final path. */

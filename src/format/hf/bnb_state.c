@@ -82,8 +82,9 @@ static nbl_status check_part(nbl_context *ctx, const char *name, const char *par
     return NBL_OK;
 }
 
-/* bitsandbytes dequantizes with its built-in table and ignores the stored one. A file with other values (beyond
- * a rounding to 16 bits) would be dequantized to something that its maker did not mean. */
+/* bitsandbytes dequantizes with its built-in table and ignores the stored one. A file with other
+ * values (beyond a rounding to 16 bits) would be dequantized to something that its maker did not
+ * mean. */
 static bool is_builtin_table(nbl_format format, const nbl__stored *map)
 {
     const float *table = format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table;

@@ -3,9 +3,9 @@
  *   stored tensor    one entry of a .safetensors file: "W", "W.absmax", "W.quant_map", ...
  *   logical weight   what a model computes with: W, made of one or several stored tensors
  *
- * checkpoint.c finds and maps the files, tensor_entries.c groups stored tensors into weights. All data
- * stays in the mapped files. Strict mode: the first problem is an error. Tolerant mode: problems are
- * listed. A checkpoint is read-only after opening. */
+ * checkpoint.c finds and maps the files, tensor_entries.c groups stored tensors into weights. All
+ * data stays in the mapped files. Strict mode: the first problem is an error. Tolerant mode:
+ * problems are listed. A checkpoint is read-only after opening. */
 #ifndef NBL_CHECKPOINT_H
 #define NBL_CHECKPOINT_H
 
@@ -37,15 +37,15 @@ struct nbl_checkpoint {
     nbl__problems problems; /* tolerant mode only */
 };
 
-/* Handles the status of a call that may have failed; call it before another call records a message. An
- * error about the file's contents becomes a listed problem and NBL_OK (tolerant), or gets the checkpoint's
- * path into its message (strict). All other statuses are returned as they are. */
+/* Handles the status of a call that may have failed; call it before another call records a message.
+ * An error about the file's contents becomes a listed problem and NBL_OK (tolerant), or gets the
+ * checkpoint's path into its message (strict). All other statuses are returned as they are. */
 nbl_status nbl__checkpoint_problem(nbl_checkpoint *checkpoint, nbl_status status);
 /* Appends a name, which is not copied. The list lives in the checkpoint's arena. */
 nbl_status nbl__names_add(nbl_checkpoint *checkpoint, struct nbl__names *names, const char *name);
 
-/* Drops mapped pages from memory; reading them again reads the file. Memory outside the checkpoint's files
- * is ignored. */
+/* Drops mapped pages from memory; reading them again reads the file. Memory outside the
+ * checkpoint's files is ignored. */
 void nbl__checkpoint_drop(const nbl_checkpoint *checkpoint, const void *begin, uint64_t size);
 /* Drops all pages of the file that contains this address. */
 void nbl__checkpoint_drop_file(const nbl_checkpoint *checkpoint, const void *address);

@@ -1,8 +1,8 @@
 /* config.c - parses config.json and edits its text. See config.h.
  *
- * Edits work on the text, not on a parsed tree. So numbers keep their spelling, keys keep their order, and
- * values that JSON libraries reject (NaN, integers beyond 64 bits) survive. Each edit parses the text first,
- * so the scanner below may rely on valid JSON. */
+ * Edits work on the text, not on a parsed tree. So numbers keep their spelling, keys keep their
+ * order, and values that JSON libraries reject (NaN, integers beyond 64 bits) survive. Each edit
+ * parses the text first, so the scanner below may rely on valid JSON. */
 #include "format/hf/config.h"
 
 #include "base/file/file.h"
@@ -72,7 +72,8 @@ static size_t skip_space(const char *s, size_t at)
     return at;
 }
 
-/* The offset behind the value that begins at `at`. Brackets are counted; strings are skipped whole. */
+/* The offset behind the value that begins at `at`. Brackets are counted; strings are skipped
+ * whole. */
 static size_t skip_value(const char *s, size_t at)
 {
     int depth = 0;
@@ -99,8 +100,9 @@ typedef struct member {
     size_t next;            /* offset of the next key; 0 for the last */
 } member;
 
-/* The result of a scan for a key. found: the member itself. after: the first member with a greater key, before
- * which a new key is inserted. last: the last member. `end` is 0 for a member that does not exist. */
+/* The result of a scan for a key. found: the member itself. after: the first member with a greater
+ * key, before which a new key is inserted. last: the last member. `end` is 0 for a member that does
+ * not exist. */
 typedef struct position {
     member found, after, last;
 } position;

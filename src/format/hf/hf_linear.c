@@ -14,11 +14,12 @@
  *     "experts.#.*"  # is a number
  *
  * Prefer a generic pattern to an exception by type: the same text model appears under the types of
- * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank is
- * 3 or more. */
+ * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank
+ * is 3 or more. */
 #include "format/hf/hf_linear.h"
 
-/* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it quantizes. */
+/* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it
+ * quantizes. */
 static const char transposed[] = "gpt2 openai-gpt imagegpt decision_transformer clvp";
 
 static const struct exception {
@@ -54,7 +55,8 @@ static const struct exception {
     {NULL, "shared_transf.*", NBL_LINEAR_NO, WHEN_TIED}, /* Zamba */
     {NULL, "shared_transformer.*", NBL_LINEAR_NO, WHEN_TIED},
 
-    /* The module of the model's last parameter is never replaced. Nearly always that is the head. */
+    /* The module of the model's last parameter is never replaced. Nearly always that is the
+     * head. */
     {"gemma4_assistant gemma4_unified_assistant", "post_projection", NBL_LINEAR_NO, ALWAYS},
     {"nemotron_h_omni", "mlp1.3", NBL_LINEAR_NO, ALWAYS},
 
@@ -66,7 +68,8 @@ static const struct exception {
     {"whisper", "^proj_out", NBL_LINEAR_NO, ALWAYS},
     {"xlm flaubert", "pred_layer.proj", NBL_LINEAR_NO, ALWAYS},
 
-    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of patches. */
+    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of
+     * patches. */
     {"afmoe", "router.gate", NBL_LINEAR_YES, ALWAYS},
     {"dbrx jetmoe", "router.layer", NBL_LINEAR_YES, ALWAYS},
     {"glm5_next hy_v4", "indexer.weights_proj", NBL_LINEAR_YES, ALWAYS},
@@ -139,7 +142,8 @@ static bool fits_here(const char *pattern, const char *pattern_end, const char *
     }
 }
 
-/* True if the module name [module, end) matches a pattern of `length` bytes; see the head of this file. */
+/* True if the module name [module, end) matches a pattern of `length` bytes; see the head of this
+ * file. */
 static bool fits(const char *pattern, size_t length, const char *module, const char *end)
 {
     const char *pattern_end = pattern + length;

@@ -1,9 +1,10 @@
-/* hf_linear.h - decides by its name which tensor of a Hugging Face checkpoint transformers would quantize.
+/* hf_linear.h - decides by its name which tensor of a Hugging Face checkpoint transformers would
+ * quantize.
  *
- * transformers replaces modules, not tensors: every torch.nn.Linear of the model, except the output head
- * and a few that need full precision, becomes a bitsandbytes layer. A checkpoint has only names and
- * shapes. A router, an embedding, or one of many experts that are fused while loading, looks just like a
- * linear layer there. So the rule is a table of names, valid for transformers 5.
+ * transformers replaces modules, not tensors: every torch.nn.Linear of the model, except the output
+ * head and a few that need full precision, becomes a bitsandbytes layer. A checkpoint has only
+ * names and shapes. A router, an embedding, or one of many experts that are fused while loading,
+ * looks just like a linear layer there. So the rule is a table of names, valid for transformers 5.
  * tests/oracle/survey_linear.py asks transformers about every architecture;
  * tests/oracle/test_linear_rule.py compares the answers with this rule. */
 #ifndef NBL_HF_LINEAR_H
@@ -27,9 +28,9 @@ nbl__linear_verdict nbl__hf_is_linear(const char *model_type, bool tied, const c
 /* The reason for REFUSE, to follow "models of type …". */
 const char *nbl__hf_refusal(const char *model_type);
 
-/* True if the tensor belongs to a decoder layer with an index >= layers (num_hidden_layers; 0: unknown, then
- * false). Checkpoints keep the layers for multi-token prediction there. transformers does not load them, so
- * they are not quantized, whatever nbl__hf_is_linear says. */
+/* True if the tensor belongs to a decoder layer with an index >= layers (num_hidden_layers; 0:
+ * unknown, then false). Checkpoints keep the layers for multi-token prediction there. transformers
+ * does not load them, so they are not quantized, whatever nbl__hf_is_linear says. */
 bool nbl__hf_is_extra_layer(int64_t layers, const char *name);
 
 #endif

@@ -48,8 +48,8 @@ static bool is_part(const char *name)
            strncmp(name, "adapter_model", strlen("adapter_model")) == 0;
 }
 
-/* Refuses a file that would change the model in its folder: a new model.safetensors, for instance, would be
- * read instead of the shards. */
+/* Refuses a file that would change the model in its folder: a new model.safetensors, for instance,
+ * would be read instead of the shards. */
 static nbl_status check_folder(nbl_context *ctx, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;

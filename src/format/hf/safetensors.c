@@ -1,7 +1,8 @@
 /* safetensors.c - the .safetensors reader. See safetensors.h.
  *
- * The header is parsed entry by entry: a JSON tree of the whole header would take ten times its size. Names
- * are then sorted to find duplicates, and offsets to find overlaps and gaps: O(n log n). */
+ * The header is parsed entry by entry: a JSON tree of the whole header would take ten times its
+ * size. Names are then sorted to find duplicates, and offsets to find overlaps and gaps: O(n log
+ * n). */
 #include "format/hf/safetensors.h"
 
 #include <stdlib.h>
@@ -41,8 +42,8 @@ static nbl_status check_metadata(nbl_context *ctx, const char *file, const nbl__
     return NBL_OK;
 }
 
-/* Reads one entry of the header. Its offsets are checked against the data's size here, and against other
- * entries in check_offsets. */
+/* Reads one entry of the header. Its offsets are checked against the data's size here, and against
+ * other entries in check_offsets. */
 static nbl_status read_entry(nbl_context *ctx, const char *file, const char *name, const nbl__json *entry,
                              uint64_t data_size, nbl__stored *tensor, int64_t offsets[2])
 {

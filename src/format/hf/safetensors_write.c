@@ -2,10 +2,10 @@
  *
  *   length | header, padded to its reserved size | entries, widest dtype first | late entries
  *
- * All sizes but those of late entries are known before the first byte is written, so data goes straight to its
- * final offset. A late entry is appended behind all others. The header is reserved with the largest sizes of
- * late entries and written when the file is closed. It computes offsets in the order of declaration, so late
- * entries must be written in that order.
+ * All sizes but those of late entries are known before the first byte is written, so data goes
+ * straight to its final offset. A late entry is appended behind all others. The header is reserved
+ * with the largest sizes of late entries and written when the file is closed. It computes offsets
+ * in the order of declaration, so late entries must be written in that order.
  * One file is open at a time: groups are written in order, and a group never spans two files. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,8 @@ struct nbl__writer {
     nbl__output *output;
 };
 
-/* A dtype's rank in upstream's order within a file, which is descending in its enumeration of dtypes. */
+/* A dtype's rank in upstream's order within a file, which is descending in its enumeration of
+ * dtypes. */
 static int dtype_order(nbl_dtype dtype)
 {
     static const nbl_dtype order[] = {
@@ -145,8 +146,8 @@ static void file_name(const nbl__writer *w, int number, char name[64])
     else snprintf(name, 64, "%s-%05d-of-%05d.safetensors", w->stem, number + 1, w->files);
 }
 
-/* Appends the header of entries order[0 … n) of one file, padded to a multiple of 8 bytes. `mark` is more text
- * for __metadata__, or "". */
+/* Appends the header of entries order[0 … n) of one file, padded to a multiple of 8 bytes. `mark`
+ * is more text for __metadata__, or "". */
 static void add_header(nbl__text *text, const char *mark, entry *const *order, int64_t n)
 {
     size_t begin = text->size;
@@ -176,7 +177,8 @@ static entry **sorted(nbl__writer *w, int (*order)(const void *, const void *))
     return list;
 }
 
-/* Distributes the groups over files: a group starts a new file if it does not fit in the current one. */
+/* Distributes the groups over files: a group starts a new file if it does not fit in the current
+ * one. */
 static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
 {
     w->group_file = nbl__arena_alloc(&w->arena, (size_t)(w->groups + 1) * sizeof *w->group_file);
@@ -202,7 +204,8 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
     return NBL_OK;
 }
 
-/* Two entries may have one name: a storage format adds names such as W.absmax, which the source may have. */
+/* Two entries may have one name: a storage format adds names such as W.absmax, which the source may
+ * have. */
 static nbl_status check_names(nbl__writer *w)
 {
     entry **list = sorted(w, by_name);

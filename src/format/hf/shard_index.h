@@ -13,8 +13,8 @@ typedef struct nbl__index {
     int count;
 } nbl__index;
 
-/* Parses the text of an index; `where` names it in messages. All memory comes from the arena. A file name with
- * a path in it, or an empty weight_map, is NBL_ERROR_FORMAT. */
+/* Parses the text of an index; `where` names it in messages. All memory comes from the arena. A
+ * file name with a path in it, or an empty weight_map, is NBL_ERROR_FORMAT. */
 nbl_status nbl__index_parse(nbl__arena *arena, const char *where, const char *text, size_t size,
                             nbl__index *index);
 

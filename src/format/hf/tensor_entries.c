@@ -1,7 +1,7 @@
 /* tensor_entries.c - groups stored tensors into logical weights, and summarises the checkpoint.
  *
- * A packed weight is recognised by its companions, never by its dtype alone. The table says which companion
- * decides, [...] is optional:
+ * A packed weight is recognised by its companions, never by its dtype alone. The table says which
+ * companion decides, [...] is optional:
  *
  *   kind   main part        companions
  *   4-bit  W                W.absmax W.quant_map [W.nested_absmax W.nested_quant_map]
@@ -9,11 +9,11 @@
  *   8-bit  M.weight (I8)    M.SCB (decides), M.weight_format
  *   MXFP4  W_blocks         W_scales; the weight's name is W
  *
- * A companion without its main part, or a main part without a companion, is a problem: codes read as numbers
- * would give a wrong model without an error.
+ * A companion without its main part, or a main part without a companion, is a problem: codes read
+ * as numbers would give a wrong model without an error.
  *
- * Steps (nbl__checkpoint_group): sort by name; group packed weights; find companions that are left over; every
- * other stored tensor is a dense weight; summarise. */
+ * Steps (nbl__checkpoint_group): sort by name; group packed weights; find companions that are left
+ * over; every other stored tensor is a dense weight; summarise. */
 #include <stdlib.h>
 
 #include "format/hf/bnb_state.h"
@@ -62,7 +62,8 @@ static nbl_status strip(grouping *g, const char *name, const char *end, const ch
     return *stem ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* *stored: the companion called stem + end, which is marked as a part; NULL: none. Adds its size to *bytes. */
+/* *stored: the companion called stem + end, which is marked as a part; NULL: none. Adds its size to
+ * *bytes. */
 static nbl_status take(grouping *g, const char *stem, const char *end, const nbl__stored **stored,
                        uint64_t *bytes)
 {
@@ -76,7 +77,8 @@ static nbl_status take(grouping *g, const char *stem, const char *end, const nbl
     return NBL_OK;
 }
 
-/* Makes `s` the main part of a weight. transposed: the logical shape has the last two dimensions exchanged. */
+/* Makes `s` the main part of a weight. transposed: the logical shape has the last two dimensions
+ * exchanged. */
 static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
 {
     nbl_tensor_info *info = s->info;
@@ -138,7 +140,8 @@ static bool says_8bit(const nbl_checkpoint *c)
            nbl__json_is(nbl__json_get(c->config.quantization, "load_in_8bit"), NBL_JSON_TRUE);
 }
 
-/* Groups an I8 matrix with its row scales: value = code · SCB[row] / 127. Without companions it is plain I8. */
+/* Groups an I8 matrix with its row scales: value = code · SCB[row] / 127. Without companions it is
+ * plain I8. */
 static nbl_status group_int8(grouping *g, slot *s, const char *module)
 {
     nbl_context *ctx = g->c->ctx;
@@ -173,8 +176,9 @@ static bool says_mxfp4(const nbl_checkpoint *c)
     return method && strcmp(method, "mxfp4") == 0;
 }
 
-/* Groups MXFP4 blocks [..., in / 32, 16] with their scales [..., in / 32]; 16 bytes are 32 codes. The weight
- * is [..., in]. Experts of rank 3 are stored [expert, out, in], while the logical weight is [expert, in, out]. */
+/* Groups MXFP4 blocks [..., in / 32, 16] with their scales [..., in / 32]; 16 bytes are 32 codes.
+ * The weight is [..., in]. Experts of rank 3 are stored [expert, out, in], while the logical weight
+ * is [expert, in, out]. */
 static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
 {
     nbl_context *ctx = g->c->ctx;
@@ -270,7 +274,8 @@ static nbl_status check_mxfp4_names(grouping *g)
     return NBL_OK;
 }
 
-/* Fills the summary: sizes, the most frequent packed format, disagreements between weights and config.json. */
+/* Fills the summary: sizes, the most frequent packed format, disagreements between weights and
+ * config.json. */
 static nbl_status summarise(nbl_checkpoint *c)
 {
     nbl_checkpoint_summary *s = &c->summary;
@@ -338,7 +343,8 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
         }
     for (int64_t i = 0; i < g.count; i++) {
         NBL_GO(nbl__checkpoint_problem(c, group_one(&g, &g.slots[i])));
-        /* Quant states and tables are small and far apart, and the kernel maps 16 pages around each: drop them. */
+        /* Quant states and tables are small and far apart, and the kernel maps 16 pages around
+         * each: drop them. */
         if (i % 64 == 63 || i == g.count - 1) nbl__checkpoint_drop_file(c, g.slots[i].stored->data);
     }
     for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, find_orphans(&g, &g.slots[i])));

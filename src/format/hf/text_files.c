@@ -1,4 +1,5 @@
-/* text_files.c - copies and edits tokenizer files, templates and special tokens. See text_files.h. */
+/* text_files.c - copies and edits tokenizer files, templates and special tokens. See
+ * text_files.h. */
 #include "format/hf/text_files.h"
 
 #include <dirent.h>
@@ -66,7 +67,8 @@ unsigned nbl__text_files_rights(const char *folder)
     return rights;
 }
 
-/* The path "FOLDER/NAME" if it exists; else NULL. *status becomes NBL_ERROR_MEMORY if memory ran out. */
+/* The path "FOLDER/NAME" if it exists; else NULL. *status becomes NBL_ERROR_MEMORY if memory ran
+ * out. */
 static const char *find_file(nbl__arena *arena, const char *folder, const char *name, nbl_status *status)
 {
     if (folder == NULL || *status != NBL_OK || !nbl__is_folder(folder)) return NULL;
@@ -125,9 +127,9 @@ static void add_id(nbl__text *out, int *count, int64_t id)
     nbl__text_printf(out, "%s%" PRId64, (*count)++ ? ", " : "", id);
 }
 
-/* The new eos_token_id as JSON: the new eos_token first, then the old ids, then, with `turns`, the ends of
- * turns. This is the order of transformers' trainer. Old ids stay, as a model that was trained with a new end
- * may still generate the old one. *list: NULL if nothing changes. */
+/* The new eos_token_id as JSON: the new eos_token first, then the old ids, then, with `turns`, the
+ * ends of turns. This is the order of transformers' trainer. Old ids stay, as a model that was
+ * trained with a new end may still generate the old one. *list: NULL if nothing changes. */
 static nbl_status list_ends(nbl__arena *arena, const nbl__text_changes *changes, const nbl__json *ends,
                             bool turns, const char **list)
 {
@@ -176,8 +178,8 @@ int nbl__text_config_edits(nbl__arena *arena, const nbl__text_changes *changes, 
     return count;
 }
 
-/* Edits of special_tokens_map.json (`map`) or tokenizer_config.json: the special tokens; in the latter also the
- * template and tokenizer_class. Returns the number of edits; -1: out of memory. */
+/* Edits of special_tokens_map.json (`map`) or tokenizer_config.json: the special tokens; in the
+ * latter also the template and tokenizer_class. Returns the number of edits; -1: out of memory. */
 static int settings_edits(nbl__arena *arena, const nbl__text_source *source, const nbl__json *root, bool map,
                           nbl__config_edit *edits)
 {
@@ -210,8 +212,8 @@ static nbl_status find_ends(nbl__arena *arena, const char *folder, const nbl__js
     return NBL_OK;
 }
 
-/* Writes a JSON file with its edits. path NULL: the source has no such file, and the result has only the
- * edited keys. The result gets the source's permissions. */
+/* Writes a JSON file with its edits. path NULL: the source has no such file, and the result has
+ * only the edited keys. The result gets the source's permissions. */
 static nbl_status put_edited(nbl__output *output, nbl__arena *arena, const nbl__text_source *source,
                              const char *name, const char *path)
 {

@@ -1,12 +1,13 @@
-/* text_files.h - copies and edits the small files about text: tokenizer, chat template, special tokens.
+/* text_files.h - copies and edits the small files about text: tokenizer, chat template, special
+ * tokens.
  *
  *     tokenizer.json, added_tokens.json                                       copied
  *     tokenizer_config.json, special_tokens_map.json, generation_config.json  copied with edits
  *     chat_template.jinja, chat_template.json, additional_chat_templates/     copied, or one new template
  *
- * A result folder gets these files with the changes of the run. So transformers' AutoTokenizer can load an
- * adapter's folder, and a model that is merged or exported later has the template and the tokens that it was
- * trained with. */
+ * A result folder gets these files with the changes of the run. So transformers' AutoTokenizer can
+ * load an adapter's folder, and a model that is merged or exported later has the template and the
+ * tokens that it was trained with. */
 #ifndef NBL_TEXT_FILES_H
 #define NBL_TEXT_FILES_H
 
@@ -31,19 +32,21 @@ typedef struct nbl__text_changes {
 /* The source of the files. */
 typedef struct nbl__text_source {
     const char *folder; /* of the model; a path that is no folder has no files */
-    /* Folder of an adapter; NULL: none. Each of its files replaces the model's; if it has any template, all
-     * templates are its. */
+    /* Folder of an adapter; NULL: none. Each of its files replaces the model's; if it has any
+     * template, all templates are its. */
     const char *adapter;
     bool alone; /* the result has no config.json, so tokenizer_config.json must name a tokenizer_class */
     nbl__text_changes changes;
 } nbl__text_source;
 
-/* True for tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and the like. */
+/* True for tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and
+ * the like. */
 bool nbl__is_text_file(const char *name);
-/* Checks that config.json and all text files lie in the folder; a link that leads out of it is an error
- * (nbl__file_inside). Call it before the work. A path that is no folder passes. */
+/* Checks that config.json and all text files lie in the folder; a link that leads out of it is an
+ * error (nbl__file_inside). Call it before the work. A path that is no folder passes. */
 nbl_status nbl__text_files_check(nbl_context *ctx, const char *folder);
-/* The permission bits that all text files of the folder have in common, for a file that is made of them. */
+/* The permission bits that all text files of the folder have in common, for a file that is made of
+ * them. */
 unsigned nbl__text_files_rights(const char *folder);
 /* *has: the folder has a chat template of its own, in any of the four forms. */
 nbl_status nbl__has_template(nbl_context *ctx, const char *folder, bool *has);

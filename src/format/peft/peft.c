@@ -1,5 +1,5 @@
-/* peft.c - opens an adapter: reads the settings, sorts the tensors into modules, and checks each module against
- * the settings. See peft.h.
+/* peft.c - opens an adapter: reads the settings, sorts the tensors into modules, and checks each
+ * module against the settings. See peft.h.
  *
  *     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
  *     └─── prefix ────┘└──────── path ──────────┘└── ending ──┘
@@ -64,8 +64,8 @@ static bool is_embedding_name(const char *path)
     return strcmp(last_name(path), "embed_tokens") == 0 || strcmp(last_name(path), "lm_head") == 0;
 }
 
-/* Splits a tensor's name: *which part it is, *path of its module (new memory in the arena). PART_WEIGHT: *path
- * is the whole name behind the prefix. */
+/* Splits a tensor's name: *which part it is, *path of its module (new memory in the arena).
+ * PART_WEIGHT: *path is the whole name behind the prefix. */
 static nbl_status split_name(nbl__peft *p, const nbl__stored *t, part *which, char **path)
 {
     size_t lead = sizeof prefix - 1;
@@ -83,7 +83,8 @@ static nbl_status split_name(nbl__peft *p, const nbl__stored *t, part *which, ch
 
 /* ---- sorting tensors into modules ---- */
 
-/* The module of this path, added if it is new. Tensors are sorted by name, so those of a module are adjacent. */
+/* The module of this path, added if it is new. Tensors are sorted by name, so those of a module are
+ * adjacent. */
 static nbl__peft_module *module_of(nbl__peft *p, const char *path)
 {
     if (p->module_count && strcmp(p->modules[p->module_count - 1].path, path) == 0)
@@ -177,7 +178,8 @@ static nbl_status hint_targets(const nbl__peft *p, nbl_status status)
     return nbl__hint(p->ctx, status, "target_modules is %s", list);
 }
 
-/* Sets rank, alpha and scale. Without rules (inspection of bad settings) only the rank, from A's shape. */
+/* Sets rank, alpha and scale. Without rules (inspection of bad settings) only the rank, from A's
+ * shape. */
 static nbl_status take_rank(const nbl__peft *p, nbl__peft_module *m)
 {
     if (p->rules) return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);

@@ -1,5 +1,6 @@
 /* peft.h - reads, checks, creates and writes adapters in the format of PEFT 0.21: a folder with
- * adapter_config.json and adapter_model.safetensors. LoRA, rsLoRA and DoRA, on linear layers and embeddings.
+ * adapter_config.json and adapter_model.safetensors. LoRA, rsLoRA and DoRA, on linear layers and
+ * embeddings.
  *
  *     y = x·Wᵀ + scale · (x·Aᵀ)·Bᵀ      A: [r, in]   B: [out, r]   W: [out, in]
  *     scale = alpha / r, or alpha / sqrt(r) with rsLoRA
@@ -11,8 +12,8 @@
  *   new        an adapter to be trained                    peft_new.c
  *   writing    both files                                  peft_write.c
  *
- * The tensors of the file decide what is adapted, and the settings must agree. Nothing is ignored: an
- * unsupported option, or a tensor of no known kind, is an error that names it. */
+ * The tensors of the file decide what is adapted, and the settings must agree. Nothing is ignored:
+ * an unsupported option, or a tensor of no known kind, is an error that names it. */
 #ifndef NBL_PEFT_H
 #define NBL_PEFT_H
 
@@ -27,8 +28,8 @@ typedef struct nbl__peft_list {
     int64_t count;
 } nbl__peft_list;
 
-/* A choice of modules: a list of names, or a regular expression for the whole path. A name is a whole path or
- * its last components: "q_proj" chooses "model.layers.0.self_attn.q_proj". */
+/* A choice of modules: a list of names, or a regular expression for the whole path. A name is a
+ * whole path or its last components: "q_proj" chooses "model.layers.0.self_attn.q_proj". */
 typedef struct nbl__peft_choice {
     const char *regex; /* NULL: the list */
     nbl__peft_list list;
@@ -51,8 +52,8 @@ typedef struct nbl__peft_settings {
     bool lora_bias;  /* B has a bias, which is multiplied by the scale too */
     bool all_linear; /* "all-linear": every linear layer but the head; `target` is empty */
     nbl__peft_choice target, exclude;
-    /* Adapt only the layers in `layers`. A path's layer is the number after a name of layers_pattern; with
-     * an empty layers_pattern, after any name. */
+    /* Adapt only the layers in `layers`. A path's layer is the number after a name of
+     * layers_pattern; with an empty layers_pattern, after any name. */
     bool in_layers;
     const int64_t *layers;
     int64_t layer_count;
@@ -62,10 +63,12 @@ typedef struct nbl__peft_settings {
     nbl__peft_list modules_to_save; /* ends of paths: modules that are trained and saved whole */
 } nbl__peft_settings;
 
-/* Reads the text of adapter_config.json. All memory comes from the arena. Messages begin with `where`. */
+/* Reads the text of adapter_config.json. All memory comes from the arena. Messages begin with
+ * `where`. */
 nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const char *text, size_t size,
                                    nbl__peft_settings *settings);
-/* The same for inspection: problems are listed and reading goes on. problems NULL: the first is an error. */
+/* The same for inspection: problems are listed and reading goes on. problems NULL: the first is an
+ * error. */
 nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const char *text, size_t size,
                                    nbl__problems *problems, nbl__peft_settings *settings);
 /* Appends adapter_config.json as PEFT writes it: all keys, sorted, ASCII. */
@@ -82,12 +85,13 @@ typedef enum nbl__peft_kind {
 
 typedef struct nbl__peft_rules nbl__peft_rules;
 
-/* Compiles the settings, which must outlive the rules. NBL_ERROR_FORMAT names the option of a bad regular
- * expression. */
+/* Compiles the settings, which must outlive the rules. NBL_ERROR_FORMAT names the option of a bad
+ * regular expression. */
 nbl_status nbl__peft_rules_make(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
                                 nbl__peft_rules **rules);
 void nbl__peft_rules_free(nbl__peft_rules *rules); /* NULL is allowed */
-/* *targeted: the module is adapted. Fails if an expression is too complex to match or memory runs out. */
+/* *targeted: the module is adapted. Fails if an expression is too complex to match or memory runs
+ * out. */
 nbl_status nbl__peft_targets(const nbl__peft_rules *rules, const char *path, nbl__peft_kind kind,
                              bool *targeted);
 /* Rank, alpha and scale of a module, with rank_pattern and alpha_pattern applied. */
@@ -109,8 +113,8 @@ typedef struct nbl__peft_module {
     const nbl__stored *magnitude; /* [out]; NULL unless dora */
 } nbl__peft_module;
 
-/* A whole weight in the adapter's file that replaces the base model's: of modules_to_save, or an embedding or
- * head that PEFT saves because it is adapted or has new rows. */
+/* A whole weight in the adapter's file that replaces the base model's: of modules_to_save, or an
+ * embedding or head that PEFT saves because it is adapted or has new rows. */
 typedef struct nbl__peft_replacement {
     const char *name; /* "lm_head.weight" */
     const nbl__stored *stored;
@@ -133,10 +137,11 @@ typedef struct nbl__peft {
     int64_t replacement_count;
 } nbl__peft;
 
-/* Opens a folder. Checks that every tensor is f32, f16 or bf16, has the shape that its rank requires, and
- * belongs to a module that the settings name. */
+/* Opens a folder. Checks that every tensor is f32, f16 or bf16, has the shape that its rank
+ * requires, and belongs to a module that the settings name. */
 nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out);
-/* Opens for inspection: problems are listed in `found`, everything readable is there. Modules may lack a or b. */
+/* Opens for inspection: problems are listed in `found`, everything readable is there. Modules may
+ * lack a or b. */
 nbl_status nbl__peft_look(nbl_context *ctx, const char *folder, nbl__peft **out);
 void nbl__peft_close(nbl__peft *peft);                                           /* NULL is allowed */
 const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path); /* NULL: not adapted */
@@ -172,13 +177,13 @@ nbl_status nbl__peft_list_targets(nbl__arena *arena, const nbl__peft_tensor *ten
                                   nbl__peft_target **targets, int64_t *target_count);
 /* nbl__peft_check against the modules of these tensors. */
 nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor *tensors, int64_t count);
-/* True if a tied head must become a matrix of its own: the adapter changes the head or the embedding. PEFT
- * applies such a change to one of the two only. */
+/* True if a tied head must become a matrix of its own: the adapter changes the head or the
+ * embedding. PEFT applies such a change to one of the two only. */
 bool nbl__peft_unties(const nbl__peft *peft);
 
-/* Makes a new adapter for the modules that the settings choose among `targets`. It has no tensors. The strings
- * and lists of *settings must outlive it. Messages begin with `where`. NBL_ERROR_NOT_FOUND: a name of the
- * settings matches no module, or none is chosen. */
+/* Makes a new adapter for the modules that the settings choose among `targets`. It has no tensors.
+ * The strings and lists of *settings must outlive it. Messages begin with `where`.
+ * NBL_ERROR_NOT_FOUND: a name of the settings matches no module, or none is chosen. */
 nbl_status nbl__peft_new(nbl_context *ctx, const char *where, const nbl__peft_settings *settings,
                          const nbl__peft_target *targets, int64_t count, nbl__peft **out);
 

@@ -3,7 +3,8 @@
  *     file ─▶ model      every adapted or replaced module exists in the model, with the same shape
  *     settings ─▶ file   every module of the model that the settings choose has tensors in the file
  *
- * So no trained tensor is dropped, and no module that should be trained is silently left as it is. */
+ * So no trained tensor is dropped, and no module that should be trained is silently left as it
+ * is. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -104,8 +105,9 @@ static nbl_status check_target(const checker *c, const nbl__peft_target *target)
     return NBL_OK;
 }
 
-/* Checks that each name of an option matches some module. at_a_point: the name must be whole components
- * (target_modules); else any end of the path of a module or of one that contains it (modules_to_save). */
+/* Checks that each name of an option matches some module. at_a_point: the name must be whole
+ * components (target_modules); else any end of the path of a module or of one that contains it
+ * (modules_to_save). */
 static nbl_status check_names(const checker *c, const char *option, const nbl__peft_list *list,
                               bool at_a_point)
 {

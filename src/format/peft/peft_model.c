@@ -1,5 +1,6 @@
-/* peft_model.c - checks an adapter against the tensors of a decoder. Used for a model in memory, a folder that is
- * merged and a model that is exported. Knows the Hugging Face names of embedding, head and layers. */
+/* peft_model.c - checks an adapter against the tensors of a decoder. Used for a model in memory, a
+ * folder that is merged and a model that is exported. Knows the Hugging Face names of embedding,
+ * head and layers. */
 #include "format/peft/peft.h"
 
 static const char weight[] = ".weight";
@@ -11,8 +12,8 @@ static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t cou
     return NULL;
 }
 
-/* Compares the shapes of the first layer, so that an adapter of another model gets this message and not one about
- * some later detail. */
+/* Compares the shapes of the first layer, so that an adapter of another model gets this message and
+ * not one about some later detail. */
 static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
                                     int64_t count)
 {

@@ -1,4 +1,5 @@
-/* peft_new.c - makes a new adapter: chooses its modules by PEFT's rules, without tensors. See peft.h. */
+/* peft_new.c - makes a new adapter: chooses its modules by PEFT's rules, without tensors. See
+ * peft.h. */
 #include <stdlib.h>
 
 #include "format/peft/peft.h"
@@ -24,7 +25,8 @@ static nbl_status choose_module(nbl__peft *p, const nbl__peft_target *target)
     return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);
 }
 
-/* A name that matches no module is most likely a typing error: report it before the weights are used. */
+/* A name that matches no module is most likely a typing error: report it before the weights are
+ * used. */
 static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_list *list,
                               const nbl__peft_target *targets, int64_t count)
 {

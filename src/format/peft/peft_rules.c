@@ -1,4 +1,5 @@
-/* peft_rules.c - decides which modules the settings of an adapter choose, as PEFT does, option by option.
+/* peft_rules.c - decides which modules the settings of an adapter choose, as PEFT does, option by
+ * option.
  *
  *   target_modules, exclude_modules   a list: each the whole path or its last components
  *                                     a text: a regular expression for the whole path
@@ -6,8 +7,8 @@
  *   rank_pattern, alpha_pattern       the first expression that matches the path or its last components
  *   modules_to_save                   these modules and all within them are never adapted
  *
- * Expressions are Python's and are compiled by PCRE2. A match is limited to STEP_LIMIT steps, so a hostile
- * expression costs milliseconds. */
+ * Expressions are Python's and are compiled by PCRE2. A match is limited to STEP_LIMIT steps, so a
+ * hostile expression costs milliseconds. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -273,7 +274,8 @@ nbl_status nbl__peft_targets(const nbl__peft_rules *r, const char *path, nbl__pe
     return s->in_layers ? is_in_layers(r, path, targeted) : NBL_OK;
 }
 
-/* *value: of the first pattern that matches; else of a pattern that equals the path; else unchanged. */
+/* *value: of the first pattern that matches; else of a pattern that equals the path; else
+ * unchanged. */
 static nbl_status find_pattern(const nbl__peft_rules *r, const nbl__peft_pattern *patterns,
                                const expression *expressions, int64_t count, const char *path, double *value)
 {

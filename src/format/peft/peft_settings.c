@@ -1,8 +1,8 @@
 /* peft_settings.c - reads adapter_config.json, and prints it as PEFT 0.21 does.
  *
- * The table `rows` has every key of PEFT's LoraConfig with its rule. A key that is not in the table is of another
- * version of PEFT. It is accepted if its value is null, false or empty, as the default of a new option is;
- * otherwise it is an error that names it. */
+ * The table `rows` has every key of PEFT's LoraConfig with its rule. A key that is not in the table
+ * is of another version of PEFT. It is accepted if its value is null, false or empty, as the
+ * default of a new option is; otherwise it is an error that names it. */
 #include <math.h>
 #include <stdio.h>
 
@@ -221,8 +221,8 @@ static nbl_status read_modules_to_save(reader *r, const nbl__json *value)
     return read_list(r, value, &r->settings->modules_to_save);
 }
 
-/* The initialisation of a trained adapter does not matter, unless it changed the base weights (PiSSA, OLoRA,
- * LoftQ and others). */
+/* The initialisation of a trained adapter does not matter, unless it changed the base weights
+ * (PiSSA, OLoRA, LoftQ and others). */
 static nbl_status read_init(reader *r, const nbl__json *value)
 {
     static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
