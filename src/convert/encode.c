@@ -103,6 +103,7 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
     return nbl__writer_declare(v->writer, group, name, NBL_DTYPE_U8, 1, &size, &e->state);
 }
 
+/* Thread task: encodes one span of whole blocks; scales go to j->scales. */
 static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -163,6 +164,7 @@ static nbl_status write_state(job *j, float offset)
     return status;
 }
 
+/* Writes all entries of an nf4 or fp4 weight. */
 static nbl_status write_fourbit(job *j)
 {
     nbl_context *ctx = j->v->ctx;
@@ -199,6 +201,7 @@ static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tens
     return nbl__writer_declare(v->writer, group, format, NBL_DTYPE_U8, 0, NULL, &e->state);
 }
 
+/* Thread task: encodes whole rows; row scales go to j->scales. */
 static nbl_status encode_int8(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -250,6 +253,8 @@ static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_ten
     return nbl__writer_declare(v->writer, group, scales, NBL_DTYPE_U8, 3, shape, &e->scales);
 }
 
+/* Thread task: encodes up to MX_OUTS output rows of one expert. A worker's buffer is
+ *     | values [MX_OUTS, ins] | codes, 2 per byte | scales, 1 per 32 values | */
 static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -274,6 +279,7 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
     return nbl__writer_write(j->v->writer, j->to->scales, scales, (size_t)(wide * ins / 32), at / 32);
 }
 
+/* Writes an mxfp4 weight expert by expert, so that the pages of finished experts can be dropped. */
 static nbl_status write_mxfp4(job *j)
 {
     int64_t experts = j->tensor->shape[0], ins = j->tensor->shape[1], outs = j->tensor->shape[2];

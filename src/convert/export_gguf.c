@@ -211,6 +211,8 @@ static nbl_status read_back(nbl__export *e)
     return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status;
 }
 
+/* Declares and writes all tensors, with the divisors of Llama 3's rotary scaling first, and
+ * verifies the file. */
 static nbl_status write_model(nbl__export *e)
 {
     int64_t count = 0, divisors_number = 0, half = e->decoder.head_dim / 2;
@@ -233,6 +235,8 @@ static nbl_status write_model(nbl__export *e)
 
 /* ---- the whole file ---- */
 
+/* Puts the keys general.*. The model's name is the last component of its folder's path. type NULL:
+ * an adapter. */
 static nbl_status put_general(nbl__export *e, const struct type_row *type)
 {
     nbl__gguf_writer *w = &e->writer;
@@ -283,6 +287,7 @@ static nbl_status check_sources(nbl__export *e)
     return NBL_OK;
 }
 
+/* Opens checkpoint, architecture and adapter, and checks that they can be exported. */
 static nbl_status open_source(nbl__export *e)
 {
     NBL_TRY(nbl_checkpoint_open(e->ctx, e->folder, NBL_OPEN_STRICT, &e->checkpoint));

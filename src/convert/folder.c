@@ -175,7 +175,8 @@ int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[3
 
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
-    NBL_TRY(nbl__files_check(v->ctx)); /* all weights were read */
+    /* All weights were read: check that no source file changed meanwhile. */
+    NBL_TRY(nbl__files_check(v->ctx));
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
     v->output->rights = 0666;
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
@@ -184,6 +185,7 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
         NBL_TRY(visit_companions(v, template_folder, copy_companion, NULL));
     }
     if (v->text) NBL_TRY(nbl__text_files_put(v->output, v->text));
+    /* config.json keeps the permissions of the source's. */
     nbl__text text = {.ctx = v->ctx};
     nbl_status status = nbl__config_apply(v->ctx, &v->checkpoint->config, edits, count, &text);
     char path[4096];

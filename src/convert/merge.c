@@ -107,6 +107,7 @@ nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m
     if (adapter) NBL_TRY(nbl__peft_open(c->ctx, adapter, &m->peft));
     m->tensors = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->tensors);
     if (m->tensors == NULL) return NBL_ERROR_MEMORY;
+    /* An untied head is a new tensor whose base is the embedding. */
     const nbl_tensor_info *embedding = find_base(c, embedding_name);
     m->untied = m->peft && embedding && is_tied(c) && nbl__peft_unties(m->peft);
     for (int64_t i = 0; i < c->tensor_count; i++)
@@ -205,6 +206,7 @@ static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, fl
         const float *a = m->right + k * columns;
         for (int64_t i = 0; i < columns; i++) sum[i] += b * (double)a[i];
     }
+    /* V[row, :], then DoRA's magnitude / |V[row, :]|. */
     for (int64_t i = 0; i < columns; i++) sum[i] = (double)out[i] + with->scale * sum[i];
     double factor = 1;
     if (with->magnitude) {

@@ -129,6 +129,7 @@ static bool is_tied(const nbl_checkpoint *c)
     return true;
 }
 
+/* Declares the entries of every tensor, quantized or copied. */
 static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_options *options)
 {
     nbl_checkpoint *c = v->checkpoint;

@@ -174,6 +174,7 @@ nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t co
         total += sequences[i].count;
         longest = nbl__max_i64(longest, sequences[i].count);
     }
+    /* A pass must fit the longest sequence; short ones are packed up to PACKED_TOKENS. */
     int64_t room = nbl__max_i64(longest, nbl__min_i64(total, PACKED_TOKENS));
     nbl__arena arena = nbl__arena_make(m->ctx);
     evaluation e = {.model = m, .labels = labels};

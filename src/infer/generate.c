@@ -116,6 +116,7 @@ static int64_t first_non_finite(const float *logits, int64_t n)
 static int64_t keep(const writer *w, int64_t n)
 {
     const nbl_generate_options *how = w->how;
+    /* Probabilities are relative to the highest logit, which is the first. */
     if (how->top_k > 0 && how->top_k < n) n = how->top_k;
     double total = 0, sum = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
@@ -142,6 +143,7 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
     n = keep(w, n);
     double total = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
+    /* Draw u in [0, total) and find the candidate at which the running sum exceeds it. */
     uint32_t counter[4] = {(uint32_t)w->results[s].ids.count, (uint32_t)s, 0, 0}, words[4];
     uint32_t key[2] = {(uint32_t)w->how->seed, (uint32_t)(w->how->seed >> 32)};
     nbl__philox(counter, key, words);
@@ -244,6 +246,8 @@ static nbl_status advance(writer *w, nbl__session *s)
 static nbl_status prefill(writer *w, nbl__session *s)
 {
     NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
+    /* rows: the cache row of each token. last: the index of each prompt's last token, whose logits
+     * count. */
     int64_t tokens = nbl__info(&s->graph, s->build.ids)->tensor.shape[0], at = 0;
     int32_t *rows = nbl__session_input(s, s->build.rows, tokens),
             *last = nbl__session_input(s, s->build.last, w->count);

@@ -121,6 +121,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
     size_t at = m->pending.size, entry = 0;
     nbl__text_add(&m->pending, text.text, text.size);
     if (m->pending.status != NBL_OK) return m->pending.status;
+    /* Search the new bytes. On a match cut the pending text before the stop string. */
     for (; at < m->pending.size; at++) {
         size_t found = follow(m, m->pending.text[at]);
         if (found == 0) continue;
@@ -129,6 +130,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
         m->pending.size = at + 1 - found;
         break;
     }
+    /* Hold back the longest prefix of a stop string that the text ends with. */
     for (int64_t i = 0; !m->stopped && i < m->count; i++)
         if (m->stops[i].matched > entry) entry = m->stops[i].matched;
     m->shown = m->pending.size - entry;

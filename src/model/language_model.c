@@ -334,6 +334,7 @@ static nbl_status read_adapter_end(nbl_model *m, const char *folder)
     return NBL_OK;
 }
 
+/* Opens a .gguf file, or a checkpoint with its config.json. */
 static nbl_status open_files(nbl_model *m, const char *path)
 {
     if (nbl__ends_with(path, ".gguf")) {
@@ -356,10 +357,12 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
         NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
                   NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
     }
+    /* Weights, converted if asked for. */
     m->plan_only = options->plan_only;
     load_options load;
     NBL_TRY(check_load_options(m, options, &load));
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
+    /* The adapter, whose end tokens replace the model's. */
     if (options->adapter) {
         NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
         NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */

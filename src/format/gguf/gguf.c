@@ -323,6 +323,8 @@ static nbl_status index_tensors(nbl__gguf *g)
 
 /* ---- the whole ---- */
 
+/* Reads the header: magic, version, counts. The bytes of a big-endian version are swapped, so its
+ * low half is 0. */
 static nbl_status read_header(cursor *c, nbl__gguf *g)
 {
     uint64_t tensors = 0, entries = 0;
@@ -347,6 +349,7 @@ static nbl_status read_header(cursor *c, nbl__gguf *g)
     return g->entries && g->tensors ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* *alignment: general.alignment, which must be a power of two in a u32; else 32. */
 static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignment)
 {
     const nbl__gguf_entry *entry = nbl__gguf_find(g, "general.alignment");
@@ -376,6 +379,7 @@ static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t 
     return NBL_OK;
 }
 
+/* Reads all tensor heads, then computes and checks the address of each tensor's data. */
 static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint64_t *offsets)
 {
     int64_t count = g->tensor_count;

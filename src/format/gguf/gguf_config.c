@@ -156,6 +156,7 @@ static const struct key_row {
     {"use_parallel_residual", ZERO},
 };
 
+/* Checks one key of the architecture against the table. */
 static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *entry, const char *suffix)
 {
     double value = 0;
@@ -172,6 +173,7 @@ static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *ent
     return unsupported_key(m, entry->key, "it is not known here, and may change what the model computes");
 }
 
+/* Checks all keys of the architecture, and that the file is not one of several parts. */
 static nbl_status check_keys(const nbl__gguf_model *m)
 {
     size_t length = strlen(archs[m->arch].name);
@@ -375,6 +377,7 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
                      m->gguf->path, tensor->name);
 }
 
+/* Puts rope_scaling of type yarn; 32 and 1 are the defaults of beta_fast and beta_slow. */
 static nbl_status put_yarn(const nbl__gguf_model *m, double factor, nbl__text *out)
 {
     int64_t trained = 0;
@@ -449,6 +452,7 @@ static nbl_status put_layer_types(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
+/* Puts Gemma's window, layer types, caps, scale of attention scores and local rotary base. */
 static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
 {
     bool second = m->arch == NBL_GGUF_GEMMA2;
@@ -471,6 +475,7 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
+/* Writes the whole text of config.json. */
 static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
 {
     int64_t context = 0;

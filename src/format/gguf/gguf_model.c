@@ -118,6 +118,7 @@ static nbl_status find_biases(nbl__gguf_model *m, const char *const *names, int 
     return NBL_OK;
 }
 
+/* Sets is_tied, attention_bias and mlp_bias from the tensors that exist. */
 static nbl_status find_switches(nbl__gguf_model *m)
 {
     static const char *const attention[] = {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"};
@@ -153,6 +154,7 @@ static nbl_status add(nbl__gguf_model *m, const row *r, const char *gguf_name, c
         return nbl__fail(m->ctx, NBL_ERROR_UNSUPPORTED, "%s: tensor \"%s\": the type %s is not supported",
                          m->gguf->path, gguf_name, layout.name);
     nbl__gguf_weight *weight = &m->weights[m->weight_count++];
+    /* Record what llama.cpp's converter did, for nbl__gguf_weight_rows to undo. */
     *weight = (nbl__gguf_weight){
         .tensor = tensor, .rows = vector ? 1 : rows, .columns = vector ? rows : columns};
     if (m->arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) weight->heads = m->heads;
@@ -189,6 +191,7 @@ static nbl_status check_all_used(nbl__gguf_model *m)
     return NBL_OK;
 }
 
+/* Maps the model's and all layers' tensors, and sorts the weights by Hugging Face name. */
 static nbl_status map_tensors(nbl__gguf_model *m)
 {
     char gguf_name[64], prefix[64];
@@ -324,6 +327,7 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
     }
     uint64_t row_bytes = w->tensor->bytes / (uint64_t)w->rows;
     size_t out_bytes = (size_t)w->columns * nbl__size_of(dtype);
+    /* Rows in the file's order: one call. In rotary pairs: one call per row. */
     if (w->heads == 0) {
         nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + (uint64_t)begin * row_bytes,
                              (end - begin) * w->columns, dtype, out);

@@ -334,6 +334,7 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
         g.slots[i].stored = &c->stored[i];
         g.by_name[i] = &g.slots[i];
     }
+    /* Sort by name; a duplicate can only come from two files, as each file was checked. */
     qsort(g.by_name, (size_t)g.count, sizeof *g.by_name, compare_names);
     for (int64_t i = 1; i < g.count; i++)
         if (strcmp(g.by_name[i - 1]->stored->name, g.by_name[i]->stored->name) == 0) {
@@ -350,6 +351,8 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
     for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, find_orphans(&g, &g.slots[i])));
     NBL_GO(nbl__checkpoint_problem(c, check_mxfp4_names(&g)));
 
+    /* Every stored tensor that is no companion is a weight; close the gaps that companions
+     * leave. */
     for (int64_t i = 0; i < g.count; i++) {
         if (g.slots[i].part) continue;
         if (!g.slots[i].main) settle_dense(&g.slots[i]);

@@ -58,6 +58,7 @@ static nbl_status check_module(const checker *c, const nbl__peft_module *m, cons
     return NBL_OK;
 }
 
+/* Checks that a replacement belongs to a module of the model and has the shape of its weight. */
 static nbl_status check_replacement(const checker *c, const nbl__peft_replacement *replacement)
 {
     const nbl__stored *t = replacement->stored;
@@ -87,6 +88,8 @@ static nbl_status check_replacement(const checker *c, const nbl__peft_replacemen
 
 /* ---- settings against file ---- */
 
+/* Checks one module of the model: its adapter's shape, and that the file has what the settings
+ * choose. */
 static nbl_status check_target(const checker *c, const nbl__peft_target *target)
 {
     const nbl__peft *p = c->peft;
