@@ -1,5 +1,6 @@
-/* dequantize.c - a packed checkpoint becomes a plain one: packed weights are decoded to one dtype,
- * all other tensors keep their bytes, config.json loses its quantization_config. */
+/* dequantize.c - converts a packed checkpoint to a dense one. Packed weights are dequantized to one
+ * dtype, all other tensors keep their bytes, and quantization_config is removed from config.json.
+ * Each tensor is one group of the writer, so a tensor's index is also its group and number. */
 #include "convert/convert.h"
 
 typedef struct job {
@@ -11,6 +12,7 @@ typedef struct job {
     nbl__non_finite non_finite;
 } job;
 
+/* Thread task: dequantizes one span and writes it. */
 static nbl_status dequantize_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -86,7 +88,7 @@ nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const cha
               "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
     nbl__conversion v;
     nbl_status status = nbl__conversion_open(ctx, in, &v);
-    v.allow_non_finite = true; /* decoding shows what the file holds */
+    v.allow_non_finite = true; /* the packed file has these values already, so they are only a warning */
     if (status == NBL_OK) status = run(&v, in, out, options);
     if (report) *report = v.report;
     nbl__conversion_close(&v);

@@ -1,8 +1,12 @@
-/* diff.c - two checkpoints compared weight by weight, by logical value.
+/* diff.c - compares two checkpoints weight by weight, by logical value.
  *
- * Both sides are decoded to f32 span by span; figures are summed in f64 per span and added in the
- * order of the spans, so that they do not depend on the number of threads. Integers, booleans and f64
- * are compared by value, exactly; the figures are in f64. All other dtypes are compared byte by byte. */
+ *     dtypes of both sides            compared as
+ *     packed, f32, f16, bf16          f32 values, span by span
+ *     integers, bool, f64             exact values; the figures are f64
+ *     others, if both are the same    bytes, without figures
+ *
+ * Figures: max |a - b|, |a - b| / |b| (Euclidean norms) and the cosine. They are summed in f64 per
+ * span and then in the order of the spans, so they do not depend on the number of threads. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,8 +21,8 @@ struct nbl_diff {
 };
 
 typedef struct sums {
-    bool unequal, unknown;                     /* unknown: bytes without a numeric value */
-    double max_abs, difference, a, b, product; /* squares and product; NaN when a value is */
+    bool unequal, unknown;                     /* unknown: compared as bytes, without figures */
+    double max_abs, difference, a, b, product; /* Σ (a - b)², Σ a², Σ b², Σ a·b; NaN if a value is NaN */
 } sums;
 
 typedef struct job {
@@ -29,7 +33,7 @@ typedef struct job {
     nbl__buffers buffers;
 } job;
 
-/* Infinities that agree are no distance apart and have no norm. */
+/* Adds one pair. Equal infinities are skipped: their difference would be NaN. */
 static void add_value(sums *s, double x, double y)
 {
     if (x == y && isinf(x)) return;
@@ -41,11 +45,12 @@ static void add_value(sums *s, double x, double y)
     s->product += x * y;
 }
 
-/* Eight lanes, added in a fixed order: the same figures on every machine. */
+/* Eight lanes that are added in a fixed order, so that every machine gets the same figures. */
 typedef double lanes __attribute__((vector_size(64)));
 typedef int64_t masks __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32)));
 
+/* Adds n pairs, eight at a time. The result is not finite if a value is not. */
 static void add_finite(sums *s, const float *x, const float *y, int64_t n)
 {
     lanes max = {0}, difference = {0}, a = {0}, b = {0}, product = {0};
@@ -73,6 +78,7 @@ static void add_finite(sums *s, const float *x, const float *y, int64_t n)
     for (; i < n; i++) add_value(s, (double)x[i], (double)y[i]);
 }
 
+/* Adds n pairs: fast, and again one by one if a value is not finite. */
 static void add_values(sums *s, const float *x, const float *y, int64_t n)
 {
     sums fast = *s;
@@ -81,11 +87,11 @@ static void add_values(sums *s, const float *x, const float *y, int64_t n)
         *s = fast;
         return;
     }
-    for (int64_t i = 0; i < n; i++) /* the same NaN on both sides is no difference either */
+    for (int64_t i = 0; i < n; i++) /* skip pairs of the same NaN: they are equal */
         if (memcmp(x + i, y + i, sizeof *x) != 0 || !isnan(x[i])) add_value(s, (double)x[i], (double)y[i]);
 }
 
-/* ---- values of dtypes that are not for computing ---- */
+/* ---- values of integers, booleans and f64 ---- */
 
 typedef struct number {
     double real;
@@ -142,12 +148,13 @@ static number number_at(const nbl_weight *w, int64_t i)
 #undef READ
 }
 
+/* True if the two numbers are exactly equal; f64 by bits, so that equal NaN are equal. */
 static bool same_number(const number *x, const number *y)
 {
     if (x->is_integer && y->is_integer) return x->integer == y->integer;
     if (!x->is_integer && !y->is_integer) return memcmp(&x->real, &y->real, sizeof x->real) == 0;
     const number *integer = x->is_integer ? x : y, *real = x->is_integer ? y : x;
-    bool fits = fabs(real->real) < 0x1p100; /* then the conversion is defined */
+    bool fits = fabs(real->real) < 0x1p100; /* beyond that the conversion is undefined */
     return fits && (double)(__int128)real->real == real->real && (__int128)real->real == integer->integer;
 }
 
@@ -168,7 +175,7 @@ static nbl_status compare_numbers(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Bytes of one dtype that has no value here; the elements of this job are bytes. */
+/* Thread task: compares bytes; the job's elements are bytes. */
 static nbl_status compare_bytes(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -192,6 +199,7 @@ static void read_span(nbl_isa isa, const nbl_checkpoint *c, const nbl_tensor_inf
     nbl__span_release(c, t, begin, end);
 }
 
+/* Thread task: compares one span as f32 values. */
 static nbl_status compare_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -209,10 +217,11 @@ static nbl_status compare_span(void *argument, int64_t item, int worker)
 
 static int64_t common_unit(const nbl_tensor_info *a, const nbl_tensor_info *b)
 {
-    return nbl__max_i64(nbl__span_unit(a), nbl__span_unit(b)); /* one of them is 1, or they are the same */
+    return nbl__max_i64(nbl__span_unit(a), nbl__span_unit(b)); /* one of them is 1, or both are equal */
 }
 
-/* Runs one of the comparisons over all spans and adds the figures up in their order. */
+/* Runs one of the three comparisons over all spans and adds the figures in the order of the
+ * spans. */
 static nbl_status compare_spans(job *j, size_t buffer, nbl__team_fn fn, sums *total)
 {
     nbl_context *ctx = j->diff->ctx;
@@ -275,7 +284,7 @@ static nbl_status compare(nbl_diff *diff, const nbl_tensor_info *a, const nbl_te
     sums s = {0};
     NBL_TRY(compare_values(diff, a, b, &s));
     d->equal = !s.unequal;
-    if (d->equal) { /* also where NaN meets the same NaN */
+    if (d->equal) { /* equal NaN count as equal */
         d->max_abs = d->rel_norm = 0;
         d->cosine = 1;
     } else if (!s.unknown && !isnan(s.difference)) {
@@ -303,6 +312,7 @@ static nbl_status sorted(nbl_checkpoint *c, const nbl_tensor_info ***list)
     return NBL_OK;
 }
 
+/* Merges the two sorted lists of names: pairs are compared, the rest is missing on one side. */
 static nbl_status run(nbl_diff *diff)
 {
     const nbl_tensor_info **a, **b;

@@ -1,6 +1,12 @@
-/* encode.c - see encode.h. Each format declares its entries, then encodes span by span in a team:
- * mapped values to a worker's buffer of codes to their place in the file. Scales are small (a
- * sixteenth of the codes at most) and are held for the whole weight. */
+/* encode.c - quantizes one weight to nf4, fp4, int8 or mxfp4. See encode.h.
+ *
+ * A team of threads encodes span by span: mapped values ─▶ codes in a worker's buffer ─▶ the file.
+ * The scales of nf4, fp4 and int8 are collected for the whole weight and written at the end; mxfp4
+ * writes them with the codes.
+ *
+ *     entries   nf4, fp4   see format/hf/bnb_state.h
+ *               int8       M.weight (I8), M.SCB (F32 row scales), M.weight_format (U8, 0: row-major)
+ *               mxfp4      W_blocks, W_scales */
 #include "convert/encode.h"
 
 #include <float.h>
@@ -9,14 +15,14 @@
 
 #include "format/hf/bnb_state.h"
 
-/* What the workers of one weight share. */
+/* Shared by the workers of one weight. */
 typedef struct job {
     nbl__conversion *v;
     const nbl_tensor_info *tensor;
     const nbl_quantize_options *options;
-    const nbl__encoded *to; /* the entries */
+    const nbl__encoded *to; /* numbers of the entries */
     int64_t elements, span; /* span: elements per item */
-    int64_t expert;         /* mxfp4: the one at work */
+    int64_t expert;         /* mxfp4: index of the current expert */
     float *scales;          /* for the whole weight */
     nbl__buffers buffers;
     nbl__non_finite non_finite;
@@ -34,7 +40,7 @@ static nbl_status run_team(job *j, int64_t items, size_t bytes, nbl__team_fn fn)
 
 static const char no_f16[] = "are not finite in f16, through which int8 goes";
 
-/* Every input byte of a span was read once: count it and give its pages back. */
+/* Counts the span's input bytes as progress and drops their pages. */
 static void span_done(job *j, int64_t begin, int64_t end)
 {
     uint64_t bytes = (uint64_t)(end - begin) * nbl__size_of(j->tensor->weight.dtype);
@@ -68,6 +74,8 @@ static nbl__bnb_json state_of(const nbl_tensor_info *t, const nbl_quantize_optio
     return state;
 }
 
+/* Declares the entries of a 4-bit weight. With nested scales the length of the state's JSON depends
+ * on the offset, which is not known yet: a late entry. */
 static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_tensor_info *t,
                                   const nbl_quantize_options *o, nbl__encoded *e)
 {
@@ -95,6 +103,7 @@ static nbl_status declare_fourbit(nbl__conversion *v, int64_t group, const nbl_t
     return nbl__writer_declare(v->writer, group, name, NBL_DTYPE_U8, 1, &size, &e->state);
 }
 
+/* Thread task: encodes one span of whole blocks; scales go to j->scales. */
 static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -111,6 +120,8 @@ static nbl_status encode_fourbit(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Quantizes the scales to 8-bit codes (double quantization) and writes codes, nested scales and
+ * table. *offset: the mean that was subtracted from the scales. */
 static nbl_status write_nested(job *j, int64_t blocks, float *offset)
 {
     nbl_context *ctx = j->v->ctx;
@@ -153,6 +164,7 @@ static nbl_status write_state(job *j, float offset)
     return status;
 }
 
+/* Writes all entries of an nf4 or fp4 weight. */
 static nbl_status write_fourbit(job *j)
 {
     nbl_context *ctx = j->v->ctx;
@@ -166,7 +178,7 @@ static nbl_status write_fourbit(job *j)
         run_team(j, nbl__ceil_div(j->elements, j->span), (size_t)nbl__ceil_div(longest, 2), encode_fourbit));
     if (j->options->nested) NBL_GO(write_nested(j, blocks, &offset));
     else NBL_GO(nbl__writer_write(j->v->writer, j->to->scales, j->scales, (size_t)blocks * 4, 0));
-    /* The stored FP4 table has +0 where the decoder has -0: so does upstream's. */
+    /* Adding +0 turns the -0 of nbl__fp4_table into +0, as in the table that upstream stores. */
     for (int i = 0; i < 16; i++)
         map[i] = (j->options->format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table)[i] + 0.0f;
     NBL_GO(nbl__writer_write(j->v->writer, j->to->map, map, sizeof map, 0));
@@ -189,6 +201,7 @@ static nbl_status declare_int8(nbl__conversion *v, int64_t group, const nbl_tens
     return nbl__writer_declare(v->writer, group, format, NBL_DTYPE_U8, 0, NULL, &e->state);
 }
 
+/* Thread task: encodes whole rows; row scales go to j->scales. */
 static nbl_status encode_int8(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -225,7 +238,7 @@ done:
 
 /* ---- mxfp4: [expert, in, out] becomes blocks [expert, out, in/32, 16] and scales ---- */
 
-enum { MX_OUTS = 32 }; /* stored rows per item */
+enum { MX_OUTS = 32 }; /* output rows per item */
 
 static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_tensor_info *t, nbl__encoded *e)
 {
@@ -240,6 +253,8 @@ static nbl_status declare_mxfp4(nbl__conversion *v, int64_t group, const nbl_ten
     return nbl__writer_declare(v->writer, group, scales, NBL_DTYPE_U8, 3, shape, &e->scales);
 }
 
+/* Thread task: encodes up to MX_OUTS output rows of one expert. A worker's buffer is
+ *     | values [MX_OUTS, ins] | codes, 2 per byte | scales, 1 per 32 values | */
 static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -249,7 +264,7 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
     size_t size = nbl__size_of(dtype);
     uint8_t *rows = nbl__buffer_of(&j->buffers, worker); /* [MX_OUTS, ins] values */
     uint8_t *codes = rows + (size_t)(MX_OUTS * ins) * size, *scales = codes + MX_OUTS * ins / 2;
-    for (int64_t i = 0; i < ins; i++) { /* across */
+    for (int64_t i = 0; i < ins; i++) { /* transpose [ins, wide] to [wide, ins] */
         const uint8_t *line = values_at(j, (j->expert * ins + i) * outs + first);
         for (int64_t o = 0; o < wide; o++)
             memcpy(rows + (size_t)(o * ins + i) * size, line + (size_t)o * size, size);
@@ -264,6 +279,7 @@ static nbl_status encode_mxfp4(void *argument, int64_t item, int worker)
     return nbl__writer_write(j->v->writer, j->to->scales, scales, (size_t)(wide * ins / 32), at / 32);
 }
 
+/* Writes an mxfp4 weight expert by expert, so that the pages of finished experts can be dropped. */
 static nbl_status write_mxfp4(job *j)
 {
     int64_t experts = j->tensor->shape[0], ins = j->tensor->shape[1], outs = j->tensor->shape[2];

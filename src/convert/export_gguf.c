@@ -1,6 +1,10 @@
-/* export_gguf.c - a model's folder as a GGUF file; see export_gguf.h. Matrices are decoded to f32 (with an adapter: summed there),
- * put into llama.cpp's order of rows, and encoded once; vectors are f32. Rows stream from mapped pages through a buffer
- * of each worker to their place in the file. */
+/* export_gguf.c - writes a model's folder as a GGUF file; see export_gguf.h.
+ *
+ *     matrices   dequantize to f32 ─▶ add the adapter ─▶ llama.cpp's order of rows ─▶ encode
+ *     vectors    the same, stored as f32
+ *
+ * Rows stream from mapped pages through a buffer per worker to their offset in the file, so memory
+ * does not depend on the model's size. Values are rounded once, when they are encoded. */
 #include "convert/export_gguf.h"
 
 #include "model/language_model.h"
@@ -22,7 +26,7 @@ typedef struct item {
 static const struct type_row {
     const char *name;
     nbl__ggml_type type;
-    uint32_t file_type; /* general.file_type: what most of the tensors are */
+    uint32_t file_type; /* llama.cpp's number for general.file_type: the type of most tensors */
 } types[] = {{"f32", NBL_GGML_F32, 0},
              {"f16", NBL_GGML_F16, 1},
              {"bf16", NBL_GGML_BF16, 32},
@@ -35,7 +39,7 @@ int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, 
 {
     if (mapping->rows == NBL_GGUF_ROWS_AS_THEY_ARE) return row;
     int64_t heads = mapping->rows == NBL_GGUF_ROTARY_Q ? e->decoder.heads : e->decoder.kv_heads;
-    int64_t width = rows / heads, within = row % width; /* pairs (i, i + width / 2) become neighbours */
+    int64_t width = rows / heads, within = row % width; /* rows i and i + width / 2 become adjacent */
     return row - within + within % 2 * (width / 2) + within / 2;
 }
 
@@ -47,6 +51,7 @@ typedef struct job {
     nbl__buffers buffers;
 } job;
 
+/* Applies Gemma's offset of 1 and the factor of q. */
 static void finish_values(const item *it, float *values, int64_t n)
 {
     if (!it->mapping.plus_one && it->factor == 1) return;
@@ -56,7 +61,8 @@ static void finish_values(const item *it, float *values, int64_t n)
     }
 }
 
-/* A value that the type cannot hold would become some other number, or an infinity, in silence. */
+/* Encoding would silently turn a value beyond the type's range into an infinity or another number.
+ * The limits 65519 (f16) and 0x1.fefffep127 (bf16) still round to a finite value. */
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n)
 {
@@ -82,6 +88,9 @@ nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl_
     return NBL_OK;
 }
 
+/* Thread task: computes, encodes and writes one span of rows. A worker's buffer is
+ *     | f32 values | f64 sums of one row | encoded rows |
+ * Rows in rotary pairs are fetched one by one, in the order of the output. */
 static nbl_status write_span(void *argument, int64_t number, int worker)
 {
     job *j = argument;
@@ -125,7 +134,8 @@ static nbl_status write_matrix(nbl__export *e, const item *it)
     return NBL_OK;
 }
 
-/* A vector is small; its values may change places. */
+/* Writes a vector as f32. Biases of q and k are in rotary pairs, so values may change their
+ * order. */
 static nbl_status write_vector(nbl__export *e, const item *it)
 {
     const nbl__merged *t = it->from;
@@ -151,13 +161,15 @@ static nbl_status write_vector(nbl__export *e, const item *it)
 
 /* ---- which tensors ---- */
 
-/* The head of a model that ties it, and buffers of older files, are not written. */
+/* True for tensors that are not exported: a tied head, and rotary_emb.inv_freq of older files. */
 static bool is_left_out(const nbl__export *e, const char *name)
 {
     if (nbl__ends_with(name, "rotary_emb.inv_freq")) return true;
     return e->decoder.tied && !e->merge.untied && strcmp(name, "lm_head.weight") == 0;
 }
 
+/* Declares one tensor. A matrix whose rows are not whole blocks of the type is written as f16, with
+ * a warning. */
 static nbl_status declare(nbl__export *e, const nbl__merged *t, item *it)
 {
     nbl__ggml_layout layout = {"", 1, 1};
@@ -189,8 +201,8 @@ static nbl_status declare_all(nbl__export *e, item *items, int64_t *count)
     return NBL_OK;
 }
 
-/* What was written must open: names, shapes and metadata are read back before anybody sees the file. The reader does
- * not do all that a file may say; that is no fault of the file. */
+/* Verifies the file before it gets its final name: it must open as a model. NBL_ERROR_UNSUPPORTED
+ * passes, since the export can write more than this reader supports. */
 static nbl_status read_back(nbl__export *e)
 {
     nbl__gguf_model *model;
@@ -199,6 +211,8 @@ static nbl_status read_back(nbl__export *e)
     return status == NBL_ERROR_UNSUPPORTED ? NBL_OK : status;
 }
 
+/* Declares and writes all tensors, with the divisors of Llama 3's rotary scaling first, and
+ * verifies the file. */
 static nbl_status write_model(nbl__export *e)
 {
     int64_t count = 0, divisors_number = 0, half = e->decoder.head_dim / 2;
@@ -221,6 +235,8 @@ static nbl_status write_model(nbl__export *e)
 
 /* ---- the whole file ---- */
 
+/* Puts the keys general.*. The model's name is the last component of its folder's path. type NULL:
+ * an adapter. */
 static nbl_status put_general(nbl__export *e, const struct type_row *type)
 {
     nbl__gguf_writer *w = &e->writer;
@@ -236,7 +252,7 @@ static nbl_status put_general(nbl__export *e, const struct type_row *type)
     return NBL_OK;
 }
 
-/* Keys and vocabulary are sized by the config: do the tensors agree with it? */
+/* Checks the tensors against the config, which sizes keys and vocabulary. */
 static nbl_status check_tensors(nbl__export *e)
 {
     const nbl__merge *merge = &e->merge;
@@ -256,7 +272,8 @@ static nbl_status check_tensors(nbl__export *e)
     return nbl__model_check(&m);
 }
 
-/* The file carries what the text files say; whoever may not read one of its sources may not read it. */
+/* Checks the source files, and restricts the permissions of the result to those that all sources
+ * share. */
 static nbl_status check_sources(nbl__export *e)
 {
     const char *folders[] = {e->folder, e->options->adapter};
@@ -270,6 +287,7 @@ static nbl_status check_sources(nbl__export *e)
     return NBL_OK;
 }
 
+/* Opens checkpoint, architecture and adapter, and checks that they can be exported. */
 static nbl_status open_source(nbl__export *e)
 {
     NBL_TRY(nbl_checkpoint_open(e->ctx, e->folder, NBL_OPEN_STRICT, &e->checkpoint));
@@ -286,7 +304,7 @@ static nbl_status open_source(nbl__export *e)
     return check_tensors(e);
 }
 
-/* The description goes first: when the file's name appears, everything is there. */
+/* Writes the Modelfile first, so that everything is there when the GGUF file appears. */
 static nbl_status commit(nbl__export *e, const char *modelfile)
 {
     nbl__text text = {.ctx = e->ctx};
@@ -322,11 +340,12 @@ static nbl_status run(nbl__export *e, const struct type_row *type, const char *m
         NBL_TRY(nbl__export_lora(e));
     }
     NBL_TRY(nbl__files_check(e->ctx));
-    NBL_TRY(nbl__progress_poll(e->ctx, "")); /* the last moment to stop */
+    NBL_TRY(nbl__progress_poll(e->ctx, "")); /* last chance to cancel */
     return commit(e, modelfile);
 }
 
-/* The Modelfile's path beside the file; NULL in *path: none is wanted. It must not exist, nor the file. */
+/* Checks that neither the file nor the Modelfile exists. *path: of the Modelfile, in the file's
+ * folder; NULL: not wanted. */
 static nbl_status check_targets(nbl__export *e, const char **path)
 {
     *path = NULL;

@@ -1,11 +1,12 @@
-/* export_gguf.h - a model's folder as a GGUF file.
+/* export_gguf.h - exports a model's folder, or an adapter, to a GGUF file.
  *
- *   export.c         which tensors, and their bytes
+ *   export_gguf.c         the tensors and the whole file
  *   export_gguf_keys.c    the metadata of the architecture
  *   export_gguf_lora.c    an adapter as a file of its own
- *   modelfile.c      Ollama's description of the file; modelfile_turns.c: the chat template in pieces
+ *   modelfile.c           Ollama's Modelfile; modelfile_turns.c splits the chat template for it
  *
- * The text of the tokenizer is text/vocab/vocab_export.c, the file itself format/gguf/gguf_write.c. */
+ * The tokenizer's metadata is made by text/vocab/vocab_export.c, the file by
+ * format/gguf/gguf_write.c. */
 #ifndef NBL_EXPORT_H
 #define NBL_EXPORT_H
 
@@ -25,34 +26,38 @@ typedef struct nbl__export {
     nbl__gguf_arch arch;
     const char *arch_name; /* "gemma3" */
     nbl__ggml_type type;   /* of matrices */
-    double
-        query_factor; /* q is multiplied by this: llama.cpp scales scores by 1 / sqrt(head_dim), whatever the
-                              config says */
+    /* q's weights are multiplied by this. llama.cpp scales attention scores by a rule of its own,
+     * mostly 1 / sqrt(head_dim); the factor makes up for a config with another scale. 1: none
+     * needed. */
+    double query_factor;
     nbl__gguf_writer writer;
-    nbl__text_source text; /* where tokenizer and template come from */
+    nbl__text_source text; /* source of tokenizer and chat template */
     nbl__exported_vocab vocab;
     nbl_export_report report;
 } nbl__export;
 
-/* Fails if a value is not finite or beyond what the type holds. */
+/* NBL_ERROR_DTYPE if a value is not finite or beyond the type's range. `name` is for the
+ * message. */
 nbl_status nbl__export_check_values(const nbl__export *e, const char *name, nbl__ggml_type type,
                                     const float *values, int64_t n);
 
-/* Puts the keys of the model; refuses what they cannot say. */
+/* Puts the architecture's keys. NBL_ERROR_UNSUPPORTED if they cannot express the config. */
 nbl_status nbl__export_keys(nbl__export *e);
-/* Finds query_factor. */
+/* Sets query_factor from the config's scale of attention scores. */
 void nbl__export_query(nbl__export *e);
-/* llama3's rotary scaling: the divisors of the frequencies, [head_dim / 2]; false: there is none. */
+/* Llama 3's rotary scaling: the divisors of the frequencies, [head_dim / 2]. False: the model has
+ * none. */
 bool nbl__export_divisors(const nbl__export *e, float *divisors);
-/* Where the row is that belongs at `row` of a tensor of `rows`, in rotary pairs or as it is; nbl__model_check saw to
- * whole heads of whole pairs. */
+/* The source row for row `row` of the exported tensor, which has `rows` rows: of the same pair for
+ * tensors in rotary pairs, else `row`. `rows` must be whole heads of even width, which
+ * nbl__model_check ensures. */
 int64_t nbl__export_row(const nbl__export *e, const nbl__gguf_mapping *mapping, int64_t row, int64_t rows);
-/* What a weight is multiplied by. */
+/* The factor for the values of a weight: query_factor for q, else 1. */
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping);
 
-/* Declares, begins and writes the adapter's tensors, up to the commit. */
+/* Declares and writes all tensors of the adapter; the caller commits the file. */
 nbl_status nbl__export_lora(nbl__export *e);
-/* The text of a Modelfile. */
+/* Appends the text of a Modelfile. */
 nbl_status nbl__export_modelfile(nbl__export *e, nbl__text *out);
 
 #endif

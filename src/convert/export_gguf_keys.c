@@ -1,5 +1,8 @@
-/* export_gguf_keys.c - the keys that llama.cpp reads of a model; see export_gguf.h. What its code for an architecture takes for
- * granted (an activation, a scale, a window) is compared with the config, and refused by name where it differs. */
+/* export_gguf_keys.c - writes the metadata keys that llama.cpp reads for an architecture; see
+ * export_gguf.h.
+ *
+ * llama.cpp hard-codes some properties per architecture (activation, scale, window pattern). They
+ * are compared with the config; a difference is an error that names it. */
 #include <math.h>
 #include <stdio.h>
 
@@ -50,6 +53,8 @@ static double theta_of(const nbl__rope *rope)
     return (double)(rope->rope_theta > 0 ? rope->rope_theta : rope->theta);
 }
 
+/* Puts YaRN's keys. GGUF has none for a custom attention factor or for "truncate": false, so these
+ * are errors. */
 static nbl_status put_yarn(nbl__export *e, const nbl__rope *r)
 {
     double trained = r->original_max_position_embeddings > 0 ? r->original_max_position_embeddings
@@ -73,7 +78,7 @@ static nbl_status put_rope(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;
     const nbl__rope *r = &d->rope, *local = &d->local_rope;
-    bool own = local->theta > 0; /* sliding layers turn by another base */
+    bool own = local->theta > 0; /* sliding layers have a rotary base of their own */
     put_number(e, "rope.freq_base", theta_of(r));
     if (own || is_gemma3(e)) put_number(e, "rope.freq_base_swa", theta_of(own ? local : r));
     if (own && local->kind != NBL_ROPE_DEFAULT) return refuse(e, "rotary scaling of sliding layers");
@@ -106,7 +111,8 @@ bool nbl__export_divisors(const nbl__export *e, float *divisors)
 
 /* ---- Gemma ---- */
 
-/* llama.cpp's scale of scores: 1 / sqrt(head_dim), of the largest model of a generation 1 / sqrt(hidden / heads). */
+/* llama.cpp scales scores by 1 / sqrt(head_dim); in the largest model of each Gemma generation,
+ * which it recognises by the number of layers, by 1 / sqrt(hidden / heads). */
 void nbl__export_query(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;
@@ -119,11 +125,12 @@ void nbl__export_query(nbl__export *e)
 
 double nbl__export_factor(const nbl__export *e, const nbl__gguf_mapping *mapping)
 {
-    /* Where q is normalised, its factor goes into the norm. */
+    /* If q is normalised, scaling q's projection has no effect, so the norm's weight is scaled. */
     const char *name = e->decoder.qk_norm ? ".attn_q_norm.weight" : ".attn_q.weight";
     return nbl__ends_with(mapping->name, name) ? e->query_factor : 1;
 }
 
+/* Puts the window's size, and the pattern of sliding layers if it is not llama.cpp's default. */
 static void put_windows(nbl__export *e)
 {
     const nbl__decoder *d = &e->decoder;
@@ -179,7 +186,7 @@ static nbl_status put_sizes(nbl__export *e)
     put_size(e, "attention.key_length", d->head_dim);
     put_size(e, "attention.value_length", d->head_dim);
     put_number(e, "attention.layer_norm_rms_epsilon", (double)d->norm_eps);
-    put_size(e, "vocab_size", d->vocabulary); /* what a file without a vocabulary is read by */
+    put_size(e, "vocab_size", d->vocabulary); /* readers need it in files without a vocabulary */
     if (e->arch == NBL_GGUF_LLAMA) put_size(e, "rope.dimension_count", d->head_dim);
     if (d->act != (d->gemma ? NBL_ACT_GELU_TANH : NBL_ACT_SILU)) return refuse(e, "another activation");
     return NBL_OK;

@@ -1,8 +1,11 @@
-/* export_gguf_lora.c - an adapter as a GGUF file that llama.cpp applies to the exported base; see export_gguf.h.
+/* export_gguf_lora.c - writes an adapter as a GGUF file that llama.cpp applies to the exported
+ * base; see export_gguf.h.
  *
- * llama.cpp multiplies B A by adapter.lora.alpha / rank, with one alpha for all. Adapters with other scales (rsLoRA,
- * patterns) keep their update: alpha is the first module's scale times its rank, and B of the others takes up what is
- * left. What a LoRA of llama.cpp cannot hold is refused by name. */
+ * llama.cpp scales B·A by alpha / rank, with one alpha (adapter.lora.alpha) for all modules.
+ * nibble's modules may have different scales (rsLoRA, patterns). So alpha = scale_0 · rank_0 of the
+ * first module, and B of module i is multiplied by scale_i · rank_i / alpha, which keeps every
+ * update. DoRA, lora_bias and trained weights cannot be part of such a file: each is an error that
+ * names it. */
 #include <stdio.h>
 
 #include "convert/export_gguf.h"
@@ -15,7 +18,8 @@ static nbl_status refuse(const nbl__export *e, const char *what, const char *nam
     return nbl__hint(e->ctx, status, "with --type the adapter is merged into the model");
 }
 
-/* Weights under an adapter of the same module, which PEFT saves unchanged, are no part of it. */
+/* Checks that the adapter has nothing but A and B. Weights called base_layer, which PEFT saves
+ * unchanged, are left out. */
 static nbl_status check_contents(const nbl__export *e)
 {
     const nbl__peft *p = e->merge.peft;
@@ -37,7 +41,8 @@ typedef struct pair {
     int64_t a, b; /* numbers in the file */
 } pair;
 
-/* A of an embedding is stored [vocabulary, rank]. */
+/* Declares A and B of one module. A of an embedding is stored transposed in GGUF: [vocabulary,
+ * rank]. */
 static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
 {
     char name[96], hf_name[512];
@@ -51,6 +56,8 @@ static nbl_status declare(nbl__export *e, const nbl__peft_module *m, pair *p)
     return nbl__gguf_declare(&e->writer, name, NBL_GGML_F32, 2, b, &p->b);
 }
 
+/* Writes A as it is (of an embedding: transposed), and B with its factor and in llama.cpp's order
+ * of rows. */
 static nbl_status write_pair(nbl__export *e, const nbl__peft_module *m, const pair *p, double alpha)
 {
     nbl_isa isa = nbl__isa(e->ctx);
@@ -84,7 +91,7 @@ nbl_status nbl__export_lora(nbl__export *e)
     const nbl__peft *p = e->merge.peft;
     NBL_TRY(check_contents(e));
     double alpha = p->modules[0].scale * (double)p->modules[0].r;
-    if (alpha == 0) alpha = 1; /* llama.cpp takes 0 for "no scale at all" */
+    if (alpha == 0) alpha = 1; /* llama.cpp reads alpha 0 as "do not scale" */
     nbl__gguf_put_text(&e->writer, "adapter.type", "lora", 4);
     nbl__gguf_put_f32(&e->writer, "adapter.lora.alpha", (float)alpha);
     pair *pairs = nbl__arena_alloc(&e->arena, (size_t)p->module_count * sizeof *pairs);

@@ -1,4 +1,5 @@
-/* finite.c - a tensor with NaN or infinities is refused by a conversion, or named in a warning. See convert.h. */
+/* finite.c - reports the NaN and infinities of a tensor in a conversion: an error, or a warning if
+ * they are allowed. See convert.h. */
 #include "convert/convert.h"
 
 nbl_status nbl__non_finite_settle(nbl__conversion *v, const char *name, nbl__non_finite *found,
@@ -6,7 +7,7 @@ nbl_status nbl__non_finite_settle(nbl__conversion *v, const char *name, nbl__non
 {
     int64_t count = atomic_load(&found->count), first = atomic_load(&found->first) - 1;
     if (count == 0) return NBL_OK;
-    NBL_TRY(nbl__files_check(v->ctx)); /* of a file that changed nothing else is told */
+    NBL_TRY(nbl__files_check(v->ctx)); /* if a source file has changed, report that instead */
     v->report.non_finite += count;
     if (v->allow_non_finite) {
         nbl__log(v->ctx, NBL_LOG_WARNING,

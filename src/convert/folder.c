@@ -1,4 +1,9 @@
-/* folder.c - the frame of a conversion: open, declare, begin, write, commit. See convert.h. */
+/* folder.c - the steps of a conversion that all share: open, begin, copy companion files, commit.
+ * See convert.h.
+ *
+ * A companion file is any file of the source folder that is neither weights nor config.json:
+ * tokenizer, templates, README, licence. The result is written to a temporary folder, verified, and
+ * renamed at the end. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +39,8 @@ void nbl__conversion_close(nbl__conversion *v)
 
 /* ---- companion files ---- */
 
-/* Everything travels but weights (of any framework), their indices, config.json and hidden files. */
+/* True unless the file has weights (of any framework), is an index of weights, config.json or
+ * hidden. */
 static bool is_companion(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
@@ -58,7 +64,8 @@ static bool has_templates(const nbl__conversion *v)
     return v->text == NULL && nbl__is_folder(path);
 }
 
-/* Folders may lie beside the files of a model (`onnx`, `original`): they are left out, and that is told. */
+/* Checks one companion. Other folders of the source (`onnx`, `original`) are not copied, with a
+ * warning. */
 static nbl_status check_companion(nbl_context *ctx, const char *folder, const char *name)
 {
     char path[8192];
@@ -83,7 +90,7 @@ nbl_status nbl__companions_check(nbl_context *ctx, const char *folder)
 typedef nbl_status (*visit_fn)(nbl__conversion *v, const char *name, const char *path, uint64_t size,
                                void *argument);
 
-/* Before the work: adds up sizes, and finds out now whether a file can be read. */
+/* Adds up sizes before the work, and checks that the file can be read. */
 static nbl_status count_companion(nbl__conversion *v, const char *name, const char *path, uint64_t size,
                                   void *total)
 {
@@ -93,7 +100,8 @@ static nbl_status count_companion(nbl__conversion *v, const char *name, const ch
     return NBL_OK;
 }
 
-/* Visits the companion files of `folder` (within the source; "" is its top), following links, which were checked. */
+/* Visits the companion files of a folder within the source; "" is the source itself. Follows links,
+ * which nbl__companions_check has checked. */
 static nbl_status visit_companions(nbl__conversion *v, const char *folder, visit_fn visit, void *argument)
 {
     char at[4096], name[1024], path[8192];
@@ -142,7 +150,8 @@ nbl_status nbl__conversion_begin(nbl__conversion *v, const char *out, uint64_t s
     return nbl__progress_poll(v->ctx, "");
 }
 
-/* What was written must open: headers, states and config are read back before anybody sees them. */
+/* Opens the finished folder before it gets its final name: checks headers, quant states, index and
+ * config. */
 static nbl_status verify(nbl__conversion *v)
 {
     nbl_checkpoint *written;
@@ -153,8 +162,8 @@ static nbl_status verify(nbl__conversion *v)
 
 int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[32], nbl__config_edit edits[2])
 {
-    /* transformers 5 says dtype, 4 said torch_dtype; a folder that says neither gets the older name,
-     * which both understand. */
+    /* The key is "dtype" in transformers 5 and "torch_dtype" in 4. A config with neither gets the
+     * older one, which both versions read. */
     const nbl__json *root = v->checkpoint->config.root;
     bool has_new = nbl__json_get(root, "dtype"), has_old = nbl__json_get(root, "torch_dtype");
     int count = 0;
@@ -166,7 +175,8 @@ int nbl__conversion_dtype(const nbl__conversion *v, nbl_dtype dtype, char text[3
 
 nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *edits, int count)
 {
-    NBL_TRY(nbl__files_check(v->ctx)); /* all weights were read */
+    /* All weights were read: check that no source file changed meanwhile. */
+    NBL_TRY(nbl__files_check(v->ctx));
     NBL_TRY(nbl__writer_finish(v->writer, v->output, &v->report.bytes_out));
     v->output->rights = 0666;
     NBL_TRY(visit_companions(v, "", copy_companion, NULL));
@@ -175,6 +185,7 @@ nbl_status nbl__conversion_finish(nbl__conversion *v, const nbl__config_edit *ed
         NBL_TRY(visit_companions(v, template_folder, copy_companion, NULL));
     }
     if (v->text) NBL_TRY(nbl__text_files_put(v->output, v->text));
+    /* config.json keeps the permissions of the source's. */
     nbl__text text = {.ctx = v->ctx};
     nbl_status status = nbl__config_apply(v->ctx, &v->checkpoint->config, edits, count, &text);
     char path[4096];
@@ -192,7 +203,7 @@ nbl_status nbl__conversion_commit(nbl__conversion *v, const nbl__config_edit *ed
 {
     NBL_TRY(nbl__conversion_finish(v, edits, count));
     if (check) NBL_TRY(check(user, v->output->partial));
-    NBL_TRY(nbl__progress_poll(v->ctx, "")); /* the last moment to stop */
+    NBL_TRY(nbl__progress_poll(v->ctx, "")); /* last chance to cancel */
     nbl__output *output = v->output;
     v->output = NULL;
     return nbl__output_commit(output);

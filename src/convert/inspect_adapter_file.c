@@ -1,5 +1,8 @@
-/* inspect_adapter_file.c - what is in a PEFT adapter and what is wrong with it: settings and tensors as the reader checks them,
- * values that are not finite, and what does not fit a base. */
+/* inspect_adapter_file.c - inspects a PEFT adapter: its settings, its tensors, and a list of
+ * problems.
+ *
+ * Problems come from the reader (format/peft), from a scan for non-finite values, and, if a base
+ * model is given, from the check against its tensors. Reads all values once. */
 #include "convert/convert.h"
 #include "format/gguf/gguf_model.h"
 #include "format/peft/peft.h"
@@ -14,7 +17,7 @@ struct nbl_adapter {
 
 /* ---- the tensors ---- */
 
-/* Counts NaN and infinities, and lists the tensor when there are any. */
+/* Counts NaN and infinities of a tensor; any are a problem. */
 static nbl_status scan(nbl_adapter *a, const nbl__stored *stored, int64_t *count)
 {
     nbl__non_finite found;
@@ -62,6 +65,7 @@ static nbl_status take_tensors(nbl_adapter *a)
 
 /* ---- the base ---- */
 
+/* The tensors of the base model. */
 typedef struct base {
     nbl__peft_tensor *tensors;
     int64_t count;
@@ -90,7 +94,7 @@ static nbl_status read_gguf(nbl__arena *arena, const nbl__gguf_model *m, base *b
     return NBL_OK;
 }
 
-/* A head that is tied to the embedding is a module all the same. */
+/* Adds a tied head, which no file stores but which is a module that can be adapted. */
 static void add_head(base *b)
 {
     const nbl__peft_tensor *embedding = NULL;

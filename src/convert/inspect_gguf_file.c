@@ -1,5 +1,9 @@
-/* inspect_gguf_file.c - what is in a GGUF file and what is wrong with it: the reader's own checks, the model's, and whether the
- * tokenizer opens. Only the head of the file is read, and memory is in proportion to it. */
+/* inspect_gguf_file.c - inspects a GGUF file: its metadata, its tensors, and a list of problems.
+ *
+ * Problems come from the reader (gguf.c), from the mapping to a model (gguf_model.c) and from
+ * opening the tokenizer. The head of the file is read, not the weights; memory is proportional to
+ * the head. Entries, tensors and tokens are handed out in one struct each, which the next call
+ * overwrites. */
 #include <math.h>
 #include <stdio.h>
 
@@ -12,10 +16,11 @@ enum {
     SHOWN_BYTES = 200,
     SHOWN_VALUES = 8,
     KEY_SIZE = 160,
-    VALUE_ROOM = 16384 /* a byte becomes six of JSON at most */
+    VALUE_ROOM = 16384 /* fits any shown value: 8 texts of 200 bytes, 6 bytes of JSON per byte */
 };
 
-/* Texts of files are any bytes: what is no character becomes '?', and after SHOWN_BYTES they are cut. */
+/* A text for display. Texts in files may be any bytes: invalid UTF-8 and NUL become '?', and the
+ * text is cut after SHOWN_BYTES. */
 typedef struct shown_text {
     char text[SHOWN_BYTES + 1];
     bool cut;
@@ -26,7 +31,7 @@ struct nbl_gguf {
     nbl__gguf *file;
     nbl__arena arena;
     nbl_gguf_summary summary;
-    nbl_gguf_tensor tensor; /* what was handed out last */
+    nbl_gguf_tensor tensor; /* the results of the last get calls */
     nbl_gguf_entry entry;
     nbl_gguf_special special;
     shown_text token;
@@ -78,7 +83,8 @@ static bool add_string(nbl_gguf *g, const nbl__gguf_entry *entry, int64_t i)
     return shown.cut;
 }
 
-/* The number of the fewest digits that is the same in f32: 1e-05, not 9.999999747378752e-06. */
+/* The decimal number with the fewest digits that has the same f32 value: 1e-05, not
+ * 9.999999747378752e-06. */
 static double shortest(double value)
 {
     char digits[40];
@@ -91,7 +97,7 @@ static double shortest(double value)
     return found;
 }
 
-/* True: something was left out. */
+/* Appends one value as JSON. True: a text was cut. */
 static bool add_value(nbl_gguf *g, const nbl__gguf_entry *entry, int64_t i)
 {
     double number = 0;
@@ -162,7 +168,7 @@ static const char *const specials[] = {"bos",       "eos",  "eot",     "eom",   
                                        "seperator", /* its own spelling */
                                        "padding",   "mask", "fim_pre", "fim_suf", "fim_mid"};
 
-/* Fills g->special; false: the metadata name no such token. */
+/* Fills g->special; false: the metadata has no such token. */
 static bool find_special(nbl_gguf *g, size_t which)
 {
     char key[KEY_SIZE];
@@ -228,7 +234,8 @@ static nbl_status summarize(nbl_gguf *g)
         s->chat_templates += strncmp(g->file->entries[i].key, "tokenizer.chat_template", 23) == 0 &&
                              (g->file->entries[i].key[23] == '\0' || g->file->entries[i].key[23] == '.') &&
                              g->file->entries[i].type == NBL_GGUF_STRING;
-    for (int64_t i = 0; i < g->file->tensor_count; i++) { /* of a hostile file: as far as they can be added */
+    for (int64_t i = 0; i < g->file->tensor_count;
+         i++) { /* the sums saturate, as a hostile file may overflow them */
         if (__builtin_add_overflow(s->parameters, g->file->tensors[i].elements, &s->parameters))
             s->parameters = INT64_MAX;
         if (!nbl__add_u64(s->bytes, g->file->tensors[i].bytes, &s->bytes)) s->bytes = UINT64_MAX;
@@ -238,7 +245,7 @@ static nbl_status summarize(nbl_gguf *g)
 
 /* ---- problems ---- */
 
-/* Ids of tokens that nothing has. */
+/* Lists special tokens whose id is not in the vocabulary. */
 static nbl_status check_specials(nbl_gguf *g)
 {
     nbl__gguf *f = g->file;
@@ -253,12 +260,13 @@ static nbl_status check_specials(nbl_gguf *g)
     return NBL_OK;
 }
 
-/* A whole model in one file can be run: whatever is in the way of that is a problem. */
+/* Lists everything that keeps the file from running as a model. Files of another kind (adapters)
+ * are not checked. */
 static nbl_status check_model(nbl_gguf *g)
 {
     nbl__gguf *f = g->file;
     nbl_tokenizer *tokenizer = NULL;
-    bool whole = f->problems->count == 0; /* else the tokenizer is refused for what is listed already */
+    bool whole = f->problems->count == 0; /* else opening the tokenizer would repeat a listed problem */
     if (strcmp(g->summary.kind, "model") != 0) return NBL_OK;
     int64_t parts = 1;
     const nbl__gguf_entry *split = nbl__gguf_find(f, "split.count");
@@ -287,7 +295,7 @@ nbl_status nbl_gguf_open(nbl_context *ctx, const char *path, nbl_gguf **gguf)
     g->ctx = g->value.ctx = ctx;
     g->arena = nbl__arena_make(ctx);
     for (int i = 0; i < VALUE_ROOM; i++)
-        nbl__text_add(&g->value, " ", 1); /* room for any value: handing out needs none */
+        nbl__text_add(&g->value, " ", 1); /* reserve once, so that get calls need no memory */
     NBL_GO(g->value.status);
     NBL_GO(nbl__gguf_look(ctx, path, &g->file));
     NBL_GO(summarize(g));

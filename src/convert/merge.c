@@ -1,5 +1,7 @@
-/* merge.c - the sum of a checkpoint and an adapter; see merge.h. Cost of a weight: rank · rows · columns products in f64,
- * bound by arithmetic from rank 8 on; memory: its factors in f32, and a row in f64 for each worker. */
+/* merge.c - computes the sum of a checkpoint and an adapter; see merge.h.
+ *
+ * Cost of a weight: rank · rows · columns multiply-adds in f64; bound by arithmetic from rank 8 on.
+ * Memory: the factors of one weight in f32, and one row in f64 per worker. */
 #include "convert/merge.h"
 
 #include <math.h>
@@ -24,7 +26,8 @@ static void set_shape(nbl__merged *t, int rank, const int64_t *shape)
     t->rows = t->columns ? elements / t->columns : 0;
 }
 
-/* The module that a tensor of this ending belongs to, where it is adapted. */
+/* *found: the adapted module that the tensor belongs to; NULL if the name does not end with
+ * `ending` or the module is not adapted. */
 static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
                             const nbl__peft_module **found)
 {
@@ -36,6 +39,7 @@ static nbl_status module_of(nbl__merge *m, const char *name, const char *ending,
     return NBL_OK;
 }
 
+/* Adds a tensor to the result and finds what the adapter does to it. */
 static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *base)
 {
     nbl__merged *t = &m->tensors[m->count++];
@@ -59,7 +63,7 @@ static nbl_status add(nbl__merge *m, const char *name, const nbl_tensor_info *ba
     return NBL_OK;
 }
 
-/* What the adapter has and no tensor of the model took. */
+/* Checks that everything in the adapter was used by some tensor of the model. */
 static nbl_status check_taken(const nbl__merge *m)
 {
     for (int64_t i = 0; i < m->peft->replacement_count; i++)
@@ -79,6 +83,8 @@ static nbl_status check_taken(const nbl__merge *m)
     return NBL_OK;
 }
 
+/* True if the head is the embedding: config.json says so, or has no such key and the file has no
+ * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
@@ -101,6 +107,7 @@ nbl_status nbl__merge_open(nbl_checkpoint *c, const char *adapter, nbl__merge *m
     if (adapter) NBL_TRY(nbl__peft_open(c->ctx, adapter, &m->peft));
     m->tensors = nbl__arena_alloc(&m->arena, (size_t)(c->tensor_count + 1) * sizeof *m->tensors);
     if (m->tensors == NULL) return NBL_ERROR_MEMORY;
+    /* An untied head is a new tensor whose base is the embedding. */
     const nbl_tensor_info *embedding = find_base(c, embedding_name);
     m->untied = m->peft && embedding && is_tied(c) && nbl__peft_unties(m->peft);
     for (int64_t i = 0; i < c->tensor_count; i++)
@@ -136,14 +143,15 @@ const nbl__merged *nbl__merge_find(const nbl__merge *m, const char *name)
 
 bool nbl__merged_is_numeric(const nbl__merged *t)
 {
-    /* A buffer that older versions of transformers stored is not a weight. */
+    /* Older versions of transformers stored this buffer, which is not a weight. */
     if (nbl__ends_with(t->name, "rotary_emb.inv_freq")) return false;
     return t->stored || nbl__is_decodable(t->base);
 }
 
 /* ---- values ---- */
 
-/* [rows, columns] of a stored matrix as f32, or its transpose. */
+/* Converts a stored matrix [rows, columns] to f32; with `transpose` the result is [columns,
+ * rows]. */
 static void take_matrix(nbl_isa isa, const nbl__stored *from, bool transpose, float *to)
 {
     int64_t rows = from->shape[0], columns = from->shape[1];
@@ -166,7 +174,7 @@ nbl_status nbl__merge_load(nbl__merge *m, const nbl__merged *t)
 {
     unload(m);
     if (t->with == NULL || t->is_bias) return NBL_OK;
-    bool embedding = t->with->is_embedding; /* its rows are tokens: the roles of A and B are exchanged */
+    bool embedding = t->with->is_embedding; /* W is [in, out], so the factors are Aᵀ and Bᵀ */
     size_t rank = (size_t)t->with->r;
     size_t left = rank * (size_t)t->rows * sizeof(float), right = rank * (size_t)t->columns * sizeof(float);
     if ((m->left = nbl__alloc(m->ctx, left)) == NULL) return NBL_ERROR_MEMORY;
@@ -186,6 +194,8 @@ static float element(nbl_isa isa, const nbl__stored *from, int64_t i)
     return value;
 }
 
+/* Merges one row in place: out holds W[row, :] before and W'[row, :] after. sum: [columns]
+ * scratch. */
 static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, float *out, double *sum)
 {
     const nbl__peft_module *with = t->with;
@@ -196,6 +206,7 @@ static void merge_row(const nbl__merge *m, const nbl__merged *t, int64_t row, fl
         const float *a = m->right + k * columns;
         for (int64_t i = 0; i < columns; i++) sum[i] += b * (double)a[i];
     }
+    /* V[row, :], then DoRA's magnitude / |V[row, :]|. */
     for (int64_t i = 0; i < columns; i++) sum[i] = (double)out[i] + with->scale * sum[i];
     double factor = 1;
     if (with->magnitude) {

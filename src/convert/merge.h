@@ -1,27 +1,31 @@
-/* merge.h - a checkpoint with an adapter taken in: what each tensor of the result is made of, and its values.
+/* merge.h - merges an adapter into a checkpoint: the list of the result's tensors, and their
+ * values.
  *
- *     W'[o, :] = W[o, :] + scale · Σ_k B[o, k] · A[k, :]                    LoRA
- *     W'[o, :] = that · magnitude[o] / |that|                              DoRA
- *     W'       = the adapter's own                                         modules_to_save
+ *     V[o, :]  = W[o, :] + scale · Σ_k B[o, k] · A[k, :]
+ *     W'[o, :] = V[o, :]                                   LoRA
+ *     W'[o, :] = V[o, :] · magnitude[o] / |V[o, :]|        DoRA
+ *     W'       = the adapter's weight                      modules_to_save
+ *     b'       = b + scale · bias of B                     lora_bias
  *
- * W is decoded to f32 straight from its storage; the sum, the norm and the product are f64; the result is rounded to
- * f32, and by whoever writes it once to its dtype. Without an adapter the values are the checkpoint's own. */
+ * Numerics: W is dequantized to f32; sums, norm and product are f64; the result is rounded to f32,
+ * and once more to the output's dtype by the caller. Without an adapter the values are the
+ * checkpoint's. */
 #ifndef NBL_MERGE_H
 #define NBL_MERGE_H
 
 #include "convert/convert.h"
 #include "format/peft/peft.h"
 
+/* One tensor of the result. */
 typedef struct nbl__merged {
     const char *name;
     int rank;
     int64_t shape[NBL_MAX_RANK];
-    int64_t rows, columns; /* a row is the last dimension */
-    const nbl_tensor_info
-        *base;                 /* where values come from, and what its bytes are counted by; NULL: `stored` */
-    const nbl__stored *stored; /* counts instead of base: a weight that the adapter brings */
+    int64_t rows, columns;        /* columns: the last dimension; rows: all others together */
+    const nbl_tensor_info *base;  /* the checkpoint's tensor; never NULL. Progress counts its bytes */
+    const nbl__stored *stored;    /* the adapter's whole weight, which replaces base's values; NULL: none */
     const nbl__peft_module *with; /* the adapter that is added; NULL: none */
-    bool is_bias;                 /* what is added is the bias of B */
+    bool is_bias;                 /* the tensor is a bias, to which the bias of B is added */
 } nbl__merged;
 
 typedef struct nbl__merge {
@@ -31,36 +35,41 @@ typedef struct nbl__merge {
     nbl__peft *peft; /* NULL: none */
     nbl__merged *tensors;
     int64_t count;
-    bool untied; /* the result has a head of its own, the checkpoint had none */
+    bool untied; /* the checkpoint's head is tied, the result has a head of its own */
 
-    /* The tensor at work, between nbl__merge_load and the next: f32, [rows, rank] and [rank, columns]. */
+    /* Factors of the tensor of the last nbl__merge_load: f32, [rows, rank] and [rank, columns]. */
     float *left, *right;
     size_t left_bytes, right_bytes;
 } nbl__merge;
 
-/* Checks the adapter (NULL: none) against the checkpoint, which must live as long. */
+/* Opens the adapter (a folder; NULL: none), checks it against the checkpoint and lists the result's
+ * tensors. The checkpoint must outlive *merge. Call nbl__merge_close also after an error. */
 nbl_status nbl__merge_open(nbl_checkpoint *checkpoint, const char *adapter, nbl__merge *merge);
 void nbl__merge_close(nbl__merge *merge);
 const nbl__merged *nbl__merge_find(const nbl__merge *merge, const char *name); /* NULL: none */
-/* Whether it has values to compute with, rather than bytes to keep. */
+/* True if the tensor has values to compute with; false: its bytes are copied. */
 bool nbl__merged_is_numeric(const nbl__merged *tensor);
-/* Brings in the factors of a tensor; then rows of it may be made, from any thread. */
+/* Loads the factors of a tensor. Afterwards any thread may call nbl__merge_rows for it. */
 nbl_status nbl__merge_load(nbl__merge *merge, const nbl__merged *tensor);
-/* Rows [begin, end) in f32. `scratch` has a double for each column. */
+/* Computes rows [begin, end) in f32. scratch: `columns` doubles, per thread; NULL if no matrix is
+ * added. */
 void nbl__merge_rows(const nbl__merge *merge, const nbl__merged *tensor, int64_t begin, int64_t end,
                      float *out, double *scratch);
 
-/* The folder `out` of base and adapter; `dtype` NULL: what config.json says, else bf16. *chosen is told before `check`
- * is called. */
+/* ---- merge_folder.c ---- */
+
+/* How to write a merged folder. */
 typedef struct nbl__merge_folder {
+    /* Three folders; dtype: "f32", "f16" or "bf16"; NULL: of config.json, else bf16. */
     const char *base, *adapter, *out, *dtype;
-    uint64_t shard_size;
+    uint64_t shard_size; /* 0: the default */
     bool allow_non_finite;
-    nbl__folder_check check; /* or NULL */
-    void *user;
-    nbl_dtype *chosen;            /* or NULL */
-    const nbl__text_source *text; /* or NULL: as the base has them */
+    nbl__folder_check check;      /* called before the folder appears; or NULL */
+    void *user;                   /* argument of check */
+    nbl_dtype *chosen;            /* result: the dtype, set before check is called; or NULL */
+    const nbl__text_source *text; /* source of the text files; NULL: the base */
 } nbl__merge_folder;
+/* Merges base and adapter into the new folder `out`, which appears complete or not at all. */
 nbl_status nbl__merge_write(nbl_context *ctx, const nbl__merge_folder *how, nbl_convert_report *report);
 
 #endif

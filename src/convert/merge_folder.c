@@ -1,6 +1,8 @@
-/* merge_folder.c - a checkpoint and an adapter become a plain folder; see merge.h. Every weight is written in one dtype,
- * span by span; a weight that is in it already and is left alone keeps its bytes. Peak memory: the factors of one
- * weight, and a span for each worker. */
+/* merge_folder.c - writes a checkpoint with a merged adapter as a dense folder; see merge.h.
+ *
+ * All weights are written in one dtype, span by span. A weight that has this dtype already and that
+ * the adapter does not change keeps its bytes. Peak memory: the factors of one weight, and one span
+ * per worker. */
 #include "convert/merge.h"
 
 typedef struct job {
@@ -14,6 +16,8 @@ typedef struct job {
     nbl__non_finite non_finite;
 } job;
 
+/* Thread task: merges one span of rows, rounds it and writes it. A worker's buffer is
+ *     | f32 values | f64 sums of one row | values in the output's dtype | */
 static nbl_status write_span(void *argument, int64_t item, int worker)
 {
     job *j = argument;
@@ -34,6 +38,8 @@ static nbl_status write_span(void *argument, int64_t item, int worker)
                              (uint64_t)(begin * t->columns) * size);
 }
 
+/* True if the tensor's bytes are copied. An untied head is not: its name differs from its
+ * base's. */
 static bool keeps_bytes(const nbl__merged *t, nbl_dtype dtype)
 {
     if (!nbl__merged_is_numeric(t)) return true;
@@ -89,7 +95,7 @@ static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_
     return nbl__conversion_commit(v, edits, count, how->check, how->user);
 }
 
-/* The dtype that config.json tells, else bf16. */
+/* *dtype: the wanted one, else config.json's, else bf16. */
 static nbl_status choose_dtype(nbl__conversion *v, const char *wanted, nbl_dtype *dtype)
 {
     const nbl__json *root = v->checkpoint->config.root;

@@ -1,8 +1,12 @@
-/* modelfile.c - what Ollama needs beside a GGUF file: where it is, how a conversation is written, where an answer ends.
- * Ollama's templates are programs in another language (Go's text/template) than the model's own. Where the model's is
- * frames around contents, the same frames are written in that language, with tools and the default system prompt. Of
- * others the families below are known by the marks that they write; for any other the template in the GGUF file is left
- * to speak for itself. What is lost is told. */
+/* modelfile.c - writes Ollama's Modelfile: the path of the GGUF file, the chat template, the stop
+ * strings.
+ *
+ * Ollama's templates are written in Go's text/template, the model's in Jinja. In this order:
+ *   1. a template that can be split into fixed texts (modelfile_turns.c) is written in Go, with tools and the
+ *      default system prompt
+ *   2. else a plain template of its family, recognised by the special token that it writes (families[])
+ *   3. else no TEMPLATE: Ollama looks for a known one like that in the GGUF file
+ * Cases 2 and 3, and a template whose tools cannot be written, log a warning. */
 #include "convert/modelfile.h"
 
 #include <stdlib.h>
@@ -13,8 +17,8 @@
 enum { MAX_STOPS = 4 };
 
 static const struct family {
-    const char *mark; /* in the model's own template */
-    const char *text;
+    const char *mark; /* a text in the model's template that identifies the family */
+    const char *text; /* Ollama's template */
     const char *stops[MAX_STOPS];
 } families[] = {
     {"<|im_start|>",
@@ -32,7 +36,7 @@ static const struct family {
      {"<start_of_turn>", "<end_of_turn>"}},
 };
 
-/* A text in quotes, on one line. */
+/* Appends a text in quotes, with newlines replaced by spaces. */
 static void add_quoted(nbl__text *out, const char *text)
 {
     nbl__text_add(out, "\"", 1);
@@ -58,6 +62,7 @@ static const struct family *family_of(nbl_string chat_template)
     return NULL;
 }
 
+/* Puts the family's stop strings, and eos unless it is one of them. */
 static void add_stops(const nbl__export *e, const struct family *family, nbl__text *out)
 {
     bool told = false;
@@ -75,8 +80,9 @@ static void add_stops(const nbl__export *e, const struct family *family, nbl__te
 
 /* ---- the template's frames in Go ---- */
 
-/* Text as it is. What would begin an action is one that writes it; so is a quote before another, as three end the
- * template, or at its end. */
+/* Appends a fixed text for Go's template language. "{{" would begin an action, and three quotes end
+ * the TEMPLATE. So a brace before another brace or at the end, and a quote before another quote or
+ * at the end of the template, are written as actions: {{ "{" }}. */
 static void add_plain_to(nbl__text *out, nbl_string text, bool last)
 {
     for (size_t i = 0; i < text.size; i++) {
@@ -117,7 +123,7 @@ static void add_calls(nbl__text *out, const nbl__turns *t)
     nbl__text_printf(out, "{{ else }}{{ .Content }}{{ end }}");
 }
 
-/* What stands before the first message when that is none of the system's. */
+/* Appends the text before the first message for conversations without a system message. */
 static void add_head(nbl__text *out, const nbl__turns *t)
 {
     if (t->default_system.text || (t->head.size == 0 && t->tools_alone.text == NULL)) return;
@@ -164,7 +170,7 @@ static void add_template(nbl__text *out, const nbl__turns *t)
     nbl__text_printf(out, "\"\"\"\n");
 }
 
-/* TEMPLATE and SYSTEM of a chat template, in the best form there is. */
+/* Puts TEMPLATE and SYSTEM; see the head of this file. */
 static nbl_status put_template(nbl__export *e, nbl_string chat_template, const char *bos, const char *eos,
                                bool strip_bos, nbl__text *out)
 {
@@ -186,7 +192,7 @@ static nbl_status put_template(nbl__export *e, nbl_string chat_template, const c
     return NBL_OK;
 }
 
-/* Of an adapter with a template of its own. */
+/* Puts TEMPLATE and the stop string of an adapter that has a template of its own. */
 static nbl_status put_adapter_template(nbl__export *e, nbl__text *out)
 {
     nbl_chat_template *own;
@@ -213,7 +219,7 @@ static nbl_status put_adapter_template(nbl__export *e, nbl__text *out)
 nbl_status nbl__export_modelfile(nbl__export *e, nbl__text *out)
 {
     const char *slash = strrchr(e->out, '/'), *name = slash ? slash + 1 : e->out;
-    if (e->options->type == NULL) { /* the base as it is; the file is what is put on top */
+    if (e->options->type == NULL) { /* the file is a LoRA: the base model with the adapter on top */
         char *base = realpath(e->folder, NULL);
         nbl__text_printf(out, "FROM %s\nADAPTER ./%s\n", base ? base : e->folder, name);
         free(base);

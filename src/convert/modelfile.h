@@ -1,37 +1,47 @@
-/* modelfile.h - a chat template as the pieces of text that it writes around contents, found by rendering it. */
+/* modelfile.h - splits a chat template into the fixed texts that it writes around contents, by
+ * rendering it.
+ *
+ * Example: "<|im_start|>user\n" CONTENT "<|im_end|>\n" gives user.before and user.behind. The
+ * pieces are enough to write the same format in Ollama's template language. */
 #ifndef NBL_MODELFILE_H
 #define NBL_MODELFILE_H
 
 #include "base/arena.h"
 
-/* What stands before and behind a message's content. text NULL: the template has no such message. */
+/* The texts before and behind a message's content. before.text NULL: the template has no such
+ * message. */
 typedef struct nbl__turn_frame {
     nbl_string before, behind;
 } nbl__turn_frame;
 
-/* A list: `begin`, the items with `between` between them, `end`. */
+/* A list is written as: begin item between item ... end. */
 typedef struct nbl__turn_list {
-    nbl_string begin, between, end; /* begin.text NULL: there is none */
+    nbl_string begin, between, end; /* begin.text NULL: the template has no such list */
 } nbl__turn_list;
 
 typedef struct nbl__turns {
-    bool known;      /* false: the template is more than frames around contents, and nothing below is set */
-    nbl_string head; /* before the first message when that is no system message */
+    bool known;      /* false: the template cannot be split, and nothing below is set */
+    nbl_string head; /* text before the first message if that is no system message */
     nbl__turn_frame system, user, assistant, tool;
     nbl_string default_system; /* the template's own system prompt, in the frame `system`; text NULL: none */
-    nbl_string generation;     /* what begins an answer */
+    nbl_string generation;     /* the generation prompt: what begins an answer */
     /* Tools: inside a system message, behind its content. */
     nbl__turn_list tools;
-    bool whole_tools;           /* an item is the tool; else what is in its "function" */
-    nbl_string tools_alone;     /* before `tools` when there is no system message, */
-    nbl_string tools_alone_end; /* and behind; text NULL: `head` or the default system prompt is there */
-    /* Calls: instead of an assistant's content. An item: call_name, the name, call_arguments, the arguments. */
+    bool whole_tools; /* an item is the JSON of the tool; false: of its "function" */
+    /* Texts around the tools if there is no system message: instead of tools.begin and tools.end.
+     * text NULL: not used, as there is a default system prompt. */
+    nbl_string tools_alone;
+    nbl_string tools_alone_end;
+    /* Tool calls: instead of an assistant's content. An item is call_name, the name,
+     * call_arguments, the arguments. */
     nbl__turn_list calls;
     nbl_string call_name, call_arguments;
 } nbl__turns;
 
-/* `bos` and `eos` are what the template's variables of these names are (NULL: none); with `strip_bos` the former is
- * left out at the beginning of a conversation. Texts are the arena's. Fails only for lack of memory. */
+/* Splits a template. bos, eos: values of the template's variables bos_token and eos_token; NULL:
+ * undefined. strip_bos: remove bos from the beginning of a conversation. Strings live in the arena.
+ * A template that cannot be split is no error: turns->known is false. Fails only if memory runs out
+ * or the caller cancels. */
 nbl_status nbl__turns_find(nbl__arena *arena, nbl_string chat_template, const char *bos, const char *eos,
                            bool strip_bos, nbl__turns *turns);
 

@@ -1,7 +1,11 @@
-/* modelfile_turns.c - see modelfile.h. Conversations of words that no template has are rendered; the text between the
- * words is the template's. Then other conversations are put together from the pieces and must be what the template
- * renders: a template for which that does not hold (which numbers turns, say, or joins the system prompt to the first
- * message) is not known. */
+/* modelfile_turns.c - splits a chat template into fixed texts. See modelfile.h.
+ *
+ * 1. Render conversations whose contents are words that no template contains ("zquserqz"). The text
+ * between the words is
+ *    the template's.
+ * 2. Put other conversations together from these pieces, and compare them with what the template
+ * renders. If they
+ *    differ, the template is not known: it may number the turns, or join the system prompt to the first message. */
 #include "convert/modelfile.h"
 
 #include "base/json/json.h"
@@ -30,7 +34,7 @@ typedef struct probe {
     nbl_chat_template *template;
     nbl_chat_variable variables[2];
     int variable_count;
-    nbl_status status; /* lack of memory, once */
+    nbl_status status; /* the first NBL_ERROR_MEMORY or NBL_ERROR_CANCELLED; then nothing more is rendered */
 } probe;
 
 /* ---- texts ---- */
@@ -61,7 +65,8 @@ static nbl_string without_end(nbl_string text, size_t size)
     return text_of(text.text, text.size - size);
 }
 
-/* Cuts the text at the word: *before, and the rest is what is returned; text NULL: the word is not there. */
+/* Cuts the text at the first occurrence of the word. Returns the text behind it, *before: the text
+ * before it. Both have text NULL if the word does not occur. */
 static nbl_string cut(nbl_string text, const char *word, size_t size, nbl_string *before)
 {
     for (size_t at = 0; text.text && at + size <= text.size; at++) {
@@ -80,6 +85,7 @@ static bool same(nbl_string a, nbl_string b)
     return a.text && b.text && a.size == b.size && begins(a, b);
 }
 
+/* Concatenates texts in the arena. */
 static nbl_string joined(probe *p, const nbl_string *parts, int count)
 {
     size_t size = 0;
@@ -93,7 +99,7 @@ static nbl_string joined(probe *p, const nbl_string *parts, int count)
 
 /* ---- rendering ---- */
 
-/* text NULL: the template refuses such a conversation. */
+/* Renders a conversation. text NULL: the template raises an error for it. */
 static nbl_string render(probe *p, const char *messages, const char *tools, bool generation)
 {
     nbl_rendering *rendering;
@@ -111,7 +117,8 @@ static nbl_string render(probe *p, const char *messages, const char *tools, bool
     return kept;
 }
 
-/* What another template makes of the tools: how JSON is spelled here. */
+/* Renders the tools with another template, `source`: gives the exact JSON text that tojson
+ * writes. */
 static nbl_string spell(probe *p, const char *source, const char *tools)
 {
     nbl_chat_template *template, *own = p->template;
@@ -127,7 +134,12 @@ static nbl_string spell(probe *p, const char *source, const char *tools)
 
 /* ---- frames ---- */
 
-/* Of user and assistant, and what is before the first message. */
+/* Finds the frames of user and assistant, the head and the generation prompt. False: the template
+ * is not known.
+ *
+ *     one    = head user.before USER user.behind                begun = one generation
+ *     two    = ... user.behind assistant.before ANSWER assistant.behind
+ *     three  = ... assistant.behind user.before USER user.behind */
 static bool find_frames(probe *p, nbl__turns *t)
 {
     nbl_string first, middle, again, behind, rest;
@@ -151,13 +163,14 @@ static bool find_frames(probe *p, nbl__turns *t)
     return true;
 }
 
-/* The system message, and the one that is there without one. */
+/* Finds the frame of system messages, and the default system prompt, which is a system message in
+ * `head`. */
 static bool find_system(probe *p, nbl__turns *t)
 {
     nbl_string before, middle, text = render(p, "[" SYSTEM ", " USER "]", NULL, false);
     nbl_string rest = CUT(text, system_word, &before);
     rest = CUT(rest, user_word, &middle);
-    if (text.text == NULL) return true; /* refused: there are none */
+    if (text.text == NULL) return true; /* an error: the template has no system messages */
     if (!rest.text || !ends(middle, t->user.before)) return false;
     t->system = (nbl__turn_frame){before, without_end(middle, t->user.before.size)};
     if (t->head.size < before.size + t->system.behind.size || !begins(t->head, before) ||
@@ -165,11 +178,12 @@ static bool find_system(probe *p, nbl__turns *t)
         return true;
     t->default_system = without_end(after(t->head, before.size), t->system.behind.size);
     nbl_string quoted, rest_of = CUT(t->default_system, "\"\"\"", &quoted);
-    /* An empty one, or one that SYSTEM cannot quote, stays in the head. */
+    /* An empty prompt, or one with three quotes, which SYSTEM cannot contain, stays in the head. */
     if (t->default_system.size == 0 || rest_of.text) t->default_system = text_of(NULL, 0);
     return true;
 }
 
+/* Step 2 for the frames: longer conversations, with and without a system message. */
 static bool check_frames(probe *p, const nbl__turns *t)
 {
     nbl_string user = text_of(user_word, sizeof user_word - 1),
@@ -205,7 +219,8 @@ static bool check_frames(probe *p, const nbl__turns *t)
 
 /* ---- tools ---- */
 
-/* The list in `text`, which is what a system message has behind its content. */
+/* Splits `text`, which a system message has behind its content, at the JSON of two tools. source,
+ * second_source: templates that write the first and the second tool. */
 static bool cut_tools(probe *p, const char *source, const char *second_source, nbl_string text,
                       nbl__turn_list *list)
 {
@@ -218,6 +233,7 @@ static bool cut_tools(probe *p, const char *source, const char *second_source, n
     return rest.text != NULL;
 }
 
+/* Finds the list of tools; leaves it empty if the template writes tools in any other way. */
 static void find_tools(probe *p, nbl__turns *t)
 {
     static const char tools[] = "[" TOOL("one") ", " TOOL("two") "]", one_tool[] = "[" TOOL("one") "]";
@@ -236,7 +252,7 @@ static void find_tools(probe *p, nbl__turns *t)
     int kind = 0;
     while (kind < 2 && !cut_tools(p, sources[kind][0], sources[kind][1], middle, &list)) kind++;
     if (kind == 2) return;
-    /* One tool: the same without what is between two. */
+    /* Check with one tool, which must give the same without `between`. */
     nbl_string item = spell(p, sources[kind][0], tools),
                parts[] = {t->system.before, text_of(system_word, sizeof system_word - 1),
                           list.begin,       item,
@@ -246,7 +262,7 @@ static void find_tools(probe *p, nbl__turns *t)
     if (!same(joined(p, parts, sizeof parts / sizeof *parts),
               render(p, "[" SYSTEM ", " USER "]", one_tool, false)))
         return;
-    if (t->default_system.text == NULL) { /* the system message that tools bring with them */
+    if (t->default_system.text == NULL) { /* find the system message that tools cause if there is none */
         rest = render(p, "[" USER "]", tools, false);
         rest = CUT(rest, user_word, &middle);
         if (!rest.text || !ends(middle, t->user.before) ||
@@ -261,6 +277,8 @@ static void find_tools(probe *p, nbl__turns *t)
     t->whole_tools = kind == 0;
 }
 
+/* Finds the list of calls and the frame of tool results; leaves them empty if calls are written in
+ * any other way. */
 static void find_calls(probe *p, nbl__turns *t)
 {
     static const char tools[] = "[" TOOL("one") "]", arguments[] = "{\"zqkey\": \"zqvalue\"}";
@@ -281,8 +299,8 @@ static void find_calls(probe *p, nbl__turns *t)
     if (!begins(first, expected) || !ends(behind, t->assistant.before)) return;
     first = after(first, expected.size);
     t->tool.behind = without_end(behind, t->assistant.before.size);
-    /* `end` is the end of a call, of the list, of the turn, and the beginning of the result's: where it is cut between
-     * the first three does not matter, as an answer's end is known. */
+    /* `end` is: end of the call, end of the list, assistant.behind, tool.before. assistant.behind
+     * is known and cuts it in two. The first half need not be cut further. */
     nbl_string list_end, after_turn = text_of(NULL, 0);
     for (size_t at = 0; at + t->assistant.behind.size <= end.size && !after_turn.text; at++) {
         if (!begins(after(end, at), t->assistant.behind)) continue;
@@ -307,7 +325,9 @@ static void find_calls(probe *p, nbl__turns *t)
                           text_of(answer_word, sizeof answer_word - 1),
                           t->assistant.behind};
     if (!same(joined(p, alone, sizeof alone / sizeof *alone), single)) return;
-    /* Between two calls stands the end of the one and the beginning of the other: what both lists end and begin with. */
+    /* `second`, the text between two calls, is: end of a call, between, call_name. `first`, the
+     * text before the first call, is: begin, call_name. So call_name is their longest common
+     * suffix. */
     size_t shared = 0;
     while (shared < first.size && shared < second.size &&
            first.text[first.size - 1 - shared] == second.text[second.size - 1 - shared])
@@ -321,12 +341,14 @@ static void find_calls(probe *p, nbl__turns *t)
 
 /* ---- all of it ---- */
 
+/* Removes bos from the beginning of a text. */
 static void strip(nbl_string *text, const char *bos)
 {
     nbl_string token = text_of(bos, strlen(bos));
     if (begins(*text, token)) *text = after(*text, token.size);
 }
 
+/* Finds everything; without tools, calls are not looked for. */
 static void find_all(probe *p, const char *bos, nbl__turns *t)
 {
     t->known = find_frames(p, t) && find_system(p, t) && check_frames(p, t);
@@ -351,7 +373,7 @@ nbl_status nbl__turns_find(nbl__arena *arena, nbl_string chat_template, const ch
     nbl__text values[2] = {{.ctx = arena->ctx}, {.ctx = arena->ctx}};
     nbl_string before, date = CUT(chat_template, "strftime_now", &before);
     *turns = (nbl__turns){0};
-    if (date.text) return NBL_OK; /* what it writes today is not what it writes tomorrow */
+    if (date.text) return NBL_OK; /* the template writes the date, so its texts are not fixed */
     nbl_status status = nbl_chat_template_parse(arena->ctx, "the chat template", chat_template, &p.template);
     for (int i = 0; i < 2 && status == NBL_OK; i++) {
         if (tokens[i] == NULL) continue;

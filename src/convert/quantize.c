@@ -1,7 +1,9 @@
-/* quantize.c - a plain checkpoint becomes what transformers + bitsandbytes load.
+/* quantize.c - quantizes a dense checkpoint to a folder that transformers with bitsandbytes loads.
  *
- * What is quantised is what transformers itself would quantise (format/hf/hf_linear.c), less what the
- * user skips. The writing of each format is in encode.c; here are the decisions. */
+ * Chosen are the weights that transformers would quantize (format/hf/hf_linear.c) except those that
+ * the user's regular expression skips. For mxfp4: the experts of GPT-OSS. This file chooses and
+ * writes config.json; encode.c writes the weights. Each tensor of the source is one group of the
+ * writer. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -16,9 +18,11 @@ typedef struct plan {
     pcre2_match_data *match;
 } plan;
 
-/* ---- the regular expression: PCRE2 takes its memory from the context ---- */
+/* ---- the regular expression; PCRE2's memory comes from the context ---- */
 
-enum { PREFIX = 64 }; /* keeps a block's size, and its alignment */
+enum {
+    PREFIX = 64
+}; /* bytes before each block, for its size, which PCRE2 does not keep; 64 keeps the alignment */
 
 static void *pcre_alloc(size_t size, void *ctx)
 {
@@ -84,13 +88,14 @@ static nbl_status check_source(nbl__conversion *v)
     return nbl__hint(v->ctx, status, "nibble dequantize makes a plain checkpoint of it first");
 }
 
-/* MXFP4 is known to transformers for the experts of GPT-OSS alone. */
+/* True for fused experts of GPT-OSS, the only weights for which transformers supports MXFP4. */
 static bool is_expert(const nbl_tensor_info *t)
 {
     return t->rank == 3 && (nbl__ends_with(t->name, ".experts.gate_up_proj") ||
                             nbl__ends_with(t->name, ".experts.down_proj"));
 }
 
+/* *quantise: the tensor is to be quantized. */
 static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_options *options,
                          const nbl_tensor_info *t, bool *quantise)
 {
@@ -114,7 +119,8 @@ static nbl_status wanted(nbl__conversion *v, const plan *p, const nbl_quantize_o
     return NBL_OK;
 }
 
-/* Where the config does not tell: a file without a head has a tied one. */
+/* True if config.json says that the head is tied; without that key, if the checkpoint has no
+ * head. */
 static bool is_tied(const nbl_checkpoint *c)
 {
     if (c->config.tied != NBL_TIED_UNTOLD) return c->config.tied == NBL_TIED_YES;
@@ -123,6 +129,7 @@ static bool is_tied(const nbl_checkpoint *c)
     return true;
 }
 
+/* Declares the entries of every tensor, quantized or copied. */
 static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_options *options)
 {
     nbl_checkpoint *c = v->checkpoint;
@@ -145,8 +152,9 @@ static nbl_status declare(nbl__conversion *v, plan *p, const nbl_quantize_option
 
 /* ---- config.json ---- */
 
-/* A list of skipped modules must name them as transformers does, which for some models are not the
- * names in the file: it renames modules while loading, and takes a list as the whole truth. */
+/* With --skip, config.json gets a list of all modules that are not quantized, under transformers'
+ * names. For some models these differ from the names in the file, because transformers renames
+ * modules while loading. Skipping is an error for those. */
 static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *options)
 {
     static const char *const renamed[] = {"axk2",           "bailing_hybrid", "deepseek_v4", "hrm_text",
@@ -164,8 +172,9 @@ static nbl_status check_skip(nbl__conversion *v, const nbl_quantize_options *opt
     return NBL_OK;
 }
 
-/* Full names of all modules that stay as they are. The head is always named, also where it is tied and
- * not in the file: with a list in the config transformers does not leave it alone by itself. */
+/* Lists the full names of all modules that are not quantized. lm_head is always listed, even if
+ * it is tied and not in the file: given a list, transformers quantizes the head unless it is
+ * listed. */
 static nbl_status list_skipped(nbl__conversion *v, const plan *p, struct nbl__names *names)
 {
     nbl_checkpoint *c = v->checkpoint;

@@ -1,4 +1,4 @@
-/* span.c - spans of logical tensors; see convert.h. */
+/* span.c - spans of logical tensors: their sizes, values and pages. See convert.h. */
 #include "convert/convert.h"
 
 int64_t nbl__elements(const nbl_tensor_info *t)
@@ -23,8 +23,8 @@ bool nbl__is_decodable(const nbl_tensor_info *t)
     return t->weight.format != NBL_FORMAT_DENSE || nbl__is_compute(t->weight.dtype);
 }
 
-/* MXFP4 experts: stored [expert, out, in], logical [expert, in, out]. Decodes a tile of a few stored
- * rows, then writes it across. */
+/* MXFP4 experts are stored [expert, out, in], the logical order is [expert, in, out]. Dequantizes a
+ * tile of OUTS by INS stored values, then writes it transposed. */
 static void dequantize_transposed(nbl_isa isa, const nbl_weight *w, int64_t begin, int64_t end,
                                   nbl_dtype dtype, uint8_t *out)
 {
@@ -78,7 +78,7 @@ void nbl__span_fetch(const nbl_tensor_info *t, int64_t begin, int64_t end)
 {
     const uint8_t *data;
     uint64_t size;
-    if (t->transposed || begin >= end) return; /* an expert is read piecemeal: faults bring it in */
+    if (t->transposed || begin >= end) return; /* transposed reads are scattered: leave it to page faults */
     stored_range(t, begin, end, &data, &size);
     nbl__file_need(data, size);
 }
@@ -87,7 +87,7 @@ void nbl__span_release(const nbl_checkpoint *c, const nbl_tensor_info *t, int64_
 {
     const uint8_t *data;
     uint64_t size;
-    if (t->transposed) { /* the whole experts that end within the span; others may still be at them */
+    if (t->transposed) { /* drop only experts that end within the span: other workers may still read the rest */
         int64_t matrix = t->shape[t->rank - 1] * t->shape[t->rank - 2];
         begin = begin / matrix * matrix;
         end = end / matrix * matrix;

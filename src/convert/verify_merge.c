@@ -1,19 +1,20 @@
-/* verify_merge.c - a merged folder is what it should be: its logits are those of the base with the live adapter, as far
- * as its dtype allows. The two go different ways - the live one through the operators of adapters on packed weights -
- * and both compute in f32, so that nothing but the weights' rounding is between them.
+/* verify_merge.c - nbl_merge, and the check of a merged folder: its logits must be those of the
+ * base with the adapter applied at run time, up to rounding to the merged dtype. The two take
+ * different code paths, since the adapter runs through the LoRA operators on packed weights. Both
+ * compute in f32, so they differ by the rounding of weights only.
  *
- * What the dtype explains. Rounding changes each weight by at most u times itself (u = 2^-9 of bf16, 2^-12 of f16,
- * 2^-25 of f32), with errors that are independent of each other: the output of a linear layer changes by about u / 2
- * times its norm, in a random direction. The stream of a decoder of L layers takes up 7 L such outputs and two more,
- * from the embedding and the head; independent errors add up by squares, so that
+ * The tolerance. Rounding changes each weight by at most u times its value (u = 2^-9 for bf16,
+ * 2^-12 for f16, 2^-25 for f32). Errors are independent, so the output of a linear layer changes by
+ * about u / 2 times its norm, in a random direction. The residual stream of L layers is made from 7
+ * L such outputs, plus embedding and head. Independent errors add up by squares:
  *
  *     |logits' - logits| / |logits|  ≈  u / 2 · sqrt(7 L + 2)
  *
- * would be seen if the layers after an error passed it on as it is. They pass on more where scores of attention are
- * large or outputs cancel (small random models: up to three times that); SLACK = 8 leaves room for it. An adapter that
- * is lost, doubled or has another scale, or a matrix that is turned, changes logits by the size of the update itself and
- * lies above. FLOOR is what the f32
- * computation makes of other orders of summation. */
+ * if later layers passed errors on unchanged. They amplify errors where attention scores are large
+ * or outputs cancel: small random models showed up to three times as much. SLACK = 8 leaves room
+ * for that. A lost or doubled adapter, a wrong scale or a transposed matrix changes the logits by
+ * the size of the update, which is above the tolerance. FLOOR covers different orders of summation
+ * in f32. */
 #include <math.h>
 
 #include "convert/merge.h"
@@ -34,7 +35,8 @@ typedef struct verification {
     int32_t ids[SEQUENCES][MAX_TOKENS];
 } verification;
 
-/* Ids all over the vocabulary, always the same. */
+/* Fills the sequences with pseudo-random ids from the whole vocabulary; the same ones in every
+ * run. */
 static void make_sequences(verification *v, int64_t positions)
 {
     static const int64_t lengths[SEQUENCES] = {1, 9, MAX_TOKENS};
@@ -48,6 +50,7 @@ static void make_sequences(verification *v, int64_t positions)
     }
 }
 
+/* Computes the logits of all sequences in f32 with dequantized weights. */
 static nbl_status compute(verification *v, const char *path, const char *adapter, float **logits)
 {
     nbl_model *model;
@@ -65,6 +68,8 @@ static nbl_status compute(verification *v, const char *path, const char *adapter
     return status;
 }
 
+/* Reports the largest deviation of a sequence; NBL_ERROR_DTYPE if it exceeds the tolerance or
+ * logits are not finite. */
 static nbl_status compare(verification *v, int64_t layers)
 {
     static const double units[] = {
@@ -106,6 +111,7 @@ static nbl_status layers_of(nbl_context *ctx, const char *folder, int64_t *layer
     return NBL_OK;
 }
 
+/* An nbl__folder_check: verifies the merged folder before it appears. */
 static nbl_status verify(void *user, const char *folder)
 {
     verification *v = user;

@@ -1,7 +1,12 @@
-/* ends.c - the tokens that end a sequence: eos_token_id of generation_config.json, else of config.json; a number
- * or a list. A .gguf file names those that end a text, a turn and a message one by one. */
+/* ends.c - the ids of the tokens that end generation.
+ *
+ *     Hugging Face  eos_token_id of generation_config.json, else of config.json: a number or a list
+ *     .gguf         eos_token_id of the adapter's generation_config.json, else the metadata keys for the end
+ *                   of a text (eos), of a turn (eot) and of a message (eom) */
 #include "model/language_model.h"
 
+/* Reads a number or a list of numbers. Returns how many ids there are; writes at most `room` of
+ * them. Entries that are not ids are skipped. */
 static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
 {
     int64_t count = 0, id;
@@ -18,6 +23,7 @@ static int64_t read_ends(const nbl__json *value, int32_t *ends, int64_t room)
     return count;
 }
 
+/* As read_ends, from GGUF's three keys, each id once. */
 static int64_t read_gguf_ends(const nbl__gguf *gguf, int32_t *ends, int64_t room)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -36,8 +42,8 @@ static int64_t read_gguf_ends(const nbl__gguf *gguf, int32_t *ends, int64_t room
 
 int64_t nbl_model_ends(const nbl_model *m, int32_t *ends, int64_t room)
 {
-    const nbl__json *value = nbl__json_get(m->generation,
-                                           "eos_token_id"); /* of a .gguf file: its adapter's */
+    /* With a .gguf file m->generation can only be the adapter's. */
+    const nbl__json *value = nbl__json_get(m->generation, "eos_token_id");
     if (m->gguf && value == NULL) return read_gguf_ends(m->gguf->gguf, ends, room);
     if (value == NULL || value->type == NBL_JSON_NULL) value = nbl__json_get(m->config, "eos_token_id");
     return value ? read_ends(value, ends, room) : 0;

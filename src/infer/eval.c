@@ -1,11 +1,14 @@
-/* eval.c - how well a model predicts sequences: the sum of losses, and how often its first guess is right.
+/* eval.c - evaluates a model on sequences: the sum of losses, and how often the most likely token
+ * is right.
  *
- *     sequences, packed  ─ body ─▶  hidden [tokens, hidden]  ─ tiles of rows ─ head ─▶  logits [tile, vocabulary]
- *                                                                                       loss and argmax of each row
+ *     sequences, packed ─ body ─▶ hidden [tokens, hidden] ─ tiles of rows ─ head ─▶ logits [tile, vocabulary]
+ *                                                                                   loss and argmax per row
  *
- * Two sessions: the body over as many short sequences as fit together, and the head over a tile of the rows whose next
- * token is counted, so that no more than TILE_BYTES of logits exist at a time, however long the sequences. Logits have the compute dtype, as
- * in transformers; sums over the vocabulary and over tokens are f64. The result does not depend on the threads. */
+ * Two sessions. The body runs over several short sequences at once, up to PACKED_TOKENS, or over
+ * one long one. The head runs over a tile of the rows whose next token is counted, so at most
+ * TILE_BYTES of f32 logits exist at a time (more if MIN_TILE rows take more).
+ * Numerics: logits have the compute dtype, as in transformers. Sums over the vocabulary and over
+ * tokens are f64. The result does not depend on the number of threads. */
 #include <math.h>
 
 #include "base/team.h"
@@ -17,27 +20,28 @@ enum {
     PACKED_TOKENS = 1024,   /* short sequences share a pass up to this many tokens */
     PACKED_SEQUENCES = 256, /* and this many sequences */
     TILE_BYTES = 32 << 20,  /* of f32 logits */
-    MIN_TILE = 16,          /* rows: fewer would decode the head's weight too often */
-    SPAN = 1024,            /* of the vocabulary, folded at once */
-    ROWS_PER_ITEM = 4       /* of a thread's work */
+    MIN_TILE = 16,          /* rows; fewer would dequantize the head's weight too often */
+    SPAN = 1024,            /* logits per call of nbl__logits_fold */
+    ROWS_PER_ITEM = 4       /* rows that a thread takes at once */
 };
 
 typedef struct evaluation {
     nbl_model *model;
     nbl__session body, head;
     int64_t tile;
-    const nbl_ids *labels; /* of the sequences; NULL: their own tokens */
-    float *logits;         /* [tile, vocabulary] */
-    double *losses;        /* [tile] */
-    uint8_t *hits;         /* [tile] */
-    int64_t *rows;         /* of the pass: the tokens behind which one is counted, */
-    int32_t *wanted;       /* and that one's label */
-    const int64_t *tile_rows;
+    const nbl_ids *labels;    /* of the sequences; NULL: their own tokens */
+    float *logits;            /* [tile, vocabulary] */
+    double *losses;           /* [tile] */
+    uint8_t *hits;            /* [tile] */
+    int64_t *rows;            /* of the pass: index of each token whose next token is counted */
+    int32_t *wanted;          /* of the pass: the label of that next token */
+    const int64_t *tile_rows; /* the tile's part of rows and wanted: tile_count entries */
     const int32_t *tile_wanted;
     int64_t tile_count;
 } evaluation;
 
-/* Loss and hit of the rows of an item. */
+/* Thread task: loss and hit of ROWS_PER_ITEM rows. loss = log Σ exp(z) - z[wanted], computed with
+ * the largest logit subtracted. Of equal logits the first counts as the guess. */
 static nbl_status judge_rows(void *argument, int64_t item, int worker)
 {
     evaluation *e = argument;
@@ -58,7 +62,7 @@ static nbl_status judge_rows(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* A tile of the hidden states through the head. */
+/* Gathers the tile's hidden rows, runs the head over them and computes losses and hits. */
 static nbl_status run_head(evaluation *e, const uint8_t *hidden)
 {
     nbl__session *s = &e->head;
@@ -73,7 +77,8 @@ static nbl_status run_head(evaluation *e, const uint8_t *hidden)
     return nbl__team_run(e->model->ctx, nbl__ceil_div(e->tile_count, ROWS_PER_ITEM), judge_rows, e, NULL);
 }
 
-/* Which tokens of the sequences from `first` are counted: how many. */
+/* Fills rows and wanted for `count` sequences from `first`. Returns their number. A label at t is
+ * predicted from row t - 1, so the first token of a sequence is never counted. */
 static int64_t find_rows(evaluation *e, const nbl_ids *sequences, int64_t first, int64_t count)
 {
     int64_t rows = 0, at = 0;
@@ -89,7 +94,7 @@ static int64_t find_rows(evaluation *e, const nbl_ids *sequences, int64_t first,
     return rows;
 }
 
-/* The sequences from `first`, which are one pass; adds what they give. */
+/* Runs one pass over `count` sequences from `first` and adds their losses and hits to *sum. */
 static nbl_status run_pass(evaluation *e, const nbl_ids *sequences, int64_t first, int64_t count,
                            nbl_evaluation *sum)
 {
@@ -122,7 +127,8 @@ static nbl_status open_sessions(evaluation *e, nbl__arena *arena, int64_t tokens
     nbl_model *m = e->model;
     int64_t fitting = TILE_BYTES / ((int64_t)sizeof(float) * m->decoder.vocabulary);
     e->tile = nbl__min_i64(tokens, nbl__max_i64(MIN_TILE, fitting));
-    /* The body comes first: a checkpoint is refused for tensors that no graph has asked for. */
+    /* The body comes first: opening a session fails for tensors that no graph has asked for, and
+     * the head's graph asks for almost none. */
     NBL_TRY(nbl__session_open(
         m, &(nbl__session_options){.mode = NBL_MODE_HIDDEN, .tokens = tokens, .sequences = count}, &e->body));
     NBL_TRY(nbl__session_open(
@@ -135,6 +141,7 @@ static nbl_status open_sessions(evaluation *e, nbl__arena *arena, int64_t tokens
     return e->logits && e->losses && e->hits && e->rows && e->wanted ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* Packs consecutive sequences into passes of at most `room` tokens and runs them. */
 static nbl_status run_all(evaluation *e, const nbl_ids *sequences, int64_t count,
                           const nbl_evaluate_options *options, int64_t room, int64_t total,
                           nbl_evaluation *sum)
@@ -167,6 +174,7 @@ nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t co
         total += sequences[i].count;
         longest = nbl__max_i64(longest, sequences[i].count);
     }
+    /* A pass must fit the longest sequence; short ones are packed up to PACKED_TOKENS. */
     int64_t room = nbl__max_i64(longest, nbl__min_i64(total, PACKED_TOKENS));
     nbl__arena arena = nbl__arena_make(m->ctx);
     evaluation e = {.model = m, .labels = labels};

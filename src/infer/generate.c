@@ -1,10 +1,15 @@
-/* generate.c - text from a model: prefill, then one token per sequence and step, all sequences in one batch.
+/* generate.c - generates tokens: a prefill of all prompts, then steps of one token per sequence.
  *
- * Two sessions in one memory, in turns: prefill takes the prompts packed, decode one token each.
- * Sequences that have ended drop out of the batch; their rows of the cache stay. Nothing allocates between steps.
+ *     prompts, packed ─▶ prefill ─▶ logits ─▶ sample ─▶ ids ─▶ decode ─▶ logits ─▶ sample ─▶ ...
+ *                           └──────────── KV cache ────────────┘
  *
- * Sampling, in this order, as Hugging Face does it: repetition penalty, temperature, top-k, top-p, min-p. Random
- * numbers are a function of seed, sequence and step, so a result does not depend on the batch it was in. */
+ * Two sessions share one memory and run alternately. The KV cache of sequence b has the rows [b ·
+ * cache_size, (b + 1) · cache_size). A sequence that has ended keeps its row in the batch: it is
+ * computed along, and its result is ignored. No step allocates.
+ *
+ * Sampling applies, in Hugging Face's order: repetition penalty, temperature, top-k, top-p, min-p.
+ * The random number of a token is a function of seed, index of the sequence and number of new
+ * tokens, so it does not depend on the other sequences of the batch. */
 #include <math.h>
 
 #include "base/philox.h"
@@ -17,6 +22,7 @@ typedef struct candidate {
     int32_t id;
 } candidate;
 
+/* The state of one call of nbl_model_generate. */
 typedef struct writer {
     nbl_model *model;
     const nbl_generate_options *how;
@@ -24,18 +30,19 @@ typedef struct writer {
     int64_t count;
     nbl_generated *results;
     int64_t *length; /* tokens in the cache, per sequence */
-    int64_t *active; /* sequences that go on */
+    int64_t *active; /* indices of the sequences that have not ended, ascending */
     int64_t active_count;
-    float *logits;     /* [count, vocabulary] */
-    candidate *sorted; /* [vocabulary] */
+    float *logits;     /* [count, vocabulary]; row i belongs to active[i] */
+    candidate *sorted; /* [vocabulary], of one sequence at a time */
 } writer;
 
+/* The order of candidates: higher logit first, then lower id. */
 static bool comes_after(const candidate *x, const candidate *y)
 {
     return x->logit != y->logit ? x->logit < y->logit : x->id > y->id;
 }
 
-/* Restores the heap below `at`, whose top is the candidate that comes last. */
+/* Heapsort's sift-down from `at`. The heap's top is the candidate that comes last. */
 static void sift(candidate *heap, int64_t at, int64_t n)
 {
     candidate moved = heap[at];
@@ -47,7 +54,7 @@ static void sift(candidate *heap, int64_t at, int64_t n)
     heap[at] = moved;
 }
 
-/* Highest first, equal ones by id. In place: qsort would allocate, and a step must not. */
+/* Heapsort, highest logit first, O(n log n). qsort may allocate, which a step must not. */
 static void sort_candidates(candidate *list, int64_t n)
 {
     for (int64_t i = n / 2; i-- > 0;) sift(list, i, n);
@@ -59,12 +66,13 @@ static void sort_candidates(candidate *list, int64_t n)
     }
 }
 
+/* Repetition penalty of sequence s: each id of the prompt or the result is penalised once. */
 static void penalise(const writer *w, int64_t s, float *logits)
 {
     float penalty = w->how->repetition_penalty;
     if (!(penalty > 0) || penalty == 1) return;
     const nbl_ids *lists[2] = {&w->prompts[s], &w->results[s].ids};
-    /* An id is marked by taking it once: the second time it is found among the candidates that were taken. */
+    /* sorted[v].id counts how often id v was seen; only the first time changes the logit. */
     for (int64_t v = 0; v < w->model->decoder.vocabulary; v++) w->sorted[v].id = 0;
     for (int l = 0; l < 2; l++)
         for (int64_t t = 0; t < lists[l]->count; t++) {
@@ -74,7 +82,8 @@ static void penalise(const writer *w, int64_t s, float *logits)
         }
 }
 
-/* The first of the highest. In two passes, which compilers turn into vectors. */
+/* Argmax; of equal logits the lowest id. Two passes (maximum, then search) so that compilers
+ * vectorise. */
 static int32_t best(const float *logits, int64_t n)
 {
     float highest[16];
@@ -88,7 +97,8 @@ static int32_t best(const float *logits, int64_t n)
     return v < n ? (int32_t)v : 0;
 }
 
-/* The first logit that is NaN or infinite, or n: a sum of zeros when all are finite, in another order of adding, too. */
+/* Index of the first logit that is NaN or infinite; n: none. 0 · x is 0 for finite x and NaN
+ * otherwise, so the sums stay 0 exactly if all logits are finite. */
 static int64_t first_non_finite(const float *logits, int64_t n)
 {
     float zeros[16] = {0};
@@ -102,10 +112,11 @@ static int64_t first_non_finite(const float *logits, int64_t n)
     return n;
 }
 
-/* How many of the sorted candidates stay. */
+/* How many of the n sorted candidates remain after top-k, top-p and min-p; at least 1. */
 static int64_t keep(const writer *w, int64_t n)
 {
     const nbl_generate_options *how = w->how;
+    /* Probabilities are relative to the highest logit, which is the first. */
     if (how->top_k > 0 && how->top_k < n) n = how->top_k;
     double total = 0, sum = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
@@ -119,6 +130,8 @@ static int64_t keep(const writer *w, int64_t n)
     return n;
 }
 
+/* The next token of sequence s: argmax at temperature 0, else a draw from the softmax of the
+ * remaining candidates by inverting its cumulative sum. Changes `logits`. */
 static int32_t sample(const writer *w, int64_t s, float *logits)
 {
     int64_t n = w->model->decoder.vocabulary;
@@ -126,10 +139,11 @@ static int32_t sample(const writer *w, int64_t s, float *logits)
     if (!(w->how->temperature > 0)) return best(logits, n);
     for (int64_t v = 0; v < n; v++) w->sorted[v] = (candidate){logits[v] / w->how->temperature, (int32_t)v};
     sort_candidates(w->sorted, n);
-    if (!isfinite(w->sorted[0].logit)) return best(logits, n); /* so cold that only the likeliest is left */
+    if (!isfinite(w->sorted[0].logit)) return best(logits, n); /* logit / temperature overflowed */
     n = keep(w, n);
     double total = 0, first = (double)w->sorted[0].logit;
     for (int64_t i = 0; i < n; i++) total += exp((double)w->sorted[i].logit - first);
+    /* Draw u in [0, total) and find the candidate at which the running sum exceeds it. */
     uint32_t counter[4] = {(uint32_t)w->results[s].ids.count, (uint32_t)s, 0, 0}, words[4];
     uint32_t key[2] = {(uint32_t)w->how->seed, (uint32_t)(w->how->seed >> 32)};
     nbl__philox(counter, key, words);
@@ -160,8 +174,9 @@ static nbl_status refuse_non_finite(const writer *w, int64_t sequence, int64_t n
                      nbl_dtype_name(w->model->dtype));
 }
 
-/* Where nothing but the likeliest token is wanted of the logits, a device finds it, and they stay there. A cap of the
- * logits may make equal what was not: that is left to the host. */
+/* True if the device computes the argmax and the logits stay there: greedy, without repetition
+ * penalty. A cap of the logits (Gemma) may round different logits to equal ones, which changes the
+ * argmax: the host does that case. */
 static bool lets_device_pick(const writer *w)
 {
     bool penalised = w->how->repetition_penalty > 0 && w->how->repetition_penalty != 1;
@@ -169,7 +184,8 @@ static bool lets_device_pick(const writer *w)
            !(w->model->decoder.final_cap > 0);
 }
 
-/* The token that the device has picked for a sequence: its row is the sequence's. */
+/* The argmax that the device has computed. Row b of its results belongs to sequence b. A non-finite
+ * logit is an error; its value is fetched for the message. */
 static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequence, int32_t *id)
 {
     const int32_t *best = nbl__plan_data(&s->plan, s->build.best),
@@ -187,7 +203,7 @@ static nbl_status picked(const writer *w, const nbl__session *s, int64_t sequenc
     return refuse_non_finite(w, sequence, non_finite[sequence], value);
 }
 
-/* The token of active sequence i from its row of logits, which are in w->logits. */
+/* Samples the token of active[i] on the host, from row i of w->logits. */
 static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
 {
     int64_t vocabulary = w->model->decoder.vocabulary;
@@ -199,7 +215,8 @@ static nbl_status chosen(const writer *w, int64_t i, int32_t *id)
     return NBL_OK;
 }
 
-/* Takes the next token of every active sequence; those that end leave. */
+/* Appends the next token to every active sequence. Removes those that ended: by an end token, by
+ * the caller's callback or at max_tokens. An end token is not appended. */
 static nbl_status advance(writer *w, nbl__session *s)
 {
     int64_t staying = 0;
@@ -224,9 +241,13 @@ static nbl_status advance(writer *w, nbl__session *s)
 
 /* ---- steps ---- */
 
+/* Runs the packed prompts, which fills the cache, and takes the first new token of each
+ * sequence. */
 static nbl_status prefill(writer *w, nbl__session *s)
 {
     NBL_TRY(nbl__session_load(s, w->prompts, w->count, NULL));
+    /* rows: the cache row of each token. last: the index of each prompt's last token, whose logits
+     * count. */
     int64_t tokens = nbl__info(&s->graph, s->build.ids)->tensor.shape[0], at = 0;
     int32_t *rows = nbl__session_input(s, s->build.rows, tokens),
             *last = nbl__session_input(s, s->build.last, w->count);
@@ -242,8 +263,8 @@ static nbl_status prefill(writer *w, nbl__session *s)
     return advance(w, s);
 }
 
-/* The caches are addressed by rows, but attention reads sequence b at row b: the batch keeps all its rows, and
- * sequences that have ended are computed along without effect. */
+/* Runs one step. Attention reads the cache of sequence b for row b of the batch, so the batch keeps
+ * all rows. A sequence that has ended computes its last token again. */
 static nbl_status decode(writer *w, nbl__session *s)
 {
     int64_t n = w->count;
@@ -261,10 +282,10 @@ static nbl_status decode(writer *w, nbl__session *s)
         rows[i] = (int32_t)(i * s->build.cache_size + position);
         lengths[i] = (int32_t)position + 1;
     }
-    /* The sizes are those that were planned, in every step: nothing is inferred again. */
+    /* All steps have the planned sizes, so shapes need not be inferred again. */
     NBL_TRY(nbl__plan_run(&s->plan));
     if (s->build.picks) return advance(w, s);
-    /* Rows of logits of those that go on, side by side, as advance reads them. */
+    /* Move the rows of active sequences together: advance reads row i for active[i]. */
     size_t bytes = (size_t)w->model->decoder.vocabulary * nbl__size_of(w->model->dtype);
     uint8_t *logits = nbl__plan_data(&s->plan, s->build.logits);
     for (int64_t a = 0; a < w->active_count; a++)
@@ -273,6 +294,8 @@ static nbl_status decode(writer *w, nbl__session *s)
     return advance(w, s);
 }
 
+/* Plans both sessions, opens the prefill with memory for both, and runs until all sequences have
+ * ended. */
 static nbl_status write_all(writer *w, nbl__session *first, nbl__session *next)
 {
     int64_t tokens = 0, longest = 0;

@@ -1,4 +1,8 @@
-/* logits.c - logits of sequences, and one step's loss and gradients. */
+/* logits.c - logits of sequences; loss and gradients of one step; checks of sequences and labels.
+ *
+ * nbl_model_logits runs one sequence at a time. nbl_model_gradients runs them packed in one pass
+ * (pack != 0) or one by one, adding gradients up; both divide the loss by the number of trained
+ * tokens of all sequences. */
 #include <math.h>
 
 #include "model/language_model.h"
@@ -80,6 +84,7 @@ nbl_status nbl_model_logits(nbl_model *m, const nbl_ids *sequences, int64_t coun
 
 /* ---- gradients ---- */
 
+/* Labels that count. The first token of a sequence has no predecessor, so its label never does. */
 static int64_t trained_tokens(const nbl_ids *labels, int64_t count)
 {
     int64_t trained = 0;
@@ -88,11 +93,14 @@ static int64_t trained_tokens(const nbl_ids *labels, int64_t count)
     return trained;
 }
 
+/* The arguments of the loss node. */
 static nbl__cross_entropy *loss_of(nbl__session *s)
 {
     return s->graph.nodes[nbl__info(&s->graph, s->build.loss)->producer].arguments;
 }
 
+/* Calls fn for the gradient of every trained parameter. The tensor is valid during the call
+ * only. */
 static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
 {
     for (nbl__value v = 1; v <= s->graph.value_count; v++) {
@@ -127,12 +135,12 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
                                                       .train = true,
                                                       .drops = dropout != 0},
                               &s));
-    *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1;
+    *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1; /* the gradient of the loss by itself */
     nbl_status status = NBL_OK;
     for (int64_t i = 0; i < (pack ? 1 : count) && status == NBL_OK; i++) {
         status = nbl__session_load(&s, &sequences[i], pack ? count : 1, &labels[i]);
         loss_of(&s)->denominator = (float)nbl__max_i64(*trained, 1);
-        nbl__plan_touch(&s.plan);
+        nbl__plan_touch(&s.plan); /* an argument of a step has changed */
         if (status == NBL_OK) status = nbl__plan_run(&s.plan);
         *loss += (double)*(float *)nbl__plan_data(&s.plan, s.build.loss);
     }

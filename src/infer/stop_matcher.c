@@ -1,23 +1,26 @@
-/* stop_matcher.c - finds the first of several strings in a text that comes in pieces, and holds back what could be
- * the beginning of one.
+/* stop_matcher.c - finds the first of several stop strings in a text that arrives in chunks. Holds
+ * back text that could be the beginning of a stop string.
  *
- *     pieces    "Hello, wo" "rld <" "|e" "nd|> more"        stop string "<|end|>"
+ *     chunks    "Hello, wo" "rld <" "|e" "nd|> more"        stop string "<|end|>"
  *     shown     "Hello, wo" "rld "  ""   ""                 stopped
  *
- * Each string is followed by the rule of Knuth, Morris and Pratt: `matched` bytes of it end the text so far, and
- * back[k] is the length of the longest proper beginning of its first k + 1 bytes that is also their end. The text
- * that no longer can be part of a match is shown at once; the longest `matched` is held back. Strings are UTF-8,
- * so nothing is ever cut within a character. Cost: amortised two comparisons per byte and string. */
+ * The algorithm is Knuth-Morris-Pratt, once per stop string. `matched` is the length of the longest
+ * prefix of the string that the text so far ends with. back[k] is the length of the longest proper
+ * prefix of the string's first k + 1 bytes that is also their suffix. Text that cannot be part of a
+ * match is shown at once; the longest `matched` over all strings is held back. Stop strings must be
+ * UTF-8, so a cut never falls within a character. If several strings end at the same byte, the
+ * longest is removed from the text. Cost: amortised two comparisons per byte and string. */
 #include <string.h>
 
 #include "base/base.h"
 #include "base/utf8.h"
 #include "base/json/json.h"
 
+/* One stop string and the state of its search. */
 typedef struct stop {
-    const char *text;
+    const char *text; /* not terminated */
     size_t size, matched;
-    size_t *back;
+    size_t *back; /* [size] */
 } stop;
 
 struct nbl_stop_matcher {
@@ -25,11 +28,12 @@ struct nbl_stop_matcher {
     nbl__arena arena;
     stop *stops;
     int64_t count;
-    nbl__text pending; /* the first `shown` bytes were handed out, the rest is held back */
+    nbl__text pending; /* the first `shown` bytes were handed out by the last call, the rest is held back */
     size_t shown;
     bool stopped;
 };
 
+/* Copies a stop string and computes its table `back`. */
 static nbl_status add_stop(nbl_stop_matcher *m, const nbl_string *string)
 {
     stop *s = &m->stops[m->count];
@@ -83,7 +87,8 @@ void nbl_stop_matcher_close(nbl_stop_matcher *m)
     nbl__free(m->ctx, m, sizeof *m);
 }
 
-/* Takes one byte further. Returns the size of the longest string that it completes, or 0. */
+/* Feeds one byte to all searches. Returns the size of the longest string that this byte completes,
+ * or 0. */
 static size_t follow(nbl_stop_matcher *m, char c)
 {
     size_t longest = 0;
@@ -97,6 +102,7 @@ static size_t follow(nbl_stop_matcher *m, char c)
     return longest;
 }
 
+/* Removes the bytes that the last call handed out; the caller's view of them ends here. */
 static void drop_shown(nbl_stop_matcher *m)
 {
     m->pending.size -= m->shown;
@@ -115,6 +121,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
     size_t at = m->pending.size, entry = 0;
     nbl__text_add(&m->pending, text.text, text.size);
     if (m->pending.status != NBL_OK) return m->pending.status;
+    /* Search the new bytes. On a match cut the pending text before the stop string. */
     for (; at < m->pending.size; at++) {
         size_t found = follow(m, m->pending.text[at]);
         if (found == 0) continue;
@@ -123,6 +130,7 @@ nbl_status nbl_stop_matcher_push(nbl_stop_matcher *m, nbl_string text, nbl_strin
         m->pending.size = at + 1 - found;
         break;
     }
+    /* Hold back the longest prefix of a stop string that the text ends with. */
     for (int64_t i = 0; !m->stopped && i < m->count; i++)
         if (m->stops[i].matched > entry) entry = m->stops[i].matched;
     m->shown = m->pending.size - entry;

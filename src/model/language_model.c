@@ -1,4 +1,11 @@
-/* language_model.c - opening a model: files, weights, adapter. See language_model.h. */
+/* language_model.c - opens a model: files, then weights, then the adapter. See language_model.h.
+ *
+ *     checkpoint  entry.weight points into the mapped files         --load: quantized into m->quantized
+ *     .gguf       dequantized into entry.memory, compute dtype      --load: then quantized, memory freed
+ *     adapter     modules_to_save replace entries; LoRA tensors stay in the adapter's mapped file
+ *
+ * Loading processes one weight at a time, so it needs the memory of the result and of one source
+ * weight. */
 #include "model/language_model.h"
 
 #include <float.h>
@@ -11,8 +18,9 @@
 
 static const char embedding_name[] = "model.embed_tokens.weight", head_name[] = "lm_head.weight";
 
-/* Is this tensor of one of modules_to_save? An adapter that was read may also bring an embedding with new rows, which
- * is as frozen as the one that it replaces; a new adapter brings nothing yet. */
+/* True if the tensor belongs to a module in modules_to_save. An adapter from a file must also
+ * contain the tensor; a new adapter has no files yet. An adapter's embedding with additional rows
+ * is not in modules_to_save: it replaces the base's embedding and is as frozen. */
 static bool is_saved(const nbl__peft *p, const char *name)
 {
     char module[512];
@@ -39,15 +47,16 @@ bool nbl__model_trains(const nbl_model *m, const char *name)
     return m->peft && is_saved(m->peft, name);
 }
 
-/* The linear layers of the blocks: what transformers quantises of these architectures. */
+/* The linear layers of the transformer's layers: what transformers quantizes of these
+ * architectures. */
 static bool is_linear(const char *name)
 {
     return strncmp(name, "model.layers.", 13) == 0 && nbl__ends_with(name, "_proj.weight");
 }
 
-/* How the linear layers are kept. */
+/* The storage format of linear layers in memory. */
 typedef struct load_options {
-    bool converts; /* false: as they are stored */
+    bool converts; /* false: keep the stored format */
     nbl_quantize_options how;
 } load_options;
 
@@ -64,7 +73,8 @@ static nbl_status check_load_options(nbl_model *m, const nbl_model_options *opti
     return NBL_OK;
 }
 
-/* What a plan needs to know of a weight that is not there. */
+/* plan_only: gives the entry the format and shape it would have, without data. A plan only tests
+ * whether nested_scales is NULL, so it gets a pointer to one number. */
 static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_options *how)
 {
     static const float stand_in;
@@ -75,8 +85,10 @@ static void describe_entry(struct nbl__weight_entry *entry, const nbl_quantize_o
     entry->weight = w;
 }
 
-/* The parts of a weight, cut from memory; or what they take, from none. With nested scales, those that are quantised
- * in their turn are needed for a moment only: *passing is their size. */
+/* Assigns addresses in `cut` to the parts of a quantized weight; with cut->memory NULL it only
+ * counts bytes. Nested scales: the f32 scales are quantized themselves, so they are temporary.
+ * *temporary: their bytes; 0 without nesting. NBL_ERROR_ARGUMENT if the weight is quantized
+ * already. */
 static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry, const load_options *load,
                             nbl__cut *cut, nbl_quantized_parts *parts, size_t *temporary)
 {
@@ -94,8 +106,8 @@ static nbl_status cut_parts(nbl_model *m, const struct nbl__weight_entry *entry,
     return NBL_OK;
 }
 
-/* All of them lie in one piece of memory: the layers of a small model are small, and apart they would lie in small
- * pages. */
+/* Allocates all quantized weights as one block. One large block can use huge pages; many small ones
+ * cannot. */
 static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
 {
     nbl__cut cut = {NULL, 0};
@@ -110,7 +122,9 @@ static nbl_status reserve_quantized(nbl_model *m, const load_options *load)
     return m->quantized ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* Codes would make finite numbers of NaN, in silence. int8 goes through f16. */
+/* Quantizing would silently turn NaN and infinities into finite numbers: an error that names the
+ * first one. int8 is computed from f16 values, so there f32 values beyond f16's range count as
+ * non-finite. */
 static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const nbl_weight *w, nbl_format to,
                                     int64_t count)
 {
@@ -128,6 +142,7 @@ static nbl_status refuse_non_finite(const nbl_model *m, const char *name, const 
                      "repair the weights, or accept them with nibble quantize --allow-non-finite");
 }
 
+/* Replaces a dense weight by its quantized form in m->quantized, and frees the dense source. */
 static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, const load_options *load)
 {
     nbl_quantized_parts parts;
@@ -145,7 +160,7 @@ static nbl_status quantize_entry(nbl_model *m, struct nbl__weight_entry *entry, 
                                       &entry->weight, &non_finite);
     if (non_finite > 0) status = refuse_non_finite(m, entry->name, &w, load->how.format, non_finite);
     nbl__free(m->ctx, scales, temporary);
-    /* What it was made of goes at once: loading takes the weights as they are kept, and one more. */
+    /* Free the source at once: loading needs the memory of the result and of one source weight. */
     nbl__free(m->ctx, entry->memory, entry->bytes);
     entry->memory = NULL;
     if (m->checkpoint) nbl__checkpoint_drop_file(m->checkpoint, w.data);
@@ -157,6 +172,7 @@ static nbl_status convert_arrived(nbl_model *m, struct nbl__weight_entry *entry,
     return load->converts && is_linear(entry->name) ? quantize_entry(m, entry, load) : NBL_OK;
 }
 
+/* Makes one entry per weight of the checkpoint. Only --load touches the data. */
 static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
 {
     m->weight_count = m->checkpoint->tensor_count;
@@ -174,7 +190,8 @@ static nbl_status hold_checkpoint(nbl_model *m, const load_options *load)
     return NBL_OK;
 }
 
-/* GGUF's blocks are decoded on arrival, to the dtype of the computation. */
+/* Makes one entry per weight of a .gguf file, dequantized: matrices to the compute dtype, vectors
+ * to f32. */
 static nbl_status hold_gguf(nbl_model *m, const load_options *load)
 {
     const nbl__file *file = &m->gguf->gguf->file;
@@ -208,7 +225,7 @@ static nbl_status hold_gguf(nbl_model *m, const load_options *load)
     return NBL_OK;
 }
 
-/* modules_to_save: weights that the adapter brings with it. */
+/* Replaces base weights by the whole tensors that the adapter's file contains (modules_to_save). */
 static nbl_status apply_replacements(nbl_model *m)
 {
     for (int64_t i = 0; i < m->peft->replacement_count; i++) {
@@ -227,7 +244,8 @@ static nbl_status apply_replacements(nbl_model *m)
 
 /* ---- adapter ---- */
 
-/* An adapter of the embedding or the head parts the two where they were one. */
+/* Unties the head from the embedding if the adapter changes only one of them. Both then share the
+ * stored data, but have entries of their own. */
 static nbl_status give_own_head(nbl_model *m)
 {
     const struct nbl__weight_entry *embedding = nbl__model_find(m, embedding_name);
@@ -239,7 +257,8 @@ static nbl_status give_own_head(nbl_model *m)
     return NBL_OK;
 }
 
-/* What the model holds, as adapters are checked against it; a tied head is a module, though it stores nothing. */
+/* Lists the tensors that an adapter is checked against. A tied head is a module too, though no file
+ * stores it: it gets the embedding's shape. */
 static nbl_status list_tensors(nbl_model *m, nbl__peft_tensor **list, int64_t *count)
 {
     nbl__peft_tensor *tensors = nbl__arena_alloc(&m->arena, (size_t)(m->weight_count + 1) * sizeof *tensors);
@@ -266,6 +285,7 @@ nbl_status nbl__model_new_adapter(nbl_model *m, const char *where, const nbl__pe
     return give_own_head(m);
 }
 
+/* Checks an opened adapter against the model and applies its replacements. */
 static nbl_status check_adapter(nbl_model *m)
 {
     nbl__peft_tensor *tensors;
@@ -284,8 +304,9 @@ static nbl_status check_adapter(nbl_model *m)
 
 /* ---- opening ---- */
 
-/* generation_config.json is read when it is there; what is wrong with it is an error. An adapter's that names ends goes
- * over the model's. */
+/* Reads generation_config.json of a folder, if it exists; a malformed one is an error. Called for
+ * the model, then for the adapter: the adapter's file replaces the model's if it names
+ * eos_token_id. */
 static nbl_status read_generation(nbl_model *m, const char *folder)
 {
     nbl__config generation;
@@ -298,7 +319,8 @@ static nbl_status read_generation(nbl_model *m, const char *folder)
     return NBL_OK;
 }
 
-/* The end that tokenizer_config.json of an adapter's folder names: other trainers save no generation_config.json. */
+/* Reads eos_token from tokenizer_config.json of an adapter's folder. Other trainers save no
+ * generation_config.json there. */
 static nbl_status read_adapter_end(nbl_model *m, const char *folder)
 {
     nbl__config settings;
@@ -312,6 +334,7 @@ static nbl_status read_adapter_end(nbl_model *m, const char *folder)
     return NBL_OK;
 }
 
+/* Opens a .gguf file, or a checkpoint with its config.json. */
 static nbl_status open_files(nbl_model *m, const char *path)
 {
     if (nbl__ends_with(path, ".gguf")) {
@@ -334,10 +357,12 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
         NBL_CHECK(m->ctx, nbl_dtype_parse(options->dtype, &m->dtype) && nbl__is_compute(m->dtype),
                   NBL_ERROR_DTYPE, "the compute dtype is \"%s\", not f32, f16 or bf16", options->dtype);
     }
+    /* Weights, converted if asked for. */
     m->plan_only = options->plan_only;
     load_options load;
     NBL_TRY(check_load_options(m, options, &load));
     NBL_TRY(m->gguf ? hold_gguf(m, &load) : hold_checkpoint(m, &load));
+    /* The adapter, whose end tokens replace the model's. */
     if (options->adapter) {
         NBL_TRY(nbl__peft_open(m->ctx, options->adapter, &m->peft));
         NBL_TRY(read_generation(m, options->adapter)); /* the ends that it was trained with */

@@ -1,8 +1,15 @@
-/* language_model.h - a model in memory: config, weights as they are kept, an adapter; and plans over it.
+/* language_model.h - a model in memory (config, weights, adapter) and the sessions that run it.
  *
- * Weights stay where they lie: mapped files, or memory of the model's own for what was converted on arrival
- * (--load, GGUF). A plan is made for the largest batch; parameters (norms, biases, adapters, whatever is trained)
- * are copied into its memory once, in the dtype that the graph declares: what is trained in f32. */
+ *     files ──▶ nbl_model ──▶ nbl__session
+ *               weights       graph ─▶ plan ─▶ memory, filled parameters
+ *
+ * Weights. A frozen weight is read where it is stored: in the mapped file, or in memory that the
+ * model owns if it was converted while loading (--load quantizes, .gguf is dequantized). On a
+ * device the weight is uploaded once and shared by all sessions (upload.c).
+ * Parameters. Norms, biases, adapters and everything trained are copied into the plan's memory
+ * once, in the dtype that the graph declares. Trained parameters are f32.
+ * Sizes. A plan is made for the largest batch. Smaller batches run at the same addresses.
+ * Threads. A model and its sessions are used by one thread at a time. */
 #ifndef NBL_LANGUAGE_MODEL_H
 #define NBL_LANGUAGE_MODEL_H
 
@@ -17,131 +24,156 @@ struct nbl_model {
     nbl__arena arena;
     const char *path;
     nbl__decoder decoder;
-    nbl_dtype dtype;  /* of the computation */
-    bool dequantized; /* int8: multiply with decoded weights instead of rounding activations */
-    nbl_checkpoint *checkpoint;
-    nbl__gguf_model *gguf;
-    nbl__peft *peft;
-    const nbl__json *config;
+    nbl_dtype dtype;  /* compute dtype: f32, f16 or bf16 */
+    bool dequantized; /* int8: multiply with dequantized weights, do not round activations to int8 */
+    nbl_checkpoint *checkpoint;  /* the source of the weights; NULL: a .gguf file */
+    nbl__gguf_model *gguf;       /* the source of the weights; NULL: a checkpoint */
+    nbl__peft *peft;             /* the adapter; NULL: none */
+    const nbl__json *config;     /* root of config.json, or of the text made from GGUF's metadata */
     const nbl__json *generation; /* generation_config.json; NULL: there is none */
     const char *adapter_end;     /* eos_token of the adapter's tokenizer_config.json; NULL: none */
     bool plan_only;              /* weights have formats and shapes, but not all have data */
 
+    /* Weight entries: one per logical weight, with one free entry for a head that is untied
+     * later. */
     struct nbl__weight_entry {
-        const char *name;
-        nbl_weight weight;
-        void *memory; /* of the model's own; or NULL */
+        const char *name;  /* as transformers names it: "model.layers.0.mlp.up_proj.weight" */
+        nbl_weight weight; /* in the host's memory: format, shape and pointers */
+        void *memory; /* owned copy of `bytes` bytes (GGUF); NULL: data lies in a file or in `quantized` */
         size_t bytes;
-        bool used; /* a builder asked for it */
-        bool
-            dequantized; /* training on a device keeps it in the compute dtype there, and not as it is stored */
-        bool on_host;    /* a device reads it where it is: in the host's memory */
-        nbl_weight device_view; /* on a device: the same with the device's pointers; rank 0: not there yet */
-        nbl_weight
-            as_used; /* decoded: what the graph of training sees; with the device's pointer once it is there */
+        bool used; /* a graph builder asked for this weight */
+        /* Training on a device keeps this weight dequantized to the compute dtype (residence.c). */
+        bool dequantized;
+        bool on_host; /* the device reads this weight from pinned host memory (residence.c) */
+        /* `weight` with device pointers; rank 0: not uploaded. Unused while `dequantized`. */
+        nbl_weight device_view;
+        /* The dense weight that the training graph sees if `dequantized`. data is a device pointer;
+         * NULL: not uploaded. */
+        nbl_weight as_used;
     } * weights;
     int64_t weight_count;
-    void *quantized; /* the weights that were quantised on arrival, one after the other; or NULL */
+    void *quantized; /* owned: all weights that --load quantized, one after the other; or NULL */
     size_t quantized_bytes, quantized_used;
 
-    struct nbl__upload { /* on a device: its weights, in the pieces in which they came */
+    struct nbl__upload { /* one allocation that holds uploaded weights; freed by nbl__upload_free */
         struct nbl__upload *next;
         void *memory;
         size_t bytes;
-        bool on_host; /* pinned memory of the host's */
+        bool on_host; /* pinned host memory; else device memory */
     } * uploads;
 
-    /* What training changes besides adapters: all of it, or the tensors of these names ("lm_head.weight"). What the
-     * adapter's modules_to_save brought is trained in any case. The trainer sets them, before sessions are made. */
+    /* Base weights that training changes: all of them, or those named in `trained`
+     * ("lm_head.weight"). Tensors of the adapter's modules_to_save are trained in any case. The
+     * trainer sets these fields before it opens sessions. */
     bool train_all;
     const char *const *trained;
     int64_t trained_count;
 };
 
-/* Bytes of all weights as they are kept: none of them where all are trained, for the masters are parameters. With
- * `train`: as training keeps them on a device, where some may be decoded. What stays on the host is not counted there. */
+/* Bytes of all weights where the model runs. `train`: count entries marked `dequantized` in the
+ * compute dtype. Entries marked `on_host` count 0. Returns 0 with `train_all`: the trained copies
+ * are parameters of the plan. */
 uint64_t nbl__model_bytes(const nbl_model *model, bool train);
-/* A weight by its name; NULL: none. */
+/* The weight entry of this name; NULL: none. Linear search. */
 struct nbl__weight_entry *nbl__model_find(const nbl_model *model, const char *name);
-/* Would training change this tensor? */
+/* True if training changes this tensor: `train_all`, a name in `trained`, or modules_to_save. */
 bool nbl__model_trains(const nbl_model *model, const char *name);
 
 /* ---- upload.c ---- */
 
-/* Where the context runs on a device: brings the weights that the graph multiplies with there, unless they are, and has
- * the graph point to them. Host memory of mapped files is given up. */
+/* Uploads every weight of the graph that is not on the device, and points the graph's weights to
+ * the device copies. Mapped pages of uploaded files are dropped. Does nothing on the CPU. */
 nbl_status nbl__upload_weights(nbl_model *model, nbl__graph *graph);
-void nbl__upload_free(nbl_model *model); /* no session uses them any more */
+/* Frees the device copies. No session may use them any more. */
+void nbl__upload_free(nbl_model *model);
 
 /* ---- residence.c: how training on a device keeps weights ---- */
 
-/* Packed weights that are decoded once, not in every step: marks as many as take no more than `room` bytes beyond what
- * they take packed, those first that gain most per byte; others are unmarked. Returns what they take beyond it; *more:
- * whether there was one that did not fit. */
+/* Chooses the packed weights that stay dequantized on the device instead of being dequantized in
+ * every step. Marks entries, smallest first, while their additional bytes (dense minus packed) stay
+ * within `room`; unmarks all others. Returns the additional bytes. *more: at least one weight did
+ * not fit, or `room` is 0. */
 uint64_t nbl__dequantized_choose(nbl_model *model, uint64_t room, bool *more);
-/* Has the embedding stay in the host's memory, or not. Returns by how many bytes that changes what is on the device: 0
- * when it changes nothing, or cannot be: it is trained, or the head multiplies with it, or there is no device. */
+/* Keeps the embedding in host memory (yes) or on the device (no). Returns the bytes that move; 0 if
+ * nothing changes or the embedding cannot move: it is trained, it is tied to the head, or there is
+ * no device. */
 uint64_t nbl__embedding_on_host(nbl_model *model, bool yes);
 
-/* Are the tensors those that the config describes? The error lists the ones that are missing, have another shape or do
- * not belong there. Needs names, formats and shapes alone. Who opens a model calls it before anything is sized by the
- * config: a config may promise a vocabulary of 2^31 tokens. */
+/* Checks that the tensors are those that the config describes. NBL_ERROR_FORMAT lists every tensor
+ * that is missing, has another shape or is unknown to the architecture. Reads names, formats and
+ * shapes only. Call it before memory is sized by the config: a bad config may promise a vocabulary
+ * of 2^31 tokens. */
 nbl_status nbl__model_check(nbl_model *model);
 
-/* Gives the model a new adapter: the modules that the settings choose. Its tensors are zero until a trainer
- * fills them in. */
+/* Gives the model a new adapter for the modules that the settings choose. The trainer initialises
+ * its tensors. `where` names the settings in messages. */
 nbl_status nbl__model_new_adapter(nbl_model *model, const char *where, const nbl__peft_settings *settings);
 
-/* At least one sequence, each of at least one token, every id in the vocabulary. */
+/* Checks sequences: at least one, each with 1 to INT32_MAX / 2 tokens, every id in the
+ * vocabulary. */
 nbl_status nbl__check_sequences(nbl_model *model, const nbl_ids *sequences, int64_t count);
-/* As long as their sequences, each -100 or in the vocabulary. */
+/* Checks labels: as many as tokens in the sequence, each -100 (ignored) or in the vocabulary. */
 nbl_status nbl__check_labels(nbl_model *model, const nbl_ids *sequences, const nbl_ids *labels,
                              int64_t count);
 
-/* A graph of the model and its plan. */
+/* ---- session.c ----
+ *
+ * A session is one graph of the model with its plan. The caller provides the struct. Its life:
+ *
+ *     plan ─▶ bind ─▶ { load or input, resize, nbl__plan_run } ... ─▶ close        open = plan + bind
+ *     plan ─▶ join ─▶ ...                                          shares another session's memory */
 typedef struct nbl__session {
-    nbl_model *model;
+    nbl_model *model; /* NULL: closed */
     nbl__graph graph;
     nbl__build build;
     nbl__plan plan;
-    bool resized; /* an input has another size than the plan was inferred with */
-    bool masters; /* what training changes is this session's own, or that of the one it shares with */
+    bool resized; /* the size of an input differs from the size that the plan's shapes were inferred with */
+    bool masters; /* trained weights are read from f32 parameters: of this session or of `shared` */
     bool drops;   /* the adapter's dropout is applied */
 } nbl__session;
 
 typedef struct nbl__session_options {
     nbl__mode mode;
-    int64_t tokens, sequences, cache_size; /* the largest */
-    nbl_dtype kv_dtype;
-    bool train;
-    bool drops;     /* with the adapter's dropout; only with `train` */
-    bool split_mlp; /* nbl__build.split_mlp; on a device it is so in any case but decode */
-    bool picks;     /* nbl__build.picks */
+    /* Upper bounds of one run: tokens and sequences (below INT32_MAX), KV cache rows per sequence
+     * (0: none). */
+    int64_t tokens, sequences, cache_size;
+    nbl_dtype kv_dtype; /* of the KV cache */
+    bool train;         /* add the backward pass */
+    bool drops;         /* apply the adapter's dropout; only with `train` */
+    bool split_mlp;     /* nbl__build.split_mlp; a device has it in every mode but GENERATE */
+    bool picks;         /* nbl__build.picks: argmax on the device instead of logits as a result */
     nbl__plan_options plan;
-    const nbl__session *shared; /* parameters and states are this one's */
+    const nbl__session *shared; /* its parameters and states are used; it must outlive this session */
 } nbl__session_options;
 
-/* Built and planned, but without memory: what would it take? */
+/* Builds the graph and plans it, without memory: plan.bytes says what it would take. On an error
+ * the session is closed. */
 nbl_status nbl__session_plan(nbl_model *model, const nbl__session_options *options, nbl__session *session);
+/* Plans and binds. On an error the session is closed. */
 nbl_status nbl__session_open(nbl_model *model, const nbl__session_options *options, nbl__session *session);
-/* Gives a session that was planned its memory, and fills in the parameters (but for a new adapter's). */
+/* Allocates the memory of a planned session, uploads weights and fills the parameters. LoRA tensors
+ * of a new adapter are left for the trainer. NBL_ERROR_ARGUMENT if the model was opened with
+ * plan_only. */
 nbl_status nbl__session_bind(nbl__session *session);
 void nbl__session_close(nbl__session *session);
-/* Gives a planned session the memory of an open one, all of it, for runs in turns: the host was opened with
- * options.plan.with = &session->plan, and outlives it. */
+/* Gives a planned session all memory of an open one. The two run alternately. `host` must have been
+ * opened with options.plan.with = &session->plan, and must outlive `session`. */
 nbl_status nbl__session_join(nbl__session *session, const nbl__session *host);
-/* The memory of an input that holds n numbers in the next run; nbl__session_resize makes it so. */
+/* Sets the first dimension of an input to n for the next run and returns its memory to write to.
+ * Call nbl__session_resize after the last such call. */
 int32_t *nbl__session_input(nbl__session *s, nbl__value value, int64_t n);
-/* Infers again if an input has changed its size. */
+/* Infers all shapes again if the size of an input has changed. */
 nbl_status nbl__session_resize(nbl__session *s);
-/* Puts packed sequences into the inputs, at the sizes they have; labels may be NULL. */
+/* Writes sequences to the inputs one after the other without padding (ids, positions, cu_seqlens,
+ * labels) and resizes. Labels are shifted by one token: the target at t is label t + 1, at a
+ * sequence's last token -100. labels may be NULL. */
 nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t count, const nbl_ids *labels);
 
 /* ---- generate.c ---- */
 
-/* Plans the decode steps that go with a prefill. */
+/* Plans the session that generates one token per sequence, with the cache of the given prefill. */
 nbl_status nbl__generation_plan(nbl_model *m, const nbl__session_options *prefill, nbl__session *dequantize);
-/* What choosing tokens takes beside the plans. */
+/* Host bytes that sampling takes for `count` sequences, in addition to the plans. */
 uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count);
 
 /* ---- plan_model.c ---- */
@@ -150,24 +182,29 @@ typedef struct nbl__plan_request {
     bool train;                /* a training step over a pack; else generation */
     int64_t tokens, sequences; /* all tokens of the pack or of the prompts; tokens >= sequences >= 1 */
     int optimizer_bits;        /* of AdamW's moments: 32 or 8; 0: no optimiser */
-    uint64_t memory;           /* the budget of everything, weights included; 0: no limit */
-    uint64_t
-        available; /* instead of one, where there is none: recompute to keep within this if that can be, else
-                                  as much as there is to recompute; 0: unknown */
-    nbl__recompute min; /* at least this much recomputation */
+    uint64_t memory;           /* budget in bytes for everything, weights included; 0: no limit */
+    /* Soft limit in bytes, used if `memory` is 0: recompute until the step fits, or up to the
+     * highest recompute level. Exceeding it is no error. 0: unknown. */
+    uint64_t available;
+    nbl__recompute min; /* lowest recompute level to use */
 } nbl__plan_request;
 
-/* What a step takes. With a budget: the least recomputation that keeps it; NBL_ERROR_MEMORY with a message that names
- * the smallest budget when there is none. longest_sequence is that of `sequences` equal ones. */
+/* Reports what a step takes, without keeping a session. With a budget the plan recomputes as little
+ * as the budget allows; NBL_ERROR_MEMORY names the smallest possible budget. plan->longest_sequence
+ * is the longest length of `sequences` equal sequences that fits the budget, found by bisection:
+ * one to a few plans per probe. */
 nbl_status nbl__model_plan(nbl_model *m, const nbl__plan_request *request, nbl_model_plan *plan);
-/* Plans the session that takes the step which nbl__model_plan tells of. *total: all that the run takes. On a device a
- * budget that leaves room after recomputation is used: weights are kept decoded, then less is recomputed. */
+/* Plans the session for the step that nbl__model_plan reports; nbl__session_bind makes it ready.
+ * *total: bytes of the whole run. On a device, what the budget leaves is used: first weights are
+ * kept dequantized, then less is recomputed. On an error the session is closed. */
 nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *request, nbl__session *session,
                               uint64_t *total);
-/* Bits of AdamW's moments of a trained parameter when 32 or 8 are asked for, as bitsandbytes and transformers decide: with
- * fewer than 4,096 elements, and of an embedding, they stay f32. */
+/* Bits of AdamW's moments for one trained parameter; `bits` is what the user asked for, 32 or 8. As
+ * in bitsandbytes and transformers, parameters with fewer than 4,096 elements and embeddings stay
+ * at 32. */
 int nbl__moment_bits(const nbl__value_info *info, int bits);
-/* Bytes of all moments of a graph: f32, or codes of 8 bits with a scale per 256. */
+/* Bytes of both moments of all trained parameters: f32, or 8-bit codes with an f32 scale per 256
+ * elements. Each array is rounded up to 64 bytes. bits = 0: 0 bytes. */
 uint64_t nbl__moment_bytes(const nbl__graph *g, int bits);
 
 #endif

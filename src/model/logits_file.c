@@ -1,8 +1,13 @@
-/* logits_file.c - logits and gradients as .safetensors files. */
+/* logits_file.c - writes logits and gradients to .safetensors files.
+ *
+ * All results are f32 tensors that are held in memory until the file is written. Names:
+ *     logits.0, logits.1, ...      [tokens, vocabulary], one per sequence
+ *     base_model.model.NAME        the gradient of parameter NAME, as PEFT names it */
 #include "quant/non_finite.h"
 #include "format/hf/result_file.h"
 #include "model/language_model.h"
 
+/* A growing list; names and data live in the arena. */
 typedef struct tensor_list {
     nbl_context *ctx;
     nbl__arena arena;
@@ -10,6 +15,7 @@ typedef struct tensor_list {
     int64_t count, room;
 } tensor_list;
 
+/* Appends an f32 tensor. *data: its memory, for the caller to fill. */
 static nbl_status add(tensor_list *list, const char *name, int rank, const int64_t *shape, void **data)
 {
     if (list->count == list->room) {
@@ -32,7 +38,7 @@ static nbl_status add(tensor_list *list, const char *name, int rank, const int64
     return NBL_OK;
 }
 
-/* Numbers that are not finite are a result, too: they are written, and a line names the first tensor that has them. */
+/* Non-finite results are written like others. A warning names the first tensor that has them. */
 static void tell_non_finite(const tensor_list *list)
 {
     for (int64_t i = 0; i < list->count; i++) {
@@ -76,6 +82,7 @@ nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_
     return status;
 }
 
+/* An nbl_gradient_fn: copies one gradient into the list. */
 static nbl_status keep(void *user, const char *name, const nbl_tensor *gradient)
 {
     tensor_list *list = user;

@@ -1,10 +1,10 @@
-/* model_text.c - see model_text.h. */
+/* model_text.c - tokenizer and text files of a model with an adapter. See model_text.h. */
 #include "model/model_text.h"
 
 #include "base/file/file.h"
 #include "text/template/chat_template.h"
 
-/* Has the folder this file? */
+/* *has: the folder has this file. */
 static nbl_status has_file(nbl__arena *arena, const char *folder, const char *name, bool *has)
 {
     const char *path = nbl__arena_printf(arena, "%s/%s", folder, name);
@@ -12,7 +12,8 @@ static nbl_status has_file(nbl__arena *arena, const char *folder, const char *na
     return path ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* The adapter's tokenizer if it fits a model of `vocabulary` tokens, else NULL. */
+/* Opens the adapter's tokenizer. *tokenizer is NULL if the adapter has none, or if it has more
+ * tokens than the model has rows (`vocabulary`). The second case logs a warning. */
 static nbl_status open_own(nbl__arena *arena, const char *base, const char *adapter, int64_t vocabulary,
                            nbl_tokenizer **tokenizer)
 {
@@ -24,7 +25,8 @@ static nbl_status open_own(nbl__arena *arena, const char *base, const char *adap
     if (!has) return NBL_OK;
     NBL_TRY(nbl_tokenizer_open(ctx, adapter, &own));
     int64_t size = nbl_tokenizer_size(own);
-    /* A model may have fewer rows than its own tokenizer has tokens. Such a tokenizer may be an adapter's, too. */
+    /* Some models have fewer rows than their own tokenizer has tokens. An adapter may carry a copy
+     * of that tokenizer, so the limit is the larger of the two. */
     if (size > vocabulary && nbl_tokenizer_open(ctx, base, &other) == NBL_OK)
         vocabulary = nbl__max_i64(vocabulary, nbl_tokenizer_size(other));
     nbl_tokenizer_close(other);
@@ -55,6 +57,7 @@ static const struct nbl__chat_token *find_token(const nbl_chat_template *t, cons
     return NULL;
 }
 
+/* Copies a string to the arena and terminates it. */
 static nbl_status keep(nbl__arena *arena, nbl_string from, nbl_string *to)
 {
     char *copy = nbl__arena_alloc(arena, from.size + 1);
@@ -65,7 +68,8 @@ static nbl_status keep(nbl__arena *arena, nbl_string from, nbl_string *to)
     return NBL_OK;
 }
 
-/* Special tokens that the adapter names otherwise than the base does, with their ids. */
+/* Collects the special tokens whose text differs between adapter and base, with their ids. A text
+ * with a NUL byte is skipped. */
 static nbl_status take_tokens(nbl__arena *arena, const nbl_chat_template *of_base,
                               const nbl_chat_template *own, const nbl_tokenizer *tokenizer,
                               nbl__text_changes *changes)
@@ -87,6 +91,8 @@ static nbl_status take_tokens(nbl__arena *arena, const nbl_chat_template *of_bas
     return NBL_OK;
 }
 
+/* Takes the adapter's tokenizer with its special tokens, or, without a usable tokenizer, its
+ * default chat template. */
 static nbl_status take_adapter(nbl__arena *arena, const char *base, const char *adapter, int64_t vocabulary,
                                nbl__text_source *source)
 {
@@ -122,7 +128,7 @@ nbl_status nbl__adapter_text(nbl__arena *arena, const char *base, const char *ad
     if (vocabulary == 0) {
         const char *path = nbl__arena_printf(arena, "%s/config.json", base);
         if (path == NULL) return NBL_ERROR_MEMORY;
-        if (!nbl__exists(path)) return NBL_OK; /* opening the base tells */
+        if (!nbl__exists(path)) return NBL_OK; /* opening the base model reports this */
         NBL_TRY(nbl__config_read(arena, path, &config));
         const nbl__json *size = nbl__json_get(config.root, "vocab_size");
         if (size == NULL) size = nbl__json_get(nbl__json_get(config.root, "text_config"), "vocab_size");

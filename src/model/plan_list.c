@@ -1,10 +1,14 @@
-/* plan_list.c - the lists in a plan's report: operators, values, casts. See plan_list.h. */
+/* plan_list.c - the lists in a plan's report: operators, values, casts. See plan_list.h.
+ *
+ * The report has fixed arrays (NBL_PLAN_MAX_OPS, _VALUES, _CASTS). Rows beyond them are dropped
+ * silently. */
 #include "model/plan_list.h"
 
 #include <stdio.h>
 
 /* ---- operators ---- */
 
+/* Adds one step to the row of its operator, implementation and pass. */
 static void add_step(nbl_model_plan *report, const nbl__planned_step *step, const char *pass)
 {
     nbl_planned_op *ops = report->ops;
@@ -25,7 +29,8 @@ static void add_step(nbl_model_plan *report, const nbl__planned_step *step, cons
 
 void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *pass)
 {
-    /* What is prepared is prepared once for all plans of the model. */
+    /* Prepare steps are listed once, with the first plan; the plan with a given pass name comes
+     * second. */
     for (int i = 0; i < plan->prepare_count && pass == NULL; i++)
         add_step(report, &plan->prepare[i], "prepare");
     for (int i = 0; i < plan->step_count; i++) {
@@ -37,6 +42,8 @@ void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *
 
 /* ---- values ---- */
 
+/* True if two values can share a row: same bytes, shape, dtype and arena. Scratch has rank 0 and is
+ * told apart by the operator's name. */
 static bool alike(const nbl_planned_value *a, const nbl_planned_value *b)
 {
     bool same = a->bytes == b->bytes && a->rank == b->rank && a->dtype == b->dtype &&
@@ -44,7 +51,8 @@ static bool alike(const nbl_planned_value *a, const nbl_planned_value *b)
     return same && strcmp(a->arena, b->arena) == 0 && (a->rank || strcmp(a->name, b->name) == 0);
 }
 
-/* Into the list, which is sorted by size; those of one size stay in the order of the graph. */
+/* Inserts a value into the list, which is sorted by descending size. Equal sizes keep the graph's
+ * order. */
 static void add_value(nbl_model_plan *report, const nbl_planned_value *value)
 {
     int64_t at = report->value_count;
@@ -60,6 +68,7 @@ static void add_value(nbl_model_plan *report, const nbl_planned_value *value)
     report->values[at] = *value;
 }
 
+/* The arena's name in the report. */
 static const char *arena_of(const nbl__plan *plan, nbl__value v)
 {
     switch (nbl__plan_class(&plan->graph->values[v])) {
@@ -80,7 +89,8 @@ void nbl__list_values(nbl_model_plan *report, const nbl__plan *plan)
         nbl_planned_value value = {
             .count = 1, .arena = arena_of(plan, v), .dtype = info->tensor.dtype, .rank = info->tensor.rank};
         size_t bytes;
-        if (nbl__plan_value_bytes(plan, v, &bytes) != NBL_OK) continue; /* it was planned: it has a size */
+        if (nbl__plan_value_bytes(plan, v, &bytes) != NBL_OK)
+            continue; /* never: planned values have a size */
         value.bytes = bytes;
         memcpy(value.shape, info->tensor.shape, sizeof value.shape);
         snprintf(value.name, sizeof value.name, "%s", info->name);
@@ -101,7 +111,8 @@ static void add_cast(nbl_model_plan *report, const char *at, nbl_dtype from, nbl
     report->casts[report->cast_count++] = (nbl_planned_cast){at, from, to, why};
 }
 
-/* Weights of another dtype are rounded once, as they are read; norms are used in the dtype they have. */
+/* Dense matrices and biases of another dtype are rounded once, to the compute dtype. Norms keep
+ * their dtype. */
 static void cast_weights(nbl_model_plan *report, const nbl_model *m)
 {
     for (int64_t i = 0; i < m->weight_count; i++) {

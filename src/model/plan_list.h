@@ -1,14 +1,19 @@
-/* plan_list.h - what a plan's report lists (plan_list.c), for plan_model.c. */
+/* plan_list.h - fills the lists of a plan's report: operators, values, casts. Used by
+ * plan_model.c. */
 #ifndef NBL_PLAN_LIST_H
 #define NBL_PLAN_LIST_H
 
 #include "model/language_model.h"
 
-/* Operators with their implementations, and what is recomputed; `pass`: the name of all steps, NULL: by their kind. */
+/* Adds the plan's steps, grouped by operator, implementation and pass, with their counts, flops and
+ * bytes. pass: the pass name of every step; NULL: "prepare", "forward", "backward" or "again"
+ * (recomputed). */
 void nbl__list_steps(nbl_model_plan *report, const nbl__plan *plan, const char *pass);
-/* The largest values and pieces of scratch, largest first. */
+/* Adds the NBL_PLAN_MAX_VALUES largest values and scratch areas, largest first. Equal ones share a
+ * row. */
 void nbl__list_values(nbl_model_plan *report, const nbl__plan *plan);
-/* Every change of dtype that is no storage format's decoding, and why it is made. */
+/* Adds every conversion between dtypes with its reason. Dequantizing a storage format is not
+ * listed. */
 void nbl__list_casts(nbl_model_plan *report, nbl_model *m, const nbl__plan *plan);
 
 #endif

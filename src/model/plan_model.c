@@ -1,7 +1,18 @@
-/* plan_model.c - what a model's plan says, without running it: bytes per arena, what fits, recomputation.
+/* plan_model.c - plans a whole run before anything is allocated: bytes per arena, recompute level,
+ * and the longest sequence that fits a budget.
  *
- * Planned is a training step over packed tokens, or generation: a prefill, and decode steps in the same memory, with
- * a cache for the same tokens. plan_list.c lists operators, casts and the largest values. */
+ * A run is one of two things. Training is one step over packed tokens. Generation is a prefill plus
+ * decode steps in the same memory, with a KV cache for the same number of tokens.
+ *
+ *     total = weights + optimizer moments + beside + arenas of the plan
+ *     beside: the device's context and kernels; in generation also sampling's host memory
+ *
+ * On a device a training plan is found in this order (plan_best):
+ *     1. plan at the lowest recompute level that was asked for
+ *     2. too large: recompute more; before whole layers are recomputed, move the embedding to host memory
+ *     3. memory left: keep weights dequantized; if all are, recompute less
+ * On the CPU only the recomputation of steps 1 and 2 applies. Steps 2 and 3 change the entries of
+ * the model (on_host, dequantized), so each search begins with reset(). */
 #include "model/plan_list.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
@@ -37,10 +48,11 @@ uint64_t nbl__model_bytes(const nbl_model *m, bool train)
     return bytes;
 }
 
-/* A step's sessions, planned, and what does not lie in their arenas. */
+/* The planned sessions of a run, and the bytes outside their arenas. */
 typedef struct planned {
-    nbl__session *step, decode; /* decode: of generation; else without a model */
-    uint64_t weights, optimizer, beside;
+    nbl__session *step,
+        decode; /* step: training or prefill. decode: generation only; else its model is NULL */
+    uint64_t weights, optimizer, beside; /* bytes; beside: see the head of this file */
 } planned;
 
 static void free_planned(planned *p)
@@ -49,6 +61,7 @@ static void free_planned(planned *p)
     if (p->decode.model) nbl__session_close(&p->decode);
 }
 
+/* Bytes that recomputation does not change. */
 static uint64_t fixed_of(const planned *p)
 {
     return p->weights + p->optimizer + p->beside;
@@ -64,6 +77,8 @@ static bool trains_on_device(const nbl_model *m, const nbl__plan_request *r)
     return r->train && nbl__cuda_of(m->ctx);
 }
 
+/* Plans the step; for generation first the decode session, whose size the prefill's memory must
+ * cover. */
 static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
     nbl__session_options o = {.mode = r->train ? NBL_MODE_TRAIN : NBL_MODE_PREFILL,
@@ -84,7 +99,9 @@ static nbl_status plan_sessions(nbl_model *m, const nbl__plan_request *r, nbl__p
     return NBL_OK;
 }
 
-/* Plans a step in `session`; `p` is to be freed, whatever comes back. */
+/* Plans a run with the model's entries as they are now. Free `p` with free_planned, also after an
+ * error. Training on a device offloads values to the host, unless they would take over half of its
+ * free memory. */
 static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how,
                             nbl__session *session, planned *p)
 {
@@ -95,12 +112,12 @@ static nbl_status plan_step(nbl_model *m, const nbl__plan_request *r, nbl__plan_
     NBL_TRY(plan_sessions(m, r, how, p));
     uint64_t host = nbl__memory_available();
     if (host == 0 || p->step->plan.host_bytes <= host / 2) return NBL_OK;
-    nbl__session_close(session); /* the host has too little of its own */
+    nbl__session_close(session); /* too little host memory to offload: plan without it */
     how.offload = false;
     return plan_sessions(m, r, how, p);
 }
 
-/* The least that the step takes, whatever has to be recomputed for it. */
+/* The smallest possible total: embedding in host memory, as much recomputation as exists. */
 static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint64_t *total)
 {
     nbl__session session;
@@ -113,8 +130,9 @@ static nbl_status smallest_total(nbl_model *m, const nbl__plan_request *r, uint6
     return status;
 }
 
-/* Does it keep within the memory? Nearly always the plan that recomputes every layer decides; where it does not, the
- * smallest of all plans does. */
+/* *yes: some plan stays within r->memory. The plan that recomputes every layer is tried first, as
+ * it is nearly always small enough if any is. Only if it is not, all plans are tried for the
+ * smallest. */
 static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
 {
     nbl__session session;
@@ -129,7 +147,8 @@ static nbl_status fits(nbl_model *m, const nbl__plan_request *r, bool *yes)
     return status;
 }
 
-/* The longest of equal sequences whose plan keeps within the memory; 0: not even one token does. */
+/* Bisects for the longest length of r.sequences equal sequences whose plan stays within r.memory;
+ * 0: not even one token does. The first probe is 64 tokens, as planning huge sequences is slow. */
 static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *longest)
 {
     int64_t max = nbl__min_i64(m->decoder.positions, INT32_MAX / 2 / r.sequences), fails = max + 1;
@@ -145,6 +164,7 @@ static nbl_status longest_within(nbl_model *m, nbl__plan_request r, int64_t *lon
     return NBL_OK;
 }
 
+/* Fills the public report from a plan. */
 static void report(nbl_model *m, const planned *p, nbl_model_plan *plan)
 {
     static const char *const names[] = {"none", "cheap", "cheap", "cheap", "layers", "layers"};
@@ -186,8 +206,9 @@ static nbl_status too_little(nbl_model *m, const nbl__plan_request *r, uint64_t 
                      m->path, r->memory, r->tokens, r->sequences, min);
 }
 
-/* Plans again what takes more than it may; `how` comes back as what it was planned with. Before whole layers are made
- * again, the embedding stays on the host. */
+/* Step 2: replans with more recomputation if the total exceeds the budget. The embedding moves to
+ * the host before whole layers are recomputed. *how: the options of the last plan. NBL_ERROR_MEMORY
+ * if even the smallest plan exceeds r->memory; exceeding r->available is allowed. */
 static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_options *how, planned *p)
 {
     uint64_t budget = r->memory ? r->memory : r->available;
@@ -204,9 +225,11 @@ static nbl_status shrink(nbl_model *m, const nbl__plan_request *r, nbl__plan_opt
     return r->memory && total_of(p) > r->memory ? too_little(m, r, total_of(p)) : NBL_OK;
 }
 
-/* Uses what a budget leaves on a device: weights are kept decoded as far as that goes, and when it goes for all of them, less
- * is recomputed. (A weight that need not be decoded gains more per byte than a gated activation that need not be
- * made again.) What is decoded needs no scratch, and where values lie may change: hence the few tries. */
+/* Step 3: uses memory that the budget leaves on a device. Weights are kept dequantized as far as it
+ * lasts; if it lasts for all of them, less is recomputed. (Per byte, a dequantized weight saves
+ * more time than a saved gated activation.) A dequantized weight changes scratch and addresses, so
+ * the new total is known only after planning again: up to 4 tries, with less room each time and
+ * none at the end. */
 static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_options how, planned *p)
 {
     uint64_t room = r->memory - total_of(p);
@@ -225,7 +248,7 @@ static nbl_status use_rest(nbl_model *m, const nbl__plan_request *r, nbl__plan_o
     return plan_step(m, r, how, p->step, p);
 }
 
-/* As if nothing had been planned. */
+/* Undoes what planning changed in the model: no weight dequantized, the embedding on the device. */
 static void reset(nbl_model *m)
 {
     bool more;
@@ -233,7 +256,7 @@ static void reset(nbl_model *m)
     nbl__embedding_on_host(m, false);
 }
 
-/* The plan to run with: within the budget, or the error that it cannot be. */
+/* Steps 1 to 3: the plan to run with. Free `p` also after an error. */
 static nbl_status plan_best(nbl_model *m, const nbl__plan_request *r, nbl__session *session, planned *p)
 {
     nbl__plan_options how = {.min = r->min, .thrifty = trains_on_device(m, r)};
@@ -255,7 +278,8 @@ nbl_status nbl__plan_training(nbl_model *m, const nbl__plan_request *r, nbl__ses
     return status;
 }
 
-/* The plan that keeps the budget, or the error that names the least that one can be. */
+/* Reports the best plan and its smallest possible total. NBL_ERROR_MEMORY names that total if the
+ * budget is below it. The model's entries are as before afterwards. */
 static nbl_status plan_within(nbl_model *m, const nbl__plan_request *r, nbl_model_plan *plan)
 {
     reset(m);

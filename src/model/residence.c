@@ -1,17 +1,23 @@
-/* residence.c - how training on a device keeps weights: as they are stored, decoded, or in the host's memory. See
- * language_model.h.
+/* residence.c - chooses where training on a device keeps each weight: packed, dequantized, or in
+ * host memory. See language_model.h.
  *
- * Decoded. A step decodes every packed weight twice or, where its layer is recomputed, three times; a copy in the compute
- * dtype takes its place where a budget has room for it, with the same bits. Per byte all weights gain alike but for what a
- * launch costs: the smallest come first, and those of one size in the order of the model.
+ *     packed        on the device as stored; the default
+ *     dequantized   on the device in the compute dtype, instead of the packed weight; same values
+ *     on_host       in pinned host memory; only the embedding
  *
- * In the host's memory. Of an embedding a step reads one row per token, over the bus where it must be. */
+ * Dequantized. A step dequantizes every packed weight twice, in forward and in backward, and a
+ * third time if its layer is recomputed. With room in the budget the dequantized copy is kept
+ * instead. The time saved is proportional to the bytes, plus one kernel launch per weight. So the
+ * smallest weights come first; equal sizes in the model's order.
+ *
+ * On the host. A step reads one row of the embedding per token, which the bus can carry. */
 #include <stdlib.h>
 
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 
-/* A matrix of a layer: what is looked up row by row is decoded for few of its rows, and what is trained has a master. */
+/* Only packed, frozen matrices of layers qualify. The embedding dequantizes only the rows that it
+ * looks up; a trained weight is a dense parameter already. */
 static bool may_be_dequantized(const nbl_model *m, const struct nbl__weight_entry *entry)
 {
     return entry->weight.format != NBL_FORMAT_DENSE && entry->weight.rank == 2 &&
@@ -23,7 +29,8 @@ static int64_t elements_of(const nbl_weight *w)
     return w->shape[0] * w->shape[1];
 }
 
-/* The smallest that is larger than `after`, or as large and later in the model; NULL: none. */
+/* The next weight after `after` in the order (elements, index in the model); NULL: none.
+ * O(weights). */
 static struct nbl__weight_entry *next_of(nbl_model *m, const struct nbl__weight_entry *after)
 {
     struct nbl__weight_entry *best = NULL;

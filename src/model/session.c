@@ -1,4 +1,9 @@
-/* session.c - a graph of a model, planned and bound: parameters filled in, inputs set. See language_model.h. */
+/* session.c - builds, plans and binds a graph of a model, fills its parameters and writes its
+ * inputs. See language_model.h.
+ *
+ * The decoder's builder (arch/) asks the session for weights, adapters and what is trained through
+ * the three callbacks of nbl__model_source: weight_of, adapter_of, is_trained. Every weight it asks
+ * for is marked `used`, which is how tensors that the architecture does not know are found. */
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
@@ -12,6 +17,8 @@ static const nbl_weight *weight_of(void *user, const char *name)
     return s->build.train && entry->dequantized ? &entry->as_used : &entry->weight;
 }
 
+/* The LoRA adapter of a module; false: none. A new adapter has no magnitudes yet, so its settings
+ * say whether it is DoRA. */
 static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
 {
     const nbl__session *s = user;
@@ -26,15 +33,17 @@ static bool adapter_of(void *user, const char *module, nbl__adapter *adapter)
     return true;
 }
 
-/* Sessions that neither train nor share with one that does read weights where they lie. */
+/* True if the graph shall read this weight from an f32 parameter. Sessions that neither train nor
+ * share with a training session read trained weights as stored. */
 static bool is_trained(void *user, const char *name)
 {
     const nbl__session *s = user;
     return s->masters && nbl__model_trains(s->model, name);
 }
 
-/* Tensors that are missing, of another shape, or asked for by no graph: one error that lists them all, for a model
- * that is half loaded is half right. Buffers of older files and the head of a model that ties it are left alone. */
+/* One error that lists all tensors that are missing, have another shape or are unknown. `problems`
+ * has the first two kinds; unknown are those that no graph has asked for. Allowed without use:
+ * rotary_emb.inv_freq, a buffer in older files, and lm_head.weight of a model with a tied head. */
 static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 {
     for (int64_t i = 0; i < m->weight_count; i++) {
@@ -51,6 +60,8 @@ static nbl_status refuse_misfits(const nbl_model *m, nbl__text *problems)
 
 /* ---- parameters ---- */
 
+/* The adapter's stored tensor for a parameter such as "model.layers.0.mlp.up_proj.lora_A.weight";
+ * NULL: the parameter is not the adapter's. */
 static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
 {
     for (int64_t i = 0; m->peft && i < m->peft->module_count; i++) {
@@ -64,7 +75,7 @@ static const nbl__stored *adapter_tensor(const nbl_model *m, const char *name)
     return NULL;
 }
 
-/* What the model holds under the name, as the dense tensor that the graph wants. */
+/* Writes the model's weight of this name to `to`, dense, in the dtype of the graph's value. */
 static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *info, void *to)
 {
     const struct nbl__weight_entry *entry = nbl__model_find(m, info->name);
@@ -75,10 +86,12 @@ static nbl_status fill_from_model(const nbl_model *m, const nbl__value_info *inf
     int64_t n = nbl__tensor_elements(&info->tensor);
     NBL_TRY(nbl_convert(m->ctx, w->dtype, w->data, info->tensor.dtype, to, n));
     if (m->checkpoint && info->trained)
-        nbl__checkpoint_drop_file(m->checkpoint, w->data); /* the master counts now */
+        nbl__checkpoint_drop_file(m->checkpoint, w->data); /* from now on the f32 copy is used */
     return NBL_OK;
 }
 
+/* Fills one parameter from the adapter's file or the model's weight. On a device the values are
+ * converted in host memory and copied. */
 static nbl_status fill_parameter(nbl__session *s, nbl__value v)
 {
     nbl_context *ctx = s->graph.ctx;
@@ -93,6 +106,7 @@ static nbl_status fill_parameter(nbl__session *s, nbl__value v)
     return nbl__memory_return(ctx, memory, bytes, to);
 }
 
+/* Fills all parameters but the LoRA tensors of a new adapter, which the trainer initialises. */
 static nbl_status fill_parameters(nbl__session *s)
 {
     const nbl__peft *peft = s->model->peft;
@@ -108,8 +122,13 @@ static nbl_status fill_parameters(nbl__session *s)
 
 /* ---- sessions ---- */
 
-/* How many values of a layer can go to the host and back unnoticed: while one byte crosses the bus, a device does some
- * 12,000 operations (600 TFLOP/s beside 50 GB/s). */
+/* nbl__build.pins: how many values per layer can be offloaded to the host while the layer computes,
+ * so that the transfer costs no time. 1: the layer's input; 2: and its middle; 3: and attention's
+ * output.
+ *
+ * While one byte crosses the bus, a device does about 12,000 operations (600 TFLOP/s, 50 GB/s). Per
+ * token a layer does 2 · hidden · (2 q + 2 kv + 3 inner) operations; input and middle are `hidden`
+ * elements each, the output of attention has q elements. */
 static int pins_of(const nbl_model *m, bool offload)
 {
     enum { MEANWHILE = 12000 };
@@ -122,6 +141,7 @@ static int pins_of(const nbl_model *m, bool offload)
     return flops < MEANWHILE * size * (2 * d->hidden + q) ? 2 : 3;
 }
 
+/* Builds the graph, checks the tensors, adds the backward pass, plans. */
 static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
 {
     nbl_model *m = s->model;
@@ -156,6 +176,8 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
+/* Builds the cheapest graph, the body for one token, and throws it away: building checks names and
+ * shapes. */
 nbl_status nbl__model_check(nbl_model *m)
 {
     nbl__session s = {.model = m};
@@ -177,6 +199,8 @@ nbl_status nbl__model_check(nbl_model *m)
     return status;
 }
 
+/* Uploads weights, allocates, fills and prepares the parameters. With `shared` the parameters are
+ * the other session's, which has filled and prepared them. */
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
 {
     NBL_CHECK(s->graph.ctx, !s->model->plan_only, NBL_ERROR_ARGUMENT, "%s was opened for planning alone",
@@ -185,7 +209,8 @@ static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
     NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
     if (shared) return NBL_OK;
     NBL_TRY(fill_parameters(s));
-    /* The plan has its own copy now: the pages of the adapter's file would be a second one. */
+    /* The plan has a copy of the adapter now. Drop the file's pages, which would be a second
+     * one. */
     if (s->model->peft)
         nbl__file_drop(&s->model->peft->file, s->model->peft->file.data, s->model->peft->file.size);
     return nbl__plan_prepare(&s->plan);
@@ -254,7 +279,7 @@ nbl_status nbl__session_load(nbl__session *s, const nbl_ids *sequences, int64_t 
         for (int64_t t = 0; t < it->count; t++, at++) {
             ids[at] = it->ids[t];
             positions[at] = (int32_t)t;
-            if (targets) targets[at] = t + 1 < it->count ? labels[i].ids[t + 1] : -100; /* what comes next */
+            if (targets) targets[at] = t + 1 < it->count ? labels[i].ids[t + 1] : -100; /* the next token */
         }
         starts[i + 1] = (int32_t)at;
     }

@@ -1,16 +1,22 @@
-/* upload.c - weights on a device. See language_model.h.
+/* upload.c - copies a model's weights to a device. See language_model.h.
  *
- * All that a graph needs and that is not there yet goes into one piece of the device's memory, so that what is taken is
- * what was planned: the parts of a weight one after the other, each at a multiple of 256 bytes. What training keeps
- * decoded (residence.c) comes packed as well, to a place that is given back, and is decoded on the device. What stays on the
- * host goes to memory that the device can read. */
+ * All weights that a graph needs and the device lacks go into one allocation, so that the bytes
+ * taken are those that were planned. Each part starts at a multiple of 256 bytes:
+ *
+ *     | W0.data | W0.scales | ... | W1.data | ...
+ *
+ *     packed        copied part by part
+ *     dequantized   copied packed to temporary device memory, dequantized there into its final address
+ *     on_host       copied to pinned host memory, one allocation per part
+ *
+ * walk() runs twice over the graph: first with base NULL to count bytes, then to copy. */
 #include "model/language_model.h"
 #include "device/cuda/cuda.h"
 #include "device/device_memory.h"
 
 enum { ALIGNMENT = 256 };
 
-/* The parts of a weight: where its pointer lies in the struct, and its bytes. */
+/* One array of a weight: the offset of its pointer within nbl_weight, and its bytes. */
 typedef struct part {
     size_t offset, bytes;
 } part;
@@ -32,14 +38,14 @@ static const void **pointer_of(nbl_weight *w, const part *p)
     return (const void **)(void *)((char *)w + p->offset);
 }
 
-/* Where weights go. */
+/* The state of an upload. */
 typedef struct upload {
     nbl_model *m;
     nbl__cuda *cuda;
-    uint8_t *base; /* NULL: it only counts */
-    size_t used, host_used;
-    uint8_t *packed; /* what is to be decoded, on its way */
-    size_t packed_bytes;
+    uint8_t *base;          /* device memory of all new weights; NULL: only count */
+    size_t used, host_used; /* bytes so far, on the device and on the host */
+    uint8_t *packed;        /* temporary device memory for one packed weight that is dequantized */
+    size_t packed_bytes;    /* of the largest such weight */
 } upload;
 
 static size_t round_up(size_t bytes)
@@ -47,7 +53,8 @@ static size_t round_up(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Cuts the parts of a weight off `base`, from *used on, and copies them there; without a base it only counts. */
+/* Copies the parts of a weight to base + *used and advances *used; base NULL: only advances.
+ * *device_view: the weight with device pointers. */
 static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_t *used,
                         nbl_weight *device_view)
 {
@@ -64,6 +71,7 @@ static nbl_status store(const upload *u, nbl_weight weight, uint8_t *base, size_
     return NBL_OK;
 }
 
+/* Copies a packed weight to temporary memory and dequantizes it into its final address. */
 static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
 {
     nbl_weight packed;
@@ -79,7 +87,7 @@ static nbl_status store_dequantized(upload *u, struct nbl__weight_entry *entry)
     return NBL_OK;
 }
 
-/* A piece of memory that goes with the model. */
+/* Allocates memory that nbl__upload_free frees. NULL: out of memory. */
 static void *add_piece(upload *u, size_t bytes, bool on_host)
 {
     struct nbl__upload *it = nbl__arena_alloc(&u->m->arena, sizeof *it);
@@ -91,6 +99,7 @@ static void *add_piece(upload *u, size_t bytes, bool on_host)
     return memory;
 }
 
+/* Copies the parts of a weight to pinned host memory, which the device reads over the bus. */
 static nbl_status store_on_host(upload *u, const struct nbl__weight_entry *entry, nbl_weight *device_view)
 {
     part parts[5];
@@ -106,13 +115,13 @@ static nbl_status store_on_host(upload *u, const struct nbl__weight_entry *entry
     return NBL_OK;
 }
 
-/* Does the graph see this weight decoded? */
+/* True if the graph's weight is dense and the stored one packed. */
 static bool is_dequantized(const nbl__value_info *info, const struct nbl__weight_entry *entry)
 {
     return entry->weight.format != NBL_FORMAT_DENSE && info->weight.format == NBL_FORMAT_DENSE;
 }
 
-/* The weights of the graph that are not on the device: counts their bytes, or brings them there. */
+/* Visits the graph's weights that the device lacks: counts their bytes, or copies them. */
 static nbl_status walk(upload *u, nbl__graph *g)
 {
     nbl_model *m = u->m;
@@ -151,6 +160,7 @@ nbl_status nbl__upload_weights(nbl_model *m, nbl__graph *g)
         nbl__cuda_free(u.cuda, u.packed, u.packed_bytes);
         NBL_TRY(status);
     }
+    /* Point the graph to the device copies, of earlier uploads too. */
     for (nbl__value v = 1; v <= g->value_count; v++) {
         nbl__value_info *info = nbl__info(g, v);
         if (info->kind != NBL_KIND_WEIGHT) continue;

@@ -1,5 +1,11 @@
-/* gguf.c - see gguf.h. One pass over the head with a cursor that cannot leave the file; what the pass
- * allocates is bounded by the bytes still ahead of it. */
+/* gguf.c - the .gguf reader; see gguf.h.
+ *
+ * One pass over the head with a cursor that cannot leave the file. Every count is compared with the
+ * bytes that are left before memory is allocated for it, so a hostile count cannot exhaust memory.
+ * Then keys and names are sorted to find duplicates, and tensors by address to find overlaps: O(n
+ * log n).
+ * In inspection mode (nbl__gguf_look) c->problems is not NULL, and nbl__problem_take lists a
+ * problem. */
 #include "format/gguf/gguf.h"
 
 #include <stdarg.h>
@@ -13,7 +19,7 @@ enum {
     RANK_LIMIT = 4,
     DEPTH_LIMIT = 8, /* of arrays in arrays */
     ALIGNMENT_DEFAULT = 32,
-    /* The fewest bytes of the file that they take: */
+    /* Minimum bytes of an entry and of a tensor's head in the file: */
     ENTRY_BYTES = 8 + 4 + 1,
     TENSOR_BYTES = 8 + 4 + 4 + 8,
 };
@@ -28,9 +34,9 @@ typedef struct cursor {
     const char *kind, *name; /* what is being read: "key", "general.name"; name is NULL in the header */
 } cursor;
 
-static const uint64_t NOWHERE = UINT64_MAX; /* of data: its tensor has a problem */
+static const uint64_t NOWHERE = UINT64_MAX; /* the offset of a tensor with a problem */
 
-/* Every refusal names the file, what was being read and the byte. */
+/* Errors name the file, what was being read and the byte. */
 #define REFUSE(c, text, ...) refuse((c), (c)->at, text, __VA_ARGS__)
 #define CHECK_AT(c, condition, text, ...)                                                                    \
     do {                                                                                                     \
@@ -56,6 +62,7 @@ static uint64_t left(const cursor *c)
     return c->size - c->at;
 }
 
+/* Fails unless this many bytes are left. */
 static nbl_status need(cursor *c, uint64_t bytes)
 {
     CHECK_AT(c, bytes <= left(c),
@@ -89,7 +96,8 @@ static nbl_status read_text(cursor *c, nbl__gguf_text *text)
     return NBL_OK;
 }
 
-/* A key or a tensor's name: they stand in messages and are compared as C strings. */
+/* Reads a key or a tensor's name. It must be UTF-8 without NUL, as it is compared as a C string and
+ * printed. */
 static nbl_status read_name(cursor *c, const char **name)
 {
     nbl__gguf_text text;
@@ -142,7 +150,7 @@ static nbl_status read_texts(cursor *c, uint64_t count, const nbl__gguf_text **t
     return NBL_OK;
 }
 
-/* The head of an array: what it holds, how many. */
+/* The head of an array: element type and count. */
 static nbl_status read_array_head(cursor *c, nbl__gguf_type *element, uint64_t *count)
 {
     uint32_t type = 0;
@@ -152,7 +160,8 @@ static nbl_status read_array_head(cursor *c, nbl__gguf_type *element, uint64_t *
     return read_u64(c, count);
 }
 
-/* Steps over the elements of an array of arrays; nobody reads them, but they are in the specification. */
+/* Skips the elements of an array of arrays. No known model uses one, but the specification allows
+ * them. */
 static nbl_status skip_arrays(cursor *c, uint64_t count, int depth)
 {
     CHECK_AT(c, depth < DEPTH_LIMIT, "arrays nested more than %d deep", DEPTH_LIMIT);
@@ -212,6 +221,8 @@ static nbl_status read_shape(cursor *c, nbl__gguf_tensor *tensor)
     return NBL_OK;
 }
 
+/* Checks that the type is known and that a row is a whole number of its blocks; computes the
+ * bytes. */
 static nbl_status check_layout(cursor *c, nbl__gguf_tensor *tensor)
 {
     nbl__ggml_layout layout;
@@ -233,14 +244,15 @@ static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset
     return NBL_OK;
 }
 
-/* A problem of a tensor that is looked at: *place is then NOWHERE. */
+/* Lists a tensor's problem, if `status` is one, and sets *offset to NOWHERE. */
 static nbl_status look_on(cursor *c, nbl_status status, uint64_t *offset)
 {
     if (status != NBL_OK) *offset = NOWHERE;
     return nbl__problem_take(c->problems, status);
 }
 
-/* `place` is relative to the data, which begins after the last tensor's entry. */
+/* Reads a tensor's head. *offset counts from the beginning of the data, which is known only after
+ * the last tensor; NOWHERE: the tensor has a problem. */
 static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *tensor, uint64_t *offset)
 {
     uint32_t type = 0;
@@ -266,6 +278,7 @@ static int by_offset(const void *a, const void *b)
     return (*x)->bytes < (*y)->bytes ? -1 : (*x)->bytes > (*y)->bytes; /* empty ones first */
 }
 
+/* Sorts the entries by key; duplicates are problems. */
 static nbl_status index_entries(nbl__gguf *g)
 {
     size_t n = (size_t)g->entry_count;
@@ -282,6 +295,7 @@ static nbl_status index_entries(nbl__gguf *g)
     return NBL_OK;
 }
 
+/* Finds overlapping tensors, then sorts by name; duplicates are problems. */
 static nbl_status index_tensors(nbl__gguf *g)
 {
     size_t n = (size_t)g->tensor_count;
@@ -309,13 +323,15 @@ static nbl_status index_tensors(nbl__gguf *g)
 
 /* ---- the whole ---- */
 
+/* Reads the header: magic, version, counts. The bytes of a big-endian version are swapped, so its
+ * low half is 0. */
 static nbl_status read_header(cursor *c, nbl__gguf *g)
 {
     uint64_t tensors = 0, entries = 0;
     CHECK_AT(c, c->size >= 24 && memcmp(c->data, "GGUF", 4) == 0, "%s", "not a GGUF file");
     c->at = 4;
     NBL_TRY(read_u32(c, &g->version));
-    c->at = 4; /* the place to name */
+    c->at = 4; /* errors below name the version's byte */
     CHECK_AT(c, (g->version & 0xffff) != 0, "%s", "a big-endian GGUF file, which is not supported");
     CHECK_AT(c, g->version == 2 || g->version == 3, "GGUF version %" PRIu32 "; 2 and 3 are supported",
              g->version);
@@ -333,6 +349,7 @@ static nbl_status read_header(cursor *c, nbl__gguf *g)
     return g->entries && g->tensors ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* *alignment: general.alignment, which must be a power of two in a u32; else 32. */
 static nbl_status read_alignment(cursor *c, const nbl__gguf *g, uint64_t *alignment)
 {
     const nbl__gguf_entry *entry = nbl__gguf_find(g, "general.alignment");
@@ -362,11 +379,12 @@ static nbl_status check_end(cursor *c, const nbl__gguf_tensor *tensor, uint64_t 
     return NBL_OK;
 }
 
+/* Reads all tensor heads, then computes and checks the address of each tensor's data. */
 static nbl_status read_tensors(cursor *c, nbl__gguf *g, uint64_t alignment, uint64_t *offsets)
 {
     int64_t count = g->tensor_count;
     for (g->tensor_count = 0; g->tensor_count < count;
-         g->tensor_count++) /* as many as there are after a failure */
+         g->tensor_count++) /* after a failure: the number of tensors that were read */
         NBL_TRY(read_tensor(c, alignment, &g->tensors[g->tensor_count], &offsets[g->tensor_count]));
     uint64_t begin = 0; /* of the data; cannot overflow: a mapped file is smaller than 2^63 */
     begin = (c->at + alignment - 1) / alignment * alignment;
@@ -389,7 +407,7 @@ static nbl_status read_entries(cursor *c, nbl__gguf *g)
     return NBL_OK;
 }
 
-/* What is before a failure stays, to be looked at. */
+/* Reads everything. In inspection mode, what was read before a failure stays. */
 static nbl_status read_all(cursor *c, nbl__gguf *g)
 {
     uint64_t alignment = 0, *offsets;
@@ -436,7 +454,7 @@ static nbl_status fill(nbl__gguf *g, const uint8_t *data, uint64_t size)
     return read_all(&c, g);
 }
 
-/* A half-made one does not leave. */
+/* On an error frees *out, so that the caller never gets a half-read file. */
 static nbl_status deliver(nbl_status status, nbl__gguf **out)
 {
     if (status == NBL_OK) return NBL_OK;

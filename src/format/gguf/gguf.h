@@ -1,13 +1,17 @@
-/* gguf.h - one .gguf file, mapped: its metadata and its tensors.
+/* gguf.h - reads one .gguf file, mapped: its metadata and its tensors.
  *
- *   "GGUF" | u32 version | u64 tensors | u64 entries
- *   entries: key, type, value         tensors: name, rank, sizes, type, place
- *   padding to general.alignment | data
+ *   "GGUF" | u32 version | u64 tensor count | u64 entry count
+ *   entries, each:  key (text) | u32 type | value
+ *   tensors, each:  name (text) | u32 rank | u64 sizes, fastest first | u32 type | u64 offset
+ *   padding to a multiple of general.alignment (default 32) | data
  *
- * Versions 2 and 3, little-endian. Whatever opens was checked: all entries and tensors lie inside the
- * file, names are unique, no two tensors overlap. What does not open is refused with the key or tensor
- * and the byte of the file. Memory is in proportion to the file's head; numbers and texts are
- * read from the map. A gguf is read-only and may be used by several threads. */
+ *   text:   u64 length | bytes          array: u32 element type | u64 count | elements
+ *   offset: from the beginning of the data
+ *
+ * Versions 2 and 3, little-endian. An opened file was checked: all entries and tensors lie inside
+ * it, names are unique, no two tensors overlap. An error names the key or tensor and the byte of
+ * the file. Memory is proportional to the head; numbers and texts are read from the map. An opened
+ * file is read-only and may be used by several threads. */
 #ifndef NBL_GGUF_H
 #define NBL_GGUF_H
 
@@ -16,7 +20,7 @@
 #include "base/problems.h"
 #include "quant/ggml.h"
 
-/* As numbered in files. */
+/* Types of values; the numbers are the file format's. */
 typedef enum nbl__gguf_type {
     NBL_GGUF_U8,
     NBL_GGUF_I8,
@@ -40,12 +44,13 @@ typedef struct nbl__gguf_text {
 } nbl__gguf_text;
 
 typedef struct nbl__gguf_entry {
-    const char *key;        /* valid UTF-8, terminated */
-    nbl__gguf_type type;    /* ARRAY: `count` elements; else one value */
-    nbl__gguf_type element; /* of an array; else as `type`. ARRAY: an array of arrays, which has no readers */
-    int64_t count;          /* 1 for what is no array */
-    const uint8_t *data;    /* numbers: the first, mapped, unaligned */
-    const nbl__gguf_text *texts; /* strings */
+    const char *key;     /* valid UTF-8, terminated */
+    nbl__gguf_type type; /* ARRAY: `count` elements; else one value */
+    nbl__gguf_type
+        element;         /* of an array; else equal to `type`. ARRAY: array of arrays, values not readable */
+    int64_t count;       /* 1 unless an array */
+    const uint8_t *data; /* numbers and bools: the first one, mapped, unaligned */
+    const nbl__gguf_text *texts; /* [count] if the elements are strings */
 } nbl__gguf_entry;
 
 typedef struct nbl__gguf_tensor {
@@ -54,52 +59,58 @@ typedef struct nbl__gguf_tensor {
     int rank;         /* 0 ... 4 */
     int64_t shape[4]; /* row-major: the slowest dimension first; a row is a whole number of blocks */
     int64_t elements;
-    const uint8_t *data; /* mapped; NULL of one with a problem, in a file that is looked at */
+    const uint8_t *data; /* mapped; NULL: the tensor has a problem (only after nbl__gguf_look) */
     uint64_t bytes;
 } nbl__gguf_tensor;
 
 typedef struct nbl__gguf {
     nbl_context *ctx;
     const char *path;
-    nbl__file file; /* data is NULL where the bytes were handed in */
+    nbl__file file; /* data is NULL after nbl__gguf_parse and nbl__gguf_look_at */
     nbl__arena arena;
-    nbl__problems *problems; /* NULL: the first one is an error */
+    nbl__problems *problems; /* &found after nbl__gguf_look; NULL: the first problem is an error */
     nbl__problems found;
     uint32_t version;
     int64_t entry_count, tensor_count;
-    nbl__gguf_entry *entries; /* in the order of the file, as are the tensors */
-    nbl__gguf_tensor *tensors;
-    const nbl__gguf_entry **by_key; /* the same sorted by name, for the two that find */
-    const nbl__gguf_tensor **by_name;
+    nbl__gguf_entry *entries;         /* in the file's order */
+    nbl__gguf_tensor *tensors;        /* in the file's order */
+    const nbl__gguf_entry **by_key;   /* the entries sorted by key, for nbl__gguf_find */
+    const nbl__gguf_tensor **by_name; /* the tensors sorted by name, for nbl__gguf_tensor_find */
 } nbl__gguf;
 
+/* Maps and checks a file. The first problem is an error, and *out is NULL. */
 nbl_status nbl__gguf_open(nbl_context *ctx, const char *path, nbl__gguf **out);
-/* The same of bytes in memory, which must live as long; `path` names them in messages. */
+/* The same for bytes in memory, which must outlive *out; `path` names them in messages. */
 nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
                            nbl__gguf **out);
-/* Opens to look at it: problems go into `problems`, and what can still be read is there. A tensor with a problem has no
- * data. After a problem in the head nothing of what follows is read. Names may be there twice. */
+/* Opens a file for inspection: problems are listed in `found`, and everything readable is there. A
+ * tensor with a problem has no data. Reading stops at a problem that leaves the next offset
+ * unknown. Names may be duplicate. A file without a valid header is still an error. */
 nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out);
+/* The same for bytes in memory. */
 nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
-                             nbl__gguf **out); /* as nbl__gguf_parse */
-void nbl__gguf_close(nbl__gguf *gguf);         /* NULL is allowed */
+                             nbl__gguf **out);
+void nbl__gguf_close(nbl__gguf *gguf); /* NULL is allowed */
 
 const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key); /* NULL: no such key */
 const nbl__gguf_tensor *nbl__gguf_tensor_find(const nbl__gguf *gguf, const char *name);
 
-/* For sorting by_key and by_name. */
+/* Comparison functions for qsort and bsearch over by_key and by_name. */
 int nbl__gguf_by_key(const void *a, const void *b);
 int nbl__gguf_by_name(const void *a, const void *b);
 
-/* ---- values: of entry NULL, out of range or of another type: false, and the result is left alone ---- */
+/* ---- values ----
+ *
+ * i is the index of an array's element; 0 for a single value. If entry is NULL, i out of range or the type
+ * another one, the result is false and the outputs are unchanged. */
 
-/* A string entry (i = 0) or element i of an array of strings. */
+/* A string; not terminated. */
 bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text, size_t *length);
-/* Any number or bool. */
+/* Any number or bool, as f64. */
 bool nbl__gguf_number(const nbl__gguf_entry *entry, int64_t i, double *value);
-/* Any integer type or bool whose value fits. */
+/* Any integer or bool that fits in int64_t. */
 bool nbl__gguf_integer(const nbl__gguf_entry *entry, int64_t i, int64_t *value);
-/* Bytes of a number in files; 0: not a number. */
+/* Bytes that a number or bool of this type takes in the file; 0: another type. */
 int nbl__gguf_number_bytes(uint32_t type);
 
 #endif

@@ -1,7 +1,10 @@
-/* gguf_config.c - the metadata of a GGUF model as the config.json that transformers would have.
+/* gguf_config.c - makes from a GGUF model's metadata the config.json that transformers would have.
  *
- * Every key of the model's own ("llama.…") is either used here, known to change nothing, or refused: a
- * scale that nobody applies would make a model that runs and is wrong. */
+ * Every key of the architecture ("llama.…") is used here, known to change nothing, or an error. An
+ * unknown key may be a scale: a model that ignores it would run and be wrong.
+ *
+ *     sizes      nbl__gguf_read_sizes    into nbl__gguf_model
+ *     the text   nbl__gguf_make_config   sizes, rotary scaling, Gemma's windows and caps, special tokens */
 #include <math.h>
 #include <stdio.h>
 
@@ -60,13 +63,14 @@ static nbl_status unsupported_key(const nbl__gguf_model *m, const char *key, con
     return nbl__fail(m->ctx, NBL_ERROR_UNSUPPORTED, "%s: key \"%s\": %s", m->gguf->path, key, what);
 }
 
-/* In a file that is looked at, a problem is listed and the work goes on. */
+/* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
 {
     return nbl__problem_take(m->gguf->problems, status);
 }
 
-/* A size from 1 up; also a list with the same one for each layer. `fallback` 0: the key must be there. 0 on failure. */
+/* Reads a size from 1 to 2^31 - 1, or an array with one equal size per layer. fallback: the value
+ * without the key; 0: the key is required. On an error *size is 0. */
 static nbl_status read_size(const nbl__gguf_model *m, const char *suffix, int64_t fallback, int64_t *size)
 {
     char key[KEY_SIZE];
@@ -84,7 +88,7 @@ static nbl_status read_size(const nbl__gguf_model *m, const char *suffix, int64_
     return NBL_OK;
 }
 
-/* A finite number, or the fallback. */
+/* Reads a finite number; without the key *value is the fallback. */
 static nbl_status read_number(const nbl__gguf_model *m, const char *suffix, double fallback, double *value)
 {
     char key[KEY_SIZE];
@@ -107,11 +111,11 @@ static bool text_is(const nbl__gguf_entry *entry, const char *wanted)
 /* ---- which keys are understood ---- */
 
 enum key_use {
-    USED = 1,
-    ZERO = 2,     /* only as 0 or false */
-    ONE = 4,      /* only as 1 or true */
-    HARMLESS = 8, /* says nothing about the computation */
-    GEMMA = 16    /* used, and of Gemma alone */
+    USED = 1,     /* read below */
+    ZERO = 2,     /* accepted only as 0 or false */
+    ONE = 4,      /* accepted only as 1 or true */
+    HARMLESS = 8, /* does not change the computation */
+    GEMMA = 16    /* read below; an error for other architectures than Gemma */
 };
 
 static const struct key_row {
@@ -152,6 +156,7 @@ static const struct key_row {
     {"use_parallel_residual", ZERO},
 };
 
+/* Checks one key of the architecture against the table. */
 static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *entry, const char *suffix)
 {
     double value = 0;
@@ -168,6 +173,7 @@ static nbl_status check_key(const nbl__gguf_model *m, const nbl__gguf_entry *ent
     return unsupported_key(m, entry->key, "it is not known here, and may change what the model computes");
 }
 
+/* Checks all keys of the architecture, and that the file is not one of several parts. */
 static nbl_status check_keys(const nbl__gguf_model *m)
 {
     size_t length = strlen(archs[m->arch].name);
@@ -205,7 +211,8 @@ static nbl_status find_arch(nbl__gguf_model *m)
         m->gguf->path, (int)(length < 64 ? length : 64), text);
 }
 
-/* The width of a head: key_length, else Llama's rope.dimension_count, else what is left. */
+/* head_dim: key_length, else (Llama) rope.dimension_count, else hidden / heads. Value heads of
+ * another width, and rotary embedding of a part of a head, are not supported. */
 static nbl_status read_head_dim(nbl__gguf_model *m)
 {
     int64_t value_length = 0, rotary = 0;
@@ -224,6 +231,7 @@ static nbl_status read_head_dim(nbl__gguf_model *m)
     return NBL_OK;
 }
 
+/* The vocabulary is the number of rows of the embedding; the key vocab_size must agree. */
 static nbl_status read_vocabulary(nbl__gguf_model *m)
 {
     char key[KEY_SIZE];
@@ -251,7 +259,7 @@ nbl_status nbl__gguf_read_sizes(nbl__gguf_model *m)
     NBL_TRY(tell(m, read_size(m, "feed_forward_length", 0, &m->intermediate)));
     NBL_TRY(tell(m, read_size(m, "attention.head_count", 0, &m->heads)));
     NBL_TRY(tell(m, read_size(m, "attention.head_count_kv", m->heads, &m->kv_heads)));
-    if (m->hidden && m->heads && m->kv_heads) { /* not so only in a file that is looked at */
+    if (m->hidden && m->heads && m->kv_heads) { /* 0 only in inspection mode, after a problem */
         if (m->heads % m->kv_heads)
             NBL_TRY(tell(
                 m, bad_key(m, key_of(m, "attention.head_count_kv", key), "it does not divide head_count")));
@@ -291,7 +299,7 @@ static void put_number(nbl__text *out, const char *key, double value)
     nbl__text_real(out, value);
 }
 
-/* A token id, where the vocabulary has one. */
+/* Puts a special token's id, if the metadata has it. */
 static nbl_status put_token(nbl__gguf_model *m, nbl__text *out, const char *key, const char *gguf_key)
 {
     const nbl__gguf_entry *entry = nbl__gguf_find(m->gguf, gguf_key);
@@ -305,8 +313,10 @@ static nbl_status put_token(nbl__gguf_model *m, nbl__text *out, const char *key,
 
 /* ---- rotary scaling ---- */
 
-/* How Llama 3 slows a frequency down: by 1 above one wavelength, by `factor` below another, in between
- * by a smooth step. The defaults of its config but for the factor and the length it was trained on. */
+/* The divisor of one frequency in Llama 3's rotary scaling. With t = rotations over the trained
+ * length:
+ *     t > 4: 1          t < 1: factor          between: interpolated, 1 / ((1 - s) / factor + s), s = (t - 1) / 3
+ * 1 and 4 are low_freq_factor and high_freq_factor of all published configs. */
 static double llama3_factor(double frequency, double factor, double trained)
 {
     enum { LOW = 1, HIGH = 4 };
@@ -317,6 +327,8 @@ static double llama3_factor(double frequency, double factor, double trained)
     return 1 / ((1 - smooth) / factor + smooth);
 }
 
+/* True if the stored divisors are those of this factor and trained length, to 1e-4 (they were
+ * computed in f32). */
 static bool fits_llama3(const nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta, double factor,
                         double trained)
 {
@@ -325,13 +337,14 @@ static bool fits_llama3(const nbl__gguf_model *m, const nbl__gguf_tensor *tensor
         memcpy(&value, tensor->data + i * 4, 4);
         double frequency = pow(theta, -2.0 * (double)i / (double)m->head_dim);
         double wanted = llama3_factor(frequency, factor, trained);
-        if (!(fabs(value - wanted) <= 1e-4 * wanted)) return false; /* they were computed in f32 */
+        if (!(fabs(value - wanted) <= 1e-4 * wanted)) return false;
     }
     return true;
 }
 
-/* llama.cpp stores Llama 3's scaling as its result: a divisor of each frequency. The parameters are found
- * again by trying the lengths that models are trained on; divisors of another law are refused. */
+/* Puts rope_scaling of type llama3. llama.cpp stores only the result, the divisor of each
+ * frequency. The largest divisor is the factor; the trained length is found by trying powers of
+ * two. Divisors that fit none are an error. */
 static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor, double theta,
                               nbl__text *out)
 {
@@ -346,7 +359,7 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
         memcpy(&value, tensor->data + i * 4, 4);
         if (value > largest) largest = value;
     }
-    for (int shift = 7; shift <= 24; shift++) { /* 8192 first: all known models; then 2^8 and up */
+    for (int shift = 7; shift <= 24; shift++) { /* 8192 first, as all known models have it; then 2^8 … 2^24 */
         int64_t trained = shift == 7 ? 8192 : (int64_t)1 << shift;
         if (!fits_llama3(m, tensor, theta, largest, (double)trained)) continue;
         if (largest == 1) return NBL_OK; /* all are 1: no scaling */
@@ -364,6 +377,7 @@ static nbl_status find_llama3(nbl__gguf_model *m, const nbl__gguf_tensor *tensor
                      m->gguf->path, tensor->name);
 }
 
+/* Puts rope_scaling of type yarn; 32 and 1 are the defaults of beta_fast and beta_slow. */
 static nbl_status put_yarn(const nbl__gguf_model *m, double factor, nbl__text *out)
 {
     int64_t trained = 0;
@@ -384,6 +398,7 @@ static nbl_status put_yarn(const nbl__gguf_model *m, double factor, nbl__text *o
     return NBL_OK;
 }
 
+/* Puts rope_theta and rope_scaling: none, linear, yarn or llama3. */
 static nbl_status put_rope(nbl__gguf_model *m, nbl__text *out)
 {
     char key[KEY_SIZE];
@@ -391,7 +406,7 @@ static nbl_status put_rope(nbl__gguf_model *m, nbl__text *out)
     NBL_TRY(read_number(m, "rope.freq_base", 10000, &theta));
     if (theta <= 1) return bad_key(m, key_of(m, "rope.freq_base", key), "not above 1");
     put_number(out, "rope_theta", theta);
-    NBL_TRY(read_number(m, "rope.scale_linear", 1, &older)); /* of files before rope.scaling */
+    NBL_TRY(read_number(m, "rope.scale_linear", 1, &older)); /* the key of older files */
     NBL_TRY(read_number(m, "rope.scaling.factor", older, &factor));
     const nbl__gguf_entry *type = find(m, "rope.scaling.type");
     const nbl__gguf_tensor *divisors = nbl__gguf_tensor_find(m->gguf, "rope_freqs.weight");
@@ -416,7 +431,8 @@ static nbl_status put_rope(nbl__gguf_model *m, nbl__text *out)
 
 /* ---- Gemma ---- */
 
-/* Whether layer i looks back over a window only: told for each layer, or every n-th does not. */
+/* Puts layer_types. sliding_window_pattern is an array of one bool per layer (sliding), or a period
+ * n: every n-th layer has full attention. Defaults: n = 2 for Gemma 2, 6 for Gemma 3. */
 static nbl_status put_layer_types(const nbl__gguf_model *m, nbl__text *out)
 {
     const nbl__gguf_entry *entry = find(m, "attention.sliding_window_pattern");
@@ -436,6 +452,7 @@ static nbl_status put_layer_types(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
+/* Puts Gemma's window, layer types, caps, scale of attention scores and local rotary base. */
 static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
 {
     bool second = m->arch == NBL_GGUF_GEMMA2;
@@ -444,7 +461,8 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     NBL_TRY(read_size(m, "attention.sliding_window", second ? 4096 : 0, &window));
     put_integer(out, "sliding_window", window);
     NBL_TRY(put_layer_types(m, out));
-    /* The file does not tell it: the largest of each generation divides by hidden / heads instead. */
+    /* GGUF has no key for it. It is head_dim, but hidden / heads in the largest model of each
+     * generation, which its number of layers identifies. */
     bool largest = m->layers == (second ? 46 : 62) && m->hidden % m->heads == 0;
     put_integer(out, "query_pre_attn_scalar", largest ? m->hidden / m->heads : m->head_dim);
     NBL_TRY(read_number(m, "attn_logit_softcapping", second ? 50 : 0, &cap));
@@ -457,6 +475,7 @@ static nbl_status put_gemma(const nbl__gguf_model *m, nbl__text *out)
     return NBL_OK;
 }
 
+/* Writes the whole text of config.json. */
 static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
 {
     int64_t context = 0;

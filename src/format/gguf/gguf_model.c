@@ -1,4 +1,8 @@
-/* gguf_model.c - the tensors of a GGUF model under their Hugging Face names; see gguf_model.h. */
+/* gguf_model.c - the tensors of a GGUF model under their Hugging Face names; see gguf_model.h.
+ *
+ * Two tables, model_rows and layer_rows, map names in both directions and say which architectures
+ * have a tensor, its shape, and whether it is optional. Opening a file walks the tables; then every
+ * tensor of the file must have been used. */
 #include "format/gguf/gguf_model.h"
 
 #include <stdio.h>
@@ -16,12 +20,13 @@ enum {
     ALL = LLAMA | QWEN2 | QWEN3 | GEMMAS
 };
 
-/* Sizes by name; NONE as the second makes a vector. */
+/* Sizes of a tensor by name. NONE as `columns`: a vector. QUERY and KEY: heads · head_dim of q and
+ * of k, v. */
 typedef enum extent { NONE, HIDDEN, INNER, VOCABULARY, QUERY, KEY, HEAD } extent;
 
 typedef struct row {
-    const char *gguf, *hf; /* of a layer: without "blk.N." and "model.layers.N." */
-    int archs;
+    const char *gguf, *hf; /* names; of a layer: without "blk.N." and "model.layers.N." */
+    int archs;             /* set of architectures that have it */
     extent rows, columns;
     enum { MUST, MAY } presence;
 } row;
@@ -69,7 +74,7 @@ static nbl_status bad_tensor(const nbl__gguf_model *m, nbl_status code, const ch
     return nbl__fail(m->ctx, code, "%s: tensor \"%s\": %s", m->gguf->path, name, what);
 }
 
-/* In a file that is looked at, a problem is listed and the work goes on. */
+/* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
 {
     return nbl__problem_take(m->gguf->problems, status);
@@ -77,7 +82,7 @@ static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
 
 static int64_t size_of(const nbl__gguf_model *m, extent e)
 {
-    switch (e) { /* all below 2^31: no product overflows */
+    switch (e) { /* every factor is below 2^31, so no product overflows */
     case HIDDEN: return m->hidden;
     case INNER: return m->intermediate;
     case VOCABULARY: return m->vocabulary;
@@ -88,7 +93,10 @@ static int64_t size_of(const nbl__gguf_model *m, extent e)
     }
 }
 
-/* ---- biases: all of a kind or none, as transformers has one switch for each kind ---- */
+/* ---- biases ---- */
+
+/* *all: every layer has these biases. Some but not all is an error, since config.json has one
+ * switch for all layers. */
 
 static nbl_status find_biases(nbl__gguf_model *m, const char *const *names, int count, bool *all)
 {
@@ -110,6 +118,7 @@ static nbl_status find_biases(nbl__gguf_model *m, const char *const *names, int 
     return NBL_OK;
 }
 
+/* Sets is_tied, attention_bias and mlp_bias from the tensors that exist. */
 static nbl_status find_switches(nbl__gguf_model *m)
 {
     static const char *const attention[] = {"attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"};
@@ -122,6 +131,7 @@ static nbl_status find_switches(nbl__gguf_model *m)
 
 /* ---- the map ---- */
 
+/* Checks presence, shape and type of one tensor and adds it to the weights. */
 static nbl_status add(nbl__gguf_model *m, const row *r, const char *gguf_name, const char *hf_prefix)
 {
     const nbl__gguf_tensor *tensor = nbl__gguf_tensor_find(m->gguf, gguf_name);
@@ -144,6 +154,7 @@ static nbl_status add(nbl__gguf_model *m, const row *r, const char *gguf_name, c
         return nbl__fail(m->ctx, NBL_ERROR_UNSUPPORTED, "%s: tensor \"%s\": the type %s is not supported",
                          m->gguf->path, gguf_name, layout.name);
     nbl__gguf_weight *weight = &m->weights[m->weight_count++];
+    /* Record what llama.cpp's converter did, for nbl__gguf_weight_rows to undo. */
     *weight = (nbl__gguf_weight){
         .tensor = tensor, .rows = vector ? 1 : rows, .columns = vector ? rows : columns};
     if (m->arch == NBL_GGUF_LLAMA && strncmp(r->gguf, "attn_q.", 7) == 0) weight->heads = m->heads;
@@ -165,7 +176,8 @@ static int by_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Every tensor of the file is in the map, or is the one whose meaning went into the config. */
+/* Checks that every tensor of the file was mapped. The exception is Llama's rope_freqs.weight,
+ * whose contents become rope_scaling in the config. */
 static nbl_status check_all_used(nbl__gguf_model *m)
 {
     qsort(m->weights, (size_t)m->weight_count, sizeof *m->weights, by_tensor);
@@ -179,6 +191,7 @@ static nbl_status check_all_used(nbl__gguf_model *m)
     return NBL_OK;
 }
 
+/* Maps the model's and all layers' tensors, and sorts the weights by Hugging Face name. */
 static nbl_status map_tensors(nbl__gguf_model *m)
 {
     char gguf_name[64], prefix[64];
@@ -228,7 +241,7 @@ nbl_status nbl__gguf_model_check(nbl__gguf *gguf)
     nbl_status status;
     NBL_GO(tell(&m, nbl__gguf_read_sizes(&m)));
     if (!(m.layers && m.hidden && m.intermediate && m.heads && m.kv_heads && m.head_dim && m.vocabulary))
-        goto done; /* told already */
+        goto done; /* the missing size is listed already */
     NBL_GO(find_switches(&m));
     NBL_GO(map_tensors(&m));
     NBL_GO(tell(&m, nbl__gguf_make_config(&m)));
@@ -260,16 +273,17 @@ const nbl__gguf_weight *nbl__gguf_weight_find(const nbl__gguf_model *model, cons
     return bsearch(&wanted, model->weights, (size_t)model->weight_count, sizeof wanted, by_name);
 }
 
-/* ---- decoding ---- */
+/* ---- dequantizing ---- */
 
-/* Where the stored value is that belongs at `index` of n: within a head, i of the first half is at 2 i,
- * of the second half at 2 i + 1. */
+/* The stored index of value or row `index` of n, in rotary pairs: within a head of width d,
+ *     i < d/2  is stored at  2 i                  i >= d/2  is stored at  2 (i - d/2) + 1 */
 static int64_t stored_index(int64_t index, int64_t n, int64_t heads)
 {
     int64_t width = n / heads, half = width / 2, within = index % width;
     return index - within + 2 * (within % half) + within / half;
 }
 
+/* Dequantizes a vector, undoing pairs and the offset of 1. */
 static void dequantize_vector(nbl_isa isa, const nbl__gguf_weight *w, nbl_dtype dtype, void *out)
 {
     enum { MAX = 256 };
@@ -282,7 +296,8 @@ static void dequantize_vector(nbl_isa isa, const nbl__gguf_weight *w, nbl_dtype 
     }
     for (int64_t at = 0; at < w->columns; at += MAX) {
         int64_t count = nbl__min_i64(MAX, w->columns - at);
-        for (int64_t i = 0; w->heads && i < count; i++) { /* a bias: block by block is not worth a plan */
+        /* A bias in rotary pairs: dequantize one block per value. Slow, but biases are small. */
+        for (int64_t i = 0; w->heads && i < count; i++) {
             int64_t mapping = stored_index(at + i, w->columns, w->heads), block = mapping / layout.values;
             float dequantized[MAX];
             nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + block * layout.bytes, layout.values,
@@ -312,6 +327,7 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
     }
     uint64_t row_bytes = w->tensor->bytes / (uint64_t)w->rows;
     size_t out_bytes = (size_t)w->columns * nbl__size_of(dtype);
+    /* Rows in the file's order: one call. In rotary pairs: one call per row. */
     if (w->heads == 0) {
         nbl__ggml_dequantize(isa, w->tensor->type, w->tensor->data + (uint64_t)begin * row_bytes,
                              (end - begin) * w->columns, dtype, out);
@@ -324,8 +340,10 @@ nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *w, in
     return NBL_OK;
 }
 
-/* ---- the other way ---- */
+/* ---- export ---- */
 
+/* Fills the mapping if this row of the table is the tensor. layer: the digits of the layer's
+ * index. */
 static bool map_row(nbl__gguf_arch arch, const row *r, const char *layer, size_t layer_size, const char *name,
                     nbl__gguf_mapping *mapping)
 {

@@ -1,13 +1,16 @@
-/* gguf_model.h - a GGUF file seen as a Hugging Face model: its config.json, and its tensors under their
- * names there, with what llama.cpp's converter did to them undone.
+/* gguf_model.h - reads a GGUF file as a Hugging Face model: a config.json, and tensors under
+ * Hugging Face names. Changes that llama.cpp's converter made to tensors are undone.
  *
- *   architecture   in GGUF                              given out
- *   llama          rows of q and k in rotary pairs      rows in halves, as transformers has them
- *   qwen2, qwen3   as they are                          as they are
- *   gemma2, gemma3 norms as 1 + w                       norms as w
+ *   architecture    in GGUF                                   as given out
+ *   llama           q, k: rows i, i + d/2 of a head adjacent  rows in transformers' order
+ *   qwen2, qwen3    unchanged                                 unchanged
+ *   gemma2, gemma3  norm weights as 1 + w                     norm weights as w
  *
- * gguf_config.c reads the metadata, gguf_model.c the tensors. What is not understood - an architecture, a
- * key of its own, a tensor - is refused by name, as is a tensor that is missing or has another shape. */
+ * (d: rows per head. Rotary embedding rotates rows i and i + d/2 of a head as one pair.)
+ *
+ * gguf_config.c reads the metadata, gguf_model.c the tensors. An unknown architecture, an
+ * unknown key of the architecture, and an unknown, missing or misshapen tensor is an error that
+ * names it. */
 #ifndef NBL_GGUF_MODEL_H
 #define NBL_GGUF_MODEL_H
 
@@ -26,8 +29,8 @@ typedef struct nbl__gguf_weight {
     const char *name; /* "model.layers.0.self_attn.q_proj.weight" */
     const nbl__gguf_tensor *tensor;
     int64_t rows, columns; /* a vector is one row */
-    int64_t heads;  /* rows (of a vector: values) are in rotary pairs within so many heads; 0: they are not */
-    bool minus_one; /* 1 is to be subtracted */
+    int64_t heads;  /* > 0: rows (of a vector: values) are stored as rotary pairs, in this many heads */
+    bool minus_one; /* subtract 1 from the stored values */
 } nbl__gguf_weight;
 
 typedef struct nbl__gguf_model {
@@ -39,49 +42,54 @@ typedef struct nbl__gguf_model {
     bool is_tied;        /* there is no output.weight */
     bool attention_bias; /* q, k, v and o have biases */
     bool mlp_bias;
-    nbl__config config; /* of the text that config.json would have */
+    nbl__config config; /* parsed from a config.json text that is made from the metadata */
     nbl__gguf_weight *weights;
     int64_t weight_count;
 } nbl__gguf_model;
 
+/* Opens a file and maps its tensors to Hugging Face names. */
 nbl_status nbl__gguf_model_open(nbl_context *ctx, const char *path, nbl__gguf_model **out);
-/* The same of an open file, which the model then owns; it is closed also when this fails. */
+/* The same for an open file. The model takes ownership of `gguf` and closes it also on an error. */
 nbl_status nbl__gguf_model_of(nbl_context *ctx, nbl__gguf *gguf, nbl__gguf_model **out);
-/* Lists what is wrong with the model in a file that is looked at (nbl__gguf_look). */
+/* Adds the problems of the model to the list of a file from nbl__gguf_look. */
 nbl_status nbl__gguf_model_check(nbl__gguf *gguf);
 void nbl__gguf_model_close(nbl__gguf_model *model); /* NULL is allowed */
 
-/* By its Hugging Face name; NULL: none. */
+/* The weight of this Hugging Face name; NULL: none. */
 const nbl__gguf_weight *nbl__gguf_weight_find(const nbl__gguf_model *model, const char *name);
-/* The shape there: rank 1 for biases and norms, else 2. */
+/* 1 for biases and norms, else 2. */
 static inline int nbl__gguf_weight_rank(const nbl__gguf_weight *weight)
 {
     return weight->tensor->rank;
 }
 
-/* Decodes rows [begin, end) to f32, f16 or bf16 at `out`, which needs no alignment; a vector has one row.
- * One rounding, but for norms with an offset, where the difference is rounded to f32 first, as
- * transformers does. From any thread. Cost: bound by reading the blocks; rows of q and k of Llama
- * jump in steps of two within a head. */
+/* Dequantizes rows [begin, end) to f32, f16 or bf16 at `out`, which needs no alignment. A vector
+ * has one row. Values are rounded once; Gemma's norms twice, as w = stored - 1 is rounded to f32
+ * first, as in transformers. May be called from any thread. Cost: bound by memory. */
 nbl_status nbl__gguf_weight_rows(nbl_context *ctx, const nbl__gguf_weight *weight, int64_t begin, int64_t end,
                                  nbl_dtype dtype, void *out);
 
-/* ---- the other way: what a converter does ---- */
+/* ---- export: from Hugging Face names to GGUF ---- */
 
-/* A tensor of a Hugging Face folder in a GGUF file. */
+/* How a Hugging Face tensor is stored in a GGUF file. */
 typedef struct nbl__gguf_mapping {
     char name[64]; /* "blk.0.attn_q.weight" */
     enum { NBL_GGUF_ROWS_AS_THEY_ARE, NBL_GGUF_ROTARY_Q, NBL_GGUF_ROTARY_K } rows;
-    bool plus_one; /* 1 is added */
+    bool plus_one; /* add 1 to the values */
 } nbl__gguf_mapping;
 
-/* By model_type: "mistral" is NBL_GGUF_LLAMA. False: none. `name`: as general.architecture has it. */
+/* The GGUF architecture for config.json's model_type; "mistral" is NBL_GGUF_LLAMA. *name: the value
+ * of general.architecture. False: GGUF has none that is supported here. */
 bool nbl__gguf_arch_of(const char *model_type, nbl__gguf_arch *arch, const char **name);
-/* False where the architecture has no such tensor. */
+/* The mapping of one tensor; false: the architecture has no such tensor. */
 bool nbl__gguf_mapping_of(nbl__gguf_arch arch, const char *hf_name, nbl__gguf_mapping *mapping);
 
-/* Of gguf_config.c: fills the sizes (all but is_tied and the biases, which come first), then the text. */
+/* ---- gguf_config.c, for gguf_model.c ---- */
+
+/* Reads the architecture and all sizes, and checks the keys. Call it first. */
 nbl_status nbl__gguf_read_sizes(nbl__gguf_model *model);
+/* Makes and parses the text of config.json. Needs the sizes, is_tied, attention_bias and
+ * mlp_bias. */
 nbl_status nbl__gguf_make_config(nbl__gguf_model *model);
 
 #endif

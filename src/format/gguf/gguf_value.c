@@ -1,4 +1,5 @@
-/* gguf_value.c - what a file that is open is asked: keys and tensors by their names, and values of entries. */
+/* gguf_value.c - looks up entries and tensors of an opened .gguf file by name, and reads values of
+ * entries. See gguf.h. */
 #include <stdlib.h>
 
 #include "format/gguf/gguf.h"
@@ -54,7 +55,7 @@ bool nbl__gguf_string(const nbl__gguf_entry *entry, int64_t i, const char **text
     return true;
 }
 
-/* The bits of an integer, sign-extended where it has one. */
+/* Reads an integer or bool as 64 bits, sign-extended if its type is signed. */
 static bool read_integer(const nbl__gguf_entry *entry, int64_t i, uint64_t *bits)
 {
     if (!has(entry, i)) return false;

@@ -1,7 +1,10 @@
-/* gguf_write.c - see gguf_write.h. */
+/* gguf_write.c - the .gguf writer. See gguf_write.h.
+ *
+ * Entries are encoded into w->entries as they are put; begin() writes header, entries and tensor
+ * heads at once. */
 #include "format/gguf/gguf_write.h"
 
-enum { ALIGNMENT = 32, VERSION = 3 }; /* the alignment that readers take for granted */
+enum { ALIGNMENT = 32, VERSION = 3 }; /* 32 is the default, so general.alignment need not be put */
 
 static uint64_t aligned(uint64_t size)
 {
@@ -26,7 +29,7 @@ void nbl__gguf_writer_close(nbl__gguf_writer *w)
     *w = (nbl__gguf_writer){0};
 }
 
-/* ---- entries; numbers are little-endian, as is every machine this library runs on ---- */
+/* ---- entries; numbers are little-endian in the file and on every supported machine ---- */
 
 void nbl__gguf_add(nbl__gguf_writer *w, const void *value, size_t size)
 {
@@ -122,6 +125,7 @@ nbl_status nbl__gguf_declare(nbl__gguf_writer *w, const char *name, nbl__ggml_ty
     return NBL_OK;
 }
 
+/* Appends the head: header, entries, tensor heads, padding. */
 static void add_head(const nbl__gguf_writer *w, nbl__text *head)
 {
     nbl__text_add(head, "GGUF", 4);
@@ -178,7 +182,7 @@ nbl_status nbl__gguf_write(nbl__gguf_writer *w, int64_t number, const void *data
 nbl_status nbl__gguf_commit(nbl__gguf_writer *w)
 {
     static const char zeros[ALIGNMENT];
-    if (w->count) { /* the file ends with whole padding; gaps between tensors are zeros as they are */
+    if (w->count) { /* pad the end of the file; unwritten gaps between tensors read as zeros */
         const struct nbl__gguf_new *last = &w->tensors[w->count - 1];
         uint64_t end = last->offset + last->bytes;
         NBL_TRY(nbl__new_file_write(&w->file, zeros, aligned(end) - end, w->data + end));

@@ -1,4 +1,4 @@
-/* bnb_state.c - see bnb_state.h. */
+/* bnb_state.c - parses, prints and checks bitsandbytes' 4-bit states. See bnb_state.h. */
 #include "format/hf/bnb_state.h"
 
 #include <math.h>
@@ -69,6 +69,7 @@ void nbl__bnb_json_print(nbl__text *text, const nbl__bnb_json *state)
 
 /* ---- the parts together ---- */
 
+/* Checks that a part exists and has this dtype and number of elements. */
 static nbl_status check_part(nbl_context *ctx, const char *name, const char *part, const nbl__stored *stored,
                              nbl_dtype dtype, int64_t elements)
 {
@@ -81,8 +82,9 @@ static nbl_status check_part(nbl_context *ctx, const char *name, const char *par
     return NBL_OK;
 }
 
-/* bitsandbytes decodes with its built-in table and ignores the stored one; a file whose table says
- * something else (beyond a rounding to 16 bits) cannot be decoded as its maker meant it. */
+/* bitsandbytes dequantizes with its built-in table and ignores the stored one. A file with other
+ * values (beyond a rounding to 16 bits) would be dequantized to something that its maker did not
+ * mean. */
 static bool is_builtin_table(nbl_format format, const nbl__stored *map)
 {
     const float *table = format == NBL_FORMAT_NF4 ? nbl__nf4_table : nbl__fp4_table;

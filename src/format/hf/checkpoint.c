@@ -1,4 +1,5 @@
-/* checkpoint.c - opens a checkpoint: which files there are, what the config says, what they hold. */
+/* checkpoint.c - opens a checkpoint: reads config.json, finds the weight files, maps and parses
+ * them, compares them with the index, and groups their tensors (tensor_entries.c). */
 #include "format/hf/checkpoint.h"
 
 #include <dirent.h>
@@ -62,7 +63,9 @@ static nbl_status only_weight_file(nbl_checkpoint *c, const char **name)
     return NBL_OK;
 }
 
-/* As transformers chooses: model.safetensors, else the index, else (ours) the only one. */
+/* Finds the weight files as transformers does: model.safetensors, else the files of the index. One
+ * case more than transformers: without both, the folder's only .safetensors file. `index` stays
+ * empty unless it was read. */
 static nbl_status find_files(nbl_checkpoint *c, nbl__arena *json, nbl__index *index, const char ***names,
                              int *count)
 {
@@ -91,6 +94,8 @@ static nbl_status find_files(nbl_checkpoint *c, nbl__arena *json, nbl__index *in
 
 /* ---- what they hold ---- */
 
+/* Maps and parses the files, and concatenates their tensors in c->stored. Pages of headers are
+ * dropped once they are parsed. */
 static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int count)
 {
     nbl__stored **parts = nbl__arena_alloc(&c->arena, (size_t)count * sizeof *parts);
@@ -118,7 +123,8 @@ static nbl_status map_files(nbl_checkpoint *c, const char *const *names, int cou
     return NBL_OK;
 }
 
-/* The index must say exactly what the files hold. `seen` is zeroed memory, one per entry. */
+/* Checks that the index and the files name the same tensors in the same files. seen:
+ * [index->map->count], zeroed. */
 static nbl_status check_index(nbl_checkpoint *c, const nbl__index *index, bool *seen)
 {
     for (int64_t i = 0; i < c->stored_count; i++) {
@@ -135,6 +141,8 @@ static nbl_status check_index(nbl_checkpoint *c, const nbl__index *index, bool *
     return NBL_OK;
 }
 
+/* Reads config.json. A missing one is a problem only in tolerant mode, and not in an adapter's
+ * folder; callers that need it check config.root. */
 static nbl_status read_config(nbl_checkpoint *c)
 {
     const char *path = path_of(c, "config.json"), *adapter = path_of(c, "adapter_config.json");

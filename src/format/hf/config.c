@@ -1,8 +1,8 @@
-/* config.c - see config.h.
+/* config.c - parses config.json and edits its text. See config.h.
  *
- * Edits work on the text, not on a parsed tree: numbers keep their spelling, keys their order, and
- * what JSON libraries dislike (NaN, integers beyond 64 bits) passes through. The text was parsed
- * before, so the scanner below may rely on its grammar. */
+ * Edits work on the text, not on a parsed tree. So numbers keep their spelling, keys keep their
+ * order, and values that JSON libraries reject (NaN, integers beyond 64 bits) survive. Each edit
+ * parses the text first, so the scanner below may rely on valid JSON. */
 #include "format/hf/config.h"
 
 #include "base/file/file.h"
@@ -10,7 +10,7 @@
 
 enum { CONFIG_LIMIT = 16 << 20 };
 
-/* Of the text model where a config has several. */
+/* A key of the root, or of text_config if the root lacks it (multimodal models). */
 static const nbl__json *find(const nbl__json *root, const char *key)
 {
     const nbl__json *value = nbl__json_get(root, key);
@@ -72,7 +72,8 @@ static size_t skip_space(const char *s, size_t at)
     return at;
 }
 
-/* The end of the value that begins at `at`. */
+/* The offset behind the value that begins at `at`. Brackets are counted; strings are skipped
+ * whole. */
 static size_t skip_value(const char *s, size_t at)
 {
     int depth = 0;
@@ -94,13 +95,14 @@ static size_t skip_value(const char *s, size_t at)
 }
 
 typedef struct member {
-    size_t key, value, end; /* where the key begins, the value begins, the value ends */
-    size_t previous_end;    /* where the member before ends; 0 for the first */
-    size_t next;            /* where the next key begins; 0 for the last */
+    size_t key, value, end; /* offsets of the key, of the value, behind the value */
+    size_t previous_end;    /* offset behind the previous member; 0 for the first */
+    size_t next;            /* offset of the next key; 0 for the last */
 } member;
 
-/* What a scan for a key tells: the member itself, the one before which it would stand in a sorted
- * object (as transformers writes them), and the last one. `end` is 0 where there is none. */
+/* The result of a scan for a key. found: the member itself. after: the first member with a greater
+ * key, before which a new key is inserted. last: the last member. `end` is 0 for a member that does
+ * not exist. */
 typedef struct position {
     member found, after, last;
 } position;
@@ -109,7 +111,8 @@ static position find_position(const char *s, const nbl__json *root, const char *
 {
     position p = {0};
     size_t at = skip_space(s, skip_space(s, 0) + 1), previous = 0;
-    for (int64_t i = 0; i < root->count; i++) { /* members in the order of the text, their keys decoded */
+    for (int64_t i = 0; i < root->count;
+         i++) { /* root's members have the text's order, with unescaped keys */
         member m = {.key = at, .previous_end = previous};
         m.value = skip_space(s, skip_space(s, skip_value(s, at)) + 1);
         m.end = previous = skip_value(s, m.value);
@@ -123,6 +126,7 @@ static position find_position(const char *s, const nbl__json *root, const char *
     return p;
 }
 
+/* Appends the text with a new member before p->after, else behind the last one. */
 static void insert(const char *s, const position *p, const nbl__config_edit *edit, nbl__text *out)
 {
     size_t at = p->after.end ? p->after.key : p->last.end ? p->last.end : skip_space(s, 0) + 1;
@@ -133,6 +137,7 @@ static void insert(const char *s, const position *p, const nbl__config_edit *edi
     nbl__text_add(out, s + at, strlen(s + at));
 }
 
+/* Appends the text with one edit applied: replaced, removed or inserted. */
 static nbl_status apply_one(nbl__arena *arena, const char *s, const nbl__config_edit *edit, nbl__text *out)
 {
     const nbl__json *root;

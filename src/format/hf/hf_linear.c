@@ -1,8 +1,11 @@
 /* hf_linear.c - the rule of hf_linear.h: two tables of patterns over module names.
  *
- * First the exceptions, of which the first that fits decides; then the names that are never linear
- * layers. What neither table takes and is a matrix called ".weight" is a linear layer. A pattern is
- * matched with the name of the module, which is the tensor's without ".weight":
+ * Order of decisions for a matrix:
+ *   1. exceptions[]: the first pattern that matches decides
+ *   2. never[]: a match is no linear layer
+ *   3. any other tensor called ".weight" is a linear layer
+ *
+ * A pattern is matched with the module's name, which is the tensor's name without ".weight":
  *
  *     "lm_head"      the name ends in these components
  *     "^head"        the name is exactly this
@@ -11,11 +14,12 @@
  *     "experts.#.*"  # is a number
  *
  * Prefer a generic pattern to an exception by type: the same text model appears under the types of
- * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank is
- * 3 or more. */
+ * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank
+ * is 3 or more. */
 #include "format/hf/hf_linear.h"
 
-/* GPT-2 and its like: Conv1D keeps [in, out], and transformers transposes before it quantises. */
+/* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it
+ * quantizes. */
 static const char transposed[] = "gpt2 openai-gpt imagegpt decision_transformer clvp";
 
 static const struct exception {
@@ -51,7 +55,8 @@ static const struct exception {
     {NULL, "shared_transf.*", NBL_LINEAR_NO, WHEN_TIED}, /* Zamba */
     {NULL, "shared_transformer.*", NBL_LINEAR_NO, WHEN_TIED},
 
-    /* The module of the model's last parameter is never replaced. Nearly always that is the head. */
+    /* The module of the model's last parameter is never replaced. Nearly always that is the
+     * head. */
     {"gemma4_assistant gemma4_unified_assistant", "post_projection", NBL_LINEAR_NO, ALWAYS},
     {"nemotron_h_omni", "mlp1.3", NBL_LINEAR_NO, ALWAYS},
 
@@ -63,7 +68,8 @@ static const struct exception {
     {"whisper", "^proj_out", NBL_LINEAR_NO, ALWAYS},
     {"xlm flaubert", "pred_layer.proj", NBL_LINEAR_NO, ALWAYS},
 
-    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of patches. */
+    /* Linear layers that the patterns below would take: routers, undeclared heads, projections of
+     * patches. */
     {"afmoe", "router.gate", NBL_LINEAR_YES, ALWAYS},
     {"dbrx jetmoe", "router.layer", NBL_LINEAR_YES, ALWAYS},
     {"glm5_next hy_v4", "indexer.weights_proj", NBL_LINEAR_YES, ALWAYS},
@@ -101,7 +107,7 @@ static bool is_number(const char *text, size_t n)
     return n > 0;
 }
 
-/* Is `word` one of the words of `list`? */
+/* True if `word` is in `list`, whose words are separated by spaces. */
 static bool is_listed(const char *list, const char *word)
 {
     size_t n = strlen(word);
@@ -120,7 +126,7 @@ static size_t component(const char *text, const char *end)
     return (size_t)((dot ? dot : end) - text);
 }
 
-/* Do the components at `text` begin with those of the pattern, and, if `whole`, end with them too? */
+/* True if the components at `text` begin with the pattern's; with `whole`: are the pattern's. */
 static bool fits_here(const char *pattern, const char *pattern_end, const char *text, const char *end,
                       bool whole)
 {
@@ -136,6 +142,8 @@ static bool fits_here(const char *pattern, const char *pattern_end, const char *
     }
 }
 
+/* True if the module name [module, end) matches a pattern of `length` bytes; see the head of this
+ * file. */
 static bool fits(const char *pattern, size_t length, const char *module, const char *end)
 {
     const char *pattern_end = pattern + length;

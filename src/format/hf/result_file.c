@@ -1,4 +1,4 @@
-/* result_file.c - see result_file.h. */
+/* result_file.c - checks targets of results and writes them. See result_file.h. */
 #define _GNU_SOURCE
 #include "format/hf/result_file.h"
 
@@ -16,7 +16,7 @@ static const char *kind_of(mode_t mode)
                             : "a device";
 }
 
-/* Does the file at `path` carry our mark? Whatever cannot be read is not ours. */
+/* True if the file has nibble's mark. A file that cannot be read or parsed has none. */
 static bool is_marked(nbl_context *ctx, const char *path)
 {
     nbl__arena arena = nbl__arena_make(ctx);
@@ -38,7 +38,7 @@ static bool is_marked(nbl_context *ctx, const char *path)
     return marked;
 }
 
-/* Would a reader of a model or adapter take a file of this name for a part of it? */
+/* True if a reader of a model or adapter would open a file of this name. */
 static bool is_part(const char *name)
 {
     static const char *const texts[] = {".json", ".jinja", ".model", ".txt", ".gguf"};
@@ -48,8 +48,8 @@ static bool is_part(const char *name)
            strncmp(name, "adapter_model", strlen("adapter_model")) == 0;
 }
 
-/* A new file changes the model whose folder it comes into: model.safetensors is read instead of shards, an index instead
- * of model.safetensors. */
+/* Refuses a file that would change the model in its folder: a new model.safetensors, for instance,
+ * would be read instead of the shards. */
 static nbl_status check_folder(nbl_context *ctx, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -72,7 +72,7 @@ static nbl_status check_folder(nbl_context *ctx, const char *path)
                      "choose another folder or a name such as result.safetensors");
 }
 
-/* *exists: there is an earlier result, and it may be replaced. */
+/* *exists: an earlier result exists and may be replaced. */
 static nbl_status check(nbl_context *ctx, const char *path, bool replace, bool *exists)
 {
     struct stat info;

@@ -1,10 +1,15 @@
-/* safetensors.c - the reader. */
+/* safetensors.c - the .safetensors reader. See safetensors.h.
+ *
+ * The header is parsed entry by entry: a JSON tree of the whole header would take ten times its
+ * size. Names are then sorted to find duplicates, and offsets to find overlaps and gaps: O(n log
+ * n). */
 #include "format/hf/safetensors.h"
 
 #include <stdlib.h>
 
 #include "base/json/json.h"
 
+/* Checks the header's length and first character. */
 static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t *data, uint64_t size,
                               uint64_t *header_size)
 {
@@ -18,7 +23,7 @@ static nbl_status read_header(nbl_context *ctx, const char *file, const uint8_t 
     NBL_CHECK(ctx, length <= size - 8, NBL_ERROR_FORMAT,
               "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " (truncated copy?)", file, length,
               size);
-    uint64_t first = 0; /* white space may come first: safetensors' own reader takes it */
+    uint64_t first = 0; /* leading white space is allowed, as in upstream's reader */
     while (first < length && memchr(" \t\n\r", data[8 + first], 4)) first++;
     NBL_CHECK(ctx, first < length && data[8 + first] == '{', NBL_ERROR_FORMAT,
               "%s: the header is not a JSON object", file);
@@ -37,7 +42,8 @@ static nbl_status check_metadata(nbl_context *ctx, const char *file, const nbl__
     return NBL_OK;
 }
 
-/* One entry of the header; offsets are checked against the data here, against each other later. */
+/* Reads one entry of the header. Its offsets are checked against the data's size here, and against
+ * other entries in check_offsets. */
 static nbl_status read_entry(nbl_context *ctx, const char *file, const char *name, const nbl__json *entry,
                              uint64_t data_size, nbl__stored *tensor, int64_t offsets[2])
 {
@@ -79,6 +85,7 @@ static int by_offset(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+/* Checks that tensors sorted by offset fill the data without overlaps and gaps. */
 static nbl_status check_offsets(nbl_context *ctx, const char *file, const nbl__stored *tensors, int64_t count,
                                 const uint8_t *data, uint64_t size)
 {
@@ -96,10 +103,10 @@ static nbl_status check_offsets(nbl_context *ctx, const char *file, const nbl__s
     return NBL_OK;
 }
 
-/* ---- the header, entry by entry: parsed as a whole it would take ten times its size ---- */
+/* ---- the header, entry by entry ---- */
 
 typedef struct header {
-    nbl__arena *arena; /* of what stays */
+    nbl__arena *arena; /* for names and the final list */
     const char *file;
     const uint8_t *data;
     uint64_t size;
@@ -108,6 +115,7 @@ typedef struct header {
     bool has_metadata;
 } header;
 
+/* The error for a duplicate key. */
 static nbl_status twice(const header *h, const char *key)
 {
     return nbl__fail(h->arena->ctx, NBL_ERROR_FORMAT, "%s: not valid JSON: the key \"%s\" is there twice",
@@ -154,6 +162,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const nbl__stored *)a)->name, ((const nbl__stored *)b)->name);
 }
 
+/* Copies the list to the arena, finds duplicate names, sorts by offset and checks offsets. */
 static nbl_status finish(header *h, nbl__stored **result)
 {
     nbl__stored *tensors = nbl__arena_alloc(h->arena, (size_t)(h->count + 1) * sizeof *tensors);

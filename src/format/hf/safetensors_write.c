@@ -1,11 +1,12 @@
-/* safetensors_write.c - the safetensors writer; see safetensors.h.
+/* safetensors_write.c - the .safetensors writer; see safetensors.h.
  *
- *   length | header, padded to the room it was given | entries, widest dtype first | late entries
+ *   length | header, padded to its reserved size | entries, widest dtype first | late entries
  *
- * Sizes are known before any byte is, so data goes straight to its place. Only a late entry's size
- * is not: late entries stand at the file's end in the order in which they are written, and the
- * header, whose room was measured with their largest sizes, is written when the file is closed. One
- * file is open at a time: groups are written in order, and files are cut between groups. */
+ * All sizes but those of late entries are known before the first byte is written, so data goes
+ * straight to its final offset. A late entry is appended behind all others. The header is reserved
+ * with the largest sizes of late entries and written when the file is closed. It computes offsets
+ * in the order of declaration, so late entries must be written in that order.
+ * One file is open at a time: groups are written in order, and a group never spans two files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -20,13 +21,13 @@ typedef struct entry {
     int64_t shape[NBL_MAX_RANK];
     int64_t group;
     uint64_t bytes, offset; /* offset from the beginning of the file's data */
-    bool late;              /* bytes is a bound until it is written */
+    bool late;              /* `bytes` is an upper bound until the entry is written */
 } entry;
 
 typedef struct file {
-    uint64_t header;      /* bytes of room */
-    uint64_t end;         /* of the data before the late entries, then of what was written of those */
-    int64_t begin, count; /* its entries in `order` */
+    uint64_t header;      /* reserved bytes */
+    uint64_t end;         /* bytes of data: of entries with known size, plus late ones written so far */
+    int64_t begin, count; /* its entries are order[begin, begin + count) */
 } file;
 
 struct nbl__writer {
@@ -35,7 +36,7 @@ struct nbl__writer {
     nbl__arena arena;
     entry *entries;
     int64_t count, capacity, groups;
-    entry **order;   /* [count] by file and place; set by layout */
+    entry **order;   /* [count], sorted by file, then in the file's order; set by layout */
     int *group_file; /* [groups] */
     file *file;      /* [files] */
     int files;
@@ -44,7 +45,8 @@ struct nbl__writer {
     nbl__output *output;
 };
 
-/* Upstream's order within a file: descending in its enumeration of dtypes, then by name. */
+/* A dtype's rank in upstream's order within a file, which is descending in its enumeration of
+ * dtypes. */
 static int dtype_order(nbl_dtype dtype)
 {
     static const nbl_dtype order[] = {
@@ -137,13 +139,15 @@ nbl_status nbl__writer_declare(nbl__writer *w, int64_t group, const char *name, 
     return NBL_OK;
 }
 
+/* The name of file `number`, as transformers names shards. */
 static void file_name(const nbl__writer *w, int number, char name[64])
 {
     if (w->files == 1) snprintf(name, 64, "%s.safetensors", w->stem);
     else snprintf(name, 64, "%s-%05d-of-%05d.safetensors", w->stem, number + 1, w->files);
 }
 
-/* Header of the entries order[0 … n) of one file, padded to 8 bytes. `mark`: the rest of __metadata__. */
+/* Appends the header of entries order[0 … n) of one file, padded to a multiple of 8 bytes. `mark`
+ * is more text for __metadata__, or "". */
 static void add_header(nbl__text *text, const char *mark, entry *const *order, int64_t n)
 {
     size_t begin = text->size;
@@ -163,7 +167,7 @@ static void add_header(nbl__text *text, const char *mark, entry *const *order, i
     while ((text->size - begin) % 8 && text->status == NBL_OK) nbl__text_add(text, " ", 1);
 }
 
-/* All entries in some order; in the arena. */
+/* All entries sorted, in the arena; NULL: out of memory. */
 static entry **sorted(nbl__writer *w, int (*order)(const void *, const void *))
 {
     entry **list = nbl__arena_alloc(&w->arena, (size_t)(w->count + 1) * sizeof *list);
@@ -173,7 +177,8 @@ static entry **sorted(nbl__writer *w, int (*order)(const void *, const void *))
     return list;
 }
 
-/* Cuts the groups into files. */
+/* Distributes the groups over files: a group starts a new file if it does not fit in the current
+ * one. */
 static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
 {
     w->group_file = nbl__arena_alloc(&w->arena, (size_t)(w->groups + 1) * sizeof *w->group_file);
@@ -199,7 +204,8 @@ static nbl_status assign_files(nbl__writer *w, uint64_t shard_size)
     return NBL_OK;
 }
 
-/* A name that a format adds beside a weight may be there already. */
+/* Two entries may have one name: a storage format adds names such as W.absmax, which the source may
+ * have. */
 static nbl_status check_names(nbl__writer *w)
 {
     entry **list = sorted(w, by_name);
@@ -246,6 +252,7 @@ nbl_status nbl__writer_layout(nbl__writer *w, uint64_t shard_size, uint64_t *byt
 
 /* ---- writing ---- */
 
+/* Writes length and header of the open file, padded to the reserved size. */
 static nbl_status write_header(nbl__writer *w)
 {
     const file *it = &w->file[w->open_file];
@@ -320,6 +327,7 @@ nbl_status nbl__writer_write_late(nbl__writer *w, int64_t number, const void *da
     return nbl__output_write(w->output, w->fd, w->open_name, data, size, 8 + it->header + e->offset);
 }
 
+/* Writes STEM.safetensors.index.json: the file of each tensor. */
 static nbl_status write_index(nbl__writer *w)
 {
     entry **list = sorted(w, by_name);
@@ -355,6 +363,7 @@ nbl_status nbl__writer_finish(nbl__writer *w, nbl__output *output, uint64_t *byt
     return w->files > 1 ? write_index(w) : NBL_OK;
 }
 
+/* Appends a whole file, without groups and late entries. */
 static nbl_status build(nbl__arena *arena, const char *mark, const nbl__stored *tensors, int64_t count,
                         nbl__text *out)
 {

@@ -1,4 +1,5 @@
-/* shard_index.c - see shard_index.h. File names come from a stranger: a name with a path in it is refused. */
+/* shard_index.c - see shard_index.h. The index is untrusted input: a file name with a path would
+ * open files outside the folder, so it is an error. */
 #include "format/hf/shard_index.h"
 
 #include <stdlib.h>

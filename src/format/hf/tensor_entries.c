@@ -1,6 +1,7 @@
-/* tensor_entries.c - from stored tensors to logical weights.
+/* tensor_entries.c - groups stored tensors into logical weights, and summarises the checkpoint.
  *
- * A packed weight is recognised by its companions, never by its dtype alone:
+ * A packed weight is recognised by its companions, never by its dtype alone. The table says which
+ * companion decides, [...] is optional:
  *
  *   kind   main part        companions
  *   4-bit  W                W.absmax W.quant_map [W.nested_absmax W.nested_quant_map]
@@ -8,8 +9,11 @@
  *   8-bit  M.weight (I8)    M.SCB (decides), M.weight_format
  *   MXFP4  W_blocks         W_scales; the weight's name is W
  *
- * A companion without its main part, or a main part that lost a companion, is a problem: decoding
- * codes as if they were numbers would be silent rubbish. */
+ * A companion without its main part, or a main part without a companion, is a problem: codes read
+ * as numbers would give a wrong model without an error.
+ *
+ * Steps (nbl__checkpoint_group): sort by name; group packed weights; find companions that are left
+ * over; every other stored tensor is a dense weight; summarise. */
 #include <stdlib.h>
 
 #include "format/hf/bnb_state.h"
@@ -18,9 +22,9 @@
 
 typedef struct slot {
     const nbl__stored *stored;
-    bool part;             /* belongs to another one */
-    bool main;             /* its weight is described in `info` */
-    nbl_tensor_info *info; /* room of the checkpoint's own, which is made gapless in the end */
+    bool part;             /* a companion of another stored tensor */
+    bool main;             /* the main part of a weight, which `info` describes */
+    nbl_tensor_info *info; /* the checkpoint's entry of the same index; gaps are closed at the end */
 } slot;
 
 typedef struct grouping {
@@ -35,6 +39,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp((*(slot *const *)a)->stored->name, (*(slot *const *)b)->stored->name);
 }
 
+/* The slot of this name; NULL: none. Binary search. */
 static slot *find(const grouping *g, const char *name)
 {
     int64_t low = 0, high = g->count;
@@ -48,7 +53,7 @@ static slot *find(const grouping *g, const char *name)
     return NULL;
 }
 
-/* name without `end`, in the arena; *stem is NULL when the name does not end so. */
+/* *stem: the name without `end`, in the arena; NULL if the name does not end with `end`. */
 static nbl_status strip(grouping *g, const char *name, const char *end, const char **stem)
 {
     *stem = NULL;
@@ -57,7 +62,8 @@ static nbl_status strip(grouping *g, const char *name, const char *end, const ch
     return *stem ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* The companion stem + end; NULL when there is none. It is taken: marked as a part. */
+/* *stored: the companion called stem + end, which is marked as a part; NULL: none. Adds its size to
+ * *bytes. */
 static nbl_status take(grouping *g, const char *stem, const char *end, const nbl__stored **stored,
                        uint64_t *bytes)
 {
@@ -71,7 +77,8 @@ static nbl_status take(grouping *g, const char *stem, const char *end, const nbl
     return NBL_OK;
 }
 
-/* Makes `s` the main part of a weight. */
+/* Makes `s` the main part of a weight. transposed: the logical shape has the last two dimensions
+ * exchanged. */
 static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
 {
     nbl_tensor_info *info = s->info;
@@ -92,6 +99,7 @@ static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t
 
 /* ---- 4-bit ---- */
 
+/* Groups a 4-bit weight, found by its quant_state. */
 static nbl_status group_fourbit(grouping *g, slot *state, const char *name)
 {
     slot *base = find(g, name);
@@ -110,6 +118,7 @@ static nbl_status group_fourbit(grouping *g, slot *state, const char *name)
     return NBL_OK;
 }
 
+/* The error for a 4-bit companion whose weight has no quant_state. */
 static nbl_status orphan_companion(grouping *g, slot *s)
 {
     static const char *const ends[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"};
@@ -124,12 +133,15 @@ static nbl_status orphan_companion(grouping *g, slot *s)
 
 /* ---- 8-bit ---- */
 
+/* True if config.json says that linear layers are int8. */
 static bool says_8bit(const nbl_checkpoint *c)
 {
     return c->config.quantization &&
            nbl__json_is(nbl__json_get(c->config.quantization, "load_in_8bit"), NBL_JSON_TRUE);
 }
 
+/* Groups an I8 matrix with its row scales: value = code · SCB[row] / 127. Without companions it is
+ * plain I8. */
 static nbl_status group_int8(grouping *g, slot *s, const char *module)
 {
     nbl_context *ctx = g->c->ctx;
@@ -164,6 +176,9 @@ static bool says_mxfp4(const nbl_checkpoint *c)
     return method && strcmp(method, "mxfp4") == 0;
 }
 
+/* Groups MXFP4 blocks [..., in / 32, 16] with their scales [..., in / 32]; 16 bytes are 32 codes.
+ * The weight is [..., in]. Experts of rank 3 are stored [expert, out, in], while the logical weight
+ * is [expert, in, out]. */
 static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
 {
     nbl_context *ctx = g->c->ctx;
@@ -195,6 +210,7 @@ static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
 
 /* ---- all of them ---- */
 
+/* Groups one stored tensor with its companions if its name says that it may be packed. */
 static nbl_status group_one(grouping *g, slot *s)
 {
     const char *name;
@@ -211,6 +227,7 @@ static nbl_status group_one(grouping *g, slot *s)
     return NBL_OK;
 }
 
+/* The error for a companion that no weight has taken. */
 static nbl_status find_orphans(grouping *g, slot *s)
 {
     if (s->part || s->main) return NBL_OK;
@@ -236,6 +253,7 @@ static void settle_dense(slot *s)
 
 /* ---- the summary ---- */
 
+/* Adds the module of a dense matrix to the list of modules that are not quantized. */
 static nbl_status log_skipped(nbl_checkpoint *c, const nbl_tensor_info *t)
 {
     bool matrix = t->weight.format == NBL_FORMAT_DENSE && t->rank == 2 && nbl__is_compute(t->weight.dtype);
@@ -244,7 +262,7 @@ static nbl_status log_skipped(nbl_checkpoint *c, const nbl_tensor_info *t)
     return module ? nbl__names_add(c, &c->skipped, module) : NBL_ERROR_MEMORY;
 }
 
-/* Names that exist twice after grouping: MXFP4 gives W to W_blocks, and W itself may be there. */
+/* Grouping may create a duplicate name: W_blocks becomes W, and the file may have a W already. */
 static nbl_status check_mxfp4_names(grouping *g)
 {
     for (int64_t i = 0; i < g->count; i++) {
@@ -256,6 +274,8 @@ static nbl_status check_mxfp4_names(grouping *g)
     return NBL_OK;
 }
 
+/* Fills the summary: sizes, the most frequent packed format, disagreements between weights and
+ * config.json. */
 static nbl_status summarise(nbl_checkpoint *c)
 {
     nbl_checkpoint_summary *s = &c->summary;
@@ -314,6 +334,7 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
         g.slots[i].stored = &c->stored[i];
         g.by_name[i] = &g.slots[i];
     }
+    /* Sort by name; a duplicate can only come from two files, as each file was checked. */
     qsort(g.by_name, (size_t)g.count, sizeof *g.by_name, compare_names);
     for (int64_t i = 1; i < g.count; i++)
         if (strcmp(g.by_name[i - 1]->stored->name, g.by_name[i]->stored->name) == 0) {
@@ -323,12 +344,15 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
         }
     for (int64_t i = 0; i < g.count; i++) {
         NBL_GO(nbl__checkpoint_problem(c, group_one(&g, &g.slots[i])));
-        /* States and tables are small and far apart; the system maps 16 pages around each. */
+        /* Quant states and tables are small and far apart, and the kernel maps 16 pages around
+         * each: drop them. */
         if (i % 64 == 63 || i == g.count - 1) nbl__checkpoint_drop_file(c, g.slots[i].stored->data);
     }
     for (int64_t i = 0; i < g.count; i++) NBL_GO(nbl__checkpoint_problem(c, find_orphans(&g, &g.slots[i])));
     NBL_GO(nbl__checkpoint_problem(c, check_mxfp4_names(&g)));
 
+    /* Every stored tensor that is no companion is a weight; close the gaps that companions
+     * leave. */
     for (int64_t i = 0; i < g.count; i++) {
         if (g.slots[i].part) continue;
         if (!g.slots[i].main) settle_dense(&g.slots[i]);

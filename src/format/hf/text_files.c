@@ -1,4 +1,5 @@
-/* text_files.c - see text_files.h. */
+/* text_files.c - copies and edits tokenizer files, templates and special tokens. See
+ * text_files.h. */
 #include "format/hf/text_files.h"
 
 #include <dirent.h>
@@ -23,6 +24,7 @@ bool nbl__is_text_file(const char *name)
     return false;
 }
 
+/* Checks one file, if it exists, to lie in the folder. */
 static nbl_status check_one(nbl_context *ctx, const char *folder, const char *name)
 {
     char path[8192];
@@ -30,7 +32,7 @@ static nbl_status check_one(nbl_context *ctx, const char *folder, const char *na
     return nbl__exists(path) ? nbl__file_inside(ctx, folder, path) : NBL_OK;
 }
 
-/* All that is in the folder of templates but hidden files. */
+/* Checks all files of additional_chat_templates but hidden ones. */
 static nbl_status check_templates(nbl_context *ctx, const char *folder)
 {
     char name[1024];
@@ -65,7 +67,8 @@ unsigned nbl__text_files_rights(const char *folder)
     return rights;
 }
 
-/* "FOLDER/NAME" if that is there; else NULL. *status tells of memory that ran out. */
+/* The path "FOLDER/NAME" if it exists; else NULL. *status becomes NBL_ERROR_MEMORY if memory ran
+ * out. */
 static const char *find_file(nbl__arena *arena, const char *folder, const char *name, nbl_status *status)
 {
     if (folder == NULL || *status != NBL_OK || !nbl__is_folder(folder)) return NULL;
@@ -108,7 +111,7 @@ static const char *json_text(nbl__arena *arena, const char *text)
     return copy;
 }
 
-/* Is the id, or one of the list, this one? */
+/* True if the JSON value is this id, or a list that contains it. */
 static bool names_id(const nbl__json *value, int64_t id)
 {
     int64_t found;
@@ -118,15 +121,15 @@ static bool names_id(const nbl__json *value, int64_t id)
     return false;
 }
 
-/* Adds an id to a list in brackets; `count` ids are in it. */
+/* Appends an id to a comma-separated list that has *count ids, and counts it. */
 static void add_id(nbl__text *out, int *count, int64_t id)
 {
     nbl__text_printf(out, "%s%" PRId64, (*count)++ ? ", " : "", id);
 }
 
-/* eos_token_id of generation_config.json: eos_token first, then the ids that were there, as transformers' trainer
- * aligns it (a model that was trained with a new end may still write the old one), then the ends of turns. *list is NULL
- * if nothing changes. */
+/* The new eos_token_id as JSON: the new eos_token first, then the old ids, then, with `turns`, the
+ * ends of turns. This is the order of transformers' trainer. Old ids stay, as a model that was
+ * trained with a new end may still generate the old one. *list: NULL if nothing changes. */
 static nbl_status list_ends(nbl__arena *arena, const nbl__text_changes *changes, const nbl__json *ends,
                             bool turns, const char **list)
 {
@@ -175,7 +178,8 @@ int nbl__text_config_edits(nbl__arena *arena, const nbl__text_changes *changes, 
     return count;
 }
 
-/* What tokenizer_config.json and special_tokens_map.json say of the special tokens, and the first of the template. */
+/* Edits of special_tokens_map.json (`map`) or tokenizer_config.json: the special tokens; in the
+ * latter also the template and tokenizer_class. Returns the number of edits; -1: out of memory. */
 static int settings_edits(nbl__arena *arena, const nbl__text_source *source, const nbl__json *root, bool map,
                           nbl__config_edit *edits)
 {
@@ -193,7 +197,7 @@ static int settings_edits(nbl__arena *arena, const nbl__text_source *source, con
     return count;
 }
 
-/* The ends of a generation_config.json; one that names none has those of the model's config.json. */
+/* *ends: eos_token_id of generation_config.json, else of the model's config.json, else NULL. */
 static nbl_status find_ends(nbl__arena *arena, const char *folder, const nbl__json *generation,
                             const nbl__json **ends)
 {
@@ -208,7 +212,8 @@ static nbl_status find_ends(nbl__arena *arena, const char *folder, const nbl__js
     return NBL_OK;
 }
 
-/* Writes a JSON file with its edits. `path` NULL: it is made of them. */
+/* Writes a JSON file with its edits. path NULL: the source has no such file, and the result has
+ * only the edited keys. The result gets the source's permissions. */
 static nbl_status put_edited(nbl__output *output, nbl__arena *arena, const nbl__text_source *source,
                              const char *name, const char *path)
 {
@@ -263,7 +268,7 @@ static nbl_status put_template_folder(nbl__output *output, nbl__arena *arena, co
     return status;
 }
 
-/* The folder that has the templates: the adapter's, if it has any. */
+/* Writes the changed template; else copies the adapter's templates; else the model's. */
 static nbl_status put_templates(nbl__output *output, nbl__arena *arena, const nbl__text_source *source)
 {
     nbl_string own = source->changes.chat_template;
@@ -282,6 +287,7 @@ static nbl_status put_templates(nbl__output *output, nbl__arena *arena, const nb
     return more && nbl__is_folder(more) ? put_template_folder(output, arena, more) : NBL_OK;
 }
 
+/* Copies or edits each file, from the adapter if it has the file, else from the model. */
 static nbl_status put_all(nbl__output *output, nbl__arena *arena, const nbl__text_source *source)
 {
     static const char *const copied[] = {"tokenizer.json", "added_tokens.json"};

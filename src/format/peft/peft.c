@@ -1,4 +1,10 @@
-/* peft.c - opening an adapter: its tensors, sorted into modules, each checked against the settings. */
+/* peft.c - opens an adapter: reads the settings, sorts the tensors into modules, and checks each
+ * module against the settings. See peft.h.
+ *
+ *     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+ *     └─── prefix ────┘└──────── path ──────────┘└── ending ──┘
+ *
+ * A tensor without a LoRA ending is a replacement: a whole weight of the base model. */
 #include "format/peft/peft.h"
 
 #include <stdio.h>
@@ -27,7 +33,7 @@ static const char *const endings[] = {
     [PART_MAGNITUDE] = ".lora_magnitude_vector",
     [PART_EMBEDDING_A] = ".lora_embedding_A",
     [PART_EMBEDDING_B] = ".lora_embedding_B",
-    [PART_BASE] = ".base_layer.weight", /* PEFT saves the embedding under an adapter on it */
+    [PART_BASE] = ".base_layer.weight", /* an adapted embedding or head, which PEFT saves along */
 };
 
 static nbl_status bad_tensor(const nbl__peft *p, const nbl__stored *t, const char *what)
@@ -40,13 +46,13 @@ static nbl_status bad_module(const nbl__peft *p, const char *path, const char *w
     return nbl__fail(p->ctx, NBL_ERROR_FORMAT, "%s: module \"%s\": %s", p->folder, path, what);
 }
 
-/* In an adapter that is looked at, a problem is listed and the work goes on. */
+/* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status tell(const nbl__peft *p, nbl_status status)
 {
     return nbl__problem_take(p->problems, status);
 }
 
-/* The last name of a path. */
+/* The last component of a path. */
 static const char *last_name(const char *path)
 {
     const char *dot = strrchr(path, '.');
@@ -58,7 +64,8 @@ static bool is_embedding_name(const char *path)
     return strcmp(last_name(path), "embed_tokens") == 0 || strcmp(last_name(path), "lm_head") == 0;
 }
 
-/* Which part of which module a tensor is; `path` is new memory. */
+/* Splits a tensor's name: *which part it is, *path of its module (new memory in the arena).
+ * PART_WEIGHT: *path is the whole name behind the prefix. */
 static nbl_status split_name(nbl__peft *p, const nbl__stored *t, part *which, char **path)
 {
     size_t lead = sizeof prefix - 1;
@@ -76,7 +83,8 @@ static nbl_status split_name(nbl__peft *p, const nbl__stored *t, part *which, ch
 
 /* ---- sorting tensors into modules ---- */
 
-/* Tensors come by name, so those of a module come together. */
+/* The module of this path, added if it is new. Tensors are sorted by name, so those of a module are
+ * adjacent. */
 static nbl__peft_module *module_of(nbl__peft *p, const char *path)
 {
     if (p->module_count && strcmp(p->modules[p->module_count - 1].path, path) == 0)
@@ -92,7 +100,7 @@ static nbl_status add_replacement(nbl__peft *p, const nbl__stored *t, const char
     return NBL_OK;
 }
 
-/* A weight under its own name: of modules_to_save, or an embedding that was given other rows. */
+/* Adds a replacement: a weight of modules_to_save, or an embedding or head with new rows. */
 static nbl_status add_weight(nbl__peft *p, const nbl__stored *t, char *name)
 {
     char *dot = strrchr(name, '.');
@@ -108,6 +116,7 @@ static nbl_status add_weight(nbl__peft *p, const nbl__stored *t, char *name)
     return add_replacement(p, t, name);
 }
 
+/* Adds one tensor to its module or to the replacements. */
 static nbl_status add_tensor(nbl__peft *p, const nbl__stored *t)
 {
     part which = PART_WEIGHT;
@@ -156,7 +165,7 @@ static nbl_status check_shape(const nbl__peft *p, const nbl__stored *t, int rank
                      own, wanted);
 }
 
-/* What target_modules does name, as far as a line holds it. */
+/* Adds a hint with the contents of target_modules, cut at 200 bytes. */
 static nbl_status hint_targets(const nbl__peft *p, nbl_status status)
 {
     char list[200] = "";
@@ -169,7 +178,8 @@ static nbl_status hint_targets(const nbl__peft *p, nbl_status status)
     return nbl__hint(p->ctx, status, "target_modules is %s", list);
 }
 
-/* Rank, alpha and scale; without rules (of one that is looked at) the rank that A has. */
+/* Sets rank, alpha and scale. Without rules (inspection of bad settings) only the rank, from A's
+ * shape. */
 static nbl_status take_rank(const nbl__peft *p, nbl__peft_module *m)
 {
     if (p->rules) return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);
@@ -180,7 +190,7 @@ static nbl_status take_rank(const nbl__peft *p, nbl__peft_module *m)
 static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
 {
     bool targeted = p->rules == NULL;
-    /* Whether it is the head is for the model to say: here "all-linear" takes any name but the usual one. */
+    /* The model is unknown here, so "all-linear" takes every name but the usual one of a head. */
     nbl__peft_kind kind = m->is_embedding                              ? NBL_PEFT_EMBEDDING
                           : strcmp(last_name(m->path), "lm_head") == 0 ? NBL_PEFT_HEAD
                                                                        : NBL_PEFT_LINEAR;
@@ -190,7 +200,7 @@ static nbl_status check_targeted(nbl__peft *p, const nbl__peft_module *m)
         p, bad_module(p, m->path, "it has tensors, but target_modules and the other options do not name it"));
 }
 
-/* The tensors that the settings ask for are there, and no others. */
+/* Checks that the module has exactly the tensors that the settings require. */
 static nbl_status check_parts(nbl__peft *p, const nbl__peft_module *m)
 {
     const nbl__peft_settings *s = &p->settings;
@@ -219,7 +229,7 @@ static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
 {
     NBL_TRY(tell(p, check_targeted(p, m)));
     NBL_TRY(check_parts(p, m));
-    if (m->a == NULL || m->b == NULL) return NBL_OK; /* told */
+    if (m->a == NULL || m->b == NULL) return NBL_OK; /* listed by check_parts */
     NBL_TRY(take_rank(p, m));
     m->in = m->a->rank == 2 ? m->a->shape[1] : 0;
     m->out = m->b->rank == 2 ? m->b->shape[0] : 0;
@@ -247,6 +257,7 @@ static int by_tensor_name(const void *a, const void *b)
     return strcmp(((const nbl__stored *)a)->name, ((const nbl__stored *)b)->name);
 }
 
+/* Sorts all tensors into modules and replacements, checks the modules, finds duplicates. */
 static nbl_status sort_tensors(nbl__peft *p)
 {
     int64_t count = p->tensor_count;
@@ -270,7 +281,7 @@ static nbl_status sort_tensors(nbl__peft *p)
     return NBL_OK;
 }
 
-/* Base weights belong to an adapter on the same module. */
+/* Checks that every base_layer weight belongs to a module that has an adapter. */
 static nbl_status check_bases(const nbl__peft *p)
 {
     for (int64_t i = 0; i < p->replacement_count; i++) {
@@ -310,7 +321,7 @@ static nbl_status read_tensors(nbl__peft *p)
     NBL_TRY(
         nbl__safetensors_parse(&p->arena, path, p->file.data, p->file.size, &p->tensors, &p->tensor_count));
     qsort(p->tensors, (size_t)p->tensor_count, sizeof *p->tensors,
-          by_tensor_name); /* a module's stand together */
+          by_tensor_name); /* puts the tensors of a module together */
     NBL_TRY(sort_tensors(p));
     return check_bases(p);
 }
@@ -359,7 +370,7 @@ void nbl__peft_close(nbl__peft *peft)
 
 const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path)
 {
-    if (peft->module_count == 0) return NULL; /* bsearch wants a list even then */
+    if (peft->module_count == 0) return NULL; /* bsearch must not get a NULL list */
     nbl__peft_module wanted = {.path = path};
     return bsearch(&wanted, peft->modules, (size_t)peft->module_count, sizeof wanted, by_path);
 }

@@ -1,6 +1,10 @@
-/* peft_check.c - an adapter against the model that it is for. The tensors decide what is adapted; the
- * settings must say the same of this model, so that nothing that was trained is lost and nothing that was not is
- * taken for it. */
+/* peft_check.c - checks an adapter against a model, in both directions. See peft.h.
+ *
+ *     file ─▶ model      every adapted or replaced module exists in the model, with the same shape
+ *     settings ─▶ file   every module of the model that the settings choose has tensors in the file
+ *
+ * So no trained tensor is dropped, and no module that should be trained is silently left as it
+ * is. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,13 +35,13 @@ static nbl_status bad_module(const checker *c, nbl_status code, const char *path
     return nbl__fail(c->ctx, code, "%s: module \"%s\": %s", c->peft->folder, path, what);
 }
 
-/* In an adapter that is looked at, a problem is listed and the work goes on. */
+/* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
 static nbl_status tell(const checker *c, nbl_status status)
 {
     return nbl__problem_take(c->peft->problems, status);
 }
 
-/* ---- what the file has is in the model ---- */
+/* ---- file against model ---- */
 
 static nbl_status check_module(const checker *c, const nbl__peft_module *m, const nbl__peft_target *target)
 {
@@ -54,6 +58,7 @@ static nbl_status check_module(const checker *c, const nbl__peft_module *m, cons
     return NBL_OK;
 }
 
+/* Checks that a replacement belongs to a module of the model and has the shape of its weight. */
 static nbl_status check_replacement(const checker *c, const nbl__peft_replacement *replacement)
 {
     const nbl__stored *t = replacement->stored;
@@ -81,8 +86,10 @@ static nbl_status check_replacement(const checker *c, const nbl__peft_replacemen
     return NBL_OK;
 }
 
-/* ---- what the settings say of the model is in the file ---- */
+/* ---- settings against file ---- */
 
+/* Checks one module of the model: its adapter's shape, and that the file has what the settings
+ * choose. */
 static nbl_status check_target(const checker *c, const nbl__peft_target *target)
 {
     const nbl__peft *p = c->peft;
@@ -101,7 +108,9 @@ static nbl_status check_target(const checker *c, const nbl__peft_target *target)
     return NBL_OK;
 }
 
-/* Each name of an option must be that of some module. */
+/* Checks that each name of an option matches some module. at_a_point: the name must be whole
+ * components (target_modules); else any end of the path of a module or of one that contains it
+ * (modules_to_save). */
 static nbl_status check_names(const checker *c, const char *option, const nbl__peft_list *list,
                               bool at_a_point)
 {

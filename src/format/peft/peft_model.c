@@ -1,5 +1,6 @@
-/* peft_model.c - an adapter against the tensors of a decoder, for whoever has them: a model in memory, a folder that
- * is merged, a file that is exported. */
+/* peft_model.c - checks an adapter against the tensors of a decoder. Used for a model in memory, a
+ * folder that is merged and a model that is exported. Knows the Hugging Face names of embedding,
+ * head and layers. */
 #include "format/peft/peft.h"
 
 static const char weight[] = ".weight";
@@ -11,7 +12,8 @@ static const nbl__peft_tensor *find(const nbl__peft_tensor *tensors, int64_t cou
     return NULL;
 }
 
-/* An adapter of another model shows in its first layer: say so before anything else that does not fit. */
+/* Compares the shapes of the first layer, so that an adapter of another model gets this message and
+ * not one about some later detail. */
 static nbl_status check_first_layer(const nbl__peft *peft, nbl__arena *arena, const nbl__peft_tensor *tensors,
                                     int64_t count)
 {
@@ -66,7 +68,7 @@ nbl_status nbl__peft_check_tensors(const nbl__peft *peft, const nbl__peft_tensor
     int64_t target_count;
     nbl_status status = NBL_OK;
     if (peft->problems == NULL)
-        status = check_first_layer(peft, &arena, tensors, count); /* else all are named */
+        status = check_first_layer(peft, &arena, tensors, count); /* inspection lists all misfits anyway */
     if (status == NBL_OK) status = nbl__peft_list_targets(&arena, tensors, count, &targets, &target_count);
     if (status == NBL_OK) status = nbl__peft_check(peft, targets, target_count);
     nbl__arena_free(&arena);

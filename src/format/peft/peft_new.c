@@ -1,4 +1,4 @@
-/* peft_new.c - an adapter that does not exist yet: its modules chosen by PEFT's rules, without tensors. See
+/* peft_new.c - makes a new adapter: chooses its modules by PEFT's rules, without tensors. See
  * peft.h. */
 #include <stdlib.h>
 
@@ -9,6 +9,7 @@ static int by_path(const void *a, const void *b)
     return strcmp(((const nbl__peft_module *)a)->path, ((const nbl__peft_module *)b)->path);
 }
 
+/* Adds a module if the settings choose it. Modules of modules_to_save get no LoRA. */
 static nbl_status choose_module(nbl__peft *p, const nbl__peft_target *target)
 {
     bool targeted = false;
@@ -24,7 +25,8 @@ static nbl_status choose_module(nbl__peft *p, const nbl__peft_target *target)
     return nbl__peft_rank(p->rules, m->path, &m->r, &m->alpha, &m->scale);
 }
 
-/* A name that meets nothing is a typing error, and PEFT's own message for it comes after minutes of loading. */
+/* A name that matches no module is most likely a typing error: report it before the weights are
+ * used. */
 static nbl_status check_names(nbl__peft *p, const char *option, const nbl__peft_list *list,
                               const nbl__peft_target *targets, int64_t count)
 {

@@ -1,13 +1,14 @@
-/* peft_rules.c - which modules the settings of an adapter mean: PEFT's matching, option by option.
+/* peft_rules.c - decides which modules the settings of an adapter choose, as PEFT does, option by
+ * option.
  *
- *   target_modules, exclude_modules   a list: the whole path, or its end behind a point; a text: a regular
- *                                     expression for the whole path
- *   layers_to_transform               the number behind the first name that is one of layers_pattern
- *   rank_pattern, alpha_pattern       the first expression that matches the end of the path behind a point
- *   modules_to_save                   never adapted, whole branches of them; replaced when a path ends so
+ *   target_modules, exclude_modules   a list: each the whole path or its last components
+ *                                     a text: a regular expression for the whole path
+ *   layers_to_transform               compared with the number behind a name of layers_pattern
+ *   rank_pattern, alpha_pattern       the first expression that matches the path or its last components
+ *   modules_to_save                   these modules and all within them are never adapted
  *
- * Expressions are Python's; PCRE2 reads them. Matching one has a limit of steps, so that a hostile
- * expression costs milliseconds and not forever. */
+ * Expressions are Python's and are compiled by PCRE2. A match is limited to STEP_LIMIT steps, so a
+ * hostile expression costs milliseconds. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -30,13 +31,16 @@ struct nbl__peft_rules {
     const nbl__peft_settings *settings;
     pcre2_general_context *memory;
     pcre2_compile_context *compile;
-    expression target, exclude;               /* code is NULL where there is none */
-    expression *rank, *alpha, *saved, *layer; /* one for each entry of the settings' lists */
+    expression target, exclude;               /* code NULL: a list, or nothing */
+    expression *rank, *alpha, *saved, *layer; /* one per entry of the settings' lists */
     int64_t layer_expressions;
     nbl__peft_list targeted, excluded; /* the settings' lists, sorted */
 };
 
-/* ---- memory for PCRE2: its blocks come back without their sizes ---- */
+/* ---- memory for PCRE2 ----
+ *
+ * PCRE2 frees blocks without their sizes, which nbl__free needs. So the size is stored PREFIX bytes before each
+ * block; 64 keeps the alignment. */
 
 enum { PREFIX = 64 };
 
@@ -58,7 +62,7 @@ static void take(void *memory, void *ctx)
 
 /* ---- compiling ---- */
 
-/* An expression of the settings between ours; the whole is anchored at the path's beginning. */
+/* Compiles before + text + after, anchored at the beginning of the path. */
 static nbl_status compile(nbl__peft_rules *r, const char *option, const char *before, const char *text,
                           const char *after, uint32_t flags, expression *out)
 {
@@ -97,6 +101,7 @@ static nbl_status compile_patterns(nbl__peft_rules *r, const char *option, const
     return NBL_OK;
 }
 
+/* Compiles layers_pattern; the group idx is the layer's number. */
 static nbl_status compile_layers(nbl__peft_rules *r)
 {
     const nbl__peft_list *names = &r->settings->layers_pattern;
@@ -188,7 +193,7 @@ void nbl__peft_rules_free(nbl__peft_rules *rules)
 
 /* ---- matching ---- */
 
-/* `index`, where wanted, becomes the number that the group idx found; it stays as it is without one. */
+/* Matches a path. *index (may be NULL): the number in the group idx; unchanged if there is none. */
 static nbl_status match(const nbl__peft_rules *r, const expression *e, const char *path, bool *matches,
                         int64_t *index)
 {
@@ -222,7 +227,7 @@ static bool is_one_of(const nbl__peft_list *sorted, const char *name)
     return bsearch(&name, sorted->names, (size_t)sorted->count, sizeof name, by_text) != NULL;
 }
 
-/* Whether the path ends, behind a point, in a name of the list. */
+/* True if the last components of the path are a name of the list. */
 static bool ends_in_one_of(const nbl__peft_list *sorted, const char *path)
 {
     for (const char *dot = strchr(path, '.'); dot && sorted->count; dot = strchr(dot + 1, '.'))
@@ -230,6 +235,7 @@ static bool ends_in_one_of(const nbl__peft_list *sorted, const char *path)
     return false;
 }
 
+/* *excluded: by exclude_modules, or as a part of modules_to_save. */
 static nbl_status is_excluded(const nbl__peft_rules *r, const char *path, bool *excluded)
 {
     const nbl__peft_settings *s = r->settings;
@@ -240,6 +246,7 @@ static nbl_status is_excluded(const nbl__peft_rules *r, const char *path, bool *
     return NBL_OK;
 }
 
+/* *inside: the path's layer is one of layers_to_transform. */
 static nbl_status is_in_layers(const nbl__peft_rules *r, const char *path, bool *inside)
 {
     int64_t index = -1;
@@ -261,13 +268,14 @@ nbl_status nbl__peft_targets(const nbl__peft_rules *r, const char *path, nbl__pe
     if (excluded) return NBL_OK;
     if (s->all_linear) return *targeted = kind == NBL_PEFT_LINEAR, NBL_OK;
     if (r->target.code) return match(r, &r->target, path, targeted, NULL);
-    *targeted = is_one_of(&r->targeted, path); /* named in full: whatever its layer */
+    *targeted = is_one_of(&r->targeted, path); /* a full path is chosen whatever its layer */
     if (*targeted || !ends_in_one_of(&r->targeted, path)) return NBL_OK;
     *targeted = true;
     return s->in_layers ? is_in_layers(r, path, targeted) : NBL_OK;
 }
 
-/* The value of the first pattern that matches; one that is the path itself counts when none does. */
+/* *value: of the first pattern that matches; else of a pattern that equals the path; else
+ * unchanged. */
 static nbl_status find_pattern(const nbl__peft_rules *r, const nbl__peft_pattern *patterns,
                                const expression *expressions, int64_t count, const char *path, double *value)
 {

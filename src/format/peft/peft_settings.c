@@ -1,8 +1,8 @@
-/* peft_settings.c - adapter_config.json: reading it, and printing it as PEFT 0.21 does.
+/* peft_settings.c - reads adapter_config.json, and prints it as PEFT 0.21 does.
  *
- * A table has every key of PEFT's LoraConfig and what is done with it. A key that is not in the table is
- * of another version; it passes when its value says nothing (null, false, nothing in it), as the default of a new
- * option does, and is refused by name otherwise. */
+ * The table `rows` has every key of PEFT's LoraConfig with its rule. A key that is not in the table
+ * is of another version of PEFT. It is accepted if its value is null, false or empty, as the
+ * default of a new option is; otherwise it is an error that names it. */
 #include <math.h>
 #include <stdio.h>
 
@@ -77,7 +77,7 @@ static nbl_status read_patterns(reader *r, const nbl__json *value, const nbl__pe
     return NBL_OK;
 }
 
-/* ---- keys that are understood ---- */
+/* ---- keys that are read ---- */
 
 static nbl_status read_r(reader *r, const nbl__json *value)
 {
@@ -143,7 +143,7 @@ static nbl_status read_choice(reader *r, const nbl__json *value, nbl__peft_choic
     return NBL_OK;
 }
 
-/* As PEFT, which compares it in lower case. */
+/* Compares without case, as PEFT does. */
 static bool is_all_linear(const char *text)
 {
     static const char wanted[] = "all-linear";
@@ -221,7 +221,8 @@ static nbl_status read_modules_to_save(reader *r, const nbl__json *value)
     return read_list(r, value, &r->settings->modules_to_save);
 }
 
-/* How an adapter began does not matter once it is trained - unless the base weights were changed for it. */
+/* The initialisation of a trained adapter does not matter, unless it changed the base weights
+ * (PiSSA, OLoRA, LoftQ and others). */
 static nbl_status read_init(reader *r, const nbl__json *value)
 {
     static const char *const harmless[] = {"gaussian", "eva", "orthogonal"};
@@ -237,10 +238,10 @@ static nbl_status read_init(reader *r, const nbl__json *value)
 /* ---- the table, sorted as PEFT writes it ---- */
 
 typedef enum rule {
-    READ,    /* by `read` */
-    DEFAULT, /* only PEFT's default, which says nothing, is supported */
-    NONE,    /* only the text "none" */
-    ANY      /* says nothing about the adapter */
+    READ,    /* read by `read` */
+    DEFAULT, /* only null, false or empty is supported: PEFT's default */
+    NONE,    /* only the text "none" is supported */
+    ANY      /* ignored: does not change what the adapter computes */
 } rule;
 
 typedef void print_fn(nbl__text *out, const nbl__peft_settings *settings);
@@ -249,7 +250,7 @@ static print_fn print_alpha_pattern, print_base, print_exclude, print_layers_pat
     print_alpha, print_lora_bias, print_dropout, print_save, print_r, print_rank_pattern, print_revision,
     print_target, print_task, print_dora, print_rslora;
 
-/* `print` where the value is ours to say, else `fixed`. */
+/* When printing, the value comes from `print`; if that is NULL, from `fixed`. */
 static const struct key_row {
     const char *key;
     rule rule;
@@ -265,7 +266,7 @@ static const struct key_row {
     {"bias", NONE, NULL, NULL, "\"none\""},
     {"corda_config", DEFAULT, NULL, NULL, "null"},
     {"ensure_weight_tying", DEFAULT, NULL, NULL, "false"},
-    {"eva_config", ANY, NULL, NULL, "null"}, /* how it began */
+    {"eva_config", ANY, NULL, NULL, "null"}, /* initialisation only */
     {"exclude_modules", READ, read_exclude, print_exclude, NULL},
     {"fan_in_fan_out", DEFAULT, NULL, NULL, "false"},
     {"inference_mode", ANY, NULL, NULL, "true"},
@@ -283,9 +284,9 @@ static const struct key_row {
     {"megatron_core", ANY, NULL, NULL, "\"megatron.core\""},
     {"modules_to_save", READ, read_modules_to_save, print_save, NULL},
     {"monteclora_config", DEFAULT, NULL, NULL, "null"},
-    {"peft_type", ANY, NULL, NULL, "\"LORA\""}, /* was read before */
+    {"peft_type", ANY, NULL, NULL, "\"LORA\""}, /* checked by check_type */
     {"peft_version", ANY, NULL, NULL, "\"0.21.2\""},
-    {"qalora_group_size", ANY, NULL, NULL, "16"}, /* of use_qalora */
+    {"qalora_group_size", ANY, NULL, NULL, "16"}, /* used only with use_qalora */
     {"r", READ, read_r, print_r, NULL},
     {"rank_pattern", READ, read_rank_pattern, print_rank_pattern, NULL},
     {"revision", READ, read_revision, print_revision, NULL},
@@ -303,6 +304,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 
 /* ---- reading ---- */
 
+/* True for null, false and empty lists and objects. */
 static bool says_nothing(const nbl__json *value)
 {
     bool holds = value->type == NBL_JSON_ARRAY || value->type == NBL_JSON_OBJECT;
@@ -332,6 +334,7 @@ static nbl_status read_key(reader *r, const nbl__json *value)
     return says_nothing(value) && !(row && row->rule == NONE) ? NBL_OK : refuse(r, value);
 }
 
+/* Checks combinations of options, as PEFT does. */
 static nbl_status check(reader *r, nbl__problems *problems)
 {
     const nbl__peft_settings *s = r->settings;
@@ -396,7 +399,7 @@ static void print_bool(nbl__text *out, bool value)
     nbl__text_printf(out, value ? "true" : "false");
 }
 
-/* An integer where it is one: PEFT's users write alpha as one. */
+/* Prints whole numbers without a fraction, as alpha usually is. */
 static void print_number(nbl__text *out, double value)
 {
     if (value == floor(value) && fabs(value) < 1e15) nbl__text_printf(out, "%" PRId64, (int64_t)value);

@@ -1,6 +1,7 @@
-/* peft_write.c - adapter_config.json and adapter_model.safetensors as PEFT 0.21 saves them; see peft.h.
+/* peft_write.c - writes adapter_config.json and adapter_model.safetensors as PEFT 0.21 does. See
+ * peft.h.
  *
- * Tensors go to the file one by one; nothing is copied. */
+ * All tensors are one group of one file. They are written one by one from the caller's memory. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -50,7 +51,8 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* "all-linear" depends on the model; PEFT writes the modules that it meant. */
+/* Writes adapter_config.json. "all-linear" depends on the model, so, as in PEFT, it is replaced by
+ * the list of adapted modules. */
 static nbl_status put_config(plan *p, nbl__output *output)
 {
     const nbl__peft_description *d = p->description;
