@@ -166,7 +166,8 @@ nbl_status nbl__remove_folder(nbl_context *ctx, const char *path)
     if (!nbl__exists(path)) return NBL_OK;
     nbl__arena arena = nbl__arena_make(ctx);
     nbl_status status = NBL_OK;
-    /* Under a name that says what it is, so that a kill in the middle leaves nothing that looks whole. */
+    /* Under a name that says what it is, so that a kill in the middle leaves nothing that looks
+     * whole. */
     const char *going = nbl__arena_printf(&arena, "%s.partial-old", path);
     if (going == NULL) status = NBL_ERROR_MEMORY;
     else if (nbl__ends_with(path, ".partial-old") || rename(path, going) != 0) going = path;
@@ -203,7 +204,8 @@ nbl_status nbl__move_into(nbl__arena *arena, const char *from, const char *to, c
     return NBL_OK;
 }
 
-/* run.yml says that the rest is a run's: it goes last. `after` a step: only the checkpoints after it. */
+/* run.yml says that the rest is a run's: it goes last. `after` a step: only the checkpoints
+ * after it. */
 static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *to, int64_t after)
 {
     for (int last = 0; last < 2; last++) {
@@ -233,9 +235,9 @@ static bool is_own_file(const nbl__run_config *c)
     return own;
 }
 
-/* Is there anything that must not be lost? Models and checkpoints that no run left there are refused. Of other files
- * those of a run count for nothing, and those without a run.yml are somebody's own, as a run.yml is that this run is
- * made from. `after`: see move_outputs. */
+/* Is there anything that must not be lost? Models and checkpoints that no run left there are
+ * refused. Of other files those of a run count for nothing, and those without a run.yml are
+ * somebody's own, as a run.yml is that this run is made from. `after`: see move_outputs. */
 static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, int64_t after, bool *any)
 {
     bool ours = after >= 0, model = false, others = false;

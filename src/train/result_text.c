@@ -5,7 +5,8 @@
 #include "text/tokenizer/tokenizer.h"
 #include "data/row_encoder.h"
 
-/* The ids that special_tokens and eot_tokens name, by the model's tokenizer; without a tokenizer they stay unknown. */
+/* The ids that special_tokens and eot_tokens name, by the model's tokenizer; without a tokenizer
+ * they stay unknown. */
 static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl__text_changes *changes)
 {
     nbl__arena arena = nbl__arena_make(ctx);

@@ -1,5 +1,6 @@
-/* result_text.h - tokenizer, chat template and special tokens of a run's result: the base model's files, with the
- * template (`chat_template`) and the tokens (`special_tokens`) that the run trained with. */
+/* result_text.h - tokenizer, chat template and special tokens of a run's result: the base
+ * model's files, with the template (`chat_template`) and the tokens (`special_tokens`) that the
+ * run trained with. */
 #ifndef NBL_RESULT_TEXT_H
 #define NBL_RESULT_TEXT_H
 

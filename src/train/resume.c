@@ -129,8 +129,8 @@ static nbl_status remove_one(nbl__arena *arena, const nbl__run_parts *p, int64_t
     return NBL_OK;
 }
 
-/* Those with the lowest numbers. The best one stays, and the one just saved, with those of higher numbers that a run
- * left which this one does not go on from. */
+/* Those with the lowest numbers. The best one stays, and the one just saved, with those of
+ * higher numbers that a run left which this one does not go on from. */
 static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_parts *p)
 {
     const nbl__run_config *c = p->config;
@@ -185,8 +185,8 @@ static nbl_status read_json(nbl__arena *arena, const char *path, size_t limit, c
     return status;
 }
 
-/* The version first: what the first nibble wrote has no checksum. An older version is refused: it does not tell the keys
- * and the model of its run (1), or which step was the best (2). */
+/* The version first: what the first nibble wrote has no checksum. An older version is refused:
+ * it does not tell the keys and the model of its run (1), or which step was the best (2). */
 static nbl_status parse_state(nbl__arena *arena, const char *path, const char *text, size_t size,
                               const nbl__json **root)
 {

@@ -6,9 +6,10 @@
  *     nibble_state.json                                 where the run stands; the keys it was made with; size and
  *                                                       checksum of every file; its own checksum
  *
- * A folder appears whole or not at all, and what was damaged or edited later shows: a checkpoint counts only if
- * nibble_state.json has its own checksum and every file has the size and checksum that it tells. There is no state of a random generator: dropout and
- * order are functions of the seed and the place in the run. */
+ * A folder appears whole or not at all, and what was damaged or edited later shows: a checkpoint
+ * counts only if nibble_state.json has its own checksum and every file has the size and checksum
+ * that it tells. There is no state of a random generator: dropout and order are functions of the
+ * seed and the place in the run. */
 #ifndef NBL_RESUME_H
 #define NBL_RESUME_H
 
@@ -64,24 +65,26 @@ typedef struct nbl__run_parts {
 
 /* output_dir/checkpoint-STEP; NULL: no memory. */
 const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, int64_t step);
-/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit; the newest
- * and the best one stay in any case. One that cannot be removed is told of in a warning, and counted. Sets
- * best_state if the step is the best. */
+/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest
+ * beyond the limit; the newest and the best one stay in any case. One that cannot be removed is
+ * told of in a warning, and counted. Sets best_state if the step is the best. */
 nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
 /* The checksum of nibble_state.json, which has those of all other files. */
 nbl_status nbl__checkpoint_identity(nbl_context *ctx, const char *folder, uint64_t *hash);
 
-/* The newest whole checkpoint of output_dir into the arena; NULL: there is none. Damaged ones are passed over with
- * a warning that names them. */
+/* The newest whole checkpoint of output_dir into the arena; NULL: there is none. Damaged ones
+ * are passed over with a warning that names them. */
 nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder);
 /* Fails with the reason when the folder is no whole checkpoint. */
 nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
-/* Refuses a checkpoint that was made with other keys, another base model or another start adapter than `state` and
- * `values` tell; see nbl__run_values_compare. *history: what the checkpoint tells and, if *changed, what changes now. */
+/* Refuses a checkpoint that was made with other keys, another base model or another start
+ * adapter than `state` and `values` tell; see nbl__run_values_compare. *history: what the
+ * checkpoint tells and, if *changed, what changes now. */
 nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
                                  const nbl__run_values *values, bool allow, nbl__name_list *history,
                                  bool *changed);
-/* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
+/* Restores state, history and moments (and the masters of a whole model; an adapter is opened
+ * from the folder). */
 nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
 
 #endif

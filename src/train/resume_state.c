@@ -60,8 +60,8 @@ void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
                      c->micro_batch_size);
 }
 
-/* One row per number of the state. Nothing is counted more than once a step: what says more was not written here, and
- * could overflow. */
+/* One row per number of the state. Nothing is counted more than once a step: what says more was
+ * not written here, and could overflow. */
 enum kind { INTEGER, COUNT, REAL, BITS };
 static const int64_t max_steps = (int64_t)1 << 62;
 static const struct field {

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-/* From 1 after the warm-up to `least` at the end, or at the share of all steps from which it stays there. */
+/* From 1 after the warm-up to `least` at the end, or at the share of all steps from which it
+ * stays there. */
 static double cosine(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)
 {
     double min = c->min_lr_ratio;

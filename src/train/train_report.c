@@ -1,4 +1,5 @@
-/* train_report.c - samples before and after, and what the report tells of a trainer. See trainer.h and samples.h. */
+/* train_report.c - samples before and after, and what the report tells of a trainer. See
+ * trainer.h and samples.h. */
 #include <errno.h>
 #include <unistd.h>
 
