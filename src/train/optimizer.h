@@ -50,7 +50,8 @@ nbl_status nbl__optimizer_step(nbl__optimizer *optimizer, const nbl__run_config 
 /* Write and read optimizer.safetensors of a checkpoint:
  *     NAME.m, NAME.v                        f32, or u8 codes with 8-bit moments
  *     NAME.m.absmax, NAME.v.absmax          f32, one scale per 256 elements, 8-bit moments only
- * Loading fails if a tensor is missing, has another dtype or size, or belongs to no trained tensor. */
+ * Loading fails if a tensor is missing, has another dtype or size, or belongs to no trained
+ * tensor. */
 nbl_status nbl__optimizer_put(nbl__optimizer *optimizer, nbl__output *output);
 nbl_status nbl__optimizer_load(nbl__optimizer *optimizer, const char *folder);
 

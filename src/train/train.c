@@ -209,7 +209,8 @@ static nbl_status run_steps(loop *l)
 
 /* ---- the run ---- */
 
-/* The step whose parameters become the result: the best with load_best_model_at_end, else the last. */
+/* The step whose parameters become the result: the best with load_best_model_at_end, else the
+ * last. */
 static int64_t result_step(const nbl__trainer *t)
 {
     return t->config->load_best && t->state.best_step > 0 ? t->state.best_step : t->state.step;
