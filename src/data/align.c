@@ -1,12 +1,13 @@
 /* align.c - which bytes of a text each of its tokens stands for.
  *
- * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level and byte-fallback
- * tokens spell their bytes, "▁" a space, added tokens themselves. As long as that is what the text says, a token's
- * place is exact. Where it is not (Unicode forms, a space put in front, spaces stripped beside an added token), the
- * nearest place is looked for from which several tokens on agree with the text again, at the latest the next added
- * token; the tokens in between share the bytes in between. Spaces that an added token takes with it (rstrip, lstrip) are
- * that token's, as in the offsets of the tokenizers library. Cost: one pass over the text and a window of constant
- * size per disagreement. */
+ * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level
+ * and byte-fallback tokens spell their bytes, "▁" a space, added tokens themselves. As long as
+ * that is what the text says, a token's place is exact. Where it is not (Unicode forms, a space
+ * put in front, spaces stripped beside an added token), the nearest place is looked for from
+ * which several tokens on agree with the text again, at the latest the next added token; the
+ * tokens in between share the bytes in between. Spaces that an added token takes with it
+ * (rstrip, lstrip) are that token's, as in the offsets of the tokenizers library. Cost: one pass
+ * over the text and a window of constant size per disagreement. */
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 #include "data/example.h"
@@ -30,8 +31,8 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched how many of them
- * the text begins with. */
+/* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched
+ * how many of them the text begins with. */
 static size_t spell(const aligner *s, int64_t i, const char *text, size_t size, size_t *matched)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
@@ -93,7 +94,8 @@ static void find_anchor(const aligner *s, int64_t i, const char *text, size_t si
     *position = size;
 }
 
-/* The nearest token from i on and place from `at` on that agree; the token is s->count at the end. */
+/* The nearest token from i on and place from `at` on that agree; the token is s->count at the
+ * end. */
 static void find_agreement(const aligner *s, int64_t i, const char *text, size_t size, size_t at,
                            int64_t *token, size_t *position)
 {
@@ -108,8 +110,9 @@ static void find_agreement(const aligner *s, int64_t i, const char *text, size_t
     find_anchor(s, i, text, size, at, token, position);
 }
 
-/* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked for in the normalised
- * text takes the spaces of that text: they are its own where the tokens behind it do not spell them. */
+/* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked
+ * for in the normalised text takes the spaces of that text: they are its own where the tokens
+ * behind it do not spell them. */
 static size_t with_spaces(const aligner *s, int64_t i, const char *text, size_t size, size_t at)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);

@@ -1,5 +1,6 @@
-/* chat_encoder.c - rows of conversations with the labels that training would give them, for whoever judges answers. The
- * rules are those of a run whose only dataset has the type chat_template and nothing else set. */
+/* chat_encoder.c - rows of conversations with the labels that training would give them, for
+ * whoever judges answers. The rules are those of a run whose only dataset has the type
+ * chat_template and nothing else set. */
 #include "data/row_encoder.h"
 
 struct nbl_chat_encoder {

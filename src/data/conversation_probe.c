@@ -1,14 +1,16 @@
 /* conversation_probe.c - which tokens are a turn's: found as axolotl finds them.
  *
- * A turn's tokens are those that change when its content is replaced by a dummy. So each turn that matters gets a
- * probe: the text with the dummy, which is encoded beside the text itself; mask.c compares the tokens. A template
- * that only copies (or trims) contents needs one rendering with placeholders for all of them: then the positions of
- * all contents are known, and probes are made by substitution. With any other, the conversation up to the turn is
- * rendered with and without the dummy, as axolotl does it; where a turn looks different when it is the last one (so
- * that axolotl's positions are wrong), the whole conversation is rendered with the dummy.
+ * A turn's tokens are those that change when its content is replaced by a dummy. So each turn that
+ * matters gets a probe: the text with the dummy, which is encoded beside the text itself; mask.c
+ * compares the tokens. A template that only copies (or trims) contents needs one rendering with
+ * placeholders for all of them: then the positions of all contents are known, and probes are made
+ * by substitution. With any other, the conversation up to the turn is rendered with and without the
+ * dummy, as axolotl does it; where a turn looks different when it is the last one (so that
+ * axolotl's positions are wrong), the whole conversation is rendered with the dummy.
  *
- * A probe is not the whole text: added tokens cut a text into pieces that are encoded alone, so a probe reaches from
- * the added token before the change to the one behind it. The cost per turn is that of its own text. */
+ * A probe is not the whole text: added tokens cut a text into pieces that are encoded alone, so
+ * a probe reaches from the added token before the change to the one behind it. The cost per turn
+ * is that of its own text. */
 #include "data/conversation.h"
 
 static const char usual_dummy[] = "[[dummy_message]]", /* axolotl's */
@@ -36,7 +38,8 @@ static nbl_string trimmed(nbl_string s)
     return s;
 }
 
-/* A content that begins or ends as the dummy does would lose those tokens: it gets another dummy. */
+/* A content that begins or ends as the dummy does would lose those tokens: it gets another
+ * dummy. */
 static const char *dummy_for(nbl_string content)
 {
     nbl_string s = trimmed(content);
@@ -45,7 +48,8 @@ static const char *dummy_for(nbl_string content)
 
 /* ---- contents that the template copies ---- */
 
-/* Whether `text` is `frame` with the contents in place of the placeholders; then every turn has its position. */
+/* Whether `text` is `frame` with the contents in place of the placeholders; then every turn has
+ * its position. */
 static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
 {
     const char *at = text.text, *end = at + text.size, *f = frame.text, *f_end = f + frame.size;

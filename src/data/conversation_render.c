@@ -1,7 +1,8 @@
 /* conversation_render.c - turns as templates know them, and their rendering.
  *
- * Messages are changed as axolotl changes them: members that are null are left out at every depth, and the
- * `arguments` of a tool call or the `parameters` of a tool that are JSON in a string become what the JSON says. */
+ * Messages are changed as axolotl changes them: members that are null are left out at every
+ * depth, and the `arguments` of a tool call or the `parameters` of a tool that are JSON in a
+ * string become what the JSON says. */
 #include <stdio.h>
 
 #include "data/conversation.h"

@@ -1,6 +1,7 @@
-/* data.c - see data.h. Opening goes through the files in batches: rows are parsed and drafted one by one, the texts
- * of a batch are encoded on all threads, and of every example its place and size are kept; its tokens too, as long
- * as all of them take less than KEPT_TOKENS, so that ordinary data is never tokenised twice. */
+/* data.c - see data.h. Opening goes through the files in batches: rows are parsed and drafted
+ * one by one, the texts of a batch are encoded on all threads, and of every example its place
+ * and size are kept; its tokens too, as long as all of them take less than KEPT_TOKENS, so that
+ * ordinary data is never tokenised twice. */
 #include <stdio.h>
 
 #include "data/data_parts.h"

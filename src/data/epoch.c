@@ -1,13 +1,15 @@
 /* epoch.c - which examples are held back, and an epoch: order, bins, micro-batches.
  *
- * Everything is a function of seed, epoch number and the examples' sizes: an epoch is made without those before
- * it, on any machine the same. Permutations are Fisher and Yates' with words of Philox.
+ * Everything is a function of seed, epoch number and the examples' sizes: an epoch is made without
+ * those before it, on any machine the same. Permutations are Fisher and Yates' with words of
+ * Philox.
  *
  *   examples ──▶ without those held back ──▶ shuffled, unless curriculum_sampling ──▶ bins ──▶ micro-batches
  *
- * With packing, a bin is a list of examples of at most sequence_len tokens. Bins are filled from the longest
- * example to the shortest, each put where it fits best, and then shuffled; with curriculum_sampling examples are
- * put in the order of the files, and so are bins, by their first example. */
+ * With packing, a bin is a list of examples of at most sequence_len tokens. Bins are filled from
+ * the longest example to the shortest, each put where it fits best, and then shuffled; with
+ * curriculum_sampling examples are put in the order of the files, and so are bins, by their
+ * first example. */
 #include <math.h>
 
 #include "base/philox.h"
@@ -77,7 +79,8 @@ static void close_packing(nbl_context *ctx, packing *p)
     nbl__free(ctx, p->bins, n * sizeof *p->bins);
 }
 
-/* The examples by size, longest first; equal ones stay in their order. A counting sort: sizes are small numbers. */
+/* The examples by size, longest first; equal ones stay in their order. A counting sort: sizes
+ * are small numbers. */
 static nbl_status sort_by_size(nbl__data *d, packing *p)
 {
     int64_t *starts, max = 0;
@@ -122,8 +125,8 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
 
 /* ---- epochs ---- */
 
-/* Micro-batches of `size` bins; without packing a bin is one example. starts[] holds the bins' bounds and becomes
- * the batches'. */
+/* Micro-batches of `size` bins; without packing a bin is one example. starts[] holds the bins'
+ * bounds and becomes the batches'. */
 static void gather(const nbl__data *d, nbl__epoch *e, int64_t bins)
 {
     int64_t size = d->config->micro_batch_size;
@@ -178,8 +181,8 @@ void nbl__epoch_free(nbl_context *ctx, nbl__epoch *e)
 
 /* ---- the largest micro-batch of any epoch ---- */
 
-/* The most that a micro-batch of training (or validation) examples can have, whatever comes together. Counts by
- * size serve as the sorted list. */
+/* The most that a micro-batch of training (or validation) examples can have, whatever comes
+ * together. Counts by size serve as the sorted list. */
 static nbl_status measure(nbl__data *d, bool validation)
 {
     bool packed = validation ? d->config->eval_sample_packing : d->config->sample_packing;

@@ -1,9 +1,9 @@
-/* format_chat.c - conversations: the messages of a row become turns, are rendered with a chat template, and what of the
- * text is trained becomes parts of a draft.
+/* format_chat.c - conversations: the messages of a row become turns, are rendered with a chat
+ * template, and what of the text is trained becomes parts of a draft.
  *
- * A template with {% generation %} says itself what is trained. With any other, turns are found by probes
- * (conversation_probe.c). Messages are taken as axolotl takes them: content that is a list of texts is joined, and the text of
- * "system" beside the messages is a first message. */
+ * A template with {% generation %} says itself what is trained. With any other, turns are found
+ * by probes (conversation_probe.c). Messages are taken as axolotl takes them: content that is a
+ * list of texts is joined, and the text of "system" beside the messages is a first message. */
 #include "base/utf8.h"
 #include "data/conversation.h"
 
@@ -149,7 +149,8 @@ static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
     return take_tools(k, row);
 }
 
-/* A template that passes over tool calls would train a conversation in which answers come from nowhere. */
+/* A template that passes over tool calls would train a conversation in which answers come from
+ * nowhere. */
 static nbl_status check_calls(const nbl__talk *k, nbl_string text)
 {
     for (int64_t i = 0; i < k->count; i++) {
@@ -202,8 +203,8 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
     return NBL_OK;
 }
 
-/* Marks tell about the assistant and its turns' ends: they cannot say what other roles, train_on_inputs or another
- * train_on_eos ask for. */
+/* Marks tell about the assistant and its turns' ends: they cannot say what other roles,
+ * train_on_inputs or another train_on_eos ask for. */
 static bool uses_marks(const nbl__talk *k)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;

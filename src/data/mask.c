@@ -90,7 +90,8 @@ static int64_t end_behind(const token_spans *p, int64_t from, const int32_t *lis
     return -1;
 }
 
-/* The tokens [*from, *to) that differ between a conversation's and a probe's. False: none, as of an empty turn. */
+/* The tokens [*from, *to) that differ between a conversation's and a probe's. False: none, as of
+ * an empty turn. */
 static bool find_turn(const token_spans *p, int64_t begin, int64_t end, const nbl_ids *probe, int64_t *from,
                       int64_t *to)
 {
@@ -131,8 +132,8 @@ static nbl_status find_cuts(const nbl__row_encoder *s, nbl__arena *arena, const 
     return NBL_OK;
 }
 
-/* The ids that a probe stands for. Added tokens are counted in the text and in the ids; should that differ, the text
- * around the probe is encoded. */
+/* The ids that a probe stands for. Added tokens are counted in the text and in the ids; should
+ * that differ, the text around the probe is encoded. */
 static nbl_status find_range(const nbl__row_encoder *s, const nbl__part *text, const nbl__probe *probe,
                              const int64_t *cuts, int64_t cut_count, int64_t *begin, int64_t *end)
 {
@@ -180,8 +181,8 @@ static nbl_status label_turns(const nbl__row_encoder *s, const nbl__dataset_conf
 
 /* ---- marks ---- */
 
-/* As transformers' assistant mask: from the first token that holds the first character to the first one that holds
- * the last. True: a token that ends turns is among them. */
+/* As transformers' assistant mask: from the first token that holds the first character to the
+ * first one that holds the last. True: a token that ends turns is among them. */
 static bool train_mark(const nbl__row_encoder *s, const token_spans *p, const char *text, size_t size,
                        nbl__tensor_span mark)
 {

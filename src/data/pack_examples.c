@@ -1,10 +1,11 @@
-/* pack_examples.c - best-fit bin packing. Bins with room left are kept in one list per amount of room; a tree of bit sets over
- * the amounts finds the smallest sufficient one, so an item costs a few words whatever the number of bins.
+/* pack_examples.c - best-fit bin packing. Bins with room left are kept in one list per amount of
+ * room; a tree of bit sets over the amounts finds the smallest sufficient one, so an item costs a
+ * few words whatever the number of bins.
  *
  *   level 2   |........|          a bit: some word below is not empty
  *   level 1   |........|........|
  *   level 0   room 0 … capacity   a bit: there is a bin with exactly this room left
- */
+ * */
 #include "data/data_parts.h"
 
 enum { LEVELS = 6 /* 64^6 amounts */ };

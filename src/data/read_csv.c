@@ -1,5 +1,6 @@
-/* read_csv.c - CSV by RFC 4180: fields between commas, in quotes where they hold commas, quotes (doubled) or line
- * ends; a row ends with LF, CRLF or CR; the first row names the columns. Every value is a text. */
+/* read_csv.c - CSV by RFC 4180: fields between commas, in quotes where they hold commas, quotes
+ * (doubled) or line ends; a row ends with LF, CRLF or CR; the first row names the columns. Every
+ * value is a text. */
 #include "text/chars.h"
 #include "data/read_rows.h"
 
@@ -8,8 +9,9 @@ typedef struct scan {
     int64_t lines; /* line ends passed */
 } scan;
 
-/* Passes one field and stops at the comma, line end or end of file behind it. With `out` its text goes there,
- * which must have room for all bytes passed. *wrong: what is not right about it, or NULL. */
+/* Passes one field and stops at the comma, line end or end of file behind it. With `out` its
+ * text goes there, which must have room for all bytes passed. *wrong: what is not right about
+ * it, or NULL. */
 static size_t pass_field(scan *s, char *out, const char **wrong)
 {
     size_t size = 0;

@@ -1,5 +1,5 @@
-/* read_rows.c - see read_rows.h. Scanning looks at every byte once and knows just enough of a form to find where
- * a row ends; what is in the row is checked when it is parsed. */
+/* read_rows.c - see read_rows.h. Scanning looks at every byte once and knows just enough of a
+ * form to find where a row ends; what is in the row is checked when it is parsed. */
 #include "data/read_rows.h"
 
 #include <strings.h>

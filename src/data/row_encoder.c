@@ -1,5 +1,6 @@
-/* row_encoder.c - see row_encoder.h. Special tokens are those of the model's files unless special_tokens names others; a token
- * that is not in the vocabulary is refused, because the embedding has no row for it. */
+/* row_encoder.c - see row_encoder.h. Special tokens are those of the model's files unless
+ * special_tokens names others; a token that is not in the vocabulary is refused, because the
+ * embedding has no row for it. */
 #include "data/row_encoder.h"
 
 #include "base/file/file.h"
@@ -86,8 +87,8 @@ static bool template_has(const nbl__row_encoder *s, const char *token)
     return false;
 }
 
-/* eot_tokens: each is one token. One that the template does not have is left out with a warning, as axolotl does;
- * EOS may come from the template's variable of that name. */
+/* eot_tokens: each is one token. One that the template does not have is left out with a warning,
+ * as axolotl does; EOS may come from the template's variable of that name. */
 static nbl_status take_eots(nbl__row_encoder *s)
 {
     const nbl__name_list *list = &s->config->eot_tokens;
