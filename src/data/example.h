@@ -20,17 +20,16 @@ typedef struct nbl__tensor_span {
  * the conversation's text with the turn's content replaced by a dummy. The tokens that differ are
  * the turn's.
  *
- *     text    ...<|im_start|>assistant\n Hello            <|im_end|>...
- *     probe      <|im_start|>assistant\n[[dummy_message]]<|im_end|>
- *                ^ token `first`                          ^ token `last`
+ *     text     ...<|im_start|>assistant\nHello, how are you<|im_end|>...
+ *     probe       <|im_start|>assistant\n[[dummy_message]]<|im_end|>
+ *                 ^ token `first`                         ^ token `last`
  *
  * The range begins and ends with an added token that cuts the text (nbl__token_cuts), so the
  * tokens inside do not depend on the text outside. */
 typedef struct nbl__probe {
     size_t begin, end;
-    int64_t first,
-        last;     /* number of that token among the cutting tokens, from 0; -1: begin or end of the text */
-    bool trained; /* the turn's content is trained */
+    int64_t first, last; /* index among the text's cutting tokens; -1: begin or end of the text */
+    bool trained;        /* the turn's content is trained */
 } nbl__probe;
 
 typedef enum nbl__mask_rule {
@@ -70,7 +69,7 @@ typedef struct nbl__row_encoder {
     bool marks;                  /* the template has a {% generation %} block */
     int64_t vocabulary;
     int32_t eos, bos, own_bos; /* own_bos: the model's BOS if special_tokens sets another; it is replaced */
-    int32_t *ends;             /* tokens that end generation: EOS and eos_token_id of the model's files */
+    int32_t *ends;             /* tokens that end a turn: EOS, eos_token_id of the model, eot_tokens */
     int64_t end_count;
     int32_t *eots; /* tokens that end a turn in the data: eot_tokens, or `ends` */
     int64_t eot_count;
