@@ -1,13 +1,17 @@
-/* align.c - which bytes of a text each of its tokens stands for.
+/* align.c - finds which bytes of a text each of its tokens stands for.
  *
- * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level
- * and byte-fallback tokens spell their bytes, "▁" a space, added tokens themselves. As long as
- * that is what the text says, a token's place is exact. Where it is not (Unicode forms, a space
- * put in front, spaces stripped beside an added token), the nearest place is looked for from
- * which several tokens on agree with the text again, at the latest the next added token; the
- * tokens in between share the bytes in between. Spaces that an added token takes with it
- * (rstrip, lstrip) are that token's, as in the offsets of the tokenizers library. Cost: one pass
- * over the text and a window of constant size per disagreement. */
+ * nibble's tokenizers record no offsets. They are reconstructed by comparing the text with what the
+ * tokens spell. A byte-level or byte-fallback token spells its bytes, "▁" spells a space, an added
+ * token spells its content. While text and tokens agree, a token's bytes are exact.
+ *
+ * They disagree where the tokenizer has changed the text: Unicode normalization, a space put in
+ * front, spaces stripped next to an added token. Then the nearest position is searched from which
+ * AGREEMENT bytes of tokens agree with the text again; failing that, the next added token. The
+ * tokens in between all get the bytes in between.
+ *
+ * Spaces that an added token takes with it (rstrip, lstrip) belong to that token, as in the offsets
+ * of Hugging Face tokenizers. Cost: one pass over the text, plus a window of constant size per
+ * disagreement. */
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 #include "data/example.h"

@@ -1,15 +1,16 @@
-/* epoch.c - which examples are held back, and an epoch: order, bins, micro-batches.
+/* epoch.c - chooses the validation examples, and makes epochs: order, bins, micro-batches.
  *
- * Everything is a function of seed, epoch number and the examples' sizes: an epoch is made without
- * those before it, on any machine the same. Permutations are Fisher and Yates' with words of
- * Philox.
+ * An epoch is a function of seed, epoch number and the sizes of the examples. It does not depend on
+ * earlier epochs or on the machine. Permutations are Fisher-Yates shuffles with words of Philox.
  *
- *   examples ──▶ without those held back ──▶ shuffled, unless curriculum_sampling ──▶ bins ──▶ micro-batches
+ *   training examples ──▶ shuffle ──▶ bins ──▶ micro-batches of micro_batch_size bins
  *
- * With packing, a bin is a list of examples of at most sequence_len tokens. Bins are filled from
- * the longest example to the shortest, each put where it fits best, and then shuffled; with
- * curriculum_sampling examples are put in the order of the files, and so are bins, by their
- * first example. */
+ * With sample_packing a bin is a list of examples with at most sequence_len tokens together;
+ * otherwise a bin is one example. Bins are filled with the longest example first, each into the bin
+ * where it fits best, and then shuffled. With curriculum_sampling nothing is shuffled or sorted:
+ * examples are placed in the order of the files. Validation examples are always treated so.
+ *
+ * Cost per epoch: O(examples) time. */
 #include <math.h>
 
 #include "base/philox.h"

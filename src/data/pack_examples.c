@@ -1,11 +1,12 @@
-/* pack_examples.c - best-fit bin packing. Bins with room left are kept in one list per amount of
- * room; a tree of bit sets over the amounts finds the smallest sufficient one, so an item costs a
- * few words whatever the number of bins.
+/* pack_examples.c - best-fit bin packing.
  *
- *   level 2   |........|          a bit: some word below is not empty
+ * The room of a bin is what is left of its capacity. Bins with equal room are in one linked list. A
+ * tree of bit sets over the amounts of room finds the smallest sufficient amount. So an item costs
+ * O(log64 capacity), whatever the number of bins.
+ *
+ *   level 2   |........|          a bit: the word below is not empty
  *   level 1   |........|........|
- *   level 0   room 0 … capacity   a bit: there is a bin with exactly this room left
- * */
+ *   level 0   room 0 … capacity   a bit: some bin has exactly this room */
 #include "data/data_parts.h"
 
 enum { LEVELS = 6 /* enough for 64^6 amounts of room */ };

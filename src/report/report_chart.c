@@ -3,8 +3,8 @@
  *     ys  |  plot: one SVG of FULL x FULL units, stretched to the place it gets
  *         |  xs
  *
- * Labels are HTML beside the SVG, so that they stay readable on any screen while the curve is stretched. A point is
- * a line of no length with a round end, which stretching leaves round. */
+ * Labels are HTML beside the SVG, so that they stay readable on any screen while the curve is
+ * stretched. A point is a line of no length with a round end, which stretching leaves round. */
 #include <math.h>
 
 #include "report/report.h"
@@ -82,8 +82,8 @@ static void add_group(curve *c, point low, point high)
     if (second.step != first.step) c->points[c->count++] = second;
 }
 
-/* Of each group of records the lowest and the highest; few enough are all there. The mean that runs along forgets
- * over a twenty-fifth of the run. */
+/* Of each group of records the lowest and the highest; few enough are all there. The mean that
+ * runs along forgets over a twenty-fifth of the run. */
 static void collect(curve *c, const nbl__records *records, const series *s)
 {
     int64_t n = count_records(records, s), group = n <= MAX_POINTS ? 1 : nbl__ceil_div(n, MAX_POINTS / 2);

@@ -5,8 +5,8 @@
 
 #include "base/hash.h"
 
-/* A message names so many keys at most, and shows so many bytes of values. Longer values are remembered by size and
- * checksum. */
+/* A message names so many keys at most, and shows so many bytes of values. Longer values are
+ * remembered by size and checksum. */
 enum { MAX_KEYS = 24, MAX_SHOWN = 2400, MAX_VALUE = 160 };
 
 /* ---- collecting ---- */
@@ -146,7 +146,8 @@ static void add_change(changes *c, const nbl__run_value *of, const char *was, co
                      was ? was : "not given", MAX_VALUE, is ? is : "not given");
 }
 
-/* Entries of a list that has another length are not compared: that would name each of their keys. */
+/* Entries of a list that has another length are not compared: that would name each of their
+ * keys. */
 static bool skipped(const char *name, bool other_count)
 {
     return other_count && strncmp(name, "datasets.", strlen("datasets.")) == 0;

@@ -1,8 +1,9 @@
-/* run_config.c - a run's YAML file into its configuration, in this order: the file is parsed, overrides are put
- * into its tree, every key is found in the table (run_keys.c, or run_foreign.c) and its value read, what is refused is
- * told all at once (run_remarks.c), and then the whole is resolved:
- * keys that contradict each other, keys that are missing, `auto`. So a mistake is named by its line, or as --set,
- * whoever made it. Defaults are read from the table by the same code as values from a file. */
+/* run_config.c - a run's YAML file into its configuration, in this order: the file is parsed,
+ * overrides are put into its tree, every key is found in the table (run_keys.c, or
+ * run_foreign.c) and its value read, what is refused is told all at once (run_remarks.c), and
+ * then the whole is resolved: keys that contradict each other, keys that are missing, `auto`. So
+ * a mistake is named by its line, or as --set, whoever made it. Defaults are read from the table
+ * by the same code as values from a file. */
 #include "run/run_config.h"
 
 #include <stdio.h>
@@ -102,7 +103,8 @@ static nbl_status unknown_key(reader *r, const nbl__yaml *value, const char *nam
 
 /* ---- values ---- */
 
-/* A text; words that YAML takes for something else are refused, since the writer may have meant that. */
+/* A text; words that YAML takes for something else are refused, since the writer may have meant
+ * that. */
 static bool read_text(const nbl__yaml *value, const char **text)
 {
     bool boolean;

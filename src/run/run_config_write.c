@@ -1,12 +1,14 @@
-/* run_config_write.c - a configuration as YAML. Rows of the table (run_keys.c) that hold a value are written, in
- * the table's order: reading the result gives the same configuration, also when the defaults have changed since,
- * and also with PyYAML, whose numbers need a point before the exponent. */
+/* run_config_write.c - a configuration as YAML. Rows of the table (run_keys.c) that hold a value
+ * are written, in the table's order: reading the result gives the same configuration, also when
+ * the defaults have changed since, and also with PyYAML, whose numbers need a point before the
+ * exponent. */
 #include "run/run_config.h"
 
 #include "base/utf8.h"
 #include "run/run_keys.h"
 
-/* A text in double quotes. Whatever a reader of YAML might fold, refuse or take for a line's end is escaped. */
+/* A text in double quotes. Whatever a reader of YAML might fold, refuse or take for a line's end
+ * is escaped. */
 static void write_text(nbl__text *out, const char *text)
 {
     const char *end = text + strlen(text);

@@ -1,5 +1,6 @@
-/* run_foreign.c - see run_foreign.h. The names are those of axolotl's schemas and of its integrations. A group holds
- * the names that share a reason, so a file that asks for one thing with ten keys is told one reason. */
+/* run_foreign.c - see run_foreign.h. The names are those of axolotl's schemas and of its
+ * integrations. A group holds the names that share a reason, so a file that asks for one thing
+ * with ten keys is told one reason. */
 #include "run/run_foreign.h"
 
 #define NOTICE NBL_FOREIGN_NOTICE

@@ -1,5 +1,6 @@
-/* run_keys.c - see run_keys.h. Names and meanings are axolotl's, except the rows marked "ours" in
- * docs/CONFIG.md; defaults are axolotl's where it has its own, else those of transformers' Trainer. */
+/* run_keys.c - see run_keys.h. Names and meanings are axolotl's, except the rows marked "ours"
+ * in docs/CONFIG.md; defaults are axolotl's where it has its own, else those of transformers'
+ * Trainer. */
 #include "run/run_keys.h"
 
 #include <stdio.h>
@@ -357,8 +358,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
 }
 
-/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word, capitals or not; the word
- * counts up to 63 bytes. */
+/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word,
+ * capitals or not; the word counts up to 63 bytes. */
 static int edits(const char *name, const char *word)
 {
     enum { MAX = 64 };

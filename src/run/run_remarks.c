@@ -1,5 +1,6 @@
-/* run_remarks.c - what is said about the keys of a run: all refused keys in one message, with their lines, and all
- * keys without effect in one line of log. A reason that several keys share is said once. */
+/* run_remarks.c - what is said about the keys of a run: all refused keys in one message, with
+ * their lines, and all keys without effect in one line of log. A reason that several keys share
+ * is said once. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -37,8 +38,8 @@ nbl_status nbl__run_remark_add(nbl__run_reader *r, nbl__run_remarks *remarks, co
     return NBL_OK;
 }
 
-/* The names of the remarks with the text of `of`, from there on; each is told. With lines: those of all but the
- * first, whose place opens the message. */
+/* The names of the remarks with the text of `of`, from there on; each is told. With lines: those
+ * of all but the first, whose place opens the message. */
 static void put_names(nbl__text *out, nbl__run_remark *of, bool lines)
 {
     int told = 0;

@@ -1,5 +1,6 @@
-/* run_resolve.c - what all keys of a run mean together: which are missing, which contradict each other (both are
- * named), what `auto` is on this machine, what follows for keys that were not given. */
+/* run_resolve.c - what all keys of a run mean together: which are missing, which contradict each
+ * other (both are named), what `auto` is on this machine, what follows for keys that were not
+ * given. */
 #include <math.h>
 #include <stdio.h>
 
@@ -30,8 +31,8 @@ static nbl_status needed(reader *r, const char *name)
     return nbl__fail(r->ctx, NBL_ERROR_ARGUMENT, "%s: %s is needed, and is not given", r->root->where, name);
 }
 
-/* Whether the base was quantised before, as its config.json says; one that is not there, or cannot be read, is
- * for whoever opens the model to complain about. */
+/* Whether the base was quantised before, as its config.json says; one that is not there, or
+ * cannot be read, is for whoever opens the model to complain about. */
 static nbl_status base_is_quantized(reader *r, bool *quantized)
 {
     nbl__config config;
@@ -165,7 +166,8 @@ static nbl_status resolve_template(reader *r)
     return NBL_OK;
 }
 
-/* Files of a folder become entries of their own. "json" and the like are no folders, but names of loaders. */
+/* Files of a folder become entries of their own. "json" and the like are no folders, but names
+ * of loaders. */
 static nbl_status resolve_files(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -231,7 +233,8 @@ static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char
                                                          : "epoch means once per epoch");
 }
 
-/* What chooses a step by its evaluation needs evaluations. As in axolotl early stopping takes the best model. */
+/* What chooses a step by its evaluation needs evaluations. As in axolotl early stopping takes
+ * the best model. */
 static nbl_status resolve_best(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;

@@ -1,6 +1,7 @@
-/* yaml.c - see yaml.h. libyaml gives events; a stack of open lists and maps makes a tree of them, without
- * recursion. libyaml's own memory comes from malloc (it has no other way) and is gone when parsing ends. Keys are
- * compared pairwise: with the bound on values that is at worst some ten million short comparisons. */
+/* yaml.c - see yaml.h. libyaml gives events; a stack of open lists and maps makes a tree of
+ * them, without recursion. libyaml's own memory comes from malloc (it has no other way) and is
+ * gone when parsing ends. Keys are compared pairwise: with the bound on values that is at worst
+ * some ten million short comparisons. */
 #include "run/yaml.h"
 
 #include <math.h>
@@ -47,7 +48,8 @@ static nbl_status refuse(reader *r, size_t line, const char *why)
     return nbl__yaml_fail(r->arena->ctx, &at, NBL_ERROR_FORMAT, "%s", why);
 }
 
-/* libyaml knows the line of what it cannot parse, but only the offset of a byte that it cannot read. */
+/* libyaml knows the line of what it cannot parse, but only the offset of a byte that it cannot
+ * read. */
 static nbl_status refuse_text(reader *r, const yaml_parser_t *parser, const char *text, size_t size)
 {
     nbl_context *ctx = r->arena->ctx;
@@ -303,8 +305,8 @@ static const char *digits(const char *s, char **out)
     return s;
 }
 
-/* The text without its underscores, if it is a decimal number. A leading zero is refused: YAML 1.1 takes the
- * rest for octal digits. */
+/* The text without its underscores, if it is a decimal number. A leading zero is refused: YAML
+ * 1.1 takes the rest for octal digits. */
 static bool decimal(const nbl__yaml *value, char copy[64], bool *whole)
 {
     const char *s = value->text;
