@@ -33,8 +33,8 @@ typedef struct nbl__records {
 } nbl__records;
 
 void nbl__records_close(nbl__records *records);
-/* Replaces the history with log_history of a trainer_state.json. where: the file's name in
- * messages. */
+/* Appends log_history of a trainer_state.json to the history, which should be empty. where: the
+ * file's name in messages. NBL_ERROR_FORMAT: an entry that nibble did not write. */
 nbl_status nbl__records_restore(nbl__records *records, const char *where, const nbl__json *log_history);
 /* Writes metrics.jsonl and the file of events anew, with the history so far. */
 nbl_status nbl__records_begin(nbl__records *records);

@@ -1,10 +1,10 @@
-/* report_chart.c - the curves of the report. See report.h.
+/* report_chart.c - the curves of the report, as SVG. See report.h.
  *
- *     ys  |  plot: one SVG of FULL x FULL units, stretched to the place it gets
+ *     ys  |  plot: one SVG of FULL x FULL units, stretched to the space it gets
  *         |  xs
  *
- * Labels are HTML beside the SVG, so that they stay readable on any screen while the curve is
- * stretched. A point is a line of no length with a round end, which stretching leaves round. */
+ * Labels are HTML next to the SVG, so they keep their size when the curve is stretched. A dot is
+ * a line of length 0 with a round end, which stays round when it is stretched. */
 #include <math.h>
 
 #include "report/report.h"
@@ -82,8 +82,9 @@ static void add_group(curve *c, point low, point high)
     if (second.step != first.step) c->points[c->count++] = second;
 }
 
-/* Of each group of records the lowest and the highest; few enough are all there. The mean that
- * runs along forgets over a twenty-fifth of the run. */
+/* Fills a curve. With up to MAX_POINTS records each is a point. With more, records are grouped,
+ * and the lowest and the highest of each group are points. smooth: an exponential mean with a
+ * time constant of 1/25 of the run, over all records. */
 static void collect(curve *c, const nbl__records *records, const series *s)
 {
     int64_t n = count_records(records, s), group = n <= MAX_POINTS ? 1 : nbl__ceil_div(n, MAX_POINTS / 2);
@@ -110,6 +111,7 @@ static void collect(curve *c, const nbl__records *records, const series *s)
 
 /* ---- axes ---- */
 
+/* A step of 1, 2 or 5 times a power of ten, so that the range has about 5 of them. */
 static double nice_step(double range)
 {
     double power = pow(10, floor(log10(range / 5))), part = range / 5 / power;
@@ -128,7 +130,8 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
         }
     if (!(low <= high)) low = 0, high = 1;
     if (from_zero) low = fmin(low, 0), high = fmax(high, 0);
-    /* A constant, or nearly one, lies in the middle of a range of its own size. */
+    /* A curve that is nearly constant gets a range as large as its value, and lies in its
+     * middle. */
     double size = fmax(fabs(low), fabs(high));
     if (size < 1e-300) low = from_zero ? 0 : -1, high = 1;
     else if (high - low < 1e-9 * size) low -= size / 2, high += size / 2;
@@ -209,7 +212,7 @@ static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t la
     nbl__text_printf(out, "\"/>");
 }
 
-/* One figure; `dots`: points beside the curve, or NULL. */
+/* Appends one figure. dots: a second curve, drawn with dots; or NULL. */
 static void draw(nbl__text *out, const char *title, const curve *c, const curve *dots, int64_t last)
 {
     const curve *both[] = {c, dots};
