@@ -36,6 +36,7 @@ void nbl__record_print(nbl__text *out, const nbl__record *r)
     nbl__text_printf(out, "}");
 }
 
+/* Makes room for one more record. */
 static nbl_status grow(nbl__records *r)
 {
     if (r->count < r->room) return NBL_OK;
@@ -66,6 +67,7 @@ static bool read_loss(const nbl__json *value, double *loss)
     return nbl__json_is(value, NBL_JSON_NULL) || nbl__json_number(value, loss);
 }
 
+/* Reads what nbl__record_print has written. False: it has not. */
 static bool read_record(const nbl__json *it, nbl__record *r)
 {
     double memory = 0;

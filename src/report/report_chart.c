@@ -12,6 +12,8 @@
 
 enum { FULL = 10000, MAX_POINTS = 1000, MIN_TO_SMOOTH = 40 };
 
+/* One kind of curve: the key in the page's data, which records it uses and how it is drawn.
+ * noisy: a smoothed curve is added when there are MIN_TO_SMOOTH points. */
 typedef struct series {
     const char *key;
     bool evaluation, noisy, from_zero; /* from_zero: the axis begins there */
@@ -63,6 +65,7 @@ typedef struct axis {
 
 /* ---- points ---- */
 
+/* True if a record belongs to a series: evaluation or training, with a finite value. */
 static bool counts(const series *s, const nbl__record *r)
 {
     return r->evaluation == s->evaluation && isfinite(s->value(r)) && r->step >= 0;
@@ -75,6 +78,7 @@ static int64_t count_records(const nbl__records *records, const series *s)
     return n;
 }
 
+/* Adds the lowest and the highest point of a group, in the order of steps. */
 static void add_group(curve *c, point low, point high)
 {
     point first = low.step <= high.step ? low : high, second = low.step <= high.step ? high : low;
@@ -118,6 +122,7 @@ static double nice_step(double range)
     return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
 }
 
+/* The axis for the values of up to two curves; its ends are multiples of the step between ticks. */
 static axis make_axis(const curve *const *curves, int count, bool from_zero)
 {
     const double max = 1e300; /* differences of values stay finite */
@@ -144,6 +149,7 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
     return a;
 }
 
+/* value in [low, high] as a coordinate 0 .. FULL, clamped. */
 static int position(double value, double low, double high)
 {
     double at = (value - low) / (high - low);
@@ -157,6 +163,7 @@ static int tick_count(const axis *a)
 
 /* ---- drawing ---- */
 
+/* Appends the labels of the vertical axis. */
 static void draw_labels(nbl__text *out, const axis *y)
 {
     nbl__text_printf(out, "<div class=\"ys\">");
@@ -172,6 +179,7 @@ static void draw_labels(nbl__text *out, const axis *y)
     nbl__text_printf(out, "</div>\n");
 }
 
+/* Appends the labels of the horizontal axis: 0, round steps, and the last step. */
 static void draw_steps(nbl__text *out, int64_t last)
 {
     int64_t step = (int64_t)fmax(1, nice_step((double)last));
@@ -187,6 +195,7 @@ static void draw_steps(nbl__text *out, int64_t last)
     nbl__text_printf(out, "</span></div>\n");
 }
 
+/* Appends a horizontal line per tick. */
 static void draw_grid(nbl__text *out, const axis *y)
 {
     nbl__text_printf(out, "<path class=\"grid\" d=\"");
@@ -197,6 +206,7 @@ static void draw_grid(nbl__text *out, const axis *y)
 
 typedef enum drawing { DRAW_VALUES, DRAW_SMOOTH, DRAW_DOTS } drawing;
 
+/* Appends a curve as one SVG path: lines (values or smoothed) or dots. */
 static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t last, drawing how,
                        const char *style)
 {
@@ -252,8 +262,10 @@ static void draw(nbl__text *out, const char *title, const curve *c, const curve 
     nbl__text_printf(out, "</div>\n</figure>\n");
 }
 
-/* ---- all of them ---- */
+/* ---- the figures ---- */
 
+/* All curves, in the order of all_series; free with free_all. NULL: out->status is
+ * NBL_ERROR_MEMORY. */
 static curve *collect_all(nbl__text *out, const nbl__records *records)
 {
     curve *curves = nbl__alloc_array(out->ctx, SERIES, sizeof *curves);

@@ -128,6 +128,7 @@ nbl_status nbl__samples_limit(nbl__samples *s, nbl_model *m, uint64_t limit)
 
 /* ---- writing ---- */
 
+/* Continues one prompt greedily, up to NBL_SAMPLE_TOKENS tokens or a token that ends a turn. */
 static nbl_status continue_prompt(nbl__samples *s, nbl_model *m, nbl__sample *it, bool after)
 {
     int32_t ids[NBL_SAMPLE_TOKENS];

@@ -231,6 +231,8 @@ static bool is_identity(const nbl__yaml *roles)
     return true;
 }
 
+/* Reads `plugins`: each entry that changes the result is refused with its reason; without one a
+ * notice. */
 static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *name,
                                const nbl__foreign_group *group)
 {
@@ -248,6 +250,8 @@ static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *na
     return any ? NBL_OK : nbl__run_remark_add(r, &r->notices, value, name, "%s", group->why);
 }
 
+/* Reads a key of axolotl that nibble does not have, as its group says: a notice, nothing, or a
+ * refusal. */
 static nbl_status read_foreign(reader *r, const nbl__yaml *value, const char *name,
                                const nbl__foreign_group *group)
 {
@@ -268,6 +272,7 @@ static nbl_status read_foreign(reader *r, const nbl__yaml *value, const char *na
     return fine ? NBL_OK : nbl__run_remark_add(r, &r->refusals, value, name, "%s", group->why);
 }
 
+/* The group of a name in the scope that the table `keys` stands for; NULL: unknown. */
 static const nbl__foreign_group *find_foreign(const nbl__run_key *keys, const char *prefix, const char *name)
 {
     if (keys == nbl__run_keys) return nbl__foreign_find(NBL_FOREIGN_TOP, name);
@@ -391,7 +396,7 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
 
 /* ---- the file ---- */
 
-/* "key=value", the value YAML. */
+/* Sets one override in the tree. text: "key=value"; the value is YAML. */
 static nbl_status apply_override(reader *r, const char *text)
 {
     const char *equals = strchr(text, '=');

@@ -20,7 +20,7 @@ typedef struct loop {
     const nbl_train_options *options;
     nbl_train_summary *summary;
     double begun, step_begun, logged_at; /* seconds of now() */
-    int64_t first_step;                  /* steps done before this process; 0 without --resume */
+    int64_t first_step;                  /* steps done before this process; 0 in a new run */
     /* eval_every, save_every: in steps; INT64_MAX: never */
     int64_t tokens_since_log, eval_every, save_every;
     int64_t saved_step; /* step of the last checkpoint; -1: none */

@@ -119,8 +119,8 @@ void nbl__trainer_describe(nbl__trainer *trainer);
  * A non-finite loss is NBL_ERROR_FORMAT and names the layer; a non-finite gradient is an error too,
  * except in f16, where the loss scale is halved and the step repeated. */
 nbl_status nbl__trainer_step(nbl__trainer *trainer, bool ahead, nbl__step_result *result);
-/* The mean loss per trained token over the validation examples; 0 if no token is trained. Must not
- * be called while a next step has begun, that is after a step with `ahead`. */
+/* The mean loss per trained token over the validation examples; 0 if no token is trained.
+ * Overwrites the examples in trainer->window. Must not follow a step with `ahead`. */
 nbl_status nbl__trainer_evaluate(nbl__trainer *trainer, double *loss);
 
 #endif
