@@ -1,21 +1,26 @@
-/* align.c - which bytes of a text each of its tokens stands for.
+/* align.c - finds which bytes of a text each of its tokens stands for.
  *
- * Tokenizers keep no offsets here; they are found again from what the tokens spell. Byte-level and byte-fallback
- * tokens spell their bytes, "▁" a space, added tokens themselves. As long as that is what the text says, a token's
- * place is exact. Where it is not (Unicode forms, a space put in front, spaces stripped beside an added token), the
- * nearest place is looked for from which several tokens on agree with the text again, at the latest the next added
- * token; the tokens in between share the bytes in between. Spaces that an added token takes with it (rstrip, lstrip) are
- * that token's, as in the offsets of the tokenizers library. Cost: one pass over the text and a window of constant
- * size per disagreement. */
+ * nibble's tokenizers record no offsets. They are reconstructed by comparing the text with what the
+ * tokens spell. A byte-level or byte-fallback token spells its bytes, "▁" spells a space, an added
+ * token spells its content. While text and tokens agree, a token's bytes are exact.
+ *
+ * They disagree where the tokenizer has changed the text: Unicode normalization, a space put in
+ * front, spaces stripped next to an added token. Then the nearest position is searched from which
+ * AGREEMENT bytes of tokens agree with the text again; failing that, the next added token. The
+ * tokens in between all get the bytes in between.
+ *
+ * Spaces that an added token takes with it (rstrip, lstrip) belong to that token, as in the offsets
+ * of Hugging Face tokenizers. Cost: one pass over the text, plus a window of constant size per
+ * disagreement. */
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 #include "data/example.h"
 
 enum {
-    WINDOW = 256 /* bytes */,
-    AHEAD = 16 /* tokens */,
+    WINDOW = 256 /* bytes searched after a disagreement */,
+    AHEAD = 16 /* tokens skipped at most in that search */,
     AGREEMENT = 12 /* bytes that must agree */,
-    MAX_TRIES = 8
+    MAX_TRIES = 8 /* added tokens that find_anchor looks for */
 };
 
 typedef struct aligner {
@@ -30,8 +35,8 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Compares what a token spells with a text. Returns how many bytes it spells, and in *matched how many of them
- * the text begins with. */
+/* Compares what token i spells with a text. Returns the number of bytes it spells. *matched: how
+ * many of them, from the first, the text begins with. */
 static size_t spell(const aligner *s, int64_t i, const char *text, size_t size, size_t *matched)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
@@ -60,7 +65,8 @@ static size_t spell(const aligner *s, int64_t i, const char *text, size_t size, 
     return length;
 }
 
-/* Whether the text at `at` goes on as the tokens from i on do, for long enough to be sure. */
+/* True if the text from `at` on is what the tokens from i on spell: for AGREEMENT bytes, up to
+ * an added token, or to the end. */
 static bool agrees(const aligner *s, int64_t i, const char *text, size_t size, size_t at)
 {
     size_t begin = at;
@@ -74,7 +80,8 @@ static bool agrees(const aligner *s, int64_t i, const char *text, size_t size, s
     return at == size;
 }
 
-/* The next added token that the text has, too: nothing changes those. Else the end. */
+/* *token, *position: the next added token that occurs in the text from `at` on. Without one: the
+ * end of both. */
 static void find_anchor(const aligner *s, int64_t i, const char *text, size_t size, size_t at, int64_t *token,
                         size_t *position)
 {
@@ -93,7 +100,8 @@ static void find_anchor(const aligner *s, int64_t i, const char *text, size_t si
     *position = size;
 }
 
-/* The nearest token from i on and place from `at` on that agree; the token is s->count at the end. */
+/* *token, *position: the nearest token from i on and position from `at` on that agree. Pairs are
+ * tried by the sum of tokens skipped and bytes skipped. Without one: see find_anchor. */
 static void find_agreement(const aligner *s, int64_t i, const char *text, size_t size, size_t at,
                            int64_t *token, size_t *position)
 {
@@ -108,8 +116,9 @@ static void find_agreement(const aligner *s, int64_t i, const char *text, size_t
     find_anchor(s, i, text, size, at, token, position);
 }
 
-/* Where the token that ends at `at` ends with the spaces that it takes. A token that is looked for in the normalised
- * text takes the spaces of that text: they are its own where the tokens behind it do not spell them. */
+/* The end of token i including the spaces that it takes (rstrip); `at` is its end without them.
+ * An added token that is searched in the normalized text takes the spaces of that text: it gets
+ * ours only if the tokens that follow do not spell them. */
 static size_t with_spaces(const aligner *s, int64_t i, const char *text, size_t size, size_t at)
 {
     const nbl__added_token *added = nbl__added_get(&s->tokenizer->added, s->ids[i]);
@@ -132,7 +141,7 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         s.byte_level |= tokenizer->detokenizers[i].kind == NBL_DETOKENIZE_BYTE_LEVEL;
     for (int i = 0; i < tokenizer->pre_tokenizer_count; i++)
         s.byte_level |= tokenizer->pre_tokenizers[i].kind == NBL_PRE_BYTE_LEVEL;
-    size_t at = 0, matched, length;
+    size_t at = 0, matched, length; /* at: end of the bytes assigned so far */
     for (int64_t i = 0; i < count;) {
         length = spell(&s, i, text + at, size - at, &matched);
         if (matched == length) {
@@ -144,7 +153,7 @@ void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t 
         int64_t next;
         size_t position;
         find_agreement(&s, i, text, size, at, &next, &position);
-        if (next == i) { /* the text has something that no token spells: it goes with this token */
+        if (next == i) { /* bytes that no token spells: token i gets them */
             begins[i] = at;
             length = spell(&s, i, text + position, size - position, &matched);
             at = ends[i] = with_spaces(&s, i, text, size, position + length);

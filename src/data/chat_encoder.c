@@ -1,5 +1,6 @@
-/* chat_encoder.c - rows of conversations with the labels that training would give them, for whoever judges answers. The
- * rules are those of a run whose only dataset has the type chat_template and nothing else set. */
+/* chat_encoder.c - nbl_chat_encoder: tokens and labels of conversation rows, as training would
+ * make them. For evaluating a model's answers. The rules are those of a run whose only dataset
+ * has the type chat_template and no further keys. */
 #include "data/row_encoder.h"
 
 struct nbl_chat_encoder {
@@ -35,7 +36,7 @@ void nbl_chat_encoder_close(nbl_chat_encoder *e)
     nbl__free(ctx, e, sizeof *e);
 }
 
-/* The tokens and labels of a row into e->row. */
+/* Writes tokens and labels of a row, given as JSON text, to e->row. */
 static nbl_status encode(nbl_chat_encoder *e, nbl__arena *arena, nbl_string row)
 {
     nbl_context *ctx = e->row.ctx;
@@ -56,6 +57,7 @@ static nbl_status encode(nbl_chat_encoder *e, nbl__arena *arena, nbl_string row)
     return status;
 }
 
+/* Copies a list for the caller, who frees it with nbl_ids_free. */
 static nbl_status hand_out(nbl_context *ctx, const int32_t *from, int64_t count, nbl_ids *to)
 {
     NBL_TRY(NBL_ALLOC(ctx, to->ids, count));

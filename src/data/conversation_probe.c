@@ -1,24 +1,32 @@
-/* conversation_probe.c - which tokens are a turn's: found as axolotl finds them.
+/* conversation_probe.c - finds which tokens are a turn's, as axolotl does.
  *
- * A turn's tokens are those that change when its content is replaced by a dummy. So each turn that matters gets a
- * probe: the text with the dummy, which is encoded beside the text itself; mask.c compares the tokens. A template
- * that only copies (or trims) contents needs one rendering with placeholders for all of them: then the positions of
- * all contents are known, and probes are made by substitution. With any other, the conversation up to the turn is
- * rendered with and without the dummy, as axolotl does it; where a turn looks different when it is the last one (so
- * that axolotl's positions are wrong), the whole conversation is rendered with the dummy.
+ * A turn's tokens are those that change when its content is replaced by a dummy. So each wanted
+ * turn gets a probe: the text with the dummy in place of the content. It is tokenized beside the
+ * text; mask.c compares the ids. The position of the content in the text is found in one of three
+ * ways, cheapest first:
  *
- * A probe is not the whole text: added tokens cut a text into pieces that are encoded alone, so a probe reaches from
- * the added token before the change to the one behind it. The cost per turn is that of its own text. */
+ *     1. All contents are plain texts that the template copies or trims. One rendering with a placeholder
+ *        for every content gives all positions (locate_all).
+ *     2. The conversation up to the turn is a prefix of the whole text. Rendering that prefix with and
+ *        without the dummy gives the position (probe_start). This is axolotl's way.
+ *     3. Neither: a turn looks different when it is the last one, so axolotl's positions are wrong. The
+ *        whole conversation is rendered with the dummy (probe_turn).
+ *
+ * A probe is not the whole text. Added tokens cut a text into pieces that are tokenized
+ * independently, so a probe reaches from the added token before the change to the one after it.
+ * The cost of a turn is that of its own text. */
 #include "data/conversation.h"
 
-static const char usual_dummy[] = "[[dummy_message]]", /* axolotl's */
+static const char usual_dummy[] = "[[dummy_message]]", /* as axolotl */
     other_dummy[] = "zqmessageqz";
 
+/* True if the bytes from `at` on begin with `text`. */
 static bool same(const char *at, const char *end, const char *text, size_t size)
 {
     return (size_t)(end - at) >= size && memcmp(at, text, size) == 0;
 }
 
+/* The first occurrence of `text` in [at, end), or NULL. */
 static const char *find(const char *at, const char *end, const char *text, size_t size)
 {
     for (; (size_t)(end - at) >= size; at++) {
@@ -29,6 +37,7 @@ static const char *find(const char *at, const char *end, const char *text, size_
     return NULL;
 }
 
+/* Without white space at both ends, as Jinja's trim. */
 static nbl_string trimmed(nbl_string s)
 {
     while (s.size && strchr(" \t\n\r\f\v", s.text[0]) && s.text[0]) s.text++, s.size--;
@@ -36,7 +45,8 @@ static nbl_string trimmed(nbl_string s)
     return s;
 }
 
-/* A content that begins or ends as the dummy does would lose those tokens: it gets another dummy. */
+/* The dummy for a content. A content that begins or ends like the usual dummy would share tokens
+ * with it, and lose them: it gets the other one. */
 static const char *dummy_for(nbl_string content)
 {
     nbl_string s = trimmed(content);
@@ -45,7 +55,8 @@ static const char *dummy_for(nbl_string content)
 
 /* ---- contents that the template copies ---- */
 
-/* Whether `text` is `frame` with the contents in place of the placeholders; then every turn has its position. */
+/* True if `text` is `frame` with each placeholder replaced by its turn's content, as it is or
+ * trimmed. Then begin and end of every turn are set. */
 static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
 {
     const char *at = text.text, *end = at + text.size, *f = frame.text, *f_end = f + frame.size;
@@ -58,7 +69,8 @@ static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
         at += found - f;
         f = found + size;
         nbl_string content = now->content;
-        /* What follows in the frame tells whether the content was copied or trimmed. */
+        /* Pass 0: the content was copied. Pass 1: it was trimmed. The frame up to the next
+         * placeholder must follow in either case. */
         if (i + 1 < k->count) size = (size_t)nbl__placeholder(mark, i + 1);
         const char *next = i + 1 < k->count ? find(f, f_end, mark, size) : f_end;
         if (next == NULL) return false;
@@ -76,6 +88,7 @@ static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
     return (size_t)(end - at) == (size_t)(f_end - f) && same(at, end, f, (size_t)(f_end - f));
 }
 
+/* Tries way 1. *placed: every turn has its position. */
 static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
 {
     nbl_rendering *frame;
@@ -85,7 +98,7 @@ static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
     nbl__view view = {.count = k->count, .hide = NBL_HIDE_ALL, .without_calls = -1};
     nbl_status status = nbl__talk_render(k, view, &frame);
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
-    if (status != NBL_OK) return NBL_OK; /* a template that checks contents */
+    if (status != NBL_OK) return NBL_OK; /* the template checks contents: not an error, try the other ways */
     *placed = locate_all(k, text, nbl_rendering_text(frame));
     nbl_rendering_free(frame);
     return NBL_OK;
@@ -93,12 +106,14 @@ static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
 
 /* ---- probes ---- */
 
+/* True if a piece of the text is an added token that cuts it: see nbl__token_cuts. */
 static bool cuts_here(const nbl_tokenizer *tokenizer, const nbl__piece *piece)
 {
     return piece->id >= 0 && nbl__token_cuts(tokenizer, piece->id);
 }
 
-/* The part of a draft that replaces text[begin, end) by `dummy`. */
+/* Appends the probe that replaces text[begin, end) by `dummy`. Its range is extended to the
+ * nearest cutting tokens on both sides, else to the ends of the text. */
 static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begin, size_t end,
                             nbl_string dummy, bool trained, nbl__example_text *example_text)
 {
@@ -132,7 +147,8 @@ static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begi
     return NBL_OK;
 }
 
-/* A probe from the whole text with a dummy in it: `start`, then text[from, ...). */
+/* Appends a probe for a rendering with the dummy: the text `start` takes the place of text[0,
+ * from). The change is what remains of both between their common prefix and common suffix. */
 static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_string start, size_t from,
                                  bool trained, nbl__example_text *example_text)
 {
@@ -146,7 +162,8 @@ static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_st
     return add_probe(k, pieces, before, from - behind, dummy, trained, example_text);
 }
 
-/* Renders up to the turn with and without the dummy. *done is false where that does not tell. */
+/* Tries way 2 for turn i. *done is false if the conversation up to the turn is not a prefix of
+ * the text, or cannot be rendered. */
 static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
                               nbl__example_text *example_text, bool *done)
 {
@@ -171,6 +188,7 @@ static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i
     return status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED ? status : NBL_OK;
 }
 
+/* Appends the probe of turn i by way 2, else by way 3. */
 static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
                              nbl__example_text *example_text)
 {
@@ -187,6 +205,7 @@ static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
     return status;
 }
 
+/* Appends the probes of all wanted turns. */
 static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__example_text *example_text)
 {
     bool placed;

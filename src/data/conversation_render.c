@@ -1,7 +1,9 @@
-/* conversation_render.c - turns as templates know them, and their rendering.
+/* conversation_render.c - writes turns as the JSON messages that templates expect, and renders
+ * them.
  *
- * Messages are changed as axolotl changes them: members that are null are left out at every depth, and the
- * `arguments` of a tool call or the `parameters` of a tool that are JSON in a string become what the JSON says. */
+ * Messages are changed as axolotl changes them. Members that are null are left out at every
+ * depth. The `arguments` of a tool call and the `parameters` of a tool, if they are JSON in a
+ * string, become what that JSON says. */
 #include <stdio.h>
 
 #include "data/conversation.h"
@@ -13,6 +15,7 @@ int nbl__placeholder(char text[NBL_PLACEHOLDER], int64_t turn)
 
 /* ---- JSON out ---- */
 
+/* Appends a JSON string. */
 static void put_string(nbl__text *t, const char *string, int64_t size)
 {
     nbl__text_add(t, "\"", 1);
@@ -32,7 +35,7 @@ static void put_key(nbl__text *t, const nbl__json *member, bool first)
     nbl__text_add(t, ": ", 2);
 }
 
-/* The parser bounds the depth. */
+/* Recursive: the JSON parser has limited the depth. */
 void nbl__json_print(nbl__text *t, const nbl__json *v, bool nulls)
 {
     bool object = v->type == NBL_JSON_OBJECT, first = true;
@@ -64,7 +67,8 @@ static bool is_key(const nbl__json *member, const char *name)
     return strcmp(member->key, name) == 0;
 }
 
-/* A string that holds JSON, as that JSON. */
+/* Appends the JSON that the string `value` holds, after checking that it is JSON. `name`: the
+ * function, for errors. */
 static nbl_status put_parsed(const nbl__talk *k, nbl__text *t, const nbl__json *value, const nbl__json *name,
                              const char *what)
 {
@@ -76,11 +80,13 @@ static nbl_status put_parsed(const nbl__talk *k, nbl__text *t, const nbl__json *
     if (status != NBL_OK)
         return nbl__fail(ctx, NBL_ERROR_FORMAT, "the %s of the function \"%.64s\" are no JSON: %.80s", what,
                          nbl__json_is(name, NBL_JSON_STRING) ? name->string : "?", value->string);
-    nbl__text_add(t, value->string, (size_t)value->count); /* its own spelling of numbers */
+    nbl__text_add(t, value->string,
+                  (size_t)value->count); /* the original text: numbers keep their spelling */
     return t->status;
 }
 
-/* A list of {"function": {..., `member`: an object or its JSON in a string}}. */
+/* Appends a list of {"function": {..., `member`: V}}, where V is an object or JSON of one in a
+ * string. The string is replaced with its JSON; everything else stays. */
 static nbl_status put_functions(const nbl__talk *k, nbl__text *t, const nbl__json *list, const char *member,
                                 bool nulls)
 {
@@ -135,7 +141,7 @@ nbl_status nbl__talk_tools(nbl__talk *k, const nbl__json *tools, bool from_row)
 
 /* ---- messages ---- */
 
-/* Members that stand for the role or the content have been taken. */
+/* True for the members that hold role and content: put_message writes them by their usual names. */
 static bool is_taken(const nbl__talk *k, const nbl__json *member)
 {
     return is_key(member, k->dataset->property_role ? k->dataset->property_role : "role") ||
@@ -143,6 +149,8 @@ static bool is_taken(const nbl__talk *k, const nbl__json *member)
            is_key(member, "role") || is_key(member, "content");
 }
 
+/* Appends turn i as a message, as `view` has it. A message with a replaced content has no other
+ * members. */
 static nbl_status put_message(const nbl__talk *k, nbl__text *t, int64_t i, nbl__view view)
 {
     const nbl__turn *now = &k->turns[i];
@@ -175,6 +183,7 @@ static nbl_status put_message(const nbl__talk *k, nbl__text *t, int64_t i, nbl__
 
 /* ---- rendering ---- */
 
+/* Appends the turns of the view as a list of messages. */
 static nbl_status put_talk(const nbl__talk *k, nbl__text *t, nbl__view view)
 {
     nbl__text_add(t, "[", 1);

@@ -1,6 +1,15 @@
-/* data.c - see data.h. Opening goes through the files in batches: rows are parsed and drafted one by one, the texts
- * of a batch are encoded on all threads, and of every example its place and size are kept; its tokens too, as long
- * as all of them take less than KEPT_TOKENS, so that ordinary data is never tokenised twice. */
+/* data.c - reads all rows of a run's datasets, and gives examples by index. See data.h.
+ *
+ * Opening reads a file in batches of at most BATCH_ROWS rows:
+ *
+ *     parse rows → example texts    one thread, fill_batch
+ *     tokenize all parts            all threads, encode
+ *     label, check, count           one thread, finish_batch
+ *
+ * Every example gets an entry with offset and size of its row. Its tokens are kept too, while all
+ * kept tokens together are at most KEPT_TOKENS (64 MiB). So ordinary data is never tokenized twice.
+ *
+ * One row is encoded at a time into d->row. Examples handed out point into it. */
 #include <stdio.h>
 
 #include "data/data_parts.h"
@@ -10,22 +19,25 @@ enum { BATCH_ROWS = 256, BATCH_BYTES = 4 << 20, KEPT_TOKENS = 16 << 20 };
 
 /* ---- one row ---- */
 
+/* Puts file and line in front of the message of an error. */
 static nbl_status at_row(nbl__data *d, const nbl__rows *rows, const nbl__row *row, nbl_status code)
 {
     return nbl__fail_within(d->ctx, code, "%s: line %" PRId64, rows->path, row->line);
 }
 
+/* True if an error is about one row and skip_bad_rows allows going on. */
 static bool can_skip(const nbl__data *d, nbl_status code)
 {
     return d->config->skip_bad_rows && (code == NBL_ERROR_FORMAT || code == NBL_ERROR_UNSUPPORTED);
 }
 
+/* Parses a row to its example text. */
 static nbl_status example_row(nbl__data *d, int64_t source, nbl__arena *arena, const nbl__row *row,
                               nbl__example_text *example_text)
 {
     const nbl__rows *rows = &d->sources[source];
     const nbl__json *object;
-    NBL_TRY(nbl__rows_parse(rows, arena, row, &object)); /* names the place itself */
+    NBL_TRY(nbl__rows_parse(rows, arena, row, &object)); /* its errors name file and line already */
     nbl_status status = nbl__example_row(&d->encoder, &d->config->datasets[source], arena, object,
                                          example_text);
     return status == NBL_OK ? NBL_OK : at_row(d, rows, row, status);
@@ -33,6 +45,7 @@ static nbl_status example_row(nbl__data *d, int64_t source, nbl__arena *arena, c
 
 /* ---- examples ---- */
 
+/* Appends an entry; the list doubles when it is full. */
 static nbl_status push(nbl__data *d, const nbl__example_entry *entry)
 {
     if (d->count == d->room) {
@@ -48,6 +61,7 @@ static nbl_status push(nbl__data *d, const nbl__example_entry *entry)
     return NBL_OK;
 }
 
+/* Mixes a list of ids or labels, and its length, into the identity. */
 static void identify(nbl__data *d, const int32_t *words, int64_t count)
 {
     uint64_t h = d->identity ^ (uint64_t)count;
@@ -58,7 +72,8 @@ static void identify(nbl__data *d, const int32_t *words, int64_t count)
     d->identity = h;
 }
 
-/* Keeps the tokens while there is room, where a label is its token or none. */
+/* *kept: a copy of the tokens in the format of nbl__example_entry.kept; NULL: KEPT_TOKENS is
+ * reached, or a label is neither -100 nor its own id, which pretokenized rows may have. */
 static nbl_status keep(nbl__data *d, const int32_t *ids, const int32_t *labels, int64_t count, int32_t **kept)
 {
     *kept = NULL;
@@ -73,14 +88,15 @@ static nbl_status keep(nbl__data *d, const int32_t *ids, const int32_t *labels, 
     return NBL_OK;
 }
 
-/* Counts a row or example that is not used, by its reason. */
+/* Counts a row or example that is not used. reason: one of the counts in d->counts. */
 static void drop(nbl__data *d, int64_t *reason)
 {
     d->counts.dropped++;
     ++*reason;
 }
 
-/* One example of the row's tokens [begin, begin + count). */
+/* Adds the tokens [begin, begin + count) of d->row as one example, unless a filter drops it: too
+ * short, nothing trained, or a duplicate. Label 0 does not count, because no token predicts it. */
 static nbl_status add_example(nbl__data *d, nbl__example_entry entry, int64_t begin, int64_t count)
 {
     const int32_t *ids = d->row.ids + begin, *labels = d->row.labels + begin;
@@ -104,7 +120,9 @@ static nbl_status add_example(nbl__data *d, nbl__example_entry entry, int64_t be
     return NBL_OK;
 }
 
-/* The examples of the row whose tokens are in d->row. */
+/* Adds the examples of the row in d->row. A row of the type completion is cut into examples of
+ * sequence_len tokens. Any other row is one example; excess_length_strategy decides about longer
+ * ones. */
 static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
 {
     const nbl__rows *rows = &d->sources[source];
@@ -131,14 +149,15 @@ static nbl_status add_row(nbl__data *d, int64_t source, const nbl__row *row)
 
 /* ---- batches of rows ---- */
 
+/* Rows whose parts are tokenized together. */
 typedef struct batch {
     nbl__arena arena;
     nbl__row rows[BATCH_ROWS];
     nbl__example_text drafts[BATCH_ROWS];
-    int64_t count, parts;
+    int64_t count, parts; /* rows; parts of all rows together */
 } batch;
 
-/* Encodes the texts of all drafts: one list per part, in order. */
+/* Tokenizes the parts of all rows, on all threads. *lists: one list of ids per part, in order. */
 static nbl_status encode(nbl__data *d, batch *b, nbl_ids **lists)
 {
     nbl_string *texts = nbl__arena_alloc(&b->arena, (size_t)b->parts * sizeof *texts);
@@ -151,7 +170,7 @@ static nbl_status encode(nbl__data *d, batch *b, nbl_ids **lists)
     return at ? nbl_tokenizer_encode_batch(d->encoder.tokenizer, at, texts, 0, *lists) : NBL_OK;
 }
 
-/* Tokens and labels of draft i into d->row. */
+/* Writes tokens and labels of row i of the batch to d->row. `lists`: the ids of its parts. */
 static nbl_status label(nbl__data *d, int64_t source, batch *b, int64_t i, const nbl_ids *lists)
 {
     nbl_status status = nbl__example_label(&d->encoder, &d->config->datasets[source], &b->arena,
@@ -159,6 +178,7 @@ static nbl_status label(nbl__data *d, int64_t source, batch *b, int64_t i, const
     return status == NBL_OK ? NBL_OK : at_row(d, &d->sources[source], &b->rows[i], status);
 }
 
+/* Tokenizes and labels the rows of a batch and adds their examples. */
 static nbl_status finish_batch(nbl__data *d, int64_t source, batch *b)
 {
     nbl_ids *lists;
@@ -181,11 +201,13 @@ static nbl_status finish_batch(nbl__data *d, int64_t source, batch *b)
     return status;
 }
 
+/* Progress in one file. */
 typedef struct reading {
-    int64_t index, first, last; /* rows seen, and those that split selects */
+    int64_t index, first, last; /* rows read so far; the split selects rows [first, last) */
     bool end;
 } reading;
 
+/* Reads rows until the batch has BATCH_ROWS rows or BATCH_BYTES bytes, or the selected rows end. */
 static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
 {
     nbl__rows *rows = &d->sources[source];
@@ -211,6 +233,7 @@ static nbl_status fill_batch(nbl__data *d, int64_t source, batch *b, reading *r)
     return NBL_OK;
 }
 
+/* Counts the rows of a file by scanning, then rewinds. A split with bounds needs the number. */
 static nbl_status count_rows(nbl__rows *rows, int64_t *count)
 {
     nbl__row row;
@@ -222,6 +245,7 @@ static nbl_status count_rows(nbl__rows *rows, int64_t *count)
     return nbl__rows_rewind(rows);
 }
 
+/* Reads all batches of a file. Pages of the file are given back after each batch. */
 static nbl_status read_batches(nbl__data *d, int64_t source, batch *b, reading *r)
 {
     nbl__rows *rows = &d->sources[source];
@@ -239,6 +263,7 @@ static nbl_status read_batches(nbl__data *d, int64_t source, batch *b, reading *
     return NBL_OK;
 }
 
+/* Reads the selected rows of one dataset. */
 static nbl_status read_source(nbl__data *d, int64_t source)
 {
     const nbl__dataset_config *dataset = &d->config->datasets[source];
@@ -268,6 +293,8 @@ static nbl_status open_source(nbl__data *d, int64_t i)
     return NBL_OK;
 }
 
+/* Opens all files, so that a missing one is reported before any is read; then reads them and
+ * divides the examples. */
 static nbl_status fill(nbl__data *d, int64_t vocabulary)
 {
     const nbl__run_config *config = d->config;
@@ -310,7 +337,7 @@ nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64
                      .row_source = -1,
                      .identity = 0x9e3779b97f4a7c15u};
     nbl_status status = fill(d, vocabulary);
-    nbl_status changed = nbl__files_check(ctx); /* then this is why rows are bad */
+    nbl_status changed = nbl__files_check(ctx); /* a changed file explains malformed rows: reported instead */
     if (changed != NBL_OK) status = changed;
     d->row_source = -1;
     if (status == NBL_OK) return *data = d, NBL_OK;
@@ -380,8 +407,9 @@ uint64_t nbl__data_identity(const nbl__data *d)
     return d->identity;
 }
 
-/* ---- an example again ---- */
+/* ---- one example ---- */
 
+/* Reads a row again and encodes it into d->row, as a batch of one. */
 static nbl_status make_row(nbl__data *d, const nbl__example_entry *entry)
 {
     nbl__row row = {entry->offset, entry->size, entry->line};
@@ -405,6 +433,7 @@ static nbl_status make_row(nbl__data *d, const nbl__example_entry *entry)
     return NBL_OK;
 }
 
+/* Writes the kept tokens of an example to d->row. */
 static nbl_status show_kept(nbl__data *d, const nbl__example_entry *entry)
 {
     d->row_source = -1;

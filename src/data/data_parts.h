@@ -1,4 +1,5 @@
-/* data_parts.h - the data of a run from inside; data.c fills it, epoch.c orders it. */
+/* data_parts.h - the inside of nbl__data. data.c reads the rows, epoch.c divides them into
+ * validation and training and orders them, run_data.c shows them. */
 #ifndef NBL_DATA_PARTS_H
 #define NBL_DATA_PARTS_H
 
@@ -7,15 +8,15 @@
 #include "data/read_rows.h"
 #include "data/row_encoder.h"
 
-/* What is known of an example without its row: 40 bytes. */
+/* What is kept of every example: 40 bytes, so that 10^8 examples take 4 GB. */
 typedef struct nbl__example_entry {
-    uint64_t offset; /* of its row in the file */
-    int64_t line;
-    int32_t *kept;  /* its tokens, the highest bit set where trained; NULL: made again from the row */
-    uint32_t size;  /* bytes of the row */
-    int32_t tokens; /* of the example */
-    int32_t piece;  /* the row's tokens from piece * sequence_len on */
-    int32_t source;
+    uint64_t offset; /* of its row in the file, in bytes */
+    int64_t line;    /* of the row, from 1 */
+    int32_t *kept;   /* [tokens] ids, bit 31 set where trained; NULL: tokenized from the row when needed */
+    uint32_t size;   /* of the row, in bytes */
+    int32_t tokens;
+    int32_t piece;  /* completion: the example begins at token piece * sequence_len of its row; else 0 */
+    int32_t source; /* index of the dataset */
 } nbl__example_entry;
 
 struct nbl__data {
@@ -25,30 +26,31 @@ struct nbl__data {
     nbl__rows *sources;          /* one per dataset */
     nbl__example_entry *entries; /* one per example, in the order of the files */
     int64_t count, room;
-    bool *held; /* the example is for validation */
+    bool *held; /* [count] the example is for validation */
     int64_t held_count;
-    int64_t max_tokens, max_sequences; /* of a micro-batch */
+    int64_t max_tokens, max_sequences; /* upper bounds for a micro-batch of any epoch */
     nbl__data_counts counts;
-    int64_t turns, ended; /* of chats: turns that are trained, and those whose end token is */
-    uint64_t identity;
-    nbl__duplicates seen; /* of dataset_exact_deduplication */
-    nbl__arena kept;
+    int64_t turns, ended; /* conversations: trained turns, and those whose end token is trained too */
+    uint64_t identity;    /* see nbl__data_identity */
+    nbl__duplicates seen; /* for dataset_exact_deduplication, while opening */
+    nbl__arena kept;      /* memory of all entries' kept tokens */
     int64_t kept_tokens;
-    nbl__labelled row; /* tokens of the row that was made last */
-    int64_t row_source;
-    uint64_t row_offset;
+    nbl__labelled row;   /* tokens and labels of the row that was encoded last */
+    int64_t row_source;  /* dataset of that row; -1: none */
+    uint64_t row_offset; /* offset of that row in its file */
 };
 
-/* Decides which examples are held back; once, at the end of opening. */
+/* Chooses the validation examples. Called once, after all rows are read. */
 nbl_status nbl__data_hold(nbl__data *data);
-/* Then finds the bounds of micro-batches. */
+/* Computes max_tokens and max_sequences. Called once, after nbl__data_hold. */
 nbl_status nbl__data_measure(nbl__data *data);
 
-/* A permutation of order[0..count) that `seed`, `stream` and `number` alone decide. */
+/* Permutes order[0..count). The permutation depends only on count, seed, stream and number. */
 void nbl__shuffle(int64_t *order, int64_t count, uint64_t seed, uint32_t stream, uint64_t number);
 
-/* Bins of at most `capacity` for sizes (each at most that): bin[i] is that of item i; returns how many in *count.
- * Items are put in the order they come, each where it leaves the least room. */
+/* Best-fit bin packing. sizes[0..items): each 0 .. capacity. bin[i]: the bin of item i; *count:
+ * the number of bins. Items are placed in their order, each into the bin where it leaves the
+ * smallest remainder. */
 nbl_status nbl__pack_best_fit(nbl_context *ctx, const int32_t *sizes, int64_t items, int64_t capacity,
                               int64_t *bin, int64_t *count);
 

@@ -1,10 +1,12 @@
-/* data_split.c - see data_split.h. A file has one split, "train". */
+/* data_split.c - parses "train[A:B]". See data_split.h. A file has one split, "train". */
 #include "data/data_split.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* A bound before `stop`; absent: `absent`. Returns false for anything else. */
+/* Reads a bound and the character `stop` after it: N, -N, N% or -N%; without a number the bound
+ * is `absent`. *bound is clamped to 0 .. count. Returns false for anything else. Numbers above
+ * INT64_MAX / 200 are refused, so that sums cannot overflow. */
 static bool read_bound(const char **at, char stop, int64_t count, int64_t absent, int64_t *bound)
 {
     *bound = absent;

@@ -1,11 +1,11 @@
-/* duplicates.c - see duplicates.h. */
+/* duplicates.c - a hash set with linear probing. See duplicates.h. */
 #include "data/duplicates.h"
 
 typedef struct hash {
     uint64_t a, b;
 } hash;
 
-/* Two chains with constants of their own; both take every word. */
+/* Two independent 64-bit multiply-xor chains. Both take every word. */
 static void mix(hash *h, uint32_t word)
 {
     h->a = (h->a ^ word) * 0xff51afd7ed558ccdu;
@@ -14,6 +14,7 @@ static void mix(hash *h, uint32_t word)
     h->b ^= h->b >> 29;
 }
 
+/* The hash of an example; never {0, 0}, which marks a free slot. */
 static hash hash_of(const int32_t *ids, const int32_t *labels, int64_t count)
 {
     hash h = {0x243f6a8885a308d3u ^ (uint64_t)count, 0x13198a2e03707344u + (uint64_t)count};
@@ -25,7 +26,8 @@ static hash hash_of(const int32_t *ids, const int32_t *labels, int64_t count)
     return h;
 }
 
-/* The slot of a hash, or the free one where it belongs. */
+/* The slot that holds the hash, else the free slot where it belongs. A third of the slots is
+ * free, so the search ends. */
 static uint64_t *slot_of(const nbl__duplicates *seen, hash h)
 {
     uint64_t i = h.a & (uint64_t)(seen->room - 1);
@@ -34,6 +36,7 @@ static uint64_t *slot_of(const nbl__duplicates *seen, hash h)
     return seen->slots[i];
 }
 
+/* Doubles the table and inserts all hashes again. */
 static nbl_status grow(nbl__duplicates *seen, nbl_context *ctx)
 {
     nbl__duplicates wider = {.count = seen->count, .room = seen->room ? seen->room * 2 : 1024};

@@ -1,18 +1,22 @@
-/* epoch.c - which examples are held back, and an epoch: order, bins, micro-batches.
+/* epoch.c - chooses the validation examples, and makes epochs: order, bins, micro-batches.
  *
- * Everything is a function of seed, epoch number and the examples' sizes: an epoch is made without those before
- * it, on any machine the same. Permutations are Fisher and Yates' with words of Philox.
+ * An epoch is a function of seed, epoch number and the sizes of the examples. It does not depend on
+ * earlier epochs or on the machine. Permutations are Fisher-Yates shuffles with words of Philox.
  *
- *   examples ──▶ without those held back ──▶ shuffled, unless curriculum_sampling ──▶ bins ──▶ micro-batches
+ *   training examples ──▶ shuffle ──▶ bins ──▶ micro-batches of micro_batch_size bins
  *
- * With packing, a bin is a list of examples of at most sequence_len tokens. Bins are filled from the longest
- * example to the shortest, each put where it fits best, and then shuffled; with curriculum_sampling examples are
- * put in the order of the files, and so are bins, by their first example. */
+ * With sample_packing a bin is a list of examples with at most sequence_len tokens together;
+ * otherwise a bin is one example. Bins are filled with the longest example first, each into the bin
+ * where it fits best, and then shuffled. With curriculum_sampling nothing is shuffled or sorted:
+ * examples are placed in the order of the files. Validation examples are always treated so.
+ *
+ * Cost per epoch: O(examples) time. */
 #include <math.h>
 
 #include "base/philox.h"
 #include "data/data_parts.h"
 
+/* Each use of random numbers has a Philox stream of its own, so none depends on another. */
 enum { STREAM_HOLD = 1, STREAM_ORDER = 2, STREAM_BINS = 3 };
 
 /* ---- permutations ---- */
@@ -25,6 +29,7 @@ void nbl__shuffle(int64_t *order, int64_t count, uint64_t seed, uint32_t stream,
                                      (uint32_t)(number >> 32)};
         uint32_t words[4];
         nbl__philox(counter, key, words);
+        /* other = floor(word * (i + 1) / 2^64): uniform in 0 .. i, with a bias below i / 2^64 */
         uint64_t word = (uint64_t)words[0] << 32 | words[1];
         int64_t other = (int64_t)(((unsigned __int128)word * (uint64_t)(i + 1)) >> 64);
         int64_t swap = order[i];
@@ -41,7 +46,7 @@ nbl_status nbl__data_hold(nbl__data *d)
     int64_t *order;
     NBL_TRY(NBL_ALLOC(d->ctx, d->held, d->count));
     if (!(size > 0)) return NBL_OK;
-    double held = size < 1 ? ceil(size * (double)d->count) : floor(size); /* as scikit-learn rounds */
+    double held = size < 1 ? ceil(size * (double)d->count) : floor(size); /* rounded as scikit-learn does */
     NBL_CHECK(d->ctx, held < (double)d->count, NBL_ERROR_ARGUMENT,
               "%s: val_set_size: %g of %" PRId64 " examples leaves none to train on", d->config->file, size,
               d->count);
@@ -57,12 +62,12 @@ nbl_status nbl__data_hold(nbl__data *d)
 /* ---- packing ---- */
 
 typedef struct packing {
-    int32_t *sizes;  /* of the items in the order they are put */
-    int64_t *items;  /* examples in that order */
-    int64_t *bin;    /* of each item */
-    int64_t *fill;   /* places of bins */
-    int64_t *result; /* examples, bin by bin */
-    int64_t *bins;   /* the order of the bins */
+    int32_t *sizes;  /* [count] tokens of each item, in the order of placing */
+    int64_t *items;  /* [count] examples, in the order of placing */
+    int64_t *bin;    /* [count] bin of each item */
+    int64_t *fill;   /* [count + 1] where each bin's next example goes in the result */
+    int64_t *result; /* [count] scratch: sorted examples, then the rank of each bin */
+    int64_t *bins;   /* [count] bins in their final order; bin_count are used */
     int64_t count, bin_count;
 } packing;
 
@@ -77,7 +82,8 @@ static void close_packing(nbl_context *ctx, packing *p)
     nbl__free(ctx, p->bins, n * sizeof *p->bins);
 }
 
-/* The examples by size, longest first; equal ones stay in their order. A counting sort: sizes are small numbers. */
+/* Sorts items by size, longest first. Stable, so equal sizes keep their shuffled order. A
+ * counting sort: sizes are at most sequence_len. */
 static nbl_status sort_by_size(nbl__data *d, packing *p)
 {
     int64_t *starts, max = 0;
@@ -92,7 +98,8 @@ static nbl_status sort_by_size(nbl__data *d, packing *p)
     return NBL_OK;
 }
 
-/* Rewrites order[0..count) bin by bin; bounds[b] is where bin b begins. */
+/* Packs order[0..count) into bins and rewrites it bin by bin. bounds[b]: where bin b begins;
+ * bounds[bin_count] is count. in_order: neither sort items nor shuffle bins. */
 static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, int64_t number,
                        int64_t *bounds)
 {
@@ -108,11 +115,13 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
     for (int64_t i = 0; i < p->count; i++) total += p->sizes[i] = d->entries[p->items[i]].tokens;
     NBL_TRY(nbl__pack_best_fit(d->ctx, p->sizes, p->count, nbl__min_i64(d->config->sequence_len, total),
                                p->bin, &p->bin_count));
+    /* the final order of the bins */
     for (int64_t i = 0; i < p->bin_count; i++) p->bins[i] = i;
     if (!in_order) nbl__shuffle(p->bins, p->bin_count, d->config->seed, STREAM_BINS, (uint64_t)number);
-    int64_t *rank = p->result; /* of each bin; the room is free until the items are put */
+    int64_t *rank = p->result; /* position of each bin in the final order; sorting no longer needs result */
     for (int64_t i = 0; i < p->bin_count; i++) rank[p->bins[i]] = i;
     for (int64_t i = 0; i < p->count; i++) p->bin[i] = rank[p->bin[i]];
+    /* sizes of bins → begins of bins (prefix sum) → examples to their bins */
     for (int64_t i = 0; i < p->count; i++) p->fill[p->bin[i] + 1]++;
     for (int64_t i = 0; i < p->bin_count; i++) p->fill[i + 1] += p->fill[i];
     memcpy(bounds, p->fill, (size_t)(p->bin_count + 1) * sizeof *bounds);
@@ -122,8 +131,8 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
 
 /* ---- epochs ---- */
 
-/* Micro-batches of `size` bins; without packing a bin is one example. starts[] holds the bins' bounds and becomes
- * the batches'. */
+/* Joins every micro_batch_size bins to a micro-batch. e->starts holds the bounds of bins on
+ * entry, those of micro-batches on return. */
 static void gather(const nbl__data *d, nbl__epoch *e, int64_t bins)
 {
     int64_t size = d->config->micro_batch_size;
@@ -137,6 +146,7 @@ static void gather(const nbl__data *d, nbl__epoch *e, int64_t bins)
     }
 }
 
+/* Fills an epoch whose arrays are allocated. */
 static nbl_status make(nbl__data *d, int64_t number, bool validation, nbl__epoch *e)
 {
     bool in_order = validation || d->config->curriculum;
@@ -178,8 +188,13 @@ void nbl__epoch_free(nbl_context *ctx, nbl__epoch *e)
 
 /* ---- the largest micro-batch of any epoch ---- */
 
-/* The most that a micro-batch of training (or validation) examples can have, whatever comes together. Counts by
- * size serve as the sorted list. */
+/* Raises max_tokens and max_sequences to the bounds for training or validation examples. They hold
+ * for every combination of examples:
+ *
+ *     packed       tokens = bins · sequence_len; sequences = as many of the shortest examples as fit into them
+ *     not packed   sequences = micro_batch_size; tokens = those of the longest micro_batch_size examples
+ *
+ * with[s] counts the examples of s tokens and serves as the sorted list. */
 static nbl_status measure(nbl__data *d, bool validation)
 {
     bool packed = validation ? d->config->eval_sample_packing : d->config->sample_packing;
@@ -196,7 +211,7 @@ static nbl_status measure(nbl__data *d, bool validation)
     int64_t batch = nbl__min_i64(d->config->micro_batch_size, count);
     if (packed) {
         if (__builtin_mul_overflow(batch, d->config->sequence_len, &tokens) || tokens > total) tokens = total;
-        for (int64_t size = 1, left = tokens; size <= longest; size++) { /* the shortest ones */
+        for (int64_t size = 1, left = tokens; size <= longest; size++) { /* shortest first */
             int64_t n = nbl__min_i64(with[size], left / size);
             sequences += n;
             left -= n * size;

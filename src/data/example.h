@@ -1,9 +1,10 @@
-/* example.h - a row between file and tokens: the texts it becomes, and which of their bytes are trained.
+/* example.h - a row between file and tokens: its example text, and which bytes of it are trained.
  *
- *   row ──format_*.c──▶ draft ──tokenizer──▶ ids ──mask.c──▶ ids and labels
+ *   row ──format_*.c──▶ example text ──tokenizer──▶ ids ──mask.c──▶ ids and labels
  *
- * Drafts are made row by row; their texts are then encoded many at once. A format that refuses a row says why
- * without naming the place: the caller puts file and line in front. */
+ * An example text is a list of parts: texts that are tokenized one by one. Rows become example
+ * texts one at a time; the parts of many rows are then tokenized in one batch, on all threads.
+ * Errors about a row do not name file and line: the caller adds them. */
 #ifndef NBL_EXAMPLE_H
 #define NBL_EXAMPLE_H
 
@@ -12,70 +13,79 @@
 #include "run/run_config.h"
 
 typedef struct nbl__tensor_span {
-    size_t begin, end; /* bytes of a part's text */
+    size_t begin, end; /* bytes [begin, end) of a part's text */
 } nbl__tensor_span;
 
-/* A turn of a conversation: its text with a dummy in place of the content. It replaces the bytes [begin, end) of the
- * conversation's text, which reach from one added token that cuts the text to another, both included. */
+/* A probe finds the tokens of one turn (conversation_probe.c). Its text is bytes [begin, end) of
+ * the conversation's text with the turn's content replaced by a dummy. The tokens that differ are
+ * the turn's.
+ *
+ *     text     ...<|im_start|>assistant\nHello, how are you<|im_end|>...
+ *     probe       <|im_start|>assistant\n[[dummy_message]]<|im_end|>
+ *                 ^ token `first`                         ^ token `last`
+ *
+ * The range begins and ends with an added token that cuts the text (nbl__token_cuts), so the
+ * tokens inside do not depend on the text outside. */
 typedef struct nbl__probe {
     size_t begin, end;
-    int64_t first,
-        last; /* those tokens, counted from 0 (see nbl__token_cuts); -1: begin or end of the text */
-    bool trained;
+    int64_t first, last; /* index among the text's cutting tokens; -1: begin or end of the text */
+    bool trained;        /* the turn's content is trained */
 } nbl__probe;
 
 typedef enum nbl__mask_rule {
-    NBL_MASK_NONE,  /* nothing is trained */
-    NBL_MASK_ALL,   /* everything */
-    NBL_MASK_MARKS, /* the stretches that {% generation %} covers */
-    NBL_MASK_TURNS, /* what differs from the probes behind it, and end tokens by train_on_eos */
-    NBL_MASK_PROBE  /* no tokens of the example: see nbl__probe */
+    NBL_MASK_NONE,  /* no token is trained */
+    NBL_MASK_ALL,   /* every token is trained */
+    NBL_MASK_MARKS, /* trained: the spans, which {% generation %} covers in the template */
+    NBL_MASK_TURNS, /* trained: what differs from the probes that follow, and end tokens by train_on_eos */
+    NBL_MASK_PROBE  /* a probe of the preceding part; its tokens are not part of the example */
 } nbl__mask_rule;
 
 typedef struct nbl__part {
     const char *text;
     size_t size;
-    bool opens;  /* the tokens that the tokenizer puts before a text come first (BOS) */
-    bool closes; /* those it puts behind it, and EOS unless it is there already, come last */
+    bool opens;  /* begins with the tokens that the tokenizer puts before a text (BOS) */
+    bool closes; /* ends with those it puts after a text, and with EOS unless that is the last one */
     nbl__mask_rule mask;
-    const nbl__tensor_span *spans; /* of NBL_MASK_MARKS */
+    const nbl__tensor_span *spans; /* NBL_MASK_MARKS only */
     int64_t span_count;
-    nbl__probe probe;  /* of NBL_MASK_PROBE */
-    int64_t cut_count; /* of NBL_MASK_TURNS: added tokens that cut the text */
+    nbl__probe probe;  /* NBL_MASK_PROBE only */
+    int64_t cut_count; /* NBL_MASK_TURNS only: number of cutting tokens found in the text */
 } nbl__part;
 
 typedef struct nbl__example_text {
     nbl__part *parts;
     int64_t part_count;
-    const int32_t *ids, *labels; /* of a row that is tokens already; then there are no parts */
+    const int32_t *ids, *labels; /* of a row that is token ids already; then part_count is 0 */
     int64_t id_count;
 } nbl__example_text;
 
-/* What formats and masks need to know; one for all rows of a run. */
+/* Tokenizer, chat template and special tokens: what formats and masks need. One for all rows of
+ * a run. Opened by row_encoder.h. Ids are -1 where there is no such token. */
 typedef struct nbl__row_encoder {
     nbl_context *ctx;
     const nbl__run_config *config;
-    nbl_tokenizer *tokenizer;    /* NULL: all rows are tokens already */
+    nbl_tokenizer *tokenizer;    /* NULL: all rows are token ids already */
     nbl_chat_template *template; /* NULL: no dataset needs one */
-    bool marks;                  /* the template has {% generation %} */
+    bool marks;                  /* the template has a {% generation %} block */
     int64_t vocabulary;
-    int32_t eos, bos, own_bos; /* -1: none; own_bos: the model's, where bos is another */
-    int32_t *ends;             /* tokens that end a turn: EOS and those that end generation */
+    int32_t eos, bos, own_bos; /* own_bos: the model's BOS if special_tokens sets another; it is replaced */
+    int32_t *ends;             /* tokens that end a turn: EOS, eos_token_id of the model, eot_tokens */
     int64_t end_count;
-    int32_t *eots; /* tokens that end a turn in the data: those of eot_tokens, or `ends` */
+    int32_t *eots; /* tokens that end a turn in the data: eot_tokens, or `ends` */
     int64_t eot_count;
 } nbl__row_encoder;
 
-/* Whether an added token always cuts a text there and its id comes from nothing else: what is before it and what is
- * behind it are then encoded alone. */
+/* True if `id` is an added token that always cuts a text where it occurs, and no other text
+ * gives this id. The text before it and the text after it are then tokenized independently. */
 bool nbl__token_cuts(const nbl_tokenizer *tokenizer, int32_t id);
-/* train_on_eot, which is train_on_eos unless it is given. */
+/* The value of train_on_eot; train_on_eos if it is not given. */
 static inline nbl__train_on_eos nbl__train_on_eot(const nbl__dataset_config *dataset)
 {
     return dataset->train_on_eot ? (nbl__train_on_eos)(dataset->train_on_eot - 1) : dataset->train_on_eos;
 }
 
-/* Makes the draft of a row in the arena. */
+/* Convert a row to its example text, in the arena. nbl__example_row chooses by the dataset's
+ * type. A row that does not fit the type is NBL_ERROR_FORMAT, or NBL_ERROR_UNSUPPORTED. */
 nbl_status nbl__example_row(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
                             nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text);
 nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
@@ -83,23 +93,24 @@ nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset
 nbl_status nbl__example_tokens(const nbl__row_encoder *encoder, nbl__arena *arena, const nbl__json *row,
                                nbl__example_text *example_text);
 
-/* The byte ranges [begins[i], ends[i]) of a text that its tokens stand for. A tokenizer that changes the text
- * (Unicode forms, spaces) is followed from one place where both agree to the next. */
+/* Computes the bytes [begins[i], ends[i]) of the text that token i stands for. Where the
+ * tokenizer changes the text (Unicode normalization, spaces), ranges are exact only from the
+ * next position where both agree. */
 void nbl__align_tokens(const nbl_tokenizer *tokenizer, const char *text, size_t size, const int32_t *ids,
                        int64_t count, size_t *begins, size_t *ends);
 
-/* Ids and labels that grow; zero it, set ctx. */
+/* A growing list of ids with labels. Initialise to zero and set ctx. */
 typedef struct nbl__labelled {
     nbl_context *ctx;
     int32_t *ids, *labels;
     int64_t count, room;
-    int64_t turns, ended; /* of the row: turns that are trained, and those whose end token is */
+    int64_t turns, ended; /* of the row: trained turns, and those whose end token is trained too */
 } nbl__labelled;
 void nbl__labelled_free(nbl__labelled *l);
 nbl_status nbl__labelled_add(nbl__labelled *l, int32_t id, bool trained);
 
-/* A draft with the ids of its parts' texts (plain, without frame) becomes ids with labels, in place of what
- * `out` held. */
+/* Combines an example text and the ids of its parts to ids with labels; `out` is overwritten.
+ * lists[i]: the ids of parts[i], tokenized without BOS and EOS. */
 nbl_status nbl__example_label(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
                               nbl__arena *arena, const nbl__example_text *example_text, const nbl_ids *lists,
                               nbl__labelled *out);

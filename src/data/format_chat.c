@@ -1,14 +1,18 @@
-/* format_chat.c - conversations: the messages of a row become turns, are rendered with a chat template, and what of the
- * text is trained becomes parts of a draft.
+/* format_chat.c - rows of the type chat_template: the messages of a row become turns, the chat
+ * template renders them to one text, and masks say which of its tokens are trained.
  *
- * A template with {% generation %} says itself what is trained. With any other, turns are found by probes
- * (conversation_probe.c). Messages are taken as axolotl takes them: content that is a list of texts is joined, and the text of
- * "system" beside the messages is a first message. */
+ *     row ──take_talk──▶ turns ──nbl__talk_render──▶ text ──▶ spans or probes
+ *
+ * A template with {% generation %} marks the trained spans itself. With any other template,
+ * turns are found by probes (conversation_probe.c). Messages are read as axolotl reads them:
+ * content that is a list of texts is joined, and the row's member "system" becomes a first
+ * message. */
 #include "base/utf8.h"
 #include "data/conversation.h"
 
 /* ---- the conversation ---- */
 
+/* ShareGPT's names of roles as the usual ones. */
 static const char *usual_role(const char *role)
 {
     if (strcmp(role, "human") == 0) return "user";
@@ -16,6 +20,8 @@ static const char *usual_role(const char *role)
     return role;
 }
 
+/* True if turns of a role are trained: all with train_on_inputs, else roles_to_train, else the
+ * assistant. */
 static bool is_trained(const nbl__talk *k, const char *role)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;
@@ -31,7 +37,8 @@ static bool has_value(const nbl__json *value)
     return value && value->type != NBL_JSON_NULL;
 }
 
-/* Parts {"type": "text", "text": ...} as one text. */
+/* Joins content parts {"type": "text", "text": ...} to one text. The first pass checks and adds
+ * up sizes, the second copies. i: index of the message, for errors. */
 static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nbl_string *text)
 {
     nbl_context *ctx = k->encoder->ctx;
@@ -63,6 +70,7 @@ static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nb
     }
 }
 
+/* Reads message i into a turn. Content may be missing only if there are tool calls. */
 static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, nbl__turn *now)
 {
     nbl_context *ctx = k->encoder->ctx;
@@ -96,7 +104,7 @@ static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, n
     return NBL_OK;
 }
 
-/* "tools": a list, or the text of one. */
+/* Reads the row's member "tools": a list, or JSON text of a list. */
 static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
 {
     nbl_context *ctx = k->encoder->ctx;
@@ -110,6 +118,7 @@ static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
     return tools->count ? nbl__talk_tools(k, tools, !text) : NBL_OK;
 }
 
+/* Reads the row's messages into turns, and decides which are trained and which get a probe. */
 static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
 {
     nbl_context *ctx = k->encoder->ctx;
@@ -149,7 +158,8 @@ static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
     return take_tools(k, row);
 }
 
-/* A template that passes over tool calls would train a conversation in which answers come from nowhere. */
+/* Fails if the template ignores tool calls: the text is the same without them. Such a text would
+ * train answers to calls that it does not show. */
 static nbl_status check_calls(const nbl__talk *k, nbl_string text)
 {
     for (int64_t i = 0; i < k->count; i++) {
@@ -177,7 +187,8 @@ static nbl_status check_calls(const nbl__talk *k, nbl_string text)
 
 /* ---- marks ---- */
 
-/* Spans in characters, in the order their blocks ended, become bytes. */
+/* Converts the rendering's spans from characters to bytes. Spans come in the order in which
+ * their blocks ended; they are normally ascending, so one pass over the text suffices. */
 static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering, nbl_string text,
                              nbl__part *part)
 {
@@ -189,7 +200,7 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
     int64_t character = 0;
     for (int64_t i = 0; i < count; i++) {
         nbl_rendering_span(rendering, i, &start, &end);
-        if (start < character) at = 0, character = 0; /* nested blocks end in another order */
+        if (start < character) at = 0, character = 0; /* a nested block ended first: start over */
         for (; character < start && at < text.size; character++)
             at += (size_t)nbl__utf8_length(text.text + at, text.text + text.size);
         list[i] = (nbl__tensor_span){at, at};
@@ -202,8 +213,9 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
     return NBL_OK;
 }
 
-/* Marks tell about the assistant and its turns' ends: they cannot say what other roles, train_on_inputs or another
- * train_on_eos ask for. */
+/* True if the template's {% generation %} blocks decide what is trained. They mark the
+ * assistant's turns with their ends. So they are used only if the configuration asks for exactly
+ * that. */
 static bool uses_marks(const nbl__talk *k)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;

@@ -1,7 +1,16 @@
-/* format_rows.c - the plain formats: alpaca, completion, input_output and pretokenized rows. */
+/* format_rows.c - the formats without a template. Parts of their example texts, trained ones in
+ * brackets:
+ *
+ *     alpaca         BOS prompt | [output EOS]         train_on_inputs: all trained
+ *     completion     [BOS text EOS]
+ *     input_output   segment | [segment] | ...         as each segment's "label" says; no BOS, no EOS
+ *     pretokenized   ids and labels as they are
+ *
+ * nbl__example_row calls the format of a dataset. */
 #include "data/example.h"
 
-/* A text of the row; NULL after a failure, or when it is absent and may be. */
+/* Reads a text of the row. text->text is NULL if it is missing and not needed, and after an
+ * error. */
 static nbl_status take_text(const nbl__row_encoder *s, const nbl__json *row, const char *key, bool needed,
                             nbl_string *text)
 {
@@ -18,6 +27,7 @@ static nbl_status take_text(const nbl__row_encoder *s, const nbl__json *row, con
     return NBL_OK;
 }
 
+/* Allocates zeroed parts. */
 static nbl_status make_parts(nbl__arena *arena, int64_t count, nbl__example_text *example_text)
 {
     example_text->parts = nbl__arena_alloc(arena, (size_t)count * sizeof *example_text->parts);
@@ -38,6 +48,7 @@ static nbl_string literal(const char *text)
     return (nbl_string){text, strlen(text)};
 }
 
+/* The prompt is Stanford Alpaca's, with or without an input. */
 static nbl_status example_alpaca(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
                                  nbl__example_text *example_text)
 {
@@ -111,7 +122,7 @@ static nbl_status example_segments(const nbl__row_encoder *s, nbl__arena *arena,
 
 /* ---- pretokenized ---- */
 
-/* A list of ids below the vocabulary; labels may also be -100. */
+/* Reads a list of ids, each below the vocabulary. labels: -100 is allowed too. */
 static nbl_status take_ids(const nbl__row_encoder *s, nbl__arena *arena, const nbl__json *row,
                            const char *key, bool labels, int32_t **ids, int64_t *count)
 {

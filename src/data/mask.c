@@ -1,10 +1,23 @@
-/* mask.c - labels: which tokens of a draft are trained. See example.h. */
+/* mask.c - turns an example text and its ids into labels: which tokens are trained. See example.h.
+ *
+ * A label is its own token's id, or -100: not trained. By rule of the part:
+ *
+ *     NONE, ALL   no token, every token
+ *     MARKS       tokens that overlap a span; align.c gives the bytes of each token
+ *     TURNS       tokens that differ from those of a probe, and end tokens after them:
+ *
+ *         ids      <|im_start|> assistant \n Hello there <|im_end|>
+ *         probe    <|im_start|> assistant \n [[ dummy _message ]] <|im_end|>
+ *                  common prefix             the turn      common suffix
+ *
+ * train_on_eos and train_on_eot say which end tokens are trained: all, those of trained turns,
+ * only the last one, or none. */
 #include "text/chars.h"
 #include "data/example.h"
 
-enum { NEAR = 3 /* an end token at most so many tokens behind a message is that message's */ };
+enum { NEAR = 3 /* an end token belongs to a turn if at most NEAR tokens lie between them */ };
 
-/* ---- growing ---- */
+/* ---- nbl__labelled ---- */
 
 void nbl__labelled_free(nbl__labelled *l)
 {
@@ -13,6 +26,7 @@ void nbl__labelled_free(nbl__labelled *l)
     *l = (nbl__labelled){.ctx = l->ctx};
 }
 
+/* Makes room for `count` ids in all. An error leaves the list unchanged. */
 static nbl_status reserve(nbl__labelled *l, int64_t count)
 {
     if (count <= l->room) return NBL_OK;
@@ -44,8 +58,9 @@ nbl_status nbl__labelled_add(nbl__labelled *l, int32_t id, bool trained)
     return NBL_OK;
 }
 
-/* ---- stretches to tokens ---- */
+/* ---- spans to tokens ---- */
 
+/* The tokens of one part, with the bytes [begins[i], ends[i]) of each where they are known. */
 typedef struct token_spans {
     const int32_t *ids;
     int32_t *labels;
@@ -58,7 +73,7 @@ static void train(const token_spans *p, int64_t i)
     p->labels[i] = p->ids[i];
 }
 
-/* The first token that holds some of the bytes [begin, end), or count. */
+/* The first token that overlaps the bytes [begin, end), or count. */
 static int64_t token_of(const token_spans *p, size_t begin, size_t end)
 {
     int64_t i = 0;
@@ -82,7 +97,8 @@ static bool is_one_of(int32_t id, const int32_t *list, int64_t count)
     return false;
 }
 
-/* The end token that belongs to a turn: right behind it, or nearly. -1: none. */
+/* The index of the first token of `list` among tokens from .. from + NEAR; -1: none. `from`: the
+ * end of a turn. */
 static int64_t end_behind(const token_spans *p, int64_t from, const int32_t *list, int64_t count)
 {
     for (int64_t i = from; i < p->count && i <= from + NEAR; i++)
@@ -90,7 +106,8 @@ static int64_t end_behind(const token_spans *p, int64_t from, const int32_t *lis
     return -1;
 }
 
-/* The tokens [*from, *to) that differ between a conversation's and a probe's. False: none, as of an empty turn. */
+/* Compares ids [begin, end) of the conversation with a probe's. [*from, *to): the ids between
+ * the common prefix and the common suffix. False: there are none, as for an empty turn. */
 static bool find_turn(const token_spans *p, int64_t begin, int64_t end, const nbl_ids *probe, int64_t *from,
                       int64_t *to)
 {
@@ -102,6 +119,8 @@ static bool find_turn(const token_spans *p, int64_t begin, int64_t end, const nb
     return before < min && behind < min && *from < *to;
 }
 
+/* One kind of end token: end-of-turn tokens, or EOS. last: index of the last one found; -1:
+ * none. */
 typedef struct ends {
     const int32_t *list;
     int64_t count;
@@ -109,7 +128,8 @@ typedef struct ends {
     int64_t last;
 } ends;
 
-/* Tokens of the text before the byte `at`, where an added token begins (or the text ends). */
+/* *count: tokens of the text before byte `at`, where an added token begins or ends, or the text
+ * does. */
 static nbl_status count_before(const nbl__row_encoder *s, const nbl__part *part, size_t at, int64_t *count)
 {
     nbl_ids ids;
@@ -119,7 +139,7 @@ static nbl_status count_before(const nbl__row_encoder *s, const nbl__part *part,
     return NBL_OK;
 }
 
-/* Where the cutting tokens stand among the ids. */
+/* *cuts: indices of all ids that are cutting tokens (nbl__token_cuts), in the arena. */
 static nbl_status find_cuts(const nbl__row_encoder *s, nbl__arena *arena, const token_spans *p,
                             int64_t **cuts, int64_t *count)
 {
@@ -131,8 +151,9 @@ static nbl_status find_cuts(const nbl__row_encoder *s, nbl__arena *arena, const 
     return NBL_OK;
 }
 
-/* The ids that a probe stands for. Added tokens are counted in the text and in the ids; should that differ, the text
- * around the probe is encoded. */
+/* [*begin, *end): the ids that the probe's range of bytes became. Cutting tokens are counted in
+ * the text and in the ids. If the counts are equal, the n-th in the text is the n-th in the ids.
+ * If not, the text before the range is tokenized again to count its ids. */
 static nbl_status find_range(const nbl__row_encoder *s, const nbl__part *text, const nbl__probe *probe,
                              const int64_t *cuts, int64_t cut_count, int64_t *begin, int64_t *end)
 {
@@ -145,6 +166,8 @@ static nbl_status find_range(const nbl__row_encoder *s, const nbl__part *text, c
     return probe->last >= 0 ? count_before(s, text, probe->end, end) : NBL_OK;
 }
 
+/* Labels a conversation by its probes, parts[1 .. part_count). Counts in `out` the trained turns
+ * whose end token should be trained, and those that have one. */
 static nbl_status label_turns(const nbl__row_encoder *s, const nbl__dataset_config *dataset,
                               nbl__arena *arena, const nbl__part *parts, int64_t part_count,
                               const nbl_ids *lists, const token_spans *p, nbl__labelled *out)
@@ -180,8 +203,9 @@ static nbl_status label_turns(const nbl__row_encoder *s, const nbl__dataset_conf
 
 /* ---- marks ---- */
 
-/* As transformers' assistant mask: from the first token that holds the first character to the first one that holds
- * the last. True: a token that ends turns is among them. */
+/* Trains the tokens of one span, as transformers' assistant mask does: from the first token that
+ * overlaps the first character to the first token that overlaps the last character. Returns true
+ * if an end-of-turn token is among them. */
 static bool train_mark(const nbl__row_encoder *s, const token_spans *p, const char *text, size_t size,
                        nbl__tensor_span mark)
 {
@@ -197,6 +221,7 @@ static bool train_mark(const nbl__row_encoder *s, const token_spans *p, const ch
     return ended;
 }
 
+/* Labels a part by its spans. */
 static nbl_status label_marks(const nbl__row_encoder *s, nbl__arena *arena, const nbl__part *part,
                               const token_spans *p, nbl__labelled *out)
 {
@@ -215,7 +240,9 @@ static nbl_status label_marks(const nbl__row_encoder *s, nbl__arena *arena, cons
 
 /* ---- parts ---- */
 
-/* The tokens of the frame before (or behind) the text. */
+/* Adds the tokens that the tokenizer puts before the text, or `behind` it. frame->items holds
+ * ids, with a negative number for the text. The model's own BOS is replaced with that of
+ * special_tokens. */
 static nbl_status add_frame(const nbl__row_encoder *s, bool behind, bool trained, nbl__labelled *out)
 {
     const nbl__frame *frame = &s->tokenizer->framed;
@@ -228,7 +255,8 @@ static nbl_status add_frame(const nbl__row_encoder *s, bool behind, bool trained
     return NBL_OK;
 }
 
-/* The part, and the probes behind it: `count` of them in all. */
+/* Adds the tokens and labels of one part. count: 1 + the number of probes that follow it. list:
+ * the ids of the part and its probes. */
 static nbl_status add_part(const nbl__row_encoder *s, const nbl__dataset_config *dataset, nbl__arena *arena,
                            const nbl__part *part, int64_t count, const nbl_ids *list, nbl__labelled *out)
 {

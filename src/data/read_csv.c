@@ -1,5 +1,6 @@
-/* read_csv.c - CSV by RFC 4180: fields between commas, in quotes where they hold commas, quotes (doubled) or line
- * ends; a row ends with LF, CRLF or CR; the first row names the columns. Every value is a text. */
+/* read_csv.c - CSV by RFC 4180. Fields are separated by commas. A field in quotes may contain
+ * commas, line ends and doubled quotes. A row ends with LF, CRLF or CR. The first row names the
+ * columns. Every value is a text. */
 #include "text/chars.h"
 #include "data/read_rows.h"
 
@@ -8,8 +9,9 @@ typedef struct scan {
     int64_t lines; /* line ends passed */
 } scan;
 
-/* Passes one field and stops at the comma, line end or end of file behind it. With `out` its text goes there,
- * which must have room for all bytes passed. *wrong: what is not right about it, or NULL. */
+/* Reads one field and stops at the comma, line end or end of file after it. Returns the size of
+ * its text. out: gets the text, and must have room for all bytes read; NULL: the text is
+ * skipped. *wrong: the error, or NULL. */
 static size_t pass_field(scan *s, char *out, const char **wrong)
 {
     size_t size = 0;
@@ -26,7 +28,7 @@ static size_t pass_field(scan *s, char *out, const char **wrong)
             size++;
         }
     }
-    /* What follows a closing quote is taken as it is, as Python's csv does. */
+    /* An unquoted field, or text after a closing quote, which is kept as Python's csv does. */
     for (; s->at < s->end && *s->at != ',' && *s->at != '\n' && *s->at != '\r'; s->at++) {
         if (out) out[size] = *s->at;
         size++;
@@ -34,6 +36,7 @@ static size_t pass_field(scan *s, char *out, const char **wrong)
     return size;
 }
 
+/* Skips one line end: LF, CRLF or CR. */
 static void pass_line_end(scan *s)
 {
     if (s->at >= s->end) return;
@@ -65,7 +68,8 @@ nbl_status nbl__csv_next(nbl__rows *r, nbl__row *row, bool *found)
     return NBL_OK;
 }
 
-/* The fields of a row, at most `most`; *count is how many there are. */
+/* Reads the fields of a row; fields[] gets at most `max`. *count: how many the row has, even if
+ * more. Their texts are in one piece of the arena, each with a zero byte. */
 static nbl_status read_fields(const nbl__rows *r, nbl__arena *arena, const nbl__row *row, nbl__json *fields,
                               int64_t max, int64_t *count)
 {

@@ -1,5 +1,8 @@
-/* read_rows.c - see read_rows.h. Scanning looks at every byte once and knows just enough of a form to find where
- * a row ends; what is in the row is checked when it is parsed. */
+/* read_rows.c - finds and parses the rows of JSON lines, JSON lists and plain text. See
+ * read_rows.h.
+ *
+ * Scanning reads every byte once. It knows just enough of a form to find the end of a row: line
+ * ends, or quotes and brackets. The content of a row is checked when it is parsed. */
 #include "data/read_rows.h"
 
 #include <strings.h>
@@ -12,6 +15,7 @@ static const char *bytes(const nbl__rows *r)
     return (const char *)r->file.data;
 }
 
+/* Fails: the file cannot be divided into rows from this line on. */
 static nbl_status broken(nbl__rows *r, int64_t line, const char *what)
 {
     return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: line %" PRId64 ": %s", r->path, line, what);
@@ -19,18 +23,20 @@ static nbl_status broken(nbl__rows *r, int64_t line, const char *what)
 
 /* ---- open ---- */
 
+/* True if the path ends in `end`, in upper or lower case. */
 static bool named(const char *path, const char *end)
 {
     size_t n = strlen(path), m = strlen(end);
     return n > m && strcasecmp(path + n - m, end) == 0;
 }
 
-/* Behind a byte order mark, if there is one. */
+/* The offset after a UTF-8 byte order mark; 0: there is none. */
 static uint64_t after_mark(const nbl__rows *r)
 {
     return r->file.size >= 3 && memcmp(r->file.data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
+/* True if the first character that is no white space is '['. */
 static bool begins_with_list(const nbl__rows *r)
 {
     for (uint64_t i = r->at; i < r->file.size; i++)
@@ -38,6 +44,8 @@ static bool begins_with_list(const nbl__rows *r)
     return false;
 }
 
+/* Sets the form as `told`, or by the file's name. JSON is a list if it begins with '[', except
+ * in .jsonl files. */
 static nbl_status choose_form(nbl__rows *r, nbl__data_file told)
 {
     if (told == NBL_FILE_BY_NAME) {
@@ -103,6 +111,7 @@ nbl_status nbl__rows_rewind(nbl__rows *r)
 
 /* ---- scanning ---- */
 
+/* The next line that is not blank. The row excludes the '\n' but not a '\r' before it. */
 static nbl_status next_line(nbl__rows *r, nbl__row *row, bool *found)
 {
     for (*found = false; !*found && r->at < r->file.size; r->line++) {
@@ -125,7 +134,8 @@ static void skip_space(nbl__rows *r)
     }
 }
 
-/* From the first byte of an item of the list to the ',' or ']' behind it. */
+/* Moves from the first byte of a list's item to the ',' or ']' after it. Counts brackets outside
+ * of strings only. */
 static nbl_status skip_item(nbl__rows *r)
 {
     int64_t depth = 0, began = r->line;
@@ -153,6 +163,7 @@ static nbl_status skip_item(nbl__rows *r)
     return broken(r, began, "the list has no end: the item that begins here is not closed");
 }
 
+/* The next item of a JSON list. */
 static nbl_status next_item(nbl__rows *r, nbl__row *row, bool *found)
 {
     *found = false;
@@ -193,6 +204,7 @@ nbl_status nbl__rows_next(nbl__rows *r, nbl__row *row, bool *found)
 
 /* ---- one row ---- */
 
+/* A line of plain text as the object {text_key: line}. */
 static nbl_status parse_text(const nbl__rows *r, nbl__arena *arena, const nbl__row *row,
                              const nbl__json **object)
 {

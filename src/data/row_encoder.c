@@ -1,5 +1,8 @@
-/* row_encoder.c - see row_encoder.h. Special tokens are those of the model's files unless special_tokens names others; a token
- * that is not in the vocabulary is refused, because the embedding has no row for it. */
+/* row_encoder.c - chooses special tokens and the chat template. See row_encoder.h.
+ *
+ * Special tokens come from special_tokens, else from the model's files. A token that is not in
+ * the vocabulary is an error: the embedding has no row for it. End tokens are collected from
+ * EOS, from eos_token_id of generation_config.json, else of config.json, and from eot_tokens. */
 #include "data/row_encoder.h"
 
 #include "base/file/file.h"
@@ -9,6 +12,7 @@ enum { MAX_ENDS = 64, LARGEST_FILE = 64 << 20 };
 
 /* ---- special tokens ---- */
 
+/* The id of a special token by its name in the model's files ("eos_token"), or -1. */
 static int32_t find_token(const nbl__row_encoder *s, const char *name)
 {
     for (int i = 0; i < s->template->token_count; i++)
@@ -18,6 +22,8 @@ static int32_t find_token(const nbl__row_encoder *s, const char *name)
     return -1;
 }
 
+/* *id: the token `told` by the configuration, which must exist; told NULL: the model's token
+ * `name`, or -1. */
 static nbl_status take_token(const nbl__row_encoder *s, const char *name, const char *told, int32_t *id)
 {
     *id = told ? nbl_tokenizer_find(s->tokenizer, told, strlen(told)) : find_token(s, name);
@@ -27,6 +33,7 @@ static nbl_status take_token(const nbl__row_encoder *s, const char *name, const 
     return NBL_OK;
 }
 
+/* Adds an end token unless it is known already, invalid, or beyond MAX_ENDS. */
 static void add_end(nbl__row_encoder *s, int64_t id)
 {
     for (int64_t i = 0; i < s->end_count; i++)
@@ -35,7 +42,7 @@ static void add_end(nbl__row_encoder *s, int64_t id)
         s->ends[s->end_count++] = (int32_t)id;
 }
 
-/* eos_token_id of one of the model's files: a number or a list. *found: it was there. */
+/* Adds eos_token_id, a number or a list, of the model's file `name`. *found: the file has it. */
 static nbl_status add_ends(nbl__row_encoder *s, nbl__arena *arena, const char *name, bool *found)
 {
     char *text, *path = nbl__arena_printf(arena, "%s/%s", s->config->base_model, name);
@@ -57,6 +64,7 @@ static nbl_status add_ends(nbl__row_encoder *s, nbl__arena *arena, const char *n
     return NBL_OK;
 }
 
+/* Sets EOS, BOS and the end tokens. Without an EOS token the first end token serves as EOS. */
 static nbl_status take_specials(nbl__row_encoder *s)
 {
     nbl__arena arena = nbl__arena_make(s->ctx);
@@ -75,6 +83,7 @@ static nbl_status take_specials(nbl__row_encoder *s)
 
 /* ---- the template ---- */
 
+/* True if the text of `token` occurs in the chat template. */
 static bool template_has(const nbl__row_encoder *s, const char *token)
 {
     size_t size = strlen(token);
@@ -86,8 +95,10 @@ static bool template_has(const nbl__row_encoder *s, const char *token)
     return false;
 }
 
-/* eot_tokens: each is one token. One that the template does not have is left out with a warning, as axolotl does;
- * EOS may come from the template's variable of that name. */
+/* Sets eots from eot_tokens, else from the end tokens. Each entry must be exactly one token. An
+ * entry that the template does not contain is left out with a warning, as axolotl does. EOS is
+ * contained also where the template uses the variable eos_token. If EOS is among eot_tokens,
+ * train_on_eos and train_on_eot must agree. */
 static nbl_status take_eots(nbl__row_encoder *s)
 {
     const nbl__name_list *list = &s->config->eot_tokens;
@@ -132,7 +143,7 @@ static nbl_status take_eots(nbl__row_encoder *s)
     return NBL_OK;
 }
 
-/* Whether a text has a block {% generation %}. */
+/* True if a template has a block {% generation %}, with any spaces and - or + signs. */
 static bool has_marks(nbl_string text)
 {
     static const char word[] = "generation";
@@ -174,6 +185,7 @@ nbl_status nbl__run_template(nbl_context *ctx, const nbl__run_config *config, nb
     return NBL_OK;
 }
 
+/* Replaces the model's template with that of the configuration, if it names one. */
 static nbl_status choose_template(nbl__row_encoder *s)
 {
     nbl_chat_template *t = s->template;

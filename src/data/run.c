@@ -1,4 +1,5 @@
-/* run.c - see run.h. */
+/* run.c - opens and closes nbl_run, the public handle of a configuration and what is opened for
+ * it. See run.h. */
 #include "run/run.h"
 
 #include "data/data.h"

@@ -1,9 +1,11 @@
-/* run_data.c - the data of a run for its user: counts, and examples as text. */
+/* run_data.c - the data of a run in the public interface: counts, and previews of examples as
+ * text. */
 #include "format/hf/config.h"
 #include "format/gguf/gguf_model.h"
 #include "data/data_parts.h"
 #include "run/run.h"
 
+/* vocab_size of a config.json, from 1; of a model with several parts, that of text_config. */
 static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__json *config,
                                 int64_t *vocabulary)
 {
@@ -14,7 +16,8 @@ static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__
     return NBL_OK;
 }
 
-/* A model computes beyond the positions of its config.json, but was not trained there. */
+/* Warns if sequence_len exceeds max_position_embeddings. That is possible, but the model was not
+ * trained there. */
 static void tell_positions(nbl_context *ctx, const nbl__run_config *c, const nbl__json *config)
 {
     int64_t positions;
@@ -79,7 +82,7 @@ nbl_status nbl_run_data(nbl_run *run, nbl_data_summary *summary)
 
 /* ---- previews ---- */
 
-/* The tokenizer that spells examples, or NULL. */
+/* *tokenizer: for showing examples as text; NULL: the model has none. Opened once per run. */
 static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
 {
     *tokenizer = run->data->encoder.tokenizer ? run->data->encoder.tokenizer : run->tokenizer;
@@ -92,6 +95,7 @@ static nbl_status find_tokenizer(nbl_run *run, nbl_tokenizer **tokenizer)
     return NBL_OK;
 }
 
+/* *text: the ids as text, in the memory of previews; without a tokenizer the ids as numbers. */
 static nbl_status spell(nbl_run *run, nbl_tokenizer *tokenizer, const int32_t *ids, int64_t count,
                         nbl_string *text)
 {
@@ -113,6 +117,7 @@ static nbl_status spell(nbl_run *run, nbl_tokenizer *tokenizer, const int32_t *i
     return copy ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
+/* Splits an example into parts of consecutive tokens that are all trained or all not trained. */
 static nbl_status show(nbl_run *run, const nbl__example *example, nbl_preview *preview)
 {
     int64_t count = example->count, parts = 0;

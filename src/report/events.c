@@ -1,9 +1,10 @@
-/* events.c - see events.h. */
+/* events.c - writes TFRecords with protobuf events. See events.h for the format. */
 #include "report/events.h"
 
 #include <assert.h>
 
-/* Castagnoli's CRC, bit by bit: a run writes a few hundred bytes per step. */
+/* CRC-32C (Castagnoli), bit by bit. A table would not pay: a run writes a few hundred bytes per
+ * step. */
 static uint32_t crc32c(const uint8_t *data, size_t size)
 {
     uint32_t crc = 0xFFFFFFFFu;
@@ -14,13 +15,14 @@ static uint32_t crc32c(const uint8_t *data, size_t size)
     return ~crc;
 }
 
-/* TFRecord turns checksums, so that one inside the data does not look like its own. */
+/* TFRecord's masking: rotate right by 15 bits and add a constant. It keeps a CRC that is part of
+ * the data from disturbing the CRC over it. */
 static uint32_t masked(uint32_t crc)
 {
     return (crc >> 15 | crc << 17) + 0xA282EAD8u;
 }
 
-/* ---- protobuf, the little that is needed ---- */
+/* ---- protobuf: only what events need ---- */
 
 typedef struct message {
     uint8_t bytes[160];
@@ -55,6 +57,7 @@ static void put_delimited(message *m, int number, const void *data, size_t size)
 
 /* ---- events ---- */
 
+/* Appends a message as one TFRecord. The length is written as the machine has it: little-endian. */
 static void add_record(nbl__text *out, const message *m)
 {
     uint64_t length = m->size;
@@ -66,6 +69,7 @@ static void add_record(nbl__text *out, const message *m)
     nbl__text_add(out, (const char *)&of_data, sizeof of_data);
 }
 
+/* An event with nothing but its time. */
 static message event_at(double time)
 {
     message event = {.size = 0};
@@ -82,6 +86,7 @@ void nbl__events_begin(nbl__text *out, double time)
     add_record(out, &event);
 }
 
+/* Appends one event with one scalar. */
 static void add_scalar(nbl__text *out, const nbl__record *r, const char *tag, double number)
 {
     message event = event_at(r->time), summary = {.size = 0}, value = {.size = 0};

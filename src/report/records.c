@@ -1,4 +1,5 @@
-/* records.c - the history, metrics.jsonl and the file of events; see records.h. */
+/* records.c - the history in memory, metrics.jsonl and the file of events. See records.h. Both
+ * files are written anew by nbl__records_begin and appended to by nbl__records_add. */
 #include "report/records.h"
 
 #include <dirent.h>
@@ -35,6 +36,7 @@ void nbl__record_print(nbl__text *out, const nbl__record *r)
     nbl__text_printf(out, "}");
 }
 
+/* Makes room for one more record. */
 static nbl_status grow(nbl__records *r)
 {
     if (r->count < r->room) return NBL_OK;
@@ -56,15 +58,16 @@ void nbl__records_close(nbl__records *r)
     *r = (nbl__records){0};
 }
 
-/* ---- going on ---- */
+/* ---- restoring ---- */
 
-/* null was written for what is not finite. */
+/* Reads a loss. null stands for a non-finite number. */
 static bool read_loss(const nbl__json *value, double *loss)
 {
     *loss = NAN;
     return nbl__json_is(value, NBL_JSON_NULL) || nbl__json_number(value, loss);
 }
 
+/* Reads what nbl__record_print has written. False: it has not. */
 static bool read_record(const nbl__json *it, nbl__record *r)
 {
     double memory = 0;
@@ -111,7 +114,7 @@ static double wall_time(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Makes the folder of the events; a file of an earlier part of the run gives way to the new one. */
+/* Makes the folder runs/, removes event files there, and chooses the name of the new one. */
 static nbl_status open_events(nbl__records *r)
 {
     const char *folder = nbl__arena_printf(&r->arena, "%s/runs", r->folder);
@@ -148,12 +151,12 @@ nbl_status nbl__records_begin(nbl__records *r)
     return status;
 }
 
-/* One call writes all of it, so that a reader never sees half of a line. */
+/* Appends with a single write, so that a reader never sees half of a line. */
 static nbl_status append(nbl_context *ctx, const char *path, const nbl__text *text)
 {
     NBL_TRY(text->status);
     int fd = -1;
-    errno = EIO; /* of an injected fault */
+    errno = EIO; /* if a test injects the fault */
     if (nbl__write_allowed(ctx)) fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return nbl__fail_errno(ctx, errno, "%s: cannot be opened", path);
     errno = EIO;

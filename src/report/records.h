@@ -1,8 +1,9 @@
-/* records.h - what a run tells about itself: one record per logged step and per evaluation.
+/* records.h - the history of a run: one record per logged step and per evaluation.
  *
- * The history lives in memory and, with every checkpoint, in its trainer_state.json; metrics.jsonl, the events
- * for TensorBoard and the report are made of it. So a run that is resumed writes them anew up to its checkpoint
- * and goes on as if nothing had happened. */
+ * The history is in memory and in trainer_state.json of every checkpoint. Three files are
+ * derived from it: metrics.jsonl, the events for TensorBoard, and the report. A resumed run
+ * restores the history of its checkpoint and writes these files anew, so records after the
+ * checkpoint disappear. */
 #ifndef NBL_RECORDS_H
 #define NBL_RECORDS_H
 
@@ -11,15 +12,15 @@
 typedef struct nbl__record {
     int64_t step;
     double epoch;
-    bool evaluation;          /* only step, epoch, loss and best count */
-    bool best;                /* an evaluation: the best so far, in a run that keeps the best */
-    double loss;              /* the mean since the last record; of an evaluation: eval_loss */
+    bool evaluation;          /* an evaluation: only step, epoch, loss, best and time are used */
+    bool best;                /* the evaluation is the best so far, in a run that keeps the best */
+    double loss;              /* mean over the steps since the last record; or the evaluation loss */
     double grad_norm;         /* of the step, before clipping */
     double learning_rate;     /* of the step */
-    double tokens_per_second; /* since the last record, padding none */
+    double tokens_per_second; /* since the last record; all tokens, there is no padding */
     int64_t trained_tokens;   /* of the step */
     uint64_t memory_bytes;    /* as planned */
-    double time;              /* seconds since 1970, when it was written */
+    double time;              /* when it was added, in seconds since 1970 */
 } nbl__record;
 
 typedef struct nbl__records {
@@ -28,13 +29,14 @@ typedef struct nbl__records {
     nbl__record *items;
     int64_t count, room;
     nbl__arena arena;
-    const char *metrics, *events; /* paths; after nbl__records_begin */
+    const char *metrics, *events; /* paths of the files; set by nbl__records_begin */
 } nbl__records;
 
 void nbl__records_close(nbl__records *records);
-/* Reads the history from log_history of a trainer_state.json. */
+/* Appends log_history of a trainer_state.json to the history, which should be empty. where: the
+ * file's name in messages. NBL_ERROR_FORMAT: an entry that nibble did not write. */
 nbl_status nbl__records_restore(nbl__records *records, const char *where, const nbl__json *log_history);
-/* Writes metrics.jsonl and the events with the history so far. */
+/* Writes metrics.jsonl and the file of events anew, with the history so far. */
 nbl_status nbl__records_begin(nbl__records *records);
 /* Adds a record to the history and to the files; sets its time. */
 nbl_status nbl__records_add(nbl__records *records, nbl__record *record);

@@ -1,4 +1,8 @@
-/* report.c - the sections of the report; see report.h. */
+/* report.c - the sections of the report, and the page that they are filled into. See report.h.
+ *
+ * The page is report_page.html, compiled in. Each {{name}} in it is replaced by the section of
+ * that name (nbl__report_print). A section appends HTML; all texts from outside go through
+ * nbl__html_text. */
 #include "report/report.h"
 
 #include <math.h>
@@ -12,6 +16,7 @@ static const char page[] =
 #include "report/report_page.inc"
     ;
 
+/* A section of the page: {{name}} is replaced with what print appends. */
 typedef struct section {
     const char *name;
     void (*print)(nbl__text *out, const nbl__report *r);
@@ -22,8 +27,9 @@ static void add(nbl__text *out, const char *html)
     nbl__text_add(out, html, strlen(html));
 }
 
-/* ---- what the records tell ---- */
+/* ---- numbers from the records ---- */
 
+/* The first or last record of training or of evaluation; NULL: none. */
 static const nbl__record *find_record(const nbl__report *r, bool evaluation, bool last)
 {
     const nbl__records *all = r->records;
@@ -33,7 +39,7 @@ static const nbl__record *find_record(const nbl__report *r, bool evaluation, boo
     return found;
 }
 
-/* The best one: NULL: none is finite. */
+/* The evaluation with the best finite loss; NULL: none. */
 static const nbl__record *best_evaluation(const nbl__report *r)
 {
     const nbl__record *best = NULL;
@@ -52,7 +58,8 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The median, because the first steps are slower; of at most the last 1024 records. */
+/* The median tokens per second of the last 1024 training records; NAN: none. The median, because
+ * the first steps are slower. */
 static double usual_throughput(const nbl__report *r)
 {
     double values[1024];
@@ -308,7 +315,8 @@ static void print_machine(nbl__text *out, const nbl__report *r)
 
 /* ---- commands, configuration, the end ---- */
 
-/* Words that are "{base}", "{out}" or "{run}" stand for paths. */
+/* Appends a shell command. "{base}", "{out}" and "{run}" are replaced with the quoted paths of
+ * base model, output_dir and configuration file. */
 static void print_command(nbl__text *out, const nbl__report *r, const char *command)
 {
     const struct {
@@ -361,6 +369,7 @@ static void print_configuration(nbl__text *out, const nbl__report *r)
     nbl__text_free(&yaml);
 }
 
+/* Version and configuration file. */
 static void print_footer(nbl__text *out, const nbl__report *r)
 {
     nbl__text_printf(out, "nibble %s · ", nbl_version());
@@ -370,6 +379,7 @@ static void print_footer(nbl__text *out, const nbl__report *r)
 
 /* ---- the page ---- */
 
+/* Copies the page and prints a section at each {{name}}. An unknown name leaves nothing. */
 void nbl__report_print(nbl__text *out, const nbl__report *r)
 {
     static const section sections[] = {

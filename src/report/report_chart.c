@@ -1,10 +1,10 @@
-/* report_chart.c - the curves of the report. See report.h.
+/* report_chart.c - the curves of the report, as SVG. See report.h.
  *
- *     ys  |  plot: one SVG of FULL x FULL units, stretched to the place it gets
+ *     ys  |  plot: one SVG of FULL x FULL units, stretched to the space it gets
  *         |  xs
  *
- * Labels are HTML beside the SVG, so that they stay readable on any screen while the curve is stretched. A point is
- * a line of no length with a round end, which stretching leaves round. */
+ * Labels are HTML next to the SVG, so they keep their size when the curve is stretched. A dot is
+ * a line of length 0 with a round end, which stays round when it is stretched. */
 #include <math.h>
 
 #include "report/report.h"
@@ -12,6 +12,8 @@
 
 enum { FULL = 10000, MAX_POINTS = 1000, MIN_TO_SMOOTH = 40 };
 
+/* One kind of curve: the key in the page's data, which records it uses and how it is drawn.
+ * noisy: a smoothed curve is added when there are MIN_TO_SMOOTH points. */
 typedef struct series {
     const char *key;
     bool evaluation, noisy, from_zero; /* from_zero: the axis begins there */
@@ -63,6 +65,7 @@ typedef struct axis {
 
 /* ---- points ---- */
 
+/* True if a record belongs to a series: evaluation or training, with a finite value. */
 static bool counts(const series *s, const nbl__record *r)
 {
     return r->evaluation == s->evaluation && isfinite(s->value(r)) && r->step >= 0;
@@ -75,6 +78,7 @@ static int64_t count_records(const nbl__records *records, const series *s)
     return n;
 }
 
+/* Adds the lowest and the highest point of a group, in the order of steps. */
 static void add_group(curve *c, point low, point high)
 {
     point first = low.step <= high.step ? low : high, second = low.step <= high.step ? high : low;
@@ -82,8 +86,9 @@ static void add_group(curve *c, point low, point high)
     if (second.step != first.step) c->points[c->count++] = second;
 }
 
-/* Of each group of records the lowest and the highest; few enough are all there. The mean that runs along forgets
- * over a twenty-fifth of the run. */
+/* Fills a curve. With up to MAX_POINTS records each is a point. With more, records are grouped,
+ * and the lowest and the highest of each group are points. smooth: an exponential mean with a
+ * time constant of 1/25 of the run, over all records. */
 static void collect(curve *c, const nbl__records *records, const series *s)
 {
     int64_t n = count_records(records, s), group = n <= MAX_POINTS ? 1 : nbl__ceil_div(n, MAX_POINTS / 2);
@@ -110,12 +115,14 @@ static void collect(curve *c, const nbl__records *records, const series *s)
 
 /* ---- axes ---- */
 
+/* A step of 1, 2 or 5 times a power of ten, so that the range has about 5 of them. */
 static double nice_step(double range)
 {
     double power = pow(10, floor(log10(range / 5))), part = range / 5 / power;
     return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
 }
 
+/* The axis for the values of up to two curves; its ends are multiples of the step between ticks. */
 static axis make_axis(const curve *const *curves, int count, bool from_zero)
 {
     const double max = 1e300; /* differences of values stay finite */
@@ -128,7 +135,8 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
         }
     if (!(low <= high)) low = 0, high = 1;
     if (from_zero) low = fmin(low, 0), high = fmax(high, 0);
-    /* A constant, or nearly one, lies in the middle of a range of its own size. */
+    /* A curve that is nearly constant gets a range as large as its value, and lies in its
+     * middle. */
     double size = fmax(fabs(low), fabs(high));
     if (size < 1e-300) low = from_zero ? 0 : -1, high = 1;
     else if (high - low < 1e-9 * size) low -= size / 2, high += size / 2;
@@ -141,6 +149,7 @@ static axis make_axis(const curve *const *curves, int count, bool from_zero)
     return a;
 }
 
+/* value in [low, high] as a coordinate 0 .. FULL, clamped. */
 static int position(double value, double low, double high)
 {
     double at = (value - low) / (high - low);
@@ -154,6 +163,7 @@ static int tick_count(const axis *a)
 
 /* ---- drawing ---- */
 
+/* Appends the labels of the vertical axis. */
 static void draw_labels(nbl__text *out, const axis *y)
 {
     nbl__text_printf(out, "<div class=\"ys\">");
@@ -169,6 +179,7 @@ static void draw_labels(nbl__text *out, const axis *y)
     nbl__text_printf(out, "</div>\n");
 }
 
+/* Appends the labels of the horizontal axis: 0, round steps, and the last step. */
 static void draw_steps(nbl__text *out, int64_t last)
 {
     int64_t step = (int64_t)fmax(1, nice_step((double)last));
@@ -184,6 +195,7 @@ static void draw_steps(nbl__text *out, int64_t last)
     nbl__text_printf(out, "</span></div>\n");
 }
 
+/* Appends a horizontal line per tick. */
 static void draw_grid(nbl__text *out, const axis *y)
 {
     nbl__text_printf(out, "<path class=\"grid\" d=\"");
@@ -194,6 +206,7 @@ static void draw_grid(nbl__text *out, const axis *y)
 
 typedef enum drawing { DRAW_VALUES, DRAW_SMOOTH, DRAW_DOTS } drawing;
 
+/* Appends a curve as one SVG path: lines (values or smoothed) or dots. */
 static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t last, drawing how,
                        const char *style)
 {
@@ -209,7 +222,7 @@ static void draw_curve(nbl__text *out, const curve *c, const axis *y, int64_t la
     nbl__text_printf(out, "\"/>");
 }
 
-/* One figure; `dots`: points beside the curve, or NULL. */
+/* Appends one figure. dots: a second curve, drawn with dots; or NULL. */
 static void draw(nbl__text *out, const char *title, const curve *c, const curve *dots, int64_t last)
 {
     const curve *both[] = {c, dots};
@@ -249,8 +262,10 @@ static void draw(nbl__text *out, const char *title, const curve *c, const curve 
     nbl__text_printf(out, "</div>\n</figure>\n");
 }
 
-/* ---- all of them ---- */
+/* ---- the figures ---- */
 
+/* All curves, in the order of all_series; free with free_all. NULL: out->status is
+ * NBL_ERROR_MEMORY. */
 static curve *collect_all(nbl__text *out, const nbl__records *records)
 {
     curve *curves = nbl__alloc_array(out->ctx, SERIES, sizeof *curves);

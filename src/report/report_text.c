@@ -1,4 +1,5 @@
-/* report_text.c - see report_text.h. */
+/* report_text.c - escapes texts and prints numbers for HTML. See report_text.h. Values that are
+ * not finite are printed as a dash. */
 #include "report/report_text.h"
 
 #include <math.h>
@@ -12,6 +13,7 @@ static void add(nbl__text *out, const char *text)
     nbl__text_add(out, text, strlen(text));
 }
 
+/* Appends text[0..size) with the five special characters of HTML escaped. */
 static void escape(nbl__text *out, const char *text, size_t size)
 {
     for (const char *at = text, *end = text + size; at < end;) {
@@ -33,6 +35,7 @@ void nbl__html_text(nbl__text *out, const char *text)
 
 /* ---- numbers ---- */
 
+/* Removes trailing zeros of the fraction, also before an exponent. */
 static void cut_zeros(char *digits)
 {
     char *point = strchr(digits, '.'), *e = strchr(digits, 'e');
@@ -103,6 +106,7 @@ void nbl__html_duration(nbl__text *out, double seconds)
 
 /* ---- commands ---- */
 
+/* Single quotes; a ' inside becomes '\''. */
 void nbl__html_word(nbl__text *out, const char *word)
 {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./_-";

@@ -1,13 +1,13 @@
-/* report_text.h - text and numbers as HTML; for report.c and report_chart.c. */
+/* report_text.h - appends texts and numbers as HTML. For report.c and report_chart.c. */
 #ifndef NBL_REPORT_TEXT_H
 #define NBL_REPORT_TEXT_H
 
 #include "base/json/json.h"
 
-/* Text as content of an element or of an attribute in double quotes; what is no UTF-8 or a control character becomes
- * U+FFFD. NULL is no text. */
+/* Escapes a text for an element or for an attribute in double quotes. Control characters and
+ * bytes that are not UTF-8 become U+FFFD. NULL is an empty text. */
 void nbl__html_text(nbl__text *out, const char *text);
-/* "0.0123", "1.2e-05": so many significant digits, without zeros at the end. */
+/* "0.0123", "1.2e-05": with `digits` significant digits, without trailing zeros. */
 void nbl__html_number(nbl__text *out, double value, int digits);
 void nbl__html_fixed(nbl__text *out, double value, int decimals);
 /* "1,234,567" */
@@ -16,7 +16,7 @@ void nbl__html_count(nbl__text *out, int64_t number);
 void nbl__html_bytes(nbl__text *out, uint64_t bytes);
 /* "8.2 s", "1:05", "2:03:04" */
 void nbl__html_duration(nbl__text *out, double seconds);
-/* A word of a command, quoted where a shell asks for it; then escaped. */
+/* A word of a shell command: quoted if the shell needs it, then escaped for HTML. */
 void nbl__html_word(nbl__text *out, const char *word);
 
 #endif

@@ -1,4 +1,4 @@
-/* samples.c - see samples.h. */
+/* samples.c - chooses prompts, continues them, and saves both in samples.json. See samples.h. */
 #include "report/samples.h"
 
 #include "base/file/file.h"
@@ -6,11 +6,13 @@
 #include "device/device_memory.h"
 
 enum { LARGEST_FILE = 4 << 20, EXAMPLES_TRIED = 256, PLAIN_PROMPT = 16 };
-static const uint64_t slack = 1 << 20; /* tiny models: what a program takes varies by more */
+static const uint64_t slack =
+    1
+    << 20; /* tolerance in bytes: for tiny models the process's own memory varies by more than the difference */
 
 /* ---- texts ---- */
 
-/* Ids as text; what they hold of zero bytes becomes spaces. */
+/* *text: the ids as text in the arena, zero bytes replaced with spaces. */
 static nbl_status decode(nbl__samples *s, const int32_t *ids, int64_t count, const char **text)
 {
     char *decoded;
@@ -33,16 +35,17 @@ static bool is_trained(const nbl__example *e, int64_t i)
     return e->labels[i] >= 0;
 }
 
-/* The tokens of the prompt: 0: this example has none that fits. */
+/* The number of tokens of an example's prompt; 0: it has none, or a too long one. */
 static int64_t prompt_size(const nbl__example *e)
 {
     int64_t first = 0;
     while (first < e->count && !is_trained(e, first)) first++;
     if (first == e->count) return 0;
-    if (first <= 1) first = nbl__min_i64(PLAIN_PROMPT, e->count / 2); /* text: everything is trained */
+    if (first <= 1) first = nbl__min_i64(PLAIN_PROMPT, e->count / 2); /* plain text: all of it is trained */
     return first <= NBL_SAMPLE_PROMPT ? first : 0;
 }
 
+/* Adds a sample: the prompt, and the trained tokens after it as the expected continuation. */
 static nbl_status add_sample(nbl__samples *s, int64_t index, const nbl__example *e, int64_t prompt)
 {
     nbl__sample *it = &s->items[s->count];
@@ -87,6 +90,7 @@ void nbl__samples_close(nbl__samples *s)
 
 /* ---- memory ---- */
 
+/* *bytes: memory that generation after a prompt of that length takes, as planned. */
 static nbl_status generation_bytes(nbl_model *m, int64_t prompt, uint64_t *bytes)
 {
     nbl__session first = {0}, next = {0};
@@ -124,6 +128,7 @@ nbl_status nbl__samples_limit(nbl__samples *s, nbl_model *m, uint64_t limit)
 
 /* ---- writing ---- */
 
+/* Continues one prompt greedily, up to NBL_SAMPLE_TOKENS tokens or a token that ends a turn. */
 static nbl_status continue_prompt(nbl__samples *s, nbl_model *m, nbl__sample *it, bool after)
 {
     int32_t ids[NBL_SAMPLE_TOKENS];
@@ -181,6 +186,7 @@ nbl_status nbl__samples_put(const nbl__samples *s, const char *path)
     return status;
 }
 
+/* Copies `before` to each sample with the same example and prompt. */
 static void take_before(nbl__samples *s, const nbl__json *list)
 {
     for (int64_t i = 0; nbl__json_is(list, NBL_JSON_ARRAY) && i < list->count; i++) {

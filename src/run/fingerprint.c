@@ -1,4 +1,7 @@
-/* fingerprint.c - see fingerprint.h. */
+/* fingerprint.c - hashes files in parallel pieces. See fingerprint.h.
+ *
+ *     file      hash(0, hashes of all pieces)
+ *     folder    h = 0; for each file: h = hash(h, {size, hash of the file}) */
 #include "run/fingerprint.h"
 
 #include "base/arena.h"
@@ -12,6 +15,7 @@ typedef struct pieces {
     uint64_t *hashes;
 } pieces;
 
+/* Work item: hashes one piece and gives its pages back. */
 static nbl_status hash_piece(void *argument, int64_t item, int worker)
 {
     const pieces *p = argument;
@@ -23,6 +27,7 @@ static nbl_status hash_piece(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* The hash of a mapped file. */
 static nbl_status hash_mapped(nbl_context *ctx, const nbl__file *file, uint64_t *hash)
 {
     int64_t count = (int64_t)nbl__ceil_div((int64_t)file->size, NBL_FINGERPRINT_PIECE);
@@ -45,7 +50,7 @@ nbl_status nbl__fingerprint_file(nbl_context *ctx, const char *path, uint64_t *s
     return status;
 }
 
-/* Adds a file of a folder to the fingerprint so far; one that is not there counts as empty. */
+/* Adds a file of a folder to *hash. A missing file counts as {0, 0}. */
 static nbl_status add_file(nbl_context *ctx, const char *folder, const char *name, uint64_t *hash)
 {
     nbl__arena arena = nbl__arena_make(ctx);

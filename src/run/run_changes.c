@@ -1,12 +1,13 @@
-/* run_changes.c - see run_changes.h. */
+/* run_changes.c - collects the keys that a checkpoint records, and compares them at a resume. See
+ * run_changes.h. Names of nested keys are joined with dots: "datasets.0.type". */
 #include "run/run_changes.h"
 
 #include <stdio.h>
 
 #include "base/hash.h"
 
-/* A message names so many keys at most, and shows so many bytes of values. Longer values are remembered by size and
- * checksum. */
+/* Limits of a message: MAX_KEYS names, about MAX_SHOWN bytes of values. A value of more than
+ * MAX_VALUE bytes is recorded as its size and checksum. */
 enum { MAX_KEYS = 24, MAX_SHOWN = 2400, MAX_VALUE = 160 };
 
 /* ---- collecting ---- */
@@ -26,6 +27,7 @@ nbl_status nbl__run_values_add(nbl__arena *arena, nbl__run_values *values, nbl__
     return NBL_OK;
 }
 
+/* Adds the value of one key as text. */
 static nbl_status add_key(nbl__arena *arena, nbl__run_values *values, const char *prefix,
                           const nbl__run_key *key, const void *origin)
 {
@@ -44,6 +46,8 @@ static nbl_status add_key(nbl__arena *arena, nbl__run_values *values, const char
     return status;
 }
 
+/* Adds all recorded keys of a table whose values are in `origin`; recursive for maps and
+ * datasets. The key datasets itself is recorded as the number of entries. */
 static nbl_status collect(nbl__arena *arena, nbl__run_values *values, const char *prefix,
                           const nbl__run_key *keys, int count, const void *origin,
                           const nbl__run_config *config)
@@ -77,7 +81,8 @@ nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *con
     return collect(arena, values, "", nbl__run_keys, NBL_RUN_KEYS, &example_text, config);
 }
 
-/* Two lists of one run have the same order: the search begins where the name is most likely. */
+/* The text of a value, or NULL. Starts at `index`: both lists come from the same table, so the
+ * name is usually there. */
 static const char *find_near(const nbl__run_values *values, const char *name, int64_t index)
 {
     for (int64_t i = 0; i < values->count; i++) {
@@ -125,13 +130,15 @@ nbl_status nbl__run_values_read(nbl__arena *arena, const char *where, const nbl_
 
 /* ---- comparing ---- */
 
+/* The differences of two lists of values, by rule. */
 typedef struct changes {
-    nbl__text names[2]; /* of keys that may change, of those that may not */
-    nbl__text lines;
-    int64_t count, fixed; /* in lines; that may not change */
-    nbl__text told;       /* lines of those that may change at any time */
+    nbl__text names[2];   /* keys of the rule ALLOW; keys of the rule NEVER */
+    nbl__text lines;      /* "KEY was A, is B" of both */
+    int64_t count, fixed; /* keys of both; of the rule NEVER */
+    nbl__text told;       /* lines of the rule TELL */
 } changes;
 
+/* Adds a difference. was, is: NULL for a key that is not given. */
 static void add_change(changes *c, const nbl__run_value *of, const char *was, const char *is)
 {
     bool fixed = of->rule == NBL_RESUME_NEVER, told = of->rule == NBL_RESUME_TELL;
@@ -146,12 +153,14 @@ static void add_change(changes *c, const nbl__run_value *of, const char *was, co
                      was ? was : "not given", MAX_VALUE, is ? is : "not given");
 }
 
-/* Entries of a list that has another length are not compared: that would name each of their keys. */
+/* True for keys of dataset entries when the number of entries differs: then only that number is
+ * reported, not every key of every entry. */
 static bool skipped(const char *name, bool other_count)
 {
     return other_count && strncmp(name, "datasets.", strlen("datasets.")) == 0;
 }
 
+/* Finds changed and new keys, then keys that are gone. */
 static void find_changes(changes *c, const nbl__run_values *was, const nbl__run_values *is)
 {
     const char *files_before = nbl__run_value_find(was, "datasets"),
@@ -170,6 +179,7 @@ static void find_changes(changes *c, const nbl__run_values *was, const nbl__run_
     }
 }
 
+/* Fails with all keys that may not change, and with a hint at what would help. */
 static nbl_status refuse(nbl_context *ctx, const char *folder, const changes *c)
 {
     nbl__text text = {.ctx = ctx};
@@ -235,7 +245,8 @@ nbl_status nbl__run_history_add(nbl__arena *arena, nbl__name_list *history, cons
     return NBL_OK;
 }
 
-/* What stands in a comment must not end it. */
+/* True for one line of printable ASCII. The history is written as comments of run.yml; a line
+ * end would end the comment. */
 static bool is_line(const nbl__json *value)
 {
     if (!nbl__json_is(value, NBL_JSON_STRING)) return false;

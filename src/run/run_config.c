@@ -1,8 +1,13 @@
-/* run_config.c - a run's YAML file into its configuration, in this order: the file is parsed, overrides are put
- * into its tree, every key is found in the table (run_keys.c, or run_foreign.c) and its value read, what is refused is
- * told all at once (run_remarks.c), and then the whole is resolved:
- * keys that contradict each other, keys that are missing, `auto`. So a mistake is named by its line, or as --set,
- * whoever made it. Defaults are read from the table by the same code as values from a file. */
+/* run_config.c - reads a run's YAML file into its configuration:
+ *
+ *     1. parse the file to a tree (yaml.c)
+ *     2. set the overrides in the tree
+ *     3. read the defaults, then every key of the tree, by the table (run_keys.c) or run_foreign.c
+ *     4. report all refused keys in one error (run_remarks.c)
+ *     5. resolve: contradictions, missing keys, `auto` (run_resolve.c)
+ *
+ * Overrides are in the tree before keys are read. So an error names the line or --set, whichever
+ * the value came from. Defaults are YAML texts in the table, read by the same code. */
 #include "run/run_config.h"
 
 #include <stdio.h>
@@ -17,7 +22,7 @@ enum { PAIR = 150 }; /* bytes of a key with its value, in a message */
 
 /* ---- messages ---- */
 
-/* What a value is, for a message; the text lives in `room`. */
+/* Describes a value for a message. The text may be in `room`. */
 static const char *describe(const nbl__yaml *value, char room[100])
 {
     if (value->kind == NBL_YAML_LIST) return "a list";
@@ -26,14 +31,14 @@ static const char *describe(const nbl__yaml *value, char room[100])
     return room;
 }
 
-/* "optimizer: adamw_hf" */
+/* A key with its value for a message: "optimizer: adamw_hf". */
 static const char *describe_pair(const char *name, const nbl__yaml *value, char room[PAIR])
 {
     snprintf(room, PAIR, "%.50s: %.90s", name, value->text);
     return room;
 }
 
-/* A value that cannot be used: said once everything was read. */
+/* Records that a value is not allowed. Reported when all keys are read. */
 static nbl_status wrong_value(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
 {
     char room[100];
@@ -47,7 +52,7 @@ static nbl_status wrong_value(reader *r, const nbl__yaml *value, const char *nam
     return status;
 }
 
-/* A name that stands for no template. */
+/* Checks that the value of chat_template is a known name or a template. */
 static nbl_status check_template(reader *r, const nbl__yaml *value, const char *name)
 {
     static const char *const others[] = {"tokenizer_default", "jinja"};
@@ -72,7 +77,8 @@ static const nbl__run_key *datasets_key(void)
     return nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, "datasets");
 }
 
-/* The type of rows may be one of axolotl's that has another way here. */
+/* Records a wrong datasets[].type; for a type of axolotl with the reason and what to use
+ * instead. */
 static nbl_status wrong_type(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key)
 {
     const nbl__foreign_group *group = NULL;
@@ -85,6 +91,7 @@ static nbl_status wrong_type(reader *r, const nbl__yaml *value, const char *name
                                group->why);
 }
 
+/* Records an unknown key, with a hint: it belongs to another level, or the nearest name. */
 static nbl_status unknown_key(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *keys,
                               int count)
 {
@@ -102,7 +109,8 @@ static nbl_status unknown_key(reader *r, const nbl__yaml *value, const char *nam
 
 /* ---- values ---- */
 
-/* A text; words that YAML takes for something else are refused, since the writer may have meant that. */
+/* Reads a text. False for unquoted words that YAML reads as a number, boolean or null: the user
+ * may mean that. */
 static bool read_text(const nbl__yaml *value, const char **text)
 {
     bool boolean;
@@ -115,7 +123,7 @@ static bool read_text(const nbl__yaml *value, const char **text)
     return true;
 }
 
-/* As the command line has sizes: 4G and 4GB are powers of 1000, 4GiB of 1024. */
+/* Reads a size in bytes, as on the command line: 4G and 4GB are powers of 1000, 4GiB of 1024. */
 static bool read_bytes(const nbl__yaml *value, uint64_t *bytes)
 {
     if (value->kind != NBL_YAML_SCALAR) return false;
@@ -149,7 +157,7 @@ static bool read_choice(const nbl__run_key *key, const nbl__yaml *value, int *ch
     return false;
 }
 
-/* A list of texts; one text is a list of one. */
+/* Reads a list of texts. A single text is a list of one. */
 static nbl_status read_names(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key,
                              nbl__name_list *names)
 {
@@ -168,6 +176,7 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
 
 static nbl_status read_defaults(reader *r, const nbl__run_key *keys, int count, void *origin);
 
+/* Reads the list of datasets: defaults, then the keys of each entry. */
 static nbl_status read_datasets(reader *r, const nbl__yaml *list, const nbl__run_key *key)
 {
     if (list->kind != NBL_YAML_LIST) return wrong_value(r, list, key->name, key);
@@ -198,9 +207,9 @@ static nbl_status read_datasets(reader *r, const nbl__yaml *list, const nbl__run
     return NBL_OK;
 }
 
-/* ---- keys of axolotl's that are none of ours ---- */
+/* ---- keys of axolotl that nibble does not have ---- */
 
-/* What Python takes for false. */
+/* True for what Python treats as false: false, 0, [], {}. */
 static bool is_off(const nbl__yaml *value)
 {
     bool boolean;
@@ -210,7 +219,7 @@ static bool is_off(const nbl__yaml *value)
     return nbl__yaml_real(value, &number) && number == 0;
 }
 
-/* Whether every role stands for itself alone: {user: [user]}. */
+/* True if every role maps to itself: {user: [user]}. */
 static bool is_identity(const nbl__yaml *roles)
 {
     if (roles->kind != NBL_YAML_MAP) return false;
@@ -222,6 +231,8 @@ static bool is_identity(const nbl__yaml *roles)
     return true;
 }
 
+/* Reads `plugins`: each entry that changes the result is refused with its reason; without one a
+ * notice. */
 static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *name,
                                const nbl__foreign_group *group)
 {
@@ -239,6 +250,8 @@ static nbl_status read_plugins(reader *r, const nbl__yaml *value, const char *na
     return any ? NBL_OK : nbl__run_remark_add(r, &r->notices, value, name, "%s", group->why);
 }
 
+/* Reads a key of axolotl that nibble does not have, as its group says: a notice, nothing, or a
+ * refusal. */
 static nbl_status read_foreign(reader *r, const nbl__yaml *value, const char *name,
                                const nbl__foreign_group *group)
 {
@@ -259,6 +272,7 @@ static nbl_status read_foreign(reader *r, const nbl__yaml *value, const char *na
     return fine ? NBL_OK : nbl__run_remark_add(r, &r->refusals, value, name, "%s", group->why);
 }
 
+/* The group of a name in the scope that the table `keys` stands for; NULL: unknown. */
 static const nbl__foreign_group *find_foreign(const nbl__run_key *keys, const char *prefix, const char *name)
 {
     if (keys == nbl__run_keys) return nbl__foreign_find(NBL_FOREIGN_TOP, name);
@@ -268,7 +282,7 @@ static const nbl__foreign_group *find_foreign(const nbl__run_key *keys, const ch
 
 /* ---- the table ---- */
 
-/* A value of axolotl's in the words of ours, or the value itself. */
+/* Replaces *value with nibble's name for it, if it is an alias. */
 static nbl_status unalias(reader *r, const nbl__yaml **value, const char *name, const nbl__run_key *key)
 {
     char room[PAIR];
@@ -286,6 +300,8 @@ static nbl_status unalias(reader *r, const nbl__yaml **value, const char *name, 
     return NBL_OK;
 }
 
+/* Reads one value by its row's type into its field. A value that is not allowed is recorded; the
+ * field then has no meaning. */
 static nbl_status read_value(reader *r, const nbl__yaml *value, const char *name, const nbl__run_key *key,
                              void *origin)
 {
@@ -380,7 +396,7 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
 
 /* ---- the file ---- */
 
-/* "key=value", the value YAML. */
+/* Sets one override in the tree. text: "key=value"; the value is YAML. */
 static nbl_status apply_override(reader *r, const char *text)
 {
     const char *equals = strchr(text, '=');
@@ -402,7 +418,7 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     if (r == NULL) return NBL_ERROR_MEMORY;
     *r = (reader){.arena = arena, .ctx = arena->ctx};
     NBL_TRY(nbl__yaml_read(arena, path, &r->root));
-    if (nbl__yaml_is_nothing(r->root)) r->root->kind = NBL_YAML_MAP; /* all of it may come from --set */
+    if (nbl__yaml_is_nothing(r->root)) r->root->kind = NBL_YAML_MAP; /* every key may come from --set */
     if (r->root->kind != NBL_YAML_MAP)
         return nbl__yaml_fail(arena->ctx, r->root, NBL_ERROR_FORMAT, "not a map of keys and values");
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));

@@ -1,12 +1,15 @@
-/* run_config_write.c - a configuration as YAML. Rows of the table (run_keys.c) that hold a value are written, in
- * the table's order: reading the result gives the same configuration, also when the defaults have changed since,
- * and also with PyYAML, whose numbers need a point before the exponent. */
+/* run_config_write.c - writes a configuration as YAML, from the table of keys (run_keys.c).
+ *
+ * All keys that have a value are written, in the order of the table. So reading the result gives
+ * the same configuration even if defaults have changed since. PyYAML reads it too: its numbers
+ * need a decimal point before an exponent. */
 #include "run/run_config.h"
 
 #include "base/utf8.h"
 #include "run/run_keys.h"
 
-/* A text in double quotes. Whatever a reader of YAML might fold, refuse or take for a line's end is escaped. */
+/* Appends a text in double quotes. Escapes every character that a YAML reader might fold, refuse
+ * or treat as a line end. */
 static void write_text(nbl__text *out, const char *text)
 {
     const char *end = text + strlen(text);
@@ -29,6 +32,7 @@ static void write_text(nbl__text *out, const char *text)
     nbl__text_add(out, "\"", 1);
 }
 
+/* Appends a number with a decimal point: 1.0e-05, not 1e-05. */
 static void write_real(nbl__text *out, double value)
 {
     nbl__text digits = {.ctx = out->ctx};
@@ -54,7 +58,7 @@ static void write_names(nbl__text *out, const nbl__name_list *names)
     nbl__text_add(out, "]", 1);
 }
 
-/* The first choice of a value; NULL: none. */
+/* The name of the first choice with this value; NULL: none. */
 static const char *choice_of(const nbl__run_key *key, int value)
 {
     for (const nbl__run_choice *c = key->choices; c->name; c++)
@@ -114,6 +118,7 @@ void nbl__run_key_print(nbl__text *out, const nbl__run_key *key, const void *ori
     else if (key->type == NBL_KEY_NAMES || key->type == NBL_KEY_TARGETS) write_names(out, field);
 }
 
+/* Appends what follows "key:": a value on the same line, or nested keys on indented lines. */
 static void write_value(nbl__text *out, const nbl__run_key *key, const void *origin, const char *indent,
                         const nbl__run_config *config)
 {
@@ -142,7 +147,8 @@ bool nbl__run_key_counts(const nbl__run_key *key, const nbl__run_config *config)
     return !config->full || !(begins(key->name, "lora_") || begins(key->name, "peft_"));
 }
 
-/* `first` stands before the first line, `indent` before the others. */
+/* Appends all keys of a table. first: text before the first line ("  - " of a list); indent:
+ * before the others. */
 static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, const void *origin,
                        const char *first, const char *indent, const nbl__run_config *config)
 {
@@ -167,7 +173,7 @@ nbl__run_parse nbl__run_parse_of(const nbl__run_config *config)
         .tf32 = config->tf32,
     };
     const char *chat = config->chat_template;
-    if (chat && nbl__is_template(chat)) { /* a text, no name */
+    if (chat && nbl__is_template(chat)) { /* a template itself, not a name */
         example_text.template_text = chat;
         example_text.config.chat_template = "jinja";
     }

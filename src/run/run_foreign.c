@@ -1,11 +1,12 @@
-/* run_foreign.c - see run_foreign.h. The names are those of axolotl's schemas and of its integrations. A group holds
- * the names that share a reason, so a file that asks for one thing with ten keys is told one reason. */
+/* run_foreign.c - the tables of run_foreign.h. Names are those of axolotl's schemas and
+ * integrations. A group holds the names that share a reason. So a file that asks for one thing
+ * with ten keys gets one reason. */
 #include "run/run_foreign.h"
 
 #define NOTICE NBL_FOREIGN_NOTICE
 #define REFUSED NBL_FOREIGN_REFUSED
 
-/* Reasons that stand in several scopes; equal texts are told as one. */
+/* Reasons that several scopes use. Equal texts are reported once. */
 #define PREFERENCES                                                                                          \
     "preference and reinforcement training (DPO, KTO, ORPO, GRPO …) is not in this version; train on "     \
     "answers with `type: chat_template`"
@@ -27,7 +28,7 @@
     "prompts of one's own are not in this version; write the rows as `input_output` segments or as messages"
 
 static const nbl__foreign_group top[] = {
-    /* what changes no result here */
+    /* keys that change no result here */
     {NOTICE, "model_type cls_model_config is_*_derived_model type_of_model", "config.json tells"},
     {NOTICE, "tokenizer_type tokenizer_use_fast tokenizer_legacy tokenizer_save_jinja_files",
      "the tokenizer's files tell"},
@@ -91,7 +92,7 @@ static const nbl__foreign_group top[] = {
     {NOTICE, "debug axolotl_config_path capabilities env_capabilities",
      "`nibble data` shows what is trained"},
 
-    /* what would change the result */
+    /* keys that would change the result */
     {REFUSED,
      "rl rl_beta trl vllm ebft dpo_* orpo_alpha simpo_gamma cpo_alpha rpo_alpha kto_* "
      "precompute_ref_log_probs max_prompt_len",

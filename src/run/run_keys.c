@@ -1,5 +1,8 @@
-/* run_keys.c - see run_keys.h. Names and meanings are axolotl's, except the rows marked "ours" in
- * docs/CONFIG.md; defaults are axolotl's where it has its own, else those of transformers' Trainer. */
+/* run_keys.c - the table of run_keys.h, and the search for names in it. Names and meanings are
+ * axolotl's, except the rows marked "ours" in docs/CONFIG.md. Defaults are axolotl's where it has
+ * its own, else those of transformers' Trainer.
+ *
+ * To add a key: a field in nbl__run_config, a row here, NBL_RUN_KEYS. */
 #include "run/run_keys.h"
 
 #include <stdio.h>
@@ -9,16 +12,17 @@
     .offset = offsetof(nbl__dataset_config, field), .size = sizeof(((nbl__dataset_config *)0)->field)
 #define ROWS(table) .inner = table, .inner_count = sizeof table / sizeof *table
 
-/* Just inside an open end of a range. Kernels take f32, in which 0.999999999 would be 1. */
+/* Closed bounds for open ranges. BELOW_1 stays below 1 in f32, which kernels use; 0.999999999
+ * would not. */
 #define ABOVE_0 0x1p-1074
 #define BELOW_1 .min = 0, .max = 0.9999999, .range = "0 or more, below 1: at most 0.9999999"
 #define MANY 0x1p40
 #define POSITIVE .min = 1, .max = MANY, .range = "1 to 1099511627776"
-/* What is multiplied with other sizes keeps within this. */
+/* Batch sizes are multiplied with other sizes: this bound prevents overflow. */
 #define BATCHES .min = 1, .max = 1 << 20, .range = "1 to 1048576"
 #define NATURAL .min = 0, .max = MANY, .range = "0 to 1099511627776"
 
-/* Rules of a resumed run; a row that has neither may never change (NBL_RESUME_NEVER). */
+/* Rules for resumed runs. A row without one may never change (NBL_RESUME_NEVER). */
 #define FREE .resume = NBL_RESUME_FREE
 #define ALLOW .resume = NBL_RESUME_ALLOW
 #define TELL .resume = NBL_RESUME_TELL
@@ -34,7 +38,7 @@ static const nbl__run_choice data_files[] = {
     {"json", NBL_FILE_JSON}, {"csv", NBL_FILE_CSV}, {"text", NBL_FILE_TEXT}, {NULL, 0}};
 static const nbl__run_choice ends_trained[] = {
     {"turn", NBL_EOS_TURN}, {"all", NBL_EOS_ALL}, {"last", NBL_EOS_LAST}, {"none", NBL_EOS_NONE}, {NULL, 0}};
-/* 0 is "as train_on_eos". */
+/* Values of train_on_eot: 0 means as train_on_eos, so each is 1 + nbl__train_on_eos. */
 static const nbl__run_choice turn_ends_trained[] = {{"turn", 1 + NBL_EOS_TURN},
                                                     {"all", 1 + NBL_EOS_ALL},
                                                     {"last", 1 + NBL_EOS_LAST},
@@ -49,7 +53,7 @@ static const nbl__run_choice schedules[] = {{"linear", NBL_SCHEDULE_LINEAR},
                                             {"constant", NBL_SCHEDULE_CONSTANT},
                                             {"constant_with_warmup", NBL_SCHEDULE_CONSTANT_WITH_WARMUP},
                                             {NULL, 0}};
-/* Pages, fusing and the like are other engines' ways to the same moments. */
+/* Optimisers that differ from nibble's only in how they compute: paged, fused and so on. */
 static const nbl__run_alias optimizer_names[] = {{"adamw_hf", "adamw_torch"},
                                                  {"adamw", "adamw_torch"},
                                                  {"adamw_apex_fused", "adamw_torch"},
@@ -294,7 +298,7 @@ const nbl__run_key *nbl__run_key_find(const nbl__run_key *keys, int count, const
     return NULL;
 }
 
-/* Names that other programs use, and that no count of edits would lead home. */
+/* Names that other programs use, too far from nibble's for a count of edits. */
 static const char *const synonyms[][2] = {
     {"lora_rank", "lora_r"},
     {"rank", "lora_r"},
@@ -357,8 +361,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
 }
 
-/* Edits (a letter more, less, changed, or two swapped) between a name of ours and a word, capitals or not; the word
- * counts up to 63 bytes. */
+/* The Damerau-Levenshtein distance between a known name and a word: insertions, deletions,
+ * changes and swaps of letters. Ignores case; the word counts up to 63 bytes. */
 static int edits(const char *name, const char *word)
 {
     enum { MAX = 64 };
@@ -384,7 +388,7 @@ const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char
             return synonyms[i][1];
     const char *nearest = NULL;
     size_t length = strlen(name);
-    int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the first count of edits that is too many */
+    int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the smallest distance that is too far */
     for (int i = 0; i < count; i++) {
         int distance = edits(keys[i].name, name);
         if (distance < min) nearest = keys[i].name, min = distance;

@@ -1,14 +1,16 @@
-/* run_remarks.c - what is said about the keys of a run: all refused keys in one message, with their lines, and all
- * keys without effect in one line of log. A reason that several keys share is said once. */
+/* run_remarks.c - collects errors and notices about keys. All refused keys are one error, with
+ * their lines; all keys without effect are one line of the log. A reason that several keys share
+ * appears once. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "run/run_reader.h"
 
-/* A message has so many keys and bytes at most; a file may have thousands of wrong ones. */
+/* Limits of a message, in keys and bytes: a file may have thousands of wrong keys. */
 enum { MAX_KEYS = 24, MAX_BYTES = 3600, MAX_NAME = 120, MAX_TEXT = 480 };
 
-/* A copy on one line, so that no name in a file makes a line of its own. */
+/* A copy of at most `max` bytes with control characters replaced, so that no name from a file
+ * can forge a line of the message. */
 static const char *one_line(nbl__arena *arena, const char *text, size_t max)
 {
     char *copy = nbl__arena_printf(arena, "%.*s", (int)max, text);
@@ -37,8 +39,8 @@ nbl_status nbl__run_remark_add(nbl__run_reader *r, nbl__run_remarks *remarks, co
     return NBL_OK;
 }
 
-/* The names of the remarks with the text of `of`, from there on; each is told. With lines: those of all but the
- * first, whose place opens the message. */
+/* Appends the names of `of` and of all later remarks with the same text, and marks them as told.
+ * lines: with their lines, except that of the first, which begins the message. */
 static void put_names(nbl__text *out, nbl__run_remark *of, bool lines)
 {
     int told = 0;
@@ -71,7 +73,7 @@ nbl_status nbl__run_refuse(nbl__run_reader *r)
     for (nbl__run_remark *m = all->first; m; m = m->next) {
         if (m->told || i++ >= MAX_KEYS || lines.size > MAX_BYTES - MAX_TEXT) continue;
         if (m->at->line > 0) nbl__text_printf(&lines, "\n%s:%" PRId64 ": ", file, m->at->line);
-        else nbl__text_printf(&lines, "\n%s ", m->at->where); /* "--set" */
+        else nbl__text_printf(&lines, "\n%s ", m->at->where); /* from --set */
         put_names(&lines, m, true);
         nbl__text_printf(&lines, ": %s", m->text);
     }

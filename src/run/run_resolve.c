@@ -1,5 +1,8 @@
-/* run_resolve.c - what all keys of a run mean together: which are missing, which contradict each other (both are
- * named), what `auto` is on this machine, what follows for keys that were not given. */
+/* run_resolve.c - checks the keys of a run against each other and completes the configuration.
+ *
+ * Reports missing keys and keys that contradict each other, decides `auto` for this machine, and
+ * sets what follows for keys that were not given. Every given value is within its own range
+ * already. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,12 +13,14 @@
 
 typedef nbl__run_reader reader;
 
+/* The node of a top-level key in the file or in --set; NULL: not given. */
 static const nbl__yaml *given(const reader *r, const char *name)
 {
     return r->given[nbl__run_key_find(nbl__run_keys, NBL_RUN_KEYS, name) - nbl__run_keys];
 }
 
-/* Two keys that cannot both be meant; told at the one that stands later. */
+/* Fails: two keys contradict each other. The message has the line of the later one; --set counts
+ * as last. */
 static nbl_status contradiction(reader *r, const char *first, const char *second, const char *why)
 {
     const nbl__yaml *a = given(r, first), *b = given(r, second);
@@ -30,8 +35,8 @@ static nbl_status needed(reader *r, const char *name)
     return nbl__fail(r->ctx, NBL_ERROR_ARGUMENT, "%s: %s is needed, and is not given", r->root->where, name);
 }
 
-/* Whether the base was quantised before, as its config.json says; one that is not there, or cannot be read, is
- * for whoever opens the model to complain about. */
+/* *quantized: config.json of the base model names a quantization. A missing or malformed
+ * config.json is no error here: opening the model reports it. */
 static nbl_status base_is_quantized(reader *r, bool *quantized)
 {
     nbl__config config;
@@ -44,7 +49,7 @@ static nbl_status base_is_quantized(reader *r, bool *quantized)
     return status == NBL_ERROR_MEMORY ? status : NBL_OK;
 }
 
-/* The context's own device if it has one, or what can be used. */
+/* Decides device: auto: cuda if the context uses it or a usable device is there, else cpu. */
 static void resolve_device(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -52,6 +57,8 @@ static void resolve_device(reader *r)
     c->device = nbl__accelerator(r->ctx) || nbl_cuda_usable(r->ctx) ? "cuda" : "cpu";
 }
 
+/* Decides the dtype of computation. bf16: auto is true on cuda and on CPUs with AVX512-BF16.
+ * Checks the number of bits of the weights. */
 static nbl_status resolve_precision(reader *r)
 {
     nbl__run_parse *d = &r->example_text;
@@ -75,6 +82,8 @@ static nbl_status resolve_precision(reader *r)
     return NBL_OK;
 }
 
+/* Decides between full training and an adapter. In full training keys of adapters are reset,
+ * with a warning. With lora_model_dir rank, alpha and targets come from that adapter. */
 static nbl_status resolve_adapter(reader *r)
 {
     nbl__run_parse *d = &r->example_text;
@@ -121,7 +130,8 @@ static nbl_status resolve_adapter(reader *r)
     return NBL_OK;
 }
 
-/* A template's text, from its file if it is no template itself. */
+/* *text: chat_template_jinja itself if it is a template, else the text of the file that it
+ * names. */
 static nbl_status load_template(reader *r, const nbl__yaml *at, const char **text)
 {
     if (nbl__is_template(*text)) return NBL_OK;
@@ -146,6 +156,8 @@ static nbl_status load_template(reader *r, const nbl__yaml *at, const char **tex
     return status;
 }
 
+/* chat_template_jinja and chat_template: jinja belong together. The template itself becomes
+ * chat_template. */
 static nbl_status resolve_template(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -165,7 +177,8 @@ static nbl_status resolve_template(reader *r)
     return NBL_OK;
 }
 
-/* Files of a folder become entries of their own. "json" and the like are no folders, but names of loaders. */
+/* Replaces an entry with data_files by one entry per file. A path "json", "csv" or "text" is a
+ * loader of Hugging Face datasets, not a folder. */
 static nbl_status resolve_files(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -199,7 +212,8 @@ static nbl_status resolve_files(reader *r)
     return NBL_OK;
 }
 
-/* batch_size in axolotl's sense: all sequences of a step. */
+/* batch_size as in axolotl: sequences per optimiser step = micro_batch_size ·
+ * gradient_accumulation_steps. */
 static nbl_status resolve_batch(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -214,7 +228,8 @@ static nbl_status resolve_batch(reader *r)
     return NBL_OK;
 }
 
-/* eval_strategy or save_strategy beside the keys that it goes with. */
+/* Checks eval_strategy or save_strategy (`name`) against *_steps (value `every`) and *_per_epoch
+ * (value `times`). */
 static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char *name, const char *steps,
                                    int64_t every, const char *per_epoch, int64_t times)
 {
@@ -231,7 +246,8 @@ static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char
                                                          : "epoch means once per epoch");
 }
 
-/* What chooses a step by its evaluation needs evaluations. As in axolotl early stopping takes the best model. */
+/* Early stopping, load_best_model_at_end and save_strategy: best need evaluations. Early
+ * stopping implies load_best_model_at_end, as in axolotl. */
 static nbl_status resolve_best(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;
@@ -267,7 +283,7 @@ static nbl_status resolve_best(reader *r)
     return NBL_OK;
 }
 
-/* Keys that shape the cosine. */
+/* Checks the keys that only the cosine schedule uses. */
 static nbl_status resolve_schedule(reader *r)
 {
     static const char *const names[] = {"lr_quadratic_warmup", "cosine_min_lr_ratio",
@@ -285,6 +301,7 @@ static nbl_status resolve_schedule(reader *r)
     return NBL_OK;
 }
 
+/* Checks the keys of the training loop. */
 static nbl_status resolve_loop(reader *r)
 {
     nbl__run_config *c = &r->example_text.config;

@@ -1,6 +1,9 @@
-/* yaml.c - see yaml.h. libyaml gives events; a stack of open lists and maps makes a tree of them, without
- * recursion. libyaml's own memory comes from malloc (it has no other way) and is gone when parsing ends. Keys are
- * compared pairwise: with the bound on values that is at worst some ten million short comparisons. */
+/* yaml.c - parses YAML with libyaml into a tree, and reads scalars. See yaml.h.
+ *
+ * libyaml gives a sequence of events. A stack of open lists and maps builds the tree from them,
+ * without recursion. libyaml allocates with malloc and has no other way; its memory is freed
+ * when parsing ends. Keys are compared pairwise: with at most NBL_YAML_MAX_VALUES values that is
+ * at most some ten million short comparisons. */
 #include "run/yaml.h"
 
 #include <math.h>
@@ -25,9 +28,10 @@ nbl_status nbl__yaml_fail(nbl_context *ctx, const nbl__yaml *at, nbl_status code
 
 /* ---- parsing ---- */
 
+/* An open list or map. key: of a map, set between a key and its value; NULL: a key comes next. */
 typedef struct frame {
-    nbl__yaml *node, *last;
-    const char *key; /* of a map, between a key and its value */
+    nbl__yaml *node, *last; /* last: the item added last */
+    const char *key;
     int64_t key_line;
 } frame;
 
@@ -47,7 +51,8 @@ static nbl_status refuse(reader *r, size_t line, const char *why)
     return nbl__yaml_fail(r->arena->ctx, &at, NBL_ERROR_FORMAT, "%s", why);
 }
 
-/* libyaml knows the line of what it cannot parse, but only the offset of a byte that it cannot read. */
+/* Fails with libyaml's error. For a syntax error libyaml gives the line; for an invalid byte
+ * only its offset, from which the line is counted. */
 static nbl_status refuse_text(reader *r, const yaml_parser_t *parser, const char *text, size_t size)
 {
     nbl_context *ctx = r->arena->ctx;
@@ -64,6 +69,7 @@ static nbl_status refuse_text(reader *r, const yaml_parser_t *parser, const char
                           parser->problem ? parser->problem : "unreadable");
 }
 
+/* *copy: the text of a scalar, in the arena. */
 static nbl_status copy_text(reader *r, const yaml_event_t *event, const char **copy)
 {
     const char *value = (const char *)event->data.scalar.value;
@@ -73,7 +79,7 @@ static nbl_status copy_text(reader *r, const yaml_event_t *event, const char **c
     return *copy ? NBL_OK : NBL_ERROR_MEMORY;
 }
 
-/* A scalar where a map waits for a key. */
+/* Reads the key that comes next in the map on top of the stack. */
 static nbl_status take_key(reader *r, frame *top, const yaml_event_t *event)
 {
     size_t line = event->start_mark.line;
@@ -90,6 +96,7 @@ static nbl_status take_key(reader *r, frame *top, const yaml_event_t *event)
     return NBL_OK;
 }
 
+/* Adds a scalar, list or map to the list or map on top of the stack; a scalar may also be a key. */
 static nbl_status add_value(reader *r, const yaml_event_t *event)
 {
     size_t line = event->start_mark.line;
@@ -187,9 +194,9 @@ nbl_status nbl__yaml_read(nbl__arena *arena, const char *path, nbl__yaml **root)
     return status;
 }
 
-/* ---- putting values in ---- */
+/* ---- setting values by path ---- */
 
-/* The number that a step of a path is; -1 when it is a key. */
+/* A component of a path as an index; -1: it is a key. */
 static int64_t index_of(const char *step, size_t size)
 {
     int64_t index = 0;
@@ -201,7 +208,8 @@ static int64_t index_of(const char *step, size_t size)
     return index;
 }
 
-/* The link that holds, or would hold, the item that a step names. */
+/* *link: the pointer in the list of items that points to the item named `step`, or that would
+ * after appending it. */
 static nbl_status find_link(nbl__arena *arena, nbl__yaml *node, const nbl__yaml *at, const char *path,
                             const char *step, size_t size, nbl__yaml ***link)
 {
@@ -259,7 +267,7 @@ nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, n
     }
 }
 
-/* ---- what a value means ---- */
+/* ---- reading scalars ---- */
 
 nbl__yaml *nbl__yaml_get(const nbl__yaml *map, const char *key)
 {
@@ -303,8 +311,8 @@ static const char *digits(const char *s, char **out)
     return s;
 }
 
-/* The text without its underscores, if it is a decimal number. A leading zero is refused: YAML 1.1 takes the
- * rest for octal digits. */
+/* True if the value is a decimal number. copy: its text without underscores. *whole: no point
+ * and no exponent. A leading zero is refused, because YAML 1.1 reads such numbers as octal. */
 static bool decimal(const nbl__yaml *value, char copy[64], bool *whole)
 {
     const char *s = value->text;

@@ -1,4 +1,4 @@
-/* adapter_init.c - see adapter_init.h. */
+/* adapter_init.c - creates and initialises a new LoRA or DoRA adapter. See adapter_init.h. */
 #include "train/adapter_init.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {
-    static const char *const by_default[] = {"q_proj", "v_proj"}; /* PEFT's, for these architectures */
+    static const char *const by_default[] = {"q_proj", "v_proj"}; /* PEFT's default for these architectures */
     nbl__peft_settings settings = {.base_model = c->base_model,
                                    .task_type = "CAUSAL_LM",
                                    .r = c->lora_r,
@@ -29,6 +29,8 @@ nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
     return nbl__model_new_adapter(model, c->file, &settings);
 }
 
+/* Fills to[0..n) with uniform numbers in [-bound, bound). Philox block i gives elements 4i .. 4i
+ * + 3, so a value depends on its index and the key alone. */
 static void fill_uniform(float *to, int64_t n, double bound, uint64_t key)
 {
     const uint32_t keys[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
@@ -40,7 +42,8 @@ static void fill_uniform(float *to, int64_t n, double bound, uint64_t key)
     }
 }
 
-/* `module` is the beginning of a name, `length` bytes long. */
+/* norms[i] = ‖row i of the base weight‖, summed in f64, one dequantised row at a time. The
+ * module's name is module[0..length). */
 static nbl_status fill_norms(nbl_model *model, const char *module, size_t length, float *norms)
 {
     char name[256];
@@ -62,6 +65,7 @@ static nbl_status fill_norms(nbl_model *model, const char *module, size_t length
     return status;
 }
 
+/* Finds A and the magnitudes among the trained parameters by the end of their names. */
 nbl_status nbl__init_adapter(nbl__session *s, uint64_t seed)
 {
     static const char a_end[] = ".lora_A.weight", magnitude_end[] = ".lora_magnitude_vector";

@@ -1,4 +1,4 @@
-/* best.c - see best.h. */
+/* best.c - counts evaluations, carries the best checkpoint over to a resumed run. See best.h. */
 #include "train/best.h"
 
 #include <dirent.h>
@@ -18,12 +18,12 @@ bool nbl__best_count(nbl__run_state *s, bool greater_is_better, double loss)
     }
     s->best_eval = loss;
     s->best_step = s->step;
-    s->best_state = 0; /* not saved yet */
+    s->best_state = 0; /* nbl__checkpoint_save sets it */
     s->evals_without_gain = 0;
     return true;
 }
 
-/* Is the folder the whole checkpoint that the state tells of? */
+/* Fails unless the folder is the whole checkpoint that best_state identifies. */
 static nbl_status check(nbl_context *ctx, const char *folder, const nbl__run_state *s)
 {
     uint64_t found;
@@ -36,8 +36,9 @@ static nbl_status check(nbl_context *ctx, const char *folder, const nbl__run_sta
     return nbl__checkpoint_verify(ctx, folder);
 }
 
-/* ---- going on ---- */
+/* ---- resuming ---- */
 
+/* Copies all files of a folder, not its subfolders. */
 static nbl_status copy_files(nbl__output *output, const char *from)
 {
     DIR *list = opendir(from);
@@ -70,7 +71,8 @@ static bool same_folder(const char *a, const char *b)
            one.st_ino == other.st_ino;
 }
 
-/* The best checkpoint beside `resumed`: *from. */
+/* *from: the folder of the best checkpoint. Either `resumed` itself, whose state could not
+ * contain its own checksum: best_state is set now. Or a sibling of `resumed`, which is verified. */
 static nbl_status find(nbl__arena *arena, const char *resumed, nbl__run_state *s, const char **from)
 {
     *from = resumed;
@@ -79,6 +81,7 @@ static nbl_status find(nbl__arena *arena, const char *resumed, nbl__run_state *s
     return *from ? check(arena->ctx, *from, s) : NBL_ERROR_MEMORY;
 }
 
+/* Warns with the last error, then continues without a best step. evals_without_gain stays. */
 static void forget(nbl_context *ctx, nbl__run_state *s)
 {
     nbl__log(ctx, NBL_LOG_WARNING,
@@ -90,6 +93,7 @@ static void forget(nbl_context *ctx, nbl__run_state *s)
     s->best_state = 0;
 }
 
+/* Copies the best checkpoint to output_dir, unless it is there already. */
 static nbl_status take_along(nbl__arena *arena, const nbl__run_config *c, const char *resumed,
                              const char *from, int64_t step)
 {
@@ -116,7 +120,7 @@ nbl_status nbl__best_resume(nbl_context *ctx, const nbl__run_config *c, const ch
     return status;
 }
 
-/* ---- the end ---- */
+/* ---- result ---- */
 
 nbl_status nbl__best_load(nbl__optimizer *o, const nbl__run_config *c, const nbl__run_state *s)
 {

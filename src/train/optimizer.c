@@ -1,11 +1,18 @@
-/* optimizer.c - see optimizer.h. */
+/* optimizer.c - collects trained tensors, runs AdamW, saves and loads the moments. See optimizer.h.
+ *
+ * Layout of the moments of one tensor, each part rounded up to 64 bytes:
+ *
+ *     32 bits   | m f32[n] | v f32[n] |
+ *      8 bits   | m u8[n]  | v u8[n]  | m_absmax f32[n/256] | v_absmax f32[n/256] |
+ *
+ * Tensors follow each other in the graph's order. nbl__moment_bytes computes the same sum. */
 #include "train/optimizer.h"
 
 #include "device/device_memory.h"
 
-enum { SCALE_BLOCK = 256 }; /* bitsandbytes' */
+enum { SCALE_BLOCK = 256 }; /* elements per scale of 8-bit moments, as in bitsandbytes */
 
-/* Does a name have `part` as one of its members, or a member that ends in it? */
+/* True if `part` occurs in the name at the end of one of its dot-separated components. */
 static bool has_part(const char *name, const char *part)
 {
     size_t n = strlen(part);
@@ -14,7 +21,8 @@ static bool has_part(const char *name, const char *part)
     return false;
 }
 
-/* Trainer's rule: everything decays but biases and what is called a norm. */
+/* transformers' rule: every tensor decays except biases and norms, which are told by their
+ * names. */
 static bool decays(const char *name)
 {
     return strstr(name, "bias") == NULL && strstr(name, "layernorm") == NULL &&
@@ -27,7 +35,7 @@ static size_t round_up(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* Cuts the moments of one tensor off `cut`: both moments, then their scales. */
+/* Takes the moments of one tensor from `cut`, in the layout of the file head. */
 static void cut_moments(nbl__cut *cut, nbl__trained *t)
 {
     int64_t n = nbl__tensor_elements(&t->adam.p), blocks = nbl__ceil_div(n, SCALE_BLOCK);
@@ -54,6 +62,7 @@ static nbl__trained describe(const nbl__value_info *info, bool adam8bit)
     return t;
 }
 
+/* Counts the trained tensors, allocates everything for them, then connects each with its memory. */
 static nbl_status open_tensors(nbl__session *s, bool adam8bit, nbl__optimizer *o)
 {
     for (nbl__value v = 1; v <= s->graph.value_count; v++) o->count += is_trained(&s->graph.values[v]);
@@ -108,7 +117,9 @@ nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, nbl__clipping
 nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config, double lr, double grad_scale,
                                int64_t step)
 {
-    for (int kind = 0; kind < 4; kind++) { /* with and without decay, 32 and 8 bits */
+    /* An AdamW call has one weight decay and one number of bits: up to four calls. Bit 0 of
+     * kind: decay; bit 1: 8-bit moments. */
+    for (int kind = 0; kind < 4; kind++) {
         nbl_adamw call = {.tensors = o->group,
                           .lr = lr,
                           .beta1 = config->beta1,
@@ -130,7 +141,8 @@ nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config,
 
 /* ---- files ---- */
 
-/* The tensors of one trained tensor's memory, in a fixed order; those without data are absent. */
+/* The parts of one tensor's moments, in the order of part_names. Returns how many there are: 2
+ * or 4. */
 static int parts_of(nbl__trained *t, nbl_tensor *parts[4])
 {
     parts[0] = &t->adam.m;
@@ -146,6 +158,7 @@ static size_t bytes_of(const nbl_tensor *t)
     return (size_t)nbl__tensor_elements(t) * (t->dtype == NBL_DTYPE_U8 ? 1 : sizeof(float));
 }
 
+/* Declares all tensors of the file, then writes their data in the same order. */
 static nbl_status put_moments(nbl__optimizer *o, nbl__writer *writer, nbl__arena *arena, nbl__output *output)
 {
     nbl_tensor *parts[4];
@@ -185,6 +198,7 @@ nbl_status nbl__optimizer_put(nbl__optimizer *o, nbl__output *output)
     return status;
 }
 
+/* The stored tensor "name.part", or NULL. */
 static const nbl__stored *find(const nbl__stored *stored, int64_t count, const char *name, const char *part)
 {
     size_t n = strlen(name);
@@ -195,6 +209,7 @@ static const nbl__stored *find(const nbl__stored *stored, int64_t count, const c
     return NULL;
 }
 
+/* Copies every stored moment into the optimiser. The file must hold exactly the run's moments. */
 static nbl_status load_moments(nbl__optimizer *o, const char *path, const nbl__file *file,
                                const nbl__stored *stored, int64_t count)
 {

@@ -1,4 +1,4 @@
-/* output_dir.c - see output_dir.h. */
+/* output_dir.c - which names a run writes, locking, removing and moving. See output_dir.h. */
 #include "train/output_dir.h"
 
 #include <dirent.h>
@@ -13,9 +13,9 @@
 #include "base/file/file.h"
 #include "format/hf/text_files.h"
 
-/* ---- what is a run's ---- */
+/* ---- names that a run writes ---- */
 
-/* The number of "checkpoint-N"; -1: it is another name. */
+/* N of "checkpoint-N", INT64_MAX for more than 18 digits; -1: another name. */
 static int64_t checkpoint_number(const char *name)
 {
     const char *digits = name + strlen("checkpoint-");
@@ -24,7 +24,8 @@ static int64_t checkpoint_number(const char *name)
     return n == 0 || digits[n] != '\0' ? -1 : n > 18 ? INT64_MAX : strtoll(digits, NULL, 10);
 }
 
-/* What a run writes. A report alone is no loss; weights and checkpoints are. */
+/* True if a run writes files of this name. Sets *precious for weights and checkpoints, which
+ * cost training to make again; else leaves it. */
 static bool is_output(const char *name, bool *precious)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json"};
@@ -39,7 +40,7 @@ static bool is_output(const char *name, bool *precious)
     return nbl__is_text_file(name);
 }
 
-/* The part of a name before ".partial-" is that of something a run writes. */
+/* True for NAME.partial-*, where NAME is "result" or something a run writes: see nbl__output. */
 static bool is_leftover(const char *name)
 {
     char whole[256];
@@ -52,15 +53,16 @@ static bool is_leftover(const char *name)
     return strcmp(whole, "result") == 0 || is_output(whole, &precious);
 }
 
-/* ---- whose the folder is ---- */
+/* ---- claiming ---- */
 
-/* Does `source` lie where a run in `folder` writes or moves things? Both are real paths. */
+/* True if `source` is `folder`, or lies in it under a name that a run writes. Both are absolute
+ * paths without links. */
 static bool is_in_the_way(const char *source, const char *folder)
 {
     size_t size = strlen(folder);
     if (strncmp(source, folder, size) != 0) return false;
     if (source[size] == '\0') return true;
-    if (source[size] != '/' && size > 1) return false; /* of "/" nothing is cut */
+    if (source[size] != '/' && size > 1) return false; /* a sibling: "/a/bc" of "/a/b" */
     const char *name = source + size + (source[size] == '/');
     size_t length = strcspn(name, "/");
     char first[256];
@@ -71,6 +73,7 @@ static bool is_in_the_way(const char *source, const char *folder)
     return is_output(first, &precious);
 }
 
+/* Fails if `source`, the value of `key`, would be overwritten. NULL or missing paths pass. */
 static nbl_status check_source(nbl_context *ctx, const nbl__run_config *c, const char *key,
                                const char *source)
 {
@@ -88,7 +91,7 @@ static nbl_status check_source(nbl_context *ctx, const nbl__run_config *c, const
 nbl_status nbl__output_dir_check(nbl_context *ctx, const nbl__run_config *c)
 {
     struct stat info;
-    if (stat(c->output_dir, &info) != 0) return NBL_OK; /* who makes it complains */
+    if (stat(c->output_dir, &info) != 0) return NBL_OK; /* nbl__output_dir_make reports errors */
     NBL_CHECK(ctx, S_ISDIR(info.st_mode), NBL_ERROR_EXISTS, "%s: output_dir: %s is not a folder", c->file,
               c->output_dir);
     NBL_TRY(check_source(ctx, c, "base_model", c->base_model));
@@ -101,7 +104,7 @@ nbl_status nbl__output_dir_lock(nbl_context *ctx, const char *output_dir, int *l
 {
     *lock = open(output_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*lock < 0 || flock(*lock, LOCK_EX | LOCK_NB) == 0) return NBL_OK;
-    bool taken = errno == EWOULDBLOCK; /* else this disk knows no locks */
+    bool taken = errno == EWOULDBLOCK; /* else the file system has no locks */
     close(*lock);
     *lock = -1;
     NBL_CHECK(ctx, !taken, NBL_ERROR_EXISTS, "output_dir: %s: another run is writing there", output_dir);
@@ -133,7 +136,9 @@ static nbl_status cannot_remove(nbl_context *ctx, const char *path, const char *
     return nbl__fail_errno(ctx, errno, "%s%s%s: cannot be removed", path, *path ? "/" : "", name);
 }
 
-/* `name` in the folder `at`, which is called `path` in messages; folders as deep as `depth`. */
+/* Removes `name` in the open folder `at`. `path`: the folder's name in messages. `depth`: levels
+ * of subfolders to enter. Works on descriptors with O_NOFOLLOW, so a link that is put there
+ * meanwhile is not followed. */
 static nbl_status remove_at(nbl_context *ctx, int at, const char *path, const char *name, int depth)
 {
     struct stat info;
@@ -166,7 +171,8 @@ nbl_status nbl__remove_folder(nbl_context *ctx, const char *path)
     if (!nbl__exists(path)) return NBL_OK;
     nbl__arena arena = nbl__arena_make(ctx);
     nbl_status status = NBL_OK;
-    /* Under a name that says what it is, so that a kill in the middle leaves nothing that looks whole. */
+    /* Renamed first: if the process is killed in the middle, the rest is found as a leftover and
+ * does not look like a whole folder. */
     const char *going = nbl__arena_printf(&arena, "%s.partial-old", path);
     if (going == NULL) status = NBL_ERROR_MEMORY;
     else if (nbl__ends_with(path, ".partial-old") || rename(path, going) != 0) going = path;
@@ -188,7 +194,7 @@ nbl_status nbl__remove_leftovers(nbl_context *ctx, const char *output_dir)
     return NBL_OK;
 }
 
-/* ---- setting aside ---- */
+/* ---- moving earlier output ---- */
 
 nbl_status nbl__move_into(nbl__arena *arena, const char *from, const char *to, const char *name)
 {
@@ -197,13 +203,14 @@ nbl_status nbl__move_into(nbl__arena *arena, const char *from, const char *to, c
                *target = nbl__arena_printf(arena, "%s/%s", to, name);
     if (source == NULL || target == NULL) return NBL_ERROR_MEMORY;
     if (nbl__is_folder(source)) NBL_TRY(nbl__remove_folder(ctx, target)); /* a rename replaces files only */
-    errno = EIO;                                                          /* of an injected fault */
+    errno = EIO;                                                          /* if a test injects the fault */
     if (!nbl__write_allowed(ctx) || rename(source, target) != 0)
         return nbl__fail_errno(ctx, errno, "%s: cannot be moved here", target);
     return NBL_OK;
 }
 
-/* run.yml says that the rest is a run's: it goes last. `after` a step: only the checkpoints after it. */
+/* Moves all output, or with after >= 0 only the checkpoints after that step. run.yml marks the
+ * folder as a run's. It moves last, so an interrupted move can be repeated. */
 static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *to, int64_t after)
 {
     for (int last = 0; last < 2; last++) {
@@ -222,7 +229,7 @@ static nbl_status move_outputs(nbl__arena *arena, const char *from, const char *
     return NBL_OK;
 }
 
-/* Is the run's own file output_dir/run.yml, which the run writes? */
+/* True if the configuration file of this run is output_dir/run.yml itself. */
 static bool is_own_file(const nbl__run_config *c)
 {
     char *file = realpath(c->file, NULL), *folder = realpath(c->output_dir, NULL);
@@ -233,9 +240,13 @@ static bool is_own_file(const nbl__run_config *c)
     return own;
 }
 
-/* Is there anything that must not be lost? Models and checkpoints that no run left there are refused. Of other files
- * those of a run count for nothing, and those without a run.yml are somebody's own, as a run.yml is that this run is
- * made from. `after`: see move_outputs. */
+/* *any: output_dir has output that must be moved. `after`: see move_outputs.
+ *
+ *     weights or checkpoints, with run.yml       moved
+ *     weights or checkpoints, without run.yml    an error: no run of nibble left them
+ *     only records, with run.yml                 not moved; the run overwrites them
+ *     only records, without run.yml              moved: the user may have made them
+ *     only records, this run is run.yml itself   moved, to keep the user's file */
 static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, int64_t after, bool *any)
 {
     bool ours = after >= 0, model = false, others = false;
@@ -260,7 +271,7 @@ static nbl_status find_outputs(nbl_context *ctx, const nbl__run_config *c, int64
                      "choose another output_dir");
 }
 
-/* The step of a checkpoint that lies in output_dir itself; -1: it lies elsewhere. */
+/* The step of a checkpoint that lies directly in output_dir; -1: it lies elsewhere. */
 static int64_t own_step(const nbl__run_config *c, const char *checkpoint)
 {
     char *from = realpath(checkpoint, NULL), *to = realpath(c->output_dir, NULL);

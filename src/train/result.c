@@ -1,4 +1,9 @@
-/* result.c - see result.h. */
+/* result.c - writes and reads the trained tensors as PEFT adapter or as a whole model. See
+ * result.h.
+ *
+ * Adapter: A, B and magnitudes of every module, and the tensors of modules_to_save, all from the
+ * masters. Whole model: the base model's files are converted (convert/convert.h). A tensor that
+ * is trained comes from its master, any other is copied from the base. */
 #include "train/result.h"
 
 #include <dirent.h>
@@ -11,8 +16,10 @@
 #include "train/output_dir.h"
 #include "train/result_text.h"
 
-static const char *const staging = "result.partial-final"; /* the folder that nbl__result_publish empties */
+static const char *const staging =
+    "result.partial-final"; /* nbl__result_publish writes here, then moves every file to output_dir */
 
+/* The master of that name, or NULL: it is not trained. */
 static const nbl_tensor *find(const nbl__optimizer *o, const char *name)
 {
     for (int64_t i = 0; i < o->count; i++)
@@ -22,7 +29,8 @@ static const nbl_tensor *find(const nbl__optimizer *o, const char *name)
 
 /* ---- an adapter ---- */
 
-/* The tensor in the host's memory: itself, or a copy. */
+/* *tensor: `master` in host memory. On the CPU it is the master itself, else a copy in the
+ * arena. */
 static nbl_status on_host(nbl__arena *arena, const nbl_tensor *master, nbl_tensor *tensor)
 {
     size_t bytes = (size_t)nbl__tensor_elements(master) * sizeof(float);
@@ -36,6 +44,7 @@ static nbl_status on_host(nbl__arena *arena, const nbl_tensor *master, nbl_tenso
     return NBL_OK;
 }
 
+/* The trained tensor "path.part" in host memory. */
 static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const char *path, const char *part,
                             nbl_tensor *tensor)
 {
@@ -46,6 +55,8 @@ static nbl_status find_part(nbl__arena *arena, const nbl__optimizer *o, const ch
     return on_host(arena, found, tensor);
 }
 
+/* Describes the adapter for nbl__peft_put: A, B and magnitude by module, then every other
+ * trained tensor as a replacement of a base tensor. */
 static nbl_status describe(nbl__arena *arena, const nbl__peft *peft, const nbl__optimizer *o,
                            const nbl__run_config *config, nbl__peft_description *d)
 {
@@ -99,6 +110,7 @@ done:
 
 /* ---- a whole model ---- */
 
+/* Converts a master to `dtype` and writes it as tensor `number`, PIECE elements at a time. */
 static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl_dtype dtype, int64_t number)
 {
     enum { PIECE = 1 << 20 };
@@ -120,6 +132,8 @@ static nbl_status write_master(nbl__conversion *v, const nbl_tensor *master, nbl
     return status;
 }
 
+/* Declares all tensors in the order of the base, then writes them in that order, then
+ * config.json with its changes and the remaining files. */
 static nbl_status write_model_into(nbl__conversion *v, const nbl__optimizer *o, nbl_dtype dtype,
                                    const char *target, nbl__more_fn more, void *user)
 {
@@ -156,7 +170,8 @@ static nbl_status write_model(const nbl__optimizer *o, const nbl__run_config *co
     nbl__conversion v;
     nbl__text_source text;
     nbl_status status = nbl__conversion_open(o->ctx, config->base_model, &v);
-    v.allow_non_finite = true; /* a finished training is saved whatever the base holds */
+    v.allow_non_finite =
+        true; /* a non-finite tensor of the base must not keep a finished run from being saved */
     if (status == NBL_OK) status = nbl__result_text(o->ctx, config, &text);
     v.text = &text;
     if (status == NBL_OK) status = write_model_into(&v, o, dtype, target, more, user);
@@ -171,6 +186,7 @@ nbl_status nbl__result_write(nbl__session *s, const nbl__optimizer *o, const nbl
                           : write_model(o, config, dtype, target, more, user);
 }
 
+/* The tensor "prefix" "name" of the checkpoint, or NULL. */
 static const nbl_tensor_info *stored_as(const nbl_checkpoint *c, const char *prefix, const char *name)
 {
     size_t n = strlen(prefix);
@@ -180,6 +196,7 @@ static const nbl_tensor_info *stored_as(const nbl_checkpoint *c, const char *pre
     return NULL;
 }
 
+/* Copies each master from the checkpoint and gives its mapped pages back. */
 static nbl_status load_masters(nbl__optimizer *o, nbl_checkpoint *c, const char *prefix)
 {
     for (int64_t i = 0; i < o->count; i++) {
@@ -212,7 +229,8 @@ nbl_status nbl__result_load(nbl__optimizer *o, const char *folder, bool adapter)
 
 /* ---- publishing ---- */
 
-/* Weights come last: who finds them finds everything else. */
+/* Moves all files of a folder, then removes it. Weights move last: a folder with weights is
+ * complete. */
 static nbl_status move_all(nbl__arena *arena, const char *from, const char *to)
 {
     nbl_context *ctx = arena->ctx;

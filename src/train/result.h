@@ -1,21 +1,25 @@
-/* result.h - what a run has trained, as others load it: a PEFT adapter, or a whole model's folder. */
+/* result.h - what a run has trained, in the form that other tools load: a PEFT adapter, or a folder
+ * with a whole model. Checkpoints use the same files, with masters in f32. */
 #ifndef NBL_RESULT_H
 #define NBL_RESULT_H
 
 #include "train/optimizer.h"
 
-/* Adds files of its own to the folder before it appears. */
+/* Adds files to the folder before it is renamed to its final name. */
 typedef nbl_status (*nbl__more_fn)(void *user, nbl__output *output);
 
-/* Writes folder `target`, which must not exist, whole or not at all. A whole model's weights get `dtype`; an
- * adapter is always f32. `more` may be NULL. */
+/* Writes the folder `target`, which must not exist. It appears whole or not at all. dtype: of
+ * the trained tensors of a whole model; an adapter is always f32. more: may be NULL; user: its
+ * first argument. */
 nbl_status nbl__result_write(nbl__session *session, const nbl__optimizer *trained,
                              const nbl__run_config *config, nbl_dtype dtype, const char *target,
                              nbl__more_fn more, void *user);
-/* Puts the same files straight into output_dir, each of them whole, the weights last. */
+/* Writes the same files into output_dir. Each file appears whole, the weights last. */
 nbl_status nbl__result_publish(nbl__session *session, const nbl__optimizer *trained,
                                const nbl__run_config *config, nbl_dtype dtype);
-/* Reads the masters from a folder that nbl__result_write wrote in f32: of an adapter, or of a whole model. */
+/* Reads the masters from a folder that nbl__result_write wrote in f32. adapter: the folder holds
+ * an adapter, else a whole model. NBL_ERROR_FORMAT: a trained tensor is missing, or is not f32
+ * of the same size. */
 nbl_status nbl__result_load(nbl__optimizer *trained, const char *folder, bool adapter);
 
 #endif

@@ -1,11 +1,13 @@
-/* result_text.c - see result_text.h. */
+/* result_text.c - collects the changes that a run makes to the base model's text files. See
+ * result_text.h. */
 #include "train/result_text.h"
 
 #include "base/file/file.h"
 #include "text/tokenizer/tokenizer.h"
 #include "data/row_encoder.h"
 
-/* The ids that special_tokens and eot_tokens name, by the model's tokenizer; without a tokenizer they stay unknown. */
+/* Looks up the ids of special_tokens and eot_tokens in the base model's tokenizer. Without a
+ * tokenizer ids stay -1 and there are no turn ends. */
 static nbl_status find_ids(nbl_context *ctx, const nbl__run_config *config, nbl__text_changes *changes)
 {
     nbl__arena arena = nbl__arena_make(ctx);

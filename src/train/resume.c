@@ -1,4 +1,17 @@
-/* resume.c - see resume.h. */
+/* resume.c - saves, finds, verifies and loads checkpoints. See resume.h for the files.
+ *
+ * nibble_state.json is written last, because it holds the checksums of all other files:
+ *
+ *     {
+ *       "version": 3,
+ *       "step": 120, ...                              the fields of resume_state.c
+ *       "keys": {"KEY": "VALUE", ...},                run/run_changes.h
+ *       "history": ["step 60: ...", ...],
+ *       "files": {"NAME": [SIZE, "CHECKSUM"], ...},
+ *       "checksum": "CHECKSUM"                        of all bytes before this member
+ *     }
+ *
+ * Checksums are nbl__hash, written as 16 hexadecimal digits. */
 #include "train/resume.h"
 
 #include <dirent.h>
@@ -16,6 +29,7 @@ enum { STATE_VERSION = 3, STATE_LIMIT = 16 << 20, TRAINER_STATE_LIMIT = 1 << 30 
 
 /* ---- saving ---- */
 
+/* The member "files": size and checksum of every file of the folder. */
 static nbl_status print_files(nbl__text *out, nbl__arena *arena, const char *folder)
 {
     DIR *list = opendir(folder);
@@ -38,6 +52,7 @@ static nbl_status print_files(nbl__text *out, nbl__arena *arena, const char *fol
     return status;
 }
 
+/* Writes trainer_state.json, then nibble_state.json with the checksums of all files so far. */
 static nbl_status put_states(const nbl__run_parts *p, nbl__output *output, nbl__arena *arena, nbl__text *text)
 {
     nbl__trainer_state_print(text, p);
@@ -61,6 +76,8 @@ static nbl_status put_states(const nbl__run_parts *p, nbl__output *output, nbl__
     return nbl__output_put(output, state_name, text->text, text->size);
 }
 
+/* nbl__more_fn of a checkpoint: adds to a result what only a checkpoint has. user:
+ * nbl__run_parts. */
 static nbl_status put_more(void *user, nbl__output *output)
 {
     const nbl__run_parts *p = user;
@@ -81,7 +98,8 @@ static int by_number(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The steps of all checkpoint-N, ascending. */
+/* The steps of all checkpoint-N in output_dir, ascending, in the arena. A missing folder has
+ * none. */
 static nbl_status list_steps(nbl__arena *arena, const char *output_dir, int64_t **steps, int64_t *count)
 {
     *steps = NULL;
@@ -113,7 +131,9 @@ const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, in
     return nbl__arena_printf(arena, "%s/checkpoint-%" PRId64, output_dir, step);
 }
 
-/* A checkpoint that cannot be removed is no reason to end a run. */
+/* Removes one old checkpoint. If that fails, the run goes on. The warning appears once per
+ * checkpoint, though removal is tried again at every save: steps only grow, so unremoved->last
+ * tells which ones were reported. */
 static nbl_status remove_one(nbl__arena *arena, const nbl__run_parts *p, int64_t step)
 {
     const char *folder = nbl__checkpoint_folder(arena, p->config->output_dir, step);
@@ -129,8 +149,11 @@ static nbl_status remove_one(nbl__arena *arena, const nbl__run_parts *p, int64_t
     return NBL_OK;
 }
 
-/* Those with the lowest numbers. The best one stays, and the one just saved, with those of higher numbers that a run
- * left which this one does not go on from. */
+/* Removes the checkpoints with the lowest steps until save_total_limit are left. Never removed:
+ * the best one, the one just saved, and those with higher steps. Higher steps exist if an
+ * earlier run got further than the checkpoint that this run resumed from. load_best without
+ * saving by interval implies a limit of 1. A limit of 1 becomes 2 when the best is not the one
+ * just saved. */
 static nbl_status remove_oldest(nbl__arena *arena, const nbl__run_parts *p)
 {
     const nbl__run_config *c = p->config;
@@ -185,8 +208,9 @@ static nbl_status read_json(nbl__arena *arena, const char *path, size_t limit, c
     return status;
 }
 
-/* The version first: what the first nibble wrote has no checksum. An older version is refused: it does not tell the keys
- * and the model of its run (1), or which step was the best (2). */
+/* Parses nibble_state.json and checks its version, then its checksum: version 1 has no checksum.
+ * Older versions are NBL_ERROR_UNSUPPORTED. Version 1 lacks the keys and the model of its run,
+ * version 2 lacks the best step. */
 static nbl_status parse_state(nbl__arena *arena, const char *path, const char *text, size_t size,
                               const nbl__json **root)
 {
@@ -205,6 +229,7 @@ static nbl_status parse_state(nbl__arena *arena, const char *path, const char *t
     return nbl__state_check_seal(arena->ctx, path, text, size);
 }
 
+/* Reads and checks folder/nibble_state.json. *path: its path, for messages. */
 static nbl_status read_state(nbl__arena *arena, const char *folder, const char **path, const nbl__json **root)
 {
     char *text;
@@ -217,6 +242,8 @@ static nbl_status read_state(nbl__arena *arena, const char *folder, const char *
     return status;
 }
 
+/* Compares every file with the size and checksum in nibble_state.json. A name with '/' is an
+ * error: it would lead out of the folder. Files that are not listed are ignored. */
 static nbl_status verify(nbl__arena *arena, const char *folder)
 {
     const nbl__json *root, *files;
@@ -268,7 +295,8 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
             *folder = candidate;
             return NBL_OK;
         }
-        /* Another version's checkpoint is whole: beginning anew would lose it. */
+        /* NBL_ERROR_UNSUPPORTED: a checkpoint of another version. It may be whole, so it is not
+         * skipped. */
         if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED || status == NBL_ERROR_UNSUPPORTED)
             return status;
         nbl__log(arena->ctx, NBL_LOG_WARNING, "%s is passed over: %s", candidate,
@@ -277,8 +305,9 @@ nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, con
     return NBL_OK;
 }
 
-/* ---- what has changed ---- */
+/* ---- changes since the checkpoint ---- */
 
+/* Adds a fingerprint as one more key, which never may change. 0: there is none. */
 static nbl_status add_fingerprint(nbl__arena *arena, nbl__run_values *values, const char *key, uint64_t hash)
 {
     if (hash == 0) return NBL_OK;
@@ -287,7 +316,8 @@ static nbl_status add_fingerprint(nbl__arena *arena, nbl__run_values *values, co
     return nbl__run_values_add(arena, values, value);
 }
 
-/* The values and, as two more of them, the fingerprints. */
+/* Adds the fingerprints of base model and start adapter to the keys, so one comparison covers
+ * all. */
 static nbl_status add_fingerprints(nbl__arena *arena, nbl__run_values *values, const nbl__run_state *state)
 {
     NBL_TRY(add_fingerprint(arena, values, "base_model", state->base));
@@ -319,7 +349,7 @@ nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nb
 
 /* ---- loading ---- */
 
-/* A scale of f16's gradients is of use only to a run in f16. */
+/* True if the checkpoint and this run differ in fp16. The saved loss_scale then does not apply. */
 static bool is_other_dtype(const nbl__run_parts *p, const nbl__json *root)
 {
     const char *was = nbl__json_text(nbl__json_get(root, "keys"), "fp16"),
@@ -327,6 +357,7 @@ static bool is_other_dtype(const nbl__run_parts *p, const nbl__json *root)
     return was && is && strcmp(was, is) != 0;
 }
 
+/* See nbl__checkpoint_load. p->state holds the new run's data identity and loss scale on entry. */
 static nbl_status load(const nbl__run_parts *p, nbl__arena *arena, const char *folder)
 {
     const nbl__json *root, *history;

@@ -1,14 +1,18 @@
-/* resume.h - checkpoint-N folders: everything a run needs to go on as if it had not stopped.
+/* resume.h - checkpoint-N folders: everything a run needs to continue as if it had not stopped.
  *
- *     adapter_config.json, adapter_model.safetensors    or the whole model, its masters in f32
- *     optimizer.safetensors                             the moments
- *     trainer_state.json                                transformers' TrainerState with the history
- *     nibble_state.json                                 where the run stands; the keys it was made with; size and
- *                                                       checksum of every file; its own checksum
+ *     adapter_config.json, adapter_model.safetensors    or the whole model; the masters, in f32
+ *     tokenizer files, chat template                    as in the result
+ *     optimizer.safetensors                             the moments (optimizer.h)
+ *     trainer_state.json                                transformers' TrainerState, with log_history
+ * nibble_state.json                                 nbl__run_state, the run's keys, size and
+ *                                                       checksum of every other file, and its own
+ *                                                       checksum at the end
  *
- * A folder appears whole or not at all, and what was damaged or edited later shows: a checkpoint counts only if
- * nibble_state.json has its own checksum and every file has the size and checksum that it tells. There is no state of a random generator: dropout and
- * order are functions of the seed and the place in the run. */
+ * A folder appears whole or not at all: it is written under another name and renamed. Later
+ * damage and edits are detected: a checkpoint is whole only if nibble_state.json matches its own
+ * checksum and every file matches the size and checksum recorded there. No state of a random
+ * generator is saved. Dropout and the order of examples are functions of the seed, the epoch and
+ * the micro-batch. */
 #ifndef NBL_RESUME_H
 #define NBL_RESUME_H
 
@@ -16,40 +20,42 @@
 #include "train/result.h"
 #include "run/run_changes.h"
 
-/* Between these the scale of f16's gradients moves. */
+/* Limits of nbl__run_state.loss_scale. */
 #define NBL_MIN_LOSS_SCALE 0x1p-14
 #define NBL_MAX_LOSS_SCALE 0x1p24
 
-/* Where a run stands after a step. */
+/* Where a run stands after a step. Saved in nibble_state.json: see resume_state.c for the
+ * format. */
 typedef struct nbl__run_state {
     int64_t step;         /* optimiser steps done */
-    int64_t epoch, batch; /* the next micro-batch: its epoch, and its place in there */
+    int64_t epoch, batch; /* the next micro-batch: its epoch, and its index in that epoch */
     int64_t batches;      /* micro-batches of that epoch */
-    double loss_sum;      /* since the last record, and of how many steps */
+    double loss_sum;      /* sum of the losses since the last record, over loss_steps steps */
     int64_t loss_steps;
-    double loss_scale;   /* f16 */
-    int64_t good_steps;  /* since the scale last changed */
-    double best_eval;    /* of the best evaluated step; infinite: none yet */
+    double loss_scale;   /* f16 only; else 1 */
+    int64_t good_steps;  /* steps since loss_scale last changed */
+    double best_eval;    /* loss of the best evaluated step; infinite: none yet */
     int64_t best_step;   /* 0: none yet */
-    uint64_t best_state; /* nbl__checkpoint_identity of its checkpoint; 0: it has none, or is this one */
+    uint64_t best_state; /* nbl__checkpoint_identity of best_step's checkpoint; 0: not saved, or this one */
     int64_t evals_without_gain;
-    int64_t high_losses; /* in a row */
+    int64_t high_losses; /* consecutive steps above loss_watchdog_threshold */
     uint64_t data;       /* nbl__data_identity */
     uint64_t base;       /* nbl__fingerprint_model of base_model */
     uint64_t start;      /* nbl__fingerprint_adapter of lora_model_dir; 0: none */
 } nbl__run_state;
 
-/* Epochs done, as transformers counts them. */
+/* Epochs done as a fraction, as transformers logs them: 1.5 is half of the second epoch. */
 static inline double nbl__run_epoch(const nbl__run_state *state)
 {
     return (double)state->epoch + (state->batches ? (double)state->batch / (double)state->batches : 0);
 }
 
-/* Old checkpoints that could not be removed. */
+/* Counts old checkpoints that could not be removed. */
 typedef struct nbl__unremoved {
     int64_t count, last; /* the last one's step */
 } nbl__unremoved;
 
+/* What a checkpoint saves and restores: pointers into the trainer. */
 typedef struct nbl__run_parts {
     const nbl__run_config *config;
     nbl__session *session;
@@ -57,31 +63,38 @@ typedef struct nbl__run_parts {
     nbl__records *records;
     nbl__run_state *state;
     int64_t max_steps;
-    const nbl__run_values *values; /* of config */
-    const nbl__name_list *history; /* changes that were allowed */
+    const nbl__run_values *values; /* the keys of config that are recorded */
+    const nbl__name_list *history; /* allowed changes of keys, one line each */
     nbl__unremoved *unremoved;
 } nbl__run_parts;
 
-/* output_dir/checkpoint-STEP; NULL: no memory. */
+/* The path output_dir/checkpoint-STEP, in the arena; NULL: no memory. */
 const char *nbl__checkpoint_folder(nbl__arena *arena, const char *output_dir, int64_t step);
-/* Writes output_dir/checkpoint-STEP, in place of one that was there, and removes the oldest beyond the limit; the newest
- * and the best one stay in any case. One that cannot be removed is told of in a warning, and counted. Sets
- * best_state if the step is the best. */
+/* Writes output_dir/checkpoint-STEP; an existing one is replaced. Then removes the oldest
+ * checkpoints beyond save_total_limit, but never the newest or the best. A checkpoint that
+ * cannot be removed causes a warning and is counted in `unremoved`; it is no error. Sets
+ * state->best_state if this step is the best. */
 nbl_status nbl__checkpoint_save(const nbl__run_parts *parts);
-/* The checksum of nibble_state.json, which has those of all other files. */
+/* The checksum of nibble_state.json. That file holds the checksums of all others, so the number
+ * identifies the whole checkpoint. */
 nbl_status nbl__checkpoint_identity(nbl_context *ctx, const char *folder, uint64_t *hash);
 
-/* The newest whole checkpoint of output_dir into the arena; NULL: there is none. Damaged ones are passed over with
- * a warning that names them. */
+/* *folder: the newest whole checkpoint of output_dir, in the arena; NULL: none. Damaged ones are
+ * skipped, each with a warning that names it. A checkpoint of another version is an error: see
+ * NBL_ERROR_UNSUPPORTED in resume.c. */
 nbl_status nbl__checkpoint_latest(nbl__arena *arena, const char *output_dir, const char **folder);
-/* Fails with the reason when the folder is no whole checkpoint. */
+/* Reads every file of the folder and fails with the reason if it is no whole checkpoint. */
 nbl_status nbl__checkpoint_verify(nbl_context *ctx, const char *folder);
-/* Refuses a checkpoint that was made with other keys, another base model or another start adapter than `state` and
- * `values` tell; see nbl__run_values_compare. *history: what the checkpoint tells and, if *changed, what changes now. */
+/* Compares the checkpoint's keys, base model and start adapter with `values` and `state`.
+ * Differences are errors, except those that `allow` permits: see nbl__run_values_compare.
+ * *changed: a permitted key differs. *history: the checkpoint's history and, if *changed, one
+ * more line for this change. */
 nbl_status nbl__checkpoint_check(nbl__arena *arena, const char *folder, const nbl__run_state *state,
                                  const nbl__run_values *values, bool allow, nbl__name_list *history,
                                  bool *changed);
-/* Restores state, history and moments (and the masters of a whole model; an adapter is opened from the folder). */
+/* Restores state, records and moments; in full training also the masters. An adapter's masters
+ * are not restored here: the model was opened with the adapter in `folder`. NBL_ERROR_FORMAT:
+ * the run had other data. */
 nbl_status nbl__checkpoint_load(const nbl__run_parts *parts, const char *folder);
 
 #endif

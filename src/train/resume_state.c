@@ -1,4 +1,5 @@
-/* resume_state.c - trainer_state.json and nibble_state.json, written and read. See resume.h. */
+/* resume_state.c - writes trainer_state.json and nibble_state.json, reads the latter. See
+ * resume.h. */
 #include <math.h>
 #include <stdio.h>
 
@@ -11,7 +12,8 @@ static void print_flag(nbl__text *out, const char *key, const char *value)
     nbl__text_printf(out, ",\n  \"%s\": %s", key, value);
 }
 
-/* What transformers' Trainer takes for the best, if it is kept: it is, from its step on. */
+/* The members about the best checkpoint, as transformers' Trainer writes them. They are null if
+ * the run does not keep the best or none is evaluated yet. */
 static void print_best(nbl__text *out, const nbl__run_parts *p)
 {
     const nbl__run_state *s = p->state;
@@ -30,7 +32,7 @@ static void print_best(nbl__text *out, const nbl__run_parts *p)
     nbl__arena_free(&arena);
 }
 
-/* With the keys of transformers' TrainerState and no other: it refuses what it does not know. */
+/* Has exactly the keys of transformers' TrainerState. TrainerState refuses unknown keys. */
 void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
 {
     const nbl__run_config *c = p->config;
@@ -60,8 +62,15 @@ void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
                      c->micro_batch_size);
 }
 
-/* One row per number of the state. Nothing is counted more than once a step: what says more was not written here, and
- * could overflow. */
+/* One row per field of nbl__run_state: its name in the file and how it is written.
+ *
+ *     INTEGER   0 .. 2^62 - 1
+ *     COUNT     0 .. step; counts something that happens at most once per step
+ *     REAL      a finite number
+ *     BITS      a string of 16 hexadecimal digits: JSON numbers hold 53 bits only
+ *
+ * A value outside its range was not written by this code, and could overflow later sums. "step"
+ * comes first, because COUNT is checked against it. */
 enum kind { INTEGER, COUNT, REAL, BITS };
 static const int64_t max_steps = (int64_t)1 << 62;
 static const struct field {
@@ -77,7 +86,7 @@ static const struct field {
     {"loss_steps", COUNT, offsetof(nbl__run_state, loss_steps)},
     {"loss_scale", REAL, offsetof(nbl__run_state, loss_scale)},
     {"good_steps", COUNT, offsetof(nbl__run_state, good_steps)},
-    {"best_eval", REAL, offsetof(nbl__run_state, best_eval)}, /* null: infinite */
+    {"best_eval", REAL, offsetof(nbl__run_state, best_eval)}, /* null stands for infinite */
     {"best_step", COUNT, offsetof(nbl__run_state, best_step)},
     {"best_state", BITS, offsetof(nbl__run_state, best_state)},
     {"evals_without_gain", COUNT, offsetof(nbl__run_state, evals_without_gain)},
@@ -132,6 +141,8 @@ nbl_status nbl__run_state_read(nbl_context *ctx, const char *where, const nbl__j
 
 enum { SEAL = sizeof ",\n  \"checksum\": \"0123456789abcdef\"\n}\n" };
 
+/* The end of nibble_state.json, with the checksum of text[0..size). Its length is always SEAL -
+ * 1. */
 static void print_seal(char seal[SEAL], const char *text, size_t size)
 {
     snprintf(seal, SEAL, ",\n  \"checksum\": \"%016" PRIx64 "\"\n}\n", nbl__hash(0, text, size));

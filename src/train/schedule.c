@@ -1,9 +1,10 @@
-/* schedule.c - see schedule.h. */
+/* schedule.c - the formulas of schedule.h. */
 #include "train/schedule.h"
 
 #include <math.h>
 
-/* From 1 after the warm-up to `least` at the end, or at the share of all steps from which it stays there. */
+/* The cosine after warm-up, from 1 down to min_lr_ratio. constant_lr_ratio shortens the
+ * schedule; later steps use its last value. */
 static double cosine(const nbl__run_config *c, int64_t step, int64_t warmup, int64_t total)
 {
     double min = c->min_lr_ratio;

@@ -1,4 +1,13 @@
-/* train.c - a run from its first step to its result. See trainer.h. */
+/* train.c - the training loop of a run, from its first step to its result. See trainer.h.
+ *
+ * Order within a step: train, log, watch the loss, evaluate, save, look for an end. A record is
+ * written before the checkpoint of the same step, so a checkpoint's history includes its own step.
+ *
+ * Three ways to end:
+ *   complete     max_steps reached: the result is published, samples and report are written
+ *   stopped      early stopping or the loss watchdog (loop.why is set): as complete
+ *   interrupted  the caller's callback asked to stop: a checkpoint is saved, no result is
+ *                published, nbl_run_train returns NBL_ERROR_CANCELLED */
 #include <math.h>
 #include <stdio.h>
 #include <time.h>
@@ -10,13 +19,14 @@ typedef struct loop {
     nbl__trainer t;
     const nbl_train_options *options;
     nbl_train_summary *summary;
-    double begun, step_begun, logged_at; /* seconds */
-    int64_t first_step;
+    double begun, step_begun, logged_at; /* seconds of now() */
+    int64_t first_step;                  /* steps done before this process; 0 in a new run */
+    /* eval_every, save_every: in steps; INT64_MAX: never */
     int64_t tokens_since_log, eval_every, save_every;
-    int64_t saved_step; /* the last checkpoint's */
+    int64_t saved_step; /* step of the last checkpoint; -1: none */
     bool new_best;      /* the evaluation of this step is the best so far */
-    bool stop;          /* early, and why: */
-    const char *why;
+    bool stop;          /* end after this step */
+    const char *why;    /* reason of an early stop; NULL with stop: interrupted */
 } loop;
 
 static double now(void)
@@ -26,8 +36,10 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- telling ---- */
+/* ---- events for the caller ---- */
 
+/* An event of `kind` with everything that does not depend on its kind. seconds_left extrapolates
+ * the mean duration of this process's steps. */
 static nbl_train_event event_of(const loop *l, nbl_train_event_kind kind)
 {
     double elapsed = now() - l->begun;
@@ -41,7 +53,8 @@ static nbl_train_event event_of(const loop *l, nbl_train_event_kind kind)
                              .seconds_left = done > 0 ? elapsed / (double)done * (double)left : 0};
 }
 
-/* The caller may ask to stop: after this step, with everything saved. */
+/* Calls the caller's callback. A result other than 0 ends the run after this step, with a
+ * checkpoint. */
 static void tell(loop *l, const nbl_train_event *event)
 {
     if (l->options->event && l->options->event(l->options->user, event) != 0) l->stop = true;
@@ -56,6 +69,9 @@ static void tell_text(loop *l, nbl_train_event_kind kind, const char *text)
 
 /* ---- records ---- */
 
+/* Sends the event of a step and, every logging_steps steps and after the last step, adds a record.
+ * A record's loss is the mean over the steps since the last record; its learning rate and gradient
+ * norm are the last step's. */
 static nbl_status log_step(loop *l, const nbl__step_result *r)
 {
     nbl__run_state *state = &l->t.state;
@@ -86,8 +102,10 @@ static nbl_status log_step(loop *l, const nbl__step_result *r)
     return NBL_OK;
 }
 
-/* ---- evaluation, early ends ---- */
+/* ---- evaluation, early stopping ---- */
 
+/* Evaluates, records the loss and notes whether the step is the best so far. logged_at moves
+ * forward by the duration of the evaluation, so tokens_per_second measures training alone. */
 static nbl_status evaluate(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -101,10 +119,11 @@ static nbl_status evaluate(loop *l)
     event.loss = record.loss;
     if (record.best) event.text = "the best so far";
     tell(l, &event);
-    l->logged_at += now() - before; /* the throughput is that of training */
+    l->logged_at += now() - before;
     return NBL_OK;
 }
 
+/* Counts consecutive steps whose loss is above loss_watchdog_threshold. */
 static void watch_loss(loop *l, double loss)
 {
     const nbl__run_config *c = l->t.config;
@@ -112,7 +131,8 @@ static void watch_loss(loop *l, double loss)
         l->t.state.high_losses = loss > c->loss_watchdog_threshold ? l->t.state.high_losses + 1 : 0;
 }
 
-/* Does the run end here? The state says so, also of a run that goes on from its last checkpoint. */
+/* Sets stop and why if early stopping or the loss watchdog ends the run here. Both counters are
+ * in the saved state. So a run that was stopped early and is resumed stops again at once. */
 static void look_for_end(loop *l)
 {
     const nbl__run_config *c = l->t.config;
@@ -127,6 +147,7 @@ static void look_for_end(loop *l)
 
 /* ---- checkpoints ---- */
 
+/* Saves a checkpoint of this step, unless it is saved already. */
 static nbl_status save(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -136,7 +157,7 @@ static nbl_status save(loop *l)
     if (l->saved_step == t->state.step) return NBL_OK;
     snprintf(what, sizeof what, "saving checkpoint-%" PRId64, t->state.step);
     nbl__trainer_phase(t, 0, 0, what);
-    NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small one is written before it asks */
+    NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small checkpoint never polls while written */
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
     l->logged_at += now() - before;
@@ -144,7 +165,8 @@ static nbl_status save(loop *l)
     return NBL_OK;
 }
 
-/* An interval in steps: given, so many per epoch, or at the end of every epoch. */
+/* The interval of evaluations or checkpoints, in steps: `steps` if given, else `per_epoch` times
+ * per epoch, else once per epoch. INT64_MAX: never by interval. */
 static int64_t interval(const loop *l, nbl__strategy strategy, int64_t steps, int64_t per_epoch)
 {
     if (strategy == NBL_STRATEGY_NO || strategy == NBL_STRATEGY_BEST) return INT64_MAX;
@@ -152,7 +174,8 @@ static int64_t interval(const loop *l, nbl__strategy strategy, int64_t steps, in
     return per_epoch > 0 ? nbl__ceil_div(l->t.steps_per_epoch, per_epoch) : l->t.steps_per_epoch;
 }
 
-/* Does another step follow this one, and nothing else before it? (Unless the caller wants the run to stop.) */
+/* True if the step after `step` follows without an evaluation or a checkpoint between. The
+ * caller, the watchdog and a new best can still intervene. */
 static bool goes_on(const loop *l, int64_t step)
 {
     const nbl__trainer *t = &l->t;
@@ -160,11 +183,12 @@ static bool goes_on(const loop *l, int64_t step)
            (t->validation.batch_count == 0 || step % l->eval_every != 0);
 }
 
+/* Steps until max_steps or stop. Then saves the last step, as save_strategy has it. */
 static nbl_status run_steps(loop *l)
 {
     nbl__trainer *t = &l->t;
     const nbl__run_config *c = t->config;
-    look_for_end(l);
+    look_for_end(l); /* a resumed run may have been stopped early */
     while (t->state.step < t->max_steps && !l->stop) {
         nbl__step_result result = {0};
         l->step_begun = now();
@@ -177,21 +201,23 @@ static nbl_status run_steps(loop *l)
         if (t->state.step % l->save_every == 0 || (l->new_best && nbl__best_is_kept(c))) NBL_TRY(save(l));
         look_for_end(l);
     }
-    /* A run that was interrupted is saved in any case. */
+    /* The strategies "no" and "best" save no last step, except when the run was interrupted. */
     bool interrupted = t->state.step < t->max_steps && l->why == NULL,
          seldom = c->save_strategy == NBL_STRATEGY_NO || c->save_strategy == NBL_STRATEGY_BEST;
     return seldom && !interrupted ? NBL_OK : save(l);
 }
 
-/* ---- the whole ---- */
+/* ---- the run ---- */
 
-/* The step that the result is of: the last one, or the best. */
+/* The step whose parameters become the result: the best with load_best_model_at_end, else the
+ * last. */
 static int64_t result_step(const nbl__trainer *t)
 {
     return t->config->load_best && t->state.best_step > 0 ? t->state.best_step : t->state.step;
 }
 
-/* `ended`: with a comment that names the step of the result. */
+/* Writes output_dir/run.yml: the configuration, and the history of changes as comments. `ended`:
+ * also a comment that names the step of the result, if the best step was chosen. */
 static nbl_status write_config(const nbl__trainer *t, bool ended)
 {
     nbl__arena arena = nbl__arena_make(t->ctx);
@@ -209,7 +235,7 @@ static nbl_status write_config(const nbl__trainer *t, bool ended)
     return status;
 }
 
-/* The last thing a run writes. */
+/* Writes report.html, the last file of a run. */
 static nbl_status write_report(loop *l, bool interrupted)
 {
     nbl__trainer *t = &l->t;
@@ -227,7 +253,8 @@ static nbl_status write_report(loop *l, bool interrupted)
     return nbl__report_write(t->ctx, &t->report);
 }
 
-/* Saving was interrupted: what is said then of one file is not true of a run. */
+/* Replaces the message of an interrupted save. That message speaks of one file; the caller needs to
+ * know which step is lost and that earlier checkpoints are whole. Other errors pass unchanged. */
 static nbl_status tell_unsaved(const loop *l, nbl_status status)
 {
     const nbl__trainer *t = &l->t;
@@ -240,7 +267,8 @@ static nbl_status tell_unsaved(const loop *l, nbl_status status)
                      "nibble train %s --resume goes on", t->config->file);
 }
 
-/* The loss that the run ends with, also where no record of it was due; of evaluations the last one. 0: none. */
+/* The last loss of training or of evaluation; 0: none. In training it is the mean over the steps
+ * since the last record, if there are any; else the last record's. */
 static double last_loss(const nbl__trainer *t, bool evaluation)
 {
     double loss = 0;
@@ -249,7 +277,8 @@ static double last_loss(const nbl__trainer *t, bool evaluation)
     return evaluation || t->state.loss_steps == 0 ? loss : t->state.loss_sum / (double)t->state.loss_steps;
 }
 
-/* Writes the result: of the best step, where that is asked for. Nothing is trained after this. */
+/* Writes the result into output_dir. If it is the best step's, the masters are overwritten with
+ * that step's parameters: no step may follow. */
 static nbl_status publish(loop *l)
 {
     nbl__trainer *t = &l->t;
@@ -261,6 +290,8 @@ static nbl_status publish(loop *l)
     return write_config(t, true);
 }
 
+/* Repeats at the end how many old checkpoints could not be removed: the first warning may be far
+ * up. */
 static void tell_unremoved(const nbl__trainer *t)
 {
     const nbl__unremoved *u = &t->unremoved;
@@ -272,6 +303,7 @@ static void tell_unremoved(const nbl__trainer *t)
                  u->count == 1 ? "it" : "them");
 }
 
+/* Runs an open trainer to its end and fills the summary. */
 static nbl_status run(loop *l)
 {
     nbl__trainer *t = &l->t;

@@ -1,4 +1,14 @@
-/* train_open.c - from a configuration to a trainer that stands before its next step. See trainer.h. */
+/* train_open.c - from a configuration to a trainer that stands before its next step. See trainer.h.
+ *
+ * Order of opening (open_trainer), so that a run that cannot work fails early and changes nothing:
+ *
+ *     check and lock output_dir    no other run writes there; inputs do not lie there
+ *     choose_start                 which checkpoint, with which changed keys
+ *     open_parts                   data and model; the longest part
+ *     plan                         memory is computed, not yet allocated
+ *     output_dir                   made; leftovers removed; an earlier run's output moved away
+ *     samples before training      use the memory that training takes next
+ *     begin_run                    memory, adapter, optimiser, state of the checkpoint */
 #include <math.h>
 #include <unistd.h>
 
@@ -13,7 +23,7 @@
 
 void nbl__trainer_phase(nbl__trainer *t, int64_t part, int64_t parts, const char *what)
 {
-    nbl__progress_begin(t->ctx, 0); /* what was counted before is over */
+    nbl__progress_begin(t->ctx, 0); /* ends the progress of the phase before */
     if (t->options == NULL || t->options->event == NULL) return;
     nbl_train_event event = {.kind = NBL_TRAIN_PHASE,
                              .step = t->state.step,
@@ -27,7 +37,8 @@ void nbl__trainer_phase(nbl__trainer *t, int64_t part, int64_t parts, const char
 
 /* ---- the model ---- */
 
-/* What is packed already stays as it is, whatever the configuration would have chosen. */
+/* *packed: the base model's weights are quantised on disk. Such weights are used as they are.
+ * Fails if the configuration asks for full training or for another number of bits. */
 static nbl_status check_packed(nbl__trainer *t, bool *packed)
 {
     const nbl__run_config *c = t->config;
@@ -46,6 +57,10 @@ static nbl_status check_packed(nbl__trainer *t, bool *packed)
     return NBL_OK;
 }
 
+/* Opens base_model with the adapter in folder `adapter` (NULL: a new one, or none in full
+ * training). The model is opened first to learn its formats. With load_in_4bit or load_in_8bit
+ * it is opened again, to be quantised while it is read, unless its weights are quantised
+ * already. */
 static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_only)
 {
     const nbl__run_config *c = t->config;
@@ -67,6 +82,7 @@ static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_onl
     return nbl__new_adapter(t->model, c);
 }
 
+/* True if the configuration's target modules are those of the adapter, in any order. */
 static bool same_targets(const nbl__run_config *c, const nbl__peft_choice *has)
 {
     if (c->target_regex) return has->regex && strcmp(c->target_regex, has->regex) == 0;
@@ -80,7 +96,8 @@ static bool same_targets(const nbl__run_config *c, const nbl__peft_choice *has)
     return true;
 }
 
-/* The adapter of lora_model_dir is trained as it is: keys that say otherwise are named, on one line. */
+/* The adapter of lora_model_dir keeps its own settings. Warns once, with a list of all keys of the
+ * configuration that differ and have no effect. */
 static nbl_status tell_ignored(const nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
@@ -109,8 +126,9 @@ static nbl_status tell_ignored(const nbl__trainer *t)
 
 /* ---- the plan ---- */
 
-/* How the step is planned: within `memory`, or what the machine has, less a tenth for what comes and goes. Asked before
- * weights are loaded, so that `plan` says what a run does. */
+/* The request for the plan. memory: a limit in bytes, 0: none. available: 9/10 of the free
+ * memory; a tenth stays for temporary allocations. To be called before weights are loaded, so
+ * that `nibble plan` and `nibble train` see the same free memory. */
 static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, uint64_t memory)
 {
     return (nbl__plan_request){.train = true,
@@ -120,7 +138,8 @@ static nbl__plan_request request_of(nbl_context *ctx, const nbl__run_config *c, 
                                .min = c->gradient_checkpointing ? NBL_RECOMPUTE_LAYERS : NBL_RECOMPUTE_NONE};
 }
 
-/* Data and model. `tokens`, `sequences`: of the largest micro-batch; told, or 0. */
+/* Opens data and model. *tokens, *sequences: size of the largest micro-batch. If *tokens is 0,
+ * both are measured from the data. If the caller gives them, no data is read. */
 static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_only, int64_t *tokens,
                              int64_t *sequences)
 {
@@ -162,9 +181,10 @@ nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int6
     return status;
 }
 
-/* ---- what a step needs beside the plan ---- */
+/* ---- memory of a step outside the plan ---- */
 
-/* A window ends with its epoch: it never holds more micro-batches than there are examples. */
+/* Allocates a window for the largest case. A window never spans two epochs, so it never holds more
+ * micro-batches than there are examples. losses follow clipping in the same host memory. */
 static nbl_status open_window(nbl__trainer *t, nbl__window *w)
 {
     int64_t accumulation = nbl__min_i64(t->config->gradient_accumulation_steps,
@@ -183,6 +203,7 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w)
                                                                                          : NBL_ERROR_MEMORY;
 }
 
+/* Lists all dropouts of the plan with a rate above 0. */
 static nbl_status find_sites(nbl__trainer *t)
 {
     const nbl__plan *plan = &t->session.plan;
@@ -201,7 +222,9 @@ static nbl_status find_sites(nbl__trainer *t)
     return NBL_OK;
 }
 
-/* How long the run is: told, or by epochs of as many steps as the first one has. */
+/* Computes the length of the run in steps: max_steps, or num_epochs times the steps of the first
+ * epoch. With packing other epochs may have slightly more or fewer steps. Also makes the
+ * validation epoch. */
 static nbl_status count_steps(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
@@ -218,9 +241,11 @@ static nbl_status count_steps(nbl__trainer *t)
     return NBL_OK;
 }
 
-/* ---- beginning, or going on ---- */
+/* ---- new run or resumed run ---- */
 
-/* The checkpoint to go on from, or NULL: the run begins anew. */
+/* *folder: the checkpoint to resume from; NULL: the run begins anew. A checkpoint that
+ * resume_from_checkpoint names must be whole; with --resume or auto_resume the newest whole one
+ * is used. */
 static nbl_status choose_checkpoint(nbl__arena *arena, const nbl__run_config *c, bool resume,
                                     const char **folder)
 {
@@ -229,7 +254,7 @@ static nbl_status choose_checkpoint(nbl__arena *arena, const nbl__run_config *c,
     return resume || c->auto_resume ? nbl__checkpoint_latest(arena, c->output_dir, folder) : NBL_OK;
 }
 
-/* Which model and adapter the run begins with. */
+/* Computes the fingerprints of base model and start adapter. A checkpoint records them. */
 static nbl_status fingerprint(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
@@ -238,7 +263,8 @@ static nbl_status fingerprint(nbl__trainer *t)
     return c->lora_model_dir ? nbl__fingerprint_adapter(t->ctx, c->lora_model_dir, &t->state.start) : NBL_OK;
 }
 
-/* The keys and, as one of them, what computes: other kernels round otherwise. */
+/* Collects the keys that checkpoints record. The machine is recorded as one more key,
+ * "computed_on", because other kernels round differently. */
 static nbl_status collect_values(nbl__trainer *t)
 {
     nbl__run_value machine = {.name = "computed_on", .rule = NBL_RESUME_TELL};
@@ -247,7 +273,8 @@ static nbl_status collect_values(nbl__trainer *t)
     return nbl__run_values_add(&t->arena, &t->values, machine);
 }
 
-/* Before data and model are read: a changed key is told at once. */
+/* Chooses the checkpoint and compares its keys with this run's. Done before data and model are
+ * read, so a changed key is reported at once. */
 static nbl_status choose_start(nbl__trainer *t, const nbl_train_options *options)
 {
     const nbl__run_config *c = t->config;
@@ -276,12 +303,16 @@ nbl__run_parts nbl__trainer_parts(nbl__trainer *t)
                             .unremoved = &t->unremoved};
 }
 
+/* Allocates the plan's memory and brings parameters, optimiser, records and state to where the run
+ * begins or resumes. */
 static nbl_status begin_run(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
     nbl__trainer_phase(t, 0, 0, "preparing the first step");
     NBL_TRY(count_steps(t));
-    if (t->samples.count) nbl__upload_free(t->model); /* what training keeps decoded would be there twice */
+    /* Sampling has uploaded the weights as generation uses them. Training may keep them dequantized
+     * instead. Without this call both forms would be on the device. */
+    if (t->samples.count) nbl__upload_free(t->model);
     NBL_TRY(nbl__session_bind(&t->session));
     if (t->model->peft && nbl__peft_is_new(t->model->peft)) NBL_TRY(nbl__init_adapter(&t->session, c->seed));
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
@@ -299,7 +330,7 @@ static nbl_status begin_run(nbl__trainer *t)
         NBL_TRY(nbl__checkpoint_load(&parts, t->resumed));
         NBL_TRY(nbl__best_resume(t->ctx, c, t->resumed, &t->state));
     }
-    NBL_TRY(nbl__plan_prepare(&t->session.plan)); /* of the adapter as it is now */
+    NBL_TRY(nbl__plan_prepare(&t->session.plan)); /* the parameters have just been set */
     NBL_TRY(nbl__epoch_make(t->data, t->state.epoch, false, &t->epoch));
     NBL_CHECK(t->ctx, !t->resumed || t->state.batches == t->epoch.batch_count, NBL_ERROR_FORMAT,
               "%s: its epoch has %" PRId64 " micro-batches, this run's %" PRId64
@@ -316,6 +347,8 @@ static nbl_status begin_run(nbl__trainer *t)
     return NBL_OK;
 }
 
+/* Opens a zeroed trainer in the order of the file head. The folder may not exist before it is
+ * made; then it is locked only afterwards. */
 static nbl_status open_trainer(nbl__trainer *t, const nbl_train_options *options)
 {
     const nbl__run_config *c = t->config;
@@ -347,10 +380,12 @@ nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
     return status;
 }
 
+/* Frees optimiser, session and model. The session is closed before the host memory of the
+ * windows is freed: closing waits until the device no longer writes there. */
 static void release(nbl__trainer *t)
 {
     nbl__optimizer_close(&t->optimizer);
-    if (t->session.model) nbl__session_close(&t->session); /* a device has written what it was to write now */
+    if (t->session.model) nbl__session_close(&t->session);
     for (int i = 0; i < 2; i++) {
         nbl__memory_free_host(t->ctx, t->windows[i].clipping, t->windows[i].result_bytes);
         t->windows[i].clipping = NULL;

@@ -1,13 +1,16 @@
-/* train_report.c - samples before and after, and what the report tells of a trainer. See trainer.h and samples.h. */
+/* train_report.c - samples before and after training, and the report's description of a run. See
+ * trainer.h and samples.h. */
 #include <errno.h>
 #include <unistd.h>
 
 #include "device/device_memory.h"
 #include "train/trainer.h"
 
+/* Samples by default: three for models up to cheap_parameters, none for larger ones. */
 enum { USUAL_SAMPLES = 3 };
 static const int64_t cheap_parameters = 1000000000;
 
+/* Parameters of the base model, trained or not. */
 static int64_t count_parameters(const nbl_model *m)
 {
     int64_t count = 0;
@@ -27,7 +30,8 @@ static const char *samples_path(nbl__arena *arena, const nbl__run_config *config
     return nbl__arena_printf(arena, "%s/samples.json", config->output_dir);
 }
 
-/* A new adapter changes nothing yet, and has no values either. */
+/* Samples of the model before training. A new adapter is detached for that: its tensors have no
+ * memory yet, and B = 0 would change nothing. */
 static nbl_status write_before(nbl__trainer *t)
 {
     nbl__peft *peft = t->model->peft;
@@ -44,7 +48,7 @@ nbl_status nbl__trainer_sample_before(nbl__trainer *t, int samples)
     bool cheap = count_parameters(t->model) <= cheap_parameters;
     const char *path = samples_path(&t->arena, t->config);
     if (path == NULL) return NBL_ERROR_MEMORY;
-    /* What a run that left no checkpoint has sampled is not this one's. */
+    /* A run that begins anew removes samples.json: it belongs to an earlier run. */
     if (t->resumed == NULL && unlink(path) != 0 && errno != ENOENT)
         return nbl__fail_errno(t->ctx, errno, "%s: cannot be removed", path);
     if (!t->config->report) return NBL_OK;
@@ -70,12 +74,15 @@ nbl_status nbl__trainer_sample_after(nbl__trainer *t)
     nbl_status status = nbl__trainer_reopen(t);
     if (status == NBL_OK) status = nbl__samples_write(s, t->model, true);
     if (status == NBL_ERROR_MEMORY) return status;
-    if (status != NBL_OK) nbl__samples_fail(s, nbl_error_message(t->ctx)); /* the run itself is complete */
+    if (status != NBL_OK)
+        nbl__samples_fail(s, nbl_error_message(t->ctx)); /* the result is complete: no error */
     return nbl__samples_put(s, path);
 }
 
 /* ---- the report ---- */
 
+/* The storage of the weights for the report: the format of the first quantised weight, else the
+ * dtype. */
 static const char *storage_of(const nbl_model *m, nbl_dtype stored)
 {
     for (int64_t i = 0; i < m->weight_count; i++)

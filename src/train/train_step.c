@@ -1,13 +1,23 @@
-/* train_step.c - one optimiser step. See trainer.h.
+/* train_step.c - one optimiser step, and evaluation. See trainer.h.
  *
- * The loss is the sum over all trained tokens of the window divided by their number, so that it does not depend
- * on how the window is cut into micro-batches. Gradients add up in f32 in the order of the micro-batches. In f16
- * the gradient of the loss is scaled by a power of two; a window whose gradients overflow is run again with half
- * of it.
+ * Loss. loss = Σ over all trained tokens of the window / number of trained tokens. So the loss does
+ * not depend on how the window is cut into micro-batches. Each micro-batch divides by the window's
+ * number; the losses of the micro-batches are then summed. Gradients add up in f32, in the order of
+ * the micro-batches.
  *
- * On a device nothing of a step waits for the host: the norm and what it clips stay there, and while the losses are
- * awaited the first micro-batch of the next step is already enqueued. That changes gradients and activations, but
- * nothing that is saved; only when nobody asks to stop does the step it belongs to begin. */
+ * Loss scale (f16 only). The gradient of the loss is multiplied with loss_scale, a power of two,
+ * and AdamW divides it out again. If a gradient overflows, the scale is halved and the window runs
+ * again. After STEPS_TO_GROW good steps the scale is doubled.
+ *
+ * Overlap (devices only). A step is enqueued without waiting for the host: norm and clipping factor
+ * stay on the device. While the host waits for the losses of step n, the device already runs the
+ * first micro-batch of step n + 1:
+ *
+ *     host    enqueue n | enqueue 1st of n+1 | wait for n, read losses | enqueue the rest of n+1
+ *     device  ........ n: batches, norm, AdamW ....... | n+1: 1st batch | ...
+ *
+ * The first micro-batch overwrites gradients and activations, which no checkpoint contains. So
+ * the run can still be saved and ended after step n. */
 #include <math.h>
 #include <stdio.h>
 
@@ -18,10 +28,12 @@
 #include "train/schedule.h"
 #include "train/trainer.h"
 
-enum { STEPS_TO_GROW = 2000 };
+enum { STEPS_TO_GROW = 2000 }; /* as torch.amp.GradScaler's growth_interval */
 
 /* ---- the window ---- */
 
+/* Appends example `index` to the window. *at: tokens so far; *sequence: sequences so far. Label
+ * 0 of an example never counts: the label of position i is predicted from position i - 1. */
 static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, int64_t *at, int64_t *sequence)
 {
     nbl__example example;
@@ -39,7 +51,7 @@ static nbl_status add_example(nbl__trainer *t, nbl__window *w, int64_t index, in
     return NBL_OK;
 }
 
-/* The next micro-batches of an epoch, at most `most`, from `batch` on. */
+/* Fills the window with micro-batches of an epoch: at most `max`, starting with index `batch`. */
 static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch *epoch, int64_t batch,
                               int64_t max)
 {
@@ -58,6 +70,8 @@ static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch 
 
 /* ---- running ---- */
 
+/* Writes rate and seed of every dropout: see nbl__dropout_site. `training` false: all rates are
+ * 0. The plan is told, because a captured graph holds the old arguments. */
 static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool training)
 {
     for (int64_t i = 0; i < t->site_count; i++) {
@@ -69,6 +83,7 @@ static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool trai
     if (t->site_count > 0) nbl__plan_touch(&t->session.plan);
 }
 
+/* Writes the number that cross entropy divides its sum by. The plan is told only of a change. */
 static void set_denominator(nbl__trainer *t, int64_t trained)
 {
     for (int i = 0; i < t->session.plan.step_count; i++) {
@@ -82,13 +97,15 @@ static void set_denominator(nbl__trainer *t, int64_t trained)
     }
 }
 
+/* Writes micro-batch b's ids and labels to the inputs of the session. */
 static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
     int64_t first = w->starts[b];
     return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
 }
 
-/* Micro-batch b of a window becomes what the next run works on. */
+/* Prepares the session for a training run over micro-batch b: dropout, denominator, inputs, loss
+ * scale. */
 static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
     set_dropout(t, w->epoch, w->batch + b, true);
@@ -98,7 +115,8 @@ static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
     return NBL_OK;
 }
 
-/* Forward and backward over the window's next micro-batch; gradients are cleared before the first. */
+/* Enqueues forward and backward of the window's next micro-batch, and the copy of its loss to
+ * the host. Clears the gradients before the window's first micro-batch. */
 static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
 {
     nbl__plan *plan = &t->session.plan;
@@ -111,8 +129,9 @@ static nbl_status enqueue_batch(nbl__trainer *t, nbl__window *w)
     return NBL_OK;
 }
 
-/* Says where the first value that is not finite comes from in micro-batch b. The parameters are still those it ran
- * with, unless all gradients were finite. */
+/* Runs micro-batch b again and fails with the name of the first node whose output is non-finite.
+ * The rerun normally sees the parameters of the first run: AdamW changes nothing when a gradient
+ * is non-finite. If all gradients were finite, the parameters have changed since. */
 static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
     const nbl__node *node;
@@ -127,6 +146,7 @@ static nbl_status blame(nbl__trainer *t, const nbl__window *w, int64_t b)
                      "a weight of that layer may be infinite or NaN, or the learning rate too high");
 }
 
+/* The loss of the window: the sum of its micro-batches' losses. */
 static nbl_status add_losses(nbl__trainer *t, const nbl__window *w, double *loss)
 {
     *loss = 0;
@@ -137,7 +157,8 @@ static nbl_status add_losses(nbl__trainer *t, const nbl__window *w, double *loss
     return NBL_OK;
 }
 
-/* At the end of an epoch the next one is made. */
+/* Fills `w` with the window that starts at micro-batch `batch` of `epoch`. If that epoch is
+ * exhausted, makes the next one (next_epoch) and starts there: a window never spans two epochs. */
 static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, int64_t batch)
 {
     const nbl__epoch *from = &t->epoch;
@@ -151,7 +172,8 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w, int64_t epoch, in
     return fill_window(t, w, from, batch, t->config->gradient_accumulation_steps);
 }
 
-/* The window of this step: the one that has begun, or a new one. */
+/* Sets t->window to the window of this step: the one that has begun, or a new one. When the window
+ * belongs to the next epoch, that epoch becomes the current one. */
 static nbl_status take_window(nbl__trainer *t)
 {
     if (t->begun) t->window = &t->windows[t->window == t->windows];
@@ -167,7 +189,8 @@ static nbl_status take_window(nbl__trainer *t)
     return NBL_OK;
 }
 
-/* Begins the next step. What fails here fails again, and is told of, when it is that step's turn. */
+/* Starts the first micro-batch of the next step. Errors are ignored here. The same calls run
+ * again, and report, when that step starts. */
 static void begin_next(nbl__trainer *t)
 {
     const nbl__window *w = t->window;
@@ -176,7 +199,8 @@ static void begin_next(nbl__trainer *t)
                enqueue_batch(t, next) == NBL_OK;
 }
 
-/* Everything that the device does in this step, and on the CPU the step itself. */
+/* Enqueues everything that remains of this step: micro-batches, norm, AdamW, and what depends on
+ * parameters. On the CPU this runs the step. */
 static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
 {
     nbl__window *w = t->window;
@@ -192,7 +216,8 @@ static nbl_status enqueue_step(nbl__trainer *t, nbl__step_result *result)
     return nbl__memory_event_record(t->ctx, &w->done);
 }
 
-/* A step whose gradients are not finite has changed nothing: in f16 it is run again, with less of a scale. */
+/* Runs the step and reads its results. A step with a non-finite gradient has changed no
+ * parameter. In f16 it is repeated with half the loss scale, down to NBL_MIN_LOSS_SCALE. */
 static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
 {
     nbl__window *w = t->window;
@@ -213,6 +238,7 @@ static nbl_status run_step(nbl__trainer *t, bool ahead, nbl__step_result *result
     return NBL_OK;
 }
 
+/* Doubles the loss scale of f16 after STEPS_TO_GROW steps without overflow. */
 static void grow_scale(nbl__trainer *t)
 {
     if (t->model->dtype != NBL_DTYPE_F16 || ++t->state.good_steps < STEPS_TO_GROW) return;
@@ -222,7 +248,8 @@ static void grow_scale(nbl__trainer *t)
 
 nbl_status nbl__trainer_step(nbl__trainer *t, bool ahead, nbl__step_result *result)
 {
-    /* On the CPU there is nothing to be done meanwhile; in f16 this step may have to be run again. */
+    /* On the CPU nothing overlaps. In f16 this step may have to be repeated, which needs its
+     * gradients. */
     ahead = ahead && nbl__cuda_of(t->ctx) && t->model->dtype != NBL_DTYPE_F16;
     NBL_TRY(take_window(t));
     result->learning_rate = t->config->learning_rate *
@@ -241,7 +268,7 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
     double sum = 0;
     int64_t trained = 0;
     set_dropout(t, 0, 0, false);
-    set_denominator(t, 1); /* sums */
+    set_denominator(t, 1); /* the loss of a batch is then its sum; it is divided once, at the end */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
         nbl__trainer_phase(t, b, t->validation.batch_count, "evaluating");
         NBL_TRY(nbl__progress_poll(t->ctx, "evaluating"));

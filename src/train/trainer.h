@@ -1,11 +1,16 @@
-/* trainer.h - a run while it trains.
+/* trainer.h - the state of one training run, from its opening to its result.
  *
- *   train_open.c   data, model, adapter, plan, optimiser; going on from a checkpoint
- *   train_report.c samples before and after; the report
- *   train_step.c   one optimiser step: a window of micro-batches, forward and backward, clipping, AdamW
+ *   train_open.c   opens data, model, adapter, plan and optimiser; resumes from a checkpoint
+ *   train_report.c samples before and after training; the report's description of the run
+ *   train_step.c   one optimiser step: micro-batches, forward, backward, clipping, AdamW
  *   train.c        the loop: steps, records, evaluations, checkpoints, the result
  *
- * Everything is planned before the first step; a step allocates nothing but what reading the next rows needs. */
+ * Terms. A micro-batch is one forward and backward pass. A window is the micro-batches of one
+ * optimiser step: gradient_accumulation_steps of them, fewer at the end of an epoch.
+ *
+ * Memory: weights, activations, gradients and moments are planned and allocated before the first
+ * step. A step allocates only what reading the next rows and ordering the next epoch need.
+ * Threads: one thread uses a trainer. Kernels run on the context's threads or on its device. */
 #ifndef NBL_TRAINER_H
 #define NBL_TRAINER_H
 
@@ -13,90 +18,109 @@
 #include "data/data.h"
 #include "report/report.h"
 
-/* A place where dropout is drawn: its attributes in the arguments of a planned step. */
+/* One dropout of the plan: pointers into the arguments of its planned step. Before each micro-batch
+ *     *seed = hash(run seed, epoch, micro-batch, layer) + mask
+ * is written. The seed depends on the layer, not on the index of the planned step. So every device
+ * and every plan, with recomputed layers or without, draws the same dropout. */
 typedef struct nbl__dropout_site {
-    float *rate, trained_rate;
+    float *rate, trained_rate; /* *rate is 0 in evaluations, else trained_rate */
     uint64_t *seed;
-    uint64_t mask; /* of its layer, which is added to the layer's seed: */
-    int64_t layer; /* every device and every plan, recomputing or not, draws the same */
+    uint64_t mask; /* *seed as the graph made it; tells the dropouts of one layer apart */
+    int64_t layer;
 } nbl__dropout_site;
 
-/* The examples of one optimiser step. */
+/* The examples of one optimiser step, and what the device reports of the step. ids and labels hold
+ * the sequences of all micro-batches one after the other; micro-batch b is
+ * sequences[starts[b]] .. sequences[starts[b + 1] - 1]. All arrays belong to the trainer's arena,
+ * except losses and clipping, which are one piece of host memory that a device can write. */
 typedef struct nbl__window {
-    int32_t *ids, *labels;        /* [room] */
-    nbl_ids *sequences, *targets; /* [most sequences], into ids and labels */
+    int32_t *ids, *labels;        /* [room] tokens */
+    nbl_ids *sequences, *targets; /* [max_sequences], pointing into ids and labels */
     int64_t room, max_sequences;
-    int64_t *starts;      /* [accumulation + 1] sequences of each micro-batch */
-    int64_t epoch, batch; /* its first micro-batch's: of the run, and in the epoch */
+    int64_t *starts;      /* [accumulation + 1] index of each micro-batch's first sequence */
+    int64_t epoch, batch; /* of the first micro-batch: its epoch, and its index in that epoch */
+    /* micro-batches in this window, all its tokens, and those whose label counts in the loss */
     int64_t batches, tokens, trained;
-    int64_t enqueued; /* micro-batches: the others are still to be run */
-    float *losses;    /* [accumulation], and */
-    nbl__clipping *clipping;
-    size_t result_bytes; /* of both: the host's memory, which the device writes */
-    int64_t done;        /* when it has (nbl__memory_event_record) */
+    int64_t enqueued;        /* micro-batches handed to the device so far, 0 .. batches */
+    float *losses;           /* [accumulation] loss of each micro-batch, already divided */
+    nbl__clipping *clipping; /* norm of the gradients, before losses in the same memory */
+    size_t result_bytes;     /* of clipping and losses together */
+    int64_t done;            /* event: the device has written clipping and losses */
 } nbl__window;
 
 typedef struct nbl__trainer {
     nbl_context *ctx;
     nbl__arena arena;
     const nbl__run_config *config;
-    const nbl_train_options *options; /* who is told; NULL: nobody */
+    const nbl_train_options *options; /* the caller's callback; NULL: no callback */
     nbl__data *data;
     nbl_model *model;
-    nbl_dtype stored; /* of the base model's weights */
+    nbl_dtype stored; /* dtype of the base model's weights on disk */
     nbl__session session;
     nbl__optimizer optimizer;
     nbl__records records;
-    nbl__epoch epoch, next_epoch, validation; /* next_epoch: when the window that has begun is in it */
+    /* next_epoch is filled when a window begins in the epoch after `epoch`. */
+    nbl__epoch epoch, next_epoch, validation;
     nbl__run_state state;
-    nbl__window windows[2], *window; /* of this step, one of the two */
-    bool begun; /* the other one is the next step's, and its first micro-batch is enqueued */
+    nbl__window windows[2], *window; /* window: the one of the two that this step uses */
+    bool begun; /* the other window is the next step's; its first micro-batch is enqueued */
     nbl__dropout_site *sites;
     int64_t site_count;
-    int64_t max_steps, steps_per_epoch, warmup;
-    uint64_t memory_bytes;  /* planned: weights, arenas, moments */
-    const char *resumed;    /* the checkpoint gone on from; or NULL */
-    nbl__run_values values; /* of config, for checkpoints */
-    nbl__name_list history; /* changes of keys in the middle of the run */
-    bool changed;           /* the last of them is made now */
+    int64_t max_steps, steps_per_epoch, warmup; /* in optimiser steps */
+    uint64_t memory_bytes;                      /* planned: weights, arenas, moments */
+    const char *resumed;                        /* folder of the checkpoint resumed from; or NULL */
+    nbl__run_values values;                     /* the keys of config that checkpoints record */
+    nbl__name_list history;                     /* changes of keys at earlier resumes and now */
+    bool changed;                               /* this resume has added to history */
     nbl__unremoved unremoved;
-    int lock; /* on output_dir; -1: none */
+    int lock; /* descriptor that locks output_dir; -1: none */
     nbl__samples samples;
     nbl__report report;
 } nbl__trainer;
 
 typedef struct nbl__step_result {
+    /* loss: mean over the trained tokens of the window; grad_norm: before clipping */
     double loss, grad_norm, learning_rate;
-    int64_t tokens, trained;
+    int64_t tokens, trained; /* all tokens; tokens whose label counts in the loss */
 } nbl__step_result;
 
 /* ---- train_open.c ---- */
 
+/* Opens everything a run needs and stands before its next step. config and options must outlive the
+ * trainer. After an error the trainer is closed. */
 nbl_status nbl__trainer_open(nbl_context *ctx, const nbl__run_config *config,
                              const nbl_train_options *options, nbl__trainer *trainer);
-/* Tells the caller what begins now; `part` of `parts`: batches done, or 0 and 0. */
+/* Sends NBL_TRAIN_PHASE with the text `what`. part of parts: batches done; 0 of 0: not counted. */
 void nbl__trainer_phase(nbl__trainer *trainer, int64_t part, int64_t parts, const char *what);
-/* What a checkpoint is made of, and goes back into. */
+/* The parts of the trainer that a checkpoint saves and restores. Everything in it is borrowed. */
 nbl__run_parts nbl__trainer_parts(nbl__trainer *trainer);
-/* Gives back all memory of training, then opens what the run has written: the model can only generate now. */
+/* Frees session, optimiser and model, then opens the result in output_dir as trainer->model. That
+ * model can generate; it cannot be trained further. */
 nbl_status nbl__trainer_reopen(nbl__trainer *trainer);
+/* Frees everything and unlocks output_dir. Does nothing on a closed trainer. */
 void nbl__trainer_close(nbl__trainer *trainer);
 
 /* ---- train_report.c ---- */
 
-/* Samples before the first step; the session is planned, but has no memory yet. */
+/* Generates samples before the first step. `samples` as in nbl_train_options. To be called between
+ * planning and binding: the session has no memory yet, so generation can use it. */
 nbl_status nbl__trainer_sample_before(nbl__trainer *trainer, int samples);
-/* Samples of what the run has published; ends training. */
+/* Generates samples of the published result. Ends training: see nbl__trainer_reopen. An error in
+ * sampling is recorded in the samples; only lack of memory and of disk is returned. */
 nbl_status nbl__trainer_sample_after(nbl__trainer *trainer);
-/* What the report tells of the plan, while there is one. */
+/* Fills trainer->report from the plan. To be called while the session is open. */
 void nbl__trainer_describe(nbl__trainer *trainer);
 
 /* ---- train_step.c ---- */
 
-/* `ahead`: another step follows at once. On a device it is begun while this one is still worked on, as far as that
- * changes no parameter: the run can still end after this one. */
+/* Runs one optimiser step. `ahead`: another step follows without evaluation or checkpoint between.
+ * Then a device may start forward and backward of the next step's first micro-batch before this
+ * step's results are read. Parameters do not change by that, so the run can still end here.
+ * A non-finite loss is NBL_ERROR_FORMAT and names the layer; a non-finite gradient is an error too,
+ * except in f16, where the loss scale is halved and the step repeated. */
 nbl_status nbl__trainer_step(nbl__trainer *trainer, bool ahead, nbl__step_result *result);
-/* The loss of the examples held back. */
+/* The mean loss per trained token over the validation examples; 0 if no token is trained.
+ * Overwrites the examples in trainer->window. Must not follow a step with `ahead`. */
 nbl_status nbl__trainer_evaluate(nbl__trainer *trainer, double *loss);
 
 #endif
