@@ -1,4 +1,4 @@
-/* dora_norm.c - the families' table entry of dora_norm: checks, outputs, slots, attributes. */
+/* dora_norm.c - the family dora_norm: checks, outputs, slots, attributes. */
 #include "ops/linear/dora_norm.h"
 
 #include <math.h>

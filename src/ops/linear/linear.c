@@ -1,4 +1,4 @@
-/* linear.c - the families' table entry of linear: checks, outputs, slots, attributes.
+/* linear.c - the family linear: checks, outputs, slots, attributes.
  *
  * The implementations are linear_cpu.c and linear_ref.c; CUDA's are in cuda/. */
 #include "ops/linear/linear.h"

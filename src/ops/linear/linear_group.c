@@ -1,4 +1,4 @@
-/* linear_group.c - the families' table entry of linear_group: checks, outputs, slots, attributes. */
+/* linear_group.c - the family linear_group: checks, outputs, slots, attributes. */
 #include "ops/linear/linear_group.h"
 
 #include "ops/families.h"

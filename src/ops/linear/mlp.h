@@ -11,7 +11,7 @@
  *
  * `keep`: backward needs the outputs of gate and up. Without keep it recomputes
  * them. With keep forward saves them in gate_out and up_out: 8·inner bytes per
- * token for a fifth of backward's products. The saved values are the same f32, so
+ * token, for two of backward's five large products. The saved values are the same f32, so
  * that the results are the same bits.
  *
  * gate holds the shared arguments: x, dx, dtype, dropout, seed, first_row,

@@ -30,6 +30,7 @@ static void drop_scalar(uint64_t seed, float dropout, int64_t index, int64_t cou
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+/* Eight products of 32 by 32 bits, as low and high halves. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void multiply_avx2(__m256i a, __m256i factor,
                                                                                 __m256i *low, __m256i *high)
 {
@@ -38,7 +39,8 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void multiply_avx2(
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
 }
 
-/* Eight counters from `counter`, none of which carries into the upper word. */
+/* The words of the eight counters from `counter` on, in the order of the elements. No counter may
+ * carry into the upper 32 bits. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void philox_avx2(int64_t counter, uint64_t seed,
                                                                               __m256i out[4])
 {
@@ -82,8 +84,6 @@ NBL_TARGET_AVX2 static int64_t drop_avx2(uint64_t seed, float dropout, int64_t i
             continue;
         }
         __m256i words[4];
-        /* The words of the eight counters from `counter` on, in the order of the elements. No
-         * counter may carry into the upper 32 bits. */
         philox_avx2(counter, seed, words);
 #pragma GCC unroll 4
         for (int w = 0; w < 4; w++) {
