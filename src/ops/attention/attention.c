@@ -1,4 +1,4 @@
-/* attention.c - the rows of attention and attention_decode: checks and outputs. */
+/* attention.c - the families attention and attention_decode: checks, outputs, slots, attributes. */
 #include "ops/attention/attention.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, f
     return NBL_OK;
 }
 
-/* Query heads share key heads evenly. */
+/* Each key head serves the same number of query heads. */
 static nbl_status check_heads(nbl_context *ctx, const char *op, const nbl_tensor *q, const nbl_tensor *k,
                               int64_t key_heads)
 {

@@ -1,4 +1,5 @@
-/* attention_step.c - the row of attention_step: checks, and its reference, which runs the operators it stands for. */
+/* attention_step.c - the family attention_step: checks, slots, and its reference, which runs the
+ * references of rope, kv_write and attention_decode one after the other. */
 #include "ops/attention/attention.h"
 #include "ops/families.h"
 #include "ops/rope/rope.h"
@@ -43,7 +44,7 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
 /* ---- the reference ---- */
 
 typedef struct pieces {
-    nbl_tensor q, k; /* turned */
+    nbl_tensor q, k; /* rotated */
     uint8_t *rest;
     size_t used;
 } pieces;
