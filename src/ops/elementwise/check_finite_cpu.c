@@ -1,5 +1,8 @@
-/* check_finite_cpu.c - the search for NaN and infinities, at the speed of memory: a chunk is looked through
- * with one comparison per vector, and only one that has such a value is counted element by element. */
+/* check_finite_cpu.c - the search for NaN and infinities.
+ *
+ *   for each span (an item):   one comparison per vector; only a span with a non-finite value is counted by element
+ *
+ * Bytes: each element is read once. Limit: memory. */
 #include <stdatomic.h>
 
 #include "ops/common/rows.h"
@@ -16,10 +19,10 @@ typedef struct finite_job {
     nbl_dtype dtype;
     int64_t elements;
     const uint8_t *values;
-    atomic_int_fast64_t first, count; /* a least and a sum: the order of threads does not show */
+    atomic_int_fast64_t first, count; /* a min and a sum: independent of the order of threads */
 } finite_job;
 
-/* The largest magnitude that is finite, as bits without the sign. */
+/* The bits of the largest finite magnitude, without the sign. */
 static uint32_t largest_bits(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F32 ? 0x7f7fffff : dtype == NBL_DTYPE_F16 ? 0x7bff : 0x7f7f;
@@ -39,7 +42,7 @@ static bool finite_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
 
 #if defined(__x86_64__)
 
-/* Whether all of a chunk's whole vectors are finite; *done elements were seen. */
+/* Are all whole vectors of a span finite? *done: how many elements were checked. */
 NBL_TARGET_AVX2 static bool finite_avx2(nbl_dtype dtype, const uint8_t *values, int64_t n, int64_t *done)
 {
     bool wide = dtype == NBL_DTYPE_F32;

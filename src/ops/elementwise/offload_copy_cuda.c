@@ -1,5 +1,8 @@
-/* offload_copy_cuda.c - copies to and from the host beside what the device computes: a stream of their own, which waits for what was
- * enqueued before them and is waited for where it matters. Both can be captured. See ops/elementwise/offload_copy.h. */
+/* offload_copy_cuda.c - offload copies on a device. See ops/elementwise/offload_copy.h.
+ *
+ * Copies run on a stream of their own, beside the computation. A copy waits (by an event) for what
+ * was enqueued before it; a `wait` step makes the computation wait for the copy. Both can be part
+ * of a captured graph. */
 #include "ops/elementwise/offload_copy.h"
 
 #include "device/cuda/cuda.h"

@@ -1,8 +1,10 @@
-/* rope_scaling.c - the frequencies of rotary position embeddings: read from a model's configuration, and
- * computed step by step as transformers' modeling_rope_utils does, in f32 where it does.
+/* rope_scaling.c - the frequencies of rotary position embedding: read from a model's
+ * configuration, and computed in the steps of transformers' modeling_rope_utils, in f32 where that
+ * uses f32.
  *
- * Only the power is not bit for bit theirs, because theirs depends on the machine (Sleef or libm, by the
- * place in the vector): here it is the correctly rounded one, at most a unit or two from theirs. */
+ * All steps but one give the bits of transformers. The exception is the power: theirs depends on
+ * the machine (Sleef or libm, by the index in the vector). Here it is correctly rounded, and
+ * differs from theirs by a unit or two at most. */
 #include <math.h>
 
 #include "ops/rope/rope.h"
@@ -87,7 +89,7 @@ nbl_status nbl__rope_read_scaling(nbl_context *ctx, const nbl__json *object, nbl
     return NBL_OK;
 }
 
-/* ---- what follows from it ---- */
+/* ---- frequencies ---- */
 
 int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim)
 {
@@ -151,7 +153,7 @@ static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
     }
 }
 
-/* The dimension that turns `rotations` times over the original length. */
+/* YaRN: the dimension that makes `rotations` full rotations over the original context length. */
 static double turning_dim(const nbl__rope *r, int64_t dim, double rotations)
 {
     return (double)dim * log(original_length(r) / (rotations * 2 * M_PI)) / (2 * log((double)theta_of(r)));

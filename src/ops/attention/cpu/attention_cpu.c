@@ -34,7 +34,7 @@ static const nbl__attention_tiles *training_tiles_of(const nbl_context *ctx, nbl
     return in_tiles ? &nbl__attention_tiles_amx : tiles_of(ctx);
 }
 #else
-/* Never asked: no such machine has the level that these implementations need. */
+/* Never called: the rows of these implementations need AVX2. */
 static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     (void)ctx;
