@@ -62,8 +62,8 @@ typedef struct nbl__call {
 typedef struct nbl__impl {
     const char *name; /* "rmsnorm_avx2": the operator, then the variant */
     nbl_isa needs;    /* CPU: the lowest instruction set; not used for CUDA rows */
-    const char *(*can)(
-        const void *arguments); /* NULL: it takes all arguments; else returns NULL, or why not */
+    /* Returns NULL if the row takes the arguments, else why not. NULL: it takes all. */
+    const char *(*can)(const void *arguments);
     /* Bytes; NULL: none. The size must not fall as the number of tokens grows,
      * because a plan measures it once, for the largest number of tokens. */
     size_t (*scratch)(const nbl_context *ctx, const void *arguments);
@@ -98,10 +98,9 @@ typedef struct nbl__slot {
     bool kept;           /* backward reads the tensor, so its memory lives until then */
     const char *instead; /* kept only if this slot is not bound; backward reads that slot otherwise */
     const char *also;    /* GRADIENT: a second input that the same gradient belongs to; or NULL */
-    const char
-        /* SAVED: the attribute (a flag) that asks forward to save the tensor.
-         * Without the flag, backward recomputes the value. */
-        *when;
+    /* SAVED: the attribute (a flag) that asks forward to save the tensor. Without the
+     * flag, backward recomputes the value. */
+    const char *when;
 } nbl__slot;
 /* The three usual kinds of slot: plain, read again by backward, and saved on
  * request. */

@@ -64,8 +64,8 @@ typedef struct nbl__attention_step {
     nbl_dtype dtype;     /* of q, k, v and out */
     nbl_tensor q, k, v;  /* [B, Hq, D], [B, Hkv, D] twice; q and k before rope */
     nbl_tensor cos, sin; /* f32 [B, rotary/2] */
-    nbl_tensor keys,
-        values;         /* the caches [B, S, Hkv, D]: f32, f16 or bf16, both the same; written in place */
+    /* the caches [B, S, Hkv, D]: f32, f16 or bf16, both the same; written in place */
+    nbl_tensor keys, values;
     nbl_tensor lengths; /* i32 [B], 1 … S: including the new token */
     nbl_tensor sinks;
     float scale;

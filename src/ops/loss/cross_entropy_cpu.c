@@ -192,9 +192,8 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
     NBL_CUT(&cut, p->sums, backward ? 0 : p->max_rows);
     NBL_CUT(&cut, p->label_logits, backward ? 0 : p->max_rows);
     NBL_CUT(&cut, p->dx, backward || grad_in_forward ? p->max_rows * p->hidden : 0);
-    p->gemm = nbl__cut_bytes(
-        &cut,
-        base ? 0 : gemm_scratch(ctx, p, backward)); /* the last piece: its size matters only for measuring */
+    /* The last piece: its size matters only for measuring. */
+    p->gemm = nbl__cut_bytes(&cut, base ? 0 : gemm_scratch(ctx, p, backward));
     return cut.used;
 }
 
@@ -234,8 +233,8 @@ static void take_group(pass *p)
     const int64_t *t = p->trained + p->first_row;
     size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
     int64_t done = p->first_row % ROWS, block = nbl__min_i64(ROWS, p->count - p->first_row + done);
-    p->rows = nbl__ceil_div(
-        block, nbl__ceil_div(block, p->max_rows)); /* gradient in forward: even parts of backward's groups */
+    /* Gradient in forward: even parts of backward's groups. */
+    p->rows = nbl__ceil_div(block, nbl__ceil_div(block, p->max_rows));
     p->rows = nbl__min_i64(p->rows, block - done);
     p->x = x + (size_t)t[0] * bytes;
     if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* consecutive already */

@@ -32,8 +32,8 @@ typedef nbl_adamw nbl__adamw;
 
 /* The constants of a step, from the arguments above. */
 typedef struct nbl__adamw_factors {
-    double shrink_before,
-        shrink_after;  /* the share that p loses before and after the step: lr · weight_decay, or 0 */
+    /* the share that p loses before and after the step: lr · weight_decay, or 0 */
+    double shrink_before, shrink_after;
     double step_size;  /* lr / (1 - β1^step) */
     double root_scale; /* 1 / √(1 - β2^step) */
 } nbl__adamw_factors;

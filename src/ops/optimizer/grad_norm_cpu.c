@@ -167,8 +167,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     double sum = 0;
     for (int64_t i = 0; i < items; i++) {
         if (blamed < 0 && !isfinite(j.squares[i])) blamed = nbl__tensor_span_tensor(j.first, a->count, i);
-        sum += j.squares
-                   [i]; /* squares of f32 cannot overflow f64: a non-finite sum means a non-finite gradient */
+        /* Squares of f32 cannot overflow f64: a non-finite sum means a non-finite gradient. */
+        sum += j.squares[i];
     }
     double norm = sqrt(sum);
     *(float *)a->norm.data = (float)norm;

@@ -156,11 +156,8 @@ static nbl_status pack_keys(void *argument, int64_t item, int worker)
 static nbl_status forward_item(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
-    int64_t block =
-        s->job.block_count - 1 -
-        item /
-            s->job
-                .heads; /* causal: the last block sees the most keys; starting with it balances the threads */
+    /* Causal: the last block sees the most keys. Starting with it balances the threads. */
+    int64_t block = s->job.block_count - 1 - item / s->job.heads;
     s->tiles->forward(&s->job, block, item % s->job.heads, s->job.worker + worker * s->job.worker_floats);
     return NBL_OK;
 }

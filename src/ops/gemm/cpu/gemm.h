@@ -28,8 +28,8 @@
  * set. */
 typedef struct nbl__mat {
     const nbl_weight *weight; /* [rows, columns] in any format; NULL: dense, in `data` */
-    int64_t
-        first_row;   /* of a weight: the row at which the matrix starts; it may end before the weight does */
+    /* of a weight: the row at which the matrix starts; it may end before the weight does */
+    int64_t first_row;
     nbl_dtype dtype; /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
     const void *data;
     int64_t stride;      /* elements from one row to the next */

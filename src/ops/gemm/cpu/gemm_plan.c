@@ -9,8 +9,8 @@
 
 enum {
     MAX_CHUNK = 8, /* max strips of a chunk */
-    MAX_SPLIT_CHUNK =
-        16, /* the same for split panels, which take longer to read from the third cache than to use */
+    /* The same for split panels, which take longer to read from the third cache than to use. */
+    MAX_SPLIT_CHUNK = 16,
     SLICES_PER_THREAD = 2 /* with fewer items per thread, rows are cut into slices */
 };
 
