@@ -12,6 +12,7 @@ double nbl__attention_scale(float scale, int64_t head_size)
 
 /* ---- what both families share ---- */
 
+/* Ranges of the attributes. */
 static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, float softcap, int64_t window)
 {
     NBL_CHECK(ctx, isfinite(scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op, (double)scale);

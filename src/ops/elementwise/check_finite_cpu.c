@@ -28,6 +28,7 @@ static uint32_t largest_bits(nbl_dtype dtype)
     return dtype == NBL_DTYPE_F32 ? 0x7f7fffff : dtype == NBL_DTYPE_F16 ? 0x7bff : 0x7f7f;
 }
 
+/* Is element i finite? Its bits without the sign are compared as integers. */
 static bool finite_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     uint32_t word;
@@ -60,6 +61,7 @@ NBL_TARGET_AVX2 static bool finite_avx2(nbl_dtype dtype, const uint8_t *values, 
     return _mm256_testz_si256(bad, bad);
 }
 
+/* The same with the largest bits seen, compared once at the end. */
 NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *values, int64_t n, int64_t *done)
 {
     bool wide = dtype == NBL_DTYPE_F32;
@@ -78,6 +80,8 @@ NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *valu
 
 #endif
 
+/* Elements [begin, end). The vectors' answer is only yes or no: after a no the elements are
+ * checked one by one. */
 static void search(finite_job *j, int64_t begin, int64_t end)
 {
     int64_t done = 0, count = 0;
@@ -97,6 +101,7 @@ static void search(finite_job *j, int64_t begin, int64_t end)
     if (count > 0) atomic_fetch_add(&j->count, count);
 }
 
+/* An item: eight chunks. */
 static nbl_status search_item(void *argument, int64_t item, int worker)
 {
     finite_job *j = argument;

@@ -26,8 +26,8 @@ typedef struct nbl__offload_copy {
     int slot;                            /* 0 … NBL_OFFLOAD_SLOTS - 1 */
     nbl_tensor x;                        /* store, wait */
     nbl_tensor y;                        /* load */
-    size_t offset;                       /* bytes into the plan's memory on the host */
-    void *host;                          /* the plan's memory on the host */
+    size_t offset;                       /* bytes from the start of the plan's memory on the host */
+    void *host;                          /* the address of the value on the host */
     const struct nbl__offload_copy *put; /* load: the store of the same value */
 } nbl__offload_copy;
 

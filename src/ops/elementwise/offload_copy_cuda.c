@@ -50,6 +50,8 @@ void nbl__cuda_offload_close(nbl__cuda *cuda)
     cuda->offload = NULL;
 }
 
+/* Enqueues a copy: event `before` makes it wait for the computation so far, and the slot's event
+ * marks its end. */
 static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, size_t bytes,
                        enum cudaMemcpyKind kind)
 {

@@ -23,6 +23,7 @@ typedef struct embedding_job {
     float scale; /* rounded to the dtype */
 } embedding_job;
 
+/* The call, with the scale rounded to the dtype. */
 static embedding_job job_of(const nbl__call *call, const nbl__embedding *a)
 {
     uint32_t word;
@@ -32,6 +33,7 @@ static embedding_job job_of(const nbl__call *call, const nbl__embedding *a)
     return j;
 }
 
+/* Multiplies a row by the scale, and rounds it again. */
 static void scale_row(const embedding_job *j, uint8_t *row, int64_t columns)
 {
     float piece[PIECE];
@@ -44,6 +46,7 @@ static void scale_row(const embedding_job *j, uint8_t *row, int64_t columns)
     }
 }
 
+/* Forward: the rows of ids [begin, end). */
 static void take_rows(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;
@@ -66,7 +69,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
                          take_rows, &j);
 }
 
-/* Columns [begin, end) of all ids. */
+/* Backward: columns [begin, end) of dw, for all ids in order. */
 static void add_columns(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;
@@ -81,6 +84,7 @@ static void add_columns(const void *job, int64_t begin, int64_t end, int64_t ite
                             (float *)j->a->dw.data + ids[t] * columns + begin, n);
 }
 
+/* Backward: zeros rows [begin, end) of dw. */
 static void clear_rows(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;

@@ -134,6 +134,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return nbl__linear_infer_backward(ctx, "linear_backward", "", arguments);
 }
 
+/* The bias is not kept: backward does not read it. */
 static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear, x, "x", INPUT),
     NBL_KEPT(nbl__linear, w, "w", WEIGHT),

@@ -48,6 +48,7 @@ static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_gr
     return NBL_OK;
 }
 
+/* The members' names in messages: "lora_a" + "1". */
 static const char *const parts[NBL_MAX_GROUP] = {"0", "1", "2", "3"};
 
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)

@@ -31,6 +31,7 @@ typedef struct scratch {
     uint8_t *outlier; /* [in]; int8 */
 } scratch;
 
+/* Cuts the scratch; base NULL: measures it. */
 static size_t layout(const nbl__linear *a, bool backward, uint8_t *base, scratch *s)
 {
     sizes z = sizes_of(a);

@@ -141,6 +141,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* Per chunk: recompute gate, up and h; down's backward gives dh; the product rule gives dgate and
+ * dup; then the backward of both, whose dx are summed in f64. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__mlp *a = arguments;

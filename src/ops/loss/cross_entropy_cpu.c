@@ -31,11 +31,11 @@
 #include "ops/loss/cross_entropy.h"
 
 enum {
-    ROWS = 1024,
-    COLUMNS = 1024,
-    ROWS_PER_ITEM = 8,
-    GRAD_IN_FORWARD_BYTES = 64 << 20,
-    GRAD_IN_FORWARD_MIN_ROWS = 64
+    ROWS = 1024,                      /* max tokens of a group */
+    COLUMNS = 1024,                   /* max columns of a span of the vocabulary */
+    ROWS_PER_ITEM = 8,                /* of the work between the products */
+    GRAD_IN_FORWARD_BYTES = 64 << 20, /* of the tiles that forward keeps; more only for */
+    GRAD_IN_FORWARD_MIN_ROWS = 64     /* this many rows */
 };
 
 /* One call, and the tile that it works on. */
@@ -171,6 +171,7 @@ static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backw
     return bytes;
 }
 
+/* Cuts the scratch, and sets the sizes of groups and spans; base NULL: measures it. */
 static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool grad_in_forward,
                      uint8_t *base, pass *p)
 {
@@ -251,6 +252,7 @@ static void take_span(pass *p)
     if (p->grad_in_forward) p->tile += p->first_column / p->max_columns * p->max_rows * p->stride;
 }
 
+/* Runs fn over the group's rows, ROWS_PER_ITEM per item. */
 static nbl_status each_row(pass *p, nbl__team_fn fn)
 {
     return nbl__team_run(p->ctx, nbl__ceil_div(p->rows, ROWS_PER_ITEM), fn, p, NULL);

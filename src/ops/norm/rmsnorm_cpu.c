@@ -30,6 +30,7 @@ static uint8_t *offset(const nbl_tensor *t, size_t bytes)
     return t->data ? (uint8_t *)t->data + bytes : NULL;
 }
 
+/* The row that begins `bytes` bytes into the tensors. */
 static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
 {
     return (rms_row){.x = offset(&a->x, bytes),
@@ -50,6 +51,7 @@ static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
 #include "ops/norm/rmsnorm.inc"
 #undef LANES
 
+/* Cuts the scratch; base NULL: measures it. */
 static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, rms_job *j)
 {
     nbl__cut cut = {base, 0};

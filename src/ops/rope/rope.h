@@ -30,7 +30,8 @@ typedef enum nbl__rope_kind {
 } nbl__rope_kind;
 
 /* What determines the frequencies. A field that is 0 was not given, and has
- * transformers' default. Only theta is required. */
+ * transformers' default. theta is always required; nbl__rope_check() knows what
+ * else a kind requires. */
 typedef struct nbl__rope {
     float theta;
     float rope_theta;                /* from the scaling object; replaces theta if not 0 */

@@ -52,10 +52,11 @@ static const float log2_e = 1.44269504f;
 
 /* ---- memory ---- */
 
+/* One call of attention or its backward. */
 typedef struct run_state {
     nbl__attention_job job;
     const nbl__attention_tiles *tiles;
-    int64_t items_across; /* heads of an item's block */
+    int64_t items_across; /* not used */
 } run_state;
 
 /* The head size padded to whole vectors. */
@@ -145,6 +146,7 @@ static void find_blocks(run_state *s)
 
 /* ---- items ---- */
 
+/* Item of forward 1: one block of keys and values of one key head. */
 static nbl_status pack_keys(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -153,6 +155,7 @@ static nbl_status pack_keys(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Item of forward 2: one block of queries of one head. */
 static nbl_status forward_item(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -162,6 +165,7 @@ static nbl_status forward_item(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Item of backward 1: one block of queries of one head. */
 static nbl_status pack_queries(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -170,6 +174,8 @@ static nbl_status pack_queries(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Item of backward 2: one block of keys of one key head. Items of a sequence must be handed out in
+ * the order of the keys (nbl__attention_await). */
 static nbl_status backward_item(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -221,6 +227,7 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 
 /* ---- decode ---- */
 
+/* One call of attention_decode. */
 typedef struct decode_state {
     const nbl__attention_decode *a;
     const nbl__attention_tiles *tiles;
