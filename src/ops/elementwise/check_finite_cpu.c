@@ -1,6 +1,7 @@
 /* check_finite_cpu.c - the search for NaN and infinities.
  *
- *   for each span (an item):   one comparison per vector; only a span with a non-finite value is counted by element
+ *   for each chunk:   one comparison per vector; only a chunk with a non-finite value is searched
+ *                     element by element
  *
  * Bytes: each element is read once. Limit: memory. */
 #include <stdatomic.h>

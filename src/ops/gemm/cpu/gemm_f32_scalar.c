@@ -33,7 +33,8 @@ const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
 {
 #if defined(__x86_64__)
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX) return &nbl__gemm_bf16_32x32_amx;
-    /* vdpbf16ps does twice the products of an f32 fma. AMD runs it at the fma's rate, Intel once in two cycles. */
+    /* vdpbf16ps does twice the products of an f32 fma. AMD runs it at the fma's rate, Intel once in
+     * two cycles. */
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AVX512BF16 && __builtin_cpu_is("amd"))
         return &nbl__gemm_bf16_14x32_avx512bf16;
     /* Up to 32 rows, splitting B into three parts costs more than AMX saves. */

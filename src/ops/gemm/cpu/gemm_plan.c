@@ -193,7 +193,8 @@ void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, i
         *q = (product_plan){.product = p, .terms = next};
         for (int t = 0; t < p->term_count; t++, next++) {
             next->way = way_of(p, &p->terms[t]);
-            /* Measuring: assume panels. `pick` is set only when the call runs (LLM.int8), and rules gemv out. */
+            /* Measuring: assume panels. `pick` is set only when the call runs (LLM.int8), and rules
+             * gemv out. */
             if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }

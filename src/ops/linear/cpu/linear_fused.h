@@ -13,8 +13,8 @@
  *              dW_i = dy'_iᵀ·x                                     with train_w
  *
  * Both stages are one call of gemm: x (backward: dy) is packed once for all
- * products. t is recomputed in backward where dB or the magnitude's gradient is
- * wanted, because it costs less than keeping it.
+ * products. Forward does not keep t: backward recomputes it where dB or the
+ * magnitude's gradient is wanted.
  *
  * DoRA: dy' is formed only for dx and dW, for NBL_LINEAR_FUSED_CHUNK tokens at a
  * time; dx is then a call per chunk. Elsewhere the factor is applied to a small
@@ -53,7 +53,6 @@ nbl_status nbl__dora_weight_norm(nbl_context *ctx, const nbl__linear *a, float *
 /* ---- between linear_fused.c and linear_fused_backward.c ---- */
 
 /* One layer of a call. */
-
 typedef struct nbl__linear_part {
     const nbl__linear *a;
     int64_t out, rank;
