@@ -26,6 +26,7 @@ NBL_TARGET_AVX2 NBL_INLINE float sum_of(__m256 v)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+/* tile[i, n] += alpha · factor · (sum of sums[i]), for the rows that exist. */
 NBL_TARGET_AVX2 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n, const __m256 *sums,
                                             float factor)
 {
@@ -180,7 +181,7 @@ NBL_TARGET_AVX2 static void transpose_bf16(const float *from, float *to)
 /* Independent sums per row, so that additions do not wait for each other. */
 #define CHAINS(rows) ((rows) == 1 ? 4 : (rows) == 8 ? 1 : 2)
 
-/* A unit of one scale: one or two times 32 weights. */
+/* One unit, 32 or 64 weights with one scale, times all rows of A. */
 NBL_TARGET_AVX2 NBL_INLINE void unit_fourbit(nbl_dtype dtype, int rows, bool fine, const tables *fixed,
                                              entries e, float scale, __m256i shift, const uint8_t *codes,
                                              const float *a, __m256 *sums)

@@ -51,6 +51,7 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
     return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
 }
 
+/* tile[i, n] += alpha · factor · (sum of sums[i]), for the rows that exist. */
 NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
                                               const __m512 *sums, float factor)
 {
