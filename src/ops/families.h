@@ -1,4 +1,8 @@
-/* families.h - the one list of operator families; the table, the tool and the tests expand from it. */
+/* families.h - the list of operator families.
+ *
+ * The table in ops.c, the tests and the tools expand from this one list. A new
+ * family needs one line here and one definition of nbl__NAME_family (ops.h). The
+ * order is the order of nbl__family_at(). */
 #ifndef NBL_FAMILIES_H
 #define NBL_FAMILIES_H
 

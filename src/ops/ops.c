@@ -1,4 +1,4 @@
-/* ops.c - the table of operators, dispatch, and the checks that operators share. See ops.h. */
+/* ops.c - the table of families, dispatch, and the checks that operators share. See ops.h. */
 #include "ops/ops.h"
 
 #include "device/cuda/cuda.h"
@@ -46,7 +46,8 @@ void nbl__attrs_reset(const nbl__family *family, void *arguments)
 
 /* ---- dispatch ---- */
 
-/* Where the context runs decides which implementations there are. */
+/* The operator's rows: the CPU's, or CUDA's for a context with a device. No CUDA rows is an empty
+ * list. */
 static const nbl__impl *const *impls_of(const nbl_context *ctx, const nbl__op *op)
 {
     static const nbl__impl *const none[] = {NULL};
@@ -55,13 +56,14 @@ static const nbl__impl *const *impls_of(const nbl_context *ctx, const nbl__op *o
     return impls ? impls : none;
 }
 
+/* Why a row cannot run these arguments here; NULL: it can. CUDA rows check the device in `can`. */
 static const char *decline(nbl_context *ctx, const nbl__impl *impl, const void *arguments)
 {
     if (nbl__cuda_of(ctx) == NULL && impl->needs > nbl__isa(ctx)) return nbl__isa_name(impl->needs);
     return impl->can ? impl->can(arguments) : NULL;
 }
 
-/* "rmsnorm_avx2" is meant by its name and, for the operator rmsnorm, by "avx2". */
+/* Does `force` name this row? Both "rmsnorm_avx2" and, for the operator rmsnorm, "avx2" do. */
 static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force)
 {
     size_t n = strlen(op->name);
@@ -70,7 +72,8 @@ static bool is_meant(const nbl__op *op, const nbl__impl *impl, const char *force
            strcmp(impl->name + n + 1, force) == 0;
 }
 
-/* NIBBLE_IMPL concerns the operators that have such an implementation, and leaves the others alone. */
+/* NIBBLE_IMPL applies to operators that have a row of that name. It is ignored for all others, so
+ * that one value can force a row of a whole run. */
 static const char *forced_by_environment(const nbl_context *ctx, const nbl__op *op)
 {
     const char *force = nbl__forced_impl(ctx);
@@ -115,6 +118,7 @@ nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__im
               op->name, scratch_bytes, impl->name, needed);
     NBL_CHECK(ctx, (uintptr_t)scratch % 64 == 0, NBL_ERROR_ARGUMENT, "%s: scratch is not aligned to 64 bytes",
               op->name);
+    /* In debug mode every kernel is waited for, so that an error names the kernel that caused it. */
     nbl__call call = {ctx, op->name, scratch, scratch_bytes, nbl__cuda_of(ctx), around};
     NBL_TRY(impl->run(&call, arguments));
     return call.cuda && call.cuda->debugs ? nbl__cuda_wait(call.cuda, impl->name) : NBL_OK;

@@ -1,19 +1,30 @@
-/* ops.h - operators: one table row each, checked once, dispatched by what the machine can do.
+/* ops.h - operators: how one is described, checked, chosen and run.
  *
- * A family is a struct of arguments (in its own header) and a description of it:
+ * A family is a struct of arguments, declared in the family's own header, and a
+ * table that describes it:
  *
- *     slots     its tensors: name, place in the struct, role. The tool that runs files, the tests, the
- *               documentation's tables and the graph all read them, so an operator is declared once.
- *     attrs     its other fields, with type and default.
- *     forward, backward   two operators over the same struct:
- *         infer   checks dtypes and shapes and fills in those of the outputs. It reads no data, so that a
- *                 graph can plan without any, and a backend's pointers need not be readable here.
- *         impls   implementations, best first, ending in the scalar reference (ops/ref).
+ *   slots      the tensors: name, role, offset in the struct of arguments
+ *   attrs      the other fields: name, type, default
+ *   forward    an operator over the struct
+ *   backward   a second operator over the same struct; may be absent
  *
- * A caller infers, gives the outputs memory, chooses an implementation (the first that the machine has
- * and that can do these arguments), hands it scratch, and runs it. A gradient that gets no memory (data
- * NULL) is not wanted and not computed. Nothing here allocates. The dtype of a result follows from the
- * arguments alone, never from earlier calls. */
+ * Slots and attrs are the only description of a family. The graph, autodiff, the
+ * tests and the tool that runs case files read them.
+ *
+ * An operator consists of
+ *
+ *   infer   checks dtypes and shapes, then sets those of the outputs. It reads no tensor data. A graph can
+ *           therefore plan before memory exists, and device pointers are safe here.
+ *   impls   the CPU's implementations, best first. The last one is the scalar reference. On a CUDA device the
+ *           rows come from nbl__cuda_impls() instead, and there is no reference behind them.
+ *
+ * The steps of a call:
+ *
+ *   infer -> give the outputs memory -> nbl__op_choose -> nbl__op_scratch -> nbl__op_run
+ *
+ * A gradient without memory (data NULL) is not computed. Nothing in this header
+ * allocates. The dtype of a result follows from the arguments alone, never from
+ * earlier calls. */
 #ifndef NBL_OPS_H
 #define NBL_OPS_H
 
@@ -22,65 +33,77 @@
 #include "quant/weight.h"
 #include "tensor/dtype.h"
 
-/* What a schedule runs just before a call, or just after it. */
+/* The call that a schedule runs just before, or just after, another one. */
 typedef struct nbl__neighbour {
-    const struct nbl__op *op; /* NULL: nothing, or nobody knows */
+    const struct nbl__op *op; /* NULL: none, or not known */
     const void *arguments;
 } nbl__neighbour;
 
-/* What a schedule knows of a call besides its arguments. All zero: nothing. */
+/* What a schedule knows about a call besides its arguments. All zero: nothing. */
 typedef struct nbl__around {
-    nbl__neighbour before,
-        after;  /* two implementations may agree, by the arguments alone, that one does both's work */
-    void *kept; /* what a forward call leaves for its backward call, on a device (nbl__cuda_kept) */
+    /* Neighbours allow fusion: two implementations may decide, from the arguments
+     * alone, that one of them does the work of both. Both must reach the same
+     * decision. */
+    nbl__neighbour before, after;
+    void *kept; /* memory in which forward leaves values for its backward, on a device */
 } nbl__around;
 
+/* All that an implementation gets besides its arguments. */
 typedef struct nbl__call {
     nbl_context *ctx;
-    const char *op;   /* its name, for messages */
-    uint8_t *scratch; /* aligned to 64 bytes; dies with the call */
+    const char *op;   /* the operator's name, for messages */
+    uint8_t *scratch; /* aligned to 64 bytes; undefined before and after the call */
     size_t scratch_bytes;
-    struct nbl__cuda *cuda; /* the device that it runs on (device/cuda/cuda.h); NULL: the CPU */
+    struct nbl__cuda *cuda; /* the device (device/cuda/cuda.h); NULL: the CPU */
     nbl__around around;
 } nbl__call;
 
+/* One row of an operator's dispatch table. */
 typedef struct nbl__impl {
-    const char *name; /* "rmsnorm_avx2": operator, then what makes it different */
-    nbl_isa needs;
-    const char *(*can)(const void *arguments); /* NULL: yes; else why not */
-    /* Bytes; NULL: none. It is planned for the most tokens that a run may have: never more with fewer. */
+    const char *name; /* "rmsnorm_avx2": the operator, then the variant */
+    nbl_isa needs;    /* CPU: the lowest instruction set; not used for CUDA rows */
+    /* Returns NULL if the row takes the arguments, else why not. NULL: it takes all. */
+    const char *(*can)(const void *arguments);
+    /* Bytes; NULL: none. The size must not fall as the number of tokens grows,
+     * because a plan measures it once, for the largest number of tokens. */
     size_t (*scratch)(const nbl_context *ctx, const void *arguments);
     nbl_status (*run)(const nbl__call *call, const void *arguments);
 } nbl__impl;
 
+/* An operator: one direction of a family. */
 typedef struct nbl__op {
     const char *name; /* "rmsnorm", "rmsnorm_backward" */
     nbl_status (*infer)(nbl_context *ctx, void *arguments);
     const nbl__impl *const *impls; /* best first, NULL at the end */
 } nbl__op;
 
+/* The part that a tensor plays in its operators. */
 typedef enum nbl__role {
     NBL_ROLE_INPUT,           /* must be given */
     NBL_ROLE_OPTIONAL,        /* an input that may be absent: data NULL */
     NBL_ROLE_WEIGHT,          /* an nbl_weight instead of an nbl_tensor; must be given */
     NBL_ROLE_OPTIONAL_WEIGHT, /* one that may be absent: rank 0 */
-    NBL_ROLE_OUTPUT,          /* of forward; infer leaves rank 0 when these arguments do not produce it */
-    NBL_ROLE_SAVED,           /* made by forward for backward; no result of its own */
-    NBL_ROLE_COTANGENT,       /* the gradient of output `of`, an input of backward; optional */
-    NBL_ROLE_GRADIENT         /* of input `of`, an output of backward; rank 0 after infer: not produced */
+    NBL_ROLE_OUTPUT,          /* a result of forward; rank 0 after infer: not produced */
+    NBL_ROLE_SAVED,           /* written by forward for backward only */
+    NBL_ROLE_COTANGENT,       /* the gradient of output `of`: an optional input of backward */
+    NBL_ROLE_GRADIENT /* the gradient of input `of`, a result of backward; rank 0 after infer: not produced */
 } nbl__role;
 
+/* One tensor of a family. */
 typedef struct nbl__slot {
     const char *name;
     nbl__role role;
-    const char *of;
+    const char *of;      /* COTANGENT: the output, GRADIENT: the input that it belongs to; else NULL */
     size_t offset;       /* of the nbl_tensor or nbl_weight in the struct of arguments */
-    bool kept;           /* backward reads it: it must live until then, */
-    const char *instead; /* unless this slot is bound, which backward then reads in its place */
-    const char *also;    /* a gradient: of this input as well */
-    const char
-        *when; /* a saved value that the flag of this name asks for; without it backward makes it again */
+    bool kept;           /* backward reads the tensor, so its memory lives until then */
+    const char *instead; /* kept only if this slot is not bound; backward reads that slot otherwise */
+    const char *also;    /* GRADIENT: a second input that the same gradient belongs to; or NULL */
+    /* SAVED: the attribute (a flag) that asks forward to save the tensor. Without the
+     * flag, backward recomputes the value. */
+    const char *when;
 } nbl__slot;
+/* The three usual kinds of slot: plain, read again by backward, and saved on
+ * request. */
 #define NBL_SLOT(type, field, name, role, of)                                                                \
     {                                                                                                        \
         name, NBL_ROLE_##role, of, offsetof(type, field), false, NULL, NULL, NULL                            \
@@ -100,15 +123,16 @@ typedef enum nbl__attr_type {
     NBL_ATTR_INT,   /* int64_t */
     NBL_ATTR_SEED,  /* uint64_t */
     NBL_ATTR_FLAG,  /* bool */
-    NBL_ATTR_WORD   /* int: the place of the word in `words` */
+    NBL_ATTR_WORD   /* int: the index of the word in `words` */
 } nbl__attr_type;
 
+/* One argument that is not a tensor. */
 typedef struct nbl__attr {
     const char *name;
     nbl__attr_type type;
     size_t offset;
-    double missing;           /* the default */
-    const char *const *words; /* NBL_ATTR_WORD: NULL at the end */
+    double missing;           /* the default value */
+    const char *const *words; /* NBL_ATTR_WORD: the words in order, NULL at the end */
 } nbl__attr;
 #define NBL_ATTR(struct_type, field, name, type, missing)                                                    \
     {                                                                                                        \
@@ -119,45 +143,63 @@ typedef struct nbl__attr {
         name, NBL_ATTR_WORD, offsetof(struct_type, field), 0, words                                          \
     }
 
+/* A forward operator, its backward, and the struct of arguments that they share. */
 typedef struct nbl__family {
     const char *name;
-    size_t size;            /* of the struct of arguments; all zero is its empty state */
+    size_t size;            /* bytes of the struct of arguments; all zero is its empty state */
     const nbl__slot *slots; /* NULL name at the end */
     const nbl__attr *attrs; /* NULL name at the end */
     nbl__op forward;
-    nbl__op backward; /* name NULL: there is none */
+    nbl__op backward; /* name NULL: the family has no backward */
 } nbl__family;
 
-/* All families, in the order of families.h. NULL past the end. */
+/* The family with this index, in the order of families.h; NULL past the end. */
 const nbl__family *nbl__family_at(int index);
+/* By name; NULL if there is none. */
 const nbl__family *nbl__family_find(const char *name);
+/* By name; NULL if there is none. */
 const nbl__slot *nbl__slot_find(const nbl__family *family, const char *name);
+/* The tensor of a slot in these arguments. Not for slots of weights: see
+ * nbl__slot_is_weight(). */
 static inline nbl_tensor *nbl__slot_tensor(const nbl__slot *slot, void *arguments)
 {
     return (nbl_tensor *)(void *)((char *)arguments + slot->offset);
 }
+/* Does the slot hold an nbl_weight instead of an nbl_tensor? */
 static inline bool nbl__slot_is_weight(const nbl__slot *slot)
 {
     return slot->role == NBL_ROLE_WEIGHT || slot->role == NBL_ROLE_OPTIONAL_WEIGHT;
 }
-/* Sets every attribute that has a default to it. */
+/* Sets each attribute to its default. A dtype has none and is left alone. */
 void nbl__attrs_reset(const nbl__family *family, void *arguments);
 
-/* The implementation to take; `force` names one that must be taken (NULL: any, or the one that the
- * environment's NIBBLE_IMPL names, where the operator has it): in full, or by what follows the operator's
- * name ("ref"). `arguments` must have passed infer. Choice and declines are logged at debug level. */
+/* Chooses the first implementation that the machine can run and that takes these
+ * arguments. `arguments` must have passed infer.
+ *
+ * `force` names one implementation, in full ("rmsnorm_avx2") or without the
+ * operator's name ("avx2"). NULL: no choice is forced, unless the environment's
+ * NIBBLE_IMPL names an implementation of this operator.
+ *
+ * The result and each declined row are logged at debug level. Errors:
+ * NBL_ERROR_ARGUMENT if no row has the forced name, NBL_ERROR_UNSUPPORTED if the
+ * forced row declines or no CUDA row takes the arguments. */
 nbl_status nbl__op_choose(nbl_context *ctx, const nbl__op *op, const void *arguments, const char *force,
                           const nbl__impl **impl);
+/* Bytes of scratch that nbl__op_run needs for these arguments; may be 0. */
 size_t nbl__op_scratch(const nbl_context *ctx, const nbl__impl *impl, const void *arguments);
-/* Runs an implementation that was chosen; outputs have their data by now. */
+/* Runs a chosen implementation. The outputs have memory. `scratch` is aligned to
+ * 64 bytes; too little of it is NBL_ERROR_ARGUMENT. On a device the call is
+ * enqueued, and returns before it has run. */
 nbl_status nbl__op_run(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl, const void *arguments,
                        void *scratch, size_t scratch_bytes);
 
-/* The same as a part of a schedule, in which its neighbours run as well, in this order. */
+/* The same for a call in a schedule. `around` tells the implementation its
+ * neighbours, which run as well, in this order. */
 nbl_status nbl__op_run_within(nbl_context *ctx, const nbl__op *op, const nbl__impl *impl,
                               const void *arguments, void *scratch, size_t scratch_bytes, nbl__around around);
 
-/* Scratch is cut front to back: each piece aligned to 64 bytes. With base NULL it only measures. */
+/* Cuts scratch into pieces, front to back, each aligned to 64 bytes. With base
+ * NULL the cut only measures: `used` counts, and the pieces must not be touched. */
 typedef struct nbl__cut {
     uint8_t *base;
     size_t used;
@@ -168,36 +210,48 @@ static inline void *nbl__cut_bytes(nbl__cut *cut, size_t bytes)
     cut->used += (bytes + 63) / 64 * 64;
     return piece;
 }
+/* Sets `pointer` to a piece for `count` elements of the pointer's type. */
 #define NBL_CUT(cut, pointer, count) ((pointer) = nbl__cut_bytes((cut), (size_t)(count) * sizeof *(pointer)))
 
-/* ---- checks that infer functions share; each failure names operator, tensor, dtypes and shapes ---- */
+/* ---- checks that infer functions share ----
+ *
+ * `op` and `name` are the operator and the tensor in the message. A message shows what was
+ * given and what was expected: dtypes (NBL_ERROR_DTYPE) or shapes (NBL_ERROR_SHAPE). */
 
+/* Has the tensor memory? An optional input without memory is absent, a gradient
+ * without memory is not wanted. */
 static inline bool nbl__given(const nbl_tensor *t)
 {
     return t->data != NULL;
 }
+/* The product of all dimensions. */
 int64_t nbl__tensor_elements(const nbl_tensor *t);
-/* Product of all dimensions but the last; rank 1 is one row. */
+/* The product of all dimensions but the last; 1 for rank 1. */
 int64_t nbl__tensor_rows(const nbl_tensor *t);
+/* The last dimension; 1 for rank 0. */
 static inline int64_t nbl__last(const nbl_tensor *t)
 {
     return t->rank > 0 ? t->shape[t->rank - 1] : 1;
 }
 nbl_status nbl__check_dtype(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                             nbl_dtype expected);
+/* f32, f16 or bf16. */
 nbl_status nbl__check_float(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t);
-/* The attribute dtype of a call. */
+/* The attribute dtype of a call: f32, f16 or bf16. */
 nbl_status nbl__check_compute(nbl_context *ctx, const char *op, nbl_dtype dtype);
 /* Exactly this shape. */
 nbl_status nbl__check_dims(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t, int rank,
                            const int64_t *shape);
-/* rows x columns after flattening, any rank >= 1. */
+/* `rows` by `columns` after all dimensions but the last are joined; any rank from
+ * 1. */
 nbl_status nbl__check_matrix(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t,
                              int64_t rows, int64_t columns);
-/* An output like another tensor, with another last dimension and dtype. */
+/* Gives an output the shape of `like`, with another last dimension and dtype. The
+ * data pointer stays. */
 void nbl__output_like(nbl_tensor *out, const nbl_tensor *like, int64_t last, nbl_dtype dtype);
+/* Gives an output one dimension, or two (rank 2). The data pointer stays. */
 void nbl__output_vector(nbl_tensor *out, nbl_dtype dtype, int rank, int64_t first, int64_t second);
-/* These arguments do not produce it. */
+/* These arguments do not produce the output. */
 static inline void nbl__output_none(nbl_tensor *out)
 {
     out->rank = 0;

@@ -1,7 +1,9 @@
-/* public_operators.c - the public calls of nibble.h over the table of operators.
+/* public_operators.c - the operator calls of nibble.h, over the table of families.
  *
- * The caller's struct is inferred in a copy; what he said about his outputs must be what comes of it, so that
- * a buffer of another dtype or shape is an error and not a reinterpretation. */
+ * A public call is checked harder than one inside the library: dtypes exist, shapes do not
+ * overflow, data is aligned. The caller's struct is not changed: infer runs on a copy. The dtype
+ * and shape that the caller gave an output must equal those that infer computes. Otherwise the
+ * call fails, and nothing is written. */
 #include "ops/optimizer/adamw.h"
 #include "device/cuda/cuda.h"
 #include "ops/families.h"
@@ -9,11 +11,14 @@
 #include "ops/linear/linear.h"
 #include "ops/norm/rmsnorm.h"
 
+/* Room for a copy of any public struct of arguments. */
 typedef union any_call {
     nbl_linear linear;
     nbl_rmsnorm rmsnorm;
 } any_call;
 
+/* Compares each output (backward: each gradient) as the caller describes it with what infer made
+ * of it. A gradient without memory is not wanted. An output of forward must have memory. */
 static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, const nbl__op *op, bool backward,
                                 const void *given, void *inferred)
 {
@@ -35,7 +40,8 @@ static nbl_status check_outputs(nbl_context *ctx, const nbl__family *family, con
     return NBL_OK;
 }
 
-/* What infer takes for granted: dtypes that exist, shapes whose product fits, data aligned to its elements. */
+/* Checks what infer assumes: a valid dtype, a shape whose product does not overflow, data aligned
+ * to its elements. */
 static nbl_status check_tensor(nbl_context *ctx, const char *op, const char *name, const nbl_tensor *t)
 {
     int64_t n, rows;
@@ -48,6 +54,7 @@ static nbl_status check_tensor(nbl_context *ctx, const char *op, const char *nam
     return NBL_OK;
 }
 
+/* Checks every tensor and weight that the caller gave, and that no required input is missing. */
 static nbl_status check_given(nbl_context *ctx, const nbl__family *family, const void *call)
 {
     for (const nbl__slot *slot = family->slots; slot->name; slot++) {
@@ -62,6 +69,7 @@ static nbl_status check_given(nbl_context *ctx, const nbl__family *family, const
     return NBL_OK;
 }
 
+/* Checks, infers into `copy`, and chooses an implementation. */
 static nbl_status choose(nbl_context *ctx, const nbl__family *family, bool backward, const void *call,
                          any_call *copy, const nbl__impl **impl)
 {
@@ -111,7 +119,8 @@ static nbl_status run(nbl_context *ctx, const nbl__family *family, bool backward
 PUBLIC_CALLS(linear)
 PUBLIC_CALLS(rmsnorm)
 
-/* Operators over lists, whose scratch is small: it comes from the context, or is the device's workspace. */
+/* Runs an operator over a list of tensors (adamw, grad_norm). The caller hands in no scratch,
+ * since it is small: it is allocated from the context, or is the device's workspace. */
 static nbl_status run_list(nbl_context *ctx, const nbl__family *family, void *call)
 {
     const nbl__impl *impl;
@@ -163,6 +172,7 @@ nbl_status nbl_grad_norm(nbl_context *ctx, const nbl_tensor *gradients, int64_t 
                            .non_finite = non_finite};
     nbl__cuda *cuda = nbl__cuda_of(ctx);
     if (cuda == NULL) return run_list(ctx, &nbl__grad_norm_family, &call);
+    /* The kernel writes both results to the mailbox in host memory; they are valid after the wait. */
     call.norm.data = cuda->mailbox;
     call.non_finite = (int64_t *)cuda->mailbox + 1;
     NBL_TRY(run_list(ctx, &nbl__grad_norm_family, &call));

@@ -1,12 +1,19 @@
-/* ref.h - how the references read and write values: one at a time, in f64.
+/* ref.h - how the reference implementations read and write values: one at a time,
+ * as f64.
  *
- * A tensor may also be f64 here, which no operator accepts from outside: the gradient checks run the
- * references on f64 data to take finite differences without rounding. */
+ * Every family has a reference (NAME_ref.c): scalar, f64 sums, one rounding at the
+ * end, never optimised. It is the oracle of the tests, and the last row of the
+ * CPU's dispatch.
+ *
+ * References also accept tensors of f64, which infer accepts from nobody else. The
+ * gradient checks run them on f64 data, so that finite differences are free of
+ * rounding. */
 #ifndef NBL_REF_H
 #define NBL_REF_H
 
 #include "ops/ops.h"
 
+/* Element i as f64, for f64, f32, f16 and bf16. */
 static inline double nbl__ref_get(const nbl_tensor *t, int64_t i)
 {
     float value;
@@ -16,7 +23,8 @@ static inline double nbl__ref_get(const nbl_tensor *t, int64_t i)
     return (double)value;
 }
 
-/* One rounding to f32, one to the tensor's dtype. A tensor without memory is not wanted. */
+/* Writes element i: rounded to f32, then to the tensor's dtype (f64 is not
+ * rounded). A tensor without memory is skipped. */
 static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
 {
     float rounded = (float)value;
@@ -29,7 +37,7 @@ static inline void nbl__ref_set(const nbl_tensor *t, int64_t i, double value)
                   1);
 }
 
-/* A value as a tensor of this dtype holds it. */
+/* The value that a tensor of this dtype would hold. */
 static inline double nbl__ref_round(nbl_dtype dtype, double value)
 {
     uint64_t word;
@@ -38,7 +46,7 @@ static inline double nbl__ref_round(nbl_dtype dtype, double value)
     return nbl__ref_get(&one, 0);
 }
 
-/* A gradient of a parameter: written, or added to what is there. */
+/* Writes a parameter's gradient, or adds to it. */
 static inline void nbl__ref_put(const nbl_tensor *t, int64_t i, double value, bool accumulate)
 {
     if (nbl__given(t)) nbl__ref_set(t, i, accumulate ? nbl__ref_get(t, i) + value : value);

@@ -1,4 +1,4 @@
-/* attention.c - the rows of attention and attention_decode: checks and outputs. */
+/* attention.c - the families attention and attention_decode: checks, outputs, slots, attributes. */
 #include "ops/attention/attention.h"
 
 #include <math.h>
@@ -12,6 +12,7 @@ double nbl__attention_scale(float scale, int64_t head_size)
 
 /* ---- what both families share ---- */
 
+/* Ranges of the attributes. */
 static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, float softcap, int64_t window)
 {
     NBL_CHECK(ctx, isfinite(scale), NBL_ERROR_ARGUMENT, "%s: scale %g is not finite", op, (double)scale);
@@ -21,7 +22,7 @@ static nbl_status check_numbers(nbl_context *ctx, const char *op, float scale, f
     return NBL_OK;
 }
 
-/* Query heads share key heads evenly. */
+/* Each key head serves the same number of query heads. */
 static nbl_status check_heads(nbl_context *ctx, const char *op, const nbl_tensor *q, const nbl_tensor *k,
                               int64_t key_heads)
 {

@@ -1,44 +1,50 @@
-/* attention.h - softmax attention over packed sequences, forward and backward, and over a cache.
+/* attention.h - softmax attention: over packed sequences (forward and backward),
+ * and over a KV cache.
  *
- *     s[i, j] = scale · q[i]·k[j]                 then cap · tanh(s / cap) where there is a soft cap
- *     p[i, j] = exp(s[i, j] - lse[i])             lse[i] = log(Σ_j exp(s[i, j]) + exp(sink))
- *     out[i]  = Σ_j p[i, j] · v[j]
+ *   s[i, j] = scale · q[i]·k[j]                 with a soft cap: cap · tanh(s / cap)
+ *   p[i, j] = exp(s[i, j] - lse[i])             lse[i] = log(Σ_j exp(s[i, j]) + exp(sink))
+ *   out[i]  = Σ_j p[i, j] · v[j]
  *
  * j runs over the keys of i's own sequence that i may see:
  *
- *     causal      j <= i, and with a window i - j < window
- *     otherwise   every j, and with a window |i - j| <= window (as Hugging Face's bidirectional mask)
+ *   causal      j <= i, and with a window i - j < window
+ *   otherwise   every j, and with a window |i - j| <= window (Hugging Face's bidirectional mask)
  *
- * Query head h uses key head h / (Hq / Hkv). A sink is one more logit per query head, without a value:
- * it only takes part in the denominator. Sequence s owns the rows cu_seqlens[s] … cu_seqlens[s + 1] - 1;
- * it may be empty. The bits of a sequence's results do not depend on what is packed beside it. */
+ * Heads: query head h uses key head h / (Hq / Hkv). A sink is one more logit per
+ * query head, without a value: it enters the denominator only.
+ *
+ * Packing: sequence s owns the rows cu_seqlens[s] … cu_seqlens[s + 1] - 1,
+ * possibly none. The bits of a sequence's results do not depend on the sequences
+ * packed beside it. */
 #ifndef NBL_ATTENTION_H
 #define NBL_ATTENTION_H
 
 #include "ops/ops.h"
 
+/* T tokens of all sequences, S sequences, D the head dimension. */
 typedef struct nbl__attention {
     nbl_dtype dtype;       /* of the computation: q, k, v, out and their gradients */
     nbl_tensor q, k, v;    /* [T, Hq, D], [T, Hkv, D] twice */
-    nbl_tensor cu_seqlens; /* i32 [S + 1]: from 0, never falling, to T */
+    nbl_tensor cu_seqlens; /* i32 [S + 1]: offsets of the sequences, from 0, non-decreasing, to T */
     nbl_tensor sinks;      /* [Hq], any float dtype; optional */
     float scale;           /* 0: 1 / sqrt(D) */
     bool causal;
     int64_t window; /* 0: none */
     float softcap;  /* 0: none */
     nbl_tensor out; /* [T, Hq, D] */
-    nbl_tensor lse; /* f32 [T, Hq]; saved for backward, which reads it and `out`; without memory: not made */
+    nbl_tensor lse; /* f32 [T, Hq]; read by backward, as is `out`; not written without memory */
     nbl_tensor dout;
     nbl_tensor dq, dk, dv, dsinks; /* dsinks is f32 */
     bool accumulate;               /* backward adds to dsinks instead of writing it */
 } nbl__attention;
 
-/* One query per sequence, at position lengths[b] - 1, against a cache of which the first lengths[b]
- * entries are valid; the others are never read. */
+/* attention_decode: one query per sequence, at position lengths[b] - 1, over a KV
+ * cache. The first lengths[b] entries of the cache are valid. The others are never
+ * read. */
 typedef struct nbl__attention_decode {
     nbl_dtype dtype;    /* of q and out */
     nbl_tensor q;       /* [B, Hq, D] */
-    nbl_tensor k, v;    /* [B, S, Hkv, D]; f32, f16 or bf16, both the same, whatever q is */
+    nbl_tensor k, v;    /* [B, S, Hkv, D]; f32, f16 or bf16, both the same; any dtype of q */
     nbl_tensor lengths; /* i32 [B], 1 … S */
     nbl_tensor sinks;
     float scale;
@@ -48,32 +54,37 @@ typedef struct nbl__attention_decode {
     nbl_tensor out;
 } nbl__attention_decode;
 
-/* attention_decode with what comes just before it: q and the new key of each sequence are turned (rope.h) and rounded, the
- * new key and value become entry lengths[b] - 1 of the caches (one rounding more where these have another dtype), and then
- * all entries up to that one are seen. */
+/* attention_step: one token per sequence, in three steps:
+ *
+ *   1. rope rotates q and the new key (rope.h), and rounds both
+ *   2. kv_write stores the new key and value as entry lengths[b] - 1 of the caches, with one
+ *      more rounding if these have another dtype
+ *   3. attention_decode over all entries, the new one included */
 typedef struct nbl__attention_step {
-    nbl_dtype dtype;         /* of q, k, v and out */
-    nbl_tensor q, k, v;      /* [B, Hq, D], [B, Hkv, D] twice; q and k not yet turned */
-    nbl_tensor cos, sin;     /* f32 [B, rotary/2] */
-    nbl_tensor keys, values; /* [B, S, Hkv, D]: f32, f16 or bf16, both the same; written in place */
-    nbl_tensor lengths;      /* i32 [B], 1 … S: with the new token */
+    nbl_dtype dtype;     /* of q, k, v and out */
+    nbl_tensor q, k, v;  /* [B, Hq, D], [B, Hkv, D] twice; q and k before rope */
+    nbl_tensor cos, sin; /* f32 [B, rotary/2] */
+    /* the caches [B, S, Hkv, D]: f32, f16 or bf16, both the same; written in place */
+    nbl_tensor keys, values;
+    nbl_tensor lengths; /* i32 [B], 1 … S: including the new token */
     nbl_tensor sinks;
     float scale;
     int64_t window;
     float softcap;
     nbl_tensor out;
 } nbl__attention_step;
-/* The attention_decode that is left when q is turned and the caches are written. */
+/* The attention_decode of step 3. `q` is the rotated query. */
 nbl__attention_decode nbl__attention_of_step(const nbl__attention_step *a, const nbl_tensor *q);
 
 extern const nbl__impl nbl__attention_cpu, nbl__attention_backward_cpu, nbl__attention_decode_cpu;
 extern const nbl__impl nbl__attention_ref, nbl__attention_backward_ref, nbl__attention_decode_ref;
 
-/* What only the data can tell; every implementation asks before it runs. */
+/* Checks that need the data, which infer does not read: cu_seqlens and lengths.
+ * Every CPU implementation calls them first. */
 nbl_status nbl__attention_check_sequences(const nbl__call *call, const nbl__attention *a);
 nbl_status nbl__attention_check_lengths(const nbl__call *call, const nbl__attention_decode *a);
 
-/* The scale that 0 stands for, filled in. */
+/* `scale`, or 1 / √D if it is 0. */
 double nbl__attention_scale(float scale, int64_t head_size);
 
 /* The keys [first, end) that query i of a sequence of n sees. */

@@ -1,5 +1,6 @@
-/* attention_ref.c - attention, its backward, and attention_decode: the oracle. Scalar, f64, one query row
- * at a time, never optimised. Backward makes its own softmax: it needs neither `out` nor `lse`. */
+/* attention_ref.c - attention, its backward and attention_decode: the oracle. Scalar, f64, one
+ * query row at a time, never optimised. Backward computes its own softmax. It reads neither `out`
+ * nor `lse`. */
 #include <math.h>
 
 #include "ops/attention/attention.h"
@@ -8,10 +9,10 @@
 /* One query row and the keys it sees. */
 typedef struct row {
     const nbl_tensor *q, *k, *v;
-    int64_t q_at;       /* element of q's first value */
-    int64_t k_at;       /* element of the sequence's first key; */
-    int64_t k_step;     /* from there to the next one */
-    nbl__span span;     /* keys of the sequence */
+    int64_t q_at;       /* index of q's first element */
+    int64_t k_at;       /* index of the first element of the sequence's first key */
+    int64_t k_step;     /* elements from a key to the next */
+    nbl__span span;     /* the keys that the row sees */
     int64_t size;       /* D */
     double scale, cap;  /* cap 0: none */
     const double *sink; /* NULL: none */
@@ -30,7 +31,7 @@ static double logit(const row *r, int64_t j)
     return r->cap != 0 ? r->cap * tanh(s / r->cap) : s;
 }
 
-/* p[j - span.first] and, beside it, the logits; returns lse. */
+/* p[j - span.first], and the logits s beside it. Returns lse. */
 static double softmax(const row *r, double *p, double *s)
 {
     int64_t n = r->span.end - r->span.first;
@@ -122,7 +123,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, NULL, &z);
 }
 
-/* The part of one query row in all gradients. */
+/* Adds one query row's part to all gradients. */
 static void backward_row(const nbl__attention *a, const row *r, int64_t h, const sums *z)
 {
     double lse = softmax(r, z->p, z->s), delta = 0;

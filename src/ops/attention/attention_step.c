@@ -1,4 +1,5 @@
-/* attention_step.c - the row of attention_step: checks, and its reference, which runs the operators it stands for. */
+/* attention_step.c - the family attention_step: checks, slots, and its reference, which runs the
+ * references of rope, kv_write and attention_decode one after the other. */
 #include "ops/attention/attention.h"
 #include "ops/families.h"
 #include "ops/rope/rope.h"
@@ -42,12 +43,14 @@ static nbl_status infer(nbl_context *ctx, void *arguments)
 
 /* ---- the reference ---- */
 
+/* Scratch: the rotated q and k, then that of attention_decode. */
 typedef struct pieces {
-    nbl_tensor q, k; /* turned */
+    nbl_tensor q, k; /* rotated */
     uint8_t *rest;
     size_t used;
 } pieces;
 
+/* Cuts the scratch; base NULL: measures it. */
 static pieces lay_out(const nbl__attention_step *a, uint8_t *base)
 {
     nbl__cut cut = {base, 0};
@@ -65,6 +68,7 @@ static size_t scratch_of(const nbl_context *ctx, const void *arguments)
     return lay_out(a, NULL).used + nbl__attention_decode_ref.scratch(ctx, &decode);
 }
 
+/* y = rope(x), with the step's cos and sin. */
 static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
                        const nbl_tensor *y)
 {
@@ -73,6 +77,8 @@ static nbl_status turn(const nbl__call *call, const nbl__attention_step *a, cons
     return nbl__rope_ref.run(call, &rope);
 }
 
+/* Writes one row per sequence to a cache, at entry lengths[b] - 1, with a rounding if the dtypes
+ * differ. */
 static nbl_status keep(const nbl__call *call, const nbl__attention_step *a, const nbl_tensor *x,
                        const nbl_tensor *cache)
 {
@@ -94,6 +100,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     nbl__call rest = *call;
     rest.scratch += p.used;
     rest.scratch_bytes -= p.used;
+    /* The lengths are checked first, since they are offsets into the caches. */
     NBL_TRY(nbl__attention_check_lengths(call, &decode));
     NBL_TRY(turn(call, a, &a->q, &p.q));
     NBL_TRY(turn(call, a, &a->k, &p.k));

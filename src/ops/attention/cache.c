@@ -1,4 +1,7 @@
-/* cache.c - kv_write and take_rows: checks, and the one implementation of each, which moves memory. See cache.h. */
+/* cache.c - the families kv_write and take_rows: checks, and the CPU's one implementation of each.
+ * See cache.h.
+ *
+ * Bytes: each row is read once and written once. Limit: memory. */
 #include "ops/attention/cache.h"
 
 #include "ops/families.h"

@@ -1,10 +1,11 @@
-/* cache.h - moving rows: into a cache of keys or values, and out of a batch.
+/* cache.h - copying rows: into a KV cache, and out of a batch.
  *
- *     kv_write    cache row rows[t] = x[t], for t < T            in place; the other rows stay
- *     take_rows   y[i] = x[rows[i]]
+ *   kv_write    cache row rows[t] = x[t], for t < T            in place; the other rows stay
+ *   take_rows   y[i] = x[rows[i]]
  *
- * x is [T, heads, dim] (kv_write: any float dtype of its own and of the cache, one rounding) or [T, columns].
- * A row number that is out of range is an error of the run, which names it. No backward: they serve
+ * kv_write: x is [T, heads, dim]. x and the cache may have different float dtypes;
+ * the copy then rounds once. take_rows: x is [.., columns]. A row index out of
+ * range is an error of the run that names it. No backward: these operators serve
  * generation. */
 #ifndef NBL_CACHE_H
 #define NBL_CACHE_H

@@ -1,13 +1,15 @@
-/* rows.h - how work is cut for threads: by rows, by spans of elements, and sums over rows in a fixed order.
+/* rows.h - divides work among threads: by rows, by spans of elements, and sums
+ * over rows in a fixed order.
  *
- * Cuts depend on the sizes alone, so that any number of threads gives the same bits. */
+ * Divisions depend on sizes alone, so that any number of threads gives the same
+ * bits. */
 #ifndef NBL_ROWS_H
 #define NBL_ROWS_H
 
 #include "base/team.h"
 #include "ops/ops.h"
 
-/* Elements that one item of a team should have at least: some microseconds of work. */
+/* Min elements per item of the team: some microseconds of work. */
 enum { NBL_SPAN = 32768 };
 
 /* A kernel for one dtype, which is a constant in each branch: its conversions are chosen once per call. */
@@ -24,9 +26,10 @@ enum { NBL_SPAN = 32768 };
 
 typedef void (*nbl__rows_fn)(const void *job, int64_t begin, int64_t end, int64_t item);
 
-/* All rows, `rows_per_item` at a time. */
+/* Calls fn for all rows, `rows_per_item` at a time. */
 nbl_status nbl__rows_run(nbl_context *ctx, int64_t rows, int64_t rows_per_item, nbl__rows_fn fn,
                          const void *job);
+/* Rows that hold about NBL_SPAN elements; at least 1. */
 static inline int64_t nbl__rows_per_span(int64_t columns)
 {
     return nbl__max_i64(1, NBL_SPAN / nbl__max_i64(columns, 1));
@@ -37,6 +40,7 @@ static inline int64_t nbl__rows_per_span(int64_t columns)
  * Rows are cut into at most 64 blocks; each block sums into its own partial row, and the partial rows are
  * added in order. */
 
+/* Rows per block: at least 16, and at most 64 blocks. */
 static inline int64_t nbl__block_rows(int64_t rows)
 {
     return nbl__max_i64(16, nbl__ceil_div(rows, 64));
@@ -45,7 +49,7 @@ static inline int64_t nbl__block_count(int64_t rows)
 {
     return nbl__ceil_div(rows, nbl__block_rows(rows));
 }
-/* y[i] += scale·x[i], x of a compute dtype. */
+/* y[i] += scale·x[i], for an x of a compute dtype. */
 void nbl__add_scaled(nbl_isa isa, nbl_dtype dtype, const void *x, float scale, float *y, int64_t n);
 
 /* out[k] (+)= Σ over blocks of partial[block·stride + k]. */

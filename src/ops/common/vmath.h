@@ -1,15 +1,17 @@
-/* vmath.h - elementary functions of f32 vectors, 8 lanes (AVX2) and 16 (AVX-512), and loads and stores of
- * the compute dtypes.
+/* vmath.h - elementary functions of f32 vectors with 8 lanes (AVX2) and 16
+ * (AVX-512), and loads and stores of the compute dtypes.
  *
- *     nbl__exp_avx2(__m256), nbl__exp_avx512(__m512), and log, tanh, erf, sigmoid alike
+ *   nbl__exp_avx2(__m256), nbl__exp_avx512(__m512); log, tanh, erf and sigmoid alike
  *
- * Largest errors against the exact value, over all of f32, subnormal results included (measured by
- * test_vmath): exp 1 ulp, log 0.8, tanh 1.3, erf 1.1, sigmoid 2.5. NaN gives NaN; infinities,
- * zeros and overflow give what C's functions give. No function reads a table, so lanes never wait for
- * each other; about 20 instructions each.
+ * Max errors against the exact value, over all of f32 and with subnormal results
+ * (measured by test_vmath): exp 1 ulp, log 0.8, tanh 1.3, erf 1.1, sigmoid 2.5.
+ * NaN gives NaN. Infinities, zeros and overflow give what C's functions give.
  *
- * There are no scalar versions: a tail is loaded into a vector that is padded (nbl__get), so that an
- * element gets the same bits wherever it stands. */
+ * Cost: about 20 instructions each. No function reads a table, so that no lane
+ * waits for another.
+ *
+ * There are no scalar versions. A tail is loaded into a padded vector (nbl__get),
+ * so that an element gets the same bits at any position. */
 #ifndef NBL_VMATH_H
 #define NBL_VMATH_H
 

@@ -1,8 +1,8 @@
-/* act.h - the activations that gate a product. */
+/* act.h - the activations of gated products, h = act(gate)·up. */
 #ifndef NBL_ACT_H
 #define NBL_ACT_H
 
-/* gelu is the one with erf */
+/* silu: x·sigmoid(x). gelu: the exact one, with erf. gelu_tanh: its approximation. */
 typedef enum nbl__act { NBL_ACT_SILU, NBL_ACT_GELU, NBL_ACT_GELU_TANH } nbl__act;
 
 #endif

@@ -1,5 +1,9 @@
-/* check_finite_cpu.c - the search for NaN and infinities, at the speed of memory: a chunk is looked through
- * with one comparison per vector, and only one that has such a value is counted element by element. */
+/* check_finite_cpu.c - the search for NaN and infinities.
+ *
+ *   for each chunk:   one comparison per vector; only a chunk with a non-finite value is searched
+ *                     element by element
+ *
+ * Bytes: each element is read once. Limit: memory. */
 #include <stdatomic.h>
 
 #include "ops/common/rows.h"
@@ -16,15 +20,16 @@ typedef struct finite_job {
     nbl_dtype dtype;
     int64_t elements;
     const uint8_t *values;
-    atomic_int_fast64_t first, count; /* a least and a sum: the order of threads does not show */
+    atomic_int_fast64_t first, count; /* a min and a sum: independent of the order of threads */
 } finite_job;
 
-/* The largest magnitude that is finite, as bits without the sign. */
+/* The bits of the largest finite magnitude, without the sign. */
 static uint32_t largest_bits(nbl_dtype dtype)
 {
     return dtype == NBL_DTYPE_F32 ? 0x7f7fffff : dtype == NBL_DTYPE_F16 ? 0x7bff : 0x7f7f;
 }
 
+/* Is element i finite? Its bits without the sign are compared as integers. */
 static bool finite_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
 {
     uint32_t word;
@@ -39,7 +44,7 @@ static bool finite_at(nbl_dtype dtype, const uint8_t *values, int64_t i)
 
 #if defined(__x86_64__)
 
-/* Whether all of a chunk's whole vectors are finite; *done elements were seen. */
+/* Are all whole vectors of a span finite? *done: how many elements were checked. */
 NBL_TARGET_AVX2 static bool finite_avx2(nbl_dtype dtype, const uint8_t *values, int64_t n, int64_t *done)
 {
     bool wide = dtype == NBL_DTYPE_F32;
@@ -57,6 +62,7 @@ NBL_TARGET_AVX2 static bool finite_avx2(nbl_dtype dtype, const uint8_t *values, 
     return _mm256_testz_si256(bad, bad);
 }
 
+/* The same with the largest bits seen, compared once at the end. */
 NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *values, int64_t n, int64_t *done)
 {
     bool wide = dtype == NBL_DTYPE_F32;
@@ -75,6 +81,8 @@ NBL_TARGET_AVX512 static bool finite_avx512(nbl_dtype dtype, const uint8_t *valu
 
 #endif
 
+/* Elements [begin, end). The vectors' answer is only yes or no: after a no the elements are
+ * checked one by one. */
 static void search(finite_job *j, int64_t begin, int64_t end)
 {
     int64_t done = 0, count = 0;
@@ -94,6 +102,7 @@ static void search(finite_job *j, int64_t begin, int64_t end)
     if (count > 0) atomic_fetch_add(&j->count, count);
 }
 
+/* An item: eight chunks. */
 static nbl_status search_item(void *argument, int64_t item, int worker)
 {
     finite_job *j = argument;

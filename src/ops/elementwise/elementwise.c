@@ -1,4 +1,5 @@
-/* elementwise.c - the rows of add, cast, scale, gated, gated_backward and check_finite: checks and outputs. */
+/* elementwise.c - the families add, cast, scale, gated and check_finite, and their backwards:
+ * checks, outputs, slots, attributes. */
 #include "ops/elementwise/elementwise.h"
 
 #include <math.h>

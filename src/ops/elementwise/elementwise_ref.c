@@ -1,4 +1,5 @@
-/* elementwise_ref.c - add, cast, scale, gated and check_finite by their definition. Scalar, f64. */
+/* elementwise_ref.c - add, cast, scale, gated, their backwards, and check_finite by their
+ * definition: the oracle. Scalar, f64. */
 #include "ops/elementwise/elementwise.h"
 
 #include <math.h>
@@ -31,7 +32,7 @@ static nbl_status run_scale(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* add passes dy on; cast does, too, in the dtype of x. */
+/* dx = dy·factor, in the dtype of dx. */
 static void pass_on(const nbl_tensor *dy, const nbl_tensor *dx, double factor)
 {
     if (!nbl__given(dx)) return;
@@ -64,8 +65,9 @@ static nbl_status run_scale_backward(const nbl__call *call, const void *argument
 
 /* ---- gated ---- */
 
-/* act(x); *slope is its derivative. Beyond 40 all of them are x or 0 and their slope 1 or 0: there the
- * slope's correction is taken at 40, so that an infinite x is not multiplied by its zero. */
+/* act(x); *slope is its derivative. Beyond ±40 act(x) is x or 0 and its slope 1 or 0. There the
+ * slope's correction is evaluated at 40, so that an infinite x is not multiplied by the
+ * correction's 0. */
 static double activation(nbl__act act, double x, double *slope)
 {
     const double a = 0.044715, b = sqrt(2 / M_PI);

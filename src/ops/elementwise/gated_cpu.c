@@ -1,5 +1,7 @@
-/* gated_cpu.c - gated and gated_backward with AVX2 and AVX-512; the kernels are in gated.inc. 20 to 60
- * instructions per vector: on one core about as fast as memory, on more bound by it. */
+/* gated_cpu.c - gated and its backward with AVX2 and AVX-512. The kernels are in gated.inc.
+ *
+ * Cost: 20 to 60 instructions per vector. Limit: on one core arithmetic and memory are about
+ * equal, on more memory. */
 #include "ops/elementwise/elementwise.h"
 
 #if defined(__x86_64__)

@@ -1,4 +1,5 @@
-/* offload_copy.c - see offload_copy.h. */
+/* offload_copy.c - the step offload_copy: outputs, slots, and the CPU's implementation, where a
+ * copy is a memcpy that is complete at once. See offload_copy.h. */
 #include "ops/elementwise/offload_copy.h"
 
 static nbl_status infer(nbl_context *ctx, void *arguments)

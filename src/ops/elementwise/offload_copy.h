@@ -1,8 +1,13 @@
-/* offload_copy.h - values that wait in the host's memory while a device has no use for them.
+/* offload_copy.h - copies of values that the host's memory keeps while the device
+ * does not need them.
  *
- * Not an operator for users: plans put these steps into their schedules (graph/offload.c), so they are not in the table of
- * families. Copies run one after the other beside what the device computes. Each has a slot: before the next of the slot
- * begins, and before what it brought or took away is touched, comes a `wait`. On the CPU a copy is done when its step is. */
+ * Not an operator for users: a plan inserts these steps into its schedule
+ * (graph/offload.c), and the table of families does not list them.
+ *
+ * Copies run one after the other, on a stream of their own beside the computation.
+ * Each copy has a slot. A `wait` step must come before the slot's next copy, and
+ * before any step that touches the memory that the copy reads or writes. On the
+ * CPU a copy is complete when its step returns. */
 #ifndef NBL_OFFLOAD_COPY_H
 #define NBL_OFFLOAD_COPY_H
 
@@ -11,19 +16,19 @@
 enum { NBL_OFFLOAD_SLOTS = 2 };
 
 typedef enum nbl__offload_step {
-    NBL_OFFLOAD_STORE, /* x to the host */
-    NBL_OFFLOAD_LOAD,  /* y from there: like what was put */
-    NBL_OFFLOAD_WAIT   /* until the copy of x is done */
+    NBL_OFFLOAD_STORE, /* device to host: x */
+    NBL_OFFLOAD_LOAD,  /* host to device: y, the value that was stored */
+    NBL_OFFLOAD_WAIT   /* until the copy of x is complete */
 } nbl__offload_step;
 
 typedef struct nbl__offload_copy {
     int what;                            /* nbl__offload_step */
-    int slot;                            /* below NBL_OFFLOAD_SLOTS */
-    nbl_tensor x;                        /* put, wait */
-    nbl_tensor y;                        /* get */
-    size_t offset;                       /* in the plan's memory on the host */
-    void *host;                          /* where that is */
-    const struct nbl__offload_copy *put; /* get: of which it is the other half */
+    int slot;                            /* 0 … NBL_OFFLOAD_SLOTS - 1 */
+    nbl_tensor x;                        /* store, wait */
+    nbl_tensor y;                        /* load */
+    size_t offset;                       /* bytes from the start of the plan's memory on the host */
+    void *host;                          /* the address of the value on the host */
+    const struct nbl__offload_copy *put; /* load: the store of the same value */
 } nbl__offload_copy;
 
 extern const nbl__family nbl__offload_copy_family;

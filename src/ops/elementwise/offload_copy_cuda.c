@@ -1,5 +1,8 @@
-/* offload_copy_cuda.c - copies to and from the host beside what the device computes: a stream of their own, which waits for what was
- * enqueued before them and is waited for where it matters. Both can be captured. See ops/elementwise/offload_copy.h. */
+/* offload_copy_cuda.c - offload copies on a device. See ops/elementwise/offload_copy.h.
+ *
+ * Copies run on a stream of their own, beside the computation. A copy waits (by an event) for what
+ * was enqueued before it; a `wait` step makes the computation wait for the copy. Both can be part
+ * of a captured graph. */
 #include "ops/elementwise/offload_copy.h"
 
 #include "device/cuda/cuda.h"
@@ -47,6 +50,8 @@ void nbl__cuda_offload_close(nbl__cuda *cuda)
     cuda->offload = NULL;
 }
 
+/* Enqueues a copy: event `before` makes it wait for the computation so far, and the slot's event
+ * marks its end. */
 static nbl_status copy(nbl__cuda *cuda, int slot, void *to, const void *from, size_t bytes,
                        enum cudaMemcpyKind kind)
 {

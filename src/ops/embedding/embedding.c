@@ -1,4 +1,4 @@
-/* embedding.c - the rows of embedding and embedding_backward: checks and outputs. */
+/* embedding.c - the families embedding and embedding_backward: checks, outputs, slots, attributes. */
 #include "ops/embedding/embedding.h"
 
 #include <math.h>

@@ -1,12 +1,15 @@
-/* embedding.h - rows of a table: y[…] = w[ids[…]]·scale.
+/* embedding.h - looks up rows of a table: y[…] = w[ids[…]]·scale.
  *
- * w [vocabulary, columns] in any storage format is decoded to the compute dtype, one rounding; with a scale
- * other than 1 the product with the scale, itself rounded to the dtype, is rounded once more, as Gemma's
- * embedding does in transformers. dw is f32 [vocabulary, columns]: rows whose id occurs get the sum of their
- * dy·scale, in the order of the ids; the others are zero, or untouched when accumulating, and so is that of the
- * id `padding`, as torch.nn.Embedding's padding_idx.
+ * w [vocabulary, columns] may have any storage format. It is dequantized to the
+ * compute dtype with one rounding. A scale other than 1 is rounded to the dtype,
+ * and the product is rounded once more, as in transformers' Gemma.
  *
- * An id outside the vocabulary is an error of the run, which names it. */
+ * Backward: dw is f32 [vocabulary, columns]. A row whose id occurs receives the
+ * sum of its dy·scale, in the order of the ids. Other rows are 0, or unchanged
+ * with `accumulate`. So is the row of the id `padding`, as torch.nn.Embedding's
+ * padding_idx.
+ *
+ * An id outside the vocabulary is an error of the run that names it. */
 #ifndef NBL_EMBEDDING_H
 #define NBL_EMBEDDING_H
 
@@ -23,7 +26,7 @@ typedef struct nbl__embedding {
     bool accumulate;
 } nbl__embedding;
 
-/* The failure names the first id that is not in the vocabulary, and its place. */
+/* The error names the first id that is outside the vocabulary, and its index. */
 nbl_status nbl__embedding_check_ids(nbl_context *ctx, const char *op, const nbl_tensor *ids,
                                     int64_t vocabulary);
 

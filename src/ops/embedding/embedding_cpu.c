@@ -1,23 +1,29 @@
-/* embedding_cpu.c - embedding and embedding_backward on any machine: rows are decoded by the storage format's
- * own kernels, and gradients are added by columns, in the order of the ids, so that threads do not matter.
+/* embedding_cpu.c - embedding and its backward, on any CPU.
  *
- * Bound by memory: forward reads and writes a row per id; backward without accumulation also clears
- * [vocabulary, columns] f32. */
+ *   forward    for each id (items of rows):       dequantize its row with the storage format's kernel
+ *   backward   for each span of columns (items):  for each id in order:  dw[id] += dy·scale
+ *
+ * Backward divides the work by columns, so that each sum is in the order of the ids whatever the
+ * number of threads.
+ *
+ * Bytes: forward reads and writes a row per id. Backward also clears [vocabulary, columns] of f32,
+ * unless it accumulates. Limit: memory. */
 #include "ops/embedding/embedding.h"
 
 #include "ops/common/rows.h"
 
 enum {
-    PIECE = 256,  /* f32 on the stack */
-    COLUMNS = 512 /* of a piece of dw: long enough to be fetched ahead */
+    PIECE = 256,  /* f32 values on the stack */
+    COLUMNS = 512 /* columns of an item of dw; long enough for the hardware's prefetch */
 };
 
 typedef struct embedding_job {
     const nbl__embedding *a;
     nbl_isa isa;
-    float scale; /* as the dtype holds it */
+    float scale; /* rounded to the dtype */
 } embedding_job;
 
+/* The call, with the scale rounded to the dtype. */
 static embedding_job job_of(const nbl__call *call, const nbl__embedding *a)
 {
     uint32_t word;
@@ -27,6 +33,7 @@ static embedding_job job_of(const nbl__call *call, const nbl__embedding *a)
     return j;
 }
 
+/* Multiplies a row by the scale, and rounds it again. */
 static void scale_row(const embedding_job *j, uint8_t *row, int64_t columns)
 {
     float piece[PIECE];
@@ -39,6 +46,7 @@ static void scale_row(const embedding_job *j, uint8_t *row, int64_t columns)
     }
 }
 
+/* Forward: the rows of ids [begin, end). */
 static void take_rows(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;
@@ -61,7 +69,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
                          take_rows, &j);
 }
 
-/* Columns [begin, end) of all ids. */
+/* Backward: columns [begin, end) of dw, for all ids in order. */
 static void add_columns(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;
@@ -76,6 +84,7 @@ static void add_columns(const void *job, int64_t begin, int64_t end, int64_t ite
                             (float *)j->a->dw.data + ids[t] * columns + begin, n);
 }
 
+/* Backward: zeros rows [begin, end) of dw. */
 static void clear_rows(const void *job, int64_t begin, int64_t end, int64_t item)
 {
     const embedding_job *j = job;

@@ -1,4 +1,4 @@
-/* embedding_ref.c - embedding and embedding_backward by their definition. Scalar, f64 sums. */
+/* embedding_ref.c - embedding and its backward by their definition: the oracle. Scalar, f64 sums. */
 #include "ops/embedding/embedding.h"
 
 #include "ops/ref.h"

@@ -1,4 +1,4 @@
-/* dora_norm.c - the row of dora_norm: checks and outputs. */
+/* dora_norm.c - the family dora_norm: checks, outputs, slots, attributes. */
 #include "ops/linear/dora_norm.h"
 
 #include <math.h>

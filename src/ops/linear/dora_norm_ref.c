@@ -1,4 +1,5 @@
-/* dora_norm_ref.c - dora_norm: the oracle. Each row of W + s·B·A is formed, value by value. */
+/* dora_norm_ref.c - dora_norm: the oracle. Each row of W + s·B·A is formed, value by value, in
+ * f64. w_norm2 is not read. */
 #include <math.h>
 
 #include "ops/linear/dora_norm.h"

@@ -1,5 +1,6 @@
-/* linear.c - the rows of linear and linear_backward: checks and outputs. Implementations are in
- * cpu/ and ref/. */
+/* linear.c - the family linear: checks, outputs, slots, attributes.
+ *
+ * The implementations are linear_cpu.c and linear_ref.c; CUDA's are in cuda/. */
 #include "ops/linear/linear.h"
 
 #include <math.h>
@@ -16,11 +17,12 @@ bool nbl__dropout_keeps(uint64_t seed, float dropout, int64_t index)
     return nbl__uniform(words[index & 3]) >= dropout;
 }
 
-/* A tensor's name in a message: "gate.lora_a", "lora_a1". */
+/* A tensor's name in a message, as the slots have it: "gate.lora_a", "lora_a1". */
 typedef struct name_text {
     char text[64];
 } name_text;
 
+/* `name` with the part before it ("gate.") or after it ("1"). */
 static name_text named(const char *part, const char *name)
 {
     name_text full;
@@ -29,6 +31,7 @@ static name_text named(const char *part, const char *name)
     return full;
 }
 
+/* The weight's name: "gate" for the part "gate.", "w1" for "1", "w" for "". */
 static name_text weight_named(const char *part)
 {
     name_text full = named(part, "w");
@@ -36,6 +39,8 @@ static name_text weight_named(const char *part)
     return full;
 }
 
+/* A needs B, a magnitude needs both, a norm needs a magnitude. Then dtypes, shapes and the range
+ * of the attributes. */
 static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a,
                                 int64_t out, int64_t in)
 {
@@ -83,7 +88,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *par
               nbl__show_shape(a->x.rank, a->x.shape).text, in, name_w.text,
               nbl__show_shape(2, a->w.shape).text);
     if (nbl__given(&a->bias)) {
-        if (a->bias.dtype != NBL_DTYPE_F32) /* a trained one is f32 beside any compute dtype */
+        if (a->bias.dtype != NBL_DTYPE_F32) /* a trained bias is f32 for any compute dtype */
             NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->bias, 1, &out));
     }
@@ -129,6 +134,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
     return nbl__linear_infer_backward(ctx, "linear_backward", "", arguments);
 }
 
+/* The bias is not kept: backward does not read it. */
 static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear, x, "x", INPUT),
     NBL_KEPT(nbl__linear, w, "w", WEIGHT),

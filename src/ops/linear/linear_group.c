@@ -1,4 +1,4 @@
-/* linear_group.c - the rows of linear_group and linear_group_backward: checks and outputs. */
+/* linear_group.c - the family linear_group: checks, outputs, slots, attributes. */
 #include "ops/linear/linear_group.h"
 
 #include "ops/families.h"
@@ -22,7 +22,7 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
     }
 }
 
-/* The first tensor of an absent member that is given, or NULL. */
+/* The first tensor that is given for a member without a weight; NULL: there is none. */
 static const char *stray_of(const nbl__linear *a)
 {
     const nbl_tensor *tensors[] = {&a->bias, &a->lora_a, &a->lora_b, &a->magnitude, &a->norm, &a->dy};
@@ -32,6 +32,7 @@ static const char *stray_of(const nbl__linear *a)
     return NULL;
 }
 
+/* Sets group->count. A gap between members, or a tensor without its weight, is an error. */
 static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_group *group)
 {
     group->count = 0;
@@ -47,6 +48,7 @@ static nbl_status count_members(nbl_context *ctx, const char *op, nbl__linear_gr
     return NBL_OK;
 }
 
+/* The members' names in messages: "lora_a" + "1". */
 static const char *const parts[NBL_MAX_GROUP] = {"0", "1", "2", "3"};
 
 static nbl_status infer_forward(nbl_context *ctx, void *arguments)

@@ -1,8 +1,9 @@
-/* linear_group_ref.c - linear_group: the oracle. Each member is a linear; their dx are summed in f64. */
+/* linear_group_ref.c - linear_group: the oracle. Each member runs as a reference linear. Their dx
+ * are summed in f64 and rounded once. */
 #include "ops/linear/linear_group.h"
 #include "ops/ref.h"
 
-/* Scratch: one member's dx and the sum, f64 [tokens, in]; then what linear needs. */
+/* Scratch: one member's dx and the sum, both f64 [tokens, in], then the scratch of linear. */
 typedef struct scratch {
     double *dx, *sum;
     size_t used;

@@ -1,9 +1,12 @@
-/* linear_ref.c - linear, forward and backward: the oracle. Scalar, f64 sums, one rounding at the end,
- * never optimised. One row of W is decoded at a time.
+/* linear_ref.c - linear and linear_backward: the oracle. Scalar, f64 sums, one rounding at the
+ * end, never optimised. One row of W is dequantized at a time.
  *
- * LLM.int8 forward (a weight in int8): each row of x is quantised to 8 bits by its largest value below
- * the threshold; columns in which any row reaches the threshold are taken out and multiplied as they
- * are. Backward uses the decoded weight, as upstream does. */
+ * LLM.int8 forward (a weight in int8): each row of x is quantised to 8 bits by its largest value
+ * below the threshold. A column in which any row reaches the threshold is left out, and multiplied
+ * as it is. Backward uses the dequantized weight, as bitsandbytes does.
+ *
+ * Here xa = drop(x)·Aᵀ and gb = dy'·B, without the scale s: t = s·xa and u = s·gb in the notation
+ * of linear_fused.h. s is applied where they are used. */
 #include <math.h>
 
 #include "ops/linear/linear.h"
@@ -19,15 +22,16 @@ static sizes sizes_of(const nbl__linear *a)
     return (sizes){nbl__tensor_rows(&a->x), a->w.shape[1], a->w.shape[0], nbl__linear_rank(a)};
 }
 
-/* Scratch: a decoded row of W, then f64 tables. */
+/* Scratch: a dequantized row of W, then f64 tables. */
 typedef struct scratch {
     float *row;       /* [in] */
     double *xa, *gb;  /* [tokens, rank]: drop(x)·Aᵀ and dy'·B */
     double *dx;       /* [tokens, in]; backward */
-    double *factor;   /* [out]: magnitude / norm; DoRA */
+    double *factor;   /* [out]: magnitude / norm, or 1 */
     uint8_t *outlier; /* [in]; int8 */
 } scratch;
 
+/* Cuts the scratch; base NULL: measures it. */
 static size_t layout(const nbl__linear *a, bool backward, uint8_t *base, scratch *s)
 {
     sizes z = sizes_of(a);
@@ -55,7 +59,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, true, NULL, &s);
 }
 
-/* Row n of W in the compute dtype, as f32. */
+/* Row n of W, rounded to the compute dtype, as f32. */
 static void weight_row(const nbl__linear *a, int64_t n, float *row)
 {
     int64_t in = a->w.shape[1];
@@ -66,7 +70,7 @@ static void weight_row(const nbl__linear *a, int64_t n, float *row)
     }
 }
 
-/* x as the adapter sees it. */
+/* Element i of drop(x), the adapter's input. */
 static double dropped(const nbl__linear *a, int64_t i)
 {
     if (a->dropout == 0) return nbl__ref_get(&a->x, i);
@@ -86,7 +90,7 @@ static void adapter_inner(const nbl__linear *a, double *xa)
         }
 }
 
-/* DoRA: 1 / ‖W + s·B·A‖ of row n. */
+/* DoRA: 1 / ‖W + s·B·A‖ of row n. `row` is W's row n. */
 static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
 {
     if (nbl__given(&a->norm)) return 1 / nbl__ref_get(&a->norm, n);
@@ -102,6 +106,7 @@ static double inverse_norm(const nbl__linear *a, int64_t n, const float *row)
     return 1 / sqrt(squares);
 }
 
+/* DoRA's factor of output n, magnitude / norm; 1 without DoRA. */
 static double factor_of(const nbl__linear *a, int64_t n, const float *row)
 {
     return nbl__given(&a->magnitude) ? nbl__ref_get(&a->magnitude, n) * inverse_norm(a, n, row) : 1;
@@ -109,11 +114,13 @@ static double factor_of(const nbl__linear *a, int64_t n, const float *row)
 
 /* ---- the base product ---- */
 
+/* The outlier threshold; infinity where none is set. */
 static double limit_of(const nbl__linear *a)
 {
     return a->threshold > 0 ? (double)a->threshold : INFINITY;
 }
 
+/* Marks the columns in which any value reaches the threshold or is non-finite. */
 static void find_outliers(const nbl__linear *a, uint8_t *outlier)
 {
     sizes z = sizes_of(a);
@@ -123,7 +130,7 @@ static void find_outliers(const nbl__linear *a, uint8_t *outlier)
         if (!(fabs(nbl__ref_get(&a->x, i)) < limit_of(a))) outlier[i % z.in] = 1;
 }
 
-/* x row t times W row n of an int8 weight. */
+/* Row t of x times row n of an int8 weight: outlier columns in f64, the others as codes. */
 static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
                            const uint8_t *outlier)
 {
@@ -142,6 +149,7 @@ static double int8_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     return exact + sum * largest * (double)a->w.scales[n] / (127.0 * 127.0);
 }
 
+/* Row t of x times row n of W. */
 static double base_product(const nbl__linear *a, int64_t t, int64_t n, const float *row,
                            const uint8_t *outlier)
 {
@@ -152,7 +160,7 @@ static double base_product(const nbl__linear *a, int64_t t, int64_t n, const flo
     return sum;
 }
 
-/* Before magnitude and bias. */
+/* Output [t, n] before DoRA's factor and the bias. */
 static double plain_output(const nbl__linear *a, int64_t t, int64_t n, const scratch *s)
 {
     sizes z = sizes_of(a);
@@ -181,7 +189,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
 
 /* ---- backward ---- */
 
-/* Gradients of bias and magnitude, and dy'·W summed into dx; dy' = dy · factor. */
+/* Sums dy'·W into dx, and computes the gradients of bias and magnitude. One row of W at a time. */
 static void backward_rows(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);
@@ -201,7 +209,7 @@ static void backward_rows(const nbl__linear *a, const scratch *s)
     }
 }
 
-/* (dy · factor)ᵀ·x. */
+/* dW = dy'ᵀ·x. */
 static void backward_weight(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);
@@ -214,6 +222,7 @@ static void backward_weight(const nbl__linear *a, const scratch *s)
         }
 }
 
+/* Adds the adapter's part to dx, then computes dA = s·gbᵀ·drop(x) and dB = s·dy'ᵀ·xa. */
 static void backward_adapter(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);

@@ -1,4 +1,4 @@
-/* mlp.c - the rows of mlp and mlp_backward: checks, outputs, and the cut into chunks. */
+/* mlp.c - the families mlp and mlp_backward: checks, outputs, slots, and the division into chunks. */
 #include "ops/linear/mlp.h"
 
 #include "ops/families.h"
@@ -8,7 +8,7 @@ int64_t nbl__mlp_chunks(const nbl__mlp *a)
     return nbl__max_i64(1, nbl__ceil_div(nbl__tensor_rows(&a->gate.x), NBL_MLP_CHUNK));
 }
 
-/* The three layers with the shared arguments in each. */
+/* The three layers with gate's shared arguments in each. */
 static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
 {
     parts[NBL_MLP_GATE] = a->gate;
@@ -28,7 +28,7 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
     }
 }
 
-/* Rows of a tensor seen as a matrix; it may be f64 in a reference. */
+/* Rows [begin, begin + count) of a tensor seen as a matrix. The tensor may be f64 in a reference. */
 static nbl_tensor rows_of(const nbl_tensor *t, int64_t begin, int64_t count)
 {
     size_t size = t->dtype == NBL_DTYPE_F64 ? 8 : nbl__size_of(t->dtype);
@@ -56,7 +56,8 @@ void nbl__mlp_chunk(const nbl__mlp *a, int64_t chunk, nbl__linear parts[NBL_MLP_
 
 static const char *const names[NBL_MLP_PARTS] = {"gate.", "up.", "down."};
 
-/* The forward checks; `parts` come out with x and y as they are in the whole call. */
+/* The checks of both directions. `parts` receives the layers of the whole call, with the shapes of
+ * y and of down's x. */
 static nbl_status check(nbl_context *ctx, const char *op, const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
 {
     spread(a, parts);

@@ -1,16 +1,24 @@
-/* mlp.h - the gated feed-forward block, y = down(act(gate(x)) · up(x)), forward and backward.
+/* mlp.h - the gated feed-forward block, y = down(act(gate(x)) · up(x)), forward
+ * and backward.
  *
- * gate and up are [inner, in], down is [out, inner]; each is a linear with its own bias, adapter and DoRA.
- * Tokens go through in chunks of NBL_MLP_CHUNK: between the layers there are never more than
- * [NBL_MLP_CHUNK, inner] values, and they are f32 (f64 in the reference) whatever the compute dtype, so that
- * act(gate)·up above 65504 does no harm in f16. Backward computes gate and up again, unless `keep` has forward
- * save them, as the same f32: a fifth of the products for 8·inner bytes per token, and not a bit of difference.
- * Gradients of parameters add up over the chunks.
+ * gate and up are [inner, in], down is [out, inner]. Each is a linear layer
+ * (linear.h) with its own bias, adapter and DoRA.
  *
- * The shared arguments are those of gate: x, dx, dtype, dropout, seed, first_row, threshold, train_w, accumulate, and scale
- * for parts whose own is 0; y and dy are down's. The mask of part p (gate 0, up 1, down 2) is that of the seed
- * nbl__dropout_seed(seed, p), as it is of linear_group and linear over all tokens; int8 finds its outlier columns chunk by
- * chunk. */
+ * Memory: tokens are processed in chunks of NBL_MLP_CHUNK, so that at most
+ * [NBL_MLP_CHUNK, inner] values exist between the layers. These are f32 for every
+ * compute dtype (f64 in the reference). In f16, act(gate)·up may therefore exceed
+ * 65504 without overflow. Gradients of parameters add up over the chunks.
+ *
+ * `keep`: backward needs the outputs of gate and up. Without keep it recomputes
+ * them. With keep forward saves them in gate_out and up_out: 8·inner bytes per
+ * token, for two of backward's five large products. The saved values are the same f32, so
+ * that the results are the same bits.
+ *
+ * gate holds the shared arguments: x, dx, dtype, dropout, seed, first_row,
+ * threshold, train_w, accumulate. Its scale applies to parts whose own is 0. y and
+ * dy are down's. Part p (gate 0, up 1, down 2) has the dropout mask of the seed
+ * nbl__dropout_seed(seed, p), counted over all tokens as in linear. int8 finds its
+ * outlier columns chunk by chunk. */
 #ifndef NBL_MLP_H
 #define NBL_MLP_H
 
@@ -20,19 +28,21 @@
 enum { NBL_MLP_CHUNK = 512, NBL_MLP_GATE = 0, NBL_MLP_UP, NBL_MLP_DOWN, NBL_MLP_PARTS };
 
 typedef struct nbl__mlp {
-    int act; /* nbl__act; gelu is the one with erf */
+    int act; /* nbl__act; gelu is the exact one, with erf */
     nbl__linear gate, up, down;
-    bool keep;                   /* forward saves, and backward reads, */
-    nbl_tensor gate_out, up_out; /* f32, like x with inner columns */
+    bool keep;                   /* forward saves, and backward reads: */
+    nbl_tensor gate_out, up_out; /* f32 [tokens, inner], outputs of gate and up */
 } nbl__mlp;
 
 extern const nbl__impl nbl__mlp_cpu, nbl__mlp_backward_cpu;
 extern const nbl__impl nbl__mlp_ref, nbl__mlp_backward_ref;
 
-/* At least 1: without tokens the gradients of parameters are still written. */
+/* The number of chunks, at least 1: without tokens backward still writes the
+ * gradients of parameters. */
 int64_t nbl__mlp_chunks(const nbl__mlp *a);
-/* The parts as layers over one chunk, without what lies between them: y and dy of gate and up, x and dx of
- * down. Chunks after the first accumulate. */
+/* The three layers over one chunk, with the shared arguments filled in. Chunks
+ * after the first accumulate. The caller supplies the tensors between the layers:
+ * y and dy of gate and up, x and dx of down. */
 void nbl__mlp_chunk(const nbl__mlp *a, int64_t chunk, nbl__linear parts[NBL_MLP_PARTS]);
 
 #endif

@@ -1,11 +1,11 @@
-/* mlp_ref.c - mlp, forward and backward: the oracle. The parts are the reference linear; what lies between
- * them is f64. Backward makes gate and up again, whether they were saved or not. */
+/* mlp_ref.c - mlp and mlp_backward: the oracle. The three layers are the reference linear. Values
+ * between them are f64. Backward recomputes gate and up, whether they were saved or not. */
 #include <math.h>
 
 #include "ops/linear/mlp.h"
 #include "ops/ref.h"
 
-/* Scratch, f64 for one chunk, then what linear needs. */
+/* Scratch: f64 for one chunk, then what linear needs. */
 typedef struct scratch {
     double *gate, *up, *h;    /* [rows, inner] */
     double *dgate, *dup, *dh; /* [rows, inner]; backward */
@@ -32,12 +32,13 @@ static scratch layout(const nbl__mlp *a, bool backward, uint8_t *base)
     return s;
 }
 
+/* A tensor of f64 between two of the layers. */
 static nbl_tensor between(double *data, int64_t rows, int64_t columns)
 {
     return (nbl_tensor){.dtype = NBL_DTYPE_F64, .rank = 2, .shape = {rows, columns}, .data = data};
 }
 
-/* The parts of a chunk with what lies between them. */
+/* The layers of a chunk with the tensors between them. */
 static void parts_of(const nbl__mlp *a, int64_t chunk, const scratch *s, nbl__linear parts[NBL_MLP_PARTS])
 {
     int64_t inner = a->gate.w.shape[0], in = a->gate.w.shape[1];
@@ -80,6 +81,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 
 static const double sqrt_half = 0.70710678118654752440, two_over_sqrt_pi = 1.12837916709551257390;
 
+/* act(x). */
 static double act_value(int act, double x)
 {
     if (act == NBL_ACT_SILU) return x / (1 + exp(-x));
@@ -87,6 +89,7 @@ static double act_value(int act, double x)
     return 0.5 * x * (1 + tanh(two_over_sqrt_pi * sqrt_half * (x + 0.044715 * x * x * x)));
 }
 
+/* act'(x). */
 static double act_slope(int act, double x)
 {
     if (act == NBL_ACT_SILU) {
@@ -99,7 +102,7 @@ static double act_slope(int act, double x)
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
 }
 
-/* gate, up and h of a chunk. */
+/* gate, up and h = act(gate)·up of a chunk. */
 static nbl_status run_first(const nbl__call *inner, int act, const scratch *s, const nbl__linear *parts)
 {
     int64_t n = nbl__tensor_elements(&parts[NBL_MLP_GATE].y);
@@ -109,6 +112,7 @@ static nbl_status run_first(const nbl__call *inner, int act, const scratch *s, c
     return NBL_OK;
 }
 
+/* The call with the scratch behind the first `used` bytes. */
 static nbl__call behind(const nbl__call *call, size_t used)
 {
     return (nbl__call){.ctx = call->ctx,
@@ -137,6 +141,8 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
+/* Per chunk: recompute gate, up and h; down's backward gives dh; the product rule gives dgate and
+ * dup; then the backward of both, whose dx are summed in f64. */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__mlp *a = arguments;

@@ -1,4 +1,5 @@
-/* argmax.c - argmax: checks, and the reference. See argmax.h. */
+/* argmax.c - the family argmax: checks, and the reference, which is the CPU's only implementation.
+ * See argmax.h. */
 #include "ops/loss/argmax.h"
 
 #include <math.h>

@@ -1,7 +1,8 @@
-/* argmax.h - the first of the highest of each row: what greedy decoding takes of its logits.
+/* argmax.h - the first maximum of each row: the token that greedy generation
+ * chooses.
  *
- *     best[r]      where the highest x[r, …] is, the first of equal ones; NaN is never it; 0 when there is none
- *     strange[r]   the first place that is NaN or infinite, or -1
+ *   best[r]         index of the largest x[r, …], the first if several are equal; NaN is ignored; 0 if none is left
+ *   non_finite[r]   index of the first NaN or infinity, or -1 (the slot is called "strange")
  *
  * No backward. */
 #ifndef NBL_ARGMAX_H

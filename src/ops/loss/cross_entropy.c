@@ -1,4 +1,5 @@
-/* cross_entropy.c - the rows of cross_entropy and its backward: checks and outputs. */
+/* cross_entropy.c - the families cross_entropy and its backward: checks, outputs, slots,
+ * attributes. */
 #include "ops/loss/cross_entropy.h"
 
 #include <math.h>

@@ -1,22 +1,31 @@
-/* cross_entropy.h - the head and the loss in one: logits are made, used and forgotten in tiles.
+/* cross_entropy.h - the output head and the loss in one operator. Logits exist in
+ * tiles only: [tokens, vocabulary] is never stored.
  *
- *     u = x·Wᵀ                  x [tokens, hidden], W [vocabulary, hidden] in any storage format
- *     z = cap · tanh(u / cap)   with a soft cap, else u
- *     logprobs[t] = z[label] - lse[t],   lse = log Σ exp z
- *     loss[t]     = -(1 - s)·logprobs[t] - s/vocabulary · Σ (z - lse)      s: label smoothing
+ *   u = x·Wᵀ                  x [tokens, hidden], W [vocabulary, hidden] in any storage format
+ *   z = cap · tanh(u / cap)   with a soft cap, else u
+ *   logprobs[t] = z[label] - lse[t],   lse = log Σ exp z
+ *   loss[t]     = -(1 - s)·logprobs[t] - s/vocabulary · Σ (z - lse)      s: label smoothing
  *
- * as torch.nn.functional.cross_entropy. A token with the label -100 is not trained: no work is done for it, its
- * loss, log-probability and dx are 0. reduction mean: the sum over trained tokens divided by their number, or by
- * `denominator` when that is given: a batch that is accumulated in parts needs the count of all parts, the
- * mean of means is another number. With no trained token at all the loss and all gradients are 0 (torch: NaN).
- * Any other label outside [0, vocabulary) is refused when the operator runs.
+ * as torch.nn.functional.cross_entropy.
  *
- * Backward makes the logits again. With `early` (mean, frozen w) forward makes dx as well, for dloss = 1 and in f32, and
- * keeps it in dx_in_forward; backward only multiplies: a product less, but a forward pass that is not followed by
- * backward has done one too many. The bits are the same when dloss is a power of two, as it is in training: 1, or the
- * scale of the loss in f16.
+ * Labels: a token with the label -100 is not trained. No work is done for it, and
+ * its loss, log-probability and dx are 0. Any other label outside [0, vocabulary)
+ * is an error of the run.
  *
- * x, W and dx are in the compute dtype; loss, log-probabilities and dw are f32. */
+ * reduction mean: the sum over trained tokens, divided by their number or by
+ * `denominator` if that is given. A batch that is accumulated in parts needs the
+ * count of all parts, because the mean of means differs. Without any trained token
+ * the loss and all gradients are 0 (torch: NaN).
+ *
+ * Backward recomputes the logits. Gradient in forward (`grad_in_forward`,
+ * attribute "early"; needs mean and a frozen w): forward also computes dx for
+ * dloss = 1, in f32, and keeps it in dx_in_forward. Backward then only multiplies
+ * by dloss. That saves one product, but wastes one if no backward follows. The
+ * bits are the same if dloss is a power of two, as in training: 1, or the loss
+ * scale of f16.
+ *
+ * dtypes: x, W and dx are in the compute dtype. Loss, log-probabilities and dw are
+ * f32. */
 #ifndef NBL_CROSS_ENTROPY_H
 #define NBL_CROSS_ENTROPY_H
 
@@ -33,15 +42,15 @@ typedef struct nbl__cross_entropy {
     float softcap;            /* 0: none */
     float smoothing;          /* 0 <= s <= 1 */
     int reduction;            /* nbl__reduction */
-    bool train_w;             /* backward makes dw */
-    float denominator;        /* mean: what to divide by; 0: the number of trained tokens */
+    bool train_w;             /* backward computes dw */
+    float denominator;        /* mean: the divisor; 0: the number of trained tokens */
     nbl_tensor loss;          /* f32: [1], or like labels */
     nbl_tensor logprobs;      /* f32, like labels */
-    nbl_tensor lse;           /* f32 [2, tokens], saved: its value, and what rounding took off it */
-    nbl_tensor dloss;         /* backward: f32, like loss; */
-    nbl_tensor dx, dw;        /* the outputs */
+    nbl_tensor lse;           /* f32 [2, tokens], saved: lse rounded to f32, and the rest */
+    nbl_tensor dloss;         /* backward's input: f32, like loss */
+    nbl_tensor dx, dw;        /* backward's outputs */
     bool accumulate;          /* backward adds to dw instead of writing it */
-    bool grad_in_forward;     /* forward makes, and backward reads, */
+    bool grad_in_forward;     /* forward computes, and backward reads: */
     nbl_tensor dx_in_forward; /* f32, like x: dx for dloss = 1 */
 } nbl__cross_entropy;
 
@@ -49,12 +58,15 @@ extern const nbl__impl nbl__cross_entropy_ref, nbl__cross_entropy_backward_ref;
 extern const nbl__impl nbl__cross_entropy_cpu, nbl__cross_entropy_backward_cpu;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 
-/* The trained tokens, in order, to rows [tokens]; refuses a label that is out of range by value and place. */
+/* Writes the indices of the trained tokens, in order, to rows [tokens]. A label
+ * out of range is an error that names its value and index. */
 nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_entropy *a, int64_t *rows,
                                       int64_t *count);
-/* What the loss of a token is multiplied with in the mean of `count` trained ones. */
+/* The factor of a trained token's loss. Mean: 1 / denominator or 1 / count, 0 without
+ * trained tokens. No reduction: 1. */
 double nbl__cross_entropy_share(const nbl__cross_entropy *a, int64_t count);
 
+/* Is dw to be computed? */
 static inline bool nbl__cross_entropy_wants_dw(const nbl__cross_entropy *a)
 {
     return a->train_w && nbl__given(&a->dw);

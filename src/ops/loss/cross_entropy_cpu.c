@@ -1,23 +1,28 @@
-/* cross_entropy_cpu.c - cross_entropy over tiles of logits: trained tokens in groups, the vocabulary in
- * stretches.
+/* cross_entropy_cpu.c - cross_entropy on the CPU, over tiles of logits.
  *
- *     for each group of up to ROWS trained tokens             their x side by side (a copy, unless they are)
- *         for each stretch of up to COLUMNS of the vocabulary
- *             tile = x·Wᵀ                                     [ROWS, COLUMNS] f32: the only logits there are
- *             forward    tile → running sums of each token
- *             backward   tile → gradients of the logits;  dx += tile·W,  dw += tileᵀ·x
+ *   for each group of up to ROWS trained tokens             their x consecutive in memory (copied if they are not)
+ *       for each span of up to COLUMNS of the vocabulary
+ *           tile = x·Wᵀ                                     [ROWS, COLUMNS] f32: the only logits in memory
+ *           forward    tile -> running sums of each token
+ *           backward   tile -> gradients of the logits;  dx += tile·W,  dw += tileᵀ·x
  *
- * ROWS and COLUMNS balance what a product packs against what it computes: W is decoded once per group, x packed
- * once per stretch, and dx (f32, [ROWS, hidden]) read and written once per stretch. A sum runs over stretches
- * in order and its stretches are the same for any number of threads: so are its bits.
+ * ROWS and COLUMNS balance what a product packs against what it computes. W is dequantized once
+ * per group, x is packed once per span, and dx (f32, [ROWS, hidden]) is read and written once per
+ * span. A sum runs over the spans in order, and spans do not depend on the number of threads:
+ * neither do the bits.
  *
- * early: forward keeps the tiles of a smaller group, of the whole vocabulary, until its sums are known, and goes through
- * them once more as backward would. Each element is summed as in backward: the same tiles in the same order; groups
- * are cut evenly, so that none has the few rows for which a product takes another route.
+ * Gradient in forward (cross_entropy.h): forward keeps the tiles of a smaller group, over the
+ * whole vocabulary, until the group's sums are known. It then goes through them once more, as
+ * backward would. Each element is the same sum as in backward: the same tiles in the same order.
+ * Groups are cut evenly, so that none has so few rows that its products take another route
+ * (gemm_plan.h).
  *
- * Scratch: 8 bytes per token, and panels: 4 MiB of tile, x and (backward) dx of a group. Cost: that of its
- * products, 2·tokens·hidden·vocabulary operations each: one forward, two in backward, three with dw; early: two forward
- * and none in backward, for up to 64 MiB of tiles. */
+ * Scratch: 8 bytes per token, the panels of gemm, a tile of 4 MiB, x and (backward) dx of a group.
+ * Gradient in forward: tiles of up to 64 MiB, or of 64 rows where that is more.
+ *
+ * Cost: 2·tokens·hidden·vocabulary operations per product. One product in forward, two in
+ * backward, three with dw. Gradient in forward: two in forward, none in backward. Limit: the
+ * products. */
 #include <math.h>
 
 #include "base/team.h"
@@ -26,33 +31,34 @@
 #include "ops/loss/cross_entropy.h"
 
 enum {
-    ROWS = 1024,
-    COLUMNS = 1024,
-    ROWS_PER_ITEM = 8,
-    GRAD_IN_FORWARD_BYTES = 64 << 20,
-    GRAD_IN_FORWARD_MIN_ROWS = 64
+    ROWS = 1024,                      /* max tokens of a group */
+    COLUMNS = 1024,                   /* max columns of a span of the vocabulary */
+    ROWS_PER_ITEM = 8,                /* of the work between the products */
+    GRAD_IN_FORWARD_BYTES = 64 << 20, /* of the tiles that forward keeps; more only for */
+    GRAD_IN_FORWARD_MIN_ROWS = 64     /* this many rows */
 };
 
+/* One call, and the tile that it works on. */
 typedef struct pass {
     const nbl__cross_entropy *a;
     nbl_context *ctx;
     nbl_isa isa;
     int64_t tokens, hidden, vocabulary;
-    int64_t max_rows, max_columns; /* of a tile */
-    int64_t stride;                /* of its rows: not a power of two, which would crowd few cache sets */
+    int64_t max_rows, max_columns; /* the largest tile */
+    int64_t stride; /* elements of a tile's row; not a power of two, which would use few cache sets */
     double share;
-    bool grad_in_forward; /* in forward */
+    bool grad_in_forward; /* forward computes dx */
 
-    int64_t *trained;      /* [tokens]: rows of x that are trained, */
-    int64_t count;         /* so many */
+    int64_t *trained;      /* [tokens]: indices of the trained tokens */
+    int64_t count;         /* how many tokens are trained */
     uint8_t *gathered;     /* [max_rows, hidden], compute dtype */
-    float *tiles;          /* [max_rows, stride]; early: one for each stretch */
+    float *tiles;          /* [max_rows, stride]; gradient in forward: one per span */
     nbl__logit_sums *sums; /* [max_rows]; forward */
     float *label_logits;   /* [max_rows]; forward */
-    float *dx;             /* [max_rows, hidden]; backward, and early */
+    float *dx;             /* [max_rows, hidden]; backward, or gradient in forward */
     void *gemm;
 
-    /* the tile at work */
+    /* the current tile */
     int64_t first_row, rows;       /* of `trained` */
     int64_t first_column, columns; /* of the vocabulary */
     const uint8_t *x;              /* [rows, hidden] */
@@ -147,8 +153,9 @@ static size_t max(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* How many tokens are trained is known only when the operator runs, and a smaller product may want more
- * scratch than a larger one: asks for every number of rows, in a full and in the last stretch. */
+/* Max scratch of the products. The number of trained tokens is known only at run time, and a
+ * smaller product may need more scratch than a larger one. The loop therefore asks for every
+ * number of rows, in a full span and in the last one. */
 static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backward)
 {
     pass p = *sizes;
@@ -164,6 +171,7 @@ static size_t gemm_scratch(const nbl_context *ctx, const pass *sizes, bool backw
     return bytes;
 }
 
+/* Cuts the scratch, and sets the sizes of groups and spans; base NULL: measures it. */
 static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool backward, bool grad_in_forward,
                      uint8_t *base, pass *p)
 {
@@ -185,8 +193,8 @@ static size_t layout(const nbl_context *ctx, const nbl__cross_entropy *a, bool b
     NBL_CUT(&cut, p->sums, backward ? 0 : p->max_rows);
     NBL_CUT(&cut, p->label_logits, backward ? 0 : p->max_rows);
     NBL_CUT(&cut, p->dx, backward || grad_in_forward ? p->max_rows * p->hidden : 0);
-    p->gemm = nbl__cut_bytes(&cut,
-                             base ? 0 : gemm_scratch(ctx, p, backward)); /* last: cut without measuring */
+    /* The last piece: its size matters only for measuring. */
+    p->gemm = nbl__cut_bytes(&cut, base ? 0 : gemm_scratch(ctx, p, backward));
     return cut.used;
 }
 
@@ -196,7 +204,7 @@ static size_t forward_scratch(const nbl_context *ctx, const void *arguments)
     pass p;
     size_t plain = layout(ctx, a, false, false, NULL, &p);
     return a->grad_in_forward ? max(plain, layout(ctx, a, false, true, NULL, &p))
-                              : plain; /* it may be switched off */
+                              : plain; /* the flag may be cleared for a run */
 }
 
 static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
@@ -208,6 +216,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
 
 /* ---- tiles ---- */
 
+/* Lays out scratch and finds the trained tokens. */
 static nbl_status begin(const nbl__call *call, const void *arguments, bool backward, pass *p)
 {
     const nbl__cross_entropy *a = arguments;
@@ -218,23 +227,24 @@ static nbl_status begin(const nbl__call *call, const void *arguments, bool backw
     return NBL_OK;
 }
 
-/* The tokens of the group that starts at trained token p->first_row, side by side in p->x. */
+/* Makes the tokens of the group that starts at trained token p->first_row consecutive in p->x. */
 static void take_group(pass *p)
 {
     const uint8_t *x = p->a->x.data;
     const int64_t *t = p->trained + p->first_row;
     size_t bytes = (size_t)p->hidden * nbl__size_of(p->a->dtype);
     int64_t done = p->first_row % ROWS, block = nbl__min_i64(ROWS, p->count - p->first_row + done);
-    p->rows = nbl__ceil_div(block,
-                            nbl__ceil_div(block, p->max_rows)); /* early: even parts of what backward takes */
+    /* Gradient in forward: even parts of backward's groups. */
+    p->rows = nbl__ceil_div(block, nbl__ceil_div(block, p->max_rows));
     p->rows = nbl__min_i64(p->rows, block - done);
     p->x = x + (size_t)t[0] * bytes;
-    if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* they are */
+    if (t[p->rows - 1] - t[0] == p->rows - 1) return; /* consecutive already */
     for (int64_t r = 0; r < p->rows; r++)
         memcpy(p->gathered + (size_t)r * bytes, x + (size_t)t[r] * bytes, bytes);
     p->x = p->gathered;
 }
 
+/* The span of the vocabulary that starts at p->first_column. */
 static void take_span(pass *p)
 {
     p->columns = nbl__min_i64(p->max_columns, p->vocabulary - p->first_column);
@@ -242,12 +252,13 @@ static void take_span(pass *p)
     if (p->grad_in_forward) p->tile += p->first_column / p->max_columns * p->max_rows * p->stride;
 }
 
+/* Runs fn over the group's rows, ROWS_PER_ITEM per item. */
 static nbl_status each_row(pass *p, nbl__team_fn fn)
 {
     return nbl__team_run(p->ctx, nbl__ceil_div(p->rows, ROWS_PER_ITEM), fn, p, NULL);
 }
 
-/* The place of the label in the stretch, or -1. */
+/* The label's index in the span, or -1. */
 static int64_t label_offset(const pass *p, int64_t row)
 {
     int64_t offset = ((const int32_t *)p->a->labels.data)[p->trained[p->first_row + row]] - p->first_column;
@@ -264,7 +275,7 @@ static nbl_status fold_rows(void *argument, int64_t item, int worker)
     for (int64_t r = item * ROWS_PER_ITEM; r < end; r++) {
         float *z = p->tile + r * p->stride, capped[COLUMNS];
         int64_t label = label_offset(p, r);
-        if (p->grad_in_forward && p->a->softcap > 0) /* the gradient wants them as they were */
+        if (p->grad_in_forward && p->a->softcap > 0) /* the gradient needs the logits before the cap */
             z = memcpy(capped, z, (size_t)p->columns * sizeof *z);
         if (p->first_column == 0) p->sums[r] = (nbl__logit_sums){.largest = -INFINITY};
         nbl__logits_fold(p->isa, z, p->columns, p->a->softcap, p->a->smoothing > 0, &p->sums[r]);
@@ -296,6 +307,7 @@ static void finish_group(const pass *p, double *total)
 
 /* ---- gradients ---- */
 
+/* Replaces the logits of the tile by their gradients. */
 static nbl_status gradient_rows(void *argument, int64_t item, int worker)
 {
     pass *p = argument;
@@ -318,13 +330,13 @@ static nbl_status gradient_rows(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Where dx goes. */
+/* The tensor that receives dx. */
 static const nbl_tensor *dx_of(const pass *p)
 {
     return p->grad_in_forward ? &p->a->dx_in_forward : &p->a->dx;
 }
 
-/* The group's rows of dx, rounded to their places. */
+/* Rounds the group's rows of dx, and writes them to their tokens' rows. */
 static nbl_status scatter_rows(void *argument, int64_t item, int worker)
 {
     pass *p = argument;
@@ -338,6 +350,7 @@ static nbl_status scatter_rows(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* dx of tokens that are not trained is 0. */
 static void clear_untrained(const pass *p)
 {
     const nbl_tensor *dx = dx_of(p);
@@ -347,7 +360,7 @@ static void clear_untrained(const pass *p)
         if (labels[t] == NBL_LABEL_IGNORED) memset((uint8_t *)dx->data + (size_t)t * bytes, 0, bytes);
 }
 
-/* dx of the group, from the tiles that forward has kept. */
+/* dx of the group, from the tiles that forward kept. */
 static nbl_status group_with_gradient(pass *p)
 {
     for (p->first_column = 0; p->first_column < p->vocabulary; p->first_column += p->columns) {
@@ -358,7 +371,7 @@ static nbl_status group_with_gradient(pass *p)
     return each_row(p, scatter_rows);
 }
 
-/* ---- forward, whole ---- */
+/* ---- the forward call ---- */
 
 static nbl_status run_forward(const nbl__call *call, const void *arguments)
 {
@@ -367,7 +380,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     NBL_TRY(begin(call, arguments, false, &p));
     const nbl__cross_entropy *a = p.a;
     size_t bytes = (size_t)p.tokens * sizeof(float);
-    if (p.count < p.tokens) { /* those that are not trained */
+    if (p.count < p.tokens) { /* the results of tokens that are not trained are 0 */
         memset(a->logprobs.data, 0, bytes);
         memset(a->lse.data, 0, 2 * bytes);
         if (a->reduction == NBL_REDUCTION_NONE) memset(a->loss.data, 0, bytes);
@@ -415,7 +428,7 @@ static nbl_status finish_with_gradient(nbl_context *ctx, const nbl__cross_entrop
     p.tokens = p.rows;
     if (!nbl__given(&a->dx)) return NBL_OK;
     NBL_TRY(each_row(&p, scale_rows));
-    clear_untrained(&p); /* 0 times a negative number is not the 0 that is promised */
+    clear_untrained(&p); /* 0 times a negative number is -0, and dx must be 0 */
     return NBL_OK;
 }
 

@@ -1,6 +1,6 @@
-/* cross_entropy_ref.c - cross_entropy, forward and backward: the oracle. Scalar, f64 sums, one rounding at
- * the end, never optimised. One token at a time, with all its logits; backward makes them again and does not
- * read what forward saved. */
+/* cross_entropy_ref.c - cross_entropy, forward and backward: the oracle. Scalar, f64 sums, one
+ * rounding at the end, never optimised. One token at a time, with all its logits. Backward
+ * recomputes the logits, and does not read what forward saved. */
 #include <math.h>
 
 #include "ops/loss/cross_entropy.h"
@@ -8,11 +8,11 @@
 #include "quant/quant.h"
 
 typedef struct scratch {
-    int64_t *rows;  /* [tokens]: the trained ones */
-    uint8_t *coded; /* [hidden] in the compute dtype: a decoded row of W, */
-    float *row;     /* [hidden]: and as f32 */
+    int64_t *rows;  /* [tokens]: indices of the trained tokens */
+    uint8_t *coded; /* [hidden]: a row of W in the compute dtype */
+    float *row;     /* [hidden]: the same as f32 */
     double *logits; /* [vocabulary] */
-    double *dx;     /* [hidden]; backward, or early */
+    double *dx;     /* [hidden]; backward, or gradient in forward */
     double *dw;     /* [vocabulary, hidden]; backward, when it is wanted */
 } scratch;
 
@@ -43,7 +43,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return layout(arguments, true, NULL, &s);
 }
 
-/* Row n of W in the compute dtype, as f32. */
+/* Row n of W, rounded to the compute dtype, as f32. */
 static void weight_row(const nbl__cross_entropy *a, int64_t n, const scratch *s)
 {
     int64_t hidden = a->w.shape[1];
@@ -51,7 +51,7 @@ static void weight_row(const nbl__cross_entropy *a, int64_t n, const scratch *s)
     nbl__to_f32(NBL_ISA_SCALAR, a->dtype, s->coded, s->row, hidden);
 }
 
-/* The logits of token t, and the logarithm of the sum of their exponentials, less `largest`. */
+/* The logits of token t. Returns log Σ exp(z - largest). */
 static double make_logits(const nbl__cross_entropy *a, int64_t t, const scratch *s, double *largest)
 {
     int64_t vocabulary = a->w.shape[0], hidden = a->w.shape[1];
@@ -82,7 +82,8 @@ static void forward_token(const nbl__cross_entropy *a, int64_t t, const scratch 
     *total += loss;
 }
 
-/* The gradients of token t, whose loss has the gradient `scale`: dx to its rows of `out`. */
+/* The gradients of token t. `scale` is the gradient of its loss. dx goes to the token's row of
+ * `out`. */
 static void backward_token(const nbl__cross_entropy *a, int64_t t, double scale, const scratch *s,
                            const nbl_tensor *out)
 {

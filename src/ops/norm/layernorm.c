@@ -1,4 +1,4 @@
-/* layernorm.c - the rows of layernorm and layernorm_backward: checks and outputs. */
+/* layernorm.c - the families layernorm and layernorm_backward: checks, outputs, slots, attributes. */
 #include "ops/norm/layernorm.h"
 
 #include "ops/families.h"

@@ -1,7 +1,9 @@
-/* layernorm.h - layer norm: y = (x - mean) / √(variance + eps) · w + b by rows, in f32, one rounding.
+/* layernorm.h - layer norm by rows: y = (x - mean) / √(variance + eps) · w + b.
  *
- * x, y, dy and dx have the compute dtype; w and b (optional) are f32, f16 or bf16 [columns]; dw and db f32.
- * dx may lie on dy or x; nothing else may overlap. */
+ * Arithmetic is f32, with one rounding of y. x, y, dy and dx have the compute
+ * dtype. w and the optional b are f32, f16 or bf16 [columns]. dw and db are f32.
+ *
+ * dx may overlap dy or x exactly. No other tensors may overlap. */
 #ifndef NBL_LAYERNORM_H
 #define NBL_LAYERNORM_H
 
@@ -14,7 +16,7 @@ typedef struct nbl__layernorm {
     nbl_tensor bias; /* optional */
     nbl_tensor y;
     nbl_tensor dy;
-    nbl_tensor dx, dw, dbias; /* dbias with a bias */
+    nbl_tensor dx, dw, dbias; /* dbias only with a bias */
     bool accumulate;          /* backward adds to dw and dbias instead of writing them */
 } nbl__layernorm;
 

@@ -1,7 +1,10 @@
-/* layernorm_cpu.c - layernorm and layernorm_backward with AVX2 and AVX-512; the kernels are in layernorm.inc.
+/* layernorm_cpu.c - layernorm and its backward with AVX2 and AVX-512. The kernels are in
+ * layernorm.inc.
  *
- * Bytes moved per element in 16 bits: forward 4, backward 6, plus the partial rows of dw and db, which stay
- * in the cache. Bound by memory. */
+ *   for each span of rows (an item), for each row:    mean, variance, result; backward: partial sums of dw and db
+ *
+ * Bytes per element in 16 bits: forward 4, backward 6. The partial rows of dw and db stay in the
+ * cache. Limit: memory. */
 #include "ops/norm/layernorm.h"
 
 #if defined(__x86_64__)
@@ -14,7 +17,7 @@
 typedef struct layer_job {
     const nbl__layernorm *a;
     float *w, *bias; /* [columns] */
-    float *partial;  /* [blocks, 2, columns]: dw and db by blocks of rows; NULL: not wanted */
+    float *partial;  /* [blocks, 2, columns]: dw and db of each block of rows; NULL: not wanted */
 } layer_job;
 
 #define LANES 8

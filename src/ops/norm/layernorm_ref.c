@@ -1,4 +1,4 @@
-/* layernorm_ref.c - layernorm and layernorm_backward by their definition. Scalar, f64 sums. */
+/* layernorm_ref.c - layernorm and its backward by their definition: the oracle. Scalar, f64 sums. */
 #include "ops/norm/layernorm.h"
 
 #include <math.h>
@@ -38,7 +38,9 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* n = (x - mean)·s, g = dy·w: dx = s·(g - mean(g) - n·mean(g·n)), dw = Σ dy·n, db = Σ dy. */
+/* With n = (x - mean)·s and g = dy·w:
+ *
+ *   dx = s·(g - mean(g) - n·mean(g·n)),   dw = Σ_rows dy·n,   db = Σ_rows dy */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     const nbl__layernorm *a = arguments;

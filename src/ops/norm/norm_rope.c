@@ -1,5 +1,5 @@
-/* norm_rope.c - the rows of norm_rope and norm_rope_backward: checks, and their reference, which runs the operators that
- * they stand for with f64 between them. */
+/* norm_rope.c - the families norm_rope and norm_rope_backward: checks, and their reference, which
+ * runs the references of rmsnorm and rope with f64 between them. */
 #include "ops/norm/norm_rope.h"
 
 #include "ops/families.h"
@@ -47,7 +47,7 @@ static nbl_status infer_backward(nbl_context *ctx, void *arguments)
 
 /* ---- the reference ---- */
 
-/* The value between the two, and the scratch that is left behind it. */
+/* The value between the two operators, in scratch. *used receives its bytes. */
 static nbl_tensor between(const nbl__norm_rope *a, uint8_t *base, size_t *used)
 {
     nbl__cut cut = {base, 0};

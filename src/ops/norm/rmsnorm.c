@@ -1,4 +1,4 @@
-/* rmsnorm.c - the rows of rmsnorm and rmsnorm_backward: checks and outputs. */
+/* rmsnorm.c - the families rmsnorm and rmsnorm_backward: checks, outputs, slots, attributes. */
 #include "ops/norm/rmsnorm.h"
 
 #include "ops/families.h"

@@ -1,15 +1,19 @@
-/* rmsnorm.h - root mean square norm, with the residual sum before it.
+/* rmsnorm.h - root mean square norm by rows, with the residual sum before it.
  *
- *     h = x + residual, rounded to the dtype            that is residual_out; without a residual, h = x
- *     n = h / √(mean(h²) + eps)                         by rows, in f32
- *     y = round(n)·(w + offset)     before_weight       Llama: n is rounded to the dtype first
- *     y = n·(w + offset)            after_weight        Gemma: one rounding
+ *   h = x + residual, rounded to the dtype            stored in residual_out; without a residual, h = x
+ *   n = h / √(mean(h²) + eps)                         in f32
+ *   y = round(n)·(w + offset)     before_weight       Llama: n is rounded to the dtype first
+ *   y = n·(w + offset)            after_weight        Gemma: one rounding
  *
- * x, residual, y and their gradients have the compute dtype whatever w has: f32, f16 or bf16 [columns].
- * Backward: dx is the gradient of x and of residual alike, dresidual (the gradient of residual_out, which
- * may also be given when x is a saved h) included; dw is f32. Rounding is taken as the identity.
+ * dtypes: x, residual, y and their gradients have the compute dtype. w is f32, f16
+ * or bf16 [columns]. dw is f32.
  *
- * residual_out may lie on x or residual, dx on dy, dresidual or x; nothing else may overlap. */
+ * Backward: dx is the gradient of x and of residual alike, and includes dresidual,
+ * the gradient of residual_out. dresidual may also be given when x is a saved h.
+ * Rounding is taken as the identity.
+ *
+ * residual_out may overlap x or residual exactly; dx may overlap dy, dresidual or
+ * x. No other tensors may overlap. */
 #ifndef NBL_RMSNORM_H
 #define NBL_RMSNORM_H
 
@@ -17,8 +21,9 @@
 
 typedef nbl_rmsnorm nbl__rmsnorm;
 
-/* The arguments as backward reads them: h is residual_out where that is given, so that neither addend need
- * be kept; else it is summed again. */
+/* The arguments as backward reads them: h is residual_out if that is given, so
+ * that neither x nor residual needs to be kept. Otherwise backward adds them
+ * again. */
 static inline nbl__rmsnorm nbl__rmsnorm_from_sum(const nbl__rmsnorm *a)
 {
     nbl__rmsnorm sum = *a;

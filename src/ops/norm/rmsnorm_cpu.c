@@ -1,7 +1,9 @@
-/* rmsnorm_cpu.c - rmsnorm and rmsnorm_backward with AVX2 and AVX-512; the kernels are in rmsnorm.inc.
+/* rmsnorm_cpu.c - rmsnorm and its backward with AVX2 and AVX-512. The kernels are in rmsnorm.inc.
  *
- * Bytes moved per element in 16 bits: forward 4 (8 with a residual), backward 6 (10), plus dw's partial
- * rows, which stay in the cache. Bound by memory. */
+ *   for each span of rows (an item), for each row:    sum of squares, then the result; backward: partial sums of dw
+ *
+ * Bytes per element in 16 bits: forward 4 (8 with a residual), backward 6 (10). The partial rows
+ * of dw stay in the cache. Limit: memory. */
 #include "ops/norm/rmsnorm.h"
 
 #if defined(__x86_64__)
@@ -14,10 +16,10 @@
 typedef struct rms_job {
     const nbl__rmsnorm *a;
     float *w;       /* [columns]: weight + offset */
-    float *partial; /* [blocks, columns]: dw by blocks of rows; NULL: not wanted */
+    float *partial; /* [blocks, columns]: dw of each block of rows; NULL: not wanted */
 } rms_job;
 
-/* Where a row's parts begin; NULL for what is absent. */
+/* The addresses of one row's tensors; NULL: absent. */
 typedef struct rms_row {
     const uint8_t *x, *residual, *dy, *dresidual;
     uint8_t *y, *residual_out, *dx;
@@ -28,6 +30,7 @@ static uint8_t *offset(const nbl_tensor *t, size_t bytes)
     return t->data ? (uint8_t *)t->data + bytes : NULL;
 }
 
+/* The row that begins `bytes` bytes into the tensors. */
 static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
 {
     return (rms_row){.x = offset(&a->x, bytes),
@@ -48,6 +51,7 @@ static rms_row row_of(const nbl__rmsnorm *a, size_t bytes)
 #include "ops/norm/rmsnorm.inc"
 #undef LANES
 
+/* Cuts the scratch; base NULL: measures it. */
 static size_t layout(const nbl__rmsnorm *a, bool backward, uint8_t *base, rms_job *j)
 {
     nbl__cut cut = {base, 0};

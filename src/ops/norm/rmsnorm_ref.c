@@ -1,4 +1,4 @@
-/* rmsnorm_ref.c - rmsnorm and rmsnorm_backward by their definition. Scalar, f64 sums. */
+/* rmsnorm_ref.c - rmsnorm and its backward by their definition: the oracle. Scalar, f64 sums. */
 #include "ops/norm/rmsnorm.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ static double sum_of(const nbl__rmsnorm *a, int64_t i)
     return nbl__ref_round(a->x.dtype, nbl__ref_get(&a->x, i) + nbl__ref_get(&a->residual, i));
 }
 
-/* 1 / root mean square of the row that starts at element `first`. */
+/* 1 / √(mean(h²) + eps) of the row that starts at element `first`. */
 static double inverse_rms(const nbl__rmsnorm *a, int64_t first, int64_t columns)
 {
     double squares = 0;
@@ -45,7 +45,9 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* n = h·s, g = dy·(w + offset): dh = s·(g - n·mean(g·n)), dw = Σ over rows of dy·n. */
+/* With s = 1 / √(mean(h²) + eps), n = h·s and g = dy·(w + offset):
+ *
+ *   dh = s·(g - n·mean(g·n)),   dw = Σ_rows dy·n */
 static nbl_status run_backward(const nbl__call *call, const void *arguments)
 {
     nbl__rmsnorm sum = nbl__rmsnorm_from_sum(arguments), *a = &sum;

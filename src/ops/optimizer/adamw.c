@@ -1,4 +1,4 @@
-/* adamw.c - the row of adamw: checks. Its tensors are a list, so that it has no slots. */
+/* adamw.c - the family adamw: checks. Its tensors are a list, so that it has no slots. */
 #include "ops/optimizer/adamw.h"
 
 #include <math.h>

@@ -1,9 +1,14 @@
-/* adamw_cpu.c - adamw for all tensors in one pass, a stretch of 16384 elements at a time.
+/* adamw_cpu.c - adamw for all tensors in one pass, a span of 16384 elements at a time
+ * (tensor_spans.h).
  *
- * 32 bits: reads p, g, m, v and writes p, m, v: 28 bytes per element in f32, and bound by them. 8 bits: moments
- * exist as f32 for PIECE elements only, in the first cache; 16 bytes per element, bound by the search for
- * codes. An element's result depends on it and, with 8 bits, on its block: any number of threads gives the
- * same bits. */
+ *   for each span (an item), for each PIECE:   8 bits: codes -> f32;  the step;  8 bits: f32 -> codes
+ *
+ * 32 bits: reads p, g, m, v and writes p, m, v: 28 bytes per element in f32. Limit: memory. 8
+ * bits: moments are f32 for one PIECE only, in the first cache: 16 bytes per element. Limit: the
+ * search for codes.
+ *
+ * The result of an element depends on itself and, with 8 bits, on its block. Any number of threads
+ * gives the same bits. */
 #include <math.h>
 
 #include "base/team.h"
@@ -14,8 +19,8 @@
 
 enum { PIECE = 2048 }; /* a multiple of NBL_ADAMW_BLOCK */
 
-/* The step in f32. What p loses is taken off it at once: the rounding of 1 - lr·weight_decay to f32 would
- * be the same in every step, and add up. */
+/* The constants of a step in f32. Weight decay subtracts p's share instead of multiplying by 1 -
+ * lr·weight_decay: the rounding of that factor to f32 would be the same in every step, and add up. */
 typedef struct constants {
     float grad_scale, beta1, rest1, beta2, rest2, eps, root_scale, step_size, shrink_before, shrink_after;
 } constants;
@@ -75,7 +80,7 @@ static void adamw_scalar(const constants *c, nbl_dtype p_dtype, uint8_t *p_at, n
 #undef LANES
 #endif
 
-/* n elements from the i-th of a tensor, whose moments are in m and v. */
+/* The step for n elements of a tensor from element i on, with their moments in m and v. */
 static void update(const job *j, const nbl__adamw_tensor *t, int64_t i, int64_t n, float *m, float *v)
 {
     uint8_t *p = (uint8_t *)t->p.data + (size_t)i * nbl__size_of(t->p.dtype);
@@ -97,7 +102,8 @@ static void update(const job *j, const nbl__adamw_tensor *t, int64_t i, int64_t 
 /* ---- 8 bits ---- */
 
 #if defined(__x86_64__)
-/* Codes near zero are rare: 32 at a time are passed over. */
+/* Skips elements whose code needs no change, 32 at a time, since codes near zero are rare. Returns
+ * how many. */
 NBL_TARGET_AVX2 static int64_t pass_signs_avx2(const float *values, int64_t n, const uint8_t *codes)
 {
     int64_t i = 0;
@@ -113,7 +119,8 @@ NBL_TARGET_AVX2 static int64_t pass_signs_avx2(const float *values, int64_t n, c
 }
 #endif
 
-/* Code 127 of the signed map is +0: a negative value near it becomes the code below, and keeps its sign. */
+/* Code 127 of the signed map is +0. A negative value with that code gets the next code below, and
+ * so keeps its sign. */
 static void keep_signs(nbl_isa isa, const float *values, int64_t n, uint8_t *codes)
 {
     for (int64_t i = 0; i < n;) {

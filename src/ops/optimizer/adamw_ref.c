@@ -1,5 +1,5 @@
-/* adamw_ref.c - adamw: the oracle. One element at a time, in f64; moments in 8 bits are coded a block at a
- * time. Never optimised. */
+/* adamw_ref.c - adamw: the oracle. One element at a time, in f64; 8-bit moments are encoded a
+ * block at a time. Never optimised. */
 #include <math.h>
 
 #include "ops/optimizer/adamw.h"

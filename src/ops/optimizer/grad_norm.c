@@ -1,4 +1,4 @@
-/* grad_norm.c - the row of grad_norm: checks. Its tensors are a list, so that it has no slots. */
+/* grad_norm.c - the family grad_norm: checks. Its tensors are a list, so that it has no slots. */
 #include "ops/optimizer/grad_norm.h"
 
 #include <stdio.h>

@@ -1,6 +1,11 @@
-/* grad_norm_cpu.c - grad_norm: a sum of squares per stretch of 16384 elements, in f64; the stretches are added
- * in order, so any number of threads gives the same bits. Bound by memory: one read, and with clipping one
- * more and a write. */
+/* grad_norm_cpu.c - grad_norm on the CPU.
+ *
+ *   1. for each span of 16384 elements (an item):   its sum of squares, f64
+ *   2. the sums in order -> norm, factor
+ *   3. with clipping, for each span:                 g = g·factor
+ *
+ * The order of the sums does not depend on the threads, and neither do the bits. Bytes: one read;
+ * with clipping one more read and a write. Limit: memory. */
 #include "ops/optimizer/grad_norm.h"
 
 #include "base/team.h"
@@ -11,7 +16,7 @@ typedef struct job {
     const nbl__grad_norm *a;
     nbl_isa isa;
     int64_t *first;  /* [count + 1], see tensor_spans.h */
-    double *squares; /* [stretches] */
+    double *squares; /* [spans] */
     float factor;
 } job;
 
@@ -162,7 +167,8 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     double sum = 0;
     for (int64_t i = 0; i < items; i++) {
         if (blamed < 0 && !isfinite(j.squares[i])) blamed = nbl__tensor_span_tensor(j.first, a->count, i);
-        sum += j.squares[i]; /* squares of f32 do not overflow f64: only a gradient makes it non-finite */
+        /* Squares of f32 cannot overflow f64: a non-finite sum means a non-finite gradient. */
+        sum += j.squares[i];
     }
     double norm = sqrt(sum);
     *(float *)a->norm.data = (float)norm;

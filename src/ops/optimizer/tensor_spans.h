@@ -1,5 +1,6 @@
-/* tensor_spans.h - a list of tensors cut into stretches of equal length, for a team: many small tensors and few
- * large ones keep all threads busy alike. Where a stretch begins depends on the tensors alone. */
+/* tensor_spans.h - cuts a list of tensors into spans of equal length for the
+ * thread team, so that many small tensors and a few large ones keep all threads
+ * equally busy. Spans depend on the tensors alone. */
 #ifndef NBL_TENSOR_SPANS_H
 #define NBL_TENSOR_SPANS_H
 
@@ -11,8 +12,9 @@ typedef struct nbl__tensor_span {
     int64_t tensor, begin, n; /* elements [begin, begin + n) */
 } nbl__tensor_span;
 
-/* first [count + 1] gets the number of the stretch that begins each tensor; tensors are `bytes` apart. Returns
- * how many stretches there are. */
+/* first[i] receives the index of the first span of tensor i, and first[count] the
+ * number of spans, which is also returned. `first` may be NULL. The structs in the
+ * list are `bytes` apart, and begin with an nbl_tensor. */
 static inline int64_t nbl__tensor_spans(const nbl_tensor *tensors, size_t bytes, int64_t count,
                                         int64_t *first)
 {
@@ -26,7 +28,8 @@ static inline int64_t nbl__tensor_spans(const nbl_tensor *tensors, size_t bytes,
     return total;
 }
 
-/* The tensor that holds stretch `item`: the last that begins at or before it, so never an empty one. */
+/* The tensor that holds span `item`: the last whose first span is not behind it,
+ * and therefore never an empty tensor. Binary search. */
 static inline int64_t nbl__tensor_span_tensor(const int64_t *first, int64_t count, int64_t item)
 {
     int64_t low = 0, high = count; /* first[low] <= item < first[high] */
@@ -38,6 +41,7 @@ static inline int64_t nbl__tensor_span_tensor(const int64_t *first, int64_t coun
     return low;
 }
 
+/* Span `item`. */
 static inline nbl__tensor_span nbl__tensor_span_at(const int64_t *first, int64_t count, int64_t item,
                                                    const nbl_tensor *tensors, size_t bytes)
 {

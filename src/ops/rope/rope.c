@@ -1,4 +1,4 @@
-/* rope.c - the rows of rope_table, rope and rope_backward: checks and outputs. */
+/* rope.c - the families rope_table, rope and rope_backward: checks, outputs, slots, attributes. */
 #include "ops/rope/rope.h"
 
 #include "ops/families.h"

@@ -1,35 +1,40 @@
-/* rope.h - rotary position embedding, the half-split layout of Hugging Face's models ("rotate_half").
+/* rope.h - rotary position embedding, in the half-split layout of Hugging Face's
+ * models ("rotate_half").
  *
- *     angle[t, i] = positions[t]·frequency[i],  i < rotary/2
- *     y[t, h, i]            = x[t, h, i]·cos - x[t, h, i + rotary/2]·sin
- *     y[t, h, i + rotary/2] = x[t, h, i + rotary/2]·cos + x[t, h, i]·sin
- *     y[t, h, rotary …]     = x[t, h, rotary …]
+ *   angle[t, i] = positions[t]·frequency[i],  i < rotary/2
+ *   y[t, h, i]            = x[t, h, i]·cos - x[t, h, i + rotary/2]·sin
+ *   y[t, h, i + rotary/2] = x[t, h, i + rotary/2]·cos + x[t, h, i]·sin
+ *   y[t, h, rotary …]     = x[t, h, rotary …]
  *
- * The frequencies are f32, as transformers computes them; the angle is their f64 product with the position,
- * which is exact up to position 2²⁹, and cos and sin are right to an f32 unit. (transformers multiplies in
- * f32: at position 10⁶ its angle is off by up to 0.03.) Both are multiplied by the scaling's attention
- * factor. Backward rotates the other way round.
+ * Accuracy: frequencies are f32, as transformers computes them. The angle is the
+ * product of frequency and position in f64, exact up to position 2²⁹; cos and sin
+ * are right to an f32 unit. (transformers multiplies in f32: at position 10⁶ its
+ * angle is off by up to 0.03.) Both are multiplied by the scaling's attention
+ * factor. Backward rotates by the negative angle.
  *
- * Two families: rope_table makes cos and sin of a step once, f32 [tokens, rotary/2]; rope takes them, or
- * positions, and then makes them itself. y may lie on x, and dx on dy. */
+ * Two families: rope_table computes cos and sin once per step, f32 [tokens,
+ * rotary/2]. rope reads them, or computes them from positions. y may overlap x
+ * exactly, and dx may overlap dy. */
 #ifndef NBL_ROPE_H
 #define NBL_ROPE_H
 
 #include "base/json/json.h"
 #include "ops/ops.h"
 
+/* How a model's context was extended. */
 typedef enum nbl__rope_kind {
     NBL_ROPE_DEFAULT,
     NBL_ROPE_LINEAR, /* frequencies divided by factor */
-    NBL_ROPE_LLAMA3, /* long waves divided, short ones kept, a ramp between */
-    NBL_ROPE_YARN    /* the ramp is over the dimensions; cos and sin are scaled, too */
+    NBL_ROPE_LLAMA3, /* low frequencies divided by factor, high ones kept, a ramp between */
+    NBL_ROPE_YARN    /* the ramp is over the dimensions; cos and sin are scaled as well */
 } nbl__rope_kind;
 
-/* What decides the frequencies. Fields that are 0 were not given and mean what transformers takes them for;
- * all but theta may be 0. */
+/* What determines the frequencies. A field that is 0 was not given, and has
+ * transformers' default. theta is always required; nbl__rope_check() knows what
+ * else a kind requires. */
 typedef struct nbl__rope {
     float theta;
-    float rope_theta;                /* 0, or one that came with the scaling: counts instead of theta */
+    float rope_theta;                /* from the scaling object; replaces theta if not 0 */
     int64_t rotary_dim;              /* 0: partial_rotary_factor of the head's dimension */
     int64_t max_position_embeddings; /* yarn without factor */
     nbl__rope_kind kind;
@@ -38,20 +43,21 @@ typedef struct nbl__rope {
     double low_freq_factor, high_freq_factor; /* llama3 */
     double original_max_position_embeddings;  /* llama3, yarn; 0: max_position_embeddings */
     double beta_fast, beta_slow;              /* yarn; 0: 32 and 1 */
-    double attention_factor;                  /* yarn; has_attention_factor says whether it was given */
-    double mscale, mscale_all_dim;            /* yarn; count only together */
+    double attention_factor;                  /* yarn; valid if has_attention_factor */
+    double mscale, mscale_all_dim;            /* yarn; used only if both are given */
     bool has_attention_factor;
     bool keep_fractions; /* yarn: "truncate" was false */
 } nbl__rope;
 
-/* Fills in a rope from the object that config.json has under rope_scaling or rope_parameters; NULL or null:
- * the default. Types and keys that are not known are refused by name. */
+/* Reads config.json's object rope_scaling or rope_parameters. NULL or JSON null:
+ * the default. An unknown type or key is an error that names it. */
 nbl_status nbl__rope_read_scaling(nbl_context *ctx, const nbl__json *object, nbl__rope *rope);
-/* Dimensions that rotate, of a head's. */
+/* How many of a head's dimensions rotate. */
 int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim);
-/* What has no frequencies is an error: factors that are missing or not positive. */
+/* Parameters without frequencies are an error: a factor that is missing or not
+ * positive. */
 nbl_status nbl__rope_check(nbl_context *ctx, const char *op, const nbl__rope *rope);
-/* frequencies[dim / 2], and the factor of cos and sin. */
+/* Writes frequencies[dim / 2], and the factor of cos and sin. */
 void nbl__rope_frequencies(const nbl__rope *rope, int64_t dim, float *frequencies, float *attention_scaling);
 
 typedef struct nbl__rope_table {

@@ -1,7 +1,10 @@
-/* rope_cpu.c - rope_table, rope and rope_backward with AVX2 and AVX-512; the kernels are in rope.inc.
+/* rope_cpu.c - rope_table, rope and its backward with AVX2 and AVX-512. The kernels are in
+ * rope.inc.
  *
- * The table costs about 40 instructions per vector of angles; the rotation moves 4 bytes per element in 16
- * bits and is bound by memory. */
+ *   rope_table   for each token:              angles -> cos, sin          about 40 instructions per vector
+ *   rope         for each token, each head:   rotate                      4 bytes per element in 16 bits
+ *
+ * Limit: arithmetic for the table, memory for the rotation. */
 #include "ops/rope/rope.h"
 
 #if defined(__x86_64__)
@@ -21,13 +24,13 @@ typedef struct rotate_job {
     nbl_dtype dtype;
     int64_t heads, columns, half;
     const float *cos, *sin;
-    float sign; /* -1: turn back */
+    float sign; /* -1: rotate by the negative angle (backward) */
     const uint8_t *from;
     uint8_t *to;
 } rotate_job;
 
-/* position·frequency = (4·m + quarters)·π/2 + r: returns r, and quarters as 0, 1, 2 or 3. π/2 is a sum of
- * two f64, the difference an fma, so that r is right to 1e-16 for any int32 position. */
+/* position·frequency = (4·m + quarters)·π/2 + r: returns r, and quarters as 0, 1, 2 or 3. π/2 is a
+ * sum of two f64 and the difference is an fma, so that r is right to 1e-16 for any int32 position. */
 #define REDUCE(width, position, frequencies, quarters, r)                                                    \
     do {                                                                                                     \
         angle = _mm##width##_mul_pd(_mm##width##_set1_pd(position), frequencies);                            \

@@ -1,5 +1,6 @@
-/* rope_ref.c - rope_table, rope and rope_backward by their definition. Scalar, f64. The cosines and sines are f32 as in a
- * table, whether or not one is given: both ways give the same bits. */
+/* rope_ref.c - rope_table, rope and its backward by their definition: the oracle. Scalar, f64.
+ * Cosines and sines are rounded to f32 as in a table, so that the bits are the same with and
+ * without a table. */
 #include <math.h>
 
 #include "ops/ref.h"
@@ -26,7 +27,7 @@ static nbl_status run_table(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* Turns `from` into `to`; sign -1 turns back. */
+/* Rotates `from` into `to`; sign -1: by the negative angle. */
 static nbl_status rotate(const nbl__call *call, const nbl__rope_apply *a, const nbl_tensor *from,
                          const nbl_tensor *to, double sign)
 {

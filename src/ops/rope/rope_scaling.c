@@ -1,8 +1,10 @@
-/* rope_scaling.c - the frequencies of rotary position embeddings: read from a model's configuration, and
- * computed step by step as transformers' modeling_rope_utils does, in f32 where it does.
+/* rope_scaling.c - the frequencies of rotary position embedding: read from a model's
+ * configuration, and computed in the steps of transformers' modeling_rope_utils, in f32 where that
+ * uses f32.
  *
- * Only the power is not bit for bit theirs, because theirs depends on the machine (Sleef or libm, by the
- * place in the vector): here it is the correctly rounded one, at most a unit or two from theirs. */
+ * All steps but one give the bits of transformers. The exception is the power: theirs depends on
+ * the machine (Sleef or libm, by the index in the vector). Here it is correctly rounded, and
+ * differs from theirs by a unit or two at most. */
 #include <math.h>
 
 #include "ops/rope/rope.h"
@@ -87,8 +89,9 @@ nbl_status nbl__rope_read_scaling(nbl_context *ctx, const nbl__json *object, nbl
     return NBL_OK;
 }
 
-/* ---- what follows from it ---- */
+/* ---- frequencies ---- */
 
+/* -1 if partial_rotary_factor is not in (0, 1]. */
 int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim)
 {
     if (rope->rotary_dim != 0) return rope->rotary_dim;
@@ -96,17 +99,20 @@ int64_t nbl__rope_dim(const nbl__rope *rope, int64_t head_dim)
     return part > 0 && part <= 1 ? (int64_t)((double)head_dim * part) : -1;
 }
 
+/* The base of the frequencies. */
 static float theta_of(const nbl__rope *r)
 {
     return r->rope_theta != 0 ? r->rope_theta : r->theta;
 }
 
+/* The context length that the model was pretrained with. */
 static double original_length(const nbl__rope *r)
 {
     return r->original_max_position_embeddings != 0 ? r->original_max_position_embeddings
                                                     : (double)r->max_position_embeddings;
 }
 
+/* YaRN's factor: given, or the ratio of the context lengths. */
 static double yarn_factor(const nbl__rope *r)
 {
     return r->factor != 0 ? r->factor : (double)r->max_position_embeddings / original_length(r);
@@ -134,6 +140,11 @@ nbl_status nbl__rope_check(nbl_context *ctx, const char *op, const nbl__rope *r)
     return NBL_OK;
 }
 
+/* Llama 3: with wave = 2π / f in tokens,
+ *
+ *   wave > length / low_freq_factor     f / factor
+ *   wave < length / high_freq_factor    f
+ *   between                             a linear mix of both, in length / wave */
 static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
 {
     float factor = (float)r->factor, low = (float)r->low_freq_factor, length = (float)original_length(r);
@@ -151,12 +162,15 @@ static void scale_llama3(const nbl__rope *r, int64_t half, float *frequencies)
     }
 }
 
-/* The dimension that turns `rotations` times over the original length. */
+/* YaRN: the dimension that makes `rotations` full rotations over the original context length. */
 static double turning_dim(const nbl__rope *r, int64_t dim, double rotations)
 {
     return (double)dim * log(original_length(r) / (rotations * 2 * M_PI)) / (2 * log((double)theta_of(r)));
 }
 
+/* YaRN: dimensions with many rotations over the original length keep their frequency
+ * (extrapolation), those with few have it divided by the factor (interpolation), and a ramp over
+ * the dimensions lies between. `frequencies` holds theta^(2i/dim) on entry. */
 static void scale_yarn(const nbl__rope *r, int64_t dim, float *frequencies)
 {
     double low = turning_dim(r, dim, r->beta_fast != 0 ? r->beta_fast : 32);
@@ -171,16 +185,18 @@ static void scale_yarn(const nbl__rope *r, int64_t dim, float *frequencies)
     for (int64_t i = 0; i < dim / 2; i++) {
         float ramp = ((float)i - (float)low) / (float)(high - low);
         float keep = 1 - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
-        float power = frequencies[i]; /* theta^(2i/dim) until here */
+        float power = frequencies[i];
         frequencies[i] = 1 / ((float)yarn_factor(r) * power) * (1 - keep) + 1 / power * keep;
     }
 }
 
+/* The growth of attention logits that YaRN compensates: 0.1·mscale·log(factor) + 1. */
 static double yarn_magnitude(double factor, double mscale)
 {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
+/* The factor of cos and sin. */
 static double yarn_attention(const nbl__rope *r)
 {
     double factor = yarn_factor(r);

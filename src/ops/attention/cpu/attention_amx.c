@@ -1,8 +1,14 @@
 /* attention_amx.c - forward attention of bf16 on AMX: both products in the tile unit, f32 sums.
  *
- * The steps are those of attention_tile.inc; the forms of the operands those of attention_amx.h: Q by rows,
- * not multiplied (the factor joins in the softmax), K turned, V paired, P by rows of bf16; the sum of a row
- * is taken before that rounding. Limit: with heads of 64 the softmax costs more than the products. */
+ * The steps are those of attention_tile.inc, the layouts of operands those of attention_amx.h:
+ *
+ *   for each block of queries, for each 256 keys:
+ *       S = Q·Kᵀ          Q by rows, unscaled; K transposed
+ *       P = 2^(S·factor - max), as bf16; the row sum is taken before that rounding
+ *       O = O·2^(old max - max) + P·V          P by rows; V paired
+ *
+ * Bytes: K and V are read once per block of queries, in bf16. Limit: with heads of 64 the softmax
+ * costs more than the products. */
 #if defined(__x86_64__)
 
 #include "ops/attention/cpu/attention_amx.h"
@@ -32,7 +38,7 @@ typedef struct item {
     int64_t head, key_head, rows, wide;
     uint16_t *q;               /* [64, wide + 32] */
     uint16_t *p;               /* [64, P_LD] */
-    uint16_t *rest_k, *rest_v; /* the last panel of the sequence, when it is not whole */
+    uint16_t *rest_k, *rest_v; /* the last panel of the sequence, if it is not whole */
     float *s;                  /* [64, KEYS_LD] */
     float *o;                  /* [64, ld] */
     float *sum;                /* [64, W] */
@@ -61,8 +67,8 @@ static int64_t forward_floats(int64_t size, int64_t ld)
     return (int64_t)(layout(size, NULL, &it) / sizeof(float));
 }
 
-/* S of a row becomes P, in bf16, over [first, end): whole panels. Returns the factor of what was summed
- * before. */
+/* S of a row becomes P in bf16, over [first, end): whole panels. Returns the factor for the sums
+ * so far. */
 static inline TARGET_AMX float softmax_row(const item *it, int64_t r, nbl__span seen, int64_t first,
                                            int64_t end)
 {
@@ -96,7 +102,7 @@ static inline TARGET_AMX float softmax_row(const item *it, int64_t r, nbl__span 
     return before;
 }
 
-/* O of one row over exactly what it sees: where a value is not finite, 0 · NaN must not leak. */
+/* O of one row over exactly what it sees. For non-finite values: 0 · NaN must not leak. */
 static TARGET_AMX void add_row(const item *it, int64_t r, nbl__span seen, int64_t from)
 {
     for (int64_t j = seen.first; j < seen.end; j++) {
@@ -107,14 +113,14 @@ static TARGET_AMX void add_row(const item *it, int64_t r, nbl__span seen, int64_
     }
 }
 
-/* The panel of 32 keys at `at` of the sequence: where it lies. */
+/* The packed panel of the 32 keys from `at` of the sequence on. */
 static const uint16_t *panel_at(const item *it, const uint16_t *packed, const uint16_t *rest, int64_t at)
 {
     if (it->b->n - at < PANEL) return rest;
     return packed + (it->key_head * it->job->tokens + it->b->first + at) * it->wide;
 }
 
-/* Two tiles of rows, against the keys from `from` on. */
+/* Two tiles of rows against the keys from `from` on. */
 static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, bool non_finite)
 {
     const nbl__attention_job *job = it->job;
@@ -135,7 +141,7 @@ static TARGET_AMX void forward_rows(const item *it, int64_t r, int64_t from, boo
         if (non_finite) add_row(it, i, seen, from);
     }
     if (non_finite) return;
-    int64_t whole = nbl__min_i64(end, (it->b->n - from) / PANEL * PANEL); /* panels that follow each other */
+    int64_t whole = nbl__min_i64(end, (it->b->n - from) / PANEL * PANEL); /* whole panels are consecutive */
     for (int64_t d = 0; d < wide; d += 32) {
         float *o = it->o + r * o_ld + d;
         const uint16_t *p = it->p + r * P_LD;

@@ -1,14 +1,16 @@
-/* attention_amx.h - operands of bf16 as the tile unit wants them, and the product; for attention_amx.c and
- * attention_amx_backward.c.
+/* attention_amx.h - operands of bf16 in the layouts of the AMX tile unit, and the
+ * product; for attention_amx.c and attention_amx_backward.c.
  *
- * Up to 32 tokens of a head, zeros past them, are a panel in one of two forms; D is padded to 32:
+ * Up to 32 tokens of a head, zeros past them, form a panel. D is padded to 32. Two
+ * layouts:
  *
- *     turned   the right operand of x·Yᵀ: [2 halves][D / 32][16 pairs of d][16 tokens][2]
- *     paired   the right operand of x·Y: [D / 16][16 pairs of tokens][16 d][2]
+ *   transposed   the right operand of x·Yᵀ: [2 halves][D / 32][16 pairs of d][16 tokens][2]
+ *   paired       the right operand of x·Y:  [D / 16][16 pairs of tokens][16 d][2]
  *
- * A tile is 1 KiB of consecutive memory. Panels that lie in a sequence are packed once, at the place of
- * their tokens; what is left of a sequence after them, by each item that needs it, in its own memory: so
- * that packing takes no more room than the tokens. The tile unit takes subnormals as zero.
+ * A tile is 1 KiB of consecutive memory. Whole panels of a sequence are packed
+ * once, at the offset of their tokens. The rest of a sequence is packed by each
+ * item that needs it, in its own memory, so that the packed operands take no more
+ * memory than the tokens. The tile unit takes subnormals as zero.
  *
  * Registers: C 0 1 / 2 3 (32 rows by 32 columns), A 4 5, B 6 7. */
 #ifndef NBL_ATTENTION_AMX_H
@@ -29,7 +31,8 @@ enum {
     BLOCK = NBL_ATTENTION_BLOCK
 };
 
-/* Layout fixed by the instruction: palette 1, all tiles 16 rows of 64 bytes. */
+/* The operand of ldtilecfg, laid out by the instruction: palette 1, all tiles 16
+ * rows of 64 bytes. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -38,6 +41,7 @@ typedef struct tile_config {
 static const tile_config amx_config = {
     .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
+/* D padded to whole panels. */
 static inline int64_t padded(int64_t size)
 {
     return nbl__ceil_div(size, PANEL) * PANEL;
@@ -45,12 +49,13 @@ static inline int64_t padded(int64_t size)
 
 /* ---- packing ---- */
 
+/* The bf16 row of a token and head. */
 static inline const uint16_t *row_at(const nbl_tensor *t, int64_t token, int64_t head)
 {
     return (const uint16_t *)t->data + (token * t->shape[1] + head) * t->shape[2];
 }
 
-/* 16 rows of 16 words, turned. */
+/* Transposes 16 rows of 16 words of 32 bits. */
 static inline TARGET_AMX void transpose_16x16(__m512i *r)
 {
     __m512i s[16];
@@ -85,7 +90,7 @@ static inline TARGET_AMX __m512i part_of_row(const uint16_t *row, int64_t d, int
     return _mm512_maskz_loadu_epi16(mask, row + d);
 }
 
-/* Up to 32 tokens from `token` on. */
+/* Packs up to 32 tokens from `token` on, transposed. */
 static inline TARGET_AMX void pack_transposed(const nbl_tensor *t, int64_t token, int64_t head,
                                               int64_t tokens, uint16_t *to)
 {
@@ -101,7 +106,8 @@ static inline TARGET_AMX void pack_transposed(const nbl_tensor *t, int64_t token
         }
 }
 
-/* The same; are all finite? */
+/* Packs up to 32 tokens from `token` on, paired. Returns whether all values are
+ * finite. */
 static inline TARGET_AMX bool pack_paired(const nbl_tensor *t, int64_t token, int64_t head, int64_t tokens,
                                           uint16_t *to)
 {
@@ -129,8 +135,9 @@ static inline TARGET_AMX bool pack_paired(const nbl_tensor *t, int64_t token, in
 
 /* ---- products ---- */
 
-/* C[32, 32] at `c` = (add ? C : 0) + A[32, 32·steps] · B; A by rows, the tiles of the two halves of B
- * `b_next` apart for the next of k and `b_half` for the other columns. */
+/* C[32, 32] = (add ? C : 0) + A[32, 32·steps] · B. A is stored by rows. In B,
+ * `b_next` separates steps of k, and `b_half` the tiles of the two halves of
+ * columns. */
 static inline TARGET_AMX void multiply_32x32(bool add, float *c, int64_t c_row, const uint16_t *a,
                                              int64_t a_row, const uint16_t *b, int64_t b_next, int64_t b_half,
                                              int64_t steps)

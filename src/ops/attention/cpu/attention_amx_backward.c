@@ -1,15 +1,18 @@
-/* attention_amx_backward.c - backward attention of bf16 on AMX: all five products in the tile unit, f32
- * sums.
+/* attention_amx_backward.c - backward attention of bf16 on AMX: all five products in the tile
+ * unit, f32 sums.
  *
- * The order of the work, and who waits for whom, is that of attention_tile.inc. Here everything is turned:
- * rows are keys, columns are queries,
+ * The order of the work and of the waiting is that of attention_tile.inc. Here all matrices are
+ * transposed: rows are keys, columns are queries.
  *
- *     Sᵀ = K·Qᵀ     dPᵀ = V·dOᵀ     Pᵀ = 2^(Sᵀ - lse)     dSᵀ = Pᵀ∘(dPᵀ - delta)
- *     dV += Pᵀ·dO     dK += dSᵀ·Q     dQᵀ += Kᵀ·dSᵀ
+ *   Sᵀ = K·Qᵀ     dPᵀ = V·dOᵀ     Pᵀ = 2^(Sᵀ - lse)     dSᵀ = Pᵀ∘(dPᵀ - delta)
+ *   dV += Pᵀ·dO     dK += dSᵀ·Q     dQᵀ += Kᵀ·dSᵀ
  *
- * so that lse and delta lie along vectors, sums over keys need no sum across a vector, and Pᵀ and dSᵀ, rounded
- * to bf16, are operands as they come: by rows on the left, in pairs of rows on the right. dQᵀ of a block,
- * [D, rows], lies in the place of its rows until the last block of keys has given its part. */
+ * lse and delta then lie along vectors, and sums over keys need no sum across a vector. Pᵀ and
+ * dSᵀ, rounded to bf16, need no packing: by rows they are left operands, in pairs of rows right
+ * operands.
+ *
+ * dQᵀ of a block, [D, rows], uses the memory of the block's rows of dq until the last block of
+ * keys has added its part; then it is transposed to the output. */
 #if defined(__x86_64__)
 
 #include "ops/attention/cpu/attention_amx.h"
@@ -69,7 +72,7 @@ typedef struct key_block {
     uint16_t *kt;        /* [wide, P_LD]: d by keys */
     uint16_t *p, *ds;    /* [64, P_LD]: keys by queries */
     uint16_t *ds_paired; /* two panels of keys, of 64 queries */
-    uint16_t *rest[4];   /* the last panel of queries, when it is not whole */
+    uint16_t *rest[4];   /* the last panel of queries, if it is not whole */
     float *s, *dp;       /* [64, S_LD] */
     float *dk, *dv;      /* [64, wide + 16] */
     float *dqt;          /* [wide, 64] */
@@ -77,10 +80,10 @@ typedef struct key_block {
     bool non_finite;
 } key_block;
 
-/* The operands of a block of queries: its two panels, in each form. */
+/* The operands of a block of queries: two panels in each layout. */
 typedef struct query_block {
     const nbl__attention_block *b;
-    int64_t index, head, rows, at; /* at: head and token, as in job->lse */
+    int64_t index, head, rows, at; /* at: index into job->lse */
     const uint16_t *q_transposed[2], *dout_transposed[2], *q_paired[2], *dout_paired[2];
 } query_block;
 
@@ -143,7 +146,7 @@ static TARGET_AMX query_block query_block_of(const key_block *kb, int64_t index,
     return qb;
 }
 
-/* Are there queries among 32 from c on that see one of 32 keys from r on? */
+/* Does any of the 32 queries from c on see any of the 32 keys from r on? */
 static bool meet(const nbl__outlook *of_keys, int64_t r, int64_t rows, int64_t c)
 {
     if (r >= rows) return false;
@@ -151,14 +154,14 @@ static bool meet(const nbl__outlook *of_keys, int64_t r, int64_t rows, int64_t c
     return seen.first < c + PANEL && seen.end > c && seen.first < seen.end;
 }
 
-/* What a vector of 16 columns from c on has of a span. */
+/* The lanes of the 16 columns from c on that are in the span. */
 static inline __mmask16 mask_of(nbl__span span, int64_t c)
 {
     int64_t first = nbl__max_i64(span.first - c, 0), end = nbl__min_i64(span.end - c, W);
     return first < end ? (__mmask16)((0xffffu >> (W - (end - first))) << first) : 0;
 }
 
-/* P and dS of 16 queries and a key, where the mask says so. */
+/* P and dS of one key and 16 queries, in the lanes of the mask. */
 static inline TARGET_AMX void differentiate(const nbl__attention_job *job, const float *s, const float *dp,
                                             __mmask16 mask, __m512 lse, __m512 delta, __m512 *p, __m512 *ds,
                                             __m512 *sum)
@@ -177,7 +180,7 @@ static inline TARGET_AMX void differentiate(const nbl__attention_job *job, const
     *sum = _mm512_mask3_fmadd_ps(*p, d, *sum, mask);
 }
 
-/* Sᵀ and dPᵀ become Pᵀ, dSᵀ and its pairs; two keys at a time. */
+/* Sᵀ and dPᵀ become Pᵀ, dSᵀ, and dSᵀ in pairs; two keys at a time. */
 static TARGET_AMX void differentiate_block(const key_block *kb, const query_block *qb,
                                            const nbl__outlook *of_keys)
 {
@@ -211,7 +214,7 @@ static TARGET_AMX void differentiate_block(const key_block *kb, const query_bloc
     }
 }
 
-/* C[keys, wide] += left[keys, queries] · (the paired panels). */
+/* C[keys, wide] += left[keys, queries] · (the paired panels): dV and dK. */
 static TARGET_AMX void add_keys(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
                                 const uint16_t *left, const uint16_t *const panels[2], float *c)
 {
@@ -246,7 +249,8 @@ static TARGET_AMX void add_queries(const key_block *kb, const nbl__outlook *of_k
     }
 }
 
-/* The same three products over exactly what is seen: where an operand is not finite, 0 · NaN must not leak. */
+/* The same three products, over exactly what is seen. For non-finite operands: 0 · NaN must not
+ * leak. */
 static TARGET_AMX void add_non_finite(const key_block *kb, const query_block *qb, const nbl__outlook *of_keys,
                                       float *dqt)
 {
@@ -267,7 +271,7 @@ static TARGET_AMX void add_non_finite(const key_block *kb, const query_block *qb
     }
 }
 
-/* dQᵀ to the rows of dq. */
+/* Transposes dQᵀ to the rows of dq. */
 static TARGET_AMX void write_queries(const key_block *kb, const query_block *qb, const float *dqt)
 {
     const nbl__attention_job *job = kb->job;
@@ -328,7 +332,7 @@ static TARGET_AMX void backward_tile(const key_block *kb, int64_t index, int64_t
     nbl__attention_done(job, index, head, turn);
 }
 
-/* Rows of a head as they are, zeros past them and past their ends. */
+/* Rows of a head, unchanged; zeros past them and past their ends. */
 static TARGET_AMX void copy_rows(const nbl_tensor *t, int64_t token, int64_t head, int64_t rows, int64_t wide,
                                  uint16_t *to)
 {
@@ -339,7 +343,7 @@ static TARGET_AMX void copy_rows(const nbl_tensor *t, int64_t token, int64_t hea
                                          : _mm512_setzero_si512());
 }
 
-/* Kᵀ by rows: the turned form, its pairs of d taken apart. */
+/* Kᵀ by rows, from the transposed layout, whose pairs of d are taken apart. */
 static TARGET_AMX void transpose_keys(const key_block *kb)
 {
     for (int64_t j = 0; j < BLOCK; j += PANEL) {

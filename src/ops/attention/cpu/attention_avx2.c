@@ -1,4 +1,4 @@
-/* attention_avx2.c - attention's tiles with AVX2: a micro-kernel of 6 x 16. See attention_tile.inc. */
+/* attention_avx2.c - attention's tiles on AVX2: attention_tile.inc with a micro-kernel of 6 x 16. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>

@@ -1,4 +1,5 @@
-/* attention_avx512.c - attention's tiles with AVX-512: a micro-kernel of 8 x 32. See attention_tile.inc. */
+/* attention_avx512.c - attention's tiles on AVX-512: attention_tile.inc with a micro-kernel of 8 x
+ * 32. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>

@@ -1,34 +1,40 @@
-/* attention_cpu.c - attention on SIMD machines: memory, items and threads around the tiles of
+/* attention_cpu.c - attention with SIMD: memory, items and threads around the tiles of
  * attention_tile.inc.
  *
- *     forward    1. keys (transposed, in panels) and values to f32: items of (block, key head)
- *                2. items of (block of queries, head), the last block of a sequence first
- *     backward   1. q, dout to f32, delta = Σ dout · out: items of (block, head)
- *                2. items of (block of keys, key head), in the order of the keys; see attention_tile.inc
- *                3. dsinks: items of heads
- *     decode     1. items of (sequence, chunk of 64 cached positions)
- *                2. the chunks of a head joined, in order: items of (sequence, head)
+ *   forward    1. keys (transposed, in panels) and values to f32        items: (block, key head)
+ *              2. tiles, the last block of queries first                items: (block of queries, head)
+ *   backward   1. q, dout to f32; delta = Σ_d dout · out                items: (block, head)
+ *              2. tiles, in the order of the keys                       items: (block of keys, key head)
+ *              3. dsinks                                                items: heads
+ *   decode     1. each chunk's part of the output                       items: (sequence, chunk of 64 positions)
+ *              2. the chunks of a head joined, in order                 items: (sequence, head)
  *
- * Nothing of T x T exists. Scratch: forward T·Hkv·2D floats, backward T·Hq·3D, and about a megabyte for
- * a worker at most. Cost: 4·D flops per visible pair and head forward, 10·D backward. */
+ * Each line is one run of the thread team.
+ *
+ * Memory: no [T, T] matrix exists. Scratch: forward T·Hkv·2D floats, backward T·Hq·3D, and up to
+ * about 1 MB per worker. Cost: 4·D flops per visible pair and head forward, 10·D backward. Limit:
+ * the products; decode: reading the cache. */
 #include <math.h>
 
 #include "base/team.h"
 #include "ops/attention/cpu/attention_tile.h"
 
 #if defined(__x86_64__)
+/* The tiles of the context's instruction set. */
 static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     return nbl__isa(ctx) >= NBL_ISA_AVX512 ? &nbl__attention_tiles_avx512 : &nbl__attention_tiles_avx2;
 }
 
+/* The tiles of attention and its backward: AMX for bf16 where the machine has it. Decode has no
+ * AMX tiles. */
 static const nbl__attention_tiles *training_tiles_of(const nbl_context *ctx, nbl_dtype dtype)
 {
     bool in_tiles = nbl__isa(ctx) >= NBL_ISA_AMX && dtype == NBL_DTYPE_BF16;
     return in_tiles ? &nbl__attention_tiles_amx : tiles_of(ctx);
 }
 #else
-/* Never asked: no such machine has the level that these implementations need. */
+/* Never called: the rows of these implementations need AVX2. */
 static const nbl__attention_tiles *tiles_of(const nbl_context *ctx)
 {
     (void)ctx;
@@ -46,12 +52,14 @@ static const float log2_e = 1.44269504f;
 
 /* ---- memory ---- */
 
+/* One call of attention or its backward. */
 typedef struct run_state {
     nbl__attention_job job;
     const nbl__attention_tiles *tiles;
-    int64_t items_across; /* heads of an item's block */
+    int64_t items_across; /* not used */
 } run_state;
 
+/* The head size padded to whole vectors. */
 static int64_t padded_size(const nbl__attention_tiles *tiles, int64_t size)
 {
     return nbl__ceil_div(size, tiles->vector) * tiles->vector;
@@ -79,7 +87,7 @@ static size_t layout(const nbl_context *ctx, const nbl__attention *a, bool backw
 
     nbl__cut cut = {base, 0};
     int64_t sequences = nbl__min_i64(a->cu_seqlens.shape[0] - 1, job->tokens);
-    int64_t blocks = job->tokens / NBL_ATTENTION_BLOCK + sequences; /* at most */
+    int64_t blocks = job->tokens / NBL_ATTENTION_BLOCK + sequences; /* an upper bound */
     NBL_CUT(&cut, job->blocks, blocks);
     int64_t wide = s->tiles->bf16 ? nbl__ceil_div(job->size, 32) * 32 : job->ld;
     if (backward) {
@@ -138,6 +146,7 @@ static void find_blocks(run_state *s)
 
 /* ---- items ---- */
 
+/* Item of forward 1: one block of keys and values of one key head. */
 static nbl_status pack_keys(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -146,14 +155,17 @@ static nbl_status pack_keys(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Item of forward 2: one block of queries of one head. */
 static nbl_status forward_item(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
-    int64_t block = s->job.block_count - 1 - item / s->job.heads; /* long ones first */
+    /* Causal: the last block sees the most keys. Starting with it balances the threads. */
+    int64_t block = s->job.block_count - 1 - item / s->job.heads;
     s->tiles->forward(&s->job, block, item % s->job.heads, s->job.worker + worker * s->job.worker_floats);
     return NBL_OK;
 }
 
+/* Item of backward 1: one block of queries of one head. */
 static nbl_status pack_queries(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -162,6 +174,8 @@ static nbl_status pack_queries(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Item of backward 2: one block of keys of one key head. Items of a sequence must be handed out in
+ * the order of the keys (nbl__attention_await). */
 static nbl_status backward_item(void *argument, int64_t item, int worker)
 {
     const run_state *s = argument;
@@ -170,7 +184,8 @@ static nbl_status backward_item(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* The gradient of a head's sink, over all its rows in order. */
+/* The gradient of a head's sink: -Σ_t p_sink[t] · delta[t], over all rows in order, so that one
+ * thread gives the bits of many. */
 static nbl_status sink_item(void *argument, int64_t head, int worker)
 {
     const run_state *s = argument;
@@ -212,13 +227,14 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
 
 /* ---- decode ---- */
 
+/* One call of attention_decode. */
 typedef struct decode_state {
     const nbl__attention_decode *a;
     const nbl__attention_tiles *tiles;
     nbl_isa isa;
     int64_t heads, key_heads, group, size, padded, cached, chunks;
     float *out, *top, *sum; /* [B, chunks, Hq, padded], [B, chunks, Hq] twice */
-    float *worker;          /* [workers, floats]: queries, rows, scores */
+    float *worker;          /* [workers, floats]: queries, rows as f32, scores */
     int64_t worker_floats;
 } decode_state;
 
@@ -253,7 +269,7 @@ static size_t decode_scratch(const nbl_context *ctx, const void *arguments)
     return decode_layout(ctx, arguments, NULL, &s);
 }
 
-/* The visible positions of sequence b that chunk c holds. */
+/* The positions of chunk c that sequence b sees; relative to the cache. */
 static nbl__span chunk_of(const decode_state *s, int64_t b, int64_t c)
 {
     int64_t length = ((const int32_t *)s->a->lengths.data)[b];
@@ -302,7 +318,7 @@ static nbl_status decode_item(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* The chunks of one head, and its sink. */
+/* Joins the chunks of one head, and its sink. */
 static nbl_status join_item(void *argument, int64_t item, int worker)
 {
     const decode_state *s = argument;
@@ -318,7 +334,7 @@ static nbl_status join_item(void *argument, int64_t item, int worker)
         int64_t part = (b * s->chunks + c) * s->heads + head;
         if (seen.first < seen.end && s->top[part] > top) top = s->top[part];
     }
-    if (top == -INFINITY) top = 0; /* nothing but NaN or -inf, which shows */
+    if (top == -INFINITY) top = 0; /* only NaN or -inf: the result shows it */
     if (nbl__given(&a->sinks)) total = exp2f(sink - top);
     for (int64_t c = 0; c < s->chunks; c++) {
         nbl__span seen = chunk_of(s, b, c);
@@ -344,7 +360,7 @@ static nbl_status run_decode(const nbl__call *call, const void *arguments)
     NBL_TRY(nbl__attention_check_lengths(call, a));
     decode_layout(call->ctx, a, call->scratch, &s);
     NBL_TRY(nbl__team_run(call->ctx, a->q.shape[0] * s.chunks, decode_item, &s, NULL));
-    /* What is left takes less time than to share it out, when there are few sequences. */
+    /* With few sequences, joining takes less time than starting the team. */
     int64_t joins = a->q.shape[0] * s.heads;
     if (joins * s.chunks > 256) return nbl__team_run(call->ctx, joins, join_item, &s, NULL);
     for (int64_t i = 0; i < joins; i++) join_item(&s, i, 0);

@@ -1,11 +1,14 @@
-/* attention_tile.h - what attention's driver (attention_cpu.c) and its tiles per instruction set share.
+/* attention_tile.h - between attention's driver (attention_cpu.c) and its tiles
+ * per instruction set.
  *
- * A block is up to 64 consecutive tokens of one sequence. Blocks are counted from the start of their
- * sequence, so that neither the place of a sequence in the pack nor the number of threads moves a cut
- * between two sums: the bits of its results are its own.
+ * A block is up to 64 consecutive tokens of one sequence. Blocks are counted from
+ * the start of their sequence. Neither a sequence's position in the pack nor the
+ * number of threads therefore moves a cut between two sums: the bits of its
+ * results are its own.
  *
- * Logits are kept in units of log 2: q is multiplied by scale · log2(e) when it is read (scale / cap where
- * there is a soft cap, and the capped value by cap · log2(e)), so that the softmax is 2^x. */
+ * Logits are in units of log 2: q is multiplied by scale · log2(e) when it is
+ * read, so that the softmax is 2^x. With a soft cap, q is multiplied by scale /
+ * cap, and the capped value by cap · log2(e). */
 #ifndef NBL_ATTENTION_TILE_H
 #define NBL_ATTENTION_TILE_H
 
@@ -15,69 +18,73 @@
 #include "ops/attention/attention.h"
 
 enum {
-    NBL_ATTENTION_BLOCK = 64, /* rows of a block */
-    NBL_ATTENTION_KEYS = 256, /* keys that forward takes at a time: whole blocks */
-    NBL_ATTENTION_CHUNK = 64, /* keys of a decode item: few, so that a short cache is work for all threads */
-    NBL_ATTENTION_WIDEN = 16  /* keys that it takes at a time */
+    NBL_ATTENTION_BLOCK = 64, /* max rows of a block */
+    NBL_ATTENTION_KEYS = 256, /* keys per step of forward: whole blocks */
+    NBL_ATTENTION_CHUNK = 64, /* keys per item of decode; small, so that a short cache feeds all threads */
+    NBL_ATTENTION_WIDEN = 16  /* keys that decode converts to f32 at a time */
 };
 
+/* One block in the driver's table. */
 typedef struct nbl__attention_block {
     int64_t first; /* token at which the sequence starts */
     int64_t n;     /* its length */
-    int64_t at;    /* the block's place in the sequence */
-    int64_t base;  /* the sequence's first block in the table */
+    int64_t at;    /* the block's offset in the sequence */
+    int64_t base;  /* index of the sequence's first block in the table */
 } nbl__attention_block;
 
-/* The operands as the tiles want them: f32, one head after the other. `ld` is the stride of a row: the
- * head size, padded with zeros to whole vectors, and a little more so that rows do not fall on the same
- * cache sets. Keys are also kept transposed, in panels as wide as the micro-kernel: those of a sequence
- * follow each other, the last one is as wide as what is left of the sequence. */
+/* One call, with its operands in f32, head by head.
+ *
+ * `ld` is the stride of a row: the head size, padded with zeros to whole vectors,
+ * plus an offset that keeps rows off the same cache sets. Keys are also stored
+ * transposed, in panels as wide as the micro-kernel. The panels of a sequence
+ * follow each other; the last is as wide as the rest of the sequence. */
 typedef struct nbl__attention_job {
     const nbl__attention *a;
     nbl_isa isa;
     int64_t tokens, heads, key_heads, group, size, ld;
-    float q_factor;             /* what q is multiplied by when it is read */
+    float q_factor;             /* factor of q when it is read */
     float cap_factor;           /* cap · log2(e); 0: no cap */
-    float dq_factor, dk_factor; /* what the sums are multiplied by when they are written */
+    float dq_factor, dk_factor; /* factors of the sums when they are written */
     nbl__attention_block *blocks;
     int64_t block_count;
     /* forward */
     float *kt;            /* [Hkv, T, D] transposed in panels */
     float *v;             /* [Hkv, T, ld] */
-    uint16_t *kt16, *v16; /* instead of kt and v, for tiles of bf16; see attention_amx.h */
-    bool *v_non_finite;   /* [blocks, Hkv]: not all finite */
+    uint16_t *kt16, *v16; /* for bf16 tiles, instead of kt and v; see attention_amx.h */
+    bool *v_non_finite;   /* [blocks, Hkv]: the block's v holds a non-finite value */
     /* backward */
-    float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by its factor */
+    float *q, *dout, *dq; /* [Hq, T, ld]; q is multiplied by q_factor */
     uint16_t *q_transposed, *q_paired, *dout_transposed,
         *dout_paired;   /* instead of q and dout, see attention_amx.h */
-    float *lse, *delta; /* [Hq, T]; lse in units of log 2; delta = Σ dout · out */
-    bool *q_non_finite; /* [blocks, Hq]: q, dout or delta is not all finite */
-    float *sums;        /* [Hq, T]: of P∘dP, which is delta as it was before `out` was rounded */
-    atomic_int *done;   /* [blocks, Hq]: blocks of keys that have given their part to dq */
+    float *lse, *delta; /* [Hq, T]: lse in units of log 2; delta = Σ_d dout · out */
+    bool *q_non_finite; /* [blocks, Hq]: q, dout or delta holds a non-finite value */
+    float *sums;        /* [Hq, T]: row sums of P∘dP, i.e. delta before `out` was rounded */
+    atomic_int *done;   /* [blocks, Hq]: how many blocks of keys have added to dq */
     /* workers */
     float *worker; /* [workers, worker_floats] */
     int64_t worker_floats;
 } nbl__attention_job;
 
-/* One item of decode: all heads against a chunk of the cache. */
+/* One item of decode: all heads against one chunk of the cache. */
 typedef struct nbl__decode_part {
     nbl_isa isa;
     const void *k, *v;  /* the first key and value of the chunk */
-    int64_t step, keys; /* elements from a key to the next: key_heads · size */
+    int64_t step, keys; /* elements from a key to the next (key_heads · size); keys of the chunk */
     int64_t size, padded, key_heads, group;
     nbl_dtype dtype;
     float cap_factor;
     const float *q;   /* [heads, padded], multiplied by its factor */
-    float *room;      /* [NBL_ATTENTION_WIDEN, key_heads, padded] */
+    float *room;      /* [NBL_ATTENTION_WIDEN, key_heads, padded]: keys or values as f32 */
     float *scores;    /* [heads, NBL_ATTENTION_CHUNK] */
     float *out;       /* [heads, padded]: Σ 2^(s - top) · v */
     float *top, *sum; /* [heads] */
 } nbl__decode_part;
 
+/* The functions of an instruction set. `own` is the worker's memory. */
 typedef struct nbl__attention_tiles {
-    int vector; /* floats of a vector; a panel has two */
-    bool bf16;  /* they take operands in bf16, as in attention_amx.h */
-    /* Floats that forward and backward want for a worker. */
+    int vector; /* floats of a vector; a panel is two vectors wide */
+    bool bf16;  /* operands are bf16, as in attention_amx.h */
+    /* Floats of a worker's memory. */
     int64_t (*forward_floats)(int64_t size, int64_t ld);
     int64_t (*backward_floats)(int64_t size, int64_t ld);
     /* Before forward: a block of keys and values of one key head. */
@@ -86,15 +93,16 @@ typedef struct nbl__attention_tiles {
     void (*forward)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
     /* Before backward: a block of query rows of one head. */
     void (*pack_queries)(const nbl__attention_job *job, int64_t block, int64_t head, float *own);
-    /* A block of keys of one key head, against all that see it. */
+    /* A block of keys of one key head, against all queries that see it. */
     void (*backward)(const nbl__attention_job *job, int64_t block, int64_t key_head, float *own);
     void (*decode)(const nbl__decode_part *part);
 } nbl__attention_tiles;
 
 extern const nbl__attention_tiles nbl__attention_tiles_avx2, nbl__attention_tiles_avx512;
-/* For bf16; it has no decode. */
+/* For bf16. It has no decode. */
 extern const nbl__attention_tiles nbl__attention_tiles_amx;
 
+/* The sink of a head, as f32. */
 static inline float nbl__attention_sink(const nbl_tensor *sinks, int64_t head)
 {
     float sink;
@@ -110,14 +118,15 @@ static inline nbl__span nbl__attention_seers(bool causal, int64_t window, int64_
     return (nbl__span){j, window > 0 && n - j > window ? j + window : n};
 }
 
-/* What a run of `rows` rows from row r sees: keys for queries, queries for keys; relative to `from`,
- * within 0 … n. */
+/* What a run of rows sees: keys if the rows are queries, queries if the rows are
+ * keys. Positions are relative to `from` and clamped to 0 … n. */
 typedef struct nbl__outlook {
     const nbl__attention *a;
-    bool of_keys; /* rows are keys, they look at queries */
+    bool of_keys; /* the rows are keys */
     int64_t length, row_at, from, n;
 } nbl__outlook;
 
+/* The union of what `rows` rows from row r see. */
 static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_t rows)
 {
     int64_t i = view->row_at + r, last = i + rows - 1;
@@ -135,8 +144,10 @@ static inline nbl__span nbl__seen_by(const nbl__outlook *view, int64_t r, int64_
     return (nbl__span){first, nbl__max_i64(first, end)};
 }
 
-/* Waits until all blocks of keys before this one have given their part to a block of queries; returns how
- * many those are, and how many there will be. */
+/* Waits until all earlier blocks of keys have added to dq of a query block.
+ * Returns how many those are, and in *turns how many there will be in all. The
+ * fixed order makes the bits of dq independent of the threads. It cannot deadlock:
+ * the team starts items in order, and a block waits only for items before it. */
 static inline int nbl__attention_await(const nbl__attention_job *job, const nbl__attention_block *keys,
                                        int64_t query_block, int64_t head, int *turns)
 {
@@ -156,6 +167,7 @@ static inline int nbl__attention_await(const nbl__attention_job *job, const nbl_
     return turn;
 }
 
+/* Publishes that this block of keys has added to dq. */
 static inline void nbl__attention_done(const nbl__attention_job *job, int64_t query_block, int64_t head,
                                        int turn)
 {

@@ -1,11 +1,11 @@
-/* attention_vmath.h - 2^x and tanh over vectors, for the softmax of attention.
+/* attention_vmath.h - vectors of 2^x and tanh, for the softmax of attention.
  *
- *     exp2   |error| <= 1 ulp; 0 below -126 (no denormals: they slow the products down that follow);
- *            a NaN stays; AVX2: at most 2^127
- *     tanh   |error| <= 3 ulp; a NaN stays; ±1 at infinity
+ *   exp2   |error| <= 1 ulp; 0 below -126 (subnormals would slow down the products that follow);
+ *          NaN stays; AVX2: at most 2^127
+ *   tanh   |error| <= 3 ulp; NaN stays; ±1 at infinity
  *
- * exp2: x = n + f with n whole, |f| <= 1/2; a polynomial in f, scaled by 2^n. tanh: an odd polynomial
- * below 0.625 (Cephes), above it 1 - 2 / (e^2|x| + 1). */
+ * exp2: x = n + f with n whole and |f| <= 1/2; a polynomial in f, scaled by 2^n.
+ * tanh: an odd polynomial below 0.625 (Cephes), above it 1 - 2 / (e^2|x| + 1). */
 #ifndef NBL_VMATH_ATTENTION_H
 #define NBL_VMATH_ATTENTION_H
 

@@ -1,11 +1,23 @@
-/* gemm.c - the driver of gemm.h: carries out a plan (gemm_plan.h).
+/* gemm.c - runs the plan of a gemm call (gemm.h, gemm_plan.h).
  *
- *     per window   for each stage:
- *                  1. pack every distinct A that the stage is the first to use: items (operand, block of k, 64 rows)
- *                  2. items (product, chunk, slice): for every term, for every block of k, pack the chunk's
- *                     B and multiply it with the slice's panels into the worker's tile; then finish the tile
+ *   for each window of rows:
+ *     for each stage:
+ *       1. pack each distinct A that the stage is the first to use
+ *              items: (operand, block of k, 64 rows)
+ *       2. multiply
+ *              items: (product, chunk of columns, slice of rows)
+ *              for each term, for each block of k:
+ *                  pack the chunk's B                          worker's memory
+ *                  tile (+)= panels of the slice · B           the kernel
+ *              finish the tile: factor, bias, rounding, C      gemm_finish.h
  *
- * Tiling decides who computes an element, never how: its sum runs over terms and k in one order. */
+ * Each step is one run of the thread team. Tiling decides which thread computes an element, never
+ * how: its sum runs over terms and k in one order.
+ *
+ * Memory: A is packed once per window and read once per chunk, in blocks that stay in the second
+ * cache while the chunk's strips pass. B is packed
+ * once per slice, and stays in the caches while a slice's panels pass. Limit: the kernel's
+ * arithmetic for large m, the packing of B (pack.h) for small m. */
 #include "ops/gemm/cpu/gemm.h"
 
 #include "base/team.h"
@@ -15,29 +27,32 @@
 #include "ops/gemv/cpu/gemm_int8.h"
 
 enum {
-    BLOCK_ROWS = 256,     /* of panels that stay in the second cache while all strips of a chunk pass, */
-    BLOCK_BYTES = 1 << 19 /* or fewer, that are this long */
+    BLOCK_ROWS = 256,     /* max rows of A that stay in the second cache while the chunk's strips pass */
+    BLOCK_BYTES = 1 << 19 /* max bytes of these rows' panels */
 };
 
 /* ---- 1. packing A ---- */
 
-/* Items of packing of an operand: blocks of k times groups of rows. */
+/* Groups of PACK_ROWS rows in a window. */
 static int64_t row_groups(const operand *o)
 {
     return nbl__ceil_div(window_rows(o->m), PACK_ROWS);
 }
 
+/* Items of packing of an operand in this window and stage: blocks of k times groups of rows. */
 static int64_t pack_items(const gemm_plan *plan, const operand *o)
 {
     if (plan->window >= o->windows || o->m == 0 || o->stage != plan->stage) return 0;
     return nbl__ceil_div(o->k, o->k_block) * row_groups(o);
 }
 
+/* The panels of an operand for the block of k that begins at k_begin. */
 static uint8_t *panels_of(const operand *o, const rows_of *rows, int64_t k_begin)
 {
     return o->panels + panel_bytes(o->source.kernel, rows->padded * k_begin);
 }
 
+/* Packs one block of k of one group of rows. `item` counts over all operands. */
 static nbl_status pack_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
@@ -61,6 +76,7 @@ static nbl_status pack_item(void *argument, int64_t item, int worker)
 
 /* ---- 2. multiplying ---- */
 
+/* The part of C that an item computes: `rows` rows from `row`, columns [n_begin, n_end). */
 typedef struct tile_position {
     int64_t slices, slice, row, rows, n_begin, n_end;
 } tile_position;
@@ -70,14 +86,15 @@ static void clear_tile(const gemm_plan *plan, int64_t rows, float *tile)
     memset(tile, 0, (size_t)(rows * plan->tile_columns) * sizeof *tile);
 }
 
-/* How many panels go together; even, since kernels may take two at a time. */
+/* How many panels one call of the kernel gets; even, since kernels may take two at a time. */
 static int64_t block_panels(const nbl__kernel *kernel, int64_t k)
 {
     int64_t fit = BLOCK_BYTES / (int64_t)panel_bytes(kernel, k * kernel->rows);
     return nbl__max_i64(2, nbl__min_i64(fit, BLOCK_ROWS / kernel->rows) / 2 * 2);
 }
 
-/* Few panels of A do not pay for copying a B that lies as it is multiplied. */
+/* Should the kernel read B where it lies? Packing a dense f32 B does not pay if only a few panels
+ * of A use it. */
 static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const tile_position *at,
                            int64_t panels)
 {
@@ -88,7 +105,8 @@ static bool reads_in_place(const nbl__kernel *kernel, const nbl__term *t, const 
            (at->n_end - at->n_begin) % NBL_STRIP == 0;
 }
 
-/* tile (+)= the term; returns whether the tile has been written. */
+/* tile (+)= one term. Returns whether the tile has been written: not if k is 0 and `add` is not
+ * set. */
 static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan *way, const tile_position *at,
                      bool add, const worker_room *room, float *tile, int64_t stride)
 {
@@ -103,6 +121,7 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
                               room->scratch);
         return true;
     }
+    /* Panels [first, last) of the window are this slice's; `top` is its first row. */
     const operand *o = &plan->operand[way->operand];
     const nbl__kernel *kernel = o->source.kernel;
     rows_of rows = rows_in(o->m, o->windows, plan->window, kernel);
@@ -144,7 +163,8 @@ static bool multiply(const gemm_plan *plan, const nbl__term *t, const term_plan 
     return true;
 }
 
-/* Whole strips of f32 sums without an epilogue need no tile: they grow in C itself. */
+/* May the kernel write C itself, without a tile? Yes for f32 without epilogue, in whole strips and
+ * whole panels. */
 static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows, int64_t columns)
 {
     const nbl__product *p = q->product;
@@ -161,6 +181,7 @@ static bool is_direct(const gemm_plan *plan, const product_plan *q, int64_t rows
     return any;
 }
 
+/* Items of step 2: all slices of all chunks of this window and stage. */
 static int64_t multiply_items(const gemm_plan *plan)
 {
     int64_t items = 0;
@@ -169,6 +190,7 @@ static int64_t multiply_items(const gemm_plan *plan)
     return items;
 }
 
+/* One slice of one chunk: all terms, then the epilogue. */
 static nbl_status multiply_item(void *argument, int64_t item, int worker)
 {
     const gemm_plan *plan = argument;
@@ -197,6 +219,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
             add = multiply(plan, &p->terms[t], &q->terms[t], &at, add, &room, c, p->stride);
         return NBL_OK;
     }
+    /* A masked term is computed in `part`, and joins the tile through its mask. */
     int64_t stride = plan->tile_columns;
     bool written = false;
     for (int t = 0; t < p->term_count; t++) {
@@ -218,6 +241,7 @@ static nbl_status multiply_item(void *argument, int64_t item, int worker)
 
 /* ---- calls: products in batches that the arrays can hold ---- */
 
+/* How many of the products fit into one plan; 0 if the first alone does not. */
 static int batch_of(const nbl__product *products, int count)
 {
     int taken = 0, terms = 0;

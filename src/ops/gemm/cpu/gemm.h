@@ -1,49 +1,63 @@
-/* gemm.h - the product behind every linear layer: C = epilogue(Σ over terms of A·B).
+/* gemm.h - the CPU's matrix product, behind every linear layer: C = epilogue(Σ
+ * over terms of A·B).
  *
- *     tile[m, n]  = Σ_t alpha_t · A_t[m, k_t] · B_t[k_t, n]      f32 sums, k in order, never split by threads
- *     C[m, n]     = (accumulate ? C : 0) + factor[n] · tile + bias[n]       one rounding, to C's dtype
+ *   tile[m, n] = Σ_t alpha_t · A_t[m, k_t] · B_t[k_t, n]              f32
+ *   C[m, n]    = (accumulate ? C : 0) + factor[n] · tile + bias[n]    one rounding, to C's dtype
  *
- * A sum of terms is how the rank-r update of LoRA joins the base product, and how the gradients of
- * projections that share their input become one dX, with a single rounding. Several products may go in
- * one call: those that share their A (q, k, v and their LoRA A) pack it once, also when some wait for others (stages).
+ * Terms: a sum of terms joins LoRA's low-rank product to the base product, and
+ * sums the dx of layers that share their input, with a single rounding.
  *
- * Operands are packed into panels, which is where a storage format is decoded: f32 panels for f32 and
- * f16 arithmetic, pairs of bf16 for machines that multiply them. A packed weight exists decoded only as
- * a panel. Products with few rows read weights directly (gemv).
+ * Calls: one call takes several products. Products with the same A (q, k, v and
+ * their LoRA A) pack it once, also across the two stages of a call.
  *
- * The bits of C depend on the arguments and the instruction set alone, not on the number of threads. */
+ * Packing: operands are copied into panels in the order in which the kernel reads
+ * them (gemm_kernels.h). A packed weight is dequantized there: it never exists as
+ * a whole. f32 and f16 arithmetic use panels of f32, machines that multiply bf16
+ * use pairs of bf16. Products with at most 8 rows read the weight directly
+ * (gemv.h).
+ *
+ * Determinism: each sum runs over terms and k in one order, and is never split
+ * between threads. The bits of C depend on the arguments and the instruction set
+ * alone. */
 #ifndef NBL_GEMM_H
 #define NBL_GEMM_H
 
 #include "ops/ops.h"
 
-/* A matrix in memory, `rows` by `columns`, and how the product sees it. */
+/* A matrix in memory, and how the product sees it. Either `weight` or `data` is
+ * set. */
 typedef struct nbl__mat {
-    const nbl_weight *weight; /* [rows, columns] in any format; or NULL, and the dense */
-    int64_t first_row; /* of a weight: the matrix starts at this row of it, and may end before its last */
-    nbl_dtype dtype;   /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
+    const nbl_weight *weight; /* [rows, columns] in any format; NULL: dense, in `data` */
+    /* of a weight: the row at which the matrix starts; it may end before the weight does */
+    int64_t first_row;
+    nbl_dtype dtype; /* f32, f16 or bf16; i8 for rows quantised to 8 bits (then `scales`) */
     const void *data;
     int64_t stride;      /* elements from one row to the next */
     const float *scales; /* i8: [rows]; value = code · scale / 127 */
     bool transpose;      /* the product sees it transposed */
-    const int32_t *pick; /* the inner index k means column pick[k] (or row, transposed); NULL: k */
-    float dropout;       /* > 0: elements are dropped by nbl__dropout_keeps(seed, dropout, index), */
-    uint64_t
-        seed; /* index = drop_first + row · drop_columns + column, and kept ones scaled by 1/(1 - dropout) */
+    const int32_t *pick; /* inner index k means column (transposed: row) pick[k]; NULL: column k */
+    /* Dropout > 0: element i = drop_first + row · drop_columns + column is dropped, or
+     * scaled by 1 / (1 - dropout), as nbl__dropout_keeps(seed, dropout, i) says. */
+    float dropout;
+    uint64_t seed;
     int64_t drop_first, drop_columns;
 } nbl__mat;
 
+/* One product of a sum. */
 typedef struct nbl__term {
-    nbl__mat a; /* [m, k] as the product sees it; no weight */
-    nbl__mat b; /* [k, n] as the product sees it: a weight [n, k] is transposed in X·Wᵀ, not in dY·W */
+    nbl__mat a; /* [m, k] as the product sees it; not a weight */
+    nbl__mat b; /* [k, n] as the product sees it: a weight [n, k] is transposed in x·Wᵀ, and not in dy·W */
     int64_t k;
     float alpha;
-    nbl_dtype compute; /* B is rounded to it on decoding; with bf16, A may be rounded to it, too */
-    float dropout;     /* > 0: the product is masked before it joins the sum, */
-    uint64_t seed;     /* index = drop_first + row · n + column: the backward of an A that was dropped */
+    nbl_dtype compute; /* weights are rounded to it; with bf16, dense operands may be, too */
+    /* Dropout > 0: element i = drop_first + row · n + column of A·B is masked before it
+     * joins the sum. This is the backward of an A with dropout. */
+    float dropout;
+    uint64_t seed;
     int64_t drop_first;
 } nbl__term;
 
+/* One result of a call. */
 typedef struct nbl__product {
     int64_t m, n;
     const nbl__term *terms;
@@ -52,17 +66,21 @@ typedef struct nbl__product {
     const nbl_tensor *bias; /* [n], any float dtype; or NULL */
     nbl_dtype dtype;        /* of C: f32, f16, bf16 */
     void *c;
-    int64_t stride; /* of C's rows */
-    bool flipped;   /* C is [n, m]; f32, without factor and bias */
-    bool accumulate;
-    int stage; /* 0, or 1: its terms may read rows of A that products of stage 0 with as many rows make */
+    int64_t stride;  /* elements from one row of C to the next */
+    bool flipped;    /* C is stored transposed, [n, m]: f32, without factor and bias */
+    bool accumulate; /* add to C */
+    int stage;       /* 0 or 1; 1 may read, as A, results of stage 0 with as many rows */
 } nbl__product;
 
-/* Scratch, aligned to 64 bytes, for one call with these products, or with smaller k or fewer terms. Sizes
- * and dtypes count, data pointers do not, except that operands with equal `a.data` (not NULL) and `a.pick`
- * are packed once. A is packed 512 rows at a time: this is about 512 · k floats (split: half as much again), and 0.5 to
- * 1.7 MB per thread. */
+/* Bytes of scratch for one call with these products, or with smaller k or fewer
+ * terms. Depends on sizes and dtypes. Data pointers do not matter, except that
+ * operands with equal `a.data` (not NULL) and `a.pick` are packed once.
+ *
+ * A is packed 512 rows at a time: about 512·k floats (panels of split f32: half as
+ * much again), and 0.5 to 1.7 MB per thread. */
 size_t nbl__gemm_scratch(const nbl_context *ctx, const nbl__product *products, int count);
+/* Runs the products. `scratch` is aligned to 64 bytes. Error: NBL_ERROR_INTERNAL
+ * if one product has more terms than MAX_TERMS (gemm_plan.h). */
 nbl_status nbl__gemm(nbl_context *ctx, const nbl__product *products, int count, void *scratch);
 
 #endif

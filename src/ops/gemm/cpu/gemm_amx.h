@@ -1,5 +1,8 @@
-/* gemm_amx.h - what the products on tiles share: registers C 0 1 / 2 3 (32 rows by 32 columns), A 4 5, B 6 7; how a
- * tile of C is begun and finished. */
+/* gemm_amx.h - what the AMX kernels share: the tile configuration, and how a tile
+ * of C is begun and finished.
+ *
+ * A tile register holds 16 rows of 64 bytes. C: 0 1 / 2 3 (32 rows by 32 columns
+ * of f32), A: 4 5, B: 6 7. */
 #ifndef NBL_GEMM_AMX_H
 #define NBL_GEMM_AMX_H
 
@@ -10,7 +13,8 @@
 
 enum { ROWS = 16, TILE_BYTES = 1024, ROW_BYTES = 64, K_STEP = 32 };
 
-/* Layout fixed by the instruction: palette 1, all tiles 16 rows of 64 bytes. */
+/* The operand of ldtilecfg, laid out by the instruction: palette 1, all tiles 16
+ * rows of 64 bytes. */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -22,7 +26,7 @@ static const tile_config amx_config = {
     .rows = {ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS, ROWS},
 };
 
-/* tile[16 rows][16] (+)= alpha · from */
+/* tile[16][16] = or += alpha · from, where from is a stored tile register. */
 NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__block *block, float *tile)
 {
     __m512 alpha = _mm512_set1_ps(block->alpha);
@@ -32,7 +36,9 @@ NBL_TARGET_AMX static inline void amx_join(const float *from, const nbl__block *
     }
 }
 
-/* The registers' numbers are part of the instructions, hence macros. */
+/* START begins register c with C or zero, FINISH stores it to C, through `part`
+ * unless alpha is 1. Macros, because the number of a register is part of the
+ * instruction. */
 #define START(c, corner)                                                                                     \
     do {                                                                                                     \
         if (direct && block->add) _tile_loadd(c, corner, stride);                                            \

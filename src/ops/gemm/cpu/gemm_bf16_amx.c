@@ -1,16 +1,22 @@
-/* gemm_bf16_amx.c - 32 rows by 32 columns in four of the eight tile registers, bf16 products, f32 sums.
+/* gemm_bf16_amx.c - bf16 products on AMX: 32 rows by 32 columns in four of the eight tile
+ * registers, f32 sums.
  *
- *     registers   C 0 1     A 4     B 6 7        per 32 of k: 4 tile loads, 4 products of 16 x 16 x 32
- *                   2 3       5
+ *   registers   C 0 1     A 4     B 6 7
+ *                 2 3       5
  *
- * A tile of A is 16 rows of 32 consecutive k, one of B 16 pairs of k for 16 columns: 1 KiB each, and
- * consecutive in the panels. Two strips of B (k_block x 64 bytes) stay in the first cache, A streams from
- * the second. The tile unit takes subnormals as zero. */
+ *   for each pair of strips, for each pair of row panels:       C += A · B
+ *       per 32 of k: 4 tile loads, 4 products of 16 x 16 x 32
+ *
+ * A tile of A is 16 rows of 32 consecutive k. A tile of B is 16 pairs of k for 16 columns. Both
+ * are 1 KiB of consecutive memory in the panels.
+ *
+ * Bytes: two strips of B (k_block x 64 bytes) stay in the first cache, A streams from the second:
+ * 2 KiB per 32 of k. Limit: the tile unit. The unit takes
+ * subnormals as zero. */
 #include "ops/gemm/cpu/gemm_amx.h"
 
 #if defined(__x86_64__)
 
-/* `panels` row panels (1 or 2) by `strips` strips (1 or 2). */
 NBL_TARGET_AMX __attribute__((always_inline)) static inline void
 micro(int panels, int strips, const uint8_t *a, const uint8_t *b, const nbl__block *block, float *tile)
 {

@@ -1,8 +1,12 @@
-/* gemm_bf16_avx512.c - 14 rows by 32 columns with vdpbf16ps: two products of bf16 per lane, f32 sums.
+/* gemm_bf16_avx512.c - bf16 products with vdpbf16ps: 14 rows by 32 columns in 28 of 32 registers,
+ * f32 sums.
  *
- *     per pair of k: 2 loads of B, 14 broadcasts of a pair of A, 28 dot products
+ *   for each pair of strips, for each row panel:        C += A · B
+ *       per pair of k: 2 loads of B, 14 broadcasts of a pair of A, 28 dot products
  *
- * The instruction rounds after each of its two products and takes subnormals as zero. */
+ * Limit: the dot product units; 128 bytes of B and 56 of A per pair of k. The instruction adds two
+ * products of bf16 per lane, rounds after each, and takes subnormals as zero. A last odd strip
+ * goes alone, 14 x 16. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 #if defined(__x86_64__)
@@ -10,6 +14,8 @@
 
 enum { ROWS = 14 };
 
+/* `rows` rows (1 … 14) by `strips` strips (1 or 2) over the block of k. `rows` is a constant in
+ * each inlined copy. */
 NBL_TARGET_AVX512BF16 NBL_INLINE void micro(int rows, int strips, const uint32_t *a, const uint32_t *b,
                                             const nbl__block *block, float *tile)
 {
@@ -48,6 +54,7 @@ NBL_TARGET_AVX512BF16 NBL_INLINE void micro(int rows, int strips, const uint32_t
 
 #define CASE(n)                                                                                              \
     case n: micro(n, strips, a, b, block, tile); break;
+/* One inlined copy of micro per number of rows, so that the sums stay in registers. */
 NBL_TARGET_AVX512BF16 NBL_INLINE void micro_of(int rows, int strips, const uint32_t *a, const uint32_t *b,
                                                const nbl__block *block, float *tile)
 {
@@ -58,6 +65,7 @@ NBL_TARGET_AVX512BF16 NBL_INLINE void micro_of(int rows, int strips, const uint3
     }
 }
 
+/* All row panels against one strip or two. */
 NBL_TARGET_AVX512BF16 NBL_INLINE void run_strips(const nbl__block *block, int64_t strip, int strips)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin), pairs = block->k / 2;

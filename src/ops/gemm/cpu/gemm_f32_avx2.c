@@ -1,9 +1,11 @@
-/* gemm_f32_avx2.c - 6 rows by 16 columns in 12 of 16 registers.
+/* gemm_f32_avx2.c - f32 products: 6 rows by 16 columns (one strip) in 12 of 16 registers.
  *
- *     per k: 2 loads of B, 6 broadcasts of A, 12 fma      6 cycles on two fma units, 8 loads beside them
+ *   for each strip, for each row panel:        C += A · B
+ *       per k: 2 loads of B, 6 broadcasts of A, 12 fma
  *
- * The strip of B (k_block x 64 bytes = 20 KiB) stays in the first cache while the panels of A stream past
- * it, 4 bytes per cycle. Limit: the fma units. */
+ * Limit: the fma units. On two of them a step of k takes 6 cycles, with 8 loads beside the fma. A
+ * strip of B (k_block x 64 bytes = 20 KiB) stays in the first cache while the panels of A stream
+ * past it, 4 bytes per cycle. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 #if defined(__x86_64__)

@@ -1,8 +1,10 @@
-/* gemm_f32_avx512.c - 14 rows by 32 columns (two strips) in 28 of 32 registers.
+/* gemm_f32_avx512.c - f32 products: 14 rows by 32 columns (two strips) in 28 of 32 registers.
  *
- *     per k: 2 loads of B, 14 broadcasts of A, 28 fma     14 cycles on two fma units, 16 loads beside them
+ *   for each pair of strips, for each row panel:        C += A · B
+ *       per k: 2 loads of B, 14 broadcasts of A, 28 fma
  *
- * A last odd strip goes alone, 14 x 16. Limit: the fma units. */
+ * Limit: the fma units. On two of them a step of k takes 14 cycles, with 16 loads beside the fma.
+ * Bytes per step of k: 128 of B, 56 of A. A last odd strip goes alone, 14 x 16. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 #if defined(__x86_64__)
@@ -10,6 +12,8 @@
 
 enum { ROWS = 14 };
 
+/* `rows` rows (1 … 14) by `strips` strips (1 or 2) over the block of k. `rows` is a constant in
+ * each inlined copy. */
 NBL_TARGET_AVX512 NBL_INLINE void micro(int rows, int strips, const float *a, const float *b,
                                         const nbl__block *block, float *tile)
 {
@@ -47,6 +51,7 @@ NBL_TARGET_AVX512 NBL_INLINE void micro(int rows, int strips, const float *a, co
 
 #define CASE(n)                                                                                              \
     case n: micro(n, strips, a, b, block, tile); break;
+/* One inlined copy of micro per number of rows, so that the sums stay in registers. */
 NBL_TARGET_AVX512 NBL_INLINE void micro_of(int rows, int strips, const float *a, const float *b,
                                            const nbl__block *block, float *tile)
 {
@@ -57,6 +62,7 @@ NBL_TARGET_AVX512 NBL_INLINE void micro_of(int rows, int strips, const float *a,
     }
 }
 
+/* All row panels against one strip or two. */
 NBL_TARGET_AVX512 NBL_INLINE void run_strips(const nbl__block *block, int64_t strip, int strips)
 {
     int64_t first = nbl__panel_start(block->rows, block->panels, block->panel_begin);

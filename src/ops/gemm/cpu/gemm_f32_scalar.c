@@ -1,4 +1,6 @@
-/* gemm_f32_scalar.c - the kernel of machines without vectors that we know of, and the table of kernels. */
+/* gemm_f32_scalar.c - the portable kernel, 4 rows by 16 columns, and the choice of a kernel.
+ *
+ * The compiler vectorises the loop over the 16 columns as far as the target allows. */
 #include "ops/gemm/cpu/gemm_kernels.h"
 
 static void micro_scalar(int rows, int64_t k, const float *a, const float *b, const nbl__block *block,
@@ -31,10 +33,11 @@ const nbl__kernel *nbl__kernel_for(nbl_isa isa, nbl_dtype compute, int64_t m)
 {
 #if defined(__x86_64__)
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX) return &nbl__gemm_bf16_32x32_amx;
-    /* AMD multiplies pairs twice as fast as f32, Intel at half the speed: one vdpbf16ps in two cycles. */
+    /* vdpbf16ps does twice the products of an f32 fma. AMD runs it at the fma's rate, Intel once in
+     * two cycles. */
     if (compute == NBL_DTYPE_BF16 && isa >= NBL_ISA_AVX512BF16 && __builtin_cpu_is("amd"))
         return &nbl__gemm_bf16_14x32_avx512bf16;
-    /* For few rows splitting B costs more than it saves. */
+    /* Up to 32 rows, splitting B into three parts costs more than AMX saves. */
     if (compute != NBL_DTYPE_BF16 && isa >= NBL_ISA_AMX && m > 32) return &nbl__gemm_f32_32x32_amx;
     if (isa >= NBL_ISA_AVX512) return &nbl__gemm_f32_14x32_avx512;
     if (isa >= NBL_ISA_AVX2) return &nbl__gemm_f32_6x16_avx2;

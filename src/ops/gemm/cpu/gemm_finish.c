@@ -1,5 +1,9 @@
-/* gemm_finish.c - see gemm_finish.h. Cost: the tile is read once, C is written once (and read, to be added
- * to). */
+/* gemm_finish.c - see gemm_finish.h.
+ *
+ *   for each row of the tile:   load C (accumulate), factor, add, bias, round, store
+ *
+ * Bytes: the tile is read once, C is written once, and read once with accumulate. Limit: the
+ * caches' bandwidth. */
 #include "ops/gemm/cpu/gemm_finish.h"
 
 #include "ops/linear/cpu/dropout.h"
@@ -7,7 +11,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* value = old + factor · value + bias; returns how many were done. */
+/* values = old + factor · values + bias, in groups of 8; NULL: without. Returns how many were
+ * done. */
 NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, const float *old,
                                          const float *bias, int64_t n)
 {
@@ -23,6 +28,7 @@ NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, con
 }
 #endif
 
+/* The same for n values, on any instruction set. */
 static void mend(nbl_isa isa, float *values, const float *factor, const float *old, const float *bias,
                  int64_t n)
 {
@@ -41,7 +47,7 @@ static void mend(nbl_isa isa, float *values, const float *factor, const float *o
     }
 }
 
-/* C is small: the rank of an adapter wide. */
+/* Writes C transposed. C is narrow here: as wide as the rank of an adapter. */
 static void finish_flipped(const nbl__product *p, int64_t row, int64_t rows, int64_t n_begin, int64_t n_end,
                            const float *tile, int64_t stride)
 {

@@ -1,15 +1,20 @@
-/* gemm_plan.c - see gemm_plan.h. */
+/* gemm_plan.c - makes the plan of a gemm call. See gemm_plan.h.
+ *
+ * Measuring and running share this code. A measured size must be enough for a later call with
+ * fewer rows, smaller k or fewer terms; sizes therefore use bounds that grow with m and k. */
 #include "ops/gemm/cpu/gemm_plan.h"
 
 #include "ops/gemv/cpu/gemv.h"
 #include "ops/gemv/cpu/gemm_int8.h"
 
 enum {
-    MAX_CHUNK = 8,        /* strips; */
-    MAX_SPLIT_CHUNK = 16, /* where panels are faster to multiply than to read from the third cache */
-    SLICES_PER_THREAD = 2 /* below this many items per thread, rows are cut as well */
+    MAX_CHUNK = 8, /* max strips of a chunk */
+    /* The same for split panels, which take longer to read from the third cache than to use. */
+    MAX_SPLIT_CHUNK = 16,
+    SLICES_PER_THREAD = 2 /* with fewer items per thread, rows are cut into slices */
 };
 
+/* Do two terms read the same A? A data pointer of NULL is never the same. */
 static bool same_operand(const nbl__mat *a, const nbl__mat *b)
 {
     return a->data != NULL && a->data == b->data && a->dtype == b->dtype && a->stride == b->stride &&
@@ -19,6 +24,8 @@ static bool same_operand(const nbl__mat *a, const nbl__mat *b)
             (a->seed == b->seed && a->drop_first == b->drop_first && a->drop_columns == b->drop_columns));
 }
 
+/* The route of a term. int8 codes times an int8 weight go to gemm_int8, at most NBL_GEMV_MAX_ROWS
+ * rows to gemv, everything else to panels. */
 static route way_of(const nbl__product *p, const nbl__term *t)
 {
     const nbl__mat *a = &t->a, *b = &t->b;
@@ -27,24 +34,27 @@ static route way_of(const nbl__product *p, const nbl__term *t)
         bool codes = b->weight && b->weight->format == NBL_FORMAT_INT8 && b->transpose;
         return codes ? BY_INT8 : BY_PANELS;
     }
-    /* Down the columns of B, packing is faster than reading in place even for one row. */
+    /* If k runs down the columns of B (dy·W), packing is faster than gemv even for one row. */
     bool rows = b->transpose && (b->weight || b->dtype != NBL_DTYPE_I8);
     if (p->m <= NBL_GEMV_MAX_ROWS && rows) return BY_GEMV;
     return BY_PANELS;
 }
 
+/* The length of the blocks of k: equal blocks of at most `longest`, rounded up to 64. */
 static int64_t block_of_k(int64_t k, int64_t longest)
 {
     if (k == 0) return longest;
     return nbl__round_up(nbl__ceil_div(k, nbl__ceil_div(k, longest)), 64);
 }
 
+/* The number of windows; 1 for m = 0. */
 static int64_t windows_of(int64_t m)
 {
     return nbl__max_i64(1, nbl__ceil_div(m, WINDOW));
 }
 
-/* The operand of a term: one that is there already, or a new one. */
+/* The index of a term's operand: an existing one with the same A, kernel, m and k, or a new one.
+ * The operand is packed in the first stage that uses it. */
 static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t)
 {
     const nbl__kernel *kernel = nbl__kernel_for(plan->isa, t->compute, p->m);
@@ -66,7 +76,8 @@ static int operand_of(gemm_plan *plan, const nbl__product *p, const nbl__term *t
     return plan->operands++;
 }
 
-/* Strips of the next chunk, when so many are left. */
+/* Strips of the next chunk, when `left` strips are left: an even share per thread, so that chunks
+ * shrink towards the end. Even, from 2 to max_chunk. */
 static int64_t next_chunk(const gemm_plan *plan, int64_t left)
 {
     int64_t share = plan->workers == 1 ? left : left / plan->workers;
@@ -91,7 +102,8 @@ bool nbl__gemm_step(const gemm_plan *plan, int64_t window, int stage, chunk_at *
     return false;
 }
 
-/* Into how many slices rows are cut, for there to be work for all threads. */
+/* How many slices a window needs for SLICES_PER_THREAD items per thread. A slice has at least
+ * PACK_ROWS rows. */
 static int64_t slice_count(const gemm_plan *plan, int64_t rows, int64_t chunks)
 {
     int64_t wanted = plan->workers == 1 || chunks == 0
@@ -100,6 +112,7 @@ static int64_t slice_count(const gemm_plan *plan, int64_t rows, int64_t chunks)
     return nbl__max_i64(1, nbl__min_i64(wanted, rows / PACK_ROWS));
 }
 
+/* Windows, strips, slices, and the size of a worker's tile. */
 static void plan_sizes(gemm_plan *plan)
 {
     int64_t chunks[STAGES] = {0};
@@ -124,7 +137,7 @@ static void plan_sizes(gemm_plan *plan)
     }
 }
 
-/* What a worker needs for a term. */
+/* A worker's panel of B and scratch for a term. */
 static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
 {
     size_t bytes = 0;
@@ -143,6 +156,7 @@ static void plan_term(gemm_plan *plan, const term_plan *way, const nbl__term *t)
     if (bytes > plan->scratch_bytes) plan->scratch_bytes = bytes;
 }
 
+/* Cuts a worker's scratch; base NULL: measures it. */
 static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
 {
     nbl__cut cut = {base, 0};
@@ -156,6 +170,7 @@ static worker_room cut_room(uint8_t *base, const gemm_plan *plan, size_t *bytes)
     return room;
 }
 
+/* Cuts the memory of an operand's panels for one window. */
 static void plan_operand(operand *o, nbl__cut *cut)
 {
     const nbl__kernel *kernel = o->source.kernel;
@@ -178,7 +193,8 @@ void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, i
         *q = (product_plan){.product = p, .terms = next};
         for (int t = 0; t < p->term_count; t++, next++) {
             next->way = way_of(p, &p->terms[t]);
-            /* Measured as if packed: a list of picks that is not there yet would have it so. */
+            /* Measuring: assume panels. `pick` is set only when the call runs (LLM.int8), and rules
+             * gemv out. */
             if (next->way == BY_GEMV && cut->base == NULL) next->way = BY_PANELS;
             if (next->way == BY_PANELS) next->operand = operand_of(plan, p, &p->terms[t]);
         }

@@ -1,28 +1,34 @@
-/* gemm_plan.h - what a call of gemm.h will do: its operands, where rows and columns are cut, and the scratch. Between
- * gemm_plan.c, which makes plans, and gemm.c, which carries them out.
+/* gemm_plan.h - the plan of a gemm call: its operands, where rows and columns are
+ * cut, and the scratch. gemm_plan.c makes plans, gemm.c runs them.
  *
- *     rows       windows of at most WINDOW rows, one after the other; a window is cut into slices
- *     columns    chunks of at most MAX_CHUNK strips of 16: large ones first, since the rows' panels pass through the
- *                caches once per chunk, small ones last, so that threads end together
- *     k          blocks of at most the kernel's k_block, in order
+ *   rows      windows of at most WINDOW rows, one after the other; each window is cut into slices
+ *   columns   chunks of at most max_chunk strips of 16
+ *   k         blocks of at most the kernel's k_block, in order
  *
- * A window's columns are decoded once per slice, so there are several slices only where the columns alone do
- * not give every thread enough items.
+ * Chunks become smaller towards the end. Large ones come first, since the panels
+ * of A pass through the caches once per chunk; small ones come last, so that the
+ * threads end together.
  *
- * scratch:  panels of A, per operand | per worker: tile, part, panel of B, scratch of packing, lines */
+ * Slices: each slice packs (and dequantizes) its chunk of B again. A window
+ * therefore has several slices only if its chunks alone are fewer than
+ * SLICES_PER_THREAD per thread.
+ *
+ * Scratch:  panels of A, per operand | per worker: tile, part, panel of B, scratch
+ * of packing, lines */
 #ifndef NBL_GEMM_PLAN_H
 #define NBL_GEMM_PLAN_H
 
 #include "ops/gemm/cpu/pack.h"
 
 enum {
-    WINDOW = 512,  /* rows */
-    PACK_ROWS = 64 /* of an item of packing */
+    WINDOW = 512,  /* max rows of a window */
+    PACK_ROWS = 64 /* rows of one item of packing */
 };
 
+/* How a term is computed: packed panels, gemv.h, or gemm_int8.h. */
 typedef enum route { BY_PANELS, BY_GEMV, BY_INT8 } route;
 
-/* A distinct left operand. */
+/* A distinct left operand: packed once for all terms that use it. */
 typedef struct operand {
     nbl__source source;
     int64_t m, k, k_block, windows;
@@ -30,6 +36,7 @@ typedef struct operand {
     uint8_t *panels; /* [block of k][panel] */
 } operand;
 
+/* A term's route; `operand` is an index into gemm_plan.operand, for BY_PANELS. */
 typedef struct term_plan {
     route way;
     int operand;
@@ -41,6 +48,8 @@ typedef struct product_plan {
     int64_t windows, slices, strips;
 } product_plan;
 
+/* A worker's scratch: the tile of sums, the part of a masked term, a chunk of B,
+ * scratch of packing or of int8, two lines for the epilogue. */
 typedef struct worker_room {
     float *tile, *part;
     uint8_t *b;
@@ -48,17 +57,20 @@ typedef struct worker_room {
     float *lines;
 } worker_room;
 
+/* A call runs its products in two stages (nbl__product.stage). */
 enum { STAGES = 2 };
 
-/* A call has few products and terms; more go in several batches. */
+/* Capacity of one plan. A call with more products runs as several batches. */
 enum { MAX_PRODUCTS = 16, MAX_TERMS = 64 };
 
+/* Memory of a plan, on the caller's stack. */
 typedef struct arrays {
     product_plan products[MAX_PRODUCTS];
     term_plan terms[MAX_TERMS];
     operand operands[MAX_TERMS];
 } arrays;
 
+/* Sizes are maxima over the call. `strips` are totals per stage. */
 typedef struct gemm_plan {
     nbl_isa isa;
     int count, operands, workers;
@@ -67,30 +79,32 @@ typedef struct gemm_plan {
     int64_t windows;
     int64_t strips[STAGES], max_chunk;
     int64_t tile_rows, tile_columns;
-    size_t b_bytes, scratch_bytes; /* what a worker needs beside its tile */
-    bool part;
+    /* per worker */
+    size_t b_bytes, scratch_bytes;
+    bool part; /* a term is masked, so that workers need `part` */
     uint8_t *rooms;
     size_t room_bytes;
-    int64_t window; /* at work */
+    int64_t window; /* the window and the stage that are running */
     int stage;
 } gemm_plan;
 
 /* ---- cutting ---- */
 
-/* Piece `index` of `count` even pieces of n begins here. */
+/* The first index of piece `index`, when n things are cut into `count` even
+ * pieces. */
 static inline int64_t piece(int64_t n, int64_t count, int64_t index)
 {
     return index * n / count;
 }
 
-/* At most so many rows has a window. Grows with m, as the true number does not: scratch that was measured for more
- * rows must do for fewer. */
+/* An upper bound of a window's rows. It grows with m, which the exact number does
+ * not: scratch that was measured for more rows must be enough for fewer. */
 static inline int64_t window_rows(int64_t m)
 {
     return nbl__min_i64(m, WINDOW);
 }
 
-/* Rows of a window as panels. */
+/* The rows of a window as panels. */
 typedef struct rows_of {
     int64_t begin, count; /* rows of the product */
     int64_t panels, padded;
@@ -105,13 +119,14 @@ static inline rows_of rows_in(int64_t m, int64_t windows, int64_t window, const 
     return r;
 }
 
-/* The first row, and the first panel, of a slice: slices are cut between panels, which are the same for all kernels that
- * meet in a product of so many rows that it has slices. */
+/* The first panel of a slice. Slices are cut between panels. All kernels of a
+ * product that has slices cut its rows into the same panels. */
 static inline int64_t slice_panel(const rows_of *rows, int64_t slices, int64_t slice)
 {
     return piece(rows->panels, slices, slice);
 }
 
+/* The first row of a slice, within its window. */
 static inline int64_t slice_row(const rows_of *rows, int64_t slices, int64_t slice)
 {
     int64_t row = nbl__panel_start(rows->padded, rows->panels, slice_panel(rows, slices, slice));
@@ -123,18 +138,22 @@ static inline size_t panel_bytes(const nbl__kernel *kernel, int64_t elements)
     return (size_t)elements * nbl__panel_element(kernel);
 }
 
-/* A chunk of columns: strips [begin, end) of a product. */
+/* A chunk of columns: strips [begin, end) of a product. `left` counts the strips
+ * of all products from `begin` on. */
 typedef struct chunk_at {
     const product_plan *product;
     int64_t begin, end, left; /* left: strips of all products from `begin` on */
 } chunk_at;
 
-/* The first chunk of a window and stage, or the one after `at`; false: there is none. */
+/* Moves `at` to the next chunk of a window and stage; all zero: to the first.
+ * False: there is none. */
 bool nbl__gemm_step(const gemm_plan *plan, int64_t window, int stage, chunk_at *at);
 
-/* Products that fit into the arrays. With cut->base NULL it only measures. */
+/* Makes the plan of `count` products, which must fit into the arrays. With
+ * cut->base NULL it only measures scratch. */
 void nbl__gemm_make_plan(const nbl_context *ctx, const nbl__product *products, int count, nbl__cut *cut,
                          arrays *room, gemm_plan *plan);
+/* The scratch of a worker. */
 worker_room nbl__gemm_room(const gemm_plan *plan, int worker);
 
 #endif

@@ -1,7 +1,14 @@
-/* pack.c - see pack.h: any operand into panels through rows of f32, and the choice of a faster way.
+/* pack.c - packs any operand into panels, through rows of f32, and chooses a faster way where
+ * there is one. See pack.h.
  *
- *     turned      16 rows of k_count values -> scratch -> turn -> panel
- *     as stored   one row of values for all panels of the call -> scratch -> copied piece by piece */
+ *   transposed   for each panel:    16 rows of k values -> f32 in scratch -> transpose -> panel
+ *   straight     for each k:        one row of values for all panels of the call -> f32 in scratch
+ *                                   -> its piece for each panel
+ *
+ * A row that is f32 in memory already is read in place.
+ *
+ * Bytes per value: the operand's, once; 4 written to and read from scratch in the first cache; the
+ * panel's. Limit: dequantizing for weights, the first cache for dense operands. */
 #include "ops/gemm/cpu/pack.h"
 
 #include "ops/linear/cpu/dropout.h"
@@ -9,6 +16,8 @@
 
 /* ---- rows as f32 ---- */
 
+/* Applies the operand's dropout to `count` values of a row, from column `begin` on (or pick[begin]
+ * on). */
 static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count, const int32_t *pick,
                  float *values)
 {
@@ -20,6 +29,7 @@ static void drop(const nbl__source *s, int64_t row, int64_t begin, int64_t count
             nbl__drop_f32(s->isa, m->seed, m->dropout, first + pick[begin + i], 1, values + i);
 }
 
+/* Elements [begin, end) of a weight's row, rounded to the compute dtype, as f32. */
 static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_t end, float *to)
 {
     const nbl_weight *w = s->mat->weight;
@@ -28,7 +38,8 @@ static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_
         nbl__dequantize(s->isa, w, first + begin, first + end, NBL_DTYPE_F32, to, false);
         return;
     }
-    /* The 16-bit values lie in the upper half of their f32 room until they are widened, front to back. */
+    /* The 16-bit values are written to the back half of `to`, then widened front to back. A piece is copied out
+     * first, because widening it would overwrite what follows. */
     uint16_t *half = (uint16_t *)to + (end - begin);
     nbl__dequantize(s->isa, w, first + begin, first + end, s->compute, half, false);
     uint16_t piece[256];
@@ -39,8 +50,8 @@ static void read_weight(const nbl__source *s, int64_t row, int64_t begin, int64_
     }
 }
 
-/* Columns [begin, end) of a row, or those that `pick` names at [begin, end). Returns where they are: in `to` or
- * in the operand itself. */
+/* Columns [begin, end) of a row, or pick[begin … end), as f32. Returns their address: `to`, or the
+ * operand itself. */
 static const float *read_row(const nbl__source *s, int64_t row, int64_t begin, int64_t end,
                              const int32_t *pick, float *to)
 {
@@ -98,7 +109,7 @@ size_t nbl__pack_scratch(int64_t k_block, int64_t outer)
     return bytes;
 }
 
-/* Dense rows that a packer may read where they lie: nothing to round, to pick or to drop. */
+/* Dense rows that a packer can read in place: no rounding, picking or dropout. */
 typedef struct plain_rows {
     nbl_dtype dtype;
     const uint8_t *data;
@@ -119,6 +130,7 @@ static bool plain_rows_of(const nbl__source *s, plain_rows *rows)
            (uintptr_t)rows->data % nbl__size_of(rows->dtype) == 0;
 }
 
+/* The address of an element. */
 static const void *plain_at(const plain_rows *rows, int64_t row, int64_t column)
 {
     return rows->data + (size_t)(row * rows->stride + column) * nbl__size_of(rows->dtype);
@@ -126,6 +138,7 @@ static const void *plain_at(const plain_rows *rows, int64_t row, int64_t column)
 
 /* ---- one panel from rows along k: `count` rows from `outer`, as [k][count] f32 ---- */
 
+/* One panel: `count` rows from `outer`, zeros up to `width` rows, transposed to [k][width] of f32. */
 static void transposed_panel(const nbl__source *s, int64_t outer, int count, int width, int64_t k_begin,
                              int64_t k, const pieces *p, float *to)
 {
@@ -144,7 +157,7 @@ static void transposed_panel(const nbl__source *s, int64_t outer, int count, int
 
 /* ---- A ---- */
 
-/* One panel of 16 rows by k_step columns each, rows as stored. */
+/* One panel of AMX tiles of bf16, from 16 rows. Rows past `count` are zero. */
 static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_t k_begin, int64_t k,
                             const pieces *p, uint16_t *to)
 {
@@ -172,7 +185,7 @@ static void tiles_from_rows(const nbl__source *s, int64_t row, int count, int64_
 }
 
 #if defined(__x86_64__)
-/* The same with three parts of each value. */
+/* One panel of AMX tiles of three bf16 parts, from 16 rows. */
 static void split_from_rows(const nbl__source *s, int64_t row, int count, int64_t k_begin, int64_t k,
                             const pieces *p, uint16_t *to)
 {
@@ -186,8 +199,8 @@ static void split_from_rows(const nbl__source *s, int64_t row, int count, int64_
 }
 #endif
 
-/* Asks for the rows of the next panel: each is a short piece of its own page, which the hardware would fetch
- * too late. */
+/* Prefetches the rows of the next panel. Each is a short piece on a page of its own, for which the
+ * hardware's prefetch would start too late. */
 static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t k_begin, int64_t k)
 {
     size_t size = s->mat->dtype == NBL_DTYPE_I8 ? 1 : nbl__size_of(s->mat->dtype);
@@ -197,6 +210,7 @@ static void fetch_rows(const nbl__source *s, int64_t row, int64_t count, int64_t
     }
 }
 
+/* A as stored: a panel at a time. */
 static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
 {
     int64_t k = part->k_count, padded = nbl__round_up(k, s->kernel->k_step);
@@ -228,7 +242,8 @@ static void pack_a_transposed(const nbl__source *s, const nbl__pack_rows *part, 
     }
 }
 
-/* A tile of 16 rows by 32 of k (or three, split) from `steps` lines along its rows, `count` values from `at` on. */
+/* One tile, 16 rows by 32 of k (three tiles if split), from `steps` lines along the rows of A:
+ * `count` values of each line from `at` on. */
 static void tile_from_lines(const nbl__source *s, const float *const *lines, int64_t steps, int64_t at,
                             int64_t count, uint8_t *to)
 {
@@ -256,7 +271,7 @@ static void tile_from_lines(const nbl__source *s, const float *const *lines, int
     }
 }
 
-/* k runs along memory rows: 32 of them at a time are read across all panels. */
+/* A seen transposed (dW = dyᵀ·x): 32 of k at a time are read across all panels. */
 static void pack_a_straight(const nbl__source *s, const nbl__pack_rows *part, uint8_t *to, const pieces *p)
 {
     enum { STEP = 32 };
@@ -302,19 +317,20 @@ void nbl__pack_a(const nbl__source *source, const nbl__pack_rows *part, void *to
 
 /* ---- B ---- */
 
+/* Bytes of a strip with this many k. */
 static size_t strip_bytes(const nbl__kernel *kernel, int64_t padded)
 {
     return (size_t)(padded * NBL_STRIP) * nbl__panel_element(kernel);
 }
 
-/* What follows the pairs of a strip up to k_step. */
+/* Zeros the pairs of a strip from k up to k_step. */
 static void clear_tail(uint8_t *strip, int64_t k, int64_t padded)
 {
     int64_t even = nbl__round_up(k, 2);
     memset(strip + (size_t)(even * NBL_STRIP * 2), 0, (size_t)((padded - even) * NBL_STRIP * 2));
 }
 
-/* 16 rows of bf16 as they are, turned pair by pair. */
+/* One strip of pairs from 16 rows of bf16, without a detour through f32. */
 static void transposed_pairs(const nbl__source *s, const plain_rows *dense, int64_t n, int count,
                              int64_t k_begin, int64_t k, const pieces *p, uint32_t *to)
 {
@@ -324,6 +340,7 @@ static void transposed_pairs(const nbl__source *s, const plain_rows *dense, int6
     nbl__transpose_pairs(s->isa, rows, k, to);
 }
 
+/* B transposed (x·Wᵀ): a strip at a time. */
 static void pack_b_transposed(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin,
                               int64_t k, uint8_t *to, const pieces *p)
 {
@@ -345,6 +362,7 @@ static void pack_b_transposed(const nbl__source *s, int64_t n_begin, int64_t n_e
     }
 }
 
+/* B straight (dy·W): two rows at a time, since two k make a pair. */
 static void pack_b_straight(const nbl__source *s, int64_t n_begin, int64_t n_end, int64_t k_begin, int64_t k,
                             uint8_t *to, const pieces *p)
 {
@@ -391,7 +409,7 @@ static void pack_b_any(const nbl__source *s, int64_t n_begin, int64_t n_end, int
 
 /* ---- four bits ---- */
 
-/* The scales of `count` consecutive blocks, NBL_STRIP floats apart. */
+/* The scales of `count` consecutive blocks, to every NBL_STRIP-th float. */
 static void row_scales(const nbl_weight *w, int64_t first, int64_t count, float *to)
 {
     if (w->format == NBL_FORMAT_MXFP4 || w->nested_scales == NULL) {
@@ -414,7 +432,8 @@ static void row_scales(const nbl_weight *w, int64_t first, int64_t count, float 
 int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end, int64_t k_begin, int64_t k,
                       float scales[NBL_MAX_K_BLOCK / 32 * NBL_STRIP])
 {
-    /* Rows of whole blocks change their scales together; others at any multiple of 32. */
+    /* If rows consist of whole blocks, all 16 change their scales at the same column. Otherwise a scale is stored
+     * for every 32 columns. */
     bool aligned = (s->columns & ((INT64_C(1) << s->block_shift) - 1)) == 0;
     int shift = aligned ? s->block_shift : 5;
     int64_t base = k_begin >> shift, count = ((k_begin + k - 1) >> shift) - base + 1;
@@ -435,6 +454,7 @@ int nbl__strip_scales(const nbl__fourbit_source *s, int64_t row, int64_t row_end
 
 #if defined(__x86_64__)
 
+/* Can the fast way take this operand? Fills in `f`. */
 static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
 {
     const nbl_weight *w = s->mat->weight;
@@ -456,6 +476,8 @@ static bool fourbit_of(const nbl__source *s, nbl__fourbit_source *f)
     return true;
 }
 
+/* Packs a four-bit weight the fast way. What that declines (non-finite scales) goes the general
+ * way. */
 static void pack_b_fourbit(const nbl__source *s, const nbl__fourbit_source *f, int64_t n_begin, int64_t n_end,
                            int64_t k_begin, int64_t k, uint8_t *to, void *scratch)
 {
@@ -490,7 +512,7 @@ int nbl__b_parts(const nbl__source *source)
 }
 
 #if defined(__x86_64__)
-/* Two strips at a time as f32, then split. */
+/* B as split f32: two strips at a time as f32, then split. A B that is bf16 is packed as pairs. */
 static void pack_b_split(const nbl__source *source, int64_t n_begin, int64_t n_end, int64_t k_begin,
                          int64_t k, uint8_t *to, void *scratch)
 {

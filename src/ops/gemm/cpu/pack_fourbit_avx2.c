@@ -1,16 +1,18 @@
-/* pack_fourbit_avx2.c - four-bit weights straight into strips of f32.
+/* pack_fourbit_avx2.c - four-bit weights directly into strips of f32.
  *
- * Turned (X·Wᵀ): eight rows give one register per four bytes, a dword of eight codes from each row. Codes
- * number i of eight rows are then one shift away, and a lookup plus a product with the rows' scales makes
- * eight lanes of the panel's row:
+ *   transposed (x·Wᵀ)   16 bytes x 8 rows -> 4 registers of dwords -> 32 x (shift, look up, scale, store)
  *
- *     16 bytes x 8 rows -> 4 registers of dwords -> 32 x (shift, lookup, scale, store)
+ * Eight rows give one register per four bytes: a dword of eight codes from each row. A shift
+ * brings code i of all eight rows to the front. A lookup and a product with the rows' scales make
+ * eight lanes of the panel's row.
  *
- * As stored (dY·W): the table is scaled once per block, then eight codes of a dword are spread over eight
- * lanes by a shift each, and looked up.
+ *   straight (dy·W)     8 codes -> 8 lanes (a shift per lane) -> look up -> store
  *
- * A lookup takes both halves of the table by the low three bits, and bit 3 chooses. Cost: about 2.5 cycles
- * for eight values, bound by the shuffles. */
+ * The table is scaled once per block, so that the lookup yields the value.
+ *
+ * Lookup: the low three bits of a code choose in both halves of the table, and bit 3 chooses
+ * between them. Bytes per value: 0.5 read, 4 written. Limit: the shuffles, about 2.5 cycles for
+ * eight values. */
 #include "ops/gemm/cpu/pack.h"
 
 #if defined(__x86_64__)
@@ -20,6 +22,7 @@
 
 enum { CHUNK = 32 }; /* neighbours in the weight that always share a block */
 
+/* Rounds to the compute dtype and back to f32; finite values only. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 round_avx2(__m256 value,
                                                                                nbl_dtype compute)
 {
@@ -33,6 +36,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 round_avx2(_
     return value;
 }
 
+/* table[index & 15] for eight lanes; bit 3 of the index is given in the sign bits of `bit3`. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 look_up_avx2(__m256 low, __m256 high,
                                                                                  __m256i index, __m256i bit3)
 {
@@ -40,7 +44,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 look_up_avx2
                             _mm256_castsi256_ps(bit3));
 }
 
-/* ---- turned ---- */
+/* ---- transposed ---- */
 
 /* Eight rows: dword j of each, j < 4. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void load_dwords_avx2(const uint8_t *const *rows,
@@ -61,6 +65,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void load_dwords_av
     out[3] = _mm256_unpackhi_epi64(c, d);
 }
 
+/* One strip. `compute` and `low_first` are constants in each inlined copy. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool
 transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t row, int64_t row_end,
            int64_t k_begin, int64_t k, float *to)
@@ -76,6 +81,7 @@ transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int6
         const float *factors = scales + ((column >> step) - (k_begin >> step)) * NBL_STRIP;
         for (int half = 0; half < 2; half++) {
             __m256i dwords[4];
+            /* out[j]: dword j of each of eight rows, j < 4. */
             load_dwords_avx2(rows + 8 * half, i / 2, dwords);
             __m256 scale = _mm256_load_ps(factors + 8 * half);
             if (compute != NBL_DTYPE_F32) {
@@ -113,10 +119,10 @@ NBL_TARGET_AVX2 bool nbl__pack_fourbit_t16_f32_avx2(const nbl__fourbit_source *s
     return transposed(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
 }
 
-/* ---- as stored ---- */
+/* ---- straight ---- */
 
-/* `strips` strips (2 or 4), k steps down. Four are 64 columns, which mostly share a block: its table then is scaled
- * once. */
+/* `strips` strips (2 or 4), k rows of the weight. Four strips are 64 columns, which usually share
+ * a block: its table is then scaled once. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight(const nbl__fourbit_source *s,
                                                                            nbl_dtype compute, int strips,
                                                                            int64_t n, int64_t k_begin,
@@ -152,6 +158,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight(const
     return true;
 }
 
+/* All strips, four at a time; the rest is two. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline bool straight_of(const nbl__fourbit_source *s,
                                                                               nbl_dtype compute, int64_t n,
                                                                               int64_t strips, int64_t k_begin,

@@ -1,15 +1,18 @@
-/* pack_fourbit_avx512.c - four-bit weights straight into strips of f32 or of bf16 pairs.
+/* pack_fourbit_avx512.c - four-bit weights directly into strips of f32, or of bf16 pairs.
  *
- * As pack_fourbit_avx2.c, sixteen lanes wide: a register holds the whole table, so a lookup is one shuffle, and
- * a dword of sixteen rows is a whole strip.
+ * As pack_fourbit_avx2.c, with 16 lanes. A register holds the whole table, so that a lookup is one
+ * shuffle. A dword of each of 16 rows is a whole strip.
  *
- *     turned, f32      16 bytes x 16 rows -> 4 registers -> 32 x (shift, lookup, scale, store)
- *     turned, pairs    … -> 16 x (2 shifts, 2 lookups, 2 scales, round both to bf16, weave, store)
- *     as stored, pairs the scaled tables of two rows, rounded, one in the lower, one in the upper halves of
- *                      the lanes: 2 lookups and an or make a row of pairs
+ *   transposed, f32     16 bytes x 16 rows -> 4 registers -> 32 x (shift, look up, scale, store)
+ *   transposed, pairs   … -> 16 x (2 shifts, 2 lookups, 2 scales, round to bf16, interleave, store)
+ *   straight, pairs     the scaled tables of two rows, one in the lower and one in the upper halves of the lanes:
+ *                       2 lookups and an or make 16 pairs
  *
- * vcvtne2ps2bf16 takes subnormals as zero where nbl__dequantize keeps them; so do the instructions that multiply
- * pairs, hence no result shows it. Cost: 1.5 cycles for 16 values as f32, 5 for 32 as pairs. */
+ * Subnormals: vcvtne2ps2bf16 takes them as zero, where nbl__dequantize keeps them. The
+ * instructions that multiply pairs do the same, so that no result differs.
+ *
+ * Bytes per value: 0.5 read, 4 (pairs: 2) written. Cost: 1.5 cycles for 16 values as f32, 5 cycles
+ * for 32 as pairs. */
 #include "ops/gemm/cpu/pack.h"
 
 #if defined(__x86_64__)
@@ -19,7 +22,7 @@
 
 enum { CHUNK = 32 }; /* neighbours in the weight that always share a block */
 
-/* bf16 in the upper half of each lane; no NaN. */
+/* Rounds to bf16, in the upper half of each lane. Not for NaN. */
 NBL_TARGET_AVX512 static inline __m512i round_upper_avx512(__m512 value)
 {
     __m512i bits = _mm512_castps_si512(value);
@@ -28,6 +31,7 @@ NBL_TARGET_AVX512 static inline __m512i round_upper_avx512(__m512 value)
     return _mm512_and_si512(bits, _mm512_set1_epi32((int)0xffff0000));
 }
 
+/* Rounds to the compute dtype and back to f32; finite values only. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512 round_avx512(__m512 value,
                                                                                    nbl_dtype compute)
 {
@@ -36,9 +40,9 @@ NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512 round_avx5
     return value;
 }
 
-/* ---- turned ---- */
+/* ---- transposed ---- */
 
-/* Sixteen rows: dword j of each, j < 4. */
+/* out[j]: dword j of each of 16 rows, j < 4. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline void
 load_dwords_avx512(const uint8_t *const *rows, int64_t at, __m512i out[4])
 {
@@ -63,6 +67,7 @@ NBL_TARGET_AVX512 static inline bool all_finite(__m512 scale)
     return _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_set1_ps(INFINITY), _CMP_NLT_UQ) == 0;
 }
 
+/* One strip of f32. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
 transposed(const nbl__fourbit_source *s, nbl_dtype compute, bool low_first, int64_t row, int64_t row_end,
            int64_t k_begin, int64_t k, float *to)
@@ -105,6 +110,7 @@ NBL_TARGET_AVX512 bool nbl__pack_fourbit_t16_f32_avx512(const nbl__fourbit_sourc
     return transposed(s, NBL_DTYPE_BF16, false, row, row_end, k_begin, k, to);
 }
 
+/* One strip of pairs. `weave` interleaves the bf16 of k and of k + 1. */
 NBL_TARGET_AVX512BF16 __attribute__((always_inline)) static inline bool
 transposed_pairs(const nbl__fourbit_source *s, bool low_first, int64_t row, int64_t row_end, int64_t k_begin,
                  int64_t k, uint32_t *to)
@@ -144,7 +150,7 @@ NBL_TARGET_AVX512BF16 bool nbl__pack_fourbit_t16_pairs_avx512(const nbl__fourbit
     return transposed_pairs(s, false, row, row_end, k_begin, k, to);
 }
 
-/* ---- as stored ---- */
+/* ---- straight ---- */
 
 /* Sixteen codes, one per lane in the low four bits. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i spread(const uint8_t *codes,
@@ -163,8 +169,8 @@ NBL_TARGET_AVX512 static inline __m512i lane_shifts(bool low_first)
                      : _mm512_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24);
 }
 
-/* `strips` strips (2 or 4), k steps down. Four are 64 columns, which mostly share a block: its table then is scaled
- * once. */
+/* `strips` strips (2 or 4), k rows of the weight. Four strips are 64 columns, which usually share
+ * a block: its table is then scaled once. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool straight(const nbl__fourbit_source *s,
                                                                              nbl_dtype compute, int strips,
                                                                              int64_t n, int64_t k_begin,
@@ -210,13 +216,13 @@ NBL_TARGET_AVX512 bool nbl__pack_fourbit_n16_f32_avx512(const nbl__fourbit_sourc
     return straight_of(s, NBL_DTYPE_BF16, n_begin, strips, k_begin, k, to);
 }
 
-/* The table of a row's block, rounded to bf16, in the upper halves. */
+/* The scaled table of a row's block, rounded to bf16, in the upper halves of the lanes. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline __m512i upper_table(__m512 table, float scale)
 {
     return round_upper_avx512(_mm512_mul_ps(table, _mm512_set1_ps(scale)));
 }
 
-/* As above for two rows of the weight at a time. */
+/* Two rows of the weight at a time, as pairs. */
 NBL_TARGET_AVX512 __attribute__((always_inline)) static inline bool
 straight_pairs(const nbl__fourbit_source *s, int strips, int64_t n, int64_t k_begin, int64_t k,
                int64_t padded, uint32_t *to)

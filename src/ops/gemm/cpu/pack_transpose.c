@@ -1,15 +1,19 @@
-/* pack_transpose.c - rows of f32 into panels, f32 panels into pairs of bf16, and rows of bf16 into pairs as they are.
+/* pack_transpose.c - transposes rows into panels of f32, joins f32 panels into pairs of bf16, and
+ * transposes rows of bf16 as pairs.
  *
- *     rows[r][i]  ->  to[i][r]        squares of 8 x 8 through registers
+ *   rows[r][i]  ->  to[i][r]        blocks of 8 x 8 through registers
  *
- * A panel of A may have any number of rows up to 16: a step of k is then stored with whole vectors whose
- * excess the next step overwrites; only the last is stored exactly, since what follows it may belong to
- * another thread. */
+ * A panel of A may have any number of rows up to 16. A step of k is stored with whole vectors,
+ * whose excess the next step overwrites. Only the last step is stored exactly, because the memory
+ * behind it may belong to another thread.
+ *
+ * Bytes: each value is read once and written once. Limit: the shuffles, 24 per 64 values. */
 #include "ops/gemm/cpu/pack.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+/* Eight values of a row as f32. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 load_avx2(nbl_dtype dtype,
                                                                               const void *row, int64_t i)
 {
@@ -19,6 +23,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline __m256 load_avx2(nb
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
+/* Transposes eight rows by eight columns. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
 square_avx2(nbl_dtype dtype, const void *const *rows, int64_t i, __m256 out[8])
 {
@@ -44,6 +49,7 @@ square_avx2(nbl_dtype dtype, const void *const *rows, int64_t i, __m256 out[8])
     }
 }
 
+/* Stores the first `count` of 16 values. */
 NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int count, float *to)
 {
     float values[16];
@@ -52,8 +58,8 @@ NBL_TARGET_AVX2 static inline void put_exactly(__m256 low, __m256 high, int coun
     memcpy(to, values, (size_t)count * sizeof *to);
 }
 
-/* Returns how many steps of k were turned, a multiple of 8; from 4 rows on, since one step more must have room
- * for the excess of the one before. */
+/* Returns how many steps of k were transposed, a multiple of 8. count >= 4: the excess of one step
+ * must fit into the steps that follow it. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline int64_t
 transpose_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, float *to)
 {
@@ -86,6 +92,7 @@ transpose_avx2(nbl_dtype dtype, const void *const *rows, int count, int64_t k, f
     return i;
 }
 
+/* One copy of the loop per dtype. */
 NBL_TARGET_AVX2 static int64_t transpose_any_avx2(nbl_dtype dtype, const void *const *rows, int count,
                                                   int64_t k, float *to)
 {
@@ -94,13 +101,14 @@ NBL_TARGET_AVX2 static int64_t transpose_any_avx2(nbl_dtype dtype, const void *c
     return transpose_avx2(NBL_DTYPE_BF16, rows, count, k, to);
 }
 
+/* A pair of bf16 moves as one f32 lane. */
 NBL_TARGET_AVX2 static int64_t transpose_pairs_avx2(const void *const *rows, int64_t pairs, uint32_t *to)
 {
     return transpose_avx2(NBL_DTYPE_F32, rows, NBL_STRIP, pairs,
                           (float *)(void *)to); /* lanes are only moved */
 }
 
-/* Two rows side by side, 16 columns at a time; returns how many columns that were. */
+/* Two rows side by side, 16 columns at a time. Returns how many columns were done. */
 NBL_TARGET_AVX2 static int64_t join_avx2(const uint16_t *even, const uint16_t *odd, int64_t n, uint32_t *to,
                                          int64_t strip)
 {
@@ -125,6 +133,7 @@ NBL_TARGET_AVX512 static inline __m512i round_upper_avx512(__m512 value)
     return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x00400000));
 }
 
+/* nbl__pair_bf16 with masks at the edge. */
 NBL_TARGET_AVX512 static void pair_avx512(const float *from, int64_t width, int64_t k, uint16_t *to)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
@@ -139,6 +148,7 @@ NBL_TARGET_AVX512 static void pair_avx512(const float *from, int64_t width, int6
 }
 #endif
 
+/* Element i of a row as f32. */
 static float widened(nbl_dtype dtype, const void *row, int64_t i)
 {
     if (dtype == NBL_DTYPE_F32) return ((const float *)row)[i];

@@ -1,13 +1,14 @@
-/* gemm_int8.c - see gemm_int8.h; the blocks are drawn in gemm_int8_kernels.h. Here: the loops over blocks,
- * the scalar way, and the step from sums to the tile.
+/* gemm_int8.c - the product of int8 codes: the loops over blocks, the scalar way, and the step
+ * from sums to the tile. See gemm_int8.h; the loops are drawn in gemm_int8_kernels.h.
  *
- * Cost at 256 rows and more: bound by multiplication; packing is a few percent. With few rows: bound by the
- * reading of W. */
+ * Limit: multiplication from 256 rows on (packing is a few percent), the reading of W with a small
+ * batch. */
 #include "ops/gemv/cpu/gemm_int8_kernels.h"
 
-/* Sums of this many products of codes fit i32: 127 · 128 · 131072 < 2^31. */
+/* Sums of this many products of codes fit i32: 127 · 128 · 131072 < 2^31. A longer k is cut. */
 enum { EXACT_K = 131072 };
 
+/* NULL: the scalar way. */
 static const nbl__int8_kernel *kernel_of(nbl_isa isa)
 {
 #if defined(__x86_64__)
@@ -28,7 +29,7 @@ typedef struct job {
     int64_t tile_stride;
 } job;
 
-/* ---- few rows, and the scalar way ---- */
+/* ---- small batch, and the scalar way ---- */
 
 static void dot_scalar(int rows, const int8_t *a, int64_t stride, const int8_t *w, int64_t count,
                        int32_t *sums)
@@ -47,7 +48,7 @@ static int32_t sum_codes(const int8_t *codes, int64_t n)
     return sum;
 }
 
-/* The bits of the kernels' finish. */
+/* One sum to the tile, with the same roundings as the kernels' `finish`. */
 static void add_to_tile(const job *j, int64_t row, int64_t column, int32_t sum)
 {
     float row_factor = j->term->alpha * j->term->a.scales[row] / (127.0f * 127.0f);
@@ -55,7 +56,7 @@ static void add_to_tile(const job *j, int64_t row, int64_t column, int32_t sum)
     j->tile[(row - j->m_begin) * j->tile_stride + column - j->n_begin] += (float)sum * factor;
 }
 
-/* A row of W is read from memory once, whatever the number of rows of A. */
+/* The small batch: a row of W is read from memory once for all rows of A. */
 static void run_direct(const job *j, const nbl__int8_kernel *kernel)
 {
     int32_t a_sums[NBL_INT8_SMALL_BATCH] = {0}, sums[4];
@@ -73,13 +74,14 @@ static void run_direct(const job *j, const nbl__int8_kernel *kernel)
 
 /* ---- blocks ---- */
 
+/* The memory of one block. */
 typedef struct scratch {
     uint8_t *w, *a;
     int32_t *sums;   /* [rows / kernel rows][columns / panel][kernel rows][panel] */
     int32_t *a_sums; /* [rows] */
 } scratch;
 
-/* n cut into as few blocks as the largest size allows, all about the same; multiples of `step`. */
+/* Cuts n into as few blocks as `largest` allows, of nearly equal size, each a multiple of `step`. */
 static int64_t block_size(int64_t n, int64_t largest, int64_t step)
 {
     return nbl__ceil_div(nbl__ceil_div(n, nbl__ceil_div(n, largest)), step) * step;
@@ -105,7 +107,8 @@ size_t nbl__int8_product_scratch(nbl_isa isa, const nbl__term *term, int64_t m, 
     return kernel && m > kernel->small ? layout(kernel, m, n, NULL, &s) : 0;
 }
 
-/* One block of k: adds to (or starts) the sums of rows [m, m + rows) and columns [n, n + columns). */
+/* One block of k: starts the sums of rows [m, m + rows) and columns [n, n + columns), or adds to
+ * them. */
 static void multiply_block(const job *j, const nbl__int8_kernel *kernel, const scratch *s, int64_t m,
                            int64_t rows, int64_t n, int64_t columns, int64_t k)
 {

@@ -1,12 +1,13 @@
-/* gemm_int8_kernels.h - between gemm_int8.c and its kernels. Internal to the product of 8-bit codes.
+/* gemm_int8_kernels.h - between gemm_int8.c and its kernels. Internal to the
+ * product of int8 codes.
  *
- * Blocks: NBL_INT8_N columns and NBL_INT8_M rows of the result, NBL_INT8_K of k at a time.
+ * Blocks: NBL_INT8_N columns and NBL_INT8_M rows of the result, NBL_INT8_K of k at
+ * a time.
  *
- *     for each block of columns, of rows, of k:
- *         panels of W     [n / panel][…]: the layout that the kernel multiplies        second cache
- *         for each `rows` rows of A:   [rows][NBL_INT8_K], zero past the end           first cache
- *             for each panel of W:     sums[rows][panel] (+)= A · panel                registers
- */
+ *   for each block of columns, of rows, of k:
+ *       panels of W     [n / panel][…]: the layout that the kernel multiplies        second cache
+ *       for each `rows` rows of A:   [rows][NBL_INT8_K], zero past the end           first cache
+ *           for each panel of W:     sums[rows][panel] (+)= A · panel                registers */
 #ifndef NBL_INT8_KERNELS_H
 #define NBL_INT8_KERNELS_H
 
@@ -16,16 +17,17 @@ enum {
     NBL_INT8_N = 192,
     NBL_INT8_M = 384,
     NBL_INT8_K = 1024,
-    NBL_INT8_SMALL_BATCH = 12 /* the most rows for which a kernel may want W as it lies */
+    NBL_INT8_SMALL_BATCH = 12 /* max of nbl__int8_kernel.small */
 };
 
+/* The functions and sizes of an instruction set. */
 typedef struct nbl__int8_kernel {
-    int rows, panel; /* of the result that stays in registers */
-    int code_bytes;  /* of a code in panels of W, and of A */
+    int rows, panel; /* rows and columns of the result that stay in registers */
+    int code_bytes;  /* bytes of a code in panels of W, and of A */
     int step;        /* k is padded with zeros to a multiple of it */
-    int small;       /* up to this many rows, packing W takes longer than it saves */
-    int offset;      /* codes of W are stored plus this: sums are too large by offset · Σ_k A[i, k] */
-    void (*begin)(void), (*end)(void); /* around all calls of `multiply`; or NULL */
+    int small;       /* up to this many rows, W is read as stored: packing costs more than it saves */
+    int offset; /* added to the codes of W in panels; the sums are then too large by offset · Σ_k A[i, k] */
+    void (*begin)(void), (*end)(void); /* called around all calls of `multiply`; or NULL */
     /* Columns [0, columns) of W, `count` codes each, `stride` apart, to one panel; zeros elsewhere. */
     void (*pack_w)(const int8_t *w, int64_t stride, int64_t columns, int64_t count, void *panel);
     /* `count` codes to `to`, with zeros up to a multiple of step; returns their sum where offset is not 0. */
@@ -35,7 +37,8 @@ typedef struct nbl__int8_kernel {
     /* tile[i] += (sums[i] - extra) · (row_factor · scales[i]), each step rounded. */
     void (*finish)(const int32_t *sums, int32_t extra, float row_factor, const float *scales, int64_t count,
                    float *tile);
-    /* Few rows: sums[i] = Σ_k a[i, k] · w[k], rows 1 … 4; `a_sums` has Σ_k a[i, k]. */
+    /* Small batch: sums[i] = Σ_k a[i, k] · w[k], for 1 … 4 rows. a_sums[i] = Σ_k
+     * a[i, k]. */
     void (*dot)(int rows, const int8_t *a, int64_t stride, const int8_t *w, int64_t count,
                 const int32_t *a_sums, int32_t *sums);
 } nbl__int8_kernel;

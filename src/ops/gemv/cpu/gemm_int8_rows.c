@@ -1,8 +1,11 @@
-/* gemm_int8_rows.c - quantising activations by rows and finding outlier columns; see gemm_int8.h.
+/* gemm_int8_rows.c - LLM.int8's activations: quantises rows and finds outlier columns. See
+ * gemm_int8.h.
  *
- * The code of the definition is RN(x · 127 / largest) with one rounding at the end. Vectors compute
- * x · (127 / largest) in f32, whose error is below 1e-4; where that could change the code, because the value
- * is that close to a tie, the eight or sixteen values go the exact way in f64. */
+ * The definition rounds x · 127 / largest once. Vectors compute x · (127 / largest) in f32, with
+ * an error below 1e-4. If a value is so close to a tie that this could change its code, the 8 or
+ * 16 values of its vector are computed in f64.
+ *
+ * Bytes per value: 2 or 4 read twice (largest, codes), 1 written. Limit: memory. */
 #include "ops/gemv/cpu/gemm_int8.h"
 
 #include <math.h>
@@ -12,9 +15,9 @@
 #endif
 
 enum { PIECE = 512 };
-#define CERTAIN 0.4999f /* this far from the nearest code, the nearest code is the right one */
+#define CERTAIN 0.4999f /* a value closer than this to its nearest code has that code */
 
-/* n values from element i on, as f32: where they lie, or widened into `room` [PIECE]. */
+/* n values from element i on, as f32: in place, or widened into `room` [PIECE]. */
 static const float *piece_at(nbl_isa isa, nbl_dtype dtype, const void *x, int64_t i, int64_t n, float *room)
 {
     if (dtype == NBL_DTYPE_F32) return (const float *)x + i;
@@ -51,7 +54,7 @@ static void code_scalar(const float *x, int64_t n, const uint8_t *outlier, float
 
 #if defined(__x86_64__)
 
-/* Each vector function does whole vectors and returns how many values that were. */
+/* Each vector function does whole vectors, and returns how many values it did. */
 
 NBL_TARGET_AVX2 static int64_t mark_avx2(const float *x, int64_t n, float limit, uint8_t *outlier)
 {
@@ -65,7 +68,7 @@ NBL_TARGET_AVX2 static int64_t mark_avx2(const float *x, int64_t n, float limit,
     return i;
 }
 
-/* All bits where a value stays. */
+/* All bits set in the lanes whose value is finite and not in an outlier column. */
 NBL_TARGET_AVX2 static inline __m256 staying_avx2(__m256 x, const uint8_t *outlier)
 {
     __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);

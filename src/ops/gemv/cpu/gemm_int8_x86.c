@@ -1,16 +1,20 @@
-/* gemm_int8_x86.c - the kernels of the product of 8-bit codes; the frame is in gemm_int8_kernels.h.
+/* gemm_int8_x86.c - the x86 kernels of the product of int8 codes; the loops are drawn in
+ * gemm_int8_kernels.h.
  *
- *   AVX2      codes as i16, pairs of k: vpmaddwd and vpaddd, 6 rows by 16 columns. 24 products per cycle on three
- *             ports, where f32 has 16.
- *   AVX-512   VNNI, fours of k: vpdpbusd takes one operand unsigned, so W is stored plus 128 and 128 · Σ A is
- *             taken off in the end. 12 rows by 32 columns; 128 products per cycle.
- *   AMX       tiles of 16 by 64 codes: 32 rows by 32 columns in four tiles of sums
+ *   AVX2      codes as i16, pairs of k: vpmaddwd and vpaddd, 6 rows by 16 columns.
+ *             24 products per cycle on three ports, where f32 has 16.
+ *   AVX-512   VNNI, groups of 4 k: 12 rows by 32 columns, 128 products per cycle.
+ *             vpdpbusd takes one operand unsigned: W is stored plus 128, and 128 · Σ A is subtracted at the end.
+ *   AMX       tiles of 16 by 64 codes: 32 rows by 32 columns in four tiles of sums.
  *
- * Panels of W are made of squares of 8 by 8 words of 32 bits (2 or 4 codes), turned in registers:
+ * Panels of W consist of blocks of 8 by 8 words of 32 bits (2 or 4 codes), transposed in
+ * registers:
  *
- *     i16    [k / 2][16][2]
- *     i8     [2][k / 4][16][4]
- */
+ *   i16    [k / 2][16][2]
+ *   i8     [2][k / 4][16][4]
+ *
+ * Bytes: a panel of W stays in the second cache while all rows of a block pass. Limit: the
+ * multipliers. */
 #include "ops/gemv/cpu/gemm_int8_kernels.h"
 
 #if defined(__x86_64__)
@@ -24,6 +28,7 @@
 
 /* ---- packing ---- */
 
+/* Transposes eight rows of eight words of 32 bits. */
 NBL_TARGET_AVX2 static inline void transpose_8x8(__m256i *r)
 {
     __m256i a[8], b[8];
@@ -46,7 +51,7 @@ NBL_TARGET_AVX2 static inline void transpose_8x8(__m256i *r)
     }
 }
 
-/* Up to 32 bytes, then zeros. */
+/* Up to 32 bytes, zeros behind them. */
 NBL_TARGET_AVX2 static inline __m256i load_some(const int8_t *from, int64_t n)
 {
     if (n >= 32) return _mm256_loadu_si256((const __m256i *)(const void *)from);
@@ -76,7 +81,7 @@ NBL_TARGET_AVX2 static void pack_w_i16(const int8_t *w, int64_t stride, int64_t 
         }
 }
 
-/* Both halves of a panel of 32 columns; `flip` 0x80 adds 128. */
+/* Both halves of a panel of 32 columns. `flip` 0x80 adds 128 to each code. */
 NBL_TARGET_AVX2 static inline void pack_w_i8(const int8_t *w, int64_t stride, int64_t columns, int64_t count,
                                              int8_t *to, int8_t flip)
 {
@@ -151,6 +156,7 @@ NBL_TARGET_AVX2 static void finish_avx2(const int32_t *sums, int32_t extra, floa
 
 /* ---- AVX2 ---- */
 
+/* sums[6][16] = or += A · panel. */
 NBL_TARGET_AVX2 static void multiply_6x16_avx2(const void *a, const void *w, int64_t count, bool add,
                                                int32_t *sums)
 {
@@ -179,7 +185,8 @@ NBL_TARGET_AVX2 static void multiply_6x16_avx2(const void *a, const void *w, int
     }
 }
 
-/* |w| · (a with w's sign): pairs stay within i16, as |w| <= 128 and |a| <= 127. */
+/* The small batch: |w| · (a with w's sign), because vpmaddubsw takes one operand unsigned. Its
+ * pairs stay within i16, since |w| <= 128 and |a| <= 127. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void
 dot_rows_avx2(int rows, const int8_t *a, int64_t stride, const int8_t *w, int64_t count, int32_t *sums)
 {
@@ -218,6 +225,7 @@ NBL_TARGET_AVX2 static void dot_avx2(int rows, const int8_t *a, int64_t stride, 
 
 /* ---- AVX-512 VNNI ---- */
 
+/* sums[12][32] = or += A · panel, without the correction for the offset of W. */
 NBL_TARGET_AVX512 static void multiply_12x32_avx512(const void *a, const void *w, int64_t count, bool add,
                                                     int32_t *sums)
 {
@@ -283,8 +291,9 @@ NBL_TARGET_AVX512 static void dot_avx512(int rows, const int8_t *a, int64_t stri
 
 /* ---- AMX ---- */
 
-/* Eight tiles of 16 rows of 64 bytes. Constant, because compilers know only the first bytes of what
- * _tile_loadconfig reads and would leave out stores to the others. */
+/* The operand of ldtilecfg: eight tiles of 16 rows of 64 bytes. It is a constant, because
+ * compilers assume that _tile_loadconfig reads only the first bytes, and would drop stores to the
+ * others. */
 static const struct tile_shapes {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
@@ -302,6 +311,7 @@ NBL_TARGET_AMX static void end_amx(void)
     _tile_release();
 }
 
+/* sums[32][32] = or += A · panel. Per 64 of k: 4 tile loads, 4 products. */
 NBL_TARGET_AMX static void multiply_32x32_amx(const void *a, const void *w, int64_t count, bool add,
                                               int32_t *sums)
 {

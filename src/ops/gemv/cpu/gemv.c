@@ -1,10 +1,12 @@
-/* gemv.c - see gemv.h; the layout of the work is in gemv_kernels.h.
+/* gemv.c - see gemv.h; the loops are drawn in gemv_kernels.h.
  *
- * Here: the cutting of k into stretches, A's preparation, the choice of a kernel, and the ways without one:
+ * This file cuts k into spans, prepares A, chooses a kernel, and has the two ways without a
+ * kernel:
  *
- *   rows      k along B's rows in memory, any format, any place of a block, picks, dropout: pieces of B are
- *             decoded to the stack and multiplied there
- *   columns   k down B's columns (dY·W): four rows of B at a time are decoded and added to a piece of the tile */
+ *   rows      k along B's memory rows; any format, any offset in a block, picks, dropout. Pieces of B are
+ *             dequantized to the stack and multiplied there.
+ *   columns   k down B's columns (dy·W). Four rows of B at a time are dequantized and added to a piece of the tile.
+ */
 #include "ops/gemv/cpu/gemv_kernels.h"
 
 #include <stdalign.h>
@@ -12,14 +14,14 @@
 #include "base/philox.h"
 #include "ops/linear/linear.h"
 
-/* ---- matrices in memory, piece by piece as f32 ---- */
+/* ---- matrices in memory, in pieces of f32 ---- */
 
 static const void *at(const nbl__mat *mat, int64_t row, int64_t column)
 {
     return (const uint8_t *)mat->data + (size_t)(row * mat->stride + column) * nbl__size_of(mat->dtype);
 }
 
-/* As nbl__dropout_keeps; one call of the generator decides on four neighbours. */
+/* Dropout as nbl__dropout_keeps. One call of the generator decides for four neighbours. */
 static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count, float *values)
 {
     uint32_t key[2] = {(uint32_t)mat->seed, (uint32_t)(mat->seed >> 32)}, words[4];
@@ -30,8 +32,8 @@ static void drop(const nbl__mat *mat, int64_t row, int64_t begin, int64_t count,
     }
 }
 
-/* Elements [begin, begin + count) of a row in memory. A weight is rounded to
- * `compute`, anything else is widened. */
+/* Elements [begin, begin + count) of a row in memory. A weight is rounded to `compute`, anything
+ * else is widened. */
 static void read_row(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, int64_t row, int64_t begin,
                      int64_t count, float *out)
 {
@@ -68,7 +70,8 @@ static float read_one(const nbl__mat *mat, nbl_dtype compute, int64_t row, int64
     return value;
 }
 
-/* k = first … first + count of line `line` of a matrix with k along its rows (or down its columns). */
+/* `count` of k from `first` on. `along`: line `line` is a row of the matrix, and k runs along it;
+ * else it is a column. */
 static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool along, int64_t line,
                       int64_t first, int64_t count, float *out)
 {
@@ -91,6 +94,7 @@ static void read_line(nbl_isa isa, const nbl__mat *mat, nbl_dtype compute, bool 
 
 /* ---- A ---- */
 
+/* A's rows over the span, as f32 in kernel order. Rows past m and elements past the span are zero. */
 static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float *a)
 {
     const nbl__mat *mat = &job->term->a;
@@ -110,7 +114,8 @@ static void prepare(const nbl__gemv_job *job, const nbl__gemv_plan *plan, float 
 
 /* ---- scales of 4-bit weights ---- */
 
-/* Scales [first, first + n) of nested ones: two roundings, as nbl__nested_dequantize, a group at a time. */
+/* Nested scales [first, first + n), a group at a time, with the two roundings of
+ * nbl__nested_dequantize. */
 static void nested_scales(const nbl_weight *w, int64_t first, int64_t n, float *scales)
 {
     const float *table = w->nested_table;
@@ -149,6 +154,7 @@ const float *nbl__gemv_scales(const nbl_weight *w, int64_t flat, int64_t count, 
 
 /* ---- without a kernel: k along the rows of B ---- */
 
+/* nbl__gemv_dot with four independent sums. */
 static void dot_scalar(int rows, const float *a, const float *w, int64_t count, float *sums)
 {
     for (int i = 0; i < rows; i++) {
@@ -170,6 +176,7 @@ static nbl__gemv_dot dot_of(nbl_isa isa)
     return dot_scalar;
 }
 
+/* The way without a kernel, k along B's rows. */
 static void run_rows(const nbl__gemv_job *job)
 {
     const nbl__term *t = job->term;
@@ -191,6 +198,7 @@ static void run_rows(const nbl__gemv_job *job)
 
 /* ---- k down the columns of B ---- */
 
+/* nbl__gemv_axpy. */
 static void axpy_scalar(int rows, const float *a, const float *w, float *acc)
 {
     for (int i = 0; i < rows; i++)
@@ -209,6 +217,7 @@ static nbl__gemv_axpy axpy_of(nbl_isa isa)
     return axpy_scalar;
 }
 
+/* The way with k down B's columns. acc holds a piece of the tile for all rows. */
 static void run_columns(const nbl__gemv_job *job)
 {
     const nbl__term *t = job->term;
@@ -222,7 +231,7 @@ static void run_columns(const nbl__gemv_job *job)
             for (int64_t j = 0; j < 4; j++) {
                 float *line = lines + j * NBL_GEMV_PIECE;
                 int64_t row = job->first + k + j;
-                if (k + j >= job->count) { /* a NaN may stand there; A's zero would not hide it */
+                if (k + j >= job->count) { /* not the row behind B: a NaN there times A's zero is NaN */
                     memset(line, 0, NBL_GEMV_PIECE * sizeof *line);
                     continue;
                 }
@@ -241,6 +250,7 @@ static void run_columns(const nbl__gemv_job *job)
 
 /* ---- the whole ---- */
 
+/* Sets `plan` to a kernel, if there is one for this B. */
 static bool kernel_for(nbl_isa isa, const nbl__term *t, nbl__gemv_plan *plan)
 {
     if (!t->b.transpose || t->b.pick || t->b.dropout > 0) return false;

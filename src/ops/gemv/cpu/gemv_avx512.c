@@ -1,25 +1,25 @@
-/* gemv_avx512.c - products with few rows on AVX-512; the frame is in gemv_kernels.h.
+/* gemv_avx512.c - gemv on AVX-512; the loops are drawn in gemv_kernels.h.
  *
- * 4 bits, f32    a register holds 128 codes, 8 per lane. Loads at byte offsets 0 … 3 bring each byte of a
- *                lane to its low end, where vpermps looks at 4 bits and ignores the rest:
+ *   4 bits, f32     a register holds 128 codes, 8 per lane. Loads at byte offsets s = 0 … 3 bring each byte of a
+ *                   lane to its low end. vpermps uses 4 bits and ignores the rest:
  *
- *                    load at +s  ->  vpermps table            codes in low nibbles     fma
- *                                ->  >> 4 -> vpermps table    codes in high nibbles    fma
+ *                       load at +s  ->  vpermps table            codes in low nibbles     fma
+ *                                   ->  >> 4 -> vpermps table    codes in high nibbles    fma
  *
- *                2.5 operations for 16 weights; scales join once per 128.
- * 4 bits, f16    the 16 products table · scale of a block are rounded once, then looked up: the same 32 codes in
- * and bf16       each quarter of a register, brought down by shifts that differ from quarter to quarter
- * int8, dense    widened and multiplied; the scale of an int8 row joins at its end (f32)
+ *                   2.5 operations for 16 weights; scales multiply once per 128.
+ *   4 bits, f16     the 16 products table · scale of a block are rounded once, then looked up: the same 32 codes in
+ *   and bf16        each quarter of a register, brought down by a different shift per quarter
+ *   int8, dense     widened and multiplied; with f32 the scale of an int8 row multiplies its sum
  *
- * With one row 4-bit weights run at 10 to 12 weights per cycle, which is about what a core reads from memory. */
+ * Speed: with one row 4-bit weights run at 10 to 12 per cycle, about what a core reads from
+ * memory. Bytes per weight: 0.5 and the scales. */
 #include "ops/gemv/cpu/gemv_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Memory of a later column is on its way while this one is worked on: of the column after the next, or of one that lies
- * far enough ahead to arrive in time. The hardware's own fetching stops at the end of a page, which is some ten columns
- * of a small model. */
+/* Prefetches memory of a later column: two columns ahead, or FETCH_BYTES ahead if that is further.
+ * The hardware's prefetch stops at the end of a page, which is about ten columns of a small model. */
 #define FETCH(pointer) _mm_prefetch((const char *)(pointer), _MM_HINT_T0)
 enum { FETCH_BYTES = 3072 };
 
@@ -28,8 +28,8 @@ NBL_INLINE int64_t columns_ahead(int64_t column_bytes)
     return nbl__max_i64(2, FETCH_BYTES / nbl__max_i64(column_bytes, 1));
 }
 
-/* The scales of a column's units, where they lie in memory as they are used: most often. Fetches those of the column
- * whose codes lie `ahead` bytes on. */
+/* The scales of a column's units: in place if the weight stores one per unit, which is the usual
+ * case. Also prefetches those of the column whose codes lie `ahead` bytes on. */
 NBL_INLINE const float *scales_of(const nbl_weight *w, int64_t flat, int64_t count, bool fine, int64_t ahead,
                                   float *room)
 {
@@ -41,7 +41,7 @@ NBL_INLINE const float *scales_of(const nbl_weight *w, int64_t flat, int64_t cou
     return nbl__gemv_scales(w, flat, count, room);
 }
 
-/* The sums of four registers, each in the first place of a quarter. */
+/* The sums of four registers, each in the first lane of a quarter. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
 {
     __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
@@ -51,6 +51,7 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 four_sums(const __m512 *v)
     return _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
 }
 
+/* tile[i, n] += alpha · factor · (sum of sums[i]), for the rows that exist. */
 NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows, int64_t n,
                                               const __m512 *sums, float factor)
 {
@@ -63,6 +64,7 @@ NBL_TARGET_AVX512 NBL_INLINE void add_to_tile(const nbl__gemv_job *job, int rows
     }
 }
 
+/* Rounds to dtype and back to f32. NaN stays. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
 {
     if (dtype == NBL_DTYPE_F32) return values;
@@ -74,8 +76,8 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 round_to(nbl_dtype dtype, __m512 values)
     return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, number, sum, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-/* The same for bf16 and magnitudes from 2^-126 to 2^110: adding 1.5 · 2^16 times the value's power of two leaves
- * no room for the bits that bf16 does not have. */
+/* Rounds to bf16 values of magnitude 2^-126 to 2^110. Adding and subtracting 1.5 · 2^16 times the
+ * value's power of two leaves no room for the bits that bf16 does not have. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 round_moderate_bf16(__m512 values)
 {
     const __m512 raise = _mm512_set1_ps(0x1.8p16f);
@@ -83,13 +85,13 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 round_moderate_bf16(__m512 values)
     return _mm512_fnmadd_ps(power, raise, _mm512_fmadd_ps(power, raise, values));
 }
 
-/* The 16 values of a block. */
+/* The 16 values of a block: table · scale, rounded. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 block_values(nbl_dtype dtype, __m512 table, const float *scale)
 {
     __m512 products = _mm512_mul_ps(table, _mm512_set1_ps(*scale));
     uint32_t bits;
     memcpy(&bits, scale, sizeof bits);
-    /* 2^-100 <= |scale| < 2^100: entries of tables are 0 or 2^-8 to 12 */
+    /* For 2^-100 <= |scale| < 2^100 the products are moderate: table entries are 0, or 2^-8 to 12. */
     if (dtype == NBL_DTYPE_BF16 && (bits << 1) - (27u << 24) < (200u << 24))
         return round_moderate_bf16(products);
     return round_to(dtype, products);
@@ -97,7 +99,7 @@ NBL_TARGET_AVX512 NBL_INLINE __m512 block_values(nbl_dtype dtype, __m512 table, 
 
 /* ---- 4 bits, f32 ---- */
 
-/* The scales of a group: two, or four of blocks of 32, each in the lanes of its codes. */
+/* The scales of a group of 128, two or four of them, each in the lanes of its codes. */
 NBL_TARGET_AVX512 NBL_INLINE __m512 spread(bool fine, const float *scales, __mmask8 which)
 {
     const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);

@@ -1,7 +1,16 @@
-/* dora_norm_cpu.c - dora_norm through products: W is read twice, in panels, and B·A never formed.
+/* dora_norm_cpu.c - the DoRA weight norm through three products, without forming B·A.
  *
- * Where the three terms cancel, which takes an adapter that undoes its weight, their f32 errors would be
- * all that is left: such a row is formed after all and summed directly. Cost: 2·out·in·r and out·in. */
+ *   aw  = A·Wᵀ      [r, out]     reads W in panels
+ *   aa  = A·Aᵀ      [r, r]
+ *   baa = B·aa      [out, r]
+ *   norm[n]² = ‖w_n‖² + 2s·Σ_r b[n, r]·aw[r, n] + s²·Σ_r b[n, r]·baa[n, r]
+ *
+ * Cost: W is read once for aw (out·in·r multiply-adds), and once more for ‖w_n‖² (out·in) unless
+ * w_norm2 is given.
+ *
+ * Cancellation: an adapter that nearly undoes its weight makes the three terms cancel, and their
+ * f32 errors would dominate. If the sum is below a quarter of its positive terms, the row is
+ * formed and summed directly (r·in multiply-adds for that row). */
 #include "ops/linear/cpu/dora_norm_cpu.h"
 
 #include <math.h>
@@ -15,8 +24,8 @@ typedef struct job {
     const nbl__dora_norm *a;
     nbl_isa isa;
     int64_t out, in, rank;
-    float *aw, *aa, *baa; /* A·Wᵀ [r, out], A·Aᵀ [r, r], B·(A·Aᵀ) [out, r] */
-    float *w_norm2;       /* [out] */
+    float *aw, *aa, *baa; /* A·Wᵀ [r, out], A·Aᵀ [r, r], B·A·Aᵀ [out, r] */
+    float *w_norm2;       /* [out]: ‖w_n‖² */
     size_t used;
 } job;
 
@@ -38,7 +47,8 @@ static nbl__mat matrix(nbl_dtype dtype, const void *data, int64_t stride, bool t
     return (nbl__mat){.dtype = dtype, .data = data, .stride = stride, .transpose = transpose};
 }
 
-/* The products, in f32 whatever the layer computes in: 1 and 2 go in one call, 3 after them. */
+/* The three products, in f32 for every compute dtype. aw and aa are independent and go in one
+ * call. baa reads aa and follows them. */
 static void products_of(const job *j, nbl__term terms[3], nbl__product products[3])
 {
     const nbl__dora_norm *a = j->a;
@@ -63,7 +73,7 @@ static void products_of(const job *j, nbl__term terms[3], nbl__product products[
                                      .stride = n[i]};
 }
 
-/* Elements of W as f32, rounded to the compute dtype; at most PIECE. */
+/* Elements [begin, begin + count) of W, rounded to the compute dtype, as f32. count <= PIECE. */
 static void dequantize_piece(const job *j, int64_t begin, int64_t count, float *values)
 {
     uint16_t halves[PIECE];
@@ -75,7 +85,8 @@ static void dequantize_piece(const job *j, int64_t begin, int64_t count, float *
     nbl__to_f32(j->isa, j->a->dtype, halves, values, count);
 }
 
-/* Σ v²: 16 chains in f32 over a piece, f64 above. */
+/* Σ v²: 16 independent sums in f32 that the compiler vectorises, joined in f64. A caller adds
+ * pieces of PIECE values in f64. */
 static double squares_of(const float *values, int64_t count)
 {
     float lanes[16] = {0};
@@ -88,6 +99,7 @@ static double squares_of(const float *values, int64_t count)
     return sum;
 }
 
+/* ‖w_n‖² of ROWS rows. */
 static nbl_status weight_rows(void *argument, int64_t item, int worker)
 {
     const job *j = argument;
@@ -105,7 +117,7 @@ static nbl_status weight_rows(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* Row n of an adapter's factor, one value. */
+/* Element i of A or B. */
 static float value_at(const nbl_tensor *t, int64_t i)
 {
     float value;
@@ -114,6 +126,7 @@ static float value_at(const nbl_tensor *t, int64_t i)
     return value;
 }
 
+/* The squared norm of row n, formed value by value in f64. For rows where the terms cancel. */
 static double direct_square(const job *j, int64_t n)
 {
     enum { SHORT = 256 };
@@ -136,6 +149,7 @@ static double direct_square(const job *j, int64_t n)
     return sum;
 }
 
+/* The norms of ROWS rows from the products. */
 static nbl_status norm_rows(void *argument, int64_t item, int worker)
 {
     const job *j = argument;

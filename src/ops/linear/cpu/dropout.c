@@ -1,10 +1,18 @@
-/* dropout.c - see dropout.h. Four neighbours share a counter of the generator: lanes hold consecutive counters, and the
- * four words of each are turned into the order of the elements. */
+/* dropout.c - see dropout.h.
+ *
+ * One counter of the generator yields four words, for the elements 4c … 4c + 3. The AVX2 code
+ * computes eight counters, one per lane, and transposes words by counters into the order of the
+ * elements:
+ *
+ *   w0: c0 c1 … c7
+ *   w1: c0 c1 … c7      ->  c0w0 c0w1 c0w2 c0w3 c1w0 …      32 elements
+ *   w2, w3 */
 #include "ops/linear/cpu/dropout.h"
 
 #include "base/philox.h"
 
-/* Element `index` alone decides which word of which counter it gets, so pieces may begin and end anywhere. */
+/* An element's index alone decides its counter and word, so that a range may begin and end
+ * anywhere. */
 static void drop_scalar(uint64_t seed, float dropout, int64_t index, int64_t count, float *values)
 {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
@@ -22,6 +30,7 @@ static void drop_scalar(uint64_t seed, float dropout, int64_t index, int64_t cou
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+/* Eight products of 32 by 32 bits, as low and high halves. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void multiply_avx2(__m256i a, __m256i factor,
                                                                                 __m256i *low, __m256i *high)
 {
@@ -30,7 +39,8 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void multiply_avx2(
     *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
 }
 
-/* Eight counters from `counter`, none of which carries into the upper word. */
+/* The words of the eight counters from `counter` on, in the order of the elements. No counter may
+ * carry into the upper 32 bits. */
 NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void philox_avx2(int64_t counter, uint64_t seed,
                                                                               __m256i out[4])
 {
@@ -49,7 +59,7 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void philox_avx2(in
         c1 = low1;
         c3 = low0;
     }
-    /* Counters by words to elements: two steps within the halves, one across. */
+    /* Transpose: two steps within the 128-bit halves, one across them. */
     __m256i a = _mm256_unpacklo_epi32(c0, c1), b = _mm256_unpacklo_epi32(c2, c3);
     __m256i c = _mm256_unpackhi_epi32(c0, c1), d = _mm256_unpackhi_epi32(c2, c3);
     __m256i e = _mm256_unpacklo_epi64(a, b), f = _mm256_unpackhi_epi64(a, b);
@@ -60,7 +70,8 @@ NBL_TARGET_AVX2 __attribute__((always_inline)) static inline void philox_avx2(in
     out[3] = _mm256_permute2x128_si256(g, h, 0x31);
 }
 
-/* Whole groups of 32 from an index that is a multiple of 4; returns how many elements were done. */
+/* Groups of 32 elements, from an index that is a multiple of 4. Returns how many elements were
+ * done. A group whose counters would carry falls back to the scalar code. */
 NBL_TARGET_AVX2 static int64_t drop_avx2(uint64_t seed, float dropout, int64_t index, int64_t count,
                                          float *values)
 {

@@ -1,12 +1,15 @@
-/* dropout.h - dropout's mask over a range of elements. */
+/* dropout.h - applies dropout's mask to a range of elements. */
 #ifndef NBL_DROP_H
 #define NBL_DROP_H
 
 #include "tensor/dtype.h"
 
-/* values[i] = nbl__dropout_keeps(seed, dropout, index + i) ? values[i] / (1 - dropout) : 0, the quotient as a
- * product with the rounded reciprocal. The same bits on every instruction set. Cost: ten rounds of the generator
- * for four elements, eight or sixteen of them side by side. */
+/* values[i] = kept ? values[i] · (1 / (1 - dropout)) : 0, where kept is
+ * nbl__dropout_keeps(seed, dropout, index + i).
+ *
+ * `index` may be any element of the mask, and 0 < dropout < 1. The bits are the
+ * same on every instruction set. Cost: one Philox counter of ten rounds per four
+ * elements; AVX2 computes eight counters side by side. */
 void nbl__drop_f32(nbl_isa isa, uint64_t seed, float dropout, int64_t index, int64_t count, float *values);
 
 #endif

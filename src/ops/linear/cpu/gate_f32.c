@@ -1,4 +1,6 @@
-/* gate_f32.c - see gate_f32.h. Bound by memory: 12 bytes per value forward, 24 backward. */
+/* gate_f32.c - see gate_f32.h. The vector code is gate_f32.inc, compiled once per width.
+ *
+ * Bound by memory: 12 bytes per element forward, 24 backward. */
 #include "ops/linear/cpu/gate_f32.h"
 
 #include <math.h>
@@ -20,6 +22,8 @@
 #undef LANES
 #endif
 
+/* act(x) and its slope act'(x). x is clamped to ±100 in the sigmoid's argument, where the function
+ * is constant, so that squares do not overflow. */
 static float act_scalar(nbl__act act, float x, float *slope)
 {
     if (act == NBL_ACT_GELU) {

@@ -1,4 +1,4 @@
-/* linear_cpu.c - linear as a group of one layer. See linear_fused.h. */
+/* linear_cpu.c - linear and linear_backward on the CPU: a group of one layer. See linear_fused.h. */
 #include "ops/linear/cpu/linear_fused.h"
 
 static size_t forward_scratch(const nbl_context *ctx, const void *arguments)

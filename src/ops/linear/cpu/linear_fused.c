@@ -1,4 +1,4 @@
-/* linear_fused.c - layers forward, and what both directions share. See linear_fused.h. */
+/* linear_fused.c - linear layers forward, and what both directions share. See linear_fused.h. */
 #include "ops/linear/cpu/linear_fused.h"
 
 #include <math.h>
@@ -7,16 +7,18 @@
 #include "ops/linear/cpu/dora_norm_cpu.h"
 #include "ops/gemv/cpu/gemm_int8.h"
 
-/* Stand-ins for memory while measuring: different, so that no operands look shared which are not. */
+/* Addresses for a dry run. They must differ, because gemm packs operands with equal addresses
+ * once, and sizes depend on that. Nothing is read through them. */
 static void *stand_in(int index)
 {
     return (void *)(uintptr_t)(64 * (index + 1));
 }
 enum { STAND_IN_SCRATCH = 65536 };
 
-/* Adapters multiply in f32 beside f16, whose range is too small for them and which multiplies in f32 anyway.
- * In bf16 they do where there are so few tokens that reading the weight takes the time: an error in one of
- * few gradients is not evened out by others. */
+/* The dtype in which A and B multiply. With f16 it is f32: the range of f16 is too small for
+ * adapters, and the CPU multiplies f16 in f32 anyway. With bf16 it is bf16, except for a small
+ * batch: there reading W takes the time, so that f32 is free, and a rounding error is not averaged
+ * over many tokens. */
 enum { SMALL_BATCH_TOKENS = 16 };
 static nbl_dtype adapter_dtype(nbl_dtype dtype, int64_t tokens)
 {
@@ -62,7 +64,7 @@ void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, n
     j->picked = dry ? j->in : 0;
 }
 
-/* Scratch behind the cut, for one product or norm at a time. */
+/* Claims `bytes` of scratch behind the cut, for one product or norm at a time. */
 static nbl_status take_tail(nbl__linear_fused *j, size_t bytes)
 {
     if (j->dry) {
@@ -83,6 +85,7 @@ nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *
 
 /* ---- DoRA's factors ---- */
 
+/* The arguments of dora_norm for a layer. */
 static nbl__dora_norm norm_arguments(const nbl__linear *a, float *norm)
 {
     return (nbl__dora_norm){.dtype = a->dtype,
@@ -109,6 +112,7 @@ nbl_status nbl__linear_fused_factors(nbl__linear_fused *j)
 {
     for (nbl__linear_part *l = j->layers; l < j->layers + j->count; l++) {
         if (l->factor == NULL) continue;
+        /* `inverse` holds the norm until the division at the end. */
         if (!nbl__given(&l->a->norm)) NBL_TRY(take_tail(j, nbl__dora_weight_norm_scratch(j->sizes_of, l->a)));
         if (j->dry) continue;
         if (nbl__given(&l->a->norm)) memcpy(l->inverse, l->a->norm.data, (size_t)l->out * sizeof *l->inverse);
@@ -126,7 +130,8 @@ nbl_status nbl__linear_fused_factors(nbl__linear_fused *j)
 
 enum { QUANT_ROWS = 4, QUANT_COLUMNS = 256 };
 
-/* A column belongs to one item, so that all rows are seen in one go. */
+/* Outlier columns among QUANT_COLUMNS of x. An item sees all rows of its columns, so that no two
+ * workers write the same flag. */
 static nbl_status outliers_of(void *argument, int64_t item, int worker)
 {
     const nbl__linear_fused *j = argument;
@@ -139,6 +144,7 @@ static nbl_status outliers_of(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Codes and scales of QUANT_ROWS rows of x. */
 static nbl_status codes_of(void *argument, int64_t item, int worker)
 {
     const nbl__linear_fused *j = argument;
@@ -196,6 +202,7 @@ int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *
     int count = 0;
     nbl__mat x = nbl__dense(j->x.dtype, nbl__row_of(&j->x, row), j->in);
     nbl__mat w = {.weight = &a->w, .stride = j->in, .transpose = true};
+    /* LLM.int8: codes times codes, and the picked outlier columns in floating point. */
     if (nbl__linear_by_codes(a)) {
         nbl__mat codes = {.dtype = NBL_DTYPE_I8,
                           .data = j->codes + row * j->in,
@@ -226,11 +233,13 @@ static nbl_status forward(nbl__linear_fused *j)
     if (j->tokens == 0) return NBL_OK;
     NBL_TRY(nbl__linear_fused_factors(j));
     NBL_TRY(nbl__linear_fused_quantise(j));
+    /* Stage 0: t of every layer with an adapter. */
     for (int i = 0; i < j->count; i++)
         if (j->layers[i].rank > 0) {
             products[count] = nbl__linear_fused_inner(j, &j->layers[i], &inner[count]);
             count++;
         }
+    /* Stage 1: the outputs. */
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_part *l = &j->layers[i];
         products[count++] = (nbl__product){.m = j->tokens,
@@ -247,6 +256,7 @@ static nbl_status forward(nbl__linear_fused *j)
     return nbl__linear_fused_multiply(j, products, count);
 }
 
+/* Bytes of scratch by a dry run. */
 static size_t measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
                       nbl_status (*run)(nbl__linear_fused *j))
 {

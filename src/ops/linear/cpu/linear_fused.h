@@ -1,18 +1,33 @@
-/* linear_fused.h - linear layers that share their input, as products (gemm.h): what linear, linear_group and mlp run.
+/* linear_fused.h - linear layers that share their input, as calls of gemm.h.
+ * linear, linear_group and mlp run on it.
  *
- *     forward    xa_i = s·drop_i(x)·A_iᵀ, then
- *                y_i = factor_i·(x·W_iᵀ + xa_i·B_iᵀ) + bias_i        two stages of one call: x is packed once
- *     backward   xa_i again, gb_i = s·dy_i·(factor_i∘B_i), then
- *                dx = Σ dy'_i·W_i + drop_i(gb_i·A_i)                 two stages of one call: dy is packed once
- *                dA_i = gb_iᵀ·drop_i(x), dB_iᵀ = xa_iᵀ·dy'_i,
- *                dW_i = dy'_iᵀ·x of a weight that is trained         one call
+ * Notation: t = s·drop(x)·Aᵀ and u = s·dy'·B are the adapter's small products,
+ * [tokens, r] in f32. The code calls them xa (t) and gb (u). dy' = factor∘dy, with
+ * factor = magnitude / norm for DoRA and 1 without.
  *
- * DoRA's dy' = factor∘dy is formed for NBL_LINEAR_FUSED_CHUNK tokens at a time, and only for dx and dW; elsewhere
- * the factor moves to a small matrix. The gradient of the magnitude computes the outputs again, in chunks.
+ *   forward    t_i = s·drop_i(x)·A_iᵀ                              stage 0
+ *              y_i = factor_i·(x·W_iᵀ + t_i·B_iᵀ) + bias_i         stage 1
+ *   backward   t_i again, u_i = s·dy_i·(factor_i∘B_i)              stage 0
+ *              dx  = Σ_i dy'_i·W_i + drop_i(u_i·A_i)               stage 1
+ *              dA_i = u_iᵀ·drop_i(x), dB_iᵀ = t_iᵀ·dy'_i           a second call
+ *              dW_i = dy'_iᵀ·x                                     with train_w
  *
- * `members[0]` has x and dx; all else is each member's own, also dtype, seed and accumulate. The arguments
- * passed infer, except that x, y, dy and dx may be f32 whatever the compute dtype. Gradients without memory
- * are not computed; scratch is measured as if all had it. */
+ * Both stages are one call of gemm: x (backward: dy) is packed once for all
+ * products. Forward does not keep t: backward recomputes it where dB or the
+ * magnitude's gradient is wanted.
+ *
+ * DoRA: dy' is formed only for dx and dW, for NBL_LINEAR_FUSED_CHUNK tokens at a
+ * time; dx is then a call per chunk. Elsewhere the factor is applied to a small
+ * matrix (B, dB). The gradient of the magnitude recomputes the outputs, in chunks.
+ *
+ * Arguments: members[0] has x and dx. All else is each member's own, dtype, seed
+ * and accumulate included. The arguments passed infer, except that x, y, dy and dx
+ * may be f32 for any compute dtype (mlp.h). Gradients without memory are not
+ * computed. Scratch is measured as if all of them had memory.
+ *
+ * Scratch:  xa, factor, inverse of each layer | x in 8 bits | backward: gb, sums,
+ * scaled_b, db_part of each layer, one chunk of dy' and dx or of outputs | what
+ * one call of gemm or dora_norm needs */
 #ifndef NBL_LINEAR_FUSED_H
 #define NBL_LINEAR_FUSED_H
 
@@ -21,67 +36,81 @@
 
 enum { NBL_LINEAR_FUSED_MAX = 4, NBL_LINEAR_FUSED_CHUNK = 512 };
 
+/* Bytes of scratch for these members, enough also for fewer tokens. */
 size_t nbl__linear_fused_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
 nbl_status nbl__linear_fused_run(nbl_context *ctx, const nbl__linear *members, int count, uint8_t *scratch,
                                  size_t scratch_bytes);
+/* The same for backward. */
 size_t nbl__linear_fused_backward_scratch(const nbl_context *ctx, const nbl__linear *members, int count);
 nbl_status nbl__linear_fused_backward_run(nbl_context *ctx, const nbl__linear *members, int count,
                                           uint8_t *scratch, size_t scratch_bytes);
 
-/* Scratch of mlp for the norms of members that have a magnitude and no norm; the same for the call. */
+/* The DoRA weight norm of one layer, for mlp: it computes a norm that was not
+ * given once per call instead of once per chunk. `norm` is [out]. */
 size_t nbl__dora_weight_norm_scratch(const nbl_context *ctx, const nbl__linear *a);
 nbl_status nbl__dora_weight_norm(nbl_context *ctx, const nbl__linear *a, float *norm, uint8_t *scratch);
 
 /* ---- between linear_fused.c and linear_fused_backward.c ---- */
 
+/* One layer of a call. */
 typedef struct nbl__linear_part {
     const nbl__linear *a;
     int64_t out, rank;
-    nbl_dtype adapter; /* the dtype in which adapters multiply */
+    nbl_dtype adapter; /* the dtype in which the products with A and B are computed */
     nbl_tensor y, dy;
-    float *xa, *gb;          /* [tokens, r] */
-    float *factor, *inverse; /* [out]: magnitude / norm, 1 / norm; DoRA, else NULL */
+    float *xa, *gb;          /* [tokens, r]: t and u */
+    float *factor, *inverse; /* [out]: magnitude / norm and 1 / norm; NULL without DoRA */
     float *scaled_b;         /* [out, r]: factor∘B; DoRA */
-    float *db_part;          /* [out, r]: dyᵀ·xa; DoRA */
-    double *sums;            /* [out]: column sums */
+    float *db_part;          /* [out, r]: dyᵀ·t, before the factor; DoRA */
+    double *sums;            /* [out]: column sums of dy, or of dy∘y */
 } nbl__linear_part;
 
-/* One call. Measuring runs the same code with `dry` set: it cuts scratch from nowhere, asks the products
- * for their sizes, and touches no data. */
+/* One call. A dry run measures scratch: it runs the same code without memory, so
+ * that measuring and running cannot disagree. It cuts scratch from a base that is
+ * not memory, asks each product for its scratch, and reads no data. */
 typedef struct nbl__linear_fused {
     nbl_context *ctx;
-    const nbl_context *sizes_of; /* ctx, also when measuring */
-    bool dry;
+    const nbl_context *sizes_of; /* the context that sizes depend on; set in a dry run as well */
+    bool dry;                    /* measure only; ctx is NULL */
     nbl__cut cut;
-    size_t tail; /* dry: what a product needs behind the cut, at most */
-    size_t room; /* else: the size of the scratch */
+    size_t tail; /* dry: the max bytes that one gemm or norm needs behind the cut */
+    size_t room; /* not dry: bytes of the scratch */
     nbl_tensor x, dx;
     int64_t tokens, in;
     int count;
     nbl__linear_part layers[NBL_LINEAR_FUSED_MAX];
-    int8_t *codes;    /* [tokens, in], int8: x in 8 bits, */
-    float *scales;    /* [tokens], */
-    uint8_t *outlier; /* [in], */
-    int32_t *pick;    /* and the columns that stay: `picked` of them */
+    int8_t *codes;    /* LLM.int8 only: [tokens, in], x in 8 bits */
+    float *scales;    /* [tokens]: the scale of each row's codes */
+    uint8_t *outlier; /* [in]: 1 for an outlier column */
+    int32_t *pick;    /* the outlier columns in order, `picked` of them */
     int64_t picked;
 } nbl__linear_fused;
 
-/* Measures with `ctx` NULL. Scratch for x in 8 bits is cut when a layer will use it. */
+/* Sets up a call and cuts the scratch that both directions need. `ctx` NULL: a dry
+ * run. Scratch for x in 8 bits is cut if a layer will multiply codes. */
 void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, nbl_context *ctx,
                             const nbl__linear *members, int count, bool backward, uint8_t *scratch,
                             size_t scratch_bytes);
-/* The scratch that a dry run asks for, enough also for fewer tokens: few of them multiply in other dtypes. */
+/* Bytes of scratch by a dry run of `run`. The result is enough for fewer tokens,
+ * too: a small batch multiplies adapters in another dtype, and is therefore
+ * measured as well. */
 size_t nbl__linear_fused_measure(const nbl_context *ctx, const nbl__linear *members, int count, bool backward,
                                  nbl_status (*run)(nbl__linear_fused *j));
-/* The factors of DoRA; after all pieces were cut. */
+/* Computes factor and inverse of layers with DoRA. Must follow the last cut, since
+ * it uses the scratch behind it. */
 nbl_status nbl__linear_fused_factors(nbl__linear_fused *j);
+/* Finds the outlier columns of x and quantises the others, if a layer multiplies
+ * codes. */
 nbl_status nbl__linear_fused_quantise(nbl__linear_fused *j);
+/* One call of gemm, in the scratch behind the cut. Dry: measures it. */
 nbl_status nbl__linear_fused_multiply(nbl__linear_fused *j, const nbl__product *products, int count);
 
+/* A dense matrix with rows `stride` elements apart. */
 static inline nbl__mat nbl__dense(nbl_dtype dtype, const void *data, int64_t stride)
 {
     return (nbl__mat){.dtype = dtype, .data = data, .stride = stride};
 }
+/* The same memory seen as the transpose. */
 static inline nbl__mat nbl__flipped(nbl__mat m)
 {
     m.transpose = true;
@@ -92,9 +121,12 @@ static inline void *nbl__row_of(const nbl_tensor *t, int64_t row)
 {
     return (uint8_t *)t->data + (size_t)(row * nbl__last(t)) * nbl__size_of(t->dtype);
 }
+/* drop(x) of a layer, as an operand. */
 nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear_part *l);
+/* The product t = s·drop(x)·Aᵀ. `term` must live as long as the product. */
 nbl__product nbl__linear_fused_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term);
-/* The terms of the output before factor and bias, for rows [row, …) of x: at most 3. */
+/* The terms of an output before factor and bias, for the rows of x from `row` on.
+ * Returns their number, at most 3: codes, columns in floating point, t·Bᵀ. */
 int nbl__linear_fused_terms(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
                             nbl__term terms[3]);
 

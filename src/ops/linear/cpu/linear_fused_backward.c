@@ -1,16 +1,25 @@
-/* linear_fused_backward.c - layers backward. See linear_fused.h.
+/* linear_fused_backward.c - linear layers backward. See linear_fused.h for the formulas and for t
+ * (xa) and u (gb).
  *
- * Sums over tokens are taken by the product (dA, dB, dW), or column by column (bias, magnitude): an element of a
- * result belongs to one worker, which goes through the tokens in order. */
+ *   1. factors of DoRA; x in 8 bits, if the magnitude's gradient needs it
+ *   2. one call of gemm: t, u, and dx without DoRA          first_products
+ *   3. one call of gemm: dA, dB, and dW without DoRA        outer_products
+ *   4. DoRA, per chunk of tokens: dy', dW, dx; then dB and the magnitude's gradient
+ *   5. the bias' gradient
+ *
+ * Sums over tokens are in a fixed order: a product (dA, dB, dW) or a column sum (bias, magnitude)
+ * gives each element of the result to one worker, which goes through the tokens in order. The bits
+ * do not depend on the threads. */
 #include "base/team.h"
 #include "ops/linear/cpu/dropout.h"
 #include "ops/linear/cpu/linear_fused.h"
 
+/* The gradients of a layer's parameters that are to be computed. */
 typedef struct wishes {
     bool a, b, bias, magnitude, w;
 } wishes;
 
-/* A gradient that these arguments have and the caller gave memory; when measuring, the former. */
+/* Is the gradient to be computed? Dry: may any call with these arguments want it? */
 static bool wanted(const nbl__linear_fused *j, const nbl_tensor *gradient)
 {
     return gradient->rank > 0 && (j->dry || nbl__given(gradient));
@@ -23,12 +32,13 @@ static wishes wishes_of(const nbl__linear_fused *j, const nbl__linear_part *l)
                     wanted(j, &a->dbias), l->factor && wanted(j, &a->dmagnitude), wanted(j, &a->dw)};
 }
 
-/* Pieces that are as large as a chunk of tokens; those of dx and of the magnitudes take turns. */
+/* Pieces with a row per token of a chunk. dx and the magnitude's gradient use the same memory, one
+ * after the other. */
 typedef struct wide {
     int64_t rows;
-    float *scaled[NBL_LINEAR_FUSED_MAX]; /* [rows, out]: factor∘dy, of layers with DoRA */
-    float *part, *sum;                   /* [rows, in]: dropped parts of dx; DoRA with dropout */
-    float *plain;                        /* [rows, out]: outputs before factor and bias */
+    float *scaled[NBL_LINEAR_FUSED_MAX]; /* [rows, out]: dy' of layers with DoRA */
+    float *part, *sum; /* [rows, in]: one masked part of dx, and their sum; DoRA with dropout */
+    float *plain;      /* [rows, out]: outputs before factor and bias */
 } wide;
 
 static bool has_dora(const nbl__linear_fused *j)
@@ -38,11 +48,13 @@ static bool has_dora(const nbl__linear_fused *j)
     return false;
 }
 
+/* Does a mask stand between the layer's adapter and dx? */
 static bool drops(const nbl__linear_part *l)
 {
     return l->rank > 0 && l->a->dropout > 0;
 }
 
+/* Cuts backward's scratch. `plain` overlaps `scaled`, `part` and `sum`. */
 static wide cut_pieces(nbl__linear_fused *j)
 {
     wide w = {.rows = nbl__min_i64(NBL_LINEAR_FUSED_CHUNK, j->tokens)};
@@ -77,12 +89,14 @@ enum { SUM_COLUMNS = 64, SUM_ROWS = 32 };
 typedef struct column_job {
     nbl_isa isa;
     const nbl_tensor *dy;
-    const float *plain; /* [rows, out] or NULL: factors of the summands */
+    const float *plain; /* [rows, out] or NULL: a factor of each summand */
     int64_t row, rows, out;
-    bool first;   /* else added to sums */
+    bool first;   /* write sums; else add to them */
     double *sums; /* [out] */
 } column_job;
 
+/* Sums of SUM_COLUMNS columns over rows: f32 within SUM_ROWS rows, f64 above, so that the error
+ * does not grow with the number of tokens. */
 static nbl_status sum_columns(void *argument, int64_t item, int worker)
 {
     const column_job *j = argument;
@@ -104,6 +118,7 @@ static nbl_status sum_columns(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* l->sums (+)= Σ_t dy[t, n], or Σ_t dy[t, n]·plain[t, n]. */
 static nbl_status column_sums(const nbl__linear_fused *j, const nbl__linear_part *l, const float *plain,
                               int64_t row, int64_t rows)
 {
@@ -112,7 +127,7 @@ static nbl_status column_sums(const nbl__linear_fused *j, const nbl__linear_part
     return nbl__team_run(j->ctx, nbl__ceil_div(l->out, SUM_COLUMNS), sum_columns, &job, NULL);
 }
 
-/* The sums, times `factor` where it is given, into a gradient. */
+/* Writes the sums, times `factor` if it is given, to a gradient, or adds them. */
 static void put_sums(const nbl__linear_fused *j, const nbl__linear_part *l, const float *factor,
                      const nbl_tensor *gradient)
 {
@@ -125,6 +140,7 @@ static void put_sums(const nbl__linear_fused *j, const nbl__linear_part *l, cons
 
 /* ---- the small products ---- */
 
+/* scaled_b = factor∘B: u takes the factor from B, and needs no dy'. */
 static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     if (j->dry || l->factor == NULL) return;
@@ -133,6 +149,7 @@ static void scale_b(const nbl__linear_fused *j, const nbl__linear_part *l)
         for (int64_t r = 0; r < l->rank; r++) l->scaled_b[n * l->rank + r] *= l->factor[n];
 }
 
+/* The product u = s·dy·(factor∘B). */
 static nbl__product gradient_of_inner(const nbl__linear_fused *j, const nbl__linear_part *l, nbl__term *term)
 {
     const nbl_tensor *b = &l->a->lora_b;
@@ -151,6 +168,7 @@ static nbl__product gradient_of_inner(const nbl__linear_fused *j, const nbl__lin
                           .stride = l->rank};
 }
 
+/* The products t and u of all layers, where a wanted gradient needs them. Returns their number. */
 static int inner_products(nbl__linear_fused *j, nbl__term *terms, nbl__product *products)
 {
     int count = 0;
@@ -171,6 +189,7 @@ static int inner_products(nbl__linear_fused *j, nbl__term *terms, nbl__product *
 
 /* ---- dx ---- */
 
+/* The rows [row, row + rows) of dx as a sum of terms. */
 static nbl__product dx_product(const nbl__linear_fused *j, int64_t row, int64_t rows, const nbl__term *terms,
                                int count)
 {
@@ -183,7 +202,7 @@ static nbl__product dx_product(const nbl__linear_fused *j, int64_t row, int64_t 
                           .stride = j->in};
 }
 
-/* dy'·W of a layer, for the rows from `row` on. */
+/* dy'·W of a layer, for the rows from `row` on. `scaled` is dy' of the chunk; NULL: dy itself. */
 static nbl__term base_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
                            const float *scaled)
 {
@@ -195,7 +214,7 @@ static nbl__term base_term(const nbl__linear_fused *j, const nbl__linear_part *l
                        .compute = l->a->dtype};
 }
 
-/* gb·A; the mask is the caller's. */
+/* u·A of a layer, for the rows from `row` on. The caller applies the mask. */
 static nbl__term adapter_term(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row)
 {
     return (nbl__term){.a = nbl__dense(NBL_DTYPE_F32, l->gb + row * l->rank, l->rank),
@@ -205,8 +224,8 @@ static nbl__term adapter_term(const nbl__linear_fused *j, const nbl__linear_part
                        .compute = l->adapter};
 }
 
-/* dy'ᵀ·x over the rows [row, row + rows): adds to dW, or is its first part. dY and x are what forward's products
- * made and read, so bf16 takes nothing off them that they still have. */
+/* dW (+)= dy'ᵀ·x over the rows [row, row + rows). The compute dtype is the adapters': with bf16
+ * the operands are bf16 already, and with f16 f32 keeps their range. */
 static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_part *l, int64_t row,
                                int64_t rows, const float *scaled, nbl__term *term)
 {
@@ -227,7 +246,7 @@ static nbl__product dw_product(const nbl__linear_fused *j, const nbl__linear_par
                           .accumulate = l->a->accumulate || row > 0};
 }
 
-/* xa and gb, and with them dx, which reads dy, too; with DoRA without dx. */
+/* One call: t and u, and without DoRA dx, so that dy is packed once. */
 static nbl_status first_products(nbl__linear_fused *j)
 {
     nbl__term inner[2 * NBL_LINEAR_FUSED_MAX], terms[2 * NBL_LINEAR_FUSED_MAX];
@@ -247,7 +266,7 @@ static nbl_status first_products(nbl__linear_fused *j)
     return nbl__linear_fused_multiply(j, products, count);
 }
 
-/* dA, dB and dW; of layers with DoRA without dW. */
+/* One call: dA, dB, and dW of layers without DoRA. */
 static nbl_status outer_products(nbl__linear_fused *j)
 {
     nbl__term small[3 * NBL_LINEAR_FUSED_MAX];
@@ -268,7 +287,7 @@ static nbl_status outer_products(nbl__linear_fused *j)
             products[count++] = product;
         }
         if (want.b) {
-            /* dBᵀ = xaᵀ·dy: few rows, so that dy need not be packed as a left operand. */
+            /* dBᵀ = tᵀ·dy instead of dB = dyᵀ·t: t has only r columns, and is the cheaper left operand to pack. */
             term.a = nbl__flipped(nbl__dense(NBL_DTYPE_F32, l->xa, l->rank));
             term.b = nbl__dense(l->dy.dtype, l->dy.data, l->out);
             small[small_count] = term;
@@ -290,6 +309,7 @@ static nbl_status outer_products(nbl__linear_fused *j)
 
 /* ---- DoRA ---- */
 
+/* dB = factor∘(dyᵀ·t). */
 static void finish_b(const nbl__linear_fused *j, const nbl__linear_part *l)
 {
     float *to = l->a->dlora_b.data;
@@ -298,6 +318,7 @@ static void finish_b(const nbl__linear_fused *j, const nbl__linear_part *l)
             to[i] = l->factor[n] * l->db_part[i] + (l->a->accumulate ? to[i] : 0);
 }
 
+/* A loop over the rows of a chunk. */
 typedef struct row_job {
     nbl_isa isa;
     const nbl__linear_fused *j;
@@ -307,7 +328,7 @@ typedef struct row_job {
     bool add;
 } row_job;
 
-/* One row of factor∘dy. */
+/* One row of dy' = factor∘dy. */
 static nbl_status scale_row(void *argument, int64_t item, int worker)
 {
     const row_job *r = argument;
@@ -318,7 +339,7 @@ static nbl_status scale_row(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
-/* One row of a product, through its layer's mask, written or added to the sum. */
+/* One row of u·A through its layer's mask, written to the sum or added. */
 static nbl_status mask_row(void *argument, int64_t item, int worker)
 {
     const row_job *r = argument;
@@ -331,6 +352,7 @@ static nbl_status mask_row(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* One row of the f32 sum to dx. */
 static nbl_status round_row(void *argument, int64_t item, int worker)
 {
     const row_job *r = argument;
@@ -340,6 +362,7 @@ static nbl_status round_row(void *argument, int64_t item, int worker)
     return NBL_OK;
 }
 
+/* Runs `fn` for each of `rows` rows on the team. */
 static nbl_status each_row(nbl__linear_fused *j, int64_t rows, nbl__team_fn fn, row_job job)
 {
     if (j->dry) return NBL_OK;
@@ -347,7 +370,7 @@ static nbl_status each_row(nbl__linear_fused *j, int64_t rows, nbl__team_fn fn, 
     return nbl__team_run(j->ctx, rows, fn, &job, NULL);
 }
 
-/* factor∘dy of a chunk, and the part of dW that it makes. */
+/* dy' of a chunk, and the chunk's part of dW. */
 static nbl_status scale_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int64_t rows)
 {
     for (int i = 0; i < j->count; i++) {
@@ -363,8 +386,9 @@ static nbl_status scale_chunk(nbl__linear_fused *j, const wide *w, int64_t row, 
     return NBL_OK;
 }
 
-/* dx of a chunk whose dy are scaled. A product's mask counts rows from the product's first, so in a chunk the
- * masked parts are summed apart, in f32, and the rest joins them. */
+/* dx of a chunk, from its dy'. gemm counts the rows of a mask from the product's first row, which
+ * is not x's first row in a chunk. The masked parts u·A are therefore separate products, masked
+ * and summed here in f32. The other terms are added to that sum. */
 static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int64_t rows)
 {
     nbl__term terms[2 * NBL_LINEAR_FUSED_MAX] = {0};
@@ -397,7 +421,8 @@ static nbl_status dx_chunk(nbl__linear_fused *j, const wide *w, int64_t row, int
     return each_row(j, rows, round_row, (row_job){.j = j, .row = row, .from = w->sum});
 }
 
-/* Σ dy·plain over a chunk. */
+/* Adds a chunk to Σ_t dy[t, n]·plain[t, n], the magnitude's gradient before 1 / norm. The outputs
+ * are recomputed. */
 static nbl_status magnitude_chunk(nbl__linear_fused *j, const nbl__linear_part *l, const wide *w, int64_t row,
                                   int64_t rows)
 {
@@ -414,6 +439,7 @@ static nbl_status magnitude_chunk(nbl__linear_fused *j, const nbl__linear_part *
     return column_sums(j, l, w->plain, row, rows);
 }
 
+/* Step 4 for all layers with DoRA. */
 static nbl_status dora_chunks(nbl__linear_fused *j, const wide *w)
 {
     for (int64_t row = 0; row < j->tokens; row += w->rows) {
@@ -435,7 +461,7 @@ static nbl_status dora_chunks(nbl__linear_fused *j, const wide *w)
 
 /* ---- all of it ---- */
 
-/* No token: the gradients of parameters are zero. */
+/* Without tokens the gradients of parameters are zero. */
 static void clear(const nbl__linear_fused *j, const nbl__linear *a)
 {
     const nbl_tensor *gradients[] = {&a->dlora_a, &a->dlora_b, &a->dbias, &a->dmagnitude, &a->dw};

@@ -1,4 +1,6 @@
-/* linear_group_cpu.c - linear_group through linear_fused.h: x is packed once for all members, dx is one product. */
+/* linear_group_cpu.c - linear_group and its backward on the CPU, through linear_fused.h.
+ *
+ * x is packed once for all members. dx is one product with a term per member. */
 #include "ops/linear/cpu/linear_fused.h"
 #include "ops/linear/linear_group.h"
 

@@ -1,28 +1,32 @@
-/* mlp_cpu.c - mlp, chunk by chunk, through linear_fused.h.
+/* mlp_cpu.c - mlp on the CPU, chunk by chunk, through linear_fused.h.
  *
- *     forward    g, u = gate(x), up(x)          f32 [chunk, inner]; x is packed once
- *                g = act(g)·u                   in place
- *                y = down(g)
- *     backward   g, u again; d = the gradient of h, through down; then, in place,
- *                g, u, d = d·u·act'(g), d·act(g), act(g)·u      gradients of gate and up, and h
- *                gradients of down's parameters from d, then all of gate and up, and dx
+ *   forward    g, u = gate(x), up(x)               f32 [chunk, inner]; x is packed once
+ *              g = act(g)·u                        in place: h
+ *              y = down(g)
+ *   backward   g, u recomputed, or copied from gate_out and up_out (keep)
+ *              d = dh                              down, dx only
+ *              g, u, d = d·u·act'(g), d·act(g), act(g)·u      in place: dg, du, h
+ *              gradients of down's parameters      down with x = d = h
+ *              all of gate and up, and dx          a group of two
  *
- * With `keep` forward makes g and u in the saved tensors and act(g)·u in scratch, and backward copies them instead of
- * making them again.
+ * With `keep` forward writes the outputs of gate and up to the saved tensors, and act(g)·u to
+ * scratch.
  *
- * Scratch: two (backward: three; forward with `keep`: one) such pieces, the norms of DoRA that were not given, and what
- * layers need. */
+ * Scratch: pieces [chunk, inner] of f32 (forward 2, with keep 1; backward 3), the DoRA weight
+ * norms that were not given, and what linear_fused needs. */
 #include "base/team.h"
 #include "ops/linear/cpu/gate_f32.h"
 #include "ops/linear/cpu/linear_fused.h"
 #include "ops/linear/mlp.h"
 
+/* Scratch of a call. g and u hold the outputs of gate and up, then their gradients. */
 typedef struct pieces {
     float *g, *u, *d;            /* [rows, inner] */
     float *norms[NBL_MLP_PARTS]; /* [out of the part], or NULL */
     size_t used;
 } pieces;
 
+/* DoRA without a given norm: the norm is computed once per call. */
 static bool lacks_norm(const nbl__linear *a)
 {
     return nbl__given(&a->magnitude) && !nbl__given(&a->norm);
@@ -43,12 +47,14 @@ static pieces layout(const nbl__mlp *a, bool backward, uint8_t *base)
     return p;
 }
 
+/* A tensor between two of the layers. */
 static nbl_tensor between(float *data, int64_t rows, int64_t columns)
 {
     return (nbl_tensor){.dtype = NBL_DTYPE_F32, .rank = 2, .shape = {rows, columns}, .data = data};
 }
 
-/* The parts of a chunk: outputs of gate and up in g and u, their gradients too; down's input in `h`. */
+/* The layers of a chunk with their tensors: g is y and dy of gate, u is y and dy of up, `h` is
+ * down's input, d its dx. */
 static void parts_of(const nbl__mlp *a, int64_t chunk, const pieces *p, float *h,
                      nbl__linear parts[NBL_MLP_PARTS])
 {
@@ -95,6 +101,7 @@ static size_t backward_scratch(const nbl_context *ctx, const void *arguments)
     return scratch_of(ctx, arguments, true);
 }
 
+/* Computes the DoRA weight norms that were not given. */
 static nbl_status make_norms(const nbl__call *call, const nbl__mlp *a, const pieces *p)
 {
     nbl__linear parts[NBL_MLP_PARTS];
@@ -113,11 +120,13 @@ typedef struct gate_job {
     nbl_isa isa;
     nbl__act act;
     float *g, *u, *d; /* d NULL: forward */
-    const float *kept_gate,
-        *kept_up; /* NULL: g and u hold them; else g, and u in backward, are made from these */
-    int64_t n;
+    /* Saved outputs, or NULL. kept_gate is copied to g first. Forward reads kept_up in place of u;
+     * backward copies it to u. */
+    const float *kept_gate, *kept_up;
+    int64_t n; /* elements */
 } gate_job;
 
+/* The activation over PIECE elements. */
 static nbl_status gate_piece(void *argument, int64_t item, int worker)
 {
     const gate_job *j = argument;
@@ -137,6 +146,7 @@ static float *kept_rows(const nbl_tensor *saved, int64_t chunk)
     return (float *)saved->data + chunk * NBL_MLP_CHUNK * nbl__last(saved);
 }
 
+/* The activation over a chunk. */
 static nbl_status gate_all(const nbl__call *call, const nbl__mlp *a, int64_t chunk, const pieces *p,
                            const nbl_tensor *gate, bool backward)
 {
@@ -173,7 +183,7 @@ static nbl_status run_forward(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-/* A layer of which only dx is wanted. */
+/* The layer without gradients of parameters: only dx is computed. */
 static nbl__linear only_dx(nbl__linear a)
 {
     a.dbias.data = a.dlora_a.data = a.dlora_b.data = a.dmagnitude.data = a.dw.data = NULL;
@@ -191,6 +201,8 @@ static nbl_status run_backward(const nbl__call *call, const void *arguments)
         nbl__linear parts[NBL_MLP_PARTS];
         parts_of(a, chunk, &p, p.d, parts);
         if (!a->keep) NBL_TRY(nbl__linear_fused_run(call->ctx, parts, 2, rest, rest_bytes));
+        /* down runs twice: its dx is needed before h can be formed in the same memory, and the gradients of its
+         * parameters need h. */
         nbl__linear down = only_dx(parts[NBL_MLP_DOWN]);
         NBL_TRY(nbl__linear_fused_backward_run(call->ctx, &down, 1, rest, rest_bytes));
         NBL_TRY(gate_all(call, a, chunk, &p, &parts[NBL_MLP_GATE].y, true));
