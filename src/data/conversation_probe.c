@@ -98,7 +98,8 @@ static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
     nbl__view view = {.count = k->count, .hide = NBL_HIDE_ALL, .without_calls = -1};
     nbl_status status = nbl__talk_render(k, view, &frame);
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
-    if (status != NBL_OK) return NBL_OK; /* the template checks contents: not an error, try the other ways */
+    /* the template checks contents: not an error, try the other ways */
+    if (status != NBL_OK) return NBL_OK;
     *placed = locate_all(k, text, nbl_rendering_text(frame));
     nbl_rendering_free(frame);
     return NBL_OK;

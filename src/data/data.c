@@ -337,7 +337,8 @@ nbl_status nbl__data_open(nbl_context *ctx, const nbl__run_config *config, int64
                      .row_source = -1,
                      .identity = 0x9e3779b97f4a7c15u};
     nbl_status status = fill(d, vocabulary);
-    nbl_status changed = nbl__files_check(ctx); /* a changed file explains malformed rows: reported instead */
+    /* a changed file explains malformed rows: reported instead */
+    nbl_status changed = nbl__files_check(ctx);
     if (changed != NBL_OK) status = changed;
     d->row_source = -1;
     if (status == NBL_OK) return *data = d, NBL_OK;

@@ -27,10 +27,13 @@ typedef struct nbl__example {
 
 typedef struct nbl__data_counts {
     int64_t examples, tokens,
-        trained_tokens;               /* labels other than -100, except at position 0: nothing predicts it */
-    int64_t truncated, dropped;       /* rows cut to sequence_len; the sum of the five counts below */
-    int64_t too_long, bad, untrained; /* rows; malformed rows (skip_bad_rows); examples without a label */
-    int64_t too_short, duplicates;    /* examples below min_sample_len; examples equal to an earlier one */
+        trained_tokens; /* labels other than -100, except at position 0: nothing predicts it */
+    /* rows cut to sequence_len; the sum of the five counts below */
+    int64_t truncated, dropped;
+    /* rows; malformed rows (skip_bad_rows); examples without a label */
+    int64_t too_long, bad, untrained;
+    /* examples below min_sample_len; examples equal to an earlier one */
+    int64_t too_short, duplicates;
 } nbl__data_counts;
 
 /* Reads all datasets of the configuration. vocabulary: every id must be below it. `config` and
@@ -62,8 +65,9 @@ nbl__example_kind nbl__data_kind(const nbl__data *data, int64_t index);
 nbl_tokenizer *nbl__data_tokenizer(const nbl__data *data, const int32_t **ends, int64_t *end_count);
 
 typedef struct nbl__epoch {
-    int64_t *order;  /* indices of examples, micro-batch by micro-batch */
-    int64_t *starts; /* [batch_count + 1] micro-batch b is order[starts[b]] .. order[starts[b + 1] - 1] */
+    int64_t *order; /* indices of examples, micro-batch by micro-batch */
+    /* [batch_count + 1] micro-batch b is order[starts[b]] .. order[starts[b + 1] - 1] */
+    int64_t *starts;
     int64_t batch_count;
     int64_t max_tokens, max_sequences; /* of the largest micro-batch */
     int64_t room;                      /* elements allocated for order */

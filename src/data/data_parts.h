@@ -12,10 +12,12 @@
 typedef struct nbl__example_entry {
     uint64_t offset; /* of its row in the file, in bytes */
     int64_t line;    /* of the row, from 1 */
-    int32_t *kept;   /* [tokens] ids, bit 31 set where trained; NULL: tokenized from the row when needed */
-    uint32_t size;   /* of the row, in bytes */
+    /* [tokens] ids, bit 31 set where trained; NULL: tokenized from the row when needed */
+    int32_t *kept;
+    uint32_t size; /* of the row, in bytes */
     int32_t tokens;
-    int32_t piece;  /* completion: the example begins at token piece * sequence_len of its row; else 0 */
+    /* completion: the example begins at token piece * sequence_len of its row; else 0 */
+    int32_t piece;
     int32_t source; /* index of the dataset */
 } nbl__example_entry;
 
@@ -30,7 +32,8 @@ struct nbl__data {
     int64_t held_count;
     int64_t max_tokens, max_sequences; /* upper bounds for a micro-batch of any epoch */
     nbl__data_counts counts;
-    int64_t turns, ended; /* conversations: trained turns, and those whose end token is trained too */
+    /* conversations: trained turns, and those whose end token is trained too */
+    int64_t turns, ended;
     uint64_t identity;    /* see nbl__data_identity */
     nbl__duplicates seen; /* for dataset_exact_deduplication, while opening */
     nbl__arena kept;      /* memory of all entries' kept tokens */

@@ -46,7 +46,8 @@ nbl_status nbl__data_hold(nbl__data *d)
     int64_t *order;
     NBL_TRY(NBL_ALLOC(d->ctx, d->held, d->count));
     if (!(size > 0)) return NBL_OK;
-    double held = size < 1 ? ceil(size * (double)d->count) : floor(size); /* rounded as scikit-learn does */
+    /* rounded as scikit-learn does */
+    double held = size < 1 ? ceil(size * (double)d->count) : floor(size);
     NBL_CHECK(d->ctx, held < (double)d->count, NBL_ERROR_ARGUMENT,
               "%s: val_set_size: %g of %" PRId64 " examples leaves none to train on", d->config->file, size,
               d->count);
@@ -118,7 +119,8 @@ static nbl_status pack(nbl__data *d, packing *p, int64_t *order, bool in_order, 
     /* the final order of the bins */
     for (int64_t i = 0; i < p->bin_count; i++) p->bins[i] = i;
     if (!in_order) nbl__shuffle(p->bins, p->bin_count, d->config->seed, STREAM_BINS, (uint64_t)number);
-    int64_t *rank = p->result; /* position of each bin in the final order; sorting no longer needs result */
+    /* position of each bin in the final order; sorting no longer needs result */
+    int64_t *rank = p->result;
     for (int64_t i = 0; i < p->bin_count; i++) rank[p->bins[i]] = i;
     for (int64_t i = 0; i < p->count; i++) p->bin[i] = rank[p->bin[i]];
     /* sizes of bins → begins of bins (prefix sum) → examples to their bins */

@@ -36,15 +36,17 @@ typedef enum nbl__mask_rule {
     NBL_MASK_NONE,  /* no token is trained */
     NBL_MASK_ALL,   /* every token is trained */
     NBL_MASK_MARKS, /* trained: the spans, which {% generation %} covers in the template */
-    NBL_MASK_TURNS, /* trained: what differs from the probes that follow, and end tokens by train_on_eos */
-    NBL_MASK_PROBE  /* a probe of the preceding part; its tokens are not part of the example */
+    /* trained: what differs from the probes that follow, and end tokens by train_on_eos */
+    NBL_MASK_TURNS,
+    NBL_MASK_PROBE /* a probe of the preceding part; its tokens are not part of the example */
 } nbl__mask_rule;
 
 typedef struct nbl__part {
     const char *text;
     size_t size;
-    bool opens;  /* begins with the tokens that the tokenizer puts before a text (BOS) */
-    bool closes; /* ends with those it puts after a text, and with EOS unless that is the last one */
+    bool opens; /* begins with the tokens that the tokenizer puts before a text (BOS) */
+    /* ends with those it puts after a text, and with EOS unless that is the last one */
+    bool closes;
     nbl__mask_rule mask;
     const nbl__tensor_span *spans; /* NBL_MASK_MARKS only */
     int64_t span_count;
@@ -68,8 +70,10 @@ typedef struct nbl__row_encoder {
     nbl_chat_template *template; /* NULL: no dataset needs one */
     bool marks;                  /* the template has a {% generation %} block */
     int64_t vocabulary;
-    int32_t eos, bos, own_bos; /* own_bos: the model's BOS if special_tokens sets another; it is replaced */
-    int32_t *ends;             /* tokens that end a turn: EOS, eos_token_id of the model, eot_tokens */
+    /* own_bos: the model's BOS if special_tokens sets another; it is replaced */
+    int32_t eos, bos, own_bos;
+    /* tokens that end a turn: EOS, eos_token_id of the model, eot_tokens */
+    int32_t *ends;
     int64_t end_count;
     int32_t *eots; /* tokens that end a turn in the data: eot_tokens, or `ends` */
     int64_t eot_count;

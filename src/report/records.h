@@ -12,9 +12,10 @@
 typedef struct nbl__record {
     int64_t step;
     double epoch;
-    bool evaluation;          /* an evaluation: only step, epoch, loss, best and time are used */
-    bool best;                /* the evaluation is the best so far, in a run that keeps the best */
-    double loss;              /* mean over the steps since the last record; or the evaluation loss */
+    bool evaluation; /* an evaluation: only step, epoch, loss, best and time are used */
+    bool best;       /* the evaluation is the best so far, in a run that keeps the best */
+    /* mean over the steps since the last record; or the evaluation loss */
+    double loss;
     double grad_norm;         /* of the step, before clipping */
     double learning_rate;     /* of the step */
     double tokens_per_second; /* since the last record; all tokens, there is no padding */

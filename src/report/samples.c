@@ -41,7 +41,8 @@ static int64_t prompt_size(const nbl__example *e)
     int64_t first = 0;
     while (first < e->count && !is_trained(e, first)) first++;
     if (first == e->count) return 0;
-    if (first <= 1) first = nbl__min_i64(PLAIN_PROMPT, e->count / 2); /* plain text: all of it is trained */
+    /* plain text: all of it is trained */
+    if (first <= 1) first = nbl__min_i64(PLAIN_PROMPT, e->count / 2);
     return first <= NBL_SAMPLE_PROMPT ? first : 0;
 }
 

@@ -19,9 +19,10 @@
 enum { NBL_MAX_SAMPLES = 8, NBL_SAMPLE_TOKENS = 48, NBL_SAMPLE_PROMPT = 512 };
 
 typedef struct nbl__sample {
-    int64_t example;            /* index in the data */
-    nbl_ids prompt;             /* at most NBL_SAMPLE_PROMPT tokens */
-    const char *text, *wanted;  /* the prompt; the data's continuation, at most NBL_SAMPLE_TOKENS tokens */
+    int64_t example; /* index in the data */
+    nbl_ids prompt;  /* at most NBL_SAMPLE_PROMPT tokens */
+    /* the prompt; the data's continuation, at most NBL_SAMPLE_TOKENS tokens */
+    const char *text, *wanted;
     const char *before, *after; /* the model's continuations; NULL: not generated */
 } nbl__sample;
 

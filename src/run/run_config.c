@@ -418,7 +418,8 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     if (r == NULL) return NBL_ERROR_MEMORY;
     *r = (reader){.arena = arena, .ctx = arena->ctx};
     NBL_TRY(nbl__yaml_read(arena, path, &r->root));
-    if (nbl__yaml_is_nothing(r->root)) r->root->kind = NBL_YAML_MAP; /* every key may come from --set */
+    /* every key may come from --set */
+    if (nbl__yaml_is_nothing(r->root)) r->root->kind = NBL_YAML_MAP;
     if (r->root->kind != NBL_YAML_MAP)
         return nbl__yaml_fail(arena->ctx, r->root, NBL_ERROR_FORMAT, "not a map of keys and values");
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));

@@ -123,14 +123,16 @@ typedef struct nbl__run_config {
     bool quadratic_warmup;                  /* lr_quadratic_warmup; of the cosine */
     double min_lr_ratio, constant_lr_ratio; /* cosine_*; 0: none */
     bool gradient_checkpointing;
-    int64_t logging_steps;                    /* 1 */
-    int64_t eval_steps, save_steps;           /* 0: at the end of every epoch, unless *_per_epoch is set */
+    int64_t logging_steps; /* 1 */
+    /* 0: at the end of every epoch, unless *_per_epoch is set */
+    int64_t eval_steps, save_steps;
     int64_t evals_per_epoch, saves_per_epoch; /* 0: not given */
     nbl__strategy eval_strategy, save_strategy;
     int64_t save_total_limit;        /* 0: all are kept */
     int64_t early_stopping_patience; /* evaluations without improvement; 0: no early stopping */
-    bool load_best;                  /* load_best_model_at_end: the result is the best evaluated step's */
-    const char *metric;              /* "eval_loss" or "loss": both mean the evaluation loss */
+    /* load_best_model_at_end: the result is the best evaluated step's */
+    bool load_best;
+    const char *metric; /* "eval_loss" or "loss": both mean the evaluation loss */
     bool greater_is_better;
     double loss_watchdog_threshold; /* 0: none */
     int64_t loss_watchdog_patience;

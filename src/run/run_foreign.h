@@ -9,12 +9,14 @@
 #include "base/base.h"
 
 typedef enum nbl__foreign_kind {
-    NBL_FOREIGN_NOTICE,  /* changes no result here: accepted with a notice, whatever the value */
-    NBL_FOREIGN_REFUSED, /* would change the result: an error, unless the value is off (false, 0, [], {}) */
-    NBL_FOREIGN_ALWAYS,  /* nibble always does it: an error, unless the value is true */
-    NBL_FOREIGN_PLUGINS, /* a list of plugins: a notice if all only speed axolotl up or report, else an error */
-    NBL_FOREIGN_BASE,    /* a source other than base_model: an error, unless it is the same */
-    NBL_FOREIGN_ROLES    /* a map of role names: an error, unless each role maps to itself */
+    NBL_FOREIGN_NOTICE, /* changes no result here: accepted with a notice, whatever the value */
+    /* would change the result: an error, unless the value is off (false, 0, [], {}) */
+    NBL_FOREIGN_REFUSED,
+    NBL_FOREIGN_ALWAYS, /* nibble always does it: an error, unless the value is true */
+    /* a list of plugins: a notice if all only speed axolotl up or report, else an error */
+    NBL_FOREIGN_PLUGINS,
+    NBL_FOREIGN_BASE, /* a source other than base_model: an error, unless it is the same */
+    NBL_FOREIGN_ROLES /* a map of role names: an error, unless each role maps to itself */
 } nbl__foreign_kind;
 
 typedef struct nbl__foreign_group {

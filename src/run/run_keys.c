@@ -388,7 +388,8 @@ const char *nbl__run_key_nearest(const nbl__run_key *keys, int count, const char
             return synonyms[i][1];
     const char *nearest = NULL;
     size_t length = strlen(name);
-    int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0; /* the smallest distance that is too far */
+    /* the smallest distance that is too far */
+    int min = length < 64 ? ((int)length + 2) / 4 + 1 : 0;
     for (int i = 0; i < count; i++) {
         int distance = edits(keys[i].name, name);
         if (distance < min) nearest = keys[i].name, min = distance;

@@ -10,7 +10,8 @@
 
 nbl_status nbl__new_adapter(nbl_model *model, const nbl__run_config *c)
 {
-    static const char *const by_default[] = {"q_proj", "v_proj"}; /* PEFT's default for these architectures */
+    /* PEFT's default for these architectures */
+    static const char *const by_default[] = {"q_proj", "v_proj"};
     nbl__peft_settings settings = {.base_model = c->base_model,
                                    .task_type = "CAUSAL_LM",
                                    .r = c->lora_r,

@@ -15,7 +15,8 @@
 #include "run/run_config.h"
 
 typedef struct nbl__trained {
-    const char *name;      /* as in the checkpoint; of an adapter: PEFT's without "base_model.model." */
+    /* as in the checkpoint; of an adapter: PEFT's without "base_model.model." */
+    const char *name;
     bool decays;           /* weight decay applies */
     int bits;              /* per moment: 32 or 8 */
     nbl_adamw_tensor adam; /* p, g: the plan's; m, v and their scales: the optimiser's */

@@ -202,8 +202,10 @@ nbl_status nbl__move_into(nbl__arena *arena, const char *from, const char *to, c
     const char *source = nbl__arena_printf(arena, "%s/%s", from, name),
                *target = nbl__arena_printf(arena, "%s/%s", to, name);
     if (source == NULL || target == NULL) return NBL_ERROR_MEMORY;
-    if (nbl__is_folder(source)) NBL_TRY(nbl__remove_folder(ctx, target)); /* a rename replaces files only */
-    errno = EIO;                                                          /* if a test injects the fault */
+    /* a rename replaces files only */
+    if (nbl__is_folder(source)) NBL_TRY(nbl__remove_folder(ctx, target));
+    /* if a test injects the fault */
+    errno = EIO;
     if (!nbl__write_allowed(ctx) || rename(source, target) != 0)
         return nbl__fail_errno(ctx, errno, "%s: cannot be moved here", target);
     return NBL_OK;

@@ -4,7 +4,7 @@
  *     tokenizer files, chat template                    as in the result
  *     optimizer.safetensors                             the moments (optimizer.h)
  *     trainer_state.json                                transformers' TrainerState, with log_history
- * nibble_state.json                                 nbl__run_state, the run's keys, size and
+ *     nibble_state.json                                 nbl__run_state, the run's keys, size and
  *                                                       checksum of every other file, and its own
  *                                                       checksum at the end
  *
@@ -32,11 +32,12 @@ typedef struct nbl__run_state {
     int64_t batches;      /* micro-batches of that epoch */
     double loss_sum;      /* sum of the losses since the last record, over loss_steps steps */
     int64_t loss_steps;
-    double loss_scale;   /* f16 only; else 1 */
-    int64_t good_steps;  /* steps since loss_scale last changed */
-    double best_eval;    /* loss of the best evaluated step; infinite: none yet */
-    int64_t best_step;   /* 0: none yet */
-    uint64_t best_state; /* nbl__checkpoint_identity of best_step's checkpoint; 0: not saved, or this one */
+    double loss_scale;  /* f16 only; else 1 */
+    int64_t good_steps; /* steps since loss_scale last changed */
+    double best_eval;   /* loss of the best evaluated step; infinite: none yet */
+    int64_t best_step;  /* 0: none yet */
+    /* nbl__checkpoint_identity of best_step's checkpoint; 0: not saved, or this one */
+    uint64_t best_state;
     int64_t evals_without_gain;
     int64_t high_losses; /* consecutive steps above loss_watchdog_threshold */
     uint64_t data;       /* nbl__data_identity */

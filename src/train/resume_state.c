@@ -66,7 +66,7 @@ void nbl__trainer_state_print(nbl__text *out, const nbl__run_parts *p)
  *
  *     INTEGER   0 .. 2^62 - 1
  *     COUNT     0 .. step; counts something that happens at most once per step
- *     REAL      a finite number
+ *     REAL      a finite number; best_eval may be null, which stands for infinite
  *     BITS      a string of 16 hexadecimal digits: JSON numbers hold 53 bits only
  *
  * A value outside its range was not written by this code, and could overflow later sums. "step"

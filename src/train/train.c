@@ -157,7 +157,8 @@ static nbl_status save(loop *l)
     if (l->saved_step == t->state.step) return NBL_OK;
     snprintf(what, sizeof what, "saving checkpoint-%" PRId64, t->state.step);
     nbl__trainer_phase(t, 0, 0, what);
-    NBL_TRY(nbl__progress_poll(t->ctx, "saving")); /* a small checkpoint never polls while written */
+    /* a small checkpoint never polls while written */
+    NBL_TRY(nbl__progress_poll(t->ctx, "saving"));
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
     l->logged_at += now() - before;

@@ -14,8 +14,8 @@
  *     "experts.#.*"  # is a number
  *
  * Prefer a generic pattern to an exception by type: the same text model appears under the types of
- * many multimodal models, and in types that nobody has seen yet. Convolutions need none: their rank
- * is 3 or more. */
+ * many multimodal models, and in types that are yet to come. Convolutions need no pattern: their
+ * rank is 3 or more. */
 #include "format/hf/hf_linear.h"
 
 /* Models with Conv1D (GPT-2 and relatives) store [in, out]. transformers transposes before it

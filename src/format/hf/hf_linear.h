@@ -1,5 +1,5 @@
-/* hf_linear.h - decides by its name which tensor of a Hugging Face checkpoint transformers would
- * quantize.
+/* hf_linear.h - decides from the name of a checkpoint's tensor whether transformers would quantize
+ * it.
  *
  * transformers replaces modules, not tensors: every torch.nn.Linear of the model, except the output
  * head and a few that need full precision, becomes a bitsandbytes layer. A checkpoint has only
