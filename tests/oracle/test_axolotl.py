@@ -21,6 +21,7 @@ try:
     from axolotl.prompt_strategies.chat_template import ChatTemplatePrompter, ChatTemplateStrategy
 except ImportError as why:
     print(f"skipped: axolotl cannot be imported ({why}); AXOLOTL=FOLDER names its sources")
+    print("0 passed, 0 failed")
     sys.exit(0)
 
 from axolotl.utils import schedulers
@@ -29,6 +30,7 @@ from datasets import Dataset
 
 if hasattr(ChatTemplateStrategy, "_find_turn_from_text"):
     print("skipped: this axolotl finds turns by characters; docs/DATA.md follows 0.18.0, which finds them by tokens")
+    print("0 passed, 0 failed")
     sys.exit(0)
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
