@@ -1,12 +1,13 @@
 /* jinja_string_methods.c - the methods of str that search, strip, replace, pad and join.
  *
- * Positions are counted in characters, as in Python; texts are UTF-8. Searches take linear time on
- * any input. */
+ * * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use
+ * a rolling hash (Rabin-Karp), so that they are linear. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
 /* ---- searching ---- */
 
+/* Rabin-Karp search, for parts that are too long for memchr and memcmp at each position. */
 static int64_t find_long(const char *all, size_t size, const char *part, size_t part_size, size_t from)
 {
     uint64_t want = 0, have = 0, top = 1;
