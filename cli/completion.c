@@ -1,11 +1,11 @@
-/* completion.c - `nibble completion`: scripts that complete commands, options and values, made from
- * the tables for bash, zsh and fish. */
+/* completion.c - `nibble completion`: writes scripts for bash, zsh and fish that complete commands,
+ * options and values. The scripts are made from the tables of commands. */
 #include <string.h>
 
 #include "commands/commands.h"
 #include "output.h"
 
-/* The choices of an option or argument, parted by blanks; NULL when there are none. */
+/* Returns the choices of an option or argument, separated by blanks, or NULL if there are none. */
 static const char *words_of(cli_kind kind, const char *choices)
 {
     const char *list = "";
@@ -22,8 +22,8 @@ static const char *words_of(cli_kind kind, const char *choices)
     return list;
 }
 
-/* Text with a backslash before each character of `special`. Apostrophes end the quotes of bash and
- * zsh for one character; fish escapes them like the others. */
+/* Returns a text for use inside single quotes, with a backslash before each character of `special`.
+ * In bash and zsh an apostrophe must be outside of the quotes; fish escapes it with a backslash. */
 static const char *escaped(const char *text, const char *special, bool fish)
 {
     const char *result = "";
@@ -37,7 +37,7 @@ static const char *escaped(const char *text, const char *special, bool fish)
 
 /* ---- bash ---- */
 
-/* What completes one value: words, files, or nothing. */
+/* Writes what completes one value: words, files, or nothing. */
 static const char *bash_reply(cli_kind kind, const char *choices)
 {
     const char *words = words_of(kind, choices);

@@ -1,4 +1,4 @@
-/* help.c - --help, `nibble help`, and the texts that the tables give. */
+/* help.c - --help, `nibble help`, and the texts that are made from the tables of commands. */
 #include "help.h"
 
 #include <string.h>
@@ -74,7 +74,7 @@ static void heading(const char *text)
     fprintf(cli_out(), "\n%s%s:%s\n", cli_styled(CLI_BOLD), text, cli_styled(CLI_PLAIN));
 }
 
-/* "  left      text", the text wrapped beside itself. */
+/* Writes "  left      text". The text is wrapped in its own column. */
 static void row(const char *left, const char *text, int width)
 {
     fprintf(cli_out(), "  %-*s  ", width, left);

@@ -1,4 +1,4 @@
-/* input.c - files that a call of the tool names and reads whole. */
+/* input.c - reads whole files that the command line names. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ bool cli_read_ids(const cli_call *call, const char *path, int64_t min, int64_t m
                             : cli_format("sequence %" PRId64 ": entry %zu is not a token id", i, k);
             else
                 ids->lists[i].ids[k] = id > INT32_MAX ? INT32_MAX
-                                                      : (int32_t)id; /* no token has one of those */
+                                                      : (int32_t)id; /* out of range: no token has this id */
         }
     }
     if (wrong) cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: %s", path, wrong);

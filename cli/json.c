@@ -1,5 +1,5 @@
-/* json.c - JSON that cannot fail halfway: running out of memory ends the tool, broken strings are
- * cleaned, numbers that JSON does not know become null. */
+/* json.c - makes JSON values. These functions never fail: if memory runs out, the tool ends;
+ * invalid UTF-8 is cleaned; NaN and infinities become null. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -30,7 +30,7 @@ json_t *cli_json_text(const char *text)
 
 json_t *cli_json_unsigned(uint64_t value)
 {
-    /* jansson's integers are signed; no size on a disk needs the last bit. */
+    /* jansson's integers are signed. Sizes of files are below 2^63. */
     return must(json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value));
 }
 

@@ -1,4 +1,4 @@
-/* line.c - see line.h. */
+/* line.c - reads lines from a terminal or a pipe, and keeps the file of the history; see line.h. */
 #include "line.h"
 
 #include <errno.h>
@@ -14,7 +14,8 @@ static const char prompt[] = "> ";
 
 /* ---- the file of the history ---- */
 
-/* Reads what earlier conversations left. A file that is anything else is refused: lines would be added to it. */
+/* Reads the history of earlier conversations. A file with other content is an error, because lines
+ * would be appended to it. */
 static int read_history(cli_lines *l)
 {
     struct stat info;
@@ -41,13 +42,14 @@ static int read_history(cli_lines *l)
     return CLI_DONE;
 }
 
-/* One write per turn, so that a conversation that is killed loses none, and two at once do not mix theirs. */
+/* Appends a line to the history with one write per turn. So a killed conversation loses no turn,
+ * and two conversations do not mix their lines. */
 static int add_to_history(cli_lines *l, const char *text, size_t size)
 {
     json_t *turn = json_stringn(text, size);
     char *line = turn ? json_dumps(turn, JSON_ENCODE_ANY) : NULL;
     json_decref(turn);
-    if (line == NULL) return 0; /* not UTF-8 */
+    if (line == NULL) return 0; /* text that is not UTF-8 is not kept */
     const char *whole = cli_format("%s\n", line);
     free(line);
     int fd = open(l->history, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);

@@ -1,9 +1,13 @@
-/* line_edit.c - a line editor for a terminal: libedit's, with the keys of emacs, or what ~/.editrc says.
+/* line_edit.c - the line editor for a terminal: libedit, with the keys of emacs or those of
+ * ~/.editrc.
  *
- * libedit is given nothing to decide about signals: while a line is edited they only set a flag, and only while the
- * editor waits for a key. The flag is acted on outside the handler: the terminal is restored before the process ends or
- * stops, and drawn again after it was resized or continued. What a terminal pastes (bracketed paste) is put into the line as
- * it is, line feeds included: a pasted text is one turn. */
+ * Signals: libedit's own handling is off. While a line is edited the signals are blocked, except
+ * while the editor waits for a key. A handler only sets a flag, which is acted on outside the
+ * handler. The terminal is restored before the process ends or stops, and redrawn after a resize or
+ * SIGCONT.
+ *
+ * Paste: the terminal marks pasted text (bracketed paste). Pasted text is inserted unchanged, with
+ * its line feeds, so that it is one turn. */
 #include "line.h"
 
 #ifdef NIBBLE_LIBEDIT
@@ -28,9 +32,9 @@ enum { MAX_REMEMBERED = 1000, CTRL_E = 5 };
 struct cli_editor {
     EditLine *edit;
     History *history;
-    FILE *nowhere; /* for what libedit would say of the terminal */
+    FILE *nowhere; /* /dev/null, for libedit's messages about the terminal */
     const char *prompt;
-    sigset_t before; /* the signals that are blocked while no line is edited */
+    sigset_t before; /* the signal mask outside of editing */
     mbstate_t state;
     bool interrupted, dropped;
 };
@@ -56,14 +60,14 @@ static char *show_prompt(EditLine *edit)
 
 /* ---- keys ---- */
 
-/* From now on a terminal that can marks what is pasted, or not. */
+/* Turns bracketed paste on or off, if the terminal supports it. */
 static void mark_pastes(bool on)
 {
     fputs(on ? "\033[?2004h" : "\033[?2004l", stderr);
     fflush(stderr);
 }
 
-/* Rows from the prompt to the cursor, for a terminal of this width that has broken its lines anew. */
+/* Returns the rows from the prompt to the cursor, after the terminal was resized to this width. */
 static int rows_above(const cli_editor *e, int width)
 {
     const LineInfoW *line = el_wline(e->edit);
@@ -77,7 +81,8 @@ static int rows_above(const cli_editor *e, int width)
     return row;
 }
 
-/* As the shell would have it: with the usual handler, and not at all where there is nobody to continue us. */
+/* Stops the process (SIGTSTP) with the default handler. Does nothing if no shell could continue
+ * it. */
 static void stop_here(void)
 {
     struct sigaction usual = {.sa_handler = SIG_DFL}, ours;
@@ -86,7 +91,7 @@ static void stop_here(void)
     sigemptyset(&set);
     sigaddset(&set, SIGTSTP);
     raise(SIGTSTP);
-    sigprocmask(SIG_UNBLOCK, &set, &before); /* here it stands still */
+    sigprocmask(SIG_UNBLOCK, &set, &before); /* the process stops here */
     sigprocmask(SIG_SETMASK, &before, NULL);
     sigaction(SIGTSTP, &ours, NULL);
 }
@@ -103,7 +108,7 @@ static void take_terminal_signals(cli_editor *e)
     }
     if (continued) {
         continued = 0;
-        el_set(e->edit, EL_PREP_TERM, 0); /* a shell may have changed the terminal */
+        el_set(e->edit, EL_PREP_TERM, 0); /* the shell may have changed the terminal's modes */
         el_set(e->edit, EL_PREP_TERM, 1);
         mark_pastes(true);
         fputs("\r\033[J", stderr);
@@ -119,7 +124,8 @@ static void take_terminal_signals(cli_editor *e)
     }
 }
 
-/* Ctrl-C drops what was typed; with nothing typed, and as any other signal, it ends the conversation. */
+/* Ctrl-C drops the typed text. On an empty line Ctrl-C ends the conversation, and so does any other
+ * signal. */
 static void take_interrupt(cli_editor *e, int signal_number)
 {
     const LineInfo *line = el_line(e->edit);
@@ -127,8 +133,8 @@ static void take_interrupt(cli_editor *e, int signal_number)
     e->interrupted = !e->dropped;
 }
 
-/* The next byte of the terminal: 1; 0 at its end, -1 when the line is given up. Before that the cursor goes to the end of
- * the line. */
+/* Reads the next byte of the terminal. Returns 1, or 0 at the end of input, or -1 if the line is
+ * abandoned. In that case the cursor is moved to the end of the line first. */
 static int next_byte(cli_editor *e, unsigned char *byte)
 {
     for (;;) {
@@ -143,7 +149,8 @@ static int next_byte(cli_editor *e, unsigned char *byte)
         fd_set set;
         FD_ZERO(&set);
         FD_SET(STDIN_FILENO, &set);
-        /* A signal may come to a thread of a device's driver, which ends no wait here. */
+        /* A signal may be delivered to a thread of a device's driver. Then this wait is not
+         * interrupted. */
         const struct timespec look_again = {.tv_nsec = 250000000};
         int ready = pselect(STDIN_FILENO + 1, &set, NULL, NULL, &look_again, &e->before);
         if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
@@ -154,7 +161,7 @@ static int next_byte(cli_editor *e, unsigned char *byte)
     }
 }
 
-/* Bytes that are no UTF-8 are left out. */
+/* Reads one character. Bytes that are not UTF-8 are skipped. */
 static int next_character(cli_editor *e, wchar_t *c)
 {
     for (;;) {
@@ -174,7 +181,7 @@ static int read_key(EditLine *edit, wchar_t *c)
     return next_character(e, c);
 }
 
-/* What stands between ESC [ 200 ~ and ESC [ 201 ~, less control characters. */
+/* Inserts pasted text: the text between ESC [ 200 ~ and ESC [ 201 ~, without control characters. */
 static unsigned char paste(EditLine *edit, int key)
 {
     static const wchar_t end[] = L"\033[201~";
@@ -196,10 +203,10 @@ static unsigned char paste(EditLine *edit, int key)
         else if (c == L'\t' || !control) fputwc(c, pasted);
     }
     if (fclose(pasted) != 0) cli_no_memory();
-    if (matched == END) text[size - (END - 1)] = L'\0'; /* its escape was left out */
+    if (matched == END) text[size - (END - 1)] = L'\0'; /* remove the end mark; its ESC was skipped */
     int refused = matched == END && *text ? el_winsertstr(edit, text) : 0;
     free(text);
-    if (matched < END) return CC_EOF; /* interrupted, or the terminal is gone */
+    if (matched < END) return CC_EOF; /* interrupted, or end of input */
     return refused ? CC_ERROR : CC_REFRESH;
 }
 
@@ -210,7 +217,7 @@ const char *cli_editor_version(void)
     return cli_format("%d.%d", LIBEDIT_MAJOR, LIBEDIT_MINOR);
 }
 
-/* What is typed is UTF-8, whatever the locale's bytes are. */
+/* Input is UTF-8, independent of the locale. */
 static void use_utf8(void)
 {
     if (setlocale(LC_CTYPE, "") == NULL || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
@@ -259,7 +266,8 @@ void cli_editor_remember(cli_editor *e, const char *text)
     if (e) history(e->history, &event, H_ENTER, text);
 }
 
-/* Blocks the signals that are acted on between keys, and sets handlers for those of the terminal. */
+/* Blocks the signals, which are handled between keys, and sets handlers for those of the
+ * terminal. */
 static void begin_signals(cli_editor *e, struct sigaction *old)
 {
     struct sigaction action = {.sa_handler = on_terminal_signal};
@@ -289,7 +297,7 @@ cli_line_result cli_editor_read(cli_editor *e, const char **text, size_t *size)
         e->interrupted = e->dropped = false;
         begin_signals(e, old);
         el_set(e->edit, EL_PREP_TERM,
-               1); /* before the prompt is seen: a Ctrl-D that answers it must not be lost */
+               1); /* before the prompt is written, so that a Ctrl-D after it is not lost */
         mark_pastes(true);
         *text = el_gets(e->edit, &count);
         mark_pastes(false);

@@ -1,4 +1,5 @@
-/* live.c - see live.h. */
+/* live.c - draws the live line; see live.h. The parts that were drawn last are kept in `shown`, in
+ * static memory, so that a resize can draw them again. */
 #include "live.h"
 
 #include <signal.h>
@@ -12,13 +13,14 @@
 
 enum { MAX_PARTS = 12, PART_ROOM = 512, LINE_ROOM = MAX_PARTS * (PART_ROOM + 2), GAP = 2 };
 
-/* First the line, then what is below it: a terminal may keep what one sequence takes off a whole screen. */
+/* Clears the line, then the screen below. Two sequences, because some terminals move text that is
+ * cleared as a whole screen into their scrollback. */
 static const char clearing[] = "\r\033[K\033[J";
 static volatile sig_atomic_t drawn;
 static struct {
     char text[PART_ROOM];
     int rank;
-} shown[MAX_PARTS]; /* what was drawn last */
+} shown[MAX_PARTS]; /* the parts drawn last */
 static int shown_count, shown_width;
 
 bool cli_live_possible(void)
@@ -35,7 +37,7 @@ int cli_live_width(void)
 
 void cli_cut(char *to, size_t size, const char *text, int columns)
 {
-    size_t used = 0, kept = 0; /* kept: what leaves room for the dots */
+    size_t used = 0, kept = 0; /* kept: bytes that leave room for the dots */
     int column = 0;
     for (const char *at = text; *at;) {
         int wide;
@@ -56,7 +58,7 @@ void cli_cut(char *to, size_t size, const char *text, int columns)
     to[used] = '\0';
 }
 
-/* Columns of the parts up to this rank. */
+/* Returns the width of the parts up to this rank, in columns. */
 static int columns_of(int rank)
 {
     int columns = 0;

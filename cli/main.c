@@ -1,4 +1,5 @@
-/* main.c - the command `nibble`: parse, run, write. See command.h for how commands are described. */
+/* main.c - the command `nibble`: parses the command line, runs the command, writes its output.
+ * command.h explains the tables of commands. */
 #include "help.h"
 #include "output.h"
 #include "session.h"

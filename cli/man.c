@@ -1,11 +1,12 @@
-/* man.c - `nibble man`: the manual page nibble(1), made from the tables. */
+/* man.c - `nibble man`: writes the manual page nibble(1), made from the tables of commands. */
 #include <string.h>
 
 #include "commands/commands.h"
 #include "help.h"
 #include "output.h"
 
-/* Text as roff: nothing in it is a request, and what one copies is what was meant. */
+/* Writes text as roff, escaped: no line is a request, and hyphens and quotes stay ASCII, so that
+ * examples can be copied. */
 static void put_text(FILE *to, const char *text)
 {
     static const char *const escapes[] = {"\\\\e", "-\\-", "'\\(aq", "\"\\(dq", "^\\(ha", "~\\(ti", "`\\(ga"};
@@ -33,7 +34,7 @@ static void put_paragraph(FILE *to, const char *text)
     fputc('\n', to);
 }
 
-/* A term in bold and what it means, indented. */
+/* Writes a term in bold and its explanation, indented. */
 static void put_item(FILE *to, const char *term, const char *text)
 {
     fputs(".TP\n\\fB", to);
@@ -58,8 +59,8 @@ static void put_options(FILE *to, const cli_option *options)
     }
 }
 
-/* "nibble quantize IN OUT --format FORMAT [--block N]": typed parts bold, the rest italic; an option
- * and its value are not parted at the end of a line. */
+/* Writes "nibble quantize IN OUT --format FORMAT [--block N]". Words to type are bold, placeholders
+ * italic. An option and its value stay on one line. */
 static void put_synopsis(FILE *to, const cli_command *command)
 {
     fprintf(to, ".nh\n\\fBnibble %s\\fR", command->name);

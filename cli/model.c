@@ -1,4 +1,4 @@
-/* model.c - see model.h. */
+/* model.c - shared parts of the commands that run a model; see model.h. */
 #include "model.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "output.h"
 
-enum { MAX_ENDS = 64 }; /* of a model; no published one has more than a handful */
+enum { MAX_ENDS = 64 }; /* end tokens of a model; published models have fewer than ten */
 
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model)
 {
@@ -46,7 +46,8 @@ int cli_stops_check(const cli_call *call)
     return CLI_DONE;
 }
 
-/* The id of a special token that is spelled so: one that leaves no text. */
+/* Returns the id of the special token with this text. Special tokens do not appear in generated
+ * text. */
 static nbl_status special_token(nbl_context *ctx, nbl_tokenizer *tokenizer, const char *spelled, int32_t *id)
 {
     char *text;
@@ -93,7 +94,7 @@ nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends)
                                   .end_count = ends->id_count};
 }
 
-/* ---- text as it comes ---- */
+/* ---- text while it is generated ---- */
 
 nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w)
 {

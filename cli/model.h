@@ -1,10 +1,11 @@
-/* model.h - what the commands that run a model share: its argument and options, sampling, and text as it comes. */
+/* model.h - shared parts of the commands that run a model: the argument MODEL, options, sampling,
+ * and the output of text while it is generated. */
 #ifndef CLI_MODEL_H
 #define CLI_MODEL_H
 
 #include "output.h"
 
-/* ---- rows of the tables; a command names those it has ---- */
+/* ---- rows of option tables, as macros ---- */
 
 #define CLI_MODEL_ARGUMENT                                                                                   \
     (const cli_argument[])                                                                                   \
@@ -12,7 +13,8 @@
         {"MODEL", "a Hugging Face folder or a .gguf file", CLI_PATH, NULL, false}, {.name = NULL},           \
     }
 
-/* --adapter with a help of the command's own, or the usual one; --dtype and --load. */
+/* CLI_ADAPTER_OPTION: --adapter with a help text of the command. CLI_MODEL_OPTIONS: --adapter with
+ * the usual help text, --dtype and --load. */
 #define CLI_ADAPTER_OPTION(text, needed)                                                                     \
     {                                                                                                        \
         .name = "adapter", .argument = "DIR", .kind = CLI_PATH, .required = needed, .help = text             \
@@ -29,7 +31,7 @@
     }
 #define CLI_MODEL_OPTIONS CLI_ADAPTER_OPTION("apply an adapter saved by PEFT", false), CLI_COMPUTE_OPTIONS
 
-/* Of the commands that have a conversation. */
+/* Options of commands that have a conversation. */
 #define CLI_CHAT_OPTIONS                                                                                     \
     {.name = "system", .argument = "S", .kind = CLI_TEXT, .help = "a system message to begin with"},         \
     {                                                                                                        \
@@ -94,50 +96,57 @@
         .help = "end before this text; may be given several times"                                           \
     }
 
-/* ---- what they mean ---- */
+/* ---- the values of these options ---- */
 
-/* Opens the command's MODEL with its --adapter, --dtype and --load; `plan_only`: just to be planned. */
+/* Opens MODEL with --adapter, --dtype and --load. `plan_only`: the model is only planned, not
+ * run. */
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model);
 
-/* The chat template: `file` (or NULL), else of the --adapter's folder, else of MODEL. */
+/* Opens the chat template: `file` if it is not NULL, else that of the adapter's folder, else
+ * MODEL's. */
 nbl_status cli_chat_template_open(const cli_call *call, nbl_context *ctx, const char *file,
                                   nbl_chat_template **chat_template);
 /* Adds a message to a conversation. */
 void cli_add_message(json_t *messages, const char *role, const char *text, size_t size);
 
-/* The tokens that end a sequence, and the texts that do. A --stop that spells a special token is an end token: such
- * tokens have no text. */
+/* The tokens and the texts that end a sequence. A --stop that is the text of a special token
+ * becomes an end token, because special tokens are not in the generated text. */
 typedef struct cli_ends {
     int32_t *ids;
     int64_t id_count;
     nbl_string *texts;
     int64_t text_count;
 } cli_ends;
-/* `tokenizer` may be NULL when there is no --stop. */
+/* Collects the ends of a model and of --stop. `tokenizer` may be NULL if there is no --stop. */
 nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *model, nbl_tokenizer *tokenizer,
                          cli_ends *ends);
-/* 0, or the exit status after an error line: a --stop that is empty. */
+/* Checks that no --stop is empty. Returns 0, or the exit status after printing an error. */
 int cli_stops_check(const cli_call *call);
-/* The sampling options and ends; what to do with tokens is left to the caller. */
+/* Returns generate options with the sampling options and the ends. The caller sets the callback. */
 nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends);
 
-/* ---- text as it comes: characters are whole, stop strings are held back ---- */
+/* ---- text while it is generated ----
+ *
+ * Incomplete characters are held back, and so is text that may be the begin of a stop string. */
 
 typedef struct cli_writing {
     nbl_text_stream *stream;
     nbl_stop_matcher *matcher;
 } cli_writing;
 nbl_status cli_writing_open(nbl_context *ctx, nbl_tokenizer *tokenizer, const cli_ends *ends, cli_writing *w);
-/* *stopped: a stop string is complete; *text is valid until the next call. */
+/* Adds a token. *text is the new text, valid until the next call. *stopped: a stop string is
+ * complete. */
 nbl_status cli_writing_push(cli_writing *w, int32_t id, nbl_string *text, int *stopped);
-/* What was held back, to `say` in at most two pieces; *stopped becomes 1 when that completes a stop string. */
+/* Passes the text that was held back to `say`, in up to two calls. *stopped becomes 1 if it
+ * completes a stop string. */
 nbl_status cli_writing_finish(cli_writing *w, void (*say)(void *user, nbl_string text), void *user,
                               int *stopped);
 void cli_writing_close(cli_writing *w);
 
-/* Writes to standard output at once, as cli_put_text does. Returns 0, or errno when it could not be written: */
+/* Writes to standard output at once, as cli_put_text does. Returns 0, or errno. */
 int cli_say(nbl_string text);
-/* then this is the end, with an error line unless the reader just had enough. Returns the exit status. */
+/* Handles a failed cli_say: prints an error, except if the reader closed the pipe. Returns the exit
+ * status. */
 int cli_say_failed(const cli_call *call, int error);
 
 #endif

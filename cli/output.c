@@ -1,4 +1,4 @@
-/* output.c - standard output collected and written at the end, colours, wrapping, errors. */
+/* output.c - collects standard output and writes it at the end; colours, wrapping, errors. */
 #include "output.h"
 
 #include <errno.h>
@@ -47,7 +47,7 @@ int cli_finish(const cli_call *call, int status)
     }
     drop_collected();
     if (error == 0) return status;
-    /* A reader that has seen enough (`| head`) is no reason for a message. */
+    /* A reader that closes the pipe early (`| head`) is not an error. */
     if (error != EPIPE) {
         cli_error(call, error == ENOSPC ? NBL_ERROR_NO_SPACE : NBL_ERROR_IO, NULL,
                   "cannot write standard output: %s", strerror(error));
@@ -90,7 +90,7 @@ static int text_width(void)
     return size.ws_col < 40 ? 40 : size.ws_col > 100 ? 100 : size.ws_col;
 }
 
-/* Length of "[...]" on one line; `word` when it is not closed there. */
+/* Returns the length of "[...]", or `word` if the bracket is not closed on the same line. */
 static size_t bracket_length(const char *text, size_t word)
 {
     size_t length = strcspn(text, "]\n");
@@ -100,9 +100,9 @@ static size_t bracket_length(const char *text, size_t word)
 void cli_wrap(FILE *to, const char *text, int indent, int at)
 {
     int width = text_width(), column = at;
-    bool fresh = false; /* a new line was begun and not yet indented */
+    bool fresh = false; /* at the begin of a line that is not indented yet */
     while (*text) {
-        if (*text == '\n') { /* an empty line between paragraphs; a single break is a break */
+        if (*text == '\n') { /* line breaks are kept; an empty line separates paragraphs */
             fputc('\n', to);
             column = 0;
             fresh = true;
@@ -112,7 +112,7 @@ void cli_wrap(FILE *to, const char *text, int indent, int at)
         size_t blanks = strspn(text, " ");
         size_t length = strcspn(text + blanks, " \n");
         if (text[blanks] == '[')
-            length = bracket_length(text + blanks, length); /* "[--block N]" holds together */
+            length = bracket_length(text + blanks, length); /* "[--block N]" is not broken */
         int columns = 0;
         for (size_t i = 0; i < length; i++) columns += ((unsigned char)text[blanks + i] & 0xc0) != 0x80;
         if (!fresh && column > indent && column + (int)blanks + columns > width) {
@@ -146,7 +146,7 @@ static int exit_status(nbl_status code)
     }
 }
 
-/* cli_clean, but a message of the library that is a list keeps its lines. */
+/* Cleans a message line by line, because a message of the library can be a list. */
 static const char *clean_lines(const char *text)
 {
     const char *end = strchr(text, '\n');
@@ -155,7 +155,7 @@ static const char *clean_lines(const char *text)
     return cli_format("%s\n  %s", line, clean_lines(end + 1));
 }
 
-/* `message` is clean. */
+/* Prints an error. `message` must be clean. */
 static int print_error(const cli_call *call, nbl_status code, const char *hint, const char *message)
 {
     hint = hint ? cli_clean(hint) : "";

@@ -1,8 +1,10 @@
-/* parse.c - the command line against the tables.
+/* parse.c - parses the command line by the tables of commands.
  *
- * Options may stand anywhere; those of a command after its name. "--name value" and "--name=value"
- * mean the same, "--" ends options, an option given twice counts as given last. The first thing that
- * is wrong is reported, with the nearest name where a name was mistyped. */
+ * Rules:
+ *   - Common options can be anywhere; options of a command come after its name.
+ *   - "--name value" and "--name=value" are the same. "--" ends the options.
+ *   - Of an option given twice the last value counts, unless it is `repeated`.
+ * Only the first error is reported. For a mistyped name the message has the most similar name. */
 #include <assert.h>
 #include <string.h>
 
@@ -15,7 +17,7 @@ static int option_count(const cli_option *options)
     return count;
 }
 
-/* Index of the option called `name` (length bytes), or -1. */
+/* Returns the index of the option `name`, which has `length` bytes, or -1. */
 static int find_option(const cli_option *options, const char *name, size_t length)
 {
     for (int i = 0; i < option_count(options); i++)
@@ -30,7 +32,8 @@ static int find_letter(const cli_option *options, char letter)
     return -1;
 }
 
-/* Where a word like "--format=nf4" or "-h" leads: its rule and the place of its value. */
+/* What a word like "--format=nf4" or "-h" refers to: the option's rule, and where its value is
+ * stored. */
 typedef struct option_ref {
     const cli_option *rule;
     cli_value *value;
@@ -86,7 +89,7 @@ static int unknown_option(cli_call *call, const char *word)
     return cli_usage(call, hint, "there is no option %s", name);
 }
 
-/* Reads the option at words[*at], with its value. */
+/* Reads the option at words[*at] and its value. */
 static int take_option(cli_call *call, int count, char **words, int *at)
 {
     const char *word = words[*at], *inside = word[1] == '-' ? strchr(word, '=') : NULL;
@@ -100,7 +103,7 @@ static int take_option(cli_call *call, int count, char **words, int *at)
         text = inside + 1;
     } else {
         const char *next = *at + 1 < count ? words[*at + 1] : NULL;
-        /* "--skip --double" is a forgotten value, not a value of that name. */
+        /* In "--skip --double" the value of --skip is missing; "--double" is not the value. */
         bool forgotten = next && next[0] == '-' && next[1] == '-' &&
                          (next[2] == '\0' || option_of(call, next).rule);
         if (next == NULL || forgotten) {
@@ -124,7 +127,8 @@ static int take_option(cli_call *call, int count, char **words, int *at)
     return CLI_DONE;
 }
 
-/* Defaults for what was not given. They are part of the tables, so they must be right. */
+/* Sets the defaults of options that were not given. Defaults come from the tables and are always
+ * valid. */
 static void take_defaults(const cli_option *options, cli_value *values)
 {
     for (int i = 0; i < option_count(options); i++) {
@@ -148,7 +152,7 @@ const cli_value *cli_get(const cli_call *call, const char *option)
     return i >= 0 ? &call->values[i] : common_value(call, option);
 }
 
-/* Positional arguments: enough of them, not too many, each of its kind. */
+/* Checks the positional arguments: their number, and the kind of each. */
 static int check_arguments(const cli_call *call)
 {
     const cli_argument *rules = call->command->arguments;
@@ -187,7 +191,7 @@ int cli_parse(int count, char **words, cli_call *call)
     *call = (cli_call){0};
     call->arguments = cli_alloc((size_t)(count + 1) * sizeof *call->arguments);
     call->common = cli_alloc((size_t)(option_count(cli_common_options) + 1) * sizeof *call->common);
-    /* An error on the way must know whether a document is expected. */
+    /* An error in an early word must know about a later --json: errors are then JSON too. */
     for (int i = 1; i < count && strcmp(words[i], "--") != 0; i++)
         if (strcmp(words[i], "--json") == 0) call->json = true;
 

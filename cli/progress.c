@@ -1,8 +1,8 @@
-/* progress.c - how far the work has come, on standard error.
+/* progress.c - shows progress on standard error.
  *
- * On a terminal: one line, redrawn at most ten times a second, cut to the terminal's width and taken
- * away at the end. Anywhere else: a plain line every five seconds, so that a log of a long run shows
- * life and a short run shows nothing. */
+ * On a terminal: one line, redrawn up to ten times a second, cut to the terminal's width, and
+ * removed at the end. Otherwise: a plain line every five seconds, so that the log of a long run
+ * shows activity, and that of a short run has no such lines. */
 #include <stdio.h>
 
 #include "live.h"
@@ -22,7 +22,7 @@ void cli_progress_start(cli_progress *progress, const cli_call *call)
     progress->last_drawn = progress->last_rated = progress->began;
 }
 
-/* Bytes per second, an average that forgets with a time constant of about three seconds. */
+/* Updates the rate: an exponential average with a time constant of about three seconds. */
 static void measure_rate(cli_progress *progress, uint64_t done, double now)
 {
     double seconds = now - progress->last_rated;
@@ -34,7 +34,8 @@ static void measure_rate(cli_progress *progress, uint64_t done, double now)
     progress->last_done = done;
 }
 
-/* Bytes, or what else is counted, with one decimal, and the unit; no memory is taken, for this runs ten times a second. */
+/* Writes an amount with one decimal and its unit. Allocates nothing, because it runs ten times a
+ * second. */
 static const char *brief(char *text, size_t size, double bytes, const char *counted)
 {
     static const char *const bytes_units[] = {"B", "KB", "MB", "GB", "TB"}, *const count_units[] = {
@@ -59,7 +60,7 @@ static const char *remaining(char *text, size_t size, double bytes, double rate)
     return text;
 }
 
-/* ", 700 MB/s, 0:05 left"; nothing before there is a rate. */
+/* Writes ", 700 MB/s, 0:05 left", or nothing while there is no rate. */
 static const char *outlook(char *text, size_t size, const cli_progress *progress, const nbl_progress *at)
 {
     char rate[40], left[40];

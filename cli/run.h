@@ -1,4 +1,4 @@
-/* run.h - what the commands on a training run share: their argument and --set. */
+/* run.h - shared rows of the commands that take a training run: the argument RUN.yml and --set. */
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
 

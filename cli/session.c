@@ -1,12 +1,17 @@
-/* session.c - standard streams, signals, and the library's context.
+/* session.c - the running process: standard streams, signals, and the library's context.
  *
- * An interrupt (Ctrl-C, kill, a closed terminal) while the library works raises a flag, which the
- * progress callback hands on: the library removes what it has begun and returns. At any other time
- * there is nothing to clean up and the tool ends at once. Exit status 130 both ways. The first Ctrl-C
- * during an answer of a conversation ends the answer only.
+ * An interrupt is SIGINT (Ctrl-C), SIGTERM or SIGHUP. Its effect depends on the phase; the exit
+ * status is 130 in each case:
  *
- * While a run trains (its progress is hidden) the handler acknowledges the first interrupt at once: the step goes on
- * and is saved. A second one leaves out the save. A third one ends any command where it stands. */
+ *     phase                    first interrupt                     second         third
+ *     a line is edited         stored for cli_prompt_signal
+ *     an answer of a chat      Ctrl-C: ends the answer             ends the tool
+ *     the library works        it cleans up and returns                           ends the tool
+ *     a run trains             ends after this step, with a save   no save        ends the tool
+ *     any other                ends the tool
+ *
+ * The handler only sets flags. The progress callback passes them to the library. While a run trains
+ * its progress is hidden, so the handler itself acknowledges the first interrupt. */
 #include "session.h"
 
 #include <errno.h>
@@ -20,14 +25,15 @@
 #include "live.h"
 #include "output.h"
 
-static volatile sig_atomic_t interrupted, working, answering; /* interrupted: how often, up to 2 */
+static volatile sig_atomic_t interrupted, working, answering; /* interrupted: a count, up to 2 */
 static volatile sig_atomic_t presses; /* interrupts since the work or the answer began */
 static volatile sig_atomic_t prompting, prompt_signal;
-static bool stopping; /* an interrupt was taken */
+static bool stopping; /* cli_interrupt_taken has reported an interrupt */
 static const char *work_effect = "";
 static cli_progress progress;
 
-/* Written by the handler when nothing is under way; made beforehand, because a handler may not. */
+/* What the handler writes before it ends the tool. The texts are made in advance, because a signal
+ * handler must not allocate. */
 static const char *last_error, *last_document;
 static size_t last_error_size;
 static volatile sig_atomic_t last_document_size;
@@ -57,12 +63,14 @@ static void on_signal(int signal_number)
     _exit(CLI_INTERRUPTED);
 }
 
-/* A file opened by the library must never land on a standard descriptor that the caller closed. */
+/* Opens /dev/null for standard descriptors that the caller has closed. Otherwise a file that the
+ * library opens would become standard output. */
 static void fill_standard_streams(void)
 {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
-        /* Standard output stays unwritable, so that the lost result is reported. */
+        /* Standard output is opened for reading only: writing fails, and the lost result is an
+         * error. */
         int opened = open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR);
         if (opened != fd) _exit(CLI_FAILED);
     }
@@ -81,13 +89,13 @@ void cli_session_start(const cli_call *call)
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     struct sigaction before;
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* nohup holds */
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* keep nohup's SIG_IGN */
         sigaction(SIGHUP, &action, NULL);
 
     action.sa_handler = SIG_IGN;
-    sigaction(SIGPIPE, &action, NULL); /* a closed pipe is an error of write */
-    sigaction(SIGXFSZ, &action, NULL); /* so is a file size limit */
-    (void)nbl_guard_mapped_files();    /* a model that is truncated under us is an error, too */
+    sigaction(SIGPIPE, &action, NULL); /* a closed pipe becomes an error of write */
+    sigaction(SIGXFSZ, &action, NULL); /* a file size limit too */
+    (void)nbl_guard_mapped_files();    /* a file that is truncated while mapped becomes an error */
 }
 
 void cli_session_end(void)
@@ -117,7 +125,7 @@ void cli_work_end(nbl_status code)
 int cli_interrupt_taken(void)
 {
     int taken = interrupted;
-    interrupted = taken > 1; /* a second one is left for the save */
+    interrupted = taken > 1; /* a second interrupt stays: it stops the save */
     stopping = stopping || taken;
     return taken;
 }
@@ -164,7 +172,7 @@ bool cli_interrupted(void)
 static int on_progress(void *user, const nbl_progress *at)
 {
     const cli_progress *shown = user;
-    if (answering) return 0; /* the answer ends between two tokens */
+    if (answering) return 0; /* chat checks cli_interrupted between two tokens */
     if (shown->hidden) cli_live_resize();
     else if (!interrupted) cli_progress_show(user, at);
     return shown->hidden && !stopping ? interrupted > 1 : interrupted > 0;
@@ -186,8 +194,7 @@ static void on_log(void *user, nbl_log_level level, const char *line)
 {
     cli_progress *shown = user;
     const char *verbose = getenv("NIBBLE_VERBOSE");
-    bool profile = strncmp(line, "profile: ", 9) ==
-                   0; /* of all that is told at this level, one or the other */
+    bool profile = strncmp(line, "profile: ", 9) == 0; /* debug lines are either profile or dispatch */
     if (level == NBL_LOG_DEBUG && verbose && strcmp(verbose, profile ? "profile" : "dispatch") == 0) {
         cli_progress_clear(shown);
         fprintf(stderr, "nibble: %s: %s\n", shown->command, cli_clean(line));
@@ -206,7 +213,7 @@ nbl_status cli_use_device(const cli_call *call, nbl_context *ctx)
     if (strcmp(device, "cpu") == 0) return NBL_OK;
     if (strcmp(device, "cuda") == 0 || nbl_cuda_usable(ctx)) return nbl_context_use_cuda(ctx, 0);
     if (nbl_cuda_device_count(ctx, &count) != NBL_OK || progress.quiet) return NBL_OK;
-    nbl_cuda_usable(ctx); /* for its message: there is a device, and it lies idle */
+    nbl_cuda_usable(ctx); /* sets the message: why the device is not usable */
     fprintf(stderr, "nibble: %s: warning: the CPU computes: %s\n", progress.command,
             cli_clean(nbl_error_message(ctx)));
     return NBL_OK;

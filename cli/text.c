@@ -1,4 +1,4 @@
-/* text.c - strings that live until the tool ends, and readable numbers. */
+/* text.c - strings that are valid until the tool ends, clean texts, and readable numbers. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -59,7 +59,8 @@ char *cli_format(const char *format, ...)
 
 /* ---- clean text ---- */
 
-/* Length of the UTF-8 sequence at s (0: not valid). Overlong forms and surrogates are not valid. */
+/* Returns the length of the UTF-8 sequence at s, or 0 if it is invalid. Overlong forms and
+ * surrogates are invalid. */
 static int sequence_length(const unsigned char *s)
 {
     int n = 0;
@@ -68,7 +69,7 @@ static int sequence_length(const unsigned char *s)
     else if (s[0] >= 0xe0 && s[0] < 0xf0) n = 3;
     else if (s[0] >= 0xf0 && s[0] < 0xf5) n = 4;
     for (int i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0; /* also at the terminator */
+        if ((s[i] & 0xc0) != 0x80) return 0; /* stops at the terminating zero too */
     if (n == 3 && ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] >= 0xa0))) return 0;
     if (n == 4 && ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] >= 0x90))) return 0;
     return n;
@@ -81,15 +82,16 @@ static unsigned code_of(const unsigned char *s, int n)
     return code;
 }
 
-/* DEL, C1 controls, bidirectional controls, and what ends a line for many readers. */
+/* True for DEL, C1 controls, bidirectional controls, and Unicode line separators. */
 static bool is_hidden(unsigned c)
 {
     return (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
            (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-/* How the character at s is written out, in `shown`; false: it stays as it is. *n: its bytes, at least 1. `lines`: line
- * feeds and tabs stay. The text ends with a zero byte. */
+/* Decides how the character at s is written. Returns true if it is replaced by `shown`. *n is its
+ * length in bytes, at least 1. `lines`: line feeds and tabs are kept. The text must end with a zero
+ * byte. */
 static bool written_out(const unsigned char *s, bool lines, int *n, char shown[8])
 {
     int length = sequence_length(s);
@@ -125,7 +127,8 @@ const char *cli_clean(const char *text)
 
 void cli_put_shown(FILE *to, nbl_string text, bool lines)
 {
-    char *copy = malloc(text.size + 1), shown[8]; /* with an end, for sequences that are cut off */
+    char *copy = malloc(text.size + 1),
+         shown[8]; /* terminated, so that a sequence cut off at the end is seen */
     int n;
     if (copy == NULL) cli_no_memory();
     if (text.size) memcpy(copy, text.text, text.size);
@@ -202,7 +205,7 @@ const char *cli_shell_word(const char *text)
 
 /* ---- readable numbers ---- */
 
-/* Three significant digits and one of the units, each `1000` of the one before. */
+/* Writes three significant digits and a unit. Each unit is 1000 of the one before. */
 static void put_scaled(char *text, size_t size, double value, const char *const *units, int count)
 {
     int unit = 0;

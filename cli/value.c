@@ -1,4 +1,5 @@
-/* value.c - the value of an option: what it must look like, and the nearest name of a mistyped word. */
+/* value.c - checks and converts values of options, and finds the name most similar to a mistyped
+ * word. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -58,11 +59,11 @@ static bool read_number(const char *text, const cli_option *rule, double *number
     char *end;
     double value = strtod(text, &end);
     if (*end != '\0' || !isfinite(value) || !(value >= rule->minimum && value <= rule->maximum)) return false;
-    *number = value + 0.0; /* no negative zero */
+    *number = value + 0.0; /* turns -0 into 0 */
     return true;
 }
 
-/* 4096, 500K, 1.5G, 5GB: powers of 1000; 64KiB, 1.5GiB: powers of 1024. */
+/* Reads a size: 4096, 500K, 1.5G, 5GB (powers of 1000), 64KiB, 1.5GiB (powers of 1024). */
 static bool read_size(const char *text, uint64_t *size)
 {
     size_t length = strspn(text, "0123456789.");
@@ -127,18 +128,19 @@ const char *cli_value_read(const cli_option *rule, const char *text, cli_value *
     return good ? NULL : wanted;
 }
 
-/* ---- the nearest name ---- */
+/* ---- the most similar name ---- */
 
 static int smallest(int a, int b)
 {
     return a < b ? a : b;
 }
 
-/* Edits that make one word of the other: inserted, dropped, replaced or swapped letters. */
+/* Returns the edit distance of two words (optimal string alignment): the number of letters that are
+ * inserted, deleted, replaced or swapped with their neighbour. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
-    int rows[3][LONGEST + 1]; /* the row of this letter of a, and the two before it */
+    int rows[3][LONGEST + 1]; /* rows of the distance table: this letter of a and the two before */
     int length_a = (int)strlen(a), length_b = (int)strlen(b);
     if (length_a > LONGEST || length_b > LONGEST) return LONGEST;
     for (int j = 0; j <= length_b; j++) rows[0][j] = j;
@@ -158,7 +160,7 @@ static int edit_distance(const char *a, const char *b)
 void cli_nearest_try(cli_nearest *nearest, const char *candidate)
 {
     size_t length = strlen(nearest->word);
-    /* The beginning of a name counts as one edit; else a third of the letters may be wrong. */
+    /* A prefix of a name has distance 1. Otherwise up to a third of the letters may differ. */
     int distance = length >= 2 && strncmp(candidate, nearest->word, length) == 0
                        ? 1
                        : edit_distance(nearest->word, candidate);

@@ -1,8 +1,9 @@
 /* chat.c - `nibble chat`: a conversation with a model, in the terminal or through a pipe.
  *
- * One line of standard input is one turn (typed: line.h). Every turn the whole conversation is put through the model's chat template
- * and read anew; what the model computed for earlier turns is not kept. An answer that was interrupted stays in the
- * conversation as far as it came; a turn that failed leaves the conversation as it was. */
+ * One line of standard input is one turn (line.h). For each turn the whole conversation is rendered
+ * with the chat template and computed again; there is no KV cache across turns. An interrupted
+ * answer stays in the conversation up to the interrupt. A turn that fails is removed from the
+ * conversation. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,9 +24,9 @@ typedef struct talk {
     cli_writing writing;
     json_t *messages;
     cli_lines lines;
-    char *answer; /* the text of the answer so far, with a zero byte after it; NULL: nobody has spoken yet */
+    char *answer; /* the text of the answer so far, terminated; NULL: no answer yet */
     size_t answer_size, answer_room;
-    nbl_status code; /* what went wrong in on_token */
+    nbl_status code; /* the failure in on_token */
     int write_error;
 } talk;
 
@@ -47,7 +48,7 @@ static void say(void *user, nbl_string text)
     if (!t->call->json && t->write_error == 0) t->write_error = cli_say(text);
 }
 
-/* What a failed answer held back is no part of the next one. */
+/* Drops the text that a failed answer held back, so that it is not a part of the next answer. */
 static void forget(void *user, nbl_string text)
 {
     (void)user;
@@ -65,7 +66,7 @@ static int on_token(void *user, int64_t sequence, int32_t id)
     return stopped || t->code != NBL_OK || t->write_error || cli_interrupted();
 }
 
-/* The conversation so far as ids, ready for an answer. */
+/* Renders the conversation as ids, up to the begin of the next answer. */
 static nbl_status render(talk *t, nbl_ids *ids)
 {
     char *text = json_dumps(t->messages, JSON_COMPACT);
@@ -82,19 +83,19 @@ static nbl_status render(talk *t, nbl_ids *ids)
     return code;
 }
 
-/* The answer to `prompt`, as it comes. */
+/* Generates the answer to `prompt` and prints it while it is generated. */
 static nbl_status write_answer(talk *t, const nbl_ids *prompt)
 {
     int64_t left = nbl_model_positions(t->model) - prompt->count;
     nbl_generate_options how = cli_sampling(t->call, &t->ends);
     bool short_of_room = how.max_tokens > left;
     if (short_of_room) how.max_tokens = left;
-    how.seed += json_array_size(t->messages); /* every turn has its own random choices */
+    how.seed += json_array_size(t->messages); /* another random sequence for each turn */
     how.token = on_token;
     how.user = t;
     t->answer_size = 0;
     t->code = NBL_OK;
-    say(t, (nbl_string){"", 0}); /* an answer may be empty */
+    say(t, (nbl_string){"", 0}); /* sets `answer` even if the answer is empty */
     nbl_generated result = {.ids = {malloc((size_t)how.max_tokens * sizeof(int32_t)), 0}};
     if (result.ids.ids == NULL) cli_no_memory();
     cli_answer_begin();
@@ -114,8 +115,8 @@ static nbl_status write_answer(talk *t, const nbl_ids *prompt)
     return NBL_OK;
 }
 
-/* A turn of the user. Returns CLI_DONE, or what it failed with after an error line; then it is not part of the
- * conversation. */
+/* Runs a turn of the user. Returns CLI_DONE, or the exit status after printing an error. A turn
+ * that failed is not a part of the conversation. */
 static int take_turn(talk *t, const char *line, size_t size)
 {
     nbl_ids ids = {0};
@@ -165,7 +166,7 @@ static int unknown_command(const talk *t, const char *line)
     return cli_error(t->call, NBL_ERROR_ARGUMENT, "/help lists them", "there is no command '%s'", line);
 }
 
-/* Reads and answers until there is nothing more. Returns the exit status. */
+/* Reads and answers lines until the end of input. Returns the exit status. */
 static int converse(talk *t)
 {
     const char *line;
@@ -184,7 +185,8 @@ static int converse(talk *t)
             bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /\n")] == '\0';
             int turn = command ? unknown_command(t, line) : take_turn(t, line, size);
             if (t->write_error) return cli_say_failed(t->call, t->write_error);
-            /* Who types has seen the error and goes on; a script must learn of it. */
+            /* At a terminal the user has seen the error and goes on. From a pipe the error ends the
+             * tool. */
             if (turn != CLI_DONE && (!terminal || t->call->json)) status = turn;
             if (turn != CLI_DONE && t->call->json) break;
         }

@@ -1,4 +1,4 @@
-/* commands.c - the list of commands, and the options that all of them share. */
+/* commands.c - the table of commands, and the options that all commands have. */
 #include "commands/commands.h"
 
 #include <stddef.h>
@@ -15,16 +15,16 @@ const cli_command *const cli_commands[] = {
     &cli_tokenize,   /* tokenize.c */
     &cli_template,   /* template.c */
     &cli_plan,       /* plan.c */
-    &cli_logits,     /* evaluate.c */
-    &cli_grads,      /* evaluate.c */
+    &cli_logits,     /* logits_grads.c */
+    &cli_grads,      /* logits_grads.c */
     &cli_generate,   /* generate.c */
     &cli_chat,       /* chat.c */
     &cli_eval,       /* eval.c */
     &cli_data,       /* data.c */
     &cli_train,      /* train.c */
-    &cli_completion, /* completion.c */
-    &cli_help,       /* help.c */
-    &cli_man,        /* man.c */
+    &cli_completion, /* ../completion.c */
+    &cli_help,       /* ../help.c */
+    &cli_man,        /* ../man.c */
     NULL,
 };
 

@@ -1,4 +1,4 @@
-/* commands.h - the rows of all commands; each is defined in the file that commands.c names. */
+/* commands.h - the rows of all commands. commands.c names the file that defines each. */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 

@@ -7,7 +7,7 @@
 #include "output.h"
 #include "session.h"
 
-/* ---- what was done ---- */
+/* ---- the report ---- */
 
 static void print_document(const char *out, const char *storage, const nbl_convert_report *report,
                            double seconds)

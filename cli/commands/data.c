@@ -1,4 +1,4 @@
-/* data.c - `nibble data`: what a training run would see. */
+/* data.c - `nibble data`: shows the examples of a training run as the model sees them. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -59,7 +59,8 @@ static json_t *count_of(const nbl_data_summary *s)
 
 /* ---- for people ---- */
 
-/* On a terminal the text with what is not trained dimmed; elsewhere a line per part, "+" where it is trained. */
+/* Prints an example. On a terminal the text that is not trained is dimmed. Otherwise each part has
+ * a line, which begins with "+" if the part is trained. */
 static void print_preview(int64_t index, const nbl_preview *preview)
 {
     bool styled = *cli_styled(CLI_DIM) != '\0';

@@ -45,7 +45,7 @@ static void print_document(const nbl_diff *diff, bool within)
 
 /* ---- for people ---- */
 
-/* Another shape first, then figures that are no numbers, then by distance. */
+/* Order of the rows: different shapes first, then non-finite distances, then by distance. */
 static double badness(const nbl_tensor_diff *tensor)
 {
     if (!tensor->same_shape) return HUGE_VAL;

@@ -1,4 +1,5 @@
-/* doctor.c - `nibble doctor`: the machine as nibble sees it. */
+/* doctor.c - `nibble doctor`: reports the processor, the libraries and the CUDA devices that nibble
+ * finds. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,7 +9,7 @@
 #include "output.h"
 #include "session.h"
 
-/* The processor's name; NULL when the system does not tell it. */
+/* Returns the name of the processor, or NULL if the system does not have it. */
 static const char *processor(void)
 {
     char name[256];
@@ -21,7 +22,7 @@ static uint64_t memory_bytes(void)
     return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
 }
 
-/* ---- libraries: those of the library, and the command's own ---- */
+/* ---- linked libraries: those of libnibble and those of the tool ---- */
 
 static bool library(int64_t index, nbl_library *it)
 {
@@ -34,7 +35,7 @@ static bool library(int64_t index, nbl_library *it)
     int64_t count = 0;
     while (nbl_library_get(count, it)) count++;
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        if (own[i].version == NULL || count++ != index) continue; /* built without it */
+        if (own[i].version == NULL || count++ != index) continue; /* NULL: the tool was built without it */
         *it = none;
         it->name = own[i].name;
         it->enables = own[i].enables;
@@ -44,9 +45,9 @@ static bool library(int64_t index, nbl_library *it)
     return false;
 }
 
-/* ---- CUDA: the driver is told of even by a build without it, so that one knows what another would find ---- */
+/* ---- CUDA: the driver is reported even by a build without CUDA ---- */
 
-/* The version of NVIDIA's driver, or NULL when none is loaded. */
+/* Returns the version of NVIDIA's driver, or NULL if no driver is loaded. */
 static const char *nvidia_driver(void)
 {
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
@@ -56,7 +57,8 @@ static const char *nvidia_driver(void)
     fclose(file);
     if (!read) return NULL;
     line[strcspn(line, "\n")] = '\0';
-    /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04 ...": the first word of digits and dots. */
+    /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04 ...": the first word of
+     * digits and dots. */
     for (const char *word = line; *word; word += strspn(word, " ")) {
         size_t length = strcspn(word, " "), digits = strspn(word, "0123456789.");
         if (length > 0 && digits == length) return cli_clean(cli_format("%.*s", (int)length, word));
@@ -65,7 +67,8 @@ static const char *nvidia_driver(void)
     return cli_clean(cli_format("%s", line));
 }
 
-/* Devices as an array; null where there are none. *why: what the library says of that, or NULL. */
+/* Returns the devices as an array, or null if there are none. *why is the library's reason, or
+ * NULL. */
 static json_t *cuda_devices(nbl_context *ctx, const char **why)
 {
     int count = 0;

@@ -1,4 +1,5 @@
-/* eval.c - `nibble eval`: how well a model predicts the texts of a file, or the answers of its conversations. */
+/* eval.c - `nibble eval`: measures how well a model predicts the texts of a file, or the answers of
+ * its conversations. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -11,15 +12,15 @@
 typedef struct texts {
     const cli_call *call;
     const char *path;
-    nbl_string *items; /* texts; of conversations the rows, as JSON */
-    int64_t *lines;    /* where they stand */
+    nbl_string *items; /* texts, or conversations as JSON */
+    int64_t *lines;    /* line numbers of the items in the file */
     int64_t count;
     bool chats;
 } texts;
 
 /* ---- reading ---- */
 
-/* One line of a JSONL file. Returns CLI_DONE or the exit status after an error line. */
+/* Reads one line of a JSONL file. Returns CLI_DONE, or the exit status after printing an error. */
 static int take_row(texts *t, nbl_string line, int64_t row)
 {
     const char *field = cli_get(t->call, "field")->text;
@@ -58,7 +59,7 @@ static bool is_blank(nbl_string line)
     return true;
 }
 
-/* A .txt file is one text; anything else has one JSON object per line. */
+/* Reads the file. A .txt file is one text; any other file has one JSON object per line. */
 static int read_texts(texts *t)
 {
     nbl_string all;
@@ -85,7 +86,7 @@ static int read_texts(texts *t)
 
 /* ---- tokens ---- */
 
-/* What is judged: sequences, and of conversations their labels. */
+/* What is evaluated: sequences, and for conversations their labels. */
 typedef struct rows {
     nbl_ids *ids, *labels; /* labels: all empty unless `answers` */
     int64_t count;
@@ -121,12 +122,12 @@ static nbl_status encode(const texts *t, nbl_context *ctx, nbl_model *model, nbl
     return code;
 }
 
-/* ---- judging ---- */
+/* ---- evaluation ---- */
 
 typedef struct counts {
     bool chats, answers;
-    int64_t sequences, predicted; /* those judged, and all their tokens but the first of each */
-    int64_t max;                  /* tokens of a sequence */
+    int64_t sequences, predicted; /* evaluated sequences; their tokens without each first one */
+    int64_t max;                  /* max tokens of a sequence */
     int64_t truncated;
     int64_t too_short, unanswered, too_long; /* rows that were dropped */
     nbl_evaluation found;
@@ -138,7 +139,7 @@ static int on_progress(void *user, int64_t done, int64_t total)
     return cli_progress_count("tokens", (uint64_t)done, (uint64_t)total);
 }
 
-/* Whether a token is counted among the first `count`. */
+/* Returns true if any of the first `count` tokens is counted. */
 static bool has_answer(const nbl_ids *labels, int64_t count)
 {
     for (int64_t i = 1; i < count; i++)
@@ -146,7 +147,7 @@ static bool has_answer(const nbl_ids *labels, int64_t count)
     return false;
 }
 
-/* Cuts what is too long, and drops what counts nothing. */
+/* Cuts sequences that are too long, and drops sequences without a counted token. */
 static void fit(rows *r, nbl_ids *ids, nbl_ids *labels, counts *c)
 {
     for (int64_t i = 0; i < r->count; i++) {
@@ -185,9 +186,9 @@ static nbl_status evaluate(const texts *t, nbl_context *ctx, nbl_model *model, n
     return code;
 }
 
-/* ---- telling ---- */
+/* ---- the report ---- */
 
-/* "3 rows were dropped: 1 of fewer than two tokens, 2 without an answer", or NULL. */
+/* Returns "3 rows were dropped: 1 of fewer than two tokens, 2 without an answer", or NULL. */
 static const char *dropped_text(const counts *c)
 {
     const struct {
@@ -259,7 +260,7 @@ static int print_result(const cli_call *call, const counts *c)
     return CLI_FAILED;
 }
 
-/* Nothing is left to judge. */
+/* Prints the error that no sequence is left. */
 static int tell_nothing(const cli_call *call, const texts *t, const counts *c)
 {
     if (!t->chats)
@@ -287,7 +288,7 @@ static int run(cli_call *call)
             c.max = nbl_model_positions(model);
             if (max->given && max->integer < c.max) c.max = max->integer;
             code = evaluate(&t, ctx, model, tokenizer, &c);
-            cli_work_end(code); /* the bar goes before anything is said */
+            cli_work_end(code); /* remove the bar before anything is printed */
         }
         if (code != NBL_OK) status = cli_failure(call, ctx, code);
         else status = c.found.tokens ? print_result(call, &c) : tell_nothing(call, &t, &c);

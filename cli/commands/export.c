@@ -1,4 +1,4 @@
-/* export.c - `nibble export`. */
+/* export.c - `nibble export`: the command's table, and its call of the library. */
 #include "commands/commands.h"
 #include "output.h"
 #include "session.h"

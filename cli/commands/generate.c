@@ -1,7 +1,8 @@
-/* generate.c - `nibble generate`: text that a model continues.
+/* generate.c - `nibble generate`: continues a text with a model.
  *
- * A stop string ends a sequence when its text contains it. `ids` are the tokens that were generated, the one that
- * completed the stop string included; `text` is their text, cut before the stop string. */
+ * A stop string ends a sequence when the text of the sequence contains it. In the result `ids` are
+ * all generated tokens, with the token that completed the stop string. `text` is cut before the
+ * stop string. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ typedef struct job {
     nbl_generated *results;
     int64_t new_tokens;
     double first, start;
-    nbl_status code; /* what went wrong in on_token */
+    nbl_status code; /* the failure in on_token */
     int write_error;
 } job;
 
@@ -45,7 +46,7 @@ static int on_token(void *user, int64_t sequence, int32_t id)
     return stopped || j->code != NBL_OK || j->write_error;
 }
 
-/* The prompt as ids: given, or by the tokenizer, of the text or of its chat. */
+/* Makes the ids of the prompt: given as ids, or tokenized from a text or a rendered chat. */
 static nbl_status read_prompts(job *j)
 {
     const char *prompt = cli_get(j->call, "prompt")->text, *chat = cli_get(j->call, "chat")->text;
@@ -74,7 +75,8 @@ static nbl_status read_prompts(job *j)
     return code;
 }
 
-/* The text of a result up to a stop string; *stopped tells of one. Free it. */
+/* Returns the text of a result up to a stop string; *stopped: there was one. The caller frees
+ * it. */
 static nbl_status text_of(job *j, const nbl_ids *ids, char **text, size_t *size, size_t *shown, int *stopped)
 {
     nbl_status code = nbl_tokenizer_decode(j->tokenizer, ids->ids, ids->count, 1, text, size);
@@ -198,7 +200,8 @@ static int run(cli_call *call)
     if (j.ctx == NULL) return status;
     nbl_model *model = NULL;
     nbl_status code = cli_model_open(call, j.ctx, false, &model);
-    /* With ids a folder may be without a tokenizer; then there is no text, and nothing to stop at. */
+    /* With ids as input the folder may lack a tokenizer. Then there is no text, and no stop
+     * strings. */
     if (code == NBL_OK) {
         nbl_status opened = nbl_model_tokenizer(model, &j.tokenizer);
         if (opened != NBL_OK && (ids == NULL || cli_get(call, "stop")->count)) code = opened;

@@ -1,5 +1,5 @@
-/* inspect.c - `nibble inspect`: what is in a checkpoint, from its headers alone, unless --values is given. GGUF files and
- * adapters have files of their own (inspect_gguf.c, inspect_adapter.c). */
+/* inspect.c - `nibble inspect`: lists the contents of a checkpoint. Only headers are read, no
+ * weights. inspect_gguf.c does this for GGUF files, inspect_adapter.c for adapters. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,22 +9,23 @@
 #include "output.h"
 #include "session.h"
 
-/* ---- what the library tells, in the words of this tool ---- */
+/* ---- names ---- */
 
-/* Dense weights are named by their dtype, packed ones by their format. */
+/* Returns the name of a weight's format: the dtype of a dense weight, the format of a packed
+ * one. */
 static const char *storage_name(const nbl_weight *weight)
 {
     return weight->format == NBL_FORMAT_DENSE ? nbl_dtype_name(weight->dtype)
                                               : nbl_format_name(weight->format);
 }
 
-/* NULL when the file does not tell what a packed weight was made from. */
+/* Returns the dtype that a packed weight was made from, or NULL if the file does not have it. */
 static const char *dtype_name(const nbl_weight *weight)
 {
     return (unsigned)weight->dtype < NBL_DTYPE_COUNT ? nbl_dtype_name(weight->dtype) : NULL;
 }
 
-/* "torch.bfloat16" and "bfloat16" are our bf16; NULL and unknown names stay. */
+/* Turns "torch.bfloat16" and "bfloat16" into "bf16". NULL and unknown names stay as they are. */
 static const char *our_dtype(const char *name)
 {
     static const char *const torch[][2] = {
@@ -51,7 +52,7 @@ static cli_totals count_formats(const nbl_checkpoint *checkpoint, int *files)
     *files = 0;
     for (int64_t i = 0; (tensor = nbl_checkpoint_get_tensor(checkpoint, i)) != NULL; i++) {
         cli_totals_add(&all, storage_name(&tensor->weight), elements(&tensor->weight), tensor->bytes);
-        *files += file == NULL || strcmp(file, tensor->file) != 0; /* tensors come file by file */
+        *files += file == NULL || strcmp(file, tensor->file) != 0; /* tensors are in the order of files */
         file = tensor->file;
     }
     cli_totals_sort(&all);
@@ -152,7 +153,7 @@ static void print_summary(const char *path, const nbl_checkpoint *checkpoint)
     cli_problems_print(problem_at, checkpoint);
 }
 
-/* Fills the row of tensor `index`; false past the end. */
+/* Fills the row of tensor `index`. Returns false past the end. */
 static bool tensor_row(void *checkpoint, int64_t index, cli_tensor_row *row)
 {
     const nbl_tensor_info *tensor = nbl_checkpoint_get_tensor(checkpoint, index);
@@ -187,7 +188,7 @@ static int inspect_checkpoint(const cli_call *call, nbl_context *ctx, const char
     return CLI_DONE;
 }
 
-/* ---- which of the three it is ---- */
+/* ---- checkpoint, GGUF file or adapter ---- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -200,7 +201,8 @@ static bool has_file(const char *folder, const char *name)
     return access(cli_format("%s/%s", folder, name), F_OK) == 0;
 }
 
-/* The adapter's folder, or NULL: a folder with the settings of one and no model, or the file in it. */
+/* Returns the adapter's folder, or NULL if the path is no adapter. An adapter is a folder that has
+ * an adapter's settings and no model, or the file in such a folder. */
 static const char *adapter_folder(const char *path)
 {
     static const char weights[] = "adapter_model.safetensors";

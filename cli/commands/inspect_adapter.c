@@ -1,4 +1,5 @@
-/* inspect_adapter.c - `nibble inspect` of an adapter that PEFT saved: settings, tensors, and whether it fits a base. */
+/* inspect_adapter.c - `nibble inspect` for an adapter saved by PEFT: its settings, its tensors, and
+ * whether it fits a base model. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -54,7 +55,7 @@ static json_t *describe_tensors(const nbl_adapter *adapter)
     return list;
 }
 
-/* The settings, where adapter_config.json tells them; else null. */
+/* Returns the settings of adapter_config.json; null for a setting that the file lacks. */
 static void describe_settings(const nbl_adapter *adapter, const nbl_adapter_summary *s, json_t *document)
 {
     bool told = s->type != NULL;
@@ -103,7 +104,8 @@ static const char *list_of(const nbl_adapter *adapter, name_fn *name)
     return list;
 }
 
-/* The targets: a long list, as ours that name every module, by the ends of their paths. */
+/* Returns the target modules as a text. A long list is shortened to the last components of the
+ * paths. */
 static const char *targets_of(const nbl_adapter *adapter)
 {
     enum { MAX = 16, ENDS = 64 };

@@ -1,4 +1,5 @@
-/* inspect_gguf.c - `nibble inspect` of a GGUF file: the model, its tokenizer, the metadata in short. */
+/* inspect_gguf.c - `nibble inspect` for a GGUF file: the model, its tokenizer, and a summary of the
+ * metadata. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* inspect_parts.c - see inspect.h. */
+/* inspect_parts.c - shared parts of `nibble inspect`; see inspect.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ void cli_totals_add(cli_totals *all, const char *name, uint64_t parameters, uint
 {
     int at = 0;
     while (at < all->count && strcmp(all->rows[at].name, name) != 0) at++;
-    if (at == CLI_MAX_FORMATS) at--; /* made up by a hostile file: the last row takes the rest */
+    if (at == CLI_MAX_FORMATS) at--; /* more formats than exist: the last row takes the rest */
     if (at == all->count)
         all->rows[all->count++].name = at == CLI_MAX_FORMATS - 1 ? "others" : cli_format("%s", name);
     all->rows[at].tensors++;

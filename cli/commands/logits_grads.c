@@ -1,4 +1,5 @@
-/* logits_grads.c - `nibble logits` and `nibble grads`: what a model computes, into files that any library reads. */
+/* logits_grads.c - `nibble logits` and `nibble grads`: write the logits or gradients of a model
+ * into files that other libraries can read. */
 #include <inttypes.h>
 #include <string.h>
 

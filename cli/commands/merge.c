@@ -1,4 +1,4 @@
-/* merge.c - `nibble merge`. */
+/* merge.c - `nibble merge`: the command's table, and its call of the library. */
 #include "commands/commands.h"
 #include "output.h"
 #include "session.h"

@@ -1,4 +1,5 @@
-/* plan.c - `nibble plan`: what computing with a model takes, without running it. */
+/* plan.c - `nibble plan`: shows the memory and work that a model or a run needs, without running
+ * it. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -163,7 +164,7 @@ static nbl_status plan_run(const cli_call *call, nbl_context *ctx, nbl_run **run
                              cli_get(call, "batch")->integer, cli_get(call, "memory")->size, plan);
 }
 
-/* Options that say nothing here, or contradict the run. */
+/* Checks for options that have no meaning here, or that contradict the run. */
 static int check_options(const cli_call *call)
 {
     static const char *const models[] = {"adapter", "dtype", "load"};

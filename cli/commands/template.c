@@ -1,4 +1,4 @@
-/* template.c - `nibble template`: a chat into the text a model reads. */
+/* template.c - `nibble template`: renders a chat into the text that a model reads. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,10 +14,10 @@ typedef struct work {
     const cli_call *call;
     nbl_context *ctx;
     nbl_chat_template *template;
-    nbl_tokenizer *tokenizer; /* opened when ids are first needed; NULL: not yet */
+    nbl_tokenizer *tokenizer; /* NULL until ids are needed */
 } work;
 
-/* The ids of a text, without special tokens around it. */
+/* Encodes a text without adding special tokens. */
 static nbl_status ids_of(work *w, nbl_string text, json_t **list)
 {
     nbl_ids ids;

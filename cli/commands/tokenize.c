@@ -1,4 +1,4 @@
-/* tokenize.c - `nibble tokenize`: text to ids and back. */
+/* tokenize.c - `nibble tokenize`: turns text into ids, and ids into text. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 
 /* ---- input ---- */
 
-/* The JSON strings of a JSONL file; -1 after an error line. Empty lines at the end are none. */
+/* Reads the JSON strings of a JSONL file. Returns -1 after printing an error. Empty lines at the
+ * end are ignored. */
 static int64_t read_lines(const cli_call *call, const char *path, nbl_string **texts)
 {
     nbl_string all;
@@ -49,7 +50,7 @@ static json_t *list_of(const nbl_ids *ids)
     return list;
 }
 
-/* Lists of thousands of numbers: compact. */
+/* Prints ids as JSON on one line, because there can be thousands. */
 static void print_document(const char *key, json_t *value)
 {
     json_t *document = cli_json_object();
@@ -92,7 +93,7 @@ static nbl_status encode(const cli_call *call, nbl_tokenizer *tokenizer, nbl_con
 {
     nbl_ids *lists = cli_alloc((size_t)(count + 1) * sizeof *lists);
     int special = !cli_get(call, "no-special")->integer;
-    nbl_tokenizer_set_limits(tokenizer, 1); /* this command is the tokenizers library's, ids for ids */
+    nbl_tokenizer_set_limits(tokenizer, 1); /* the ids must equal those of the tokenizers library */
     nbl_status code = nbl_tokenizer_encode_batch(tokenizer, count, texts, special, lists);
     if (code != NBL_OK) return code;
     if (call->json && flat) print_document("ids", list_of(&lists[0]));

@@ -1,7 +1,8 @@
-/* train.c - nibble train: fine-tuning as a run's YAML file describes it.
+/* train.c - `nibble train`: fine-tunes a model as the YAML file of a run describes it.
  *
- * What one sees on standard error: on a terminal one line that is redrawn, else a line per step at most every
- * few seconds; evaluations and checkpoints as they come; in the end what was made and what to type next. */
+ * Output on standard error: on a terminal one line that is redrawn; otherwise a line per step, with
+ * a few seconds between lines. Evaluations and checkpoints have lines of their own. At the end: the
+ * files that were written, and the commands to type next. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +18,8 @@ typedef struct watcher {
     const cli_call *call;
     const char *device;
     bool quiet, terminal, begun;
-    double last;            /* when a step or a phase was shown */
-    nbl_train_event latest; /* step */
+    double last;            /* cli_now of the last line for a step or a phase */
+    nbl_train_event latest; /* the last step */
 } watcher;
 
 static void show_step(watcher *w, const nbl_train_event *e)
@@ -61,7 +62,7 @@ static void on_step(watcher *w, const nbl_train_event *e)
     show_step(w, e);
 }
 
-/* A line of its own for what has happened; the live line goes on below it. */
+/* Prints a line for an event. The live line continues below it. */
 static void on_milestone(watcher *w, const nbl_train_event *e)
 {
     cli_live_clear();
@@ -79,7 +80,7 @@ static void on_milestone(watcher *w, const nbl_train_event *e)
     if (w->terminal && w->latest.step && e->step < e->steps) show_step(w, &w->latest);
 }
 
-/* On a terminal the live line says what is done meanwhile. */
+/* Shows the current phase in the live line, on a terminal. */
 static void on_phase(watcher *w, const nbl_train_event *e)
 {
     double at = cli_now();
@@ -97,7 +98,7 @@ static int on_event(void *user, const nbl_train_event *e)
 {
     watcher *w = user;
     if (e->kind == NBL_TRAIN_BEGIN) {
-        cli_progress_hide(); /* a save in between has no line of its own */
+        cli_progress_hide(); /* a save has no progress bar of its own */
         w->begun = true;
     }
     if (w->quiet) return e->kind == NBL_TRAIN_PHASE ? 0 : cli_interrupt_taken();
@@ -109,7 +110,7 @@ static int on_event(void *user, const nbl_train_event *e)
     return cli_interrupt_taken();
 }
 
-/* The file's `threads` counts where the command line says nothing. */
+/* The command line's --threads wins over the file's `threads`. */
 static nbl_status open_run(nbl_context *ctx, const cli_call *call, nbl_run **r)
 {
     nbl_status code = cli_run_open(call, ctx, call->arguments[0], cli_get(call, "set"), r);
@@ -151,7 +152,7 @@ static void print_summary(const cli_call *call, nbl_run_info info, const nbl_tra
     if (!info.adapter) fprintf(cli_out(), "next: nibble chat %s\n", out);
 }
 
-/* What goes on with the same run: the options that shaped it belong to it. */
+/* Returns the command that continues the run, with the options that changed it. */
 static const char *resume_hint(const cli_call *call)
 {
     const cli_value *sets = cli_get(call, "set"), *samples = cli_get(call, "samples");
@@ -164,7 +165,7 @@ static const char *resume_hint(const cli_call *call)
     return cli_format("%s --resume goes on", line);
 }
 
-/* --check: the configuration alone; neither model nor data need be there. */
+/* --check: checks the configuration only. Neither the model nor the data need exist. */
 static int check(const cli_call *call, nbl_context *ctx)
 {
     nbl_run *r = NULL;

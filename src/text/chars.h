@@ -1,5 +1,13 @@
-/* chars.h - characters of text that is known to be valid UTF-8. Every text is checked once, where it
- * enters (nbl__utf8_check); from there on these unchecked functions are safe. */
+/* chars.h - reads and writes characters of text that is known to be valid UTF-8.
+ *
+ * Every text is checked once, where it enters the library (nbl__utf8_check). All functions after
+ * that one rely on the check: on invalid UTF-8 they would read past the end of the text.
+ *
+ *     code point            bytes
+ *     U+0000  - U+007F      0xxxxxxx
+ *     U+0080  - U+07FF      110xxxxx 10xxxxxx
+ *     U+0800  - U+FFFF      1110xxxx 10xxxxxx 10xxxxxx
+ *     U+10000 - U+10FFFF    11110xxx 10xxxxxx 10xxxxxx 10xxxxxx */
 #ifndef NBL_CHARS_H
 #define NBL_CHARS_H
 
@@ -9,7 +17,8 @@
 
 #include "base/utf8.h"
 
-/* The character at s, which must exist; returns its length in bytes. */
+/* Stores the character at `text` in *c and returns its length in bytes, 1 to 4. `text` must not be
+ * at the end of the string. */
 static inline int nbl__char_get(const char *text, uint32_t *c)
 {
     const unsigned char *s = (const unsigned char *)text;
@@ -20,14 +29,14 @@ static inline int nbl__char_get(const char *text, uint32_t *c)
     return 4;
 }
 
-/* Length of the character at s. */
+/* Returns the length in bytes, 1 to 4, of the character at `text`. Only the first byte is read. */
 static inline int nbl__char_length(const char *text)
 {
     unsigned char c = (unsigned char)*text;
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
 }
 
-/* Writes c to s, at most 4 bytes; returns how many. */
+/* Writes character c to s and returns the number of bytes written, 1 to 4. */
 static inline int nbl__char_put(char *s, uint32_t c)
 {
     if (c < 0x80) return s[0] = (char)c, 1;
@@ -45,7 +54,7 @@ static inline int nbl__char_put(char *s, uint32_t c)
     return 4;
 }
 
-/* Where the character before s begins; begin < s. */
+/* Returns the start of the character that ends right before s. Requires begin < s. */
 static inline const char *nbl__char_back(const char *begin, const char *s)
 {
     do s--;
@@ -53,12 +62,14 @@ static inline const char *nbl__char_back(const char *begin, const char *s)
     return s;
 }
 
+/* False for the continuation bytes 10xxxxxx, true for all other bytes. */
 static inline bool nbl__is_char_start(char c)
 {
     return ((unsigned char)c & 0xc0) != 0x80;
 }
 
-/* Offset of the first byte that is not valid UTF-8, or `size`. */
+/* Returns the offset of the first byte that is not valid UTF-8, or `size` if all of the text is
+ * valid. Surrogates, overlong forms and code points above U+10FFFF are invalid. */
 static inline size_t nbl__utf8_check(const char *text, size_t size)
 {
     size_t at = 0;

@@ -1,4 +1,7 @@
-/* libraries.c - the libraries this one is linked with, in the version that was found at run time. One row each. */
+/* libraries.c - the table behind nbl_library_get: the libraries nibble is linked with.
+ *
+ * One row per library: its name, what it is used for, and a function that asks the library for its
+ * version. The version is that of the shared library loaded now, not that of the header. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
@@ -8,7 +11,7 @@
 
 static void pcre2_version(char *text, size_t size)
 {
-    char own[64]; /* PCRE2 says how much it needs; versions are two dozen characters */
+    char own[64]; /* pcre2_config(…, NULL) returns the size needed; versions take about 24 bytes */
     int needed = pcre2_config(PCRE2_CONFIG_VERSION, NULL);
     if (needed <= 0 || (size_t)needed > sizeof own || pcre2_config(PCRE2_CONFIG_VERSION, own) < 0)
         own[0] = '\0';

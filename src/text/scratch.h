@@ -1,15 +1,24 @@
-/* scratch.h - growing memory of one thread's work: bytes, pieces of text, ids. Kept from one text to the
- * next, so that after the first few texts nothing is allocated. */
+/* scratch.h - growing arrays for the work of one thread: bytes, pieces of text, ids.
+ *
+ * Each array is {items, count, room}; zero bytes are a valid empty array. An owner resets an array
+ * by setting its count to 0 and keeps the memory for the next text. So a thread stops allocating
+ * after the first few texts. An array is not safe to share between threads.
+ *
+ * The functions named _add append. They return NBL_ERROR_MEMORY when memory runs out, and leave the
+ * array as it was. Appending may move the items: pointers into an array are invalid afterwards. */
 #ifndef NBL_SCRATCH_H
 #define NBL_SCRATCH_H
 
 #include "base/base.h"
 
-/* Grows *memory of *room elements of `size` bytes so that `needed` fit, keeping `used` of them. */
+/* Grows the array *memory so that `needed` elements fit. *room is the capacity in elements and is
+ * updated. `size` is the bytes per element. The first `used` elements are kept, the others are
+ * lost. Growth is by half at least, so n appends cost O(n) in total. Does nothing if the array is
+ * large enough. */
 nbl_status nbl__scratch_grow(nbl_context *ctx, void **memory, size_t *room, size_t used, size_t needed,
                              size_t size);
 
-/* Text under construction. */
+/* Text under construction: data[0..size). It is not terminated by a zero byte. */
 typedef struct nbl__bytes {
     char *data;
     size_t size, room;
@@ -33,11 +42,14 @@ static inline void nbl__bytes_free(nbl_context *ctx, nbl__bytes *b)
     *b = (nbl__bytes){0};
 }
 
-/* A stretch of a text: a token already, or yet to be split. */
+/* A span of a text: an added token whose id is known, or text that is still to be split.
+ *
+ * `origin` serves one rule, Metaspace with prepend_scheme "first": the replacement character is put
+ * only in front of the piece that begins where the input begins. origin > 0 marks that piece. */
 typedef struct nbl__piece {
-    size_t begin, size;
-    size_t origin; /* how many of its leading bytes stem from the very first character of the input */
-    int32_t id;    /* of an added token, or -1 */
+    size_t begin, size; /* bytes; `begin` is an offset into the text that the list belongs to */
+    size_t origin;      /* number of leading bytes that stem from the input's first character */
+    int32_t id;         /* id of the added token; -1: text to be split */
 } nbl__piece;
 
 typedef struct nbl__pieces {
@@ -58,6 +70,7 @@ static inline void nbl__pieces_free(nbl_context *ctx, nbl__pieces *p)
     *p = (nbl__pieces){0};
 }
 
+/* Token ids. */
 typedef struct nbl__ids {
     int32_t *items;
     size_t count, room;

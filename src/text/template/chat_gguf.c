@@ -1,5 +1,9 @@
-/* chat_gguf.c - the template and special tokens of a GGUF file: tokenizer.chat_template, further ones as
- * tokenizer.chat_template.NAME, and the tokens that tokenizer.ggml names by their ids. */
+/* chat_gguf.c - reads the chat templates and special tokens of a GGUF file.
+ *
+ *     tokenizer.chat_template         the template "default"
+ *     tokenizer.chat_template.NAME    the template NAME
+ *     tokenizer.ggml.…_token_id       ids of special tokens; the texts are in
+ * tokenizer.ggml.tokens */
 #include "format/gguf/gguf.h"
 #include "text/template/chat_template.h"
 
@@ -34,7 +38,7 @@ static nbl_status add_templates(nbl_chat_template *t, const nbl__gguf *gguf)
     return NBL_OK;
 }
 
-/* By their ids; an id that no token has names none. */
+/* Adds the special tokens. An id that no token has is ignored. */
 static nbl_status add_tokens(nbl_chat_template *t, const nbl__gguf *gguf)
 {
     static const struct {

@@ -1,5 +1,14 @@
-/* chat_model.c - where a model's template and special tokens come from: the files that transformers reads, in
- * its order of precedence; of a .gguf file see chat_gguf.c. */
+/* chat_model.c - reads the chat templates and special tokens of a model's folder.
+ *
+ * The files are those that transformers reads, with the same precedence:
+ *
+ *     templates        1. chat_template.jinja and additional_chat_templates/NAME.jinja
+ *                      2. "chat_template" in tokenizer_config.json
+ *                      3. "chat_template" in chat_template.json
+ *     special tokens   tokenizer_config.json, then special_tokens_map.json, which is read only if the
+ *                      first has no "added_tokens_decoder"
+ *
+ * chat_gguf.c reads a .gguf file. */
 #include <dirent.h>
 #include <stdio.h>
 
@@ -13,7 +22,7 @@ enum { LARGEST_FILE = 256 << 20 };
 nbl_status nbl__chat_add_source(nbl_chat_template *t, const char *name, const char *file, nbl_string text)
 {
     for (int i = 0; i < t->count; i++)
-        if (strcmp(t->sources[i].name, name) == 0) { /* the last one of a name counts */
+        if (strcmp(t->sources[i].name, name) == 0) { /* of two with one name the last counts */
             t->sources[i].file = file;
             t->sources[i].text = text;
             return NBL_OK;
@@ -29,7 +38,7 @@ nbl_status nbl__chat_add_source(nbl_chat_template *t, const char *name, const ch
     return NBL_OK;
 }
 
-/* The text of a file, in the template's arena. */
+/* Reads a file into the template's arena. */
 static nbl_status read_text(nbl_chat_template *t, const char *path, nbl_string *text)
 {
     char *data, *kept;
@@ -53,7 +62,8 @@ nbl_status nbl__chat_read_file(nbl_chat_template *t, const char *path, const cha
 
 /* ---- JSON files ---- */
 
-/* A file of the folder as JSON; *found is false when there is none. Values live as long as `vm`. */
+/* Reads a JSON file of the folder; *found is false if it does not exist. *value is valid as long as
+ * `vm`. */
 static nbl_status read_json(nbl_chat_template *t, tpl_vm *vm, const char *name, const char **path,
                             tpl_value *value, bool *found)
 {
@@ -69,6 +79,7 @@ static nbl_status read_json(nbl_chat_template *t, tpl_vm *vm, const char *name, 
     return NBL_OK;
 }
 
+/* Copies a string into the template's arena. */
 static nbl_status keep(nbl_chat_template *t, const tpl_string *s, nbl_string *kept)
 {
     char *copy = nbl__arena_alloc(&t->arena, s->size + 1);
@@ -102,7 +113,8 @@ nbl_status nbl__chat_add_token(nbl_chat_template *t, const char *name, nbl_strin
     return NBL_OK;
 }
 
-/* A token is a text, or an object with its content; anything else is none. */
+/* Adds a token. Its value is a text, or an object with the text under "content". Any other value is
+ * ignored. */
 static nbl_status add_token(nbl_chat_template *t, const tpl_string *name, tpl_value value)
 {
     const tpl_value *content = value.type == TPL_DICT ? member(value, "content") : &value;
@@ -113,7 +125,8 @@ static nbl_status add_token(nbl_chat_template *t, const tpl_string *name, tpl_va
     return nbl__chat_add_token(t, kept_name.text, text);
 }
 
-/* Everything called …_token, and the tokens that a model names itself. */
+/* Adds the members named …_token, and the members of the groups in which a model names its own
+ * tokens. */
 static nbl_status add_tokens(nbl_chat_template *t, tpl_value config)
 {
     static const char *const groups[] = {"extra_special_tokens", "model_specific_special_tokens"};
@@ -134,6 +147,7 @@ static nbl_status add_tokens(nbl_chat_template *t, tpl_value config)
 
 /* ---- templates ---- */
 
+/* Adds the templates of a member "chat_template": one text, or a list of {"name", "template"}. */
 static nbl_status add_templates(nbl_chat_template *t, const char *path, tpl_value value)
 {
     nbl_string text, name;
@@ -156,7 +170,7 @@ static nbl_status add_templates(nbl_chat_template *t, const char *path, tpl_valu
     return NBL_OK;
 }
 
-/* additional_chat_templates/NAME.jinja */
+/* Adds the files additional_chat_templates/NAME.jinja. */
 static nbl_status add_folder(nbl_chat_template *t)
 {
     nbl_status status = NBL_OK;

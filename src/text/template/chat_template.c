@@ -1,5 +1,9 @@
-/* chat_template.c - rendering a chat: the variables that transformers sets, the choice of the template, and
- * what went wrong. */
+/* chat_template.c - renders a chat: chooses the template, sets the variables that transformers
+ * sets, runs the template, and reports errors.
+ *
+ * A rendering is a `job`. It has its own virtual machine (tpl_vm) with its own arena, which is
+ * freed with the job. Only the text, the spans or the error are copied out. Errors in a template
+ * begin with FILE:LINE:COLUMN. */
 #include "text/template/chat_template.h"
 
 #include <stdio.h>
@@ -8,7 +12,7 @@
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/named_templates.h"
 
-/* ---- life ---- */
+/* ---- open and close ---- */
 
 static nbl_status new_template(nbl_context *ctx, nbl_chat_template **result)
 {
@@ -31,7 +35,8 @@ void nbl_chat_template_close(nbl_chat_template *t)
     nbl__free(ctx, t, sizeof *t);
 }
 
-/* Special tokens of the adapter's folder go over the model's. Its templates, when it has any, are the only ones. */
+/* Reads the adapter's folder. Its special tokens replace the model's tokens of the same name. If it
+ * has templates, they replace all of the model's. `told`: log that. */
 static nbl_status read_adapter(nbl_chat_template *t, const char *adapter, bool told)
 {
     nbl_chat_template before = *t;
@@ -117,11 +122,13 @@ typedef struct job {
     tpl_value messages, tools, documents;
     tpl_dict *variables;
     bool generation_prompt;
-    nbl__chat_source own; /* the template of a batch's line */
-    const char *file;     /* of the template that runs; NULL: the fault is not in a template */
+    nbl__chat_source own; /* the template that a line of a batch brings along */
+    const char *file;     /* of the template that runs; NULL: an error is not in a template */
 } job;
 
-/* Every message is an object; what was thought is copied between the names that templates look for. */
+/* Checks that messages is a list of objects. Templates look for a message's reasoning under
+ * different names, so the first of reasoning_content, thinking and reasoning is copied to
+ * `thinking`, unless that is set, and to `reasoning_content`. */
 static nbl_status take_messages(job *j, tpl_value messages)
 {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
@@ -148,6 +155,7 @@ static nbl_status take_messages(job *j, tpl_value messages)
     return NBL_OK;
 }
 
+/* Checks that `value` is a list of objects, or none, and stores it in *kept. */
 static nbl_status take_objects(job *j, const char *what, tpl_value value, tpl_value *kept)
 {
     *kept = value;
@@ -159,6 +167,8 @@ static nbl_status take_objects(job *j, const char *what, tpl_value value, tpl_va
     return NBL_OK;
 }
 
+/* Sets a variable of the request. The reserved names are those that the request sets in other
+ * ways. */
 static nbl_status set_variable(job *j, tpl_value name, tpl_value value)
 {
     static const char *const reserved[] = {"messages",
@@ -183,7 +193,8 @@ static nbl_status put(job *j, const char *name, tpl_value value)
     return nbl__tpl_dict_set(&j->vm, j->vm.context, key, value);
 }
 
-/* Globals, then special tokens, then what the caller sets, then what every template gets. */
+/* Fills the variables of the template. Later ones replace earlier ones of the same name: globals,
+ * special tokens, the caller's variables, and the four variables of every request. */
 static nbl_status make_context(job *j)
 {
     tpl_vm *vm = &j->vm;
@@ -201,6 +212,8 @@ static nbl_status make_context(job *j)
     return put(j, "add_generation_prompt", tpl_bool(j->generation_prompt));
 }
 
+/* Parses a source unless it is parsed already. The program gets its own arena, because it outlives
+ * the job. */
 static nbl_status parse_source(job *j, nbl__chat_source *source)
 {
     if (source->parsed) return NBL_OK;
@@ -220,6 +233,8 @@ static nbl_status parse_source(job *j, nbl__chat_source *source)
     return status;
 }
 
+/* Chooses the template, as transformers does: the line's own, else "tool_use" if there are tools,
+ * else "default". */
 static nbl_status choose_source(job *j, nbl__chat_source **source)
 {
     nbl_chat_template *t = j->t;
@@ -281,7 +296,7 @@ int nbl_rendering_span(const nbl_rendering *r, int64_t index, int64_t *start, in
     return 1;
 }
 
-/* "FILE:LINE:COLUMN: " of a fault in a template. */
+/* Writes "FILE:LINE:COLUMN: " if the error is in a template, else an empty text. */
 static void location_of(const job *j, char *location, size_t size)
 {
     *location = '\0';
@@ -311,7 +326,7 @@ static nbl_status keep_text(const job *j, nbl_rendering *r)
     return NBL_OK;
 }
 
-/* Tells the context why a job failed. */
+/* Reports the failure of a job to the context. */
 static nbl_status tell(const job *j, nbl_status status)
 {
     char location[600];
@@ -320,11 +335,12 @@ static nbl_status tell(const job *j, nbl_status status)
     return nbl__fail(j->t->ctx, status, "%s%s", location, j->vm.message);
 }
 
-/* After the job ran: the rendering, or the failure; with `errors` a failure becomes a rendering, too. */
+/* Makes the result of a job. If the job failed: `errors` makes a rendering with the error and
+ * returns NBL_OK; otherwise the failure is returned. */
 static nbl_status finish(job *j, nbl_status status, bool errors, nbl_rendering **result)
 {
     nbl_rendering *r;
-    bool own = status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED; /* not the template's doing */
+    bool own = status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED; /* not caused by the template */
     if (status != NBL_OK && (!errors || own)) return tell(j, status);
     NBL_TRY(NBL_ALLOC(j->t->ctx, r, 1));
     r->ctx = j->t->ctx;
@@ -372,7 +388,7 @@ static nbl_status take_chat(job *j, const nbl_chat *chat)
         NBL_TRY(nbl__tpl_cstring(vm, v->name, &name));
         if (nbl__tpl_from_json(vm, "", v->value.text, v->value.size, &value) != NBL_OK) {
             if (vm->status != NBL_ERROR_FORMAT) return vm->status;
-            vm->status = NBL_OK; /* not JSON: the text itself */
+            vm->status = NBL_OK; /* a value that is not JSON is a string */
             tpl_value text;
             NBL_TRY(nbl__tpl_cstring(vm, "", &text));
             NBL_TRY(nbl__tpl_string(vm, v->value.text, v->value.size, &value));
@@ -397,7 +413,7 @@ nbl_status nbl_chat_template_render(nbl_chat_template *t, const nbl_chat *chat, 
     return status;
 }
 
-/* What the line's members say; the line itself is an object. */
+/* Reads the members of a line of a batch: messages, tools, generation_prompt, template and set. */
 static nbl_status take_line(job *j, tpl_value line)
 {
     tpl_vm *vm = &j->vm;

@@ -1,8 +1,11 @@
-/* named_templates.c - see named_templates.h. White space between tags is cut by '-' or never written, so the texts below
- * are what the templates print. Content may be a list of parts with "text". */
+/* named_templates.c - the texts of the named templates; see named_templates.h.
+ *
+ * The templates are put together from macros and string literals. There is no white space between
+ * tags, or '-' strips it. So a template prints only the texts that stand in it. */
 #include "text/template/named_templates.h"
 
-/* `said`: a message's content as one text. */
+/* Sets the template's variable `said`: the content of a message as one text. Content may be a list
+ * of parts with "text". */
 #define SAID                                                                                                 \
     "{%- set said = message.content if message.content is string else message.content | default([], true)"   \
     " | selectattr('text', 'defined') | map(attribute='text') | join('') -%}"
@@ -91,7 +94,8 @@ static const char mistral_v1[] = SYSTEM_APART BOS
     "{%- elif message.role == 'assistant' -%}{{ ' ' + said + eos_token }}"
     "{%- else -%}{{ raise_exception('roles are system, user and assistant') }}{%- endif -%}" END;
 
-/* `gap`: what stands behind an opening tag; `answer`: an assistant's text. The system text stands in the last message. */
+/* `gap`: what stands behind an opening tag; `answer`: an assistant's text. The system text stands
+ * in the last message. */
 #define MISTRAL_TOOLS(gap, answer)                                                                           \
     SYSTEM_APART                                                                                             \
     "{%- set tools = tools | default(none) -%}"                                                              \

@@ -1,18 +1,19 @@
-/* named_templates.h - chat templates by the names that axolotl gives them.
+/* named_templates.h - chat templates under the names that axolotl gives them.
  *
- * Each is written for nibble from the format's description: it renders messages of texts as axolotl's template of that
- * name does, which tests/oracle/test_axolotl.py compares. */
+ * The templates are written for nibble, from descriptions of the formats. For messages whose
+ * content is text they render what axolotl's template of the same name renders;
+ * tests/oracle/test_axolotl.py compares the two. */
 #ifndef NBL_NAMED_TEMPLATES_H
 #define NBL_NAMED_TEMPLATES_H
 
 #include "base/base.h"
 
-/* The template's text; NULL: no such name. */
+/* Returns the text of a template, or NULL for an unknown name. */
 const char *nbl__named_template(const char *name);
-/* The name behind "tokenizer_default_fallback_", which stands for the model's own template or, where it has none, the
- * named one. NULL: no such text. */
+/* "tokenizer_default_fallback_NAME" stands for the model's own template, or for NAME if the model
+ * has none. Returns NAME, or NULL if `name` does not begin so. */
 const char *nbl__template_fallback(const char *name);
-/* All names, sorted, between ", ". */
+/* Returns all names, sorted, separated by ", ". */
 const char *nbl__named_template_names(void);
 
 #endif

@@ -1,9 +1,15 @@
-/* added_tokens.c - see added_tokens.h.
+/* added_tokens.c - stores the added tokens and finds them in text; see added_tokens.h.
  *
- * Two passes: tokens whose `normalized` is false are looked for in the text as given, the others in what the
- * normalizer made of the stretches between. In both the leftmost match counts, of those the longest, and a
- * match that is then turned down (single_word) still uses up its text. Cost: the length of the text times, where
- * tokens begin, the length of the longest token, which is bounded (trie.h). */
+ * The search has two passes:
+ *   1. Tokens with normalized = false are searched in the raw text.
+ *   2. The spans between these matches are normalised. Tokens with normalized = true are searched in
+ *      the result.
+ * In both passes the leftmost match wins, and among matches at the same position the longest. A
+ * match that single_word rejects still consumes its text: the search goes on behind it, as upstream
+ * does.
+ *
+ * Cost: O(bytes of the text), plus up to NBL_TRIE_LONGEST steps at each position whose byte begins
+ * a token. */
 #include "text/tokenizer/added_tokens.h"
 
 #include "text/chars.h"
@@ -31,7 +37,7 @@ void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__ad
     const char *text = token->content.text;
     size_t size = token->content.size;
     int64_t index = nbl__vocab_index(&a->vocab, text, size);
-    if (index >= 0) {
+    if (index >= 0) { /* the same content again: new flags, old id, `special` stays set */
         nbl__added_token *known = &a->tokens[index];
         bool special = known->special || token->special;
         int32_t id = known->id;
@@ -49,7 +55,7 @@ void nbl__added_add(nbl__added_tokens *a, const nbl__model *model, const nbl__ad
     nbl__vocab_add(&a->vocab, text, size, id);
 }
 
-/* The index of the token with this very form, or -1. */
+/* Returns the index of the token whose searched form is exactly `form`, or -1. */
 static int32_t exactly(const nbl__trie *trie, const nbl__slice *form)
 {
     int64_t node = NBL_TRIE_ROOT;
@@ -64,7 +70,8 @@ nbl_status nbl__added_finish(nbl__added_tokens *a, const char *where)
         const nbl__added_token *token = &a->tokens[i];
         int which = token->normalized;
         nbl__slice form = which && token->normal.text ? token->normal : token->content;
-        /* Of two tokens with the same form upstream finds either, by chance; here it is the first. */
+        /* Two tokens can have the same normalised form. Upstream finds one of the two by chance,
+         * nibble finds the first. */
         if (form.size == 0 || exactly(&a->tries[which], &form) >= 0) continue;
         NBL_TRY(nbl__trie_add(&a->tries[which], where, form.text, form.size, (int32_t)i));
         a->has[which] = true;
@@ -75,7 +82,8 @@ nbl_status nbl__added_finish(nbl__added_tokens *a, const char *where)
 
 /* ---- finding them ---- */
 
-/* The longest token at `at`: its index, or -1. */
+/* Returns the index of the longest token that begins at offset `at`, or -1. Sets *end to the offset
+ * behind it. */
 static int32_t longest(const nbl__trie *trie, const char *text, size_t size, size_t at, size_t *end)
 {
     int64_t node = NBL_TRIE_ROOT;
@@ -91,6 +99,7 @@ static int32_t longest(const nbl__trie *trie, const char *text, size_t size, siz
     return found;
 }
 
+/* True if no word character touches [begin, end). */
 static bool stands_alone(const char *text, size_t size, size_t begin, size_t end)
 {
     uint32_t c;
@@ -105,6 +114,7 @@ static bool stands_alone(const char *text, size_t size, size_t begin, size_t end
     return true;
 }
 
+/* Returns the offset where the white space that ends at `at` begins. */
 static size_t spaces_before(const char *text, size_t at)
 {
     while (at > 0) {
@@ -117,6 +127,7 @@ static size_t spaces_before(const char *text, size_t at)
     return at;
 }
 
+/* Returns the offset where the white space that begins at `at` ends. */
 static size_t spaces_after(const char *text, size_t size, size_t at)
 {
     while (at < size) {
@@ -128,6 +139,7 @@ static size_t spaces_after(const char *text, size_t size, size_t at)
     return at;
 }
 
+/* Appends the piece [begin, end) unless it is empty. `origin` is relative to the whole text. */
 static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin, size_t end, size_t origin,
                             int32_t id)
 {
@@ -139,7 +151,7 @@ static nbl_status add_piece(nbl_context *ctx, nbl__pieces *pieces, size_t begin,
 nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const char *text, size_t size,
                             size_t origin, nbl__pieces *pieces)
 {
-    size_t done = 0; /* text that belongs to a piece already */
+    size_t done = 0; /* the pieces so far cover text[0..done) */
     for (size_t at = 0; a->has[normalized] && at < size;) {
         size_t end = at;
         int32_t index = -1;
@@ -158,7 +170,8 @@ nbl_status nbl__added_split(const nbl__added_tokens *a, bool normalized, const c
             if (begin < done) begin = done;
         }
         if (token->right_strip) end = spaces_after(text, size, end);
-        /* A token within the spaces that the one before took (upstream gives up there): it is left out. */
+        /* The previous token's right_strip took the white space that contains this token, so the
+         * token is dropped. Upstream aborts here. */
         if (begin > end) continue;
         if (done < begin) NBL_TRY(add_piece(a->ctx, pieces, done, begin, origin, -1));
         NBL_TRY(add_piece(a->ctx, pieces, begin, end, origin, token->id));

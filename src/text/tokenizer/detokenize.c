@@ -1,9 +1,12 @@
-/* detokenize.c - ids to text, whole or one by one as a model produces them; see tokenizer.h. */
+/* detokenize.c - turns ids into text: a whole list at once, or id by id while a model generates.
+ *
+ * Threads: all functions here use the worker of thread 0, so one tokenizer detokenizes in one
+ * thread at a time. */
 #include "text/chars.h"
 #include "text/tokenizer/tokenizer.h"
 
-/* The text of an id as decoders see it, or false. An added token that is normalised when it is looked for counts
- * in its normalised form, as upstream. */
+/* Sets *text to the text of an id as the detokenizer sees it. Returns false for an unknown id. An
+ * added token with normalized = true has its normalised form here, as upstream. */
 static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
 {
     const nbl__added_token *added = nbl__added_get(&t->added, id);
@@ -16,7 +19,8 @@ static bool token_text(const nbl_tokenizer *t, int32_t id, nbl__slice *text)
     return token != NULL;
 }
 
-/* The text of some ids, in the worker's memory until it is used again. */
+/* Detokenizes `count` ids. *text lies in the worker's memory and is valid until the next call.
+ * Unknown ids are skipped, as upstream does. */
 static nbl_status decode(const nbl_tokenizer *t, nbl__worker *w, const int32_t *ids, int64_t count,
                          bool skip_special, nbl__slice *text)
 {
@@ -83,22 +87,29 @@ int64_t nbl_tokenizer_size(const nbl_tokenizer *t)
     return size;
 }
 
-/* ---- one by one ----
+/* ---- streaming ----
  *
- * What an id adds to the text may depend on the ids around it. So a window of ids is kept: those whose text was
- * handed out last, and those since. The window is decoded with each new id; what goes beyond the text handed out
- * is new, unless it ends with U+FFFD, which may be the first half of a character: then one more id is awaited, at
- * most PATIENCE, because bytes that never become a character must come out as well. */
+ * The text that an id adds may depend on the ids before it (a leading space, half a character). So
+ * the stream keeps a window of ids and detokenizes the whole window with each new id:
+ *
+ *     ids:   [ ids of the last output | ids since then ]
+ *             0 .. said_ids             said_ids .. ids.count
+ *     text:  [ said                   | new text       ]
+ *
+ * The new text is returned at once, except when it ends with U+FFFD. A U+FFFD may be the first
+ * bytes of a character whose other bytes are in later ids. Then the stream waits for up to PATIENCE
+ * ids, and returns the U+FFFD if the character is still incomplete. After an output the window
+ * drops the ids before said_ids, so the cost per id does not grow with the length of the text. */
 struct nbl_text_stream {
-    nbl_tokenizer *tokenizer;
+    nbl_tokenizer *tokenizer; /* borrowed */
     bool skip_special;
-    nbl__ids ids;
-    size_t said_ids;  /* of these, the text was handed out... */
-    nbl__bytes said;  /* ...and is this */
-    nbl__bytes fresh; /* what the last call handed out */
+    nbl__ids ids;     /* the window */
+    size_t said_ids;  /* the text of the first said_ids ids was returned */
+    nbl__bytes said;  /* the text of these ids */
+    nbl__bytes fresh; /* the text that the last call returned */
 };
 
-enum { PATIENCE = 16 };
+enum { PATIENCE = 16 }; /* ids; a character has at most 4 bytes */
 
 nbl_status nbl_text_stream_open(nbl_tokenizer *t, int skip_special, nbl_text_stream **stream)
 {
@@ -119,7 +130,8 @@ void nbl_text_stream_close(nbl_text_stream *s)
     nbl__free(ctx, s, sizeof *s);
 }
 
-/* Hands out what is new in the window, unless it may be unfinished and `last` is false. */
+/* Sets *text to the new text of the window. *text is empty if the new text may end in an incomplete
+ * character and `last` is false. */
 static nbl_status say(nbl_text_stream *s, bool last, nbl_string *text)
 {
     nbl_tokenizer *t = s->tokenizer;
@@ -128,14 +140,17 @@ static nbl_status say(nbl_text_stream *s, bool last, nbl_string *text)
     NBL_TRY(decode(t, &t->workers[0], s->ids.items, (int64_t)s->ids.count, s->skip_special, &whole));
     bool unfinished = whole.size >= 3 && memcmp(whole.text + whole.size - 3, "\xef\xbf\xbd", 3) == 0;
     if (unfinished && !last && s->ids.count - s->said_ids < PATIENCE) return NBL_OK;
-    size_t same = 0; /* what was handed out before; decoders may change their mind about its end */
+    /* `same`: bytes that were returned before. Compared, not assumed: with more ids a detokenizer
+     * may change the end of the earlier text. */
+    size_t same = 0;
     while (same < whole.size && same < s->said.size && whole.text[same] == s->said.data[same]) same++;
     while (same > 0 && same < whole.size && !nbl__is_char_start(whole.text[same])) same--;
     if (whole.size == same) return NBL_OK;
     s->fresh.size = 0;
     NBL_TRY(nbl__bytes_add(t->ctx, &s->fresh, whole.text + same, whole.size - same));
     *text = (nbl_string){s->fresh.data, s->fresh.size};
-    /* The window begins anew with the ids since the last hand-out. */
+    /* Drop the ids of the previous output. The ids of this output become the context of the
+     * next. */
     size_t kept = s->ids.count - s->said_ids;
     memmove(s->ids.items, s->ids.items + s->said_ids, kept * sizeof *s->ids.items);
     s->ids.count = s->said_ids = kept;

@@ -1,5 +1,7 @@
-/* detokenizer.c - see detokenizer.h. A step reads one list of tokens and writes the other. Bytes of any value may meet
- * between the steps; every step that makes bytes makes valid UTF-8 of them, U+FFFD for what is none. */
+/* detokenizer.c - the steps of a detokenizer; see detokenizer.h.
+ *
+ * Invariant: the texts between two steps are valid UTF-8. Two steps produce raw bytes, ByteLevel
+ * and ByteFallback. Both replace invalid sequences by U+FFFD before they end. */
 #include "text/tokenizer/detokenizer.h"
 
 #include "text/chars.h"
@@ -14,6 +16,7 @@ void nbl__detokenize_scratch_free(nbl__detokenize_scratch *s)
 
 /* ---- writing a token ---- */
 
+/* The text that the current step writes. */
 static nbl__bytes *out(nbl__detokenize_scratch *s)
 {
     return &s->text[!s->now];
@@ -24,13 +27,15 @@ static nbl_status put(nbl__detokenize_scratch *s, const char *text, size_t size)
     return nbl__bytes_add(s->ctx, out(s), text, size);
 }
 
-/* What was written from `begin` on is a token. */
+/* Ends a token: its text is all that was written from offset `begin` on. */
 static nbl_status end_token(nbl__detokenize_scratch *s, size_t begin)
 {
     return nbl__pieces_add(s->ctx, &s->tokens[!s->now], (nbl__piece){begin, out(s)->size - begin, 0, -1});
 }
 
-/* Bytes of a sequence at s that is broken: as many as could begin a character, at least one. */
+/* Returns the length of the invalid sequence at s: the longest prefix that a valid character could
+ * have, at least 1. This is the "maximal subpart" rule of Unicode, which Rust's from_utf8_lossy
+ * follows. It decides how many U+FFFD a broken text gets. */
 static size_t broken_length(const unsigned char *s, size_t size)
 {
     unsigned char low = 0x80, high = 0xbf;
@@ -54,6 +59,7 @@ static size_t broken_length(const unsigned char *s, size_t size)
     return n;
 }
 
+/* Writes bytes as UTF-8, with one U+FFFD for each invalid sequence. */
 static nbl_status put_lossy(nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     for (size_t at = 0; at < size;) {
@@ -69,10 +75,13 @@ static nbl_status put_lossy(nbl__detokenize_scratch *s, const char *text, size_t
 
 /* ---- steps over all tokens at once ---- */
 
+/* ByteLevel: each character stands for one byte (nbl__char_byte). A token with a character that
+ * stands for no byte is copied as it is. All tokens become one token, because a character of the
+ * text may be spread over several tokens. */
 static nbl_status byte_level(nbl__detokenize_scratch *s)
 {
     nbl__bytes *from = &s->text[s->now];
-    size_t all = 0; /* bytes go in place: a byte is never longer than its character */
+    size_t all = 0; /* bytes are written in place: a byte is never longer than its character */
     for (size_t i = 0; i < s->tokens[s->now].count; i++) {
         const nbl__piece *token = &s->tokens[s->now].items[i];
         const char *text = from->data + token->begin;
@@ -96,7 +105,8 @@ static nbl_status byte_level(nbl__detokenize_scratch *s)
     return end_token(s, 0);
 }
 
-/* The value of <0x41>, or -1. */
+/* Returns the value of a byte token such as <0x41>, or -1. Upstream parses the digits with Rust's
+ * from_str_radix, which allows a leading '+': <0x+4> is 4. */
 static int byte_value(const char *text, size_t size)
 {
     if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -115,7 +125,8 @@ static int byte_value(const char *text, size_t size)
     return digits ? value : -1;
 }
 
-/* Runs of byte tokens become one token, or one U+FFFD for each when they are no UTF-8. */
+/* ByteFallback: a run of byte tokens becomes one token if the bytes are valid UTF-8. Otherwise each
+ * byte token becomes one U+FFFD. Other tokens are copied. */
 static nbl_status byte_fallback(nbl__detokenize_scratch *s)
 {
     const nbl__pieces *tokens = &s->tokens[s->now];
@@ -153,6 +164,8 @@ static nbl_status byte_fallback(nbl__detokenize_scratch *s)
 
 /* ---- steps that look at one token ---- */
 
+/* Metaspace: the replacement character becomes a space. In the first token it is removed, because
+ * the pre-tokenizer put it there, except with prepend_scheme "never". */
 static nbl_status metaspace(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
                             const char *text, size_t size)
 {
@@ -202,7 +215,10 @@ static nbl_status strip(const nbl__decoder *step, nbl__detokenize_scratch *s, co
     return put(s, text + begin, end - begin);
 }
 
-/* ---- replacing plain texts, as Rust's str::replace ---- */
+/* ---- replacing plain texts ---- */
+
+/* Replaces `old` by `new` in text[from..size), as Rust's str::replace does. An empty `old` matches
+ * before each character and at the end. */
 
 static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from, const char *old,
                                 size_t old_size, const char *new, size_t new_size)
@@ -229,6 +245,8 @@ static nbl_status replace_plain(nbl_context *ctx, nbl__bytes *text, size_t from,
     return status;
 }
 
+/* Removes the spaces that word-level tokenization puts before punctuation and English contractions.
+ * The pairs and their order are upstream's. */
 static nbl_status clean_up(nbl__detokenize_scratch *s, size_t from)
 {
     static const char *const pairs[][2] = {
@@ -240,6 +258,8 @@ static nbl_status clean_up(nbl__detokenize_scratch *s, size_t from)
     return NBL_OK;
 }
 
+/* WordPiece: a token that begins with the prefix ("##") continues the word before it, any other
+ * token gets a space in front. The first token gets neither change. */
 static nbl_status wordpiece(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index,
                             const char *text, size_t size)
 {
@@ -255,6 +275,8 @@ static nbl_status wordpiece(const nbl__decoder *step, nbl__detokenize_scratch *s
     return step->cleanup ? clean_up(s, from) : NBL_OK;
 }
 
+/* CTC: removes the pad token; with cleanup the word delimiter becomes a space. run_token drops
+ * repetitions and tokens that become empty. */
 static nbl_status ctc(const nbl__decoder *step, nbl__detokenize_scratch *s, const char *text, size_t size)
 {
     size_t from = out(s)->size;
@@ -265,6 +287,7 @@ static nbl_status ctc(const nbl__decoder *step, nbl__detokenize_scratch *s, cons
     return replace_plain(s->ctx, out(s), from, step->delimiter.text, step->delimiter.size, " ", 1);
 }
 
+/* BPEDecoder: the end-of-word suffix becomes a space, and nothing in the last token. */
 static nbl_status bpe(const nbl__decoder *step, nbl__detokenize_scratch *s, bool last, const char *text,
                       size_t size)
 {
@@ -273,6 +296,7 @@ static nbl_status bpe(const nbl__decoder *step, nbl__detokenize_scratch *s, bool
     return replace_plain(s->ctx, out(s), from, step->prefix.text, step->prefix.size, " ", !last);
 }
 
+/* Runs a step that looks at one token at a time on token `index`. */
 static nbl_status run_token(const nbl__decoder *step, nbl__detokenize_scratch *s, size_t index)
 {
     const nbl__pieces *tokens = &s->tokens[s->now];
@@ -288,7 +312,7 @@ static nbl_status run_token(const nbl__decoder *step, nbl__detokenize_scratch *s
     case NBL_DETOKENIZE_CTC:
         if (index > 0 && token[-1].size == token->size &&
             memcmp(s->text[s->now].data + token[-1].begin, text, token->size) == 0)
-            return NBL_OK; /* a repetition */
+            return NBL_OK; /* CTC drops repeated tokens */
         NBL_TRY(ctc(step, s, text, token->size));
         if (out(s)->size == begin) return NBL_OK;
         break;

@@ -1,8 +1,9 @@
-/* normalizer.c - the steps of a normalizer but the canonical forms and charsmaps, which have their own files.
+/* normalizer.c - runs the steps of a normalizer; see normalizer.h.
  *
- * A step reads one buffer and writes the other. Beside the text it keeps `origin`, how many leading bytes stem
- * from the input's first character: all that remains of upstream's alignments when only ids are wanted, because
- * one pre-tokenizer (Metaspace, prepend_scheme "first") asks whether a piece begins where the input begins. */
+ * A step reads one text and writes another. Each step also carries `origin` along: the number of
+ * leading bytes that stem from the input's first character. Upstream tracks the source of every
+ * character. The ids need only this one number, because one pre-tokenizer (Metaspace with
+ * prepend_scheme "first") asks whether a piece begins where the input begins. */
 #include "text/tokenizer/normalizer.h"
 
 #include "text/chars.h"
@@ -15,7 +16,10 @@ void nbl__normalizer_scratch_free(nbl__normalizer_scratch *s)
     nbl__free(s->ctx, s->characters, s->room * sizeof *s->characters);
 }
 
-/* Bytes that are printable in Latin-1 stand for themselves; the 68 others follow from U+0100 on. */
+/* The 188 bytes that are printable in Latin-1 stand for themselves. The 68 others are mapped in
+ * order to U+0100 ... U+0143:
+ *
+ *     00-20 -> U+0100-U+0120    7f-a0 -> U+0121-U+0142    ad -> U+0143 */
 uint32_t nbl__byte_char(unsigned char b)
 {
     if ((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b != 0xad)) return b;
@@ -34,6 +38,7 @@ int nbl__char_byte(uint32_t c)
 
 /* ---- steps that look at one character at a time ---- */
 
+/* BertNormalizer's ranges of CJK ideographs. */
 static bool is_chinese(uint32_t c)
 {
     return (c >= 0x4e00 && c <= 0x9fff) || (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x20000 && c <= 0x2a6df) ||
@@ -41,7 +46,7 @@ static bool is_chinese(uint32_t c)
            (c >= 0x2f800 && c <= 0x2fa1f);
 }
 
-/* What SentencePiece's "nmt" rules make of a character: itself, a space, or nothing (UINT32_MAX). */
+/* SentencePiece's "nmt" rules: returns c, or a space, or UINT32_MAX if c is to be dropped. */
 static uint32_t nmt(uint32_t c)
 {
     if ((c >= 1 && c <= 8) || c == 0xb || (c >= 0xe && c <= 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f)
@@ -52,6 +57,7 @@ static uint32_t nmt(uint32_t c)
     return c;
 }
 
+/* Runs a step on one character. */
 static nbl_status map_char(nbl__normalizer_kind kind, uint32_t c, bool first, nbl__sink *out)
 {
     uint32_t lower[2];
@@ -89,13 +95,15 @@ static nbl_status map_all(nbl__normalizer_kind kind, const nbl__normal *in, nbl_
     return NBL_OK;
 }
 
-/* ---- the others ---- */
+/* ---- steps that look at the whole text ---- */
 
+/* Appends in[begin, end) unchanged. If a part of it stems from the first character, the output's
+ * origin ends with that part. */
 static nbl_status copy(const nbl__normal *in, size_t begin, size_t end, nbl__sink *out)
 {
     NBL_TRY(nbl__bytes_add(out->ctx, out->bytes, in->text + begin, end - begin));
     if (begin < in->origin) {
-        size_t over = end > in->origin ? end - in->origin : 0;
+        size_t over = end > in->origin ? end - in->origin : 0; /* bytes of other characters */
         out->origin = out->bytes->size - over;
     }
     return NBL_OK;
@@ -119,7 +127,8 @@ static nbl_status strip(const nbl__normalizer *step, const nbl__normal *in, nbl_
     return copy(in, begin, end, out);
 }
 
-/* Replacements may make a text longer, one after the other without end; no real one does by much. */
+/* Each replacement can multiply the length of the text, so a hostile file could exhaust memory. The
+ * limit is 64 MiB + 16 times the input. */
 static nbl_status check_growth(const nbl__normal *in, const nbl__sink *out)
 {
     NBL_CHECK(out->ctx, out->bytes->size <= ((size_t)1 << 26) + 16 * in->size, NBL_ERROR_UNSUPPORTED,
@@ -140,6 +149,8 @@ static nbl_status replace(const nbl__normalizer *step, nbl__normalizer_scratch *
         if (!found) break;
         NBL_TRY(copy(in, last, begin, out));
         NBL_TRY(nbl__bytes_add(out->ctx, out->bytes, step->content.text, step->content.size));
+        /* The new text counts as the first character if the match ends within the first
+         * character. */
         if ((end ? end - 1 : 0) < in->origin && step->content.size) out->origin = out->bytes->size;
         NBL_TRY(check_growth(in, out));
         last = end;

@@ -1,4 +1,9 @@
-/* normalizer.h - steps that rewrite text before it is split; see normalizer.c. */
+/* normalizer.h - the part "normalizer" of tokenizer.json: steps that rewrite text before it is
+ * split.
+ *
+ * normalizer.c has the steps, except for two: normalizer_forms.c has NFC, NFD, NFKC and NFKD,
+ * normalizer_precompiled.c has SentencePiece's charsmap. BertNormalizer is read as several
+ * steps. */
 #ifndef NBL_NORMALIZER_H
 #define NBL_NORMALIZER_H
 
@@ -23,43 +28,45 @@ typedef enum nbl__normalizer_kind {
     NBL_NORMALIZE_BYTE_LEVEL
 } nbl__normalizer_kind;
 
+/* One step. Each field names the kinds that use it. */
 typedef struct nbl__normalizer {
     nbl__normalizer_kind kind;
-    bool left, right;   /* strip */
-    nbl__regex *regex;  /* replace */
-    nbl__slice content; /* replace, prepend */
-    /* precompiled: a double-array trie, then texts that end with a zero byte */
-    const uint32_t *units;
+    bool left, right;      /* strip: the sides that lose their white space */
+    nbl__regex *regex;     /* replace; the tokenizer owns it */
+    nbl__slice content;    /* replace: the new text; prepend: the text put in front */
+    const uint32_t *units; /* precompiled: double-array trie; values are offsets into `texts` */
     size_t unit_count;
-    nbl__slice texts;
+    nbl__slice texts; /* precompiled: the replacements, each ended by a zero byte */
 } nbl__normalizer;
 
-/* Memory of one thread. */
+/* Memory of one thread. Step i writes buffers[i % 2]. */
 typedef struct nbl__normalizer_scratch {
     nbl_context *ctx;
     nbl__matcher *matcher; /* borrowed */
     nbl__bytes buffers[2];
-    uint32_t *characters; /* of the canonical forms: each with its class and origin */
-    size_t room;
+    uint32_t *characters; /* work list of normalizer_forms.c, which describes its layout */
+    size_t room;          /* capacity of `characters` */
 } nbl__normalizer_scratch;
 void nbl__normalizer_scratch_free(nbl__normalizer_scratch *scratch);
 
-/* A text and how many of its leading bytes stem from the input's first character. */
+/* A text. `origin` is the number of leading bytes that stem from the input's first character. */
 typedef struct nbl__normal {
     const char *text;
     size_t size, origin;
 } nbl__normal;
 
-/* Runs all steps. The result is the input itself or lies in the scratch until the next call. */
+/* Runs all steps on *text, which must be valid UTF-8, and replaces *text by the result. The result
+ * is the input itself (no steps) or lies in the scratch, where it is valid until the next call. */
 nbl_status nbl__normalize(const nbl__normalizer *steps, int count, nbl__normalizer_scratch *scratch,
                           nbl__normal *text);
 
-/* Where the output of a step goes. */
+/* The output of a step: text and its origin, as in nbl__normal. */
 typedef struct nbl__sink {
     nbl_context *ctx;
     nbl__bytes *bytes;
     size_t origin;
 } nbl__sink;
+/* Appends character c. `first`: c stems from the input's first character. */
 static inline nbl_status nbl__sink_put(nbl__sink *sink, uint32_t c, bool first)
 {
     NBL_TRY(nbl__bytes_reserve(sink->ctx, sink->bytes, 4));
@@ -76,17 +83,19 @@ static inline nbl_status nbl__sink_put(nbl__sink *sink, uint32_t c, bool first)
     return NBL_OK;
 }
 
-/* The character that stands for a byte in byte-level vocabularies. */
+/* Byte-level vocabularies, GPT-2's invention, write each byte as one printable character, so that a
+ * token is always text. Returns the character of a byte, below U+0144. */
 uint32_t nbl__byte_char(unsigned char byte);
-/* Its inverse; -1: none. */
+/* Returns the byte of a character, or -1 if c stands for no byte. */
 int nbl__char_byte(uint32_t c);
 
-/* normalizer_forms.c */
+/* Runs the step NFC, NFD, NFKC or NFKD. In normalizer_forms.c. */
 nbl_status nbl__normalize_form(nbl__normalizer_scratch *scratch, nbl__normalizer_kind form,
                                const nbl__normal *in, nbl__sink *out);
-/* normalizer_precompiled.c */
+/* Runs the step Precompiled. In normalizer_precompiled.c. */
 nbl_status nbl__normalize_precompiled(const nbl__normalizer *step, const nbl__normal *in, nbl__sink *out);
-/* Reads a charsmap, base64 as in the file; its memory comes from the arena. */
+/* Decodes a charsmap from base64 into `step`. The arena owns the memory. Messages begin with
+ * `where`. */
 nbl_status nbl__precompiled_read(nbl__arena *arena, const char *where, const char *text, size_t size,
                                  nbl__normalizer *step);
 

@@ -1,10 +1,21 @@
-/* normalizer_forms.c - the canonical forms NFC, NFD, NFKC, NFKD: decompose, put marks in order, compose.
+/* normalizer_forms.c - the Unicode normalization forms NFC, NFD, NFKC and NFKD.
  *
- * Own code around utf8proc's tables rather than its ready-made function, because upstream's tables are older
- * (unicode.h) and the origin of every character must be known. Linear: marks of one base are sorted by
- * counting. A character of the work list is code | class << 21 | taken << 29: how many characters of the input
- * it stands for, 0 for what decomposition added. As upstream counts, characters take those of the input in
- * order, also after marks have changed places, and what was added belongs to what stands before it. */
+ * Algorithm (Unicode, UAX #15): decompose each character, sort runs of combining marks by their
+ * class, and for NFC and NFKC compose again. The code uses utf8proc's tables but not utf8proc's
+ * function, for two reasons: upstream's tables are older (unicode.h), and the origin of each
+ * character is needed.
+ *
+ * A character of the work list is one u32:
+ *
+ *     bits 0-20  code point
+ *     bits 21-28 canonical combining class, 0 for starters
+ *     bits 29-31 `taken`: number of input characters it stands for, at most 7; 0 if decomposition added it
+ *
+ * Origin is found by counting, as upstream does. The output characters take the input characters in
+ * order, even if sorting has moved marks. A character with taken 0 belongs to the character before
+ * it.
+ *
+ * Cost: linear, because long runs of marks are sorted by counting. */
 #include "text/chars.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/unicode/unicode.h"
@@ -13,7 +24,8 @@
 #define CLASS(c) ((int)((c) >> 21 & 0xff))
 #define TAKEN(c) ((c) >> 29)
 
-/* Below U+0300 composed text is composed already, and all below U+00A0 stays in any form. */
+/* True if the text is in the form already, by a look at its bytes. NFC changes no text whose
+ * characters are all below U+0300 (first byte 0xcc). The other forms change no ASCII text. */
 static bool is_stable(nbl__normalizer_kind form, const nbl__normal *in)
 {
     unsigned char limit = form == NBL_NORMALIZE_NFC ? 0xcc : 0x80;
@@ -22,7 +34,8 @@ static bool is_stable(nbl__normalizer_kind form, const nbl__normal *in)
     return true;
 }
 
-/* A stable sort by class; none of them is 0. */
+/* Sorts a run of marks by class. The sort is stable. No class is 0. Short runs use insertion sort;
+ * runs from 24 marks on use counting sort, so that a hostile text cannot make it quadratic. */
 static nbl_status sort_marks(nbl_context *ctx, uint32_t *marks, size_t count)
 {
     if (count < 24) {
@@ -45,6 +58,7 @@ static nbl_status sort_marks(nbl_context *ctx, uint32_t *marks, size_t count)
     return NBL_OK;
 }
 
+/* Fills s->characters with the decomposed text, marks in canonical order. */
 static nbl_status decompose(nbl__normalizer_scratch *s, bool compatible, const nbl__normal *in, size_t *count)
 {
     size_t n = 0;
@@ -59,7 +73,7 @@ static nbl_status decompose(nbl__normalizer_scratch *s, bool compatible, const n
                                  (uint32_t)(i == 0) << 29;
         at += length;
     }
-    for (size_t i = 0; i < n;) {
+    for (size_t i = 0; i < n;) { /* [i, end): a run of marks between two starters */
         size_t end = i;
         while (end < n && CLASS(s->characters[end])) end++;
         if (end - i > 1) NBL_TRY(sort_marks(s->ctx, s->characters + i, end - i));
@@ -69,11 +83,12 @@ static nbl_status decompose(nbl__normalizer_scratch *s, bool compatible, const n
     return NBL_OK;
 }
 
-/* In place; returns the new count. */
+/* Composes in place and returns the new count. A character joins the last starter if the pair has a
+ * primary composite and no mark between the two blocks it (has the same or a higher class). */
 static size_t compose(uint32_t *characters, size_t count)
 {
     size_t out = 0, starter = SIZE_MAX;
-    int last = 0; /* class of what stands last after the starter; 0: nothing */
+    int last = 0; /* class of the last character kept after the starter; 0: none */
     for (size_t i = 0; i < count; i++) {
         uint32_t c = characters[i], whole = 0;
         int class = CLASS(c);
@@ -91,7 +106,7 @@ static size_t compose(uint32_t *characters, size_t count)
     return out;
 }
 
-/* Characters of the input that start before byte `end`. */
+/* Returns the number of input characters that start before byte `end`. */
 static size_t characters_before(const nbl__normal *in, size_t end)
 {
     size_t count = 0;
@@ -116,7 +131,7 @@ nbl_status nbl__normalize_form(nbl__normalizer_scratch *s, nbl__normalizer_kind 
     bool is_first = false;
     for (size_t i = 0; i < count; i++) {
         uint32_t c = s->characters[i];
-        if (TAKEN(c)) is_first = taken < first;
+        if (TAKEN(c)) is_first = taken < first; /* taken 0: as the character before */
         taken += TAKEN(c);
         NBL_TRY(nbl__sink_put(out, CODE(c), is_first));
     }

@@ -1,9 +1,24 @@
-/* normalizer_precompiled.c - SentencePiece's charsmap: a table from short texts to what replaces them.
+/* normalizer_precompiled.c - the step Precompiled: SentencePiece's charsmap, which maps short texts
+ * to their replacements.
  *
- * The file's layout after base64: the trie's size in bytes (u32), the trie (darts-clone's double array, u32
- * each), then the replacements, each ended by a zero byte. A grapheme of less than six bytes is looked up
- * whole, else its characters one by one; as upstream, the shortest entry that it begins with counts. Every
- * index is checked: a broken trie finds nothing, or is refused where it leads outside the texts. */
+ * Layout of the charsmap after base64:
+ *
+ *     u32             size of the trie in bytes
+ *     u32[size / 4]   the trie: a double array of the library darts-clone
+ *     rest            the replacements, each ended by a zero byte; values of the trie are offsets here
+ *
+ * Look-up: a grapheme cluster shorter than 6 bytes is looked up whole. If it is longer, or has no
+ * entry, its characters are looked up one by one. As upstream, the shortest entry that is a prefix
+ * of the key counts, not the longest.
+ *
+ * A unit of the trie (32 bits):
+ *
+ *     bits 0-7    label: the byte that leads to this node; bit 31 is set in a unit that holds a value
+ *     bit 8       the node has a value, in the unit that its offset leads to (label 0)
+ *     bit 9       the offset is shifted left by 8 more bits
+ *     bits 10-31  offset: the index of the child for byte b is  node ^ offset ^ b
+ *
+ * The file is not trusted: every index is checked. A broken trie finds nothing. */
 #include "text/chars.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/unicode/unicode.h"
@@ -16,7 +31,8 @@ static int base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Bytes, or -1. */
+/* Decodes base64 into `out` and returns the number of bytes, or -1 for invalid base64. `out` has
+ * room for size / 4 * 3 bytes. */
 static int64_t read_base64(const char *text, size_t size, unsigned char *out)
 {
     size_t n = 0;
@@ -54,13 +70,13 @@ nbl_status nbl__precompiled_read(nbl__arena *arena, const char *where, const cha
     return NBL_OK;
 }
 
-/* The text of the shortest entry that `key` begins with. */
+/* Finds the shortest entry that `key` begins with and sets *text to its replacement. */
 static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl__slice *text)
 {
     if (step->unit_count == 0) return false;
     size_t at = 0;
     uint32_t unit = step->units[0];
-    at ^= (size_t)(unit >> 10) << ((unit & 512) >> 6);
+    at ^= (size_t)(unit >> 10) << ((unit & 512) >> 6); /* bit 9 set: 512 >> 6 = 8 more bits */
     for (size_t i = 0; i < size && key[i]; i++) {
         uint32_t c = (unsigned char)key[i];
         at ^= c;
@@ -69,7 +85,7 @@ static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl_
         if ((unit & 0x800000ff) != c) return false;
         at ^= (size_t)(unit >> 10) << ((unit & 512) >> 6);
         if (at >= step->unit_count) return false;
-        if (unit & 256) {
+        if (unit & 256) { /* an entry ends here: its value is in the unit at `at` */
             size_t begin = step->units[at] & 0x7fffffff;
             if (begin > step->texts.size) return false;
             if (begin < step->texts.size && !nbl__is_char_start(step->texts.text[begin])) return false;
@@ -82,20 +98,27 @@ static bool find(const nbl__normalizer *step, const char *key, size_t size, nbl_
     return false;
 }
 
-/* ---- where characters stem from ----
+/* ---- the origin of characters ----
  *
- * Upstream aligns old and new text by counting: a new character takes the place of the next old one, or is one
- * more (change 1), or stands for some that are gone after it (change < 0). What is dropped with nothing before it
- * is not counted, and so what follows stems from it. The last character waits, because its change may grow. */
+ * Upstream aligns new characters with old ones by counting. Each new character has a `change`:
+ *
+ *     change 0    it takes the next old character
+ *     change 1    it is an additional character and takes none
+ *     change -n   it takes the next old character, and n more that were dropped after it
+ *
+ * Old characters that are dropped when no new character is before them are not counted. So the new
+ * characters after them take them. The last new character is held back (`waiting`) because its
+ * change is final only when the next one comes. */
 typedef struct aligned {
     const nbl__normal *in;
     nbl__sink *out;
-    size_t cursor; /* the next old character */
-    uint32_t character;
+    size_t cursor;      /* offset of the next old character */
+    uint32_t character; /* the character held back, and its change */
     int64_t change;
-    bool waiting;
+    bool waiting; /* a character is held back */
 } aligned;
 
+/* Writes the character that is held back. */
 static nbl_status flush(aligned *a)
 {
     if (!a->waiting) return NBL_OK;
@@ -116,7 +139,7 @@ static nbl_status add(aligned *a, uint32_t c, int64_t change)
     return NBL_OK;
 }
 
-/* `text` for the old characters [begin, end). */
+/* Adds `text` as the replacement of the old characters in bytes [begin, end). */
 static nbl_status put_text(const nbl__slice *text, size_t begin, size_t end, aligned *a)
 {
     int64_t old = 0, new = 0;
@@ -130,6 +153,7 @@ static nbl_status put_text(const nbl__slice *text, size_t begin, size_t end, ali
     return NBL_OK;
 }
 
+/* Maps the grapheme cluster in[begin, end). */
 static nbl_status put_grapheme(const nbl__normalizer *step, size_t begin, size_t end, aligned *a)
 {
     nbl__slice text;

@@ -1,5 +1,9 @@
-/* pre_tokenizer.c - see pre_tokenizer.h. Every step goes over all pieces that are not tokens yet. Most find
- * matches in a piece, in turn delimiters and what lies between them, and then cut by one of five behaviours. */
+/* pre_tokenizer.c - runs the steps of a pre-tokenizer; see pre_tokenizer.h.
+ *
+ * A step visits all pieces that are not added tokens. There are three kinds of steps:
+ *   - Split, Characters, Words: find the matches in a piece, then cut by one of five behaviours.
+ *   - FixedLength: cuts by counting characters.
+ *   - Metaspace, ByteLevel: write new text into text[!now], and cut it. */
 #include "text/tokenizer/pre_tokenizer.h"
 
 #include "text/chars.h"
@@ -14,7 +18,10 @@ void nbl__pre_scratch_free(nbl__pre_scratch *s)
     nbl__pieces_free(s->ctx, &s->matches);
 }
 
-/* ---- matches ---- */
+/* ---- matches ----
+ *
+ * The functions match_* fill s->matches. The matches cover the piece without gaps. Offsets are
+ * relative to the piece. */
 
 static nbl_status add_match(nbl__pre_scratch *s, size_t begin, size_t end, bool delimiter)
 {
@@ -67,10 +74,10 @@ static nbl_status match_characters(nbl__pre_scratch *s, const nbl__pre_tokenizer
     return last < size ? add_match(s, last, size, false) : NBL_OK;
 }
 
-/* \w+|[^\w\s]+ of the regex crate; what lies between is the delimiter. */
+/* The matches of \w+|[^\w\s]+ with the regex crate's properties. White space is the delimiter. */
 static nbl_status match_words(nbl__pre_scratch *s, const char *text, size_t size)
 {
-    int kind = -1;
+    int kind = -1; /* of the current run: 0 white space, 1 word characters, 2 others */
     size_t begin = 0;
     for (size_t at = 0; at < size;) {
         uint32_t c;
@@ -88,6 +95,7 @@ static nbl_status match_words(nbl__pre_scratch *s, const char *text, size_t size
 
 /* ---- cutting ---- */
 
+/* Appends [begin, end) of piece `of` to the result, unless it is empty. */
 static nbl_status emit(nbl__pre_scratch *s, const nbl__piece *of, size_t begin, size_t end)
 {
     if (begin == end) return NBL_OK;
@@ -116,7 +124,7 @@ static nbl_status cut(nbl__pre_scratch *s, const nbl__piece *piece, nbl__behavio
             while (end < count && m[end].id == m[i].id) end++;
             break;
         case NBL_BEHAVIOR_MERGED_WITH_PREVIOUS:
-            /* A delimiter joins what is before it unless that is a delimiter, too. */
+            /* A delimiter joins the text before it. After another delimiter it stays alone. */
             if (!m[i].id && end < count && m[end].id) end++;
             break;
         case NBL_BEHAVIOR_MERGED_WITH_NEXT:
@@ -147,6 +155,7 @@ static nbl_status split_piece(const nbl__pre_tokenizer *step, nbl__pre_scratch *
     return cut(s, piece, behavior);
 }
 
+/* FixedLength: pieces of `length` characters; the last one may be shorter. */
 static nbl_status split_fixed(nbl__pre_scratch *s, const nbl__piece *piece, int64_t length)
 {
     const char *text = s->text[s->now].data + piece->begin;
@@ -162,8 +171,8 @@ static nbl_status split_fixed(nbl__pre_scratch *s, const nbl__piece *piece, int6
     return NBL_OK;
 }
 
-/* Steps that rewrite text put all pieces into the other buffer. These put one there; the piece is then
- * s->text[!now] from *begin on. */
+/* Metaspace: appends the rewritten piece to s->text[!now]. *piece is then a span of that text. The
+ * replacement is not put in front of a piece that begins with a space or the replacement. */
 static nbl_status rewrite_metaspace(const nbl__pre_tokenizer *step, nbl__pre_scratch *s, nbl__piece *piece)
 {
     const char *text = s->text[s->now].data + piece->begin;
@@ -186,12 +195,15 @@ static nbl_status rewrite_metaspace(const nbl__pre_tokenizer *step, nbl__pre_scr
     return NBL_OK;
 }
 
+/* ByteLevel: cuts the piece by the pattern, and appends the characters of its bytes to
+ * s->text[!now]. */
 static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_scratch *s,
                                      const nbl__piece *piece)
 {
     nbl__bytes *to = &s->text[!s->now];
     const char *text = s->text[s->now].data + piece->begin;
-    /* With a prefix the piece is first copied behind it, at the end of the buffer, split there and dropped. */
+    /* With prefix_space the pattern needs " piece" as one text. It is built in the spare memory
+     * behind the end of text[now]; the size of text[now] stays as it is. */
     size_t size = piece->size, origin = piece->origin;
     nbl__bytes *from = &s->text[s->now];
     if (step->prefix_space && *text != ' ') {
@@ -205,7 +217,7 @@ static nbl_status rewrite_byte_level(const nbl__pre_tokenizer *step, nbl__pre_sc
     s->matches.count = 0;
     if (step->regex) NBL_TRY(match_regex(s, step->regex, false, text, size));
     else NBL_TRY(add_match(s, 0, size, false));
-    NBL_TRY(nbl__bytes_reserve(s->ctx, to, 2 * size));
+    NBL_TRY(nbl__bytes_reserve(s->ctx, to, 2 * size)); /* the character of a byte has 1 or 2 bytes */
     for (size_t i = 0; i < s->matches.count; i++) {
         const nbl__piece *m = &s->matches.items[i];
         if (m->size == 0) continue;
@@ -245,7 +257,7 @@ static nbl_status run_step(const nbl__pre_tokenizer *step, nbl__pre_scratch *s)
     }
     if (rewrites) {
         s->now = !s->now;
-    } else { /* only the pieces are new */
+    } else { /* the text is unchanged: swap the lists of pieces only */
         nbl__pieces swap = s->pieces[0];
         s->pieces[0] = s->pieces[1];
         s->pieces[1] = swap;

@@ -1,4 +1,8 @@
-/* tokenizer.c - opening a tokenizer, and text to ids; see tokenizer.h. Ids to text: detokenize.c. */
+/* tokenizer.c - opens a tokenizer and turns text into ids. detokenize.c turns ids into text.
+ *
+ * A batch is encoded in parallel, one text per work item. Each list of ids is allocated on its own
+ * and belongs to the caller (nbl_ids_free). Padding comes last, because it depends on the longest
+ * list. */
 #include "text/tokenizer/tokenizer.h"
 
 #include "base/file/file.h"
@@ -6,7 +10,7 @@
 #include "base/team.h"
 #include "text/chars.h"
 
-enum { LARGEST_FILE = 256 << 20 };
+enum { LARGEST_FILE = 256 << 20 }; /* bytes of a tokenizer.json */
 
 /* ---- open and close ---- */
 
@@ -28,6 +32,7 @@ nbl_status nbl__tokenizer_keep(nbl_tokenizer *t, nbl__regex *regex)
     return NBL_OK;
 }
 
+/* Gives the parts of a zeroed worker their context. All of them share its one matcher. */
 static void open_worker(nbl_context *ctx, nbl__worker *w)
 {
     w->matcher.ctx = w->normalizer.ctx = w->pre.ctx = w->decode.ctx = w->model.ctx = ctx;
@@ -55,6 +60,7 @@ static nbl_status read_json_file(nbl_tokenizer *t, const char *path)
     return status;
 }
 
+/* True for a file name in .gguf and for a file that begins with the magic "GGUF". */
 static nbl_status is_gguf(nbl_context *ctx, const char *path, bool *yes)
 {
     nbl__file file;
@@ -64,6 +70,8 @@ static nbl_status is_gguf(nbl_context *ctx, const char *path, bool *yes)
     return NBL_OK;
 }
 
+/* Reads the tokenizer from `path`: a folder with tokenizer.json, a GGUF file, or a
+ * tokenizer.json. */
 static nbl_status fill(nbl_tokenizer *t, const char *path)
 {
     bool gguf;
@@ -141,7 +149,8 @@ void nbl_tokenizer_close(nbl_tokenizer *t)
 
 /* ---- one text ---- */
 
-/* Normalises a stretch between added tokens and cuts it along those that are found only then. */
+/* Normalises one span between added tokens. Then cuts it along the added tokens that are searched
+ * in normalised text. The result is appended to w->pre.text[0] and w->pre.pieces[0]. */
 static nbl_status add_span(const nbl_tokenizer *t, nbl__worker *w, const char *text, const nbl__piece *piece)
 {
     nbl__normal normal = {text + piece->begin, piece->size, piece->origin};
@@ -151,10 +160,13 @@ static nbl_status add_span(const nbl_tokenizer *t, nbl__worker *w, const char *t
     size_t first = pieces->count, base = all->size;
     NBL_TRY(nbl__added_split(&t->added, true, normal.text, normal.size, normal.origin, pieces));
     NBL_TRY(nbl__bytes_add(t->ctx, all, normal.text, normal.size));
+    /* The offsets were relative to normal.text; now they are relative to w->pre.text[0]. */
     for (size_t i = first; i < pieces->count; i++) pieces->items[i].begin += base;
     return NBL_OK;
 }
 
+/* Cuts a text into pieces for the model: added tokens, normalizer, pre-tokenizer. The pieces are in
+ * w->pre.pieces[w->pre.now]. */
 static nbl_status cut_text(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size)
 {
     size_t origin = size ? (size_t)nbl__char_length(text) : 0;
@@ -189,12 +201,14 @@ nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *t, nbl__worker *w, const c
 
 /* ---- truncation, frame, padding ---- */
 
+/* Cuts w->ids to the length of the part "truncation", less the special tokens that the frame
+ * adds. */
 static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
 {
     const nbl__truncation *cut = &t->truncation;
     if (!cut->on || !t->limits) return NBL_OK;
     uint64_t max = cut->max, count = w->ids.count;
-    if (special) max -= t->frame_tokens; /* as upstream: below 0 it wraps, and nothing is cut */
+    if (special) max -= t->frame_tokens; /* as upstream: max < frame_tokens wraps, nothing is cut */
     if (count <= max) return NBL_OK;
     NBL_CHECK(t->ctx, max == 0 || cut->of != NBL_TRUNCATE_SECOND, NBL_ERROR_ARGUMENT,
               "the text must be truncated, but truncation's strategy cuts only the second of two texts");
@@ -207,7 +221,7 @@ static nbl_status truncate(const nbl_tokenizer *t, nbl__worker *w, bool special)
     return NBL_OK;
 }
 
-/* The length that padding asks for. */
+/* Returns the length in tokens that padding brings a list to. */
 static uint64_t padded_length(const nbl__padding *pad, uint64_t longest)
 {
     uint64_t length = pad->is_fixed ? pad->fixed : longest;
@@ -215,6 +229,8 @@ static uint64_t padded_length(const nbl__padding *pad, uint64_t longest)
     return length;
 }
 
+/* Encodes one text into *list: checks UTF-8, encodes, truncates, and copies the ids into the
+ * frame. */
 static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *text, size_t size,
                             bool special, nbl_ids *list)
 {
@@ -238,6 +254,7 @@ static nbl_status make_list(const nbl_tokenizer *t, nbl__worker *w, const char *
     return NBL_OK;
 }
 
+/* Replaces *list by a list of `length` ids. A list that is long enough is left alone. */
 static nbl_status pad_list(const nbl_tokenizer *t, nbl_ids *list, uint64_t length)
 {
     int64_t count = (int64_t)length, more = count - list->count;
@@ -283,13 +300,14 @@ typedef struct batch {
     bool special;
 } batch;
 
-/* A text that takes long is encoded by the thread that may ask whether to go on. */
+/* Bytes. Texts longer than this are encoded one after the other by the calling thread, before the
+ * parallel part. Only the calling thread can call the progress function, and so stop early. */
 enum { LONG_TEXT = 1 << 20 };
 
 static nbl_status encode_item(void *argument, int64_t item, int worker)
 {
     const batch *b = argument;
-    if (b->lists[item].ids) return NBL_OK; /* a long one, which is done */
+    if (b->lists[item].ids) return NBL_OK; /* a long text: encoded already */
     nbl_status status = make_list(b->tokenizer, &b->tokenizer->workers[worker], b->texts[item].text,
                                   b->texts[item].size, b->special, &b->lists[item]);
     return status;

@@ -1,10 +1,15 @@
-/* tokenizer.h - the parts of a tokenizer and how text goes through them:
+/* tokenizer.h - the tokenizer: its parts, and the order in which text and ids pass through them.
  *
  *   text ─▶ added tokens ─▶ normalizer ─▶ added tokens ─▶ pre-tokenizer ─▶ model ─▶ truncation ─▶ post-processor
- *   ids  ─▶ tokens ─▶ decoder ─▶ text
+ *   ids  ─▶ tokens ─▶ detokenizer ─▶ text
  *
- * A tokenizer is constant once it is open. Each thread that encodes or decodes has its own nbl__worker, which
- * keeps memory from text to text. */
+ * The parts are those of Hugging Face's tokenizers library ("upstream" in this folder), and the ids
+ * are the same as upstream's. One part in the file may be a sequence of steps. Reading flattens
+ * such sequences, so every part is an array of steps in memory.
+ *
+ * Threads: everything that the files define is constant after opening. All memory that changes
+ * while text is encoded or detokenized is in an nbl__worker, and each thread of the context has its
+ * own. */
 #ifndef NBL_TOKENIZER_H
 #define NBL_TOKENIZER_H
 
@@ -15,23 +20,27 @@
 
 typedef enum nbl__side { NBL_SIDE_RIGHT, NBL_SIDE_LEFT } nbl__side;
 
+/* The part "truncation" of tokenizer.json. */
 typedef struct nbl__truncation {
     bool on;
-    nbl__side side;
-    uint64_t max, stride; /* tokens */
+    nbl__side side;       /* the side that is cut off */
+    uint64_t max, stride; /* tokens; the stride is checked but unused: overflow is not returned */
     enum { NBL_TRUNCATE_FIRST, NBL_TRUNCATE_SECOND } of;
 } nbl__truncation;
 
+/* The part "padding" of tokenizer.json. Target length: `fixed` or the longest list of the batch,
+ * rounded up to a multiple of `multiple`. */
 typedef struct nbl__padding {
     bool on;
-    nbl__side side;
-    uint64_t fixed; /* pad to this length; 0: to the longest of a batch */
-    bool is_fixed;
-    uint64_t multiple; /* 0: any length */
-    int32_t id;
+    nbl__side side;    /* the side where padding is added */
+    uint64_t fixed;    /* length in tokens, used if is_fixed */
+    bool is_fixed;     /* false: pad to the longest list of the batch */
+    uint64_t multiple; /* tokens; 0: no rounding */
+    int32_t id;        /* id of the padding token */
 } nbl__padding;
 
-/* What the post-processor makes of a sequence: ids, and -1 where the sequence goes. */
+/* What the post-processor puts around a sequence: token ids, and -1 at the position of the
+ * sequence. Example: [CLS] A [SEP] is {101, -1, 102}. */
 typedef struct nbl__frame {
     int32_t *items;
     int64_t count;
@@ -39,7 +48,7 @@ typedef struct nbl__frame {
 
 struct nbl_tokenizer {
     nbl_context *ctx;
-    nbl__arena arena; /* texts of tokens, steps */
+    nbl__arena arena; /* owns the texts of tokens and the arrays of steps */
     nbl__model model;
     nbl__added_tokens added;
     nbl__normalizer *normalizers;
@@ -48,50 +57,58 @@ struct nbl_tokenizer {
     int pre_tokenizer_count;
     nbl__decoder *detokenizers;
     int detokenizer_count;
-    bool has_detokenizer;
-    nbl__regex **regexes; /* of the steps; owned */
+    bool has_detokenizer; /* false: token texts are joined with one space, as upstream does */
+    nbl__regex **regexes; /* owns the patterns that steps point to */
     int regex_count, regex_room;
-    nbl__frame plain, framed; /* without and with special tokens */
-    uint64_t frame_tokens;    /* that upstream counts the post-processor to add */
+    nbl__frame plain, framed; /* frame without and with special tokens */
+    uint64_t frame_tokens;    /* tokens that the post-processor adds, as upstream counts them */
     nbl__truncation truncation;
     nbl__padding padding;
     bool limits;                 /* truncation and padding are applied (nbl_tokenizer_set_limits) */
-    int32_t bos, eos;            /* of a GGUF file; -1: none */
-    struct nbl__worker *workers; /* one per thread of the context, made when first needed */
+    int32_t bos, eos;            /* ids from a GGUF file; -1: none */
+    struct nbl__worker *workers; /* one per thread of the context, indexed by thread number */
     int worker_count;
 };
 
+/* Memory of one thread. It is kept from text to text, and freed when the tokenizer closes. */
 typedef struct nbl__worker {
     nbl__matcher matcher;
     nbl__normalizer_scratch normalizer;
     nbl__pre_scratch pre;
     nbl__detokenize_scratch decode;
     nbl__model_scratch model;
-    nbl__pieces found;
-    nbl__ids ids;
+    nbl__pieces found; /* the raw text, cut along added tokens that are not normalized */
+    nbl__ids ids;      /* result of nbl__tokenizer_pieces */
 } nbl__worker;
 
-/* Keeps a regex until the tokenizer closes; it takes it over also when it fails. */
+/* Makes the tokenizer the owner of `regex`, which is freed when the tokenizer closes. On an error
+ * `regex` is freed at once. */
 nbl_status nbl__tokenizer_keep(nbl_tokenizer *tokenizer, nbl__regex *regex);
 
-/* The ids of a text, in worker->ids: before truncation and padding, without frame. */
+/* Encodes `text`, which must be valid UTF-8, into worker->ids. Previous ids are discarded.
+ * Truncation, frame and padding are not applied. */
 nbl_status nbl__tokenizer_pieces(const nbl_tokenizer *tokenizer, nbl__worker *worker, const char *text,
                                  size_t size);
 
-/* ---- reading tokenizer.json; tokenizer_json.c and json_*.c ---- */
+/* ---- reading tokenizer.json; tokenizer_json.c and tokenizer_json_*.c ---- */
 
+/* What every reading function needs. */
 typedef struct nbl__reader {
-    nbl_tokenizer *tokenizer;
+    nbl_tokenizer *tokenizer; /* filled part by part */
     nbl_context *ctx;
-    nbl__arena *arena; /* of the tokenizer */
-    const char *where; /* the file's path */
+    nbl__arena *arena; /* the tokenizer's arena */
+    const char *where; /* path of the file; messages begin with it */
 } nbl__reader;
 
+/* Fills an empty tokenizer from the text of a tokenizer.json. Errors: NBL_ERROR_FORMAT for a
+ * malformed file, NBL_ERROR_UNSUPPORTED for a valid file with a step that nibble lacks. The
+ * tokenizer keeps no pointer into `text`. */
 nbl_status nbl__tokenizer_read_json(nbl_tokenizer *tokenizer, const char *where, const char *text,
                                     size_t size);
-/* vocab_gguf.c */
+/* Fills an empty tokenizer from the vocabulary of a GGUF file. In vocab_gguf.c. */
 nbl_status nbl__tokenizer_read_gguf(nbl_tokenizer *tokenizer, const char *path);
 
+/* One function per part of tokenizer.json. `value` is the part, or NULL if the file has none. */
 nbl_status nbl__read_model(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_normalizer(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_pre_tokenizer(nbl__reader *reader, const nbl__json *value);
@@ -101,11 +118,12 @@ nbl_status nbl__read_added_tokens(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_truncation(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__read_padding(nbl__reader *reader, const nbl__json *value);
 
-/* Members of an object, with an error that names `part`, the key and what it must be. */
+/* The functions nbl__want_* read one member of an object. An error message names `part`, the key
+ * and the type that the member must have. nbl__need says whether the member may be missing. */
 typedef enum nbl__need {
-    NBL_NEEDED,
-    NBL_DEFAULTED, /* absent: the value stays as it is */
-    NBL_OPTIONAL   /* the same, and also null */
+    NBL_NEEDED,    /* a missing member is an error */
+    NBL_DEFAULTED, /* a missing member leaves the result unchanged; null is an error */
+    NBL_OPTIONAL   /* a missing member and null leave the result unchanged */
 } nbl__need;
 nbl_status nbl__want_bool(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
                           bool *);
@@ -115,19 +133,21 @@ nbl_status nbl__want_natural(nbl__reader *, const char *part, const nbl__json *,
                              uint64_t *);
 nbl_status nbl__want_char(nbl__reader *, const char *part, const nbl__json *, const char *key, nbl__need,
                           uint32_t *);
-/* The text of the member "type". */
+/* Reads the member "type", which must be a text. */
 nbl_status nbl__want_type(nbl__reader *, const char *part, const nbl__json *, const char **type);
-/* {"String": s} or {"Regex": r} of the member "pattern". */
+/* Reads the member "pattern": {"String": s} is a literal text, {"Regex": r} a regular expression.
+ * The tokenizer owns *regex. */
 nbl_status nbl__want_pattern(nbl__reader *, const char *part, const nbl__json *, nbl__regex **regex);
-/* An id: a natural number below 2^31 - 1. */
+/* Reads an id: a natural number below 2^31 - 1. Returns false for anything else. */
 bool nbl__json_id(const nbl__json *value, int32_t *id);
 
-/* Calls `step` for each part of a list of parts: the value itself, or the members of sequences of them ("type":
- * "Sequence", the list under `list`), nested at most 16 deep. */
+/* Calls `step` for each step of a part, in order. A value of "type": "Sequence" is flattened: its
+ * members are in the array under the key `list`, and may be sequences themselves. Nesting is
+ * limited to 16 levels. The caller passes depth 0. */
 typedef nbl_status (*nbl__step_fn)(nbl__reader *reader, const nbl__json *value);
 nbl_status nbl__each_step(nbl__reader *reader, const char *part, const nbl__json *value, const char *list,
                           nbl__step_fn step, int depth);
-/* How many steps that are at most. */
+/* Returns an upper bound for the number of steps in memory, for allocating the array. */
 int64_t nbl__count_steps(const nbl__json *value, const char *list, int depth);
 
 #endif

@@ -1,14 +1,21 @@
-/* tokenizer_json.c - tokenizer.json: the top level, and what all its parts need to read their members. The
- * parts are in tokenizer_json_model.c, tokenizer_json_steps.c and tokenizer_json_ends.c. Whatever upstream reads is read as upstream reads it,
- * or refused with the key and the value that are not supported; nothing is skipped in silence but keys that
- * upstream skips. */
+/* tokenizer_json.c - reads tokenizer.json: the top level, and the functions that read members.
+ *
+ * The parts of the file are read in these files:
+ *
+ *     model                                                   tokenizer_json_model.c
+ *     normalizer, pre_tokenizer, decoder                      tokenizer_json_steps.c
+ *     added_tokens, truncation, padding, post_processor       tokenizer_json_ends.c
+ *
+ * A member is read as upstream reads it. A value that nibble does not support is an error that
+ * names the key and the value. Only keys that upstream ignores are ignored. */
 #include "text/chars.h"
 #include "text/tokenizer/tokenizer.h"
 
-enum { DEEPEST = 16 };
+enum { DEEPEST = 16 }; /* levels of nested sequences */
 
 /* ---- members ---- */
 
+/* Fails with "is missing" or "is not", according to `value`. */
 static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, const nbl__json *value,
                              const char *wanted)
 {
@@ -18,7 +25,7 @@ static nbl_status bad_member(nbl__reader *r, const char *part, const char *key, 
     return nbl__fail(r->ctx, NBL_ERROR_FORMAT, "%s: %s: \"%s\" is not %s", r->where, part, key, wanted);
 }
 
-/* True when an optional member is not there. */
+/* True if the member is missing, or null, and `need` allows that. */
 static bool is_absent(const nbl__json *value, nbl__need need)
 {
     if (value == NULL) return need != NBL_NEEDED;
@@ -111,7 +118,7 @@ static bool is_sequence(const nbl__json *value)
 
 int64_t nbl__count_steps(const nbl__json *value, const char *list, int depth)
 {
-    if (!is_sequence(value)) return 5; /* as many as BertNormalizer is */
+    if (!is_sequence(value)) return 5; /* BertNormalizer becomes up to 5 steps, all others fewer */
     const nbl__json *items = nbl__json_get(value, list);
     int64_t count = 0;
     if (depth < DEEPEST && nbl__json_is(items, NBL_JSON_ARRAY))
@@ -146,7 +153,8 @@ nbl_status nbl__tokenizer_read_json(nbl_tokenizer *t, const char *where, const c
               "%s: \"version\" is not a text", where);
     NBL_CHECK(t->ctx, version == NULL || strcmp(version->string, "1.0") == 0, NBL_ERROR_UNSUPPORTED,
               "%s: version \"%s\" is not known (only 1.0)", where, version->string);
-    /* The order matters: added tokens are normalised, and the post-processor is counted for truncation. */
+    /* Added tokens come after the model, whose size sets their ids, and after the normalizer, which
+     * rewrites their texts. */
     NBL_TRY(nbl__read_model(&reader, nbl__json_get(root, "model")));
     NBL_TRY(nbl__read_normalizer(&reader, nbl__json_get(root, "normalizer")));
     NBL_TRY(nbl__read_pre_tokenizer(&reader, nbl__json_get(root, "pre_tokenizer")));

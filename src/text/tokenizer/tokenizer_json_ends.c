@@ -1,11 +1,13 @@
-/* tokenizer_json_ends.c - the parts of tokenizer.json at the two ends: added tokens, truncation, padding, and the
- * post-processor.
+/* tokenizer_json_ends.c - reads the parts of tokenizer.json that act before and after the model:
+ * added tokens, truncation, padding and the post-processor.
  *
- * For one sequence a post-processor only ever puts fixed ids around it. So it is run once, here, on a sequence of
- * one place holder (-1), with and without special tokens; encoding then fills the frame that came out. */
+ * A post-processor puts fixed ids around a single sequence. So it runs only once, when the file is
+ * read, on a sequence that consists of the placeholder -1. The result is a frame, for example {101,
+ * -1, 102} for [CLS] A [SEP]. Encoding copies the frame and replaces -1 by the ids of the text.
+ * There are two frames: with special tokens and without. */
 #include "text/tokenizer/tokenizer.h"
 
-enum { MAX_PARTS = 256, MAX_ITEMS = 1 << 16 };
+enum { MAX_PARTS = 256, MAX_ITEMS = 1 << 16 }; /* sequences; ids of one sequence */
 
 /* ---- added tokens ---- */
 
@@ -27,7 +29,7 @@ static nbl_status read_added_token(nbl__reader *r, nbl__worker *worker, const nb
     NBL_TRY(nbl__want_bool(r, part, value, "rstrip", NBL_NEEDED, &token.right_strip));
     NBL_TRY(nbl__want_bool(r, part, value, "normalized", NBL_NEEDED, &token.normalized));
     NBL_TRY(nbl__want_bool(r, part, value, "special", NBL_NEEDED, &token.special));
-    if (token.content.size == 0) return NBL_OK; /* as upstream: an empty token is none */
+    if (token.content.size == 0) return NBL_OK; /* as upstream: an empty token is ignored */
     if (token.normalized && t->normalizer_count) {
         nbl__normal text = {token.content.text, token.content.size, 0};
         NBL_TRY(nbl__normalize(t->normalizers, t->normalizer_count, &worker->normalizer, &text));
@@ -94,7 +96,7 @@ nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
     static const char part[] = "padding";
     nbl__padding *pad = &r->tokenizer->padding;
     nbl__slice ignored;
-    uint64_t type_id;
+    uint64_t type_id; /* checked only: nibble has no token type ids */
     if (value == NULL || value->type == NBL_JSON_NULL) return NBL_OK;
     const nbl__json *strategy = nbl__json_get(value, "strategy");
     const nbl__json *fixed = nbl__json_get(strategy, "Fixed");
@@ -119,9 +121,12 @@ nbl_status nbl__read_padding(nbl__reader *r, const nbl__json *value)
     return NBL_OK;
 }
 
-/* ---- post-processor ---- */
+/* ---- post-processor ----
+ *
+ * Upstream's post-processors map a list of sequences to a list of sequences. The list starts with
+ * one sequence, {-1}. Each processor reads `now`, writes `next` and swaps the two. */
 
-/* Sequences of ids, the place holder among them. */
+/* Sequences of ids; -1 is the placeholder. */
 typedef struct parts {
     nbl__frame items[MAX_PARTS];
     int count;
@@ -130,12 +135,13 @@ typedef struct parts {
 typedef struct processing {
     nbl__reader *reader;
     parts *now, *next;
-    bool special;
-    uint64_t added;
+    bool special;   /* add special tokens */
+    uint64_t added; /* special tokens that the processors add, counted also if !special */
 } processing;
 
 static const char post[] = "post_processor";
 
+/* Appends a copy of a sequence to `next`. */
 static nbl_status add_part(processing *p, const int32_t *items, int64_t count)
 {
     nbl__reader *r = p->reader;
@@ -148,6 +154,7 @@ static nbl_status add_part(processing *p, const int32_t *items, int64_t count)
     return NBL_OK;
 }
 
+/* Ends a processor: `next` becomes `now`, and the new `next` is empty. */
 static void turn(processing *p)
 {
     parts *swap = p->now;
@@ -156,7 +163,7 @@ static void turn(processing *p)
     p->next->count = 0;
 }
 
-/* One entry of special_tokens: its ids. */
+/* Finds the entry `name` of special_tokens and checks its list of ids. */
 static nbl_status read_special(processing *p, const nbl__json *tokens, const char *name,
                                const nbl__json **ids)
 {
@@ -183,7 +190,8 @@ static nbl_status add_special(processing *p, const nbl__json *ids)
     return add_part(p, items, ids->count);
 }
 
-/* The list `key` of a template; its parts are put out when `used`. */
+/* Reads the list `key` ("single" or "pair") of a template. Its sequences are appended if `used`;
+ * the other list is only checked. */
 static nbl_status read_template(processing *p, const nbl__json *value, const char *key, bool used)
 {
     nbl__reader *r = p->reader;
@@ -227,7 +235,7 @@ static nbl_status run_template(processing *p, const nbl__json *value)
     return NBL_OK;
 }
 
-/* ["[SEP]", 102] */
+/* Reads the id of a pair such as ["[SEP]", 102]. */
 static nbl_status read_pair(nbl__reader *r, const nbl__json *value, const char *key, int32_t *id)
 {
     const nbl__json *pair = nbl__json_get(value, key);
@@ -238,7 +246,8 @@ static nbl_status read_pair(nbl__reader *r, const nbl__json *value, const char *
     return NBL_OK;
 }
 
-/* BERT: [CLS] A [SEP]; further sequences B [SEP]. RoBERTa: <s> A </s>; further ones </s> B </s>. */
+/* BertProcessing: [CLS] A [SEP], and B [SEP] for further sequences. RobertaProcessing: <s> A </s>,
+ * and </s> B </s> for further sequences. */
 static nbl_status run_classic(processing *p, const nbl__json *value, bool roberta)
 {
     nbl__reader *r = p->reader;
@@ -276,7 +285,7 @@ static nbl_status run_processor(processing *p, const nbl__json *value, int depth
         NBL_TRY(nbl__want_bool(r, post, value, "add_prefix_space", NBL_NEEDED, &ignored));
         return run_classic(p, value, true);
     }
-    if (strcmp(type, "ByteLevel") == 0) { /* moves offsets only */
+    if (strcmp(type, "ByteLevel") == 0) { /* changes offsets into the text only, never ids */
         NBL_TRY(nbl__want_bool(r, post, value, "trim_offsets", NBL_NEEDED, &ignored));
         return nbl__want_bool(r, post, value, "add_prefix_space", NBL_NEEDED, &ignored);
     }
@@ -291,6 +300,7 @@ static nbl_status run_processor(processing *p, const nbl__json *value, int depth
     return NBL_OK;
 }
 
+/* Runs the post-processor on {-1} and joins the resulting sequences into one frame. */
 static nbl_status make_frame(nbl__reader *r, const nbl__json *value, bool special, parts *memory,
                              nbl__frame *frame)
 {

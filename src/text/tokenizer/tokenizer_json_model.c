@@ -1,9 +1,13 @@
-/* tokenizer_json_model.c - the part "model" of tokenizer.json: BPE, Unigram, WordPiece, WordLevel. */
+/* tokenizer_json_model.c - reads the part "model" of tokenizer.json: BPE, Unigram, WordPiece,
+ * WordLevel.
+ *
+ * Each model's options are those of upstream. Token texts stay in the arena of the JSON document,
+ * which is the tokenizer's; the vocabulary borrows them. */
 #include "text/tokenizer/tokenizer.h"
 
 static const char part[] = "model";
 
-/* A member that must be an object or a list. */
+/* Reads a member that must be an object or a list, according to `type`. */
 static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, nbl__json_type type,
                        const nbl__json **value)
 {
@@ -14,7 +18,7 @@ static nbl_status want(nbl__reader *r, const nbl__json *model, const char *key, 
     return NBL_OK;
 }
 
-/* The vocabulary as an object of text: id. */
+/* Reads the vocabulary, an object {text: id, ...}. Two texts with one id are an error. */
 static nbl_status read_vocab(nbl__reader *r, const nbl__json *model)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -58,7 +62,7 @@ static nbl_status merge_missing(nbl__reader *r, int64_t index, const char *text,
                      r->where, index, (int)size, text);
 }
 
-/* One merge as a list of two texts, or as one text with one space. */
+/* Splits a merge into its two texts. A merge is ["a", "b"], or in older files "a b". */
 static bool split_merge(const nbl__json *item, nbl__slice *left, nbl__slice *right)
 {
     if (item->type == NBL_JSON_ARRAY) {
@@ -77,6 +81,8 @@ static bool split_merge(const nbl__json *item, nbl__slice *left, nbl__slice *rig
     return memchr(right->text, ' ', right->size) == NULL;
 }
 
+/* Adds the merge with rank `index`. Both texts and the merged text must be in the vocabulary. The
+ * prefix of continuing subwords is dropped inside: "a" + "##b" makes "ab". `whole` is scratch. */
 static nbl_status read_merge(nbl__reader *r, const nbl__json *item, int64_t index, nbl__bytes *whole)
 {
     nbl__model *m = &r->tokenizer->model;
@@ -118,7 +124,7 @@ static nbl_status read_merges(nbl__reader *r, const nbl__json *model)
             status = nbl__fail(r->ctx, NBL_ERROR_FORMAT,
                                "%s: model: merges: merge %" PRId64 " is written in another way than merge 0",
                                r->where, i);
-        /* Lists of texts may carry the first line of a merges.txt. */
+        /* A list of the form "a b" may begin with the "#version" line of merges.txt: skip it. */
         else if (item->type != NBL_JSON_STRING || strncmp(item->string, "#version", 8) != 0)
             status = read_merge(r, item, rank++, &whole);
     }
@@ -183,7 +189,7 @@ static nbl_status read_unigram(nbl__reader *r, const nbl__json *model)
     return nbl__unigram_build(m, r->where);
 }
 
-/* ---- the others ---- */
+/* ---- WordPiece and WordLevel ---- */
 
 static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
 {
@@ -196,7 +202,7 @@ static nbl_status read_wordpiece(nbl__reader *r, const nbl__json *model)
     NBL_CHECK(r->ctx, m->prefix.size < 256, NBL_ERROR_UNSUPPORTED,
               "%s: model: continuing_subword_prefix is too long", r->where);
     NBL_TRY(nbl__want_natural(r, part, model, "max_input_chars_per_word", NBL_NEEDED, &longest));
-    /* Each place of a word is tried with each length. */
+    /* Encoding a word is quadratic: each position is tried with each length. */
     NBL_CHECK(r->ctx, longest <= 10000, NBL_ERROR_UNSUPPORTED,
               "%s: model: \"max_input_chars_per_word\" %" PRIu64 " is more than the 10000 that are supported",
               r->where, longest);
@@ -211,7 +217,8 @@ static nbl_status read_wordlevel(nbl__reader *r, const nbl__json *model)
     return read_unknown(r, model, NBL_NEEDED);
 }
 
-/* Files of old versions do not name the type: as upstream, the first that fits. */
+/* Files of old versions have no "type". As upstream, the first model that fits the members is
+ * taken. */
 static const char *guess_type(const nbl__json *model)
 {
     const nbl__json *vocab = nbl__json_get(model, "vocab");

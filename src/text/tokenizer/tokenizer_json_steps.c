@@ -1,5 +1,9 @@
-/* tokenizer_json_steps.c - the parts "normalizer", "pre_tokenizer" and "decoder" of tokenizer.json: lists of steps. A
- * sequence within a sequence is the same as its members one after the other. */
+/* tokenizer_json_steps.c - reads the parts "normalizer", "pre_tokenizer" and "decoder" of
+ * tokenizer.json.
+ *
+ * Each part is one step or a sequence of steps. Nested sequences are flattened into one array per
+ * part, which the tokenizer's arena owns. The array is allocated for the upper bound of
+ * nbl__count_steps. */
 #include "text/tokenizer/tokenizer.h"
 
 static nbl_status unknown_type(nbl__reader *r, const char *part, const char *type)
@@ -13,7 +17,8 @@ static bool is(const char *type, const char *name)
     return strcmp(type, name) == 0;
 }
 
-/* Room for the steps of a part. Every text goes through each of them. */
+/* Sets *max to an upper bound for the steps of a part. The limit of 2000 bounds the work per text,
+ * because each text passes through all steps. */
 static nbl_status count_steps(nbl__reader *r, const char *part, const nbl__json *value, const char *list,
                               size_t *max)
 {
@@ -29,6 +34,8 @@ static void add_normalizer(nbl__reader *r, nbl__normalizer step)
     r->tokenizer->normalizers[r->tokenizer->normalizer_count++] = step;
 }
 
+/* BertNormalizer becomes up to five steps, in upstream's order. strip_accents defaults to
+ * lowercase. */
 static nbl_status read_bert(nbl__reader *r, const char *part, const nbl__json *value)
 {
     bool clean, chinese, lower, accents;
@@ -51,7 +58,8 @@ static nbl_status read_normalizer_step(nbl__reader *r, const nbl__json *value)
     static const struct {
         const char *name;
         nbl__normalizer_kind kind;
-    } plain[] = {{"NFC", NBL_NORMALIZE_NFC},
+    } plain[] = {/* steps without options */
+                 {"NFC", NBL_NORMALIZE_NFC},
                  {"NFD", NBL_NORMALIZE_NFD},
                  {"NFKC", NBL_NORMALIZE_NFKC},
                  {"NFKD", NBL_NORMALIZE_NFKD},
@@ -116,6 +124,7 @@ static nbl_status read_behavior(nbl__reader *r, const nbl__json *value, nbl__nee
                      r->where, text.text);
 }
 
+/* Reads Metaspace, which is both a pre-tokenizer and a decoder. */
 static nbl_status read_metaspace(nbl__reader *r, const char *part, const nbl__json *value,
                                  nbl__pre_tokenizer *step)
 {
@@ -188,7 +197,7 @@ static nbl_status read_pre_tokenizer_step(nbl__reader *r, const nbl__json *value
     } else if (is(type, "WhitespaceSplit")) {
         step.property = NBL_CHARS_SPACE;
     } else if (is(type, "BertPreTokenizer")) {
-        step.property = NBL_CHARS_SPACE;
+        step.property = NBL_CHARS_SPACE; /* two steps: remove white space, isolate punctuation */
         add_pre_tokenizer(r, step);
         step.property = NBL_CHARS_PUNCTUATION;
         step.behavior = NBL_BEHAVIOR_ISOLATED;

@@ -1,7 +1,12 @@
-/* regex.c - compiling and matching with PCRE2; see regex.h.
+/* regex.c - compiles patterns and matches them with PCRE2; see regex.h.
  *
- * Patterns and texts are hostile: a match may take at most MATCH_LIMIT steps. The just-in-time compiled
- * code runs on a stack of its own; where that is too small, the interpreter takes over. */
+ * Neither patterns nor texts are trusted: a match that needs more than MATCH_LIMIT steps is an
+ * error. PCRE2's JIT code runs on its own stack of up to MAX_JIT_STACK bytes. If that is too small,
+ * the same match runs in PCRE2's interpreter.
+ *
+ * New characters: the installed PCRE2 may be older than Unicode 16. Characters that it may not know
+ * are replaced in a copy of the text by older ones with the same length and properties (unicode.h).
+ * Offsets stay valid, because the length in bytes is the same. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/unicode/regex.h"
 
@@ -11,17 +16,19 @@
 #include "text/chars.h"
 #include "text/unicode/unicode.h"
 
+/* MATCH_LIMIT: steps; JIT_STACK_FIRST: initial size in bytes. */
 enum { MATCH_LIMIT = 20000000, HEAP_LIMIT_KIB = 64 << 10, LARGEST_PATTERN = 64 << 10 };
 enum { JIT_STACK_FIRST = 64 << 10, MAX_JIT_STACK = 4 << 20 };
 
 struct nbl__regex {
     pcre2_code *code;
     pcre2_general_context *general;
-    bool exact; /* it compares characters with each other: no stand-ins */
-    char where[96];
+    bool exact;     /* the pattern compares characters: stand-ins would give false matches */
+    char where[96]; /* begin of messages, shortened */
 };
 
-/* PCRE2 does not tell the size when it frees: it stands in front. */
+/* nbl__free needs the size of a block, which PCRE2 does not pass. So it is stored in front of the
+ * block. */
 typedef union header {
     size_t size;
     max_align_t align;
@@ -42,6 +49,7 @@ static void give(void *memory, void *user)
     nbl__free(user, begin, begin->size);
 }
 
+/* take and give are PCRE2's malloc and free, by way of the context's allocator. */
 static nbl_status out_of_memory(nbl_context *ctx, const char *where)
 {
     return nbl__fail(ctx, NBL_ERROR_MEMORY, "%s: out of memory for a regular expression", where);
@@ -65,7 +73,7 @@ static nbl_status compile(nbl_context *ctx, nbl__regex *regex, const char *patte
         pcre2_get_error_message(code, why, sizeof why);
         return nbl__fail(ctx, NBL_ERROR_FORMAT, "%s: not a valid regex: %s", regex->where, (const char *)why);
     }
-    /* Without the compiler (a system that forbids it) the interpreter does the same, slower. */
+    /* An error is ignored: on systems that forbid JIT the interpreter does the same, slower. */
     (void)pcre2_jit_compile(regex->code, PCRE2_JIT_COMPLETE);
     return NBL_OK;
 }
@@ -170,7 +178,8 @@ static nbl_status prepare(nbl__matcher *m)
     return NBL_OK;
 }
 
-/* The first character that has a stand-in, or `size`. All of them take three bytes or four. */
+/* Returns the offset of the first character that has a stand-in, or `size`. All characters with a
+ * stand-in have three or four bytes. */
 static size_t first_standin(const char *text, size_t size)
 {
     for (size_t at = 0; at < size;) {
@@ -225,7 +234,7 @@ nbl_status nbl__search_next(nbl__search *s, bool *found, size_t *begin, size_t *
         size_t from = span[0], to = span[1];
         NBL_CHECK(m->ctx, from <= to && to <= s->size && to >= s->next, NBL_ERROR_UNSUPPORTED,
                   "%s: the regex matches backwards", s->regex->where);
-        if (from == to && s->matched_before && s->last_end == to) {
+        if (from == to && s->matched_before && s->last_end == to) { /* empty: skip one character */
             s->next += s->next < s->size ? (size_t)nbl__char_length(s->subject + s->next) : 1;
             continue;
         }

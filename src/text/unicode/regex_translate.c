@@ -1,9 +1,22 @@
-/* regex_translate.c - a pattern in Oniguruma's Ruby syntax becomes one in PCRE2's; see regex.h.
+/* regex_translate.c - translates a pattern from Oniguruma's Ruby syntax to PCRE2's; see regex.h.
  *
- * One pass that copies what both read alike. What they read differently: \s (PCRE2 counts U+180E), \w, \b,
- * \h, \v, ^ and $ (always by line), (?m) (a dot that takes newlines), {,n}, {n}+ and {n}? (repeat the
- * repetition), names of properties, and classes, which in Ruby may hold other classes and intersections: those
- * become alternatives and look-aheads. Classes nest at most DEPTH deep; parentheses are PCRE2's to count. */
+ * One pass copies the syntax that both libraries read alike and rewrites the rest:
+ *
+ *     Ruby                       PCRE2
+ *     \s \d \h                   a class with Oniguruma's characters (PCRE2's \s has U+180E too)
+ *     \w                         [WORDS]
+ *     \b \B                      look-behind and look-ahead for [WORDS]
+ *     \v                         the vertical tab (PCRE2's \v is all vertical white space)
+ *     ^ $                        the same; PCRE2_MULTILINE is set, because Ruby's always match at lines
+ *     (?m)                       (?s): the dot takes newlines
+ *     {,n}                       {0,n}
+ *     {n}+  {n}?                 (?:x{n})+  (?:x{n})?: repeat the repetition
+ *     \p{name}                   names that both libraries know
+ *     [a[b]]                     (?:[a]|[b])
+ *     [a&&b]                     (?:(?=[a])[b])
+ *     [^ a[b] ]                  (?:(?!(?:[a]|[b]))(?s:.))
+ *
+ * Classes nest at most DEPTH deep, groups 100 deep. */
 #include <stdio.h>
 
 #include "text/chars.h"
@@ -26,10 +39,10 @@ enum { DEPTH = 16 };
 
 typedef struct translator {
     nbl_context *ctx;
-    const char *where;
-    const char *at, *end;
-    nbl__bytes *out;
-    bool backreference;
+    const char *where;    /* begin of messages */
+    const char *at, *end; /* the rest of the pattern */
+    nbl__bytes *out;      /* the translation so far */
+    bool backreference;   /* a backreference was read */
 } translator;
 
 static nbl_status wrong(translator *t, const char *what)
@@ -54,7 +67,7 @@ static nbl_status put_char(translator *t, uint32_t c)
     return put(t, text);
 }
 
-/* Puts `text` in front of what was written from `from` on. */
+/* Inserts `text` into the output at offset `from`. */
 static nbl_status insert(translator *t, size_t from, const char *text)
 {
     size_t size = strlen(text);
@@ -65,6 +78,7 @@ static nbl_status insert(translator *t, size_t from, const char *text)
     return NBL_OK;
 }
 
+/* Skips character c if it comes next. */
 static bool accept(translator *t, char c)
 {
     if (t->at >= t->end || *t->at != c) return false;
@@ -74,9 +88,9 @@ static bool accept(translator *t, char c)
 
 /* ---- properties and sets of characters ---- */
 
-/* A set: what stands for it within [ ], and its complement where that can be written there, too. */
+/* A set of characters, as text that is valid within [ ]. */
 typedef struct charset {
-    const char *in, *out; /* out NULL: none */
+    const char *in, *out; /* the set; its complement, or NULL if that cannot be written within [ ] */
 } charset;
 
 static const struct {
@@ -97,7 +111,8 @@ static const struct {
     {"xdigit", {HEX, NO_HEX}},
 };
 
-/* Compares names as Oniguruma does: without case, spaces, hyphens and underscores. */
+/* True if a name is `known`, which is in lower case. As in Oniguruma, case, spaces, hyphens and
+ * underscores do not matter. */
 static bool same_name(const char *name, size_t size, const char *known)
 {
     for (size_t i = 0; i < size; i++) {
@@ -116,7 +131,7 @@ static bool find_posix(const char *name, size_t size, charset *set)
     return false;
 }
 
-/* After \p or \P: {name} or {^name}. `space` holds the text of the set. */
+/* Reads {name} or {^name}; t->at is behind \p or \P. `space` is memory for the texts of *set. */
 static nbl_status read_property(translator *t, bool negated, char space[128], charset *set, bool *complement)
 {
     const char *close = memchr(t->at, '}', (size_t)(t->end - t->at));
@@ -141,7 +156,8 @@ static nbl_status read_property(translator *t, bool negated, char space[128], ch
     }
     clean[length] = '\0';
     if (length == 0) return wrong(t, "a property without a name");
-    /* PCRE2 takes a script's bare name for its extensions, which characters of other scripts may have, too. */
+    /* PCRE2 reads the bare name of a script as Script_Extensions, which contains characters of
+     * other scripts. Oniguruma reads it as Script: "sc:". */
     bool script;
     NBL_TRY(nbl__regex_is_script(t->ctx, t->where, clean, &script));
     snprintf(space, 64, "\\p{%s%s}", script ? "sc:" : "", clean);
@@ -150,7 +166,7 @@ static nbl_status read_property(translator *t, bool negated, char space[128], ch
     return NBL_OK;
 }
 
-/* Whether the letter after a backslash names a set. */
+/* Returns true if the letter after a backslash names a set, as in \s or \D. */
 static bool find_escape_set(char letter, charset *set, bool *complement)
 {
     static const struct {
@@ -190,7 +206,7 @@ static nbl_status read_hex(translator *t, int max, uint32_t *c)
     return NBL_OK;
 }
 
-/* After a backslash: an escape that stands for one character. */
+/* Reads an escape that stands for one character. t->at is behind the backslash. */
 static nbl_status read_escape(translator *t, bool in_class, uint32_t *c)
 {
     if (t->at >= t->end) return wrong(t, "it ends with a backslash");
@@ -230,8 +246,8 @@ static nbl_status read_escape(translator *t, bool in_class, uint32_t *c)
 
 static nbl_status read_class(translator *t, int depth);
 
-/* What a class gathers: characters and sets that can stand within brackets go to `simple`, all else to
- * `others` as alternatives, each led by '|'. */
+/* The items of a class, in PCRE2's syntax. `simple`: characters and sets that are valid within [ ].
+ * `others`: complements and nested classes as alternatives, each with '|' in front. */
 typedef struct class_parts {
     nbl__bytes simple, others;
 } class_parts;
@@ -245,7 +261,8 @@ static nbl_status add_set(translator *t, class_parts *p, const charset *set, boo
     return nbl__bytes_add(t->ctx, &p->others, "]", 1);
 }
 
-/* One character of a class, or a set (then *is_set); "[" of a class within was seen by the caller. */
+/* Reads one item of a class that is not a nested class. A character is stored in *c. A set is added
+ * to p, and *is_set is true. */
 static nbl_status read_item(translator *t, class_parts *p, bool *is_set, uint32_t *c)
 {
     char space[128];
@@ -276,13 +293,15 @@ static nbl_status add_range(translator *t, class_parts *p, uint32_t first, uint3
 {
     char text[32];
     if (last < first) return wrong(t, "a range out of order in a class");
-    /* Surrogates are no characters; PCRE2 would refuse a range that begins or ends there, not one around. */
+    /* No check for surrogates is needed: `first` and `last` are characters, and PCRE2 allows a
+     * range that has the surrogates inside. */
     snprintf(text, sizeof text, first == last ? "\\x{%x}" : "\\x{%x}-\\x{%x}", (unsigned)first,
              (unsigned)last);
     return nbl__bytes_add(t->ctx, &p->simple, text, strlen(text));
 }
 
-/* [:name:] or [:^name:] at `at`, after the first bracket. */
+/* Reads [:name:] or [:^name:]; t->at is behind the first bracket. Returns false, and reads nothing,
+ * if there is no such class. */
 static bool read_posix(translator *t, charset *set, bool *negated)
 {
     const char *s = t->at;
@@ -297,7 +316,7 @@ static bool read_posix(translator *t, charset *set, bool *negated)
     return true;
 }
 
-/* The items up to "]" or "&&", gathered in p. */
+/* Reads items into p up to "]" or "&&". `first`: a "]" that comes first is a character. */
 static nbl_status read_items(translator *t, class_parts *p, int depth, bool first)
 {
     while (t->at < t->end) {
@@ -314,7 +333,7 @@ static nbl_status read_items(translator *t, class_parts *p, int depth, bool firs
             }
             if (t->at < t->end && *t->at == ':') return unsupported(t, "this [:class:]");
             size_t begin = t->out->size;
-            NBL_TRY(read_class(t, depth + 1)); /* written to the end of out, then moved */
+            NBL_TRY(read_class(t, depth + 1)); /* written to the end of `out`, then moved to p */
             NBL_TRY(nbl__bytes_add(t->ctx, &p->others, "|", 1));
             NBL_TRY(nbl__bytes_add(t->ctx, &p->others, t->out->data + begin, t->out->size - begin));
             t->out->size = begin;
@@ -334,7 +353,7 @@ static nbl_status read_items(translator *t, class_parts *p, int depth, bool firs
     return wrong(t, "a class without end");
 }
 
-/* Writes what was gathered as one expression that takes one character. */
+/* Writes the items as one expression that matches one character. */
 static nbl_status write_parts(translator *t, const class_parts *p)
 {
     bool simple = p->simple.size > 0, others = p->others.size > 0;
@@ -352,7 +371,8 @@ static nbl_status write_parts(translator *t, const class_parts *p)
     return NBL_OK;
 }
 
-/* After "[": the class as one expression. */
+/* Writes a class as one expression; t->at is behind "[". An intersection a&&b&&c becomes
+ * look-aheads for all operands but the last: (?=a)(?=b)c. */
 static nbl_status read_class(translator *t, int depth)
 {
     if (depth > DEPTH) return unsupported(t, "classes nested this deep");
@@ -364,7 +384,7 @@ static nbl_status read_class(translator *t, int depth)
         status = read_items(t, &p, depth, first);
         first = false;
         bool more = status == NBL_OK && t->at < t->end && *t->at == '&';
-        if (status == NBL_OK && more) { /* an operand of an intersection that is not the last */
+        if (status == NBL_OK && more) { /* an operand of "&&", not the last one */
             status = put(t, "(?=");
             if (status == NBL_OK) status = write_parts(t, &p);
             if (status == NBL_OK) status = put(t, ")");
@@ -393,6 +413,7 @@ static nbl_status read_class(translator *t, int depth)
 
 /* ---- outside classes ---- */
 
+/* Writes a set outside a class. */
 static nbl_status write_set(translator *t, const charset *set, bool complement)
 {
     if (set->out && set->out[1] == 'P') return put(t, complement ? set->out : set->in); /* one property */
@@ -401,7 +422,7 @@ static nbl_status write_set(translator *t, const charset *set, bool complement)
     return put(t, "]");
 }
 
-/* After "\" outside a class. */
+/* Translates an escape outside a class; t->at is behind the backslash. */
 static nbl_status read_backslash(translator *t)
 {
     char space[128];
@@ -448,7 +469,7 @@ static nbl_status read_backslash(translator *t)
     case '6':
     case '7':
     case '8':
-    case '9': /* one digit; a longer number would be read in two ways */
+    case '9': /* one digit only: the libraries read longer numbers differently */
         if (t->end - t->at > 1 && t->at[1] >= '0' && t->at[1] <= '9')
             return unsupported(t, "this backreference");
         t->at++;
@@ -462,7 +483,7 @@ static nbl_status read_backslash(translator *t)
     return put_char(t, c);
 }
 
-/* After "(": options and kinds of groups. */
+/* Translates the head of a group: its kind and options. t->at is behind "(". */
 static nbl_status read_group(translator *t)
 {
     NBL_TRY(put(t, "("));
@@ -471,7 +492,7 @@ static nbl_status read_group(translator *t)
     if (t->at >= t->end) return wrong(t, "a group without end");
     if (*t->at == '#') {
         while (t->at < t->end && *t->at != ')') t->at++;
-        t->out->size--; /* the parenthesis; the closing one is skipped */
+        t->out->size--; /* a comment: remove "(" from the output, skip ")" */
         return accept(t, ')') ? NBL_OK : wrong(t, "a comment without end");
     }
     NBL_TRY(put(t, "?"));
@@ -500,7 +521,8 @@ static nbl_status read_group(translator *t)
     return *t->at == ':' ? (t->at++, put(t, ":")) : NBL_OK;
 }
 
-/* At "{": a repetition {n}, {n,}, {n,m} or {,m}; anything else is text. `atom` is where its target begins. */
+/* Translates a repetition {n}, {n,}, {n,m} or {,m}; t->at is at "{". Any other "{" is a character.
+ * `atom` is the offset in the output where the repeated expression begins. */
 static nbl_status read_repeat(translator *t, size_t atom)
 {
     const char *s = t->at + 1, *low = s;
@@ -528,7 +550,7 @@ nbl_status nbl__regex_translate(nbl_context *ctx, const char *where, const char 
 {
     translator t = {ctx, where, pattern, pattern + size, out, false};
     enum { OPEN = 100 };
-    size_t opened[OPEN], atom = out->size;
+    size_t opened[OPEN], atom = out->size; /* offsets in `out`: of open groups, of the last expression */
     int open = 0;
     NBL_TRY(nbl__bytes_reserve(ctx, out, size + 1));
     while (t.at < t.end) {

@@ -1,4 +1,5 @@
-/* unicode.c - see unicode.h. Look-ups are binary searches: about ten steps. */
+/* unicode.c - look-ups of character properties; see unicode.h. A binary search takes about ten
+ * steps. */
 #include "text/unicode/unicode.h"
 
 #include <utf8proc.h>
@@ -20,7 +21,7 @@ int nbl__char_lowercase(uint32_t c, uint32_t lower[2])
         lower[0] = c >= 'A' && c <= 'Z' ? c + 32 : c;
         return 1;
     }
-    if (c == 0x130) { /* the one character whose lower case is two */
+    if (c == 0x130) { /* U+0130 is the only character whose lower case has two characters */
         lower[0] = 'i';
         lower[1] = 0x307;
         return 2;
@@ -34,6 +35,8 @@ int nbl__char_lowercase(uint32_t c, uint32_t lower[2])
     return 1;
 }
 
+/* True for Hangul syllables. They are composed by formula: (leading * 21 + vowel) * 28 +
+ * trailing. */
 static bool is_hangul(uint32_t c)
 {
     return c >= 0xac00 && c < 0xac00 + 11172;
@@ -73,7 +76,7 @@ uint32_t nbl__char_compose(uint32_t first, uint32_t second)
     if (is_hangul(first) && (first - 0xac00) % 28 == 0 && second > 0x11a7 && second < 0x11c3)
         return first + (second - 0x11a7);
     if (second < 0x300 || nbl__char_in(&nbl__chars_undecomposed, second)) return 0;
-    /* utf8proc composes whole texts only: one of two characters. */
+    /* utf8proc can compose only whole texts: pass a text of two characters. */
     utf8proc_int32_t pair[2] = {(utf8proc_int32_t)first, (utf8proc_int32_t)second};
     utf8proc_ssize_t n = utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     return n == 1 && pair[0] != (utf8proc_int32_t)first ? (uint32_t)pair[0] : 0;

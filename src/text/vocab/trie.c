@@ -1,6 +1,7 @@
-/* trie.c - see trie.h. */
+/* trie.c - builds a trie; see trie.h. The hash table of edges doubles when it is half full. */
 #include "text/vocab/trie.h"
 
+/* Adds a node without a value. */
 static nbl_status add_node(nbl__trie *t, uint32_t *node)
 {
     if (t->nodes == t->room) {
@@ -17,6 +18,7 @@ static nbl_status add_node(nbl__trie *t, uint32_t *node)
     return NBL_OK;
 }
 
+/* Puts an edge into a table that has a free slot. */
 static void insert(nbl__trie_edge *edges, size_t slots, nbl__trie_edge edge)
 {
     size_t slot = nbl__hash_pair(edge.from - 1, edge.byte) & (slots - 1);

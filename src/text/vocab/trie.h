@@ -1,6 +1,9 @@
-/* trie.h - texts by their bytes: which of them begin at a place. One hash table of edges (node, byte) to node;
- * building and walking cost one look-up per byte. Texts are short (NBL_TRIE_LONGEST): who looks for the longest text from
- * every place of another text does at most that many steps from each. */
+/* trie.h - a trie over the bytes of texts: finds which of them begin at a position of another text.
+ *
+ * The edges (node, byte) -> node are in one hash table with open addressing. Adding a text and
+ * walking along a text cost one look-up per byte. Texts have at most NBL_TRIE_LONGEST bytes. This
+ * bounds the search for the longest match from every position: NBL_TRIE_LONGEST steps per
+ * position. */
 #ifndef NBL_TRIE_H
 #define NBL_TRIE_H
 
@@ -10,25 +13,27 @@ enum { NBL_TRIE_LONGEST = 1024 }; /* bytes; the longest token of a published tok
 
 typedef struct nbl__trie_edge {
     uint32_t from; /* node + 1; 0: a free slot */
-    uint32_t byte;
-    uint32_t to;
+    uint32_t byte; /* 0 to 255 */
+    uint32_t to;   /* node */
 } nbl__trie_edge;
 
 typedef struct nbl__trie {
     nbl_context *ctx;
     nbl__trie_edge *edges;
-    size_t slots, used;
-    int32_t *values; /* by node; -1: no text ends here */
-    size_t nodes, room;
+    size_t slots, used; /* slots: a power of two, at least twice the edges used */
+    int32_t *values;    /* by node; -1: no text ends here */
+    size_t nodes, room; /* number of nodes, and capacity of `values` */
 } nbl__trie;
 
+/* Makes a trie with the root node only. After an error nbl__trie_close is still to be called. */
 nbl_status nbl__trie_open(nbl_context *ctx, nbl__trie *trie);
 void nbl__trie_close(nbl__trie *trie);
-/* A text that is there already gets the new value. One that is too long is refused; `where` opens the message. */
+/* Adds a text with a value >= 0. A text that is known gets the new value. Fails for a text longer
+ * than NBL_TRIE_LONGEST, with a message that begins with `where`. The text is not kept. */
 nbl_status nbl__trie_add(nbl__trie *trie, const char *where, const char *text, size_t size, int32_t value);
 
 enum { NBL_TRIE_ROOT = 0 };
-/* The node behind a byte, or -1. */
+/* Returns the node that `byte` leads to from `node`, or -1. */
 static inline int64_t nbl__trie_step(const nbl__trie *trie, uint32_t node, unsigned char byte)
 {
     size_t slot = nbl__hash_pair(node, byte) & (trie->slots - 1);

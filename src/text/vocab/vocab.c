@@ -1,4 +1,4 @@
-/* vocab.c - see vocab.h. */
+/* vocab.c - the hash tables of a vocabulary; see vocab.h. */
 #include "text/vocab/vocab.h"
 
 nbl_status nbl__vocab_open(nbl_context *ctx, nbl__vocab *v, size_t count)
@@ -19,7 +19,7 @@ void nbl__vocab_close(nbl__vocab *v)
     *v = (nbl__vocab){.ctx = v->ctx};
 }
 
-/* The slot of a text: where it is, or the free one where it belongs. */
+/* Returns the slot of a text, or the free slot where the text belongs. */
 static size_t text_slot(const nbl__vocab *v, const char *text, size_t size)
 {
     size_t slot = nbl__hash_bytes(text, size) & (v->slots - 1);
@@ -30,6 +30,7 @@ static size_t text_slot(const nbl__vocab *v, const char *text, size_t size)
     return slot;
 }
 
+/* Returns the slot of an id, or the free slot where the id belongs. */
 static size_t id_slot(const nbl__vocab *v, int32_t id)
 {
     size_t slot = nbl__hash_pair((uint32_t)id, 0) & (v->slots - 1);

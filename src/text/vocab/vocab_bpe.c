@@ -1,23 +1,33 @@
-/* vocab_bpe.c - byte-pair encoding: the characters of a piece, merged pair by pair in the order of rank, then
- * of place. A heap of candidates and a linked list of symbols: n log n for a piece of n characters, however
- * long. The order of events, stale candidates included, is upstream's, because ids depend on it. */
+/* vocab_bpe.c - byte-pair encoding (BPE).
+ *
+ * Algorithm:
+ *   1. Each character of the piece becomes a symbol. The symbols are a linked list in an array.
+ *   2. Each pair of neighbours that has a merge becomes a candidate in a heap.
+ *   3. The candidate with the lowest rank is taken; of equal ranks the leftmost. Its two symbols become
+ *      one. The two new pairs of neighbours become candidates.
+ *   4. When the heap is empty, the symbols are the ids.
+ * A candidate is stale if its symbols have changed since. Stale candidates stay in the heap and are
+ * dropped when they are taken.
+ *
+ * Cost: O(n log n) for a piece of n characters. The order of all steps is upstream's, because the
+ * ids depend on it. */
 #include "text/chars.h"
 #include "text/vocab/vocab_model.h"
 
 typedef struct symbol {
     int32_t id;
-    int32_t before, after; /* neighbours; -1: none */
-    bool gone;
+    int32_t before, after; /* indices of the neighbours; -1: none */
+    bool gone;             /* merged into its left neighbour */
 } symbol;
 
 typedef struct candidate {
     uint32_t rank;
-    int32_t index; /* of the left symbol */
-    int32_t id;    /* what the merge makes */
+    int32_t index; /* index of the left symbol */
+    int32_t id;    /* the merged token */
 } candidate;
 
 typedef struct queue {
-    candidate *items; /* a heap, the next one first; room for 3 per symbol */
+    candidate *items; /* binary heap, the next candidate first; room for 3 per symbol */
     size_t count;
 } queue;
 
@@ -39,7 +49,7 @@ void nbl__bpe_add(nbl__model *m, int32_t left, int32_t right, uint32_t rank, int
     while (m->merges[slot].left &&
            (m->merges[slot].left != fresh.left || m->merges[slot].right != fresh.right))
         slot = (slot + 1) & (m->merge_slots - 1);
-    m->merges[slot] = fresh; /* a pair that comes twice has its last rank */
+    m->merges[slot] = fresh; /* of two merges of one pair the last counts */
 }
 
 static const nbl__merge *find_merge(const nbl__model *m, int32_t left, int32_t right)
@@ -81,6 +91,7 @@ static candidate pop(queue *q)
     return top;
 }
 
+/* Adds the pair of symbol `left` and its right neighbour as a candidate, if it has a merge. */
 static void offer(const nbl__model *m, queue *q, const symbol *symbols, int32_t left)
 {
     int32_t right = symbols[left].after;
@@ -90,11 +101,11 @@ static void offer(const nbl__model *m, queue *q, const symbol *symbols, int32_t 
 
 /* ---- one piece ---- */
 
-/* The symbols of a piece so far. */
+/* The symbols of a piece while it is read. */
 typedef struct word {
     symbol *symbols;
     size_t count;
-    int32_t unknown; /* an unknown token that waits for more of its kind; -1: none */
+    int32_t unknown; /* an unknown token that is not added yet, so that others can fuse; -1: none */
 } word;
 
 static void add(word *w, int32_t id)
@@ -103,8 +114,8 @@ static void add(word *w, int32_t id)
     w->symbols[w->count++] = (symbol){id, n - 1, n + 1, false};
 }
 
-/* The character as it stands in the vocabulary: with the prefix unless it is the first, with the suffix if it
- * is the last. */
+/* Builds the text of a character as the vocabulary has it: the prefix in front unless the character
+ * is the first, the suffix behind if it is the last. */
 static nbl_status spell(const nbl__model *m, nbl__bytes *text, const char *character, size_t size, bool first,
                         bool last)
 {
@@ -114,16 +125,18 @@ static nbl_status spell(const nbl__model *m, nbl__bytes *text, const char *chara
     return last ? nbl__bytes_add(m->ctx, text, m->suffix.text, m->suffix.size) : NBL_OK;
 }
 
+/* Handles a character that is not in the vocabulary: byte tokens, or the unknown token, or
+ * nothing. */
 static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, size_t size)
 {
-    /* Bytes are added at once, even while an unknown token waits: it then comes after them, as upstream. */
+    /* Byte tokens are added at once. A pending unknown token then comes after them, as upstream. */
     bool all = m->byte_fallback;
     for (size_t i = 0; all && i < size; i++) all = m->bytes[(unsigned char)text[i]] >= 0;
     if (all) {
         for (size_t i = 0; i < size; i++) add(w, m->bytes[(unsigned char)text[i]]);
         return NBL_OK;
     }
-    if (!m->has_unknown) return NBL_OK; /* dropped */
+    if (!m->has_unknown) return NBL_OK; /* as upstream: the character is dropped */
     if (w->unknown >= 0 && m->fuse_unknown) return NBL_OK;
     NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
               "tokenizer.json: the text holds an unknown character, and unk_token \"%s\" is not in vocab",
@@ -133,6 +146,7 @@ static nbl_status add_unknown(const nbl__model *m, word *w, const char *text, si
     return NBL_OK;
 }
 
+/* Step 1: characters to symbols. */
 static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
                                word *w)
 {
@@ -165,6 +179,7 @@ static nbl_status read_symbols(const nbl__model *m, nbl__model_scratch *s, const
     return NBL_OK;
 }
 
+/* Steps 2 and 3: merges until the heap is empty. */
 static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
 {
     symbol *symbols = w->symbols;
@@ -177,7 +192,7 @@ static nbl_status merge_all(const nbl__model *m, word *w, queue *q)
         if (left->gone || left->after < 0) continue;
         symbol *right = &symbols[left->after];
         const nbl__merge *merge = find_merge(m, left->id, right->id);
-        if (merge == NULL || merge->id != top.id) continue; /* its pair is no more */
+        if (merge == NULL || merge->id != top.id) continue; /* stale: the pair has changed */
         left->id = top.id;
         left->after = right->after;
         right->gone = true;
@@ -197,14 +212,16 @@ nbl_status nbl__bpe_run(const nbl__model *m, nbl__model_scratch *s, const char *
     }
     NBL_CHECK(m->ctx, size < INT32_MAX / 8, NBL_ERROR_UNSUPPORTED,
               "a piece of text of %zu bytes without a split", size);
-    /* A character is one symbol, or one per byte of its spelling, which prefix and suffix make longer. */
+    /* Upper bound for the symbols: one per character, plus one for a pending unknown token. With
+     * byte fallback a character gives one symbol per byte, and the prefix and suffix count too. */
     size_t max = size + 1;
     if (m->byte_fallback) max += size * m->prefix.size + m->suffix.size;
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[0], &s->room[0], 0, max * sizeof(symbol), 1));
     word w = {s->memory[0], 0, -1};
     NBL_TRY(read_symbols(m, s, text, size, &w));
     if (w.count == 0) return NBL_OK;
-    /* Every merge takes one candidate out for good and puts two in at most. */
+    /* Room for the heap: at most n - 1 first candidates, and each of at most n - 1 merges takes one
+     * out and adds up to two. */
     NBL_TRY(nbl__scratch_grow(s->ctx, &s->memory[1], &s->room[1], 0, 3 * w.count * sizeof(candidate), 1));
     queue q = {s->memory[1], 0};
     NBL_TRY(merge_all(m, &w, &q));

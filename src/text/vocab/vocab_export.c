@@ -1,11 +1,12 @@
-/* vocab_export.c - see vocab_export.h.
+/* vocab_export.c - writes a tokenizer into a GGUF file; see vocab_export.h.
  *
- * Scores. llama.cpp merges the pair whose token has the highest score, tokenizer.json the pair of the lowest rank. A
- * token's score is therefore minus the rank of the first merge that makes it: all splits of a token follow each other
- * in the list, so the order is the same.
+ * Scores ("llama" only): llama.cpp merges the pair whose token has the highest score.
+ * tokenizer.json merges the pair with the lowest rank. So the score of a token is minus the rank of
+ * the first merge that makes it. The order of merges is the same, because all merges that make one
+ * token are neighbours in the list.
  *
- * Types decide what is found in texts whole: control and user-defined tokens; what is in no vocabulary is unused, and
- * called [PADn] as llama.cpp's converter calls it. */
+ * Types: control and user-defined tokens are searched as whole texts. Ids without a token have the
+ * type unused and the name [PADn], as llama.cpp's converter names them. */
 #include "text/vocab/vocab_export.h"
 
 #include <stdio.h>
@@ -15,15 +16,16 @@
 #include "text/tokenizer/pre_tokenizer.h"
 
 enum { LARGEST_FILE = 512 << 20, MAX_PATTERNS = 8, DEEPEST = 16 };
+/* Values of tokenizer.ggml.token_type. */
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
 #define KEY(name) "tokenizer.ggml." name
 #define LOW_LINE "\xe2\x96\x81" /* U+2581, SentencePiece's space */
 
 typedef struct token {
-    const char *text; /* NULL: none */
+    const char *text; /* NULL: the id has no token yet */
     size_t size;
     int32_t type;
-    float score;
+    float score; /* written for "llama" only */
 } token;
 
 typedef struct exporter {
@@ -32,14 +34,14 @@ typedef struct exporter {
     const nbl__text_source *source;
     const char *where;                        /* tokenizer.json */
     const nbl__json *root, *model, *settings; /* tokenizer.json, its model, tokenizer_config.json (or NULL) */
-    const nbl__json *config;
-    token *tokens;
-    int64_t size;
+    const nbl__json *config;                  /* config.json, or NULL */
+    token *tokens;                            /* by id */
+    int64_t size;                             /* tokens of the model: rows of its embedding */
     nbl__gguf_writer *w;
-    bool is_spm; /* "llama" */
-    const char *patterns[MAX_PATTERNS];
+    bool is_spm;                        /* SentencePiece BPE: the model is "llama", not "gpt2" */
+    const char *patterns[MAX_PATTERNS]; /* the pre-tokenizer's patterns, in order */
     int pattern_count;
-    bool byte_level;
+    bool byte_level; /* the pre-tokenizer has a ByteLevel step */
 } exporter;
 
 static bool is_text(const nbl__json *value, const char *text)
@@ -58,7 +60,8 @@ static nbl_status unsupported(const exporter *e, const char *what, const char *n
                      name);
 }
 
-/* A JSON file of the adapter's folder, else of the model's; *root NULL: there is none. */
+/* Reads a JSON file from the adapter's folder, or from the model's if the adapter's has none. Sets
+ * *root to NULL if neither has it. */
 static nbl_status read_json(exporter *e, const char *name, const char **path, const nbl__json **root)
 {
     const char *folders[] = {e->source->adapter, e->source->folder};
@@ -78,6 +81,7 @@ static nbl_status read_json(exporter *e, const char *name, const char **path, co
 
 /* ---- tokens ---- */
 
+/* Sets the token of an id. The score of an earlier token of that id stays. */
 static nbl_status set_token(exporter *e, const nbl__json *id, const char *text, size_t size, int32_t type)
 {
     int64_t at;
@@ -86,12 +90,12 @@ static nbl_status set_token(exporter *e, const nbl__json *id, const char *text, 
     NBL_CHECK(e->ctx, at < e->size, NBL_ERROR_UNSUPPORTED,
               "%s: token \"%.80s\" has the id %" PRId64 ", the model has %" PRId64 " tokens only", e->where,
               text, at, e->size);
-    float score = e->tokens[at].text ? e->tokens[at].score : -1e9f; /* made by no merge */
+    float score = e->tokens[at].text ? e->tokens[at].score : -1e9f; /* no merge makes it */
     e->tokens[at] = (token){text, size, type, score};
     return NBL_OK;
 }
 
-/* "<0xE3>". */
+/* True for byte tokens such as "<0xE3>". */
 static bool is_byte(const char *text, size_t size)
 {
     static const char digits[] = "0123456789ABCDEFabcdef";
@@ -113,7 +117,8 @@ static nbl_status read_vocabulary(exporter *e)
     return NBL_OK;
 }
 
-/* Some models do not mark tokens as special that are control tokens: upstream's list. */
+/* True for control tokens that some models do not mark as special. The list is that of llama.cpp's
+ * converter. */
 static bool looks_special(const char *text, size_t size)
 {
     static const char *const known[] = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"};
@@ -123,7 +128,8 @@ static bool looks_special(const char *text, size_t size)
     return framed || (strncmp(text, "<unused", 7) == 0 && text[size - 1] == '>');
 }
 
-/* SentencePiece's user-defined tokens are matched in texts before spaces become U+2581. */
+/* Replaces U+2581 by a space in the text of a user-defined token. llama.cpp searches these tokens
+ * before it turns spaces into U+2581. */
 static nbl_status with_spaces(exporter *e, const char **text, size_t *size)
 {
     char *copy = nbl__arena_alloc(e->arena, *size + 1), *to = copy;
@@ -159,6 +165,7 @@ static nbl_status read_added(exporter *e)
     return NBL_OK;
 }
 
+/* Gives each id without a token a name and the type unused. */
 static nbl_status pad_tokens(exporter *e)
 {
     for (int64_t i = 0; i < e->size; i++) {
@@ -172,7 +179,7 @@ static nbl_status pad_tokens(exporter *e)
 
 /* ---- merges ---- */
 
-/* The two texts of a merge: "a b", or ["a", "b"]. */
+/* Splits a merge into its two texts. A merge is "a b" or ["a", "b"]. */
 static bool merge_parts(const nbl__json *merge, nbl_string parts[2])
 {
     if (nbl__json_is(merge, NBL_JSON_STRING)) {
@@ -191,7 +198,8 @@ static bool merge_parts(const nbl__json *merge, nbl_string parts[2])
     return true;
 }
 
-/* A space in a part would end it; upstream writes the byte-level character of it. */
+/* Appends a text of a merge. A space would end the text, so it is written as U+0120, its byte-level
+ * character. llama.cpp's converter does the same. */
 static void add_part(nbl__text *line, nbl_string part)
 {
     for (size_t i = 0; i < part.size; i++) {
@@ -200,6 +208,7 @@ static void add_part(nbl__text *line, nbl_string part)
     }
 }
 
+/* Writes one merge as "left right". */
 static nbl_status put_merge(exporter *e, nbl__text *line, const nbl_string parts[2])
 {
     line->size = 0;
@@ -211,7 +220,7 @@ static nbl_status put_merge(exporter *e, nbl__text *line, const nbl_string parts
     return NBL_OK;
 }
 
-/* The score of what a merge makes. */
+/* Sets the score of the token that a merge makes: the highest -rank of all its merges. */
 static nbl_status score_merge(exporter *e, nbl__text *line, const nbl_string parts[2], int64_t rank)
 {
     int64_t id;
@@ -260,6 +269,8 @@ static nbl_status add_pattern(exporter *e, const char *pattern)
     return NBL_OK;
 }
 
+/* Collects the patterns of a pre-tokenizer step, as regular expressions. A Split that removes what
+ * does not match equals one that isolates its matches, if every character matches. */
 static nbl_status read_step(exporter *e, const nbl__json *step, int depth)
 {
     const char *type = nbl__json_text(step, "type");
@@ -290,7 +301,8 @@ static nbl_status read_step(exporter *e, const nbl__json *step, int depth)
     return e->is_spm ? NBL_OK : unsupported(e, "the pre-tokenizer", type);
 }
 
-/* Whether SentencePiece's space is put in front of a text: by a normalizer, or by Metaspace. */
+/* True if a step puts SentencePiece's space in front of a text: the normalizer Prepend, or
+ * Metaspace. */
 static bool adds_prefix(const nbl__json *step, int depth)
 {
     const char *type = nbl__json_text(step, "type");
@@ -311,7 +323,8 @@ static bool adds_prefix(const nbl__json *step, int depth)
 
 /* ---- special tokens ---- */
 
-/* The text that tokenizer_config.json has for a role, as text or as an object with it. */
+/* Returns the text that tokenizer_config.json has for a role such as "bos_token", or NULL. The
+ * value is a text, or an object with the text under "content". */
 static const char *role_text(const exporter *e, const char *role)
 {
     const nbl__json *value = nbl__json_get(e->settings, role);
@@ -326,7 +339,8 @@ static int64_t find_token(const exporter *e, const char *text)
     return -1;
 }
 
-/* Of tokenizer_config.json, else of config.json (a number, or the first of a list). -1: none. */
+/* Returns the id of a role, or -1. tokenizer_config.json comes first, then config.json, whose value
+ * is a number or a list; of a list the first counts. */
 static int64_t role_id(const exporter *e, const char *role)
 {
     char key[32];
@@ -338,7 +352,8 @@ static int64_t role_id(const exporter *e, const char *role)
     return nbl__json_natural(value, &id) && id < e->size ? id : -1;
 }
 
-/* Whether the post-processor's template for one text begins (or ends) with a special token; -1: it does not tell. */
+/* Returns 1 if the post-processor's template for one text begins (or ends) with a special token, 0
+ * if not, and -1 if there is no template. */
 static int frames(const nbl__json *step, bool begins, int depth)
 {
     const char *type = nbl__json_text(step, "type");
@@ -354,6 +369,8 @@ static int frames(const nbl__json *step, bool begins, int depth)
     return found;
 }
 
+/* Writes add_bos_token or add_eos_token. The post-processor decides; without a template
+ * tokenizer_config.json does. */
 static bool put_frame(exporter *e, const char *key, const char *setting, bool begins, bool exists)
 {
     int added = frames(nbl__json_get(e->root, "post_processor"), begins, 0);
@@ -382,7 +399,7 @@ static void put_specials(exporter *e, nbl__exported_vocab *exported)
     put_frame(e, KEY("add_eos_token"), "add_eos_token", false, ids[1] >= 0);
 }
 
-/* ---- all of it ---- */
+/* ---- writing ---- */
 
 static void put_tokens(exporter *e)
 {
@@ -396,6 +413,7 @@ static void put_tokens(exporter *e)
     for (int64_t i = 0; i < e->size; i++) nbl__gguf_add(e->w, &e->tokens[i].type, sizeof(int32_t));
 }
 
+/* Decides between "llama" and "gpt2", and writes the model and the pre-tokenizer. */
 static nbl_status put_kind(exporter *e)
 {
     char name[NBL_PRE_NAME] = "default";
@@ -413,6 +431,8 @@ static nbl_status put_kind(exporter *e)
     return NBL_OK;
 }
 
+/* Writes the chat template: the one in source->changes, else the adapter's, else the model's. Only
+ * the template named "default" is written. */
 static nbl_status put_template(exporter *e, nbl__exported_vocab *exported)
 {
     nbl_chat_template *t;

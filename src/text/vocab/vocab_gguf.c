@@ -1,8 +1,14 @@
-/* vocab_gguf.c - a tokenizer from the vocabulary of a GGUF file, in the parts that tokenizer.json would give.
+/* vocab_gguf.c - makes a tokenizer from the vocabulary of a GGUF file.
  *
- * tokenizer.ggml.model "gpt2" is byte-level BPE: tokens, merges, and the name of a pre-tokenizer, whose patterns
- * every reader of the format knows by heart (the table below). "llama" is SentencePiece BPE: tokens and scores.
- * Tokens of the types control, user-defined and unknown are found in texts whole. */
+ * The tokenizer has the same parts as one from tokenizer.json. tokenizer.ggml.model selects the
+ * kind:
+ *
+ *     "gpt2"    byte-level BPE: tokens, merges, and the name of a pre-tokenizer
+ *     "llama"   SentencePiece BPE: tokens and scores
+ *
+ * The file has only the name of the pre-tokenizer. Its patterns are in the table pre_types below;
+ * they are llama.cpp's. Tokens of the types control, user-defined and unknown become added
+ * tokens. */
 #include "format/gguf/gguf.h"
 #include "text/chars.h"
 #include "text/tokenizer/tokenizer.h"
@@ -25,7 +31,7 @@
 #define DEEPSEEK3_WORDS                                                                                      \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"      \
     "| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-/* Letters with case, as DeepSeek LLM lists them. */
+/* DeepSeek LLM's list of letters with case, for use within [ ]. */
 #define CASED_LETTERS                                                                                        \
     "A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}"          \
     "\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}"   \
@@ -47,10 +53,11 @@
 
 enum { MAX_PATTERNS = 6 };
 
-/* A kind of pre-tokenizer, by the names that files give it; the first is the one that is written. */
+/* A pre-tokenizer. Files know it by several names; export writes the first. The patterns are
+ * applied one after the other, each as a Split step that isolates its matches. */
 typedef struct pre_type {
-    const char *names; /* separated by spaces, one before the first and one after the last */
-    bool ignore_merges, add_bos;
+    const char *names;           /* separated by spaces, with a space at the begin and at the end */
+    bool ignore_merges, add_bos; /* add_bos: default if the file does not say */
     const char *patterns[MAX_PATTERNS + 1];
 } pre_type;
 
@@ -110,7 +117,7 @@ typedef struct source {
     const char *path;
 } source;
 
-/* As the format numbers them. */
+/* Values of tokenizer.ggml.token_type. */
 enum { TOKEN_NORMAL = 1, TOKEN_UNKNOWN = 2, TOKEN_CONTROL = 3, TOKEN_USER_DEFINED = 4 };
 
 static nbl_status missing(const source *s, const char *key, const char *wanted)
@@ -118,7 +125,7 @@ static nbl_status missing(const source *s, const char *key, const char *wanted)
     return nbl__fail(s->ctx, NBL_ERROR_FORMAT, "%s: %s is missing or not %s", s->path, key, wanted);
 }
 
-/* A text of the file, copied and terminated. */
+/* Copies text `i` of an entry into the arena, terminated by a zero byte. */
 static nbl_status copy_text(const source *s, const nbl__gguf_entry *entry, const char *key, int64_t i,
                             nbl__slice *text)
 {
@@ -166,6 +173,7 @@ static nbl_status read_scores(const source *s)
     return NBL_OK;
 }
 
+/* Reads the merges. Each is one text, "left right". The first byte of `left` may be a space. */
 static nbl_status read_merges(const source *s)
 {
     nbl__model *m = &s->tokenizer->model;
@@ -183,7 +191,7 @@ static nbl_status read_merges(const source *s)
         size_t left = (size_t)(space - text.text), right = text.size - left - 1;
         int32_t a = nbl__vocab_find(&m->vocab, text.text, left),
                 b = nbl__vocab_find(&m->vocab, space + 1, right);
-        memmove(space, space + 1, right);
+        memmove(space, space + 1, right); /* join the two texts in place */
         int32_t whole = nbl__vocab_find(&m->vocab, text.text, left + right);
         NBL_CHECK(s->ctx, a >= 0 && b >= 0 && whole >= 0, NBL_ERROR_FORMAT,
                   "%s: %s: merge %" PRId64 " needs a token that is not in the vocabulary", s->path,
@@ -193,6 +201,7 @@ static nbl_status read_merges(const source *s)
     return NBL_OK;
 }
 
+/* Makes added tokens of the tokens whose type is unknown, control or user-defined. */
 static nbl_status read_added(const source *s)
 {
     nbl_tokenizer *t = s->tokenizer;
@@ -215,9 +224,10 @@ static nbl_status read_added(const source *s)
     return nbl__added_finish(&t->added, s->path);
 }
 
-/* ---- what is around it ---- */
+/* ---- frame, pre-tokenizer and detokenizer ---- */
 
-/* Ids around a text: the value of a flag, or `fallback`, decides. */
+/* Makes the frames: BOS and EOS around a text. The flags of the file decide; `add_bos` is the
+ * default for BOS, false for EOS. */
 static nbl_status read_frame(const source *s, bool add_bos)
 {
     nbl_tokenizer *t = s->tokenizer;
@@ -251,6 +261,7 @@ static nbl_status add_regex(const source *s, const char *pattern, nbl__regex **r
     return nbl__tokenizer_keep(s->tokenizer, *regex);
 }
 
+/* Returns the row with this name, or NULL. */
 static const pre_type *find_pre_type(const char *name, size_t size)
 {
     for (size_t i = 0; i < sizeof pre_types / sizeof *pre_types; i++)
@@ -276,7 +287,7 @@ bool nbl__gguf_pre_name(const char *const *patterns, int count, char name[NBL_PR
     return false;
 }
 
-/* Byte-level BPE. */
+/* Makes the parts of byte-level BPE. A file without a pre-tokenizer's name has "default". */
 static nbl_status read_bpe(const source *s)
 {
     nbl_tokenizer *t = s->tokenizer;
@@ -305,7 +316,8 @@ static nbl_status read_bpe(const source *s)
     return read_frame(s, pre->add_bos);
 }
 
-/* SentencePiece BPE: a space in front of every stretch, spaces as U+2581. */
+/* Makes the parts of SentencePiece BPE. Spaces become U+2581. If add_space_prefix is set, which is
+ * the default, one more is put in front of each span between added tokens. */
 static nbl_status read_spm(const source *s)
 {
     static const nbl__slice block = {"\xe2\x96\x81", 3}, space = {" ", 1};

@@ -1,4 +1,5 @@
-/* vocab_model.c - what the models share, WordLevel and WordPiece; see model.h. */
+/* vocab_model.c - the shared parts of tokenizer models, and the models WordPiece and WordLevel; see
+ * vocab_model.h. */
 #include "text/vocab/vocab_model.h"
 
 #include <stdio.h>
@@ -33,6 +34,7 @@ void nbl__model_finish(nbl__model *m)
     }
 }
 
+/* Appends the unknown token. */
 static nbl_status unknown(const nbl__model *m, nbl__ids *ids)
 {
     NBL_CHECK(m->ctx, m->unknown >= 0, NBL_ERROR_FORMAT,
@@ -47,7 +49,9 @@ static nbl_status wordlevel_run(const nbl__model *m, const char *text, size_t si
     return id >= 0 ? nbl__ids_add(m->ctx, ids, id) : unknown(m, ids);
 }
 
-/* From each place the longest token; what is not at the start of the word carries the prefix. */
+/* WordPiece, greedy: the longest token from each position. A token inside a word has the prefix
+ * ("##") in the vocabulary. If a position has no token, the whole word becomes the unknown token.
+ * Quadratic in the length of a word, which longest_word bounds. */
 nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const char *text, size_t size,
                               nbl__ids *ids)
 {
@@ -61,6 +65,7 @@ nbl_status nbl__wordpiece_run(const nbl__model *m, nbl__model_scratch *s, const 
     for (size_t begin = 0; begin < size;) {
         size_t end = size;
         int32_t id = -1;
+        /* s->text is the prefix and the rest of the word: its prefixes are the keys to look up. */
         memcpy(s->text.data + m->prefix.size, text + begin, size - begin);
         for (; end > begin; end = (size_t)(nbl__char_back(text + begin, text + end) - text)) {
             id = begin ? nbl__vocab_find(&m->vocab, s->text.data, m->prefix.size + end - begin)

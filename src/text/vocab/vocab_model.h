@@ -1,5 +1,13 @@
-/* vocab_model.h - what turns a piece of text into ids: BPE, Unigram, WordPiece, WordLevel, and the BPE by score of
- * GGUF vocabularies. A model is constant once made; every thread brings its own nbl__model_scratch. */
+/* vocab_model.h - tokenizer models, which turn one piece of text into ids.
+ *
+ *     BPE        merges pairs of symbols in the order of their rank        vocab_bpe.c
+ *     Unigram    the split into tokens with the highest sum of scores      vocab_unigram.c
+ *     SCORED     SentencePiece BPE: merges the pair with the best score    vocab_scored.c
+ *     WordPiece  the longest token from each position                      vocab_model.c
+ *     WordLevel  a piece is one token                                      vocab_model.c
+ *
+ * Threads: a model is constant after nbl__model_finish. Each thread has its own
+ * nbl__model_scratch. */
 #ifndef NBL_MODEL_H
 #define NBL_MODEL_H
 
@@ -11,53 +19,57 @@ typedef enum nbl__model_kind {
     NBL_MODEL_UNIGRAM,
     NBL_MODEL_WORDPIECE,
     NBL_MODEL_WORDLEVEL,
-    NBL_MODEL_SCORED /* SentencePiece BPE of llama.cpp: merges by the score of what they make */
+    NBL_MODEL_SCORED /* SentencePiece BPE of GGUF files, as llama.cpp runs it */
 } nbl__model_kind;
 
+/* A borrowed text. It need not be terminated. */
 typedef struct nbl__slice {
     const char *text;
     size_t size;
 } nbl__slice;
 
-/* Two neighbours that become one. */
+/* A merge: two neighbours that become one token. An entry of the hash table `merges`. */
 typedef struct nbl__merge {
     uint32_t left, right; /* ids + 1; left 0: a free slot */
-    uint32_t rank;
-    int32_t id;
+    uint32_t rank;        /* merges of low rank come first */
+    int32_t id;           /* the merged token */
 } nbl__merge;
 
 typedef struct nbl__model {
     nbl_context *ctx;
     nbl__model_kind kind;
     nbl__vocab vocab;
-    int64_t size; /* tokens, as upstream counts them: added tokens get the ids from there on */
+    int64_t size; /* tokens, as upstream counts them: the first free id for an added token */
 
     /* BPE */
-    nbl__merge *merges;        /* hash table */
-    size_t merge_slots;        /* a power of two */
-    nbl__slice prefix, suffix; /* of continuing subwords, of the end of a word; size 0: none */
+    nbl__merge *merges;        /* hash table, open addressing */
+    size_t merge_slots;        /* a power of two, at least twice the merges */
+    nbl__slice prefix, suffix; /* put before continuing subwords and after a word; size 0: none */
+    /* fuse_unknown: a run of unknown characters is one unknown token. ignore_merges: a piece that
+     * is a token becomes that token without any merges. */
     bool fuse_unknown, ignore_merges;
-    int32_t single[0x250]; /* id of each character below, with neither prefix nor suffix; -1: none */
+    int32_t single[0x250]; /* by code point: id of the character's token; -1: none. Saves a look-up */
 
-    /* all */
-    bool has_unknown; /* an unknown token is named... */
-    int32_t unknown;  /* ...with this id; -1: it is not in the vocabulary */
+    /* all models */
+    bool has_unknown; /* the file names an unknown token */
+    int32_t unknown;  /* id of the unknown token; -1: it is not in the vocabulary */
     const char *unknown_text;
-    bool byte_fallback;
+    bool byte_fallback;   /* unknown characters become the tokens of their bytes */
     int32_t bytes[256];   /* ids of <0x00> ... <0xFF>; -1: none */
-    int64_t longest_word; /* WordPiece: characters */
+    int64_t longest_word; /* WordPiece: longer words, in characters, become the unknown token */
 
-    /* Unigram and SCORED: by id */
-    double *scores;
+    /* Unigram and SCORED */
+    double *scores; /* by id */
     size_t score_count;
-    double lowest;
+    double lowest;  /* Unigram: the lowest score */
     nbl__trie trie; /* Unigram: the texts, with their ids */
 } nbl__model;
 
+/* Memory of one thread. */
 typedef struct nbl__model_scratch {
     nbl_context *ctx;
-    void *memory[3]; /* symbols, queue, nodes: whatever the model keeps there */
-    size_t room[3];
+    void *memory[3]; /* arrays of the model that runs: symbols and queue, or nodes and ends */
+    size_t room[3];  /* bytes */
     nbl__bytes text;
     nbl__ids ids;
 } nbl__model_scratch;
@@ -65,19 +77,23 @@ typedef struct nbl__model_scratch {
 void nbl__model_close(nbl__model *model);
 void nbl__model_scratch_free(nbl__model_scratch *scratch);
 
-/* Finishes a model whose vocabulary is filled: unknown token, bytes, single characters. */
+/* Fills the tables `bytes` and `single`. Call it once, when the vocabulary is complete. */
 void nbl__model_finish(nbl__model *model);
 
-/* Room for the merges; then each merge. */
+/* Allocates the table for up to `count` merges. */
 nbl_status nbl__bpe_open(nbl__model *model, size_t count);
+/* Adds a merge of two ids; `id` is the merged token. A pair that is known gets the new rank and
+ * id. */
 void nbl__bpe_add(nbl__model *model, int32_t left, int32_t right, uint32_t rank, int32_t id);
-nbl_status nbl__unigram_build(nbl__model *model,
-                              const char *where); /* once vocabulary and scores are there */
+/* Builds the trie and `lowest`. Call it when the vocabulary and the scores are complete. */
+nbl_status nbl__unigram_build(nbl__model *model, const char *where);
 
-/* Appends the ids of one piece, which is not empty. */
+/* Appends the ids of one piece to `ids`. The piece must be valid UTF-8 and not empty. Fails if an
+ * unknown character needs an unknown token and the vocabulary has none. */
 nbl_status nbl__model_run(const nbl__model *model, nbl__model_scratch *scratch, const char *text, size_t size,
                           nbl__ids *ids);
 
+/* The models behind nbl__model_run. */
 nbl_status nbl__bpe_run(const nbl__model *, nbl__model_scratch *, const char *, size_t, nbl__ids *);
 nbl_status nbl__unigram_run(const nbl__model *, nbl__model_scratch *, const char *, size_t, nbl__ids *);
 nbl_status nbl__wordpiece_run(const nbl__model *, nbl__model_scratch *, const char *, size_t, nbl__ids *);

@@ -1,25 +1,28 @@
-/* vocab_scored.c - the SentencePiece BPE of GGUF vocabularies as llama.cpp runs it: neighbours merge while what
- * they make is in the vocabulary, the highest score first, then the leftmost. Pieces that end up outside the
- * vocabulary fall back to bytes. n log n for a piece of n characters. */
+/* vocab_scored.c - SentencePiece BPE of GGUF vocabularies, as llama.cpp runs it.
+ *
+ * Two neighbours can merge if their joined text is a token. The pair with the highest score merges
+ * first; of equal scores the leftmost. Symbols that are not tokens in the end become the tokens of
+ * their bytes. The symbols are a linked list, the pairs a heap, as in vocab_bpe.c. Cost: O(n log n)
+ * for n characters. */
 #include "text/chars.h"
 #include "text/vocab/vocab_model.h"
 
 typedef struct symbol {
-    size_t begin, size; /* size 0: merged away */
-    int32_t before, after;
+    size_t begin, size;    /* bytes; size 0: merged into the left neighbour */
+    int32_t before, after; /* indices of the neighbours; -1: none */
 } symbol;
 
 typedef struct candidate {
     double score;
-    int32_t left, right;
-    size_t size; /* of both when it was made: another size now, and it is stale */
+    int32_t left, right; /* indices of the symbols */
+    size_t size;         /* bytes of both symbols when the pair was added; a different size now: stale */
 } candidate;
 
 typedef struct merging {
     const nbl__model *model;
     const char *text;
     symbol *symbols;
-    candidate *heap;
+    candidate *heap; /* the next pair first */
     size_t count;
 } merging;
 
@@ -49,6 +52,8 @@ static candidate pop(merging *g)
     return top;
 }
 
+/* Adds the pair of symbol `left` and its right neighbour to the heap, if the joined text is a
+ * token. */
 static void offer(merging *g, int32_t left)
 {
     int32_t right = left < 0 ? -1 : g->symbols[left].after;
@@ -59,6 +64,8 @@ static void offer(merging *g, int32_t left)
     push(g, (candidate){g->model->scores[id], left, right, size});
 }
 
+/* Appends the id of a symbol, or the ids of its bytes. A byte without a token becomes the unknown
+ * token. */
 static nbl_status add(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);

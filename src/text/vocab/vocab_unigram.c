@@ -1,17 +1,23 @@
-/* vocab_unigram.c - Unigram: of all ways to cut a piece into tokens the one with the highest sum of scores.
+/* vocab_unigram.c - Unigram: of all splits of a piece into tokens, the one with the highest sum of
+ * scores.
  *
- * One pass from left to right; node i knows the best way to reach byte i. Of two ways with the same sum the
- * one found first stays, and sums are taken in upstream's order, so that ties fall alike. Runs of unknown
- * characters become one unknown token. Time: bytes of the piece times length of the longest token. */
+ * Algorithm (Viterbi): node i holds the best split of the first i bytes. One pass from left to
+ * right extends the best split of each node by every token that begins there. The tokens come from
+ * a trie. The split is then read backwards from the last node.
+ *
+ * Ties: the split that was found first stays, and sums are computed in upstream's order, so that
+ * rounding is the same. Consecutive unknown characters become one unknown token.
+ *
+ * Cost: bytes of the piece * length of the longest token. */
 #include "text/chars.h"
 #include "text/vocab/vocab_model.h"
 
-static const double unknown_penalty = 10;
+static const double unknown_penalty = 10; /* score of an unknown character: lowest - 10 */
 
 typedef struct node {
-    double score;
-    int64_t from; /* where the last token of the best way begins; -1: not reached */
-    int32_t id;
+    double score; /* sum of the scores of the best split */
+    int64_t from; /* offset where the last token of the best split begins; -1: not reached */
+    int32_t id;   /* the last token */
 } node;
 
 nbl_status nbl__unigram_build(nbl__model *m, const char *where)
@@ -20,19 +26,21 @@ nbl_status nbl__unigram_build(nbl__model *m, const char *where)
     m->lowest = __builtin_inf();
     for (size_t i = 0; i < m->vocab.count; i++) {
         const nbl__token *token = &m->vocab.tokens[i];
-        /* Of a text that comes twice the last one counts. */
+        /* Of two tokens with the same text the last counts. */
         NBL_TRY(nbl__trie_add(&m->trie, where, token->text, token->size, token->id));
         if (m->scores[i] < m->lowest) m->lowest = m->scores[i];
     }
     return NBL_OK;
 }
 
+/* Replaces the best split of a node if the new one is better. */
 static void reach(node *to, double score, size_t from, int32_t id)
 {
     if (to->from >= 0 && !(score > to->score)) return;
     *to = (node){score, (int64_t)from, id};
 }
 
+/* Fills the nodes from left to right. */
 static nbl_status find_best(const nbl__model *m, const char *text, size_t size, node *nodes)
 {
     double unknown_score = m->lowest - unknown_penalty;
@@ -50,7 +58,7 @@ static nbl_status find_best(const nbl__model *m, const char *text, size_t size, 
             reach(&nodes[end], m->scores[id] + so_far, begin, id);
             single |= end - begin == length;
         }
-        if (!single) {
+        if (!single) { /* no token is exactly this character: it may be unknown */
             node *to = &nodes[begin + length];
             double score = unknown_score + so_far;
             if (to->from < 0 || score > to->score) {
@@ -64,7 +72,8 @@ static nbl_status find_best(const nbl__model *m, const char *text, size_t size, 
     return NBL_OK;
 }
 
-/* The id of a stretch, or its bytes. An unknown run may spell a token after all; upstream looks it up again. */
+/* Appends the id of a span, or the ids of its bytes, or the unknown token. A run of unknown
+ * characters is looked up again, as upstream does: as a whole it can be a token. */
 static nbl_status add_span(const nbl__model *m, const char *text, size_t size, nbl__ids *ids)
 {
     int32_t id = nbl__vocab_find(&m->vocab, text, size);
@@ -85,7 +94,7 @@ nbl_status nbl__unigram_run(const nbl__model *m, nbl__model_scratch *s, const ch
     size_t *ends = s->memory[1], count = 0;
     for (size_t i = 0; i <= size; i++) nodes[i] = (node){0, -1, 0};
     NBL_TRY(find_best(m, text, size, nodes));
-    for (size_t end = size; end > 0;) { /* backwards: where each stretch ends */
+    for (size_t end = size; end > 0;) { /* backwards: ends[] gets the end of each span */
         bool unknown = m->has_unknown && nodes[end].id == m->unknown;
         ends[count++] = end;
         end = (size_t)nodes[end].from;

@@ -1,4 +1,7 @@
-/* jinja_filters.c - filters of single values: default, length, numbers, JSON, HTML. */
+/* jinja_filters.c - filters of single values: default, length, numbers, JSON, HTML.
+ *
+ * A filter binds its arguments (nbl__tpl_bind), converts the input as Python does, and stores
+ * *result. The table at the end has the names; nbl__tpl_find_filter searches it. */
 #include <math.h>
 #include <stdio.h>
 
@@ -65,7 +68,7 @@ static nbl_status filter_abs(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     return nbl__tpl_raise(vm, "TypeError: bad operand type for abs(): '%s'", nbl__tpl_type_name(v));
 }
 
-/* int(float(v)), where a float is to be had. */
+/* int(float(v)), or the fallback if v cannot be converted. */
 static nbl_status int_by_float(tpl_vm *vm, tpl_value v, tpl_value fallback, tpl_value *result)
 {
     double real = 0;
@@ -94,7 +97,7 @@ static nbl_status filter_int(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_
     if (v.type == TPL_BIG) return *result = v, NBL_OK;
     if (v.type == TPL_FLOAT && isfinite(v.real)) return nbl__tpl_to_int(vm, v.real, result);
     if (v.type == TPL_FLOAT && isinf(v.real))
-        return nbl__tpl_to_int(vm, v.real, result); /* OverflowError is not caught */
+        return nbl__tpl_to_int(vm, v.real, result); /* jinja2 does not catch OverflowError */
     *result = a[0];
     return NBL_OK;
 }
@@ -113,7 +116,7 @@ static nbl_status filter_float(tpl_vm *vm, tpl_value v, const tpl_args *args, tp
     return NBL_OK;
 }
 
-/* round(int, digits) with a negative number of digits: half to even. */
+/* round(int, digits) for negative digits. Ties are rounded to even. */
 static nbl_status round_int(tpl_vm *vm, int64_t v, int64_t digits, tpl_value *result)
 {
     int64_t unit = 1;
@@ -302,7 +305,7 @@ static nbl_status filter_xmlattr(tpl_vm *vm, tpl_value v, const tpl_args *args, 
     return NBL_OK;
 }
 
-/* Known to jinja2, of no use to a chat, refused when reached. */
+/* Filters of jinja2 that a chat does not need. They are known names; running one is an error. */
 static nbl_status filter_refused(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     (void)v, (void)args, (void)result;

@@ -1,13 +1,14 @@
-/* jinja_format.c - "{}".format(values), with the sandbox's attributes and items. */
+/* jinja_format.c - str.format and str.format_map. Attributes and items in fields ("{a.b[0]}")
+ * follow the rules of the sandbox. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_field.h"
 
 typedef struct formatter {
     tpl_vm *vm;
-    const tpl_args *args; /* of format */
-    const tpl_dict *dict; /* of format_map */
-    int64_t automatic;    /* next number; -1: numbers are given */
+    const tpl_args *args; /* arguments of format */
+    const tpl_dict *dict; /* argument of format_map */
+    int64_t automatic;    /* the next automatic field number; -1: the fields have numbers */
     bool markup;
 } formatter;
 
@@ -107,7 +108,7 @@ static nbl_status format_value(tpl_vm *vm, tpl_value v, const tpl_string *spec, 
                           nbl__tpl_type_name(v));
 }
 
-/* The value that a field names: a number or a name, then attributes and items. */
+/* Returns the value of a field: an argument by number or name, then attributes and items. */
 static nbl_status field_value(formatter *f, const char *at, const char *end, tpl_value *value)
 {
     tpl_vm *vm = f->vm;
@@ -172,7 +173,7 @@ static nbl_status field_value(formatter *f, const char *at, const char *end, tpl
 
 static nbl_status format_text(formatter *f, const char *at, const char *end, int depth, tpl_text *out);
 
-/* After the '{': one field up to its '}'. */
+/* Formats one field, from behind '{' up to its '}'. */
 static nbl_status format_field(formatter *f, const char **position, const char *end, int depth, tpl_text *out)
 {
     tpl_vm *vm = f->vm;

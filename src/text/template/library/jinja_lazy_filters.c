@@ -1,5 +1,8 @@
-/* jinja_lazy_filters.c - map, select, unique, batch and their like: they give iterators that do their work
- * when they are asked for items, so an error in it comes as late as in Python, or never. */
+/* jinja_lazy_filters.c - the filters that return iterators: map, select, reject, unique, batch and
+ * others.
+ *
+ * An item is computed when the iteration reaches it. So an error occurs as late as in Python, or
+ * never. */
 #include "text/template/runtime/jinja_path.h"
 
 typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SLICE, LAZY_ITEMS } lazy_kind;
@@ -7,12 +10,12 @@ typedef enum lazy_kind { LAZY_MAP, LAZY_SELECT, LAZY_UNIQUE, LAZY_BATCH, LAZY_SL
 typedef struct lazy {
     lazy_kind kind;
     tpl_args args;
-    bool reject, by_attribute; /* of select and its like */
+    bool reject, by_attribute; /* select, reject, selectattr, rejectattr */
     tpl_path path;
-    tpl_value fill; /* of batch and slice */
+    tpl_value fill; /* batch, slice: the value that fills the last group */
     int64_t count;
-    tpl_iterator *items; /* NULL: not begun */
-    tpl_value name;      /* of the filter or test; MISSING: none */
+    tpl_iterator *items; /* NULL: the iteration has not begun */
+    tpl_value name;      /* name of the filter or test; MISSING: none */
     tpl_dict *seen;
     tpl_items all;
     int64_t at, offset;

@@ -1,4 +1,5 @@
-/* jinja_list_filters.c - filters of sequences that give their result at once: sorting, ends, sums, joins. */
+/* jinja_list_filters.c - filters of sequences that compute their result at once: sort, groupby,
+ * first, last, sum, join and others. */
 #include "text/template/runtime/jinja_path.h"
 
 /* ---- attributes by path: "a.b.0" ---- */
@@ -46,7 +47,7 @@ nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_va
 
 /* ---- sorting ---- */
 
-/* Merge sort of an order, so that it is stable; `less` may fail. */
+/* Merge sort: stable. The comparison may fail. */
 static nbl_status merge_sort(tpl_vm *vm, const tpl_value *keys, int64_t *order, int64_t *spare, int64_t count,
                              bool reverse)
 {
@@ -56,7 +57,7 @@ static nbl_status merge_sort(tpl_vm *vm, const tpl_value *keys, int64_t *order, 
     NBL_TRY(merge_sort(vm, keys, order + half, spare, count - half, reverse));
     NBL_TRY(nbl__tpl_work(vm, (uint64_t)count));
     while (i < half && k < count) {
-        bool later; /* the right one comes first */
+        bool later; /* the right item comes first */
         if (reverse) NBL_TRY(nbl__tpl_compare(vm, TPL_LT, keys[order[i]], keys[order[k]], &later));
         else NBL_TRY(nbl__tpl_compare(vm, TPL_LT, keys[order[k]], keys[order[i]], &later));
         spare[at++] = later ? order[k++] : order[i++];
@@ -93,7 +94,7 @@ static nbl_status filter_sort(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl
     NBL_TRY(nbl__tpl_bind(vm, "sort", args, "reverse case_sensitive attribute", 0, a));
     NBL_TRY(nbl__tpl_want_truth(vm, a[0], &reverse));
     NBL_TRY(nbl__tpl_want_truth(vm, a[1], &sensitive));
-    if (a[2].type == TPL_STRING) { /* several, parted by commas */
+    if (a[2].type == TPL_STRING) { /* several attributes, separated by commas */
         const char *at = a[2].string->bytes, *end = at + a[2].string->size;
         for (const char *comma;; at = comma + 1) {
             tpl_value one;
@@ -204,7 +205,9 @@ static nbl_status filter_groupby(tpl_vm *vm, tpl_value v, const tpl_args *args, 
             if (!same) break;
             NBL_TRY(nbl__tpl_push(vm, &members, items.items[i]));
         }
-        if (i == first) NBL_TRY(nbl__tpl_push(vm, &members, items.items[i++])); /* NaN equals nothing */
+        if (i == first)
+            NBL_TRY(nbl__tpl_push(vm, &members,
+                                  items.items[i++])); /* NaN is not equal to itself: a group of one */
         NBL_TRY(nbl__tpl_follow(vm, sensitive ? &p : &real, items.items[first], &key));
         NBL_TRY(nbl__tpl_finish(vm, &members, TPL_LIST, &list));
         NBL_TRY(nbl__tpl_pair(vm, key, list, &group));

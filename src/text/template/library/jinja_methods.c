@@ -1,4 +1,5 @@
-/* jinja_methods.c - the methods of lists, tuples, dictionaries, ranges and numbers that change nothing. */
+/* jinja_methods.c - methods of lists, tuples, dictionaries, ranges and numbers. Methods that change
+ * their object do not exist in the immutable sandbox. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -44,7 +45,7 @@ static nbl_status list_index(tpl_vm *vm, tpl_value self, const tpl_args *args, t
 static nbl_status list_copy(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
     NBL_TRY(nbl__tpl_bind(vm, "copy", args, "", 0, NULL));
-    *result = self; /* nothing can change it */
+    *result = self; /* lists are immutable, so no copy is needed */
     return NBL_OK;
 }
 

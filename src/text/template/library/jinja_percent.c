@@ -1,4 +1,5 @@
-/* jinja_percent.c - "%s" % values, and the fields that str.format uses as well. */
+/* jinja_percent.c - the operator % of strings, and the fields (jinja_field.h) that str.format uses
+ * too. */
 #include <math.h>
 #include <stdio.h>
 
@@ -6,7 +7,7 @@
 
 /* ---- fields: text with a width ---- */
 
-/* Digits with a separator between groups. */
+/* Appends digits with a separator between groups. */
 static nbl_status group(tpl_vm *vm, const char *digits, char separator, int size, tpl_text *out)
 {
     size_t whole = strspn(digits, "0123456789abcdefABCDEF");
@@ -18,7 +19,7 @@ static nbl_status group(tpl_vm *vm, const char *digits, char separator, int size
     return tpl_add_c(vm, out, digits + whole);
 }
 
-/* A number: sign, prefix and body, padded. */
+/* Appends a number: sign, prefix and body, padded to the width. */
 nbl_status nbl__tpl_put_number(tpl_vm *vm, const tpl_field *f, bool negative, const char *prefix,
                                const char *body, int group_size, tpl_text *out)
 {
@@ -49,7 +50,7 @@ nbl_status nbl__tpl_put_string(tpl_vm *vm, const tpl_field *f, const tpl_string 
     if (f->precision >= 0 && f->precision < length) length = f->precision;
     NBL_TRY(nbl__tpl_substring(vm, s, 0, length, &cut));
     char align = f->align ? f->align : usual;
-    if (align == '^') { /* the odd blank goes to the right, unlike str.center */
+    if (align == '^') { /* an odd blank goes to the right; str.center differs */
         tpl_text text = {0};
         int64_t missing = f->width - length;
         if (missing > TPL_MAX_OUTPUT) return nbl__tpl_refuse(vm, "a field of this width is too long");
@@ -63,7 +64,7 @@ nbl_status nbl__tpl_put_string(tpl_vm *vm, const tpl_field *f, const tpl_string 
     return nbl__tpl_add_string(vm, out, padded.string);
 }
 
-/* The digits of an integer in the base of a conversion. */
+/* Writes the digits of an integer in the base of a conversion. */
 static const char *base_digits(uint64_t n, char kind, char text[72])
 {
     char *at = text + 71;
@@ -88,7 +89,8 @@ nbl_status nbl__tpl_put_integer(tpl_vm *vm, const tpl_field *f, int64_t value, c
                          : kind == 'b' ? "0b"
                                        : "";
     if (f->precision > 1000) return nbl__tpl_refuse(vm, "a precision of more than 1000 digits");
-    int zeros = (int)nbl__max_i64(0, f->precision - (int64_t)strlen(text)); /* only '%' has one here */
+    int zeros = (int)nbl__max_i64(0,
+                                  f->precision - (int64_t)strlen(text)); /* only `%` has a precision here */
     memset(body, '0', (size_t)zeros);
     memcpy(body + zeros, text, strlen(text) + 1);
     return nbl__tpl_put_number(vm, f, value < 0, prefix, body, kind == 'd' ? 3 : 4, out);
@@ -190,7 +192,7 @@ static nbl_status put_percent(percent *p, tpl_field *f, tpl_value value, tpl_tex
     return nbl__tpl_put_float(vm, f, tpl_as_double(value), kind, f->precision < 0 ? 6 : f->precision, out);
 }
 
-/* After the '%': one conversion. */
+/* Formats one conversion; the position is behind '%'. */
 static nbl_status convert(percent *p, const char **at, const char *end, tpl_text *out)
 {
     tpl_vm *vm = p->vm;

@@ -1,8 +1,8 @@
-/* jinja_string_case.c - upper, lower, title and the questions str.is…() asks, over whole strings. */
+/* jinja_string_case.c - str.upper, lower, title and similar, and the tests str.is…(). */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
-/* Whether a capital sigma at `at` ends a word: it is then written in another way. */
+/* True if the capital sigma at `at` ends a word. Its lower case is then U+03C2, not U+03C3. */
 static bool final_sigma(const tpl_string *s, size_t at)
 {
     const char *c = s->bytes + at, *end = s->bytes + s->size;
@@ -62,7 +62,7 @@ nbl_status nbl__tpl_change_case(tpl_vm *vm, tpl_case how, tpl_value v, tpl_value
     return NBL_OK;
 }
 
-/* ---- questions ---- */
+/* ---- tests ---- */
 
 static nbl_status ask_all(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_char_fn ask, bool empty,
                           tpl_value *result)
@@ -96,7 +96,7 @@ ASK(is_space, nbl__tpl_is_space, false)
 ASK(is_printable, nbl__tpl_is_printable, true)
 ASK(is_ascii_text, is_ascii, true)
 
-/* One cased character at least, and none of the other case. */
+/* True if the string has at least one cased character, and none of the other case. */
 static nbl_status ask_case(tpl_vm *vm, tpl_value self, const tpl_args *args, bool upper, tpl_value *result)
 {
     bool cased = false;

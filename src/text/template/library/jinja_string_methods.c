@@ -1,9 +1,13 @@
-/* jinja_string_methods.c - the methods of str that search, strip, replace, pad and join. */
+/* jinja_string_methods.c - the methods of str that search, strip, replace, pad and join.
+ *
+ * * Positions are counted in characters, as in Python; texts are UTF-8. Searches for long texts use
+ * a rolling hash (Rabin-Karp), so that they are linear. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
 /* ---- searching ---- */
 
+/* Rabin-Karp search, for parts that are too long for memchr and memcmp at each position. */
 static int64_t find_long(const char *all, size_t size, const char *part, size_t part_size, size_t from)
 {
     uint64_t want = 0, have = 0, top = 1;
@@ -38,7 +42,7 @@ int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_
     uint64_t want = 0, have = 0, top = 1;
     if (part_size > size) return -1;
     if (part_size == 0) return (int64_t)size;
-    for (size_t i = part_size; i-- > 0;) { /* the hash of find_long, read from the other end */
+    for (size_t i = part_size; i-- > 0;) { /* the rolling hash of find_long, from right to left */
         want = want * 0x100000001b3u + (unsigned char)part[i];
         have = have * 0x100000001b3u + (unsigned char)all[size - part_size + i];
         if (i) top *= 0x100000001b3u;
@@ -58,8 +62,8 @@ static int64_t count_characters(const char *bytes, size_t size)
     return n;
 }
 
-/* The part of a string between two optional positions, as find and startswith take them. *valid is false
- * when the start lies behind the end of the string. */
+/* Returns the part of a string between two optional positions, which find and startswith take.
+ * *valid is false if the start is behind the end of the string. */
 static nbl_status window(tpl_vm *vm, const tpl_string *s, tpl_value start, tpl_value end, tpl_string *part,
                          int64_t *first, bool *valid)
 {
@@ -145,7 +149,7 @@ static nbl_status str_count(tpl_vm *vm, tpl_value self, const tpl_args *args, tp
     return *result = tpl_int(count), NBL_OK;
 }
 
-/* startswith, endswith: one text or a tuple of them. */
+/* startswith and endswith. The argument is a string or a tuple of strings. */
 static nbl_status affix(tpl_vm *vm, tpl_value self, const tpl_args *args, bool end, tpl_value *result)
 {
     tpl_value v[3], one;
@@ -183,7 +187,8 @@ static nbl_status str_endswith(tpl_vm *vm, tpl_value self, const tpl_args *args,
 
 /* ---- stripping ---- */
 
-/* A character among those to be stripped; NULL: white space. *read grows by the bytes that it took. */
+/* True if a character is to be stripped; NULL: white space is. Adds the bytes that were searched to
+ * *read. */
 static bool in_set(const tpl_string *set, uint32_t code, size_t *read)
 {
     int size;
@@ -194,7 +199,7 @@ static bool in_set(const tpl_string *set, uint32_t code, size_t *read)
     return false;
 }
 
-/* Counts what was read, in portions. */
+/* Counts the bytes read as work, in portions. */
 static nbl_status count_read(tpl_vm *vm, size_t *read)
 {
     if (*read < 4096) return NBL_OK;
@@ -287,7 +292,7 @@ nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *f
     NBL_TRY(tpl_read(vm, s->size));
     while (count-- > 0) {
         NBL_TRY(nbl__tpl_work(vm, 1));
-        if (from->size == 0) { /* before every character and at the end */
+        if (from->size == 0) { /* an empty text matches before each character and at the end */
             int size = 0;
             NBL_TRY(nbl__tpl_add_string(vm, &text, to));
             if (at == s->size) break;
@@ -312,7 +317,7 @@ static nbl_status str_replace(tpl_vm *vm, tpl_value self, const tpl_args *args, 
     const tpl_string *from, *to;
     int64_t count = -1;
     NBL_TRY(nbl__tpl_bind(vm, "replace", args, "/old new count", 2, v));
-    if (self.markup) NBL_TRY(nbl__tpl_escape(vm, v[1], &v[1])); /* whatever it is */
+    if (self.markup) NBL_TRY(nbl__tpl_escape(vm, v[1], &v[1])); /* of any type */
     NBL_TRY(nbl__tpl_want_string(vm, v[0], &from));
     NBL_TRY(nbl__tpl_want_string(vm, v[1], &to));
     NBL_TRY(nbl__tpl_want_int(vm, v[2], &count));

@@ -1,4 +1,5 @@
-/* jinja_string_split.c - the methods of str that cut a text into parts. */
+/* jinja_string_split.c - the methods of str that split a text: split, rsplit, splitlines,
+ * partition. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
@@ -163,7 +164,8 @@ static nbl_status partition(tpl_vm *vm, tpl_value self, const tpl_args *args, bo
                *to = at >= 0 ? from + by->size : from;
     NBL_TRY(push_part(vm, &parts, self, s->bytes, from));
     NBL_TRY(push_part(vm, &parts, self, from, to));
-    if (at >= 0 && v.markup) parts.items[1].markup = v.markup; /* what was found is the separator itself */
+    if (at >= 0 && v.markup)
+        parts.items[1].markup = v.markup; /* the middle part is the separator: Markup too */
     NBL_TRY(push_part(vm, &parts, self, to, end));
     return nbl__tpl_finish(vm, &parts, TPL_TUPLE, result);
 }

@@ -1,4 +1,5 @@
-/* jinja_tests.c - the tests of `is`, and the look-up of filters and tests by name. */
+/* jinja_tests.c - the tests behind `is`, and the look-up of filters and tests by name. A test has
+ * the signature of a filter and stores a bool. */
 #include "text/template/runtime/jinja_runtime.h"
 
 static nbl_status no_arguments(tpl_vm *vm, const tpl_args *args)

@@ -1,4 +1,5 @@
-/* jinja_text_filters.c - filters of text. */
+/* jinja_text_filters.c - filters of text: case, trim, replace, indent, truncate, striptags and
+ * others. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -31,7 +32,7 @@ static bool parts_words(uint32_t c)
     return c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || nbl__tpl_is_space(c);
 }
 
-/* Words as jinja2 sees them: parted by blanks, hyphens and opening brackets. */
+/* Words as jinja2's `title` defines them: separated by blanks, hyphens and opening brackets. */
 static nbl_status filter_title(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_text text = {0};
@@ -246,7 +247,7 @@ static nbl_status filter_urlencode(tpl_vm *vm, tpl_value v, const tpl_args *args
     return nbl__tpl_take(vm, &text, result);
 }
 
-/* Without tags and comments, blanks joined, the five usual entities resolved. */
+/* striptags: removes tags and comments, joins blanks, and resolves five common entities. */
 static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args, tpl_value *result)
 {
     tpl_value plain;
@@ -258,7 +259,7 @@ static nbl_status filter_striptags(tpl_vm *vm, tpl_value v, const tpl_args *args
     size_t size = plain.string->size, at = 0;
     if (memchr(all, '&', size))
         return nbl__tpl_refuse(vm, "striptags of text with HTML entities is not supported");
-    for (int pass = 0; pass < 2; pass++) { /* comments, then tags */
+    for (int pass = 0; pass < 2; pass++) { /* first comments, then tags */
         const char *open = pass ? "<" : "<!--", *close = pass ? ">" : "-->";
         tpl_text kept = {0};
         for (at = 0;;) {

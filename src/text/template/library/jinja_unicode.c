@@ -1,5 +1,7 @@
-/* jinja_unicode.c - see jinja_unicode.h. A property is a question to the category, turned round for the
- * characters of a table; every look-up is a search of at most a hundred ranges. */
+/* jinja_unicode.c - properties of characters; see jinja_unicode.h.
+ *
+ * A property is computed from the general category. For the characters of an exception table the
+ * answer is inverted. Each look-up is a binary search of at most a hundred ranges. */
 #include "text/template/library/jinja_unicode.h"
 
 #include <stddef.h>
@@ -174,7 +176,7 @@ int nbl__tpl_digit_value(uint32_t code)
 {
     if (code < 0x80) return code >= '0' && code <= '9' ? (int)(code - '0') : -1;
     if (!nbl__tpl_is_decimal(code)) return -1;
-    /* decimal digits come in runs of ten that begin with zero */
+    /* decimal digits are in runs of ten that begin with the digit zero */
     uint32_t first = code;
     while (code - first < 9 && nbl__tpl_is_decimal(first - 1)) first--;
     return code >= 0x1d7ce && code <= 0x1d7ff ? (int)((code - 0x1d7ce) % 10) : (int)(code - first) % 10;

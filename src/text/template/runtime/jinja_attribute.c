@@ -1,11 +1,12 @@
-/* jinja_attribute.c - obj.name and obj[key] under the rules of jinja2's immutable sandbox: names that begin
- * with an underscore and methods that change their object are unsafe; reading them gives an undefined
- * value that says so when it is used. */
+/* jinja_attribute.c - obj.name and obj[key], under the rules of jinja2's immutable sandbox.
+ *
+ * Names that begin with an underscore, and methods that change their object, are unsafe. Reading
+ * one gives an undefined value. Using that value is an error that says why. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
-/* ---- what Python finds on each type ---- */
+/* ---- the attributes of each Python type ---- */
 
 static const tpl_method *find_method(const tpl_method *methods, const tpl_string *name)
 {
@@ -21,7 +22,7 @@ static bool in_words(const char *const *words, const tpl_string *name)
     return false;
 }
 
-/* Names with underscores that every object has. They are never handed out. */
+/* Names with underscores that every object has. They exist, but are always unsafe. */
 static bool is_dunder(tpl_value obj, const tpl_string *name)
 {
     static const char *const common[] = {"__class__",
@@ -104,7 +105,7 @@ static nbl_status range_attribute(const tpl_range *range, const tpl_string *name
     return NBL_OK;
 }
 
-/* ---- cyclers: the one object with methods that are made here ---- */
+/* ---- methods of cyclers ---- */
 
 static nbl_status call_next(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
@@ -265,7 +266,7 @@ static nbl_status python_item(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_valu
     }
 }
 
-/* The name of an object in messages, as jinja2 has it. */
+/* Returns the name of an object for messages, as jinja2 writes it. */
 static const char *described(tpl_vm *vm, tpl_value obj)
 {
     if (obj.type == TPL_NONE) return "None";

@@ -1,4 +1,5 @@
-/* jinja_call.c - calls: the sorting of arguments, macros, and the functions that every template has. */
+/* jinja_call.c - calls: binds arguments to parameters, runs macros, and has the global
+ * functions. */
 #include <stdio.h>
 #include <time.h>
 
@@ -6,7 +7,7 @@
 
 /* ---- arguments ---- */
 
-/* The length of the i-th word of a list separated by blanks; 0 past the end. */
+/* Returns the length of the i-th word of a list separated by blanks, or 0 past the end. */
 static size_t word_at(const char *words, int index, const char **word)
 {
     for (;; index--) {
@@ -94,7 +95,8 @@ static const char *macro_name(tpl_vm *vm, const tpl_macro *macro)
     return macro->node->kind == NODE_MACRO ? nbl__tpl_shown(vm, macro->node->value) : "None";
 }
 
-/* The special arguments: caller, then the keywords and the positions that are left over. */
+/* Sets the special arguments of a macro: caller, and kwargs and varargs with the arguments left
+ * over. */
 static nbl_status bind_rest(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, bool *used,
                             bool found_caller, tpl_frame *frame)
 {
@@ -249,7 +251,7 @@ nbl_status nbl__tpl_call(tpl_vm *vm, tpl_value callee, const tpl_args *args, tpl
     return nbl__tpl_raise(vm, "TypeError: '%s' object is not callable", nbl__tpl_type_name(callee));
 }
 
-/* ---- the functions of every template ---- */
+/* ---- global functions ---- */
 
 static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result)
 {
@@ -262,7 +264,7 @@ static nbl_status call_range(tpl_vm *vm, tpl_value self, const tpl_args *args, t
     for (int i = 0; i < 3; i++) NBL_TRY(nbl__tpl_want_int(vm, v[i], &n[i]));
     if (v[1].type == TPL_MISSING) n[1] = n[0], n[0] = 0;
     if (n[2] == 0) return nbl__tpl_raise(vm, "ValueError: range() arg 3 must not be zero");
-    /* the length without overflow: the difference and the step fit in 65 bits */
+    /* 128 bits, because the difference of two 64-bit integers can overflow */
     __int128 distance = n[2] > 0 ? (__int128)n[1] - n[0] : (__int128)n[0] - n[1];
     __int128 step = n[2] > 0 ? (__int128)n[2] : -(__int128)n[2];
     __int128 count = distance > 0 ? (distance - 1) / step + 1 : 0;
@@ -283,7 +285,7 @@ static nbl_status make_dict(tpl_vm *vm, const tpl_args *args, tpl_dict **result)
     if (args->count > 1)
         return nbl__tpl_raise(vm, "TypeError: dict expected at most 1 argument, got %" PRId64, args->count);
     if (args->count == 1 && args->items[0].type == TPL_UNDEFINED) {
-        /* Python asks an undefined value for its keys */
+        /* Python looks up `keys` of an undefined value, which is an error */
         return nbl__tpl_raise_undefined(vm, args->items[0]);
     } else if (args->count == 1 && args->items[0].type == TPL_DICT) {
         NBL_TRY(nbl__tpl_dict_merge(vm, *result, args->items[0].dict));
@@ -375,7 +377,8 @@ static nbl_status call_strftime(tpl_vm *vm, tpl_value self, const tpl_args *args
             else if (*s != 'z' && *s != 'Z') NBL_TRY(nbl__tpl_add(vm, &pattern, s - 1, 2));
         }
     }
-    NBL_TRY(nbl__tpl_add(vm, &pattern, "x", 2)); /* never empty: an empty result is no failure */
+    NBL_TRY(nbl__tpl_add(vm, &pattern, "x",
+                         2)); /* a result is never empty then: strftime returns 0 for failure and for empty */
     NBL_TRY(TPL_NEW(vm, out, MAX));
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"

@@ -1,4 +1,4 @@
-/* jinja_compare.c - truth, equality, order, length and membership, as Python has them. */
+/* jinja_compare.c - truth, equality, order, length and membership, with Python's rules. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -33,7 +33,7 @@ nbl_status nbl__tpl_truth(tpl_vm *vm, tpl_value v, bool *truth)
     return NBL_OK;
 }
 
-/* Exact: a 64-bit integer against a double. */
+/* Compares a 64-bit integer with a double, without rounding either. */
 static int order_mixed(int64_t a, double b)
 {
     if (b >= 0x1p63) return -1;
@@ -44,7 +44,7 @@ static int order_mixed(int64_t a, double b)
     return b > whole ? -1 : b < whole ? 1 : 0;
 }
 
-/* Of two numbers; 2: no order, there is a NaN. */
+/* Compares two numbers. Returns 2 if one is NaN: they have no order. */
 static int order_numbers(tpl_value a, tpl_value b)
 {
     if ((a.type == TPL_FLOAT && isnan(a.real)) || (b.type == TPL_FLOAT && isnan(b.real))) return 2;
@@ -54,7 +54,7 @@ static int order_numbers(tpl_value a, tpl_value b)
     return a.integer < b.integer ? -1 : a.integer > b.integer;
 }
 
-/* UTF-8 sorts as its characters do. */
+/* Compares strings by bytes: in UTF-8 that is the order of the characters. */
 static int order_strings(const tpl_string *a, const tpl_string *b)
 {
     size_t common = a->size < b->size ? a->size : b->size;

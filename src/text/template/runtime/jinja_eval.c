@@ -1,4 +1,6 @@
-/* jinja_eval.c - the value of an expression. */
+/* jinja_eval.c - evaluates expressions: one recursive function over the nodes. While folding
+ * (vm->folding) a name or a call makes the evaluation fail, so that the expression is not
+ * constant. */
 #include "text/template/runtime/jinja_runtime.h"
 
 static nbl_status eval_name(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
@@ -111,7 +113,7 @@ static nbl_status eval_call(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, 
     return nbl__tpl_call(vm, callee, &args, result);
 }
 
-/* A filter without an input takes the text of the block that ends in it. */
+/* A filter without an input gets the text of the block that it belongs to. */
 static nbl_status eval_filter(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value input;
@@ -158,14 +160,14 @@ static nbl_status eval_getitem(tpl_vm *vm, tpl_frame *frame, const tpl_node *nod
     nbl_status status = nbl__tpl_slice(vm, object, parts, result);
     bool none = status == NBL_ERROR_FORMAT && vm->folding && object.type != TPL_UNDEFINED &&
                 !(tpl_is_integer(parts[2]) &&
-                  parts[2].integer == 0); /* a step of 0 is no question of types */
+                  parts[2].integer == 0); /* a step of 0 is a ValueError, not a TypeError */
     if (!none) return status;
     vm->status = NBL_OK;
     return nbl__tpl_undefined(vm, "a slice of what has none", NULL, tpl_none(), result);
 }
 
-/* Once something is safe HTML under autoescape, what is joined to it is escaped. jinja2 does not do so where it folds, or
- * where it could not know whether a block escapes. */
+/* Joins texts (the operator ~). Under autoescape, if one part is safe HTML, the others are escaped.
+ * jinja2 does not do that while it folds, nor where autoescape is not known at compile time. */
 static nbl_status eval_concat(tpl_vm *vm, tpl_frame *frame, const tpl_node *node, tpl_value *result)
 {
     tpl_value value, *items;

@@ -1,5 +1,7 @@
-/* jinja_iterate.c - iteration over values. Iterators are lazy, as Python's are: what map and select would
- * fail on is an error only when somebody gets there, and an iterator is empty after its first use. */
+/* jinja_iterate.c - iteration over values.
+ *
+ * Iterators are lazy, as in Python. An item on which map or select fails is an error only when the
+ * iteration reaches it. After one use an iterator is empty. */
 #include "text/template/runtime/jinja_runtime.h"
 
 /* ---- the next item of each kind ---- */
@@ -67,7 +69,8 @@ bool nbl__tpl_is_iterable(tpl_value v)
     case TPL_RANGE:
     case TPL_ITERATOR:
     case TPL_LOOP: return true;
-    case TPL_OBJECT: return v.object->kind == TPL_SELF; /* it has __getitem__, as far as iter() asks */
+    case TPL_OBJECT:
+        return v.object->kind == TPL_SELF; /* Python's object has __getitem__, which is enough for iter() */
     default: return false;
     }
 }

@@ -1,6 +1,8 @@
-/* jinja_json.c - values from JSON and to JSON, as Python's json module has it. The reader takes big integers,
- * NaN and repeated keys (the last counts, in the place of the first); what it reads is hostile: depth and
- * memory are bounded. The writer is json.dumps with its parameters. */
+/* jinja_json.c - reads and writes JSON as Python's json module does.
+ *
+ * Reader: accepts big integers, NaN and repeated keys. Of repeated keys the last value counts, at
+ * the position of the first. The input is not trusted: depth and memory are limited. Writer:
+ * json.dumps with its parameters. */
 #include <math.h>
 #include <stdio.h>
 
@@ -207,7 +209,7 @@ nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, s
 
 static nbl_status write_string(tpl_vm *vm, tpl_text *text, const tpl_string *s, bool ascii)
 {
-    static const char short_names[] = "btnvfr"; /* 8 … 13; 11 has none */
+    static const char short_names[] = "btnvfr"; /* escapes of 8 … 13; 11 has no short one */
     const char *run = s->bytes, *end = run + s->size;
     NBL_TRY(tpl_read(vm, s->size));
     NBL_TRY(nbl__tpl_add(vm, text, "\"", 1));
@@ -275,7 +277,7 @@ static void number_text(tpl_value v, char text[40])
     }
 }
 
-/* A key as a text: numbers and constants are spelled, anything else is refused. */
+/* Writes a key. Numbers and constants become text; any other type is an error. */
 static nbl_status write_key(writer *w, tpl_value key)
 {
     char text[48];

@@ -1,12 +1,12 @@
 /* jinja_loop.c - for loops and their `loop` variable.
  *
- * The condition of a loop is an iterator of its own around the iterable, with its own activation: it may
- * run ahead of the body when the body asks for loop.last or loop.nextitem. */
+ * The condition of a loop is an iterator around the iterable. It has a frame of its own, because it
+ * can be ahead of the body: loop.last and loop.nextitem read the next item early. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
-typedef struct condition { /* state of its iterator */
+typedef struct condition { /* state of the iterator */
     const tpl_node *node;
     tpl_frame *frame, *own;
     tpl_iterator *items;
@@ -14,7 +14,7 @@ typedef struct condition { /* state of its iterator */
 
 /* ---- the condition ---- */
 
-/* The value of a target: what the names hold, as a tuple when there are several. */
+/* Returns the value of a target: the value of its name, or a tuple of the values of its names. */
 static nbl_status target_value(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, tpl_value *result)
 {
     if (target->kind == NODE_NAME) return *result = frame->slots[target->slot], NBL_OK;
@@ -84,8 +84,8 @@ static nbl_status advance(tpl_vm *vm, tpl_loop *loop, bool *more)
     return NBL_OK;
 }
 
-/* Runs the body over an iterable; `around` is the frame of the code around the loop, `frame` the one that
- * holds its variables (another one in a recursive loop). */
+/* Runs the body for each item. `around` is the frame of the code around the loop. `frame` has the
+ * loop's variables; in a recursive loop it is another frame. */
 static nbl_status run_loop(tpl_vm *vm, tpl_frame *around, tpl_frame *frame, const tpl_node *node,
                            tpl_value iterable, int64_t depth0)
 {
@@ -108,7 +108,7 @@ static nbl_status run_loop(tpl_vm *vm, tpl_frame *around, tpl_frame *frame, cons
         NBL_TRY(nbl__tpl_run_body(vm, frame, &node->body));
         int flow = vm->flow;
         vm->flow = TPL_GO_ON;
-        ran |= flow == TPL_GO_ON; /* jinja2 notes it at the end of the body */
+        ran |= flow == TPL_GO_ON; /* as jinja2: only a body that ran to its end counts */
         if (flow == TPL_BREAK) break;
     }
     nbl__tpl_leave_scope(frame, &node->scope);
@@ -119,7 +119,7 @@ static nbl_status run_loop(tpl_vm *vm, tpl_frame *around, tpl_frame *frame, cons
     return NBL_OK;
 }
 
-/* A recursive loop runs as a function: its output is collected. */
+/* A recursive loop runs as a function, and its output is collected. */
 static nbl_status run_recursive(tpl_vm *vm, tpl_frame *around, const tpl_node *node, tpl_value iterable,
                                 int64_t depth0, tpl_value *result)
 {

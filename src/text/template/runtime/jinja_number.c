@@ -1,4 +1,5 @@
-/* jinja_number.c - numbers from text and to text: int(), float(), round(), and the digits of formats. */
+/* jinja_number.c - numbers from text and to text: int(), float(), round(), and the digits of
+ * formats. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/library/jinja_unicode.h"
 
-/* The text without blanks around it, with other scripts' digits as ASCII; NULL: too long to be a number. */
+/* Copies a text without blanks around it, and with the digits of other scripts as ASCII. Returns
+ * NULL if it is too long for a number. */
 static nbl_status plain_number(tpl_vm *vm, const tpl_string *s, char **text)
 {
     enum { MAX = 4300 };
@@ -56,7 +58,9 @@ nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl
         int digit = digit_of(*at);
         if (digit >= base || (decimal_zero && digit)) return NBL_OK;
         over |= __builtin_mul_overflow(value, base, &value) ||
-                __builtin_sub_overflow(value, (int64_t)digit, &value); /* downwards: there is one more */
+                __builtin_sub_overflow(
+                    value, (int64_t)digit,
+                    &value); /* negative sums, because INT64_MIN has no positive counterpart */
         *o++ = *at;
     }
     if (o == digits) return NBL_OK;
@@ -83,7 +87,8 @@ nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result,
         if (*at == '_') {
             if (at == text || digit_of(at[-1]) > 9 || digit_of(at[1]) > 9) return NBL_OK;
         } else {
-            if (*at == 'x' || *at == 'X' || *at == '(') return NBL_OK; /* strtod would take these */
+            if (*at == 'x' || *at == 'X' || *at == '(')
+                return NBL_OK; /* strtod accepts these, Python does not */
             *o++ = *at;
         }
     }

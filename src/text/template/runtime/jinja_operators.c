@@ -1,5 +1,6 @@
-/* jinja_operators.c - + - * / // % ** and slices, with Python's rules. Integers have 64 bits; what would
- * need more is refused, never wrong. */
+/* jinja_operators.c - the operators + - * / // % ** and slices, with Python's rules.
+ *
+ * Integers have 64 bits. A result that needs more is an error, never a wrong number. */
 #include <math.h>
 
 #include "text/template/runtime/jinja_runtime.h"
@@ -36,8 +37,10 @@ static nbl_status power(tpl_vm *vm, int64_t base, int64_t exponent, tpl_value *r
     return *result = tpl_int(value), NBL_OK;
 }
 
-/* a / b, rounded once. (A quotient in long double would be rounded twice, and otherwise on each architecture.) The integer
- * quotient has 56 bits or more, its lowest tells of a remainder: the conversion to double rounds it. */
+/* a / b, rounded once, as in Python. A quotient in long double would be rounded twice, and long
+ * double differs between architectures. So the quotient is computed as an integer of at least 56
+ * bits. Its lowest bit is set if there is a remainder (a sticky bit). The conversion to double
+ * rounds it. */
 static double true_division(int64_t a, int64_t b)
 {
     uint64_t over = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, under = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
@@ -136,7 +139,7 @@ static nbl_status join_lists(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *re
     return nbl__tpl_work(vm, (uint64_t)(a.list->count + b.list->count) / 8);
 }
 
-/* Safe HTML escapes what is added to it. */
+/* Text that is added to safe HTML is escaped. */
 static nbl_status join_strings(tpl_vm *vm, tpl_value a, tpl_value b, tpl_value *result)
 {
     tpl_text text = {0};
@@ -204,8 +207,7 @@ nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b
     return wrong_types(vm, op, a, b);
 }
 
-static const char two_to_the_63[] =
-    "9223372036854775808"; /* the one size that only one sign has in 64 bits */
+static const char two_to_the_63[] = "9223372036854775808"; /* 2^63: in 64 bits only -2^63 exists */
 
 static nbl_status negate_big(tpl_vm *vm, const tpl_string *digits, tpl_value *result)
 {
@@ -260,13 +262,14 @@ nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value
 nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last, tpl_value *result)
 {
     if (last < first) last = first;
-    if (s->size != s->length) NBL_TRY(nbl__tpl_work(vm, (uint64_t)last / 8)); /* positions are counted out */
+    if (s->size != s->length)
+        NBL_TRY(nbl__tpl_work(vm, (uint64_t)last / 8)); /* not ASCII: finding an offset is linear */
     size_t begin = nbl__tpl_offset(s, first);
     tpl_string rest = {s->bytes + begin, s->size - begin, s->length - (size_t)first};
     return nbl__tpl_string(vm, s->bytes + begin, nbl__tpl_offset(&rest, last - first), result);
 }
 
-/* One bound of a slice, brought into low … high. */
+/* Reads one bound of a slice and clamps it to low … high. */
 static nbl_status bound(tpl_vm *vm, tpl_value part, int64_t length, int64_t low, int64_t high, int64_t *value)
 {
     if (part.type == TPL_NONE) return NBL_OK;

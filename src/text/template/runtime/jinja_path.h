@@ -1,18 +1,20 @@
-/* jinja_path.h - attributes by path ("a.b.0"), which many filters of sequences take. */
+/* jinja_path.h - the argument `attribute` of filters such as map and sort: a path like "a.b.0". */
 #ifndef NBL_JINJA_PATH_H
 #define NBL_JINJA_PATH_H
 
 #include "text/template/runtime/jinja_runtime.h"
 
 typedef struct tpl_path {
-    tpl_value *parts;
+    tpl_value *parts; /* strings and integers */
     int64_t count;
-    tpl_value fallback; /* MISSING: none */
-    bool fold;          /* texts in lower case */
+    tpl_value fallback; /* used if the attribute is undefined; MISSING: none */
+    bool fold;          /* strings are turned to lower case, for comparisons without case */
 } tpl_path;
 
-/* `attribute`: a text with dots, any other key, or none (then the item itself is meant). */
+/* Makes a path. `attribute` is a string with dots, any other key, or none. None means the item
+ * itself. */
 nbl_status nbl__tpl_make_path(tpl_vm *vm, tpl_value attribute, bool fold, tpl_path *p);
+/* Follows the path from an item. */
 nbl_status nbl__tpl_follow(tpl_vm *vm, const tpl_path *p, tpl_value item, tpl_value *result);
 
 #endif

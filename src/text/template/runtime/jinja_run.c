@@ -1,15 +1,15 @@
-/* jinja_run.c - the statements of a template, and the output they make. */
+/* jinja_run.c - runs the statements of a template and collects the output. */
 #include <stdio.h>
 
 #include "text/template/runtime/jinja_runtime.h"
 
-/* ---- activations and scopes ---- */
+/* ---- frames and scopes ---- */
 
 nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *parent, tpl_frame **frame)
 {
     NBL_TRY(TPL_NEW(vm, *frame, 1));
     (*frame)->parent = parent;
-    return TPL_NEW(vm, (*frame)->slots, body->slots); /* zero: MISSING */
+    return TPL_NEW(vm, (*frame)->slots, body->slots); /* zeroed: all slots are MISSING */
 }
 
 static tpl_value resolve(const tpl_vm *vm, tpl_value name)
@@ -80,7 +80,7 @@ nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target,
     return nbl__tpl_dict_set(vm, slot->dict, target->a->value, value);
 }
 
-/* Namespaces are checked before anything is evaluated. */
+/* Checks the namespaces of a target. jinja2 does that before it evaluates the value. */
 static nbl_status check_namespaces(tpl_vm *vm, tpl_frame *frame, const tpl_node *target)
 {
     for (int64_t i = 0; i < target->list.count; i++)
@@ -90,7 +90,7 @@ static nbl_status check_namespaces(tpl_vm *vm, tpl_frame *frame, const tpl_node 
     return nbl__tpl_raise(vm, "cannot assign attribute on non-namespace object");
 }
 
-/* What is set at the top level is seen by blocks. */
+/* Makes a variable that is set at the top level visible in blocks. */
 static nbl_status export_names(tpl_vm *vm, tpl_frame *frame, const tpl_node *target)
 {
     if (vm->program->blocks.count == 0) return NBL_OK;
@@ -157,7 +157,7 @@ static nbl_status run_output(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     return NBL_OK;
 }
 
-/* What call and filter blocks give goes out as it is, so it must be text. */
+/* Writes the result of a call or filter block. It is not converted, so it must be a string. */
 static nbl_status write_text(tpl_vm *vm, tpl_value value)
 {
     if (value.type == TPL_STRING) return nbl__tpl_add_string(vm, vm->out, value.string);
@@ -197,7 +197,7 @@ static nbl_status run_macro(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
     return nbl__tpl_dict_set(vm, vm->variables, node->value, macro);
 }
 
-/* The call is evaluated with one more keyword, the caller. */
+/* Runs a call block: evaluates the call with one more keyword argument, the caller. */
 static nbl_status run_call_block(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_value caller, result;
@@ -232,7 +232,8 @@ static nbl_status add_span(tpl_vm *vm, int64_t start, int64_t end)
     return NBL_OK;
 }
 
-/* As transformers counts: from the end of what has left the template so far, buffers not included. */
+/* Runs a generation block and records its span. As in transformers, the span starts at the end of
+ * the rendered text; the texts of blocks that are still collected do not count. */
 static nbl_status run_generation(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {
     tpl_macro caller = {node, frame};
@@ -256,7 +257,7 @@ nbl_status nbl__tpl_run_block(tpl_vm *vm, const tpl_node *block)
     return nbl__tpl_run_body(vm, frame, &block->body);
 }
 
-/* ---- the rest ---- */
+/* ---- blocks and programs ---- */
 
 static nbl_status run_if(tpl_vm *vm, tpl_frame *frame, const tpl_node *node)
 {

@@ -1,5 +1,9 @@
-/* jinja_runtime.h - running a template: activations, calls, attributes, operators, and the tables of
- * filters, tests and methods. */
+/* jinja_runtime.h - runs a template: frames, calls, attributes, operators, and the tables of
+ * filters, tests and methods.
+ *
+ * The program is a tree of nodes (jinja_ast.h), which is interpreted directly. Each call of a
+ * function (the template, a macro, a block, …) has a frame with one slot per variable. A function
+ * that is defined inside another reaches the outer variables through the chain of parent frames. */
 #ifndef NBL_JINJA_RUNTIME_H
 #define NBL_JINJA_RUNTIME_H
 
@@ -7,26 +11,26 @@
 
 typedef enum tpl_flow { TPL_GO_ON, TPL_BREAK, TPL_CONTINUE } tpl_flow;
 
-/* One call of a function (see tpl_body). */
+/* The variables of one call of a function (tpl_body). */
 typedef struct tpl_frame {
     tpl_value *slots;
-    struct tpl_frame *parent; /* of the function around it */
+    struct tpl_frame *parent; /* frame of the enclosing function; NULL: none */
 } tpl_frame;
 
 struct tpl_macro {
     const tpl_node *node; /* MACRO or CALL_BLOCK */
-    tpl_frame *frame;     /* where it was defined */
+    tpl_frame *frame;     /* the frame in which it was defined */
 };
 
 struct tpl_loop {
     const tpl_node *node;
-    tpl_frame *frame; /* around the loop */
+    tpl_frame *frame; /* frame of the code around the loop */
     tpl_value iterable;
     tpl_iterator *iterator;
-    int64_t index0, length; /* length -1: not asked for yet */
-    int64_t depth0;
-    tpl_value before, current, after; /* MISSING: none */
-    tpl_value changed;
+    int64_t index0, length;           /* length -1: not computed yet */
+    int64_t depth0;                   /* depth of a recursive loop, from 0 */
+    tpl_value before, current, after; /* previtem, the item, nextitem; MISSING: none */
+    tpl_value changed;                /* the last arguments of loop.changed() */
 };
 
 /* ---- running ---- */
@@ -38,17 +42,19 @@ void nbl__tpl_leave_scope(tpl_frame *frame, const tpl_scope *scope);
 nbl_status nbl__tpl_new_frame(tpl_vm *vm, const tpl_body *body, tpl_frame *parent, tpl_frame **frame);
 nbl_status nbl__tpl_assign(tpl_vm *vm, tpl_frame *frame, const tpl_node *target, tpl_value value);
 nbl_status nbl__tpl_run_for(tpl_vm *vm, tpl_frame *frame, const tpl_node *node);
-/* A recursive loop called with another iterable: its output. */
+/* Calls a recursive loop with another iterable. *result is its output. */
 nbl_status nbl__tpl_call_loop(tpl_vm *vm, tpl_loop *loop, const tpl_args *args, tpl_value *result);
 nbl_status nbl__tpl_call_macro(tpl_vm *vm, const tpl_macro *macro, const tpl_args *args, tpl_value *result);
 nbl_status nbl__tpl_run_block(tpl_vm *vm, const tpl_node *block);
 /* Runs a program over the variables of vm->context. */
 nbl_status nbl__tpl_run(tpl_vm *vm, const tpl_program *program);
+/* Returns the frame `hops` levels up the chain of parents. */
 static inline tpl_frame *tpl_hop(tpl_frame *frame, int hops)
 {
     while (hops-- > 0) frame = frame->parent;
     return frame;
 }
+/* Sets the line and column for messages. */
 static inline void tpl_at(tpl_vm *vm, const tpl_node *node)
 {
     vm->line = node->line;
@@ -60,15 +66,15 @@ static inline void tpl_at(tpl_vm *vm, const tpl_node *node)
 nbl_status nbl__tpl_binary(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, tpl_value *result);
 nbl_status nbl__tpl_unary(tpl_vm *vm, bool minus, tpl_value v, tpl_value *result);
 nbl_status nbl__tpl_compared(tpl_vm *vm, tpl_operator op, tpl_value a, tpl_value b, bool *result);
-/* a[start:stop:step]; parts are NONE when they are left out. */
+/* a[start:stop:step]. A part that is left out is NONE. */
 nbl_status nbl__tpl_slice(tpl_vm *vm, tpl_value a, const tpl_value parts[3], tpl_value *result);
-/* Characters first … last - 1 of a string. */
+/* The characters [first, last) of a string. */
 nbl_status nbl__tpl_substring(tpl_vm *vm, const tpl_string *s, int64_t first, int64_t last,
                               tpl_value *result);
-/* obj.name and obj[key] with the rules of the sandbox. */
+/* obj.name and obj[key], under the rules of the sandbox. */
 nbl_status nbl__tpl_getattr(tpl_vm *vm, tpl_value obj, tpl_value name, tpl_value *result);
 nbl_status nbl__tpl_getitem(tpl_vm *vm, tpl_value obj, tpl_value key, tpl_value *result);
-/* Whether Python's getattr finds it, and whether the sandbox lets it be. */
+/* Python's getattr. *found: the attribute exists. *safe: the sandbox allows it. */
 nbl_status nbl__tpl_python_attribute(tpl_vm *vm, tpl_value obj, const tpl_string *name, tpl_value *result,
                                      bool *found, bool *safe);
 bool nbl__tpl_is_callable(tpl_value v);
@@ -81,17 +87,20 @@ nbl_status nbl__tpl_globals(tpl_vm *vm, tpl_dict *context); /* range, namespace,
 
 /* ---- arguments ---- */
 
-/* Sorts arguments into `names` (separated by blanks; a '/' in front: none may be given by name).
- * Those not given are MISSING. The first `required` ones must be given. */
+/* Binds arguments to parameters. `names` has the parameters, separated by blanks; with a '/' in
+ * front all are positional only. values[i] is MISSING for a parameter that was not given. The first
+ * `required` parameters must be given. */
 nbl_status nbl__tpl_bind(tpl_vm *vm, const char *function, const tpl_args *args, const char *names,
                          int required, tpl_value *values);
-/* An argument that must be an integer (or bool); a MISSING one keeps *integer. */
+/* Reads an argument that must be an integer or a bool. A MISSING argument leaves *integer
+ * unchanged. */
 nbl_status nbl__tpl_want_int(tpl_vm *vm, tpl_value v, int64_t *integer);
 nbl_status nbl__tpl_want_string(tpl_vm *vm, tpl_value v, const tpl_string **string);
-nbl_status nbl__tpl_want_truth(tpl_vm *vm, tpl_value v, bool *truth); /* a MISSING one keeps it */
+nbl_status nbl__tpl_want_truth(tpl_vm *vm, tpl_value v, bool *truth); /* MISSING: unchanged */
 
 /* ---- tables ---- */
 
+/* A filter or a test. Tables end with a row whose name is NULL. */
 typedef struct tpl_filter {
     const char *name;
     nbl_status (*run)(tpl_vm *vm, tpl_value input, const tpl_args *args, tpl_value *result);
@@ -117,7 +126,7 @@ typedef struct tpl_method {
 extern const tpl_method nbl__tpl_string_methods[]; /* jinja_string_methods.c */
 extern const tpl_method nbl__tpl_split_methods[];  /* jinja_string_split.c */
 extern const tpl_method nbl__tpl_string_tests[];   /* jinja_string_case.c */
-extern const tpl_method nbl__tpl_list_methods[];   /* jinja_methods.c, as all below */
+extern const tpl_method nbl__tpl_list_methods[];   /* this one and those below: jinja_methods.c */
 extern const tpl_method nbl__tpl_dict_methods[];
 extern const tpl_method nbl__tpl_int_methods[];
 extern const tpl_method nbl__tpl_float_methods[];
@@ -125,7 +134,7 @@ extern const tpl_method nbl__tpl_range_methods[];
 
 /* ---- text ---- */
 
-/* Where `part` begins in `all`, at or after byte `from`; -1: nowhere. Linear. */
+/* Returns the byte offset of `part` in `all`, at or after `from`, or -1. Linear time. */
 int64_t nbl__tpl_find(const char *all, size_t size, const char *part, size_t part_size, size_t from);
 int64_t nbl__tpl_find_last(const char *all, size_t size, const char *part, size_t part_size);
 typedef enum tpl_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE, CASE_SWAP, CASE_FOLD } tpl_case;
@@ -135,34 +144,35 @@ nbl_status nbl__tpl_replace(tpl_vm *vm, const tpl_string *s, const tpl_string *f
                             int64_t count, tpl_value *result);
 nbl_status nbl__tpl_split_lines(tpl_vm *vm, const tpl_string *s, bool keep_ends, tpl_items *lines);
 nbl_status nbl__tpl_center(tpl_vm *vm, const tpl_string *s, int64_t width, uint32_t fill, int side,
-                           tpl_value *result); /* side: -1 text left, 0 centred, 1 right */
+                           tpl_value *result); /* side: -1 text at the left, 0 centred, 1 right */
 nbl_status nbl__tpl_percent(tpl_vm *vm, tpl_value format, tpl_value values, tpl_value *result);
 nbl_status nbl__tpl_format(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result);
 nbl_status nbl__tpl_format_map(tpl_vm *vm, tpl_value self, const tpl_args *args, tpl_value *result);
 nbl_status nbl__tpl_join(tpl_vm *vm, tpl_value separator, tpl_value items, tpl_value *result); /* str.join */
-/* int(text, base) and float(text); *good is false when the text is not a number. */
+/* int(text, base) and float(text). *good is false if the text is not a number. */
 nbl_status nbl__tpl_parse_int(tpl_vm *vm, const tpl_string *s, int64_t base, tpl_value *result, bool *good);
 nbl_status nbl__tpl_parse_float(tpl_vm *vm, const tpl_string *s, double *result, bool *good);
-/* int(real): refused beyond 64 bits. */
+/* int(real). A result beyond 64 bits is an error. */
 nbl_status nbl__tpl_to_int(tpl_vm *vm, double real, tpl_value *result);
 /* round(v, digits) of a float. */
 double nbl__tpl_round(double v, int64_t digits);
-/* "%.Nf" and "%.Ne" of any size; shared by the two ways of formatting. */
+/* "%.Nf" and "%.Ne" of any length, for `%` and str.format. */
 nbl_status nbl__tpl_add_fixed(tpl_vm *vm, tpl_text *text, double v, int64_t precision, char kind,
                               bool alternate);
 
 typedef struct tpl_json_style {
     bool ascii, sort;
-    const char *indent; /* one level of it; NULL: all in one line */
+    const char *indent; /* text of one level of indentation; NULL: all in one line */
     size_t indent_size;
     const tpl_string *item, *key; /* separators */
 } tpl_json_style;
 nbl_status nbl__tpl_to_json(tpl_vm *vm, tpl_text *text, tpl_value v, const tpl_json_style *style);
-/* JSON as Python reads it: big integers, NaN, repeated keys (the last counts). `where` opens the message. */
+/* Reads JSON as Python does: with big integers and NaN; of repeated keys the last counts. Messages
+ * begin with `where`. */
 nbl_status nbl__tpl_from_json(tpl_vm *vm, const char *where, const char *text, size_t size,
                               tpl_value *result);
 
-/* sorted(): stable, by keys. */
+/* sorted(): sorts `items` by `keys`. Stable. */
 nbl_status nbl__tpl_sort(tpl_vm *vm, tpl_value *items, tpl_value *keys, int64_t count, bool reverse);
 
 #endif

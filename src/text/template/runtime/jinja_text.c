@@ -1,4 +1,5 @@
-/* jinja_text.c - values as text: str, repr, HTML escapes, the shortest digits of a float. */
+/* jinja_text.c - turns values into text: str, repr, HTML escapes, and the shortest digits of a
+ * float. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,13 +63,14 @@ nbl_status nbl__tpl_take(tpl_vm *vm, const tpl_text *text, tpl_value *result)
 
 /* ---- floats ---- */
 
-/* Whether the digits "d.ddde±x" give the value back; *one_up: the last digit plus one does. */
+/* True if the digits "d.ddde±x" are read back as the value. */
 static bool gives_back(const char *digits, double value)
 {
     char *end;
     return nbl__parse_double(digits, &end) == value;
 }
 
+/* Adds one to the last digit of "d.ddde±x". Returns false if all digits were 9. */
 static bool one_up(char *digits)
 {
     char *e = strchr(digits, 'e'), *d = e - 1;
@@ -81,12 +83,13 @@ static bool one_up(char *digits)
     return true;
 }
 
-/* The shortest digits that give a finite, non-zero value back: "d[.ddd]e±xx". */
+/* Writes the shortest digits that are read back as a finite, non-zero value: "d[.ddd]e±xx". */
 static void shortest(double value, char *text, size_t size)
 {
     int exponent;
-    bool power = fabs(frexp(value, &exponent)) == 0.5; /* its neighbours are not equally far */
-    int first = exponent < -1000 ? 0 : 14;             /* 15 digits always survive, when there are so many */
+    bool power = fabs(frexp(value, &exponent)) ==
+                 0.5;                      /* a power of two: its neighbours are not equally far */
+    int first = exponent < -1000 ? 0 : 14; /* start with 15 digits: a normal double keeps them */
     for (int digits = first; digits < 17; digits++) {
         nbl__print_exponent(text, size, digits, value);
         if (gives_back(text, value)) break;
@@ -195,7 +198,7 @@ static nbl_status add_view(tpl_vm *vm, tpl_text *text, tpl_value v)
     return add_items(vm, text, list.list, "([", "])");
 }
 
-/* Objects whose text in Python holds an address, which is another one in every run. */
+/* Fails for objects whose text in Python contains an address, which differs from run to run. */
 static nbl_status add_address(tpl_vm *vm, tpl_text *text, tpl_value v)
 {
     char line[160];

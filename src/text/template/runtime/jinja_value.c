@@ -1,4 +1,5 @@
-/* jinja_value.c - memory, failures, and the making of values; see jinja_value.h. */
+/* jinja_value.c - memory, failures, limits, and the functions that make values; see
+ * jinja_value.h. */
 #include "text/template/runtime/jinja_value.h"
 
 #include <stdarg.h>
@@ -244,7 +245,7 @@ nbl_status nbl__tpl_hash(tpl_vm *vm, tpl_value v, uint64_t *hash)
     case TPL_STRING: *hash = hash_bytes(v.string->bytes, v.string->size); return tpl_read(vm, v.string->size);
     case TPL_BOOL:
     case TPL_INT: *hash = mix((uint64_t)v.integer); return NBL_OK;
-    case TPL_FLOAT: /* equal numbers hash alike */
+    case TPL_FLOAT: /* 1 == 1.0, so both must have the same hash */
         if (v.real >= -0x1p63 && v.real < 0x1p63 && v.real == (double)(int64_t)v.real) {
             *hash = mix((uint64_t)(int64_t)v.real);
         } else {

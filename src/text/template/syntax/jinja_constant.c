@@ -1,12 +1,15 @@
-/* jinja_constant.c - constant expressions, where it shows that jinja2 folds them before it runs, or even looks at, anything
- * else:
+/* jinja_constant.c - folds constant expressions, as jinja2's optimizer does.
  *
- *     true or x|nosuch       a filter that there is not is no error in what no longer counts
- *     {{ none[1:] }}         prints nothing: what is folded takes a slice as it takes an item, and one that cannot be
- *     {{ none[1:]|length }}  taken is undefined; what runs fails
+ * Folding is not for speed. jinja2 folds before it checks and runs the rest, and templates can see
+ * it:
  *
- * An expression is constant if evaluating it comes past no name and no call: so `1 if true else x` is. A folded value
- * must be one that can stand in compiled code, or be printed as a whole. */
+ *     true or x|nosuch       no error: the folded expression no longer contains the unknown filter
+ *     {{ none[1:] }}         prints nothing: a folded slice that cannot be taken is undefined
+ *     {{ none[1:]|length }}  fails: it is not folded, and a slice of none at run time is an error
+ *
+ * An expression is constant if its evaluation reaches no name and no call. So `1 if true else x` is
+ * constant. A folded value must have a Python literal (has_safe_repr), or be a whole printed
+ * expression. */
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/runtime/jinja_runtime.h"
 
@@ -26,7 +29,7 @@ bool nbl__tpl_may_fold(const tpl_node *node)
     }
 }
 
-/* Whether a folded value can stand in compiled code. */
+/* True if a value can be written as a literal in the Python code that jinja2 generates. */
 static bool has_safe_repr(tpl_value v)
 {
     if (tpl_is_sequence(v)) {
@@ -44,7 +47,7 @@ static bool has_safe_repr(tpl_value v)
            v.type == TPL_RANGE;
 }
 
-/* The value of an expression, if it is constant and has one. */
+/* Evaluates an expression. *known is false if it is not constant or fails. */
 static nbl_status value_of(tpl_vm *vm, const tpl_node *node, bool *known, tpl_value *value)
 {
     int depth = vm->depth;
@@ -70,7 +73,8 @@ nbl_status nbl__tpl_fold(tpl_vm *vm, tpl_node *node, bool printed)
     return NBL_OK;
 }
 
-/* A constant dictionary whose key cannot be hashed fails before anything runs. */
+/* Fails for a constant dictionary with a key that cannot be hashed. jinja2 fails at compile time
+ * too. */
 static nbl_status check_keys(tpl_vm *vm, const tpl_node *node)
 {
     tpl_value key, value;

@@ -1,9 +1,12 @@
-/* jinja_expression.c - the parser of expressions, one function per level of precedence, weakest first:
+/* jinja_expression.c - parses expressions by recursive descent, with one function per level of
+ * precedence.
+ *
+ * The levels, from weak to strong:
  *
  *     a if b else c;  or;  and;  not;  comparisons (chained);  + -;  ~;  * / // %;  ** (to the left);
  *     unary - +;  then calls, subscripts, filters and tests behind a value
  *
- * Nesting is bounded by TPL_MAX_PARSE. */
+ * Nesting is limited to TPL_MAX_PARSE. */
 #include "base/stack.h"
 #include "text/template/syntax/jinja_ast.h"
 #include "text/template/runtime/jinja_runtime.h"
@@ -88,7 +91,7 @@ static nbl_status parse_or(tpl_parser *p, tpl_node **node)
     }
 }
 
-/* One level of binary operators that group to the left. */
+/* Parses one level of binary operators that group to the left. */
 typedef struct level {
     tpl_token_type tokens[4];
     tpl_operator operators[4];
@@ -443,7 +446,7 @@ static nbl_status parse_postfix(tpl_parser *p, tpl_node *node, tpl_node **result
     }
 }
 
-/* A name with dots in it, as filters and tests may have. */
+/* Parses a name that may have dots in it, as the names of filters and tests may. */
 static nbl_status dotted_name(tpl_parser *p, tpl_value *name)
 {
     NBL_TRY(nbl__tpl_expect_name(p, name));

@@ -1,10 +1,15 @@
-/* jinja_lexer.c - a template's text into tokens, with jinja2's rules of white space under trim_blocks and
- * lstrip_blocks: a newline after a block is dropped, blanks before a block on its line are dropped,
- * '-' strips all white space on its side and '+' keeps it. Line ends become '\n'; one at the end of the
- * template is dropped.
+/* jinja_lexer.c - splits the text of a template into tokens.
  *
- * The lexer reads ahead of the parser; what it cannot read becomes an error token, so that of two
- * errors the one that jinja2 sees first is told. Linear in the length of the text. */
+ * White space follows jinja2 with trim_blocks and lstrip_blocks:
+ *   - a newline right after a block tag is dropped;
+ *   - blanks between the start of a line and a block tag are dropped;
+ *   - '-' in a tag strips all white space on its side, '+' keeps it;
+ *   - line ends become '\n', and one at the end of the template is dropped.
+ *
+ * The whole text is split before the parser starts. Text that cannot be split becomes an error
+ * token. So if the template has two errors, the parser reports the one that jinja2 finds first.
+ *
+ * Cost: linear in the length of the text. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,11 +23,11 @@ typedef struct lexer {
     tpl_vm *vm;
     tpl_tokens *tokens;
     const char *begin, *at, *end;
-    const char *counted; /* lines and columns are known up to here */
+    const char *counted; /* lines and columns are counted up to here */
     int line, column;
-    char open[TPL_MAX_PARSE]; /* closing brackets that are waited for */
+    char open[TPL_MAX_PARSE]; /* the closing brackets of all open ones, innermost last */
     int open_count;
-    bool line_starts; /* what came before ended with a newline */
+    bool line_starts; /* the text before ended with a newline */
     bool stopped;
 } lexer;
 
@@ -81,7 +86,7 @@ static bool starts(const lexer *x, const char *at, const char *what)
 
 /* ---- text between tags ---- */
 
-/* The end of the text before a tag whose sign ('-', '+' or 0) is given. */
+/* Returns the end of the text before a tag with this sign ('-', '+' or 0), after stripping. */
 static const char *strip(const lexer *x, const char *begin, const char *end, char sign, bool variable)
 {
     if (sign == '-') {
@@ -97,7 +102,7 @@ static const char *strip(const lexer *x, const char *begin, const char *end, cha
     return skip_space(line, end) == end ? line : end;
 }
 
-/* After "%}" or "#}" with its sign: what is swallowed. */
+/* Skips the white space that "%}" or "#}" with this sign swallows. */
 static const char *after_block(const lexer *x, const char *at, char sign)
 {
     if (sign == '-') return skip_space(at, x->end);
@@ -105,7 +110,7 @@ static const char *after_block(const lexer *x, const char *at, char sign)
     return at;
 }
 
-/* At an end marker with an optional sign before it: its length with the sign, or 0. */
+/* Returns the length of an end marker with its optional sign, or 0 if there is none. */
 static int end_marker(const lexer *x, const char *at, const char *marker, char *sign)
 {
     *sign = at < x->end && (*at == '-' || *at == '+') ? *at : 0;
@@ -129,12 +134,13 @@ static nbl_status lex_comment(lexer *x)
         passed(x, after_block(x, at + n, sign));
         return NBL_OK;
     }
-    /* nothing at all after the opening is no error in jinja2 */
+    /* as in jinja2, nothing at all after the opening is not an error */
     if (from == x->end) return x->at = x->end, NBL_OK;
     return stop(x, from, "Missing end of comment tag");
 }
 
-/* At "{%" with the sign consumed at `at`: whether it is a raw block; *to is where its text begins. */
+/* True if the tag is {% raw %}; `at` is behind "{%" and its sign. *to is where the raw text
+ * begins. */
 static bool is_raw(const lexer *x, const char *at, const char *word, const char **to, bool end)
 {
     char sign;
@@ -190,7 +196,7 @@ static const char *digits(const lexer *x, const char *at, int base)
     return at;
 }
 
-/* The number without underscores, terminated. */
+/* Copies a number without underscores, terminated. */
 static nbl_status number_text(lexer *x, const char *begin, const char *end, char **text)
 {
     NBL_TRY(TPL_NEW(x->vm, *text, end - begin + 1));
@@ -277,7 +283,8 @@ static nbl_status lex_name(lexer *x)
     return NBL_OK;
 }
 
-/* One escape of a string after its backslash; *at is moved past it. NULL, or what is wrong. */
+/* Reads one escape of a string; *at is behind the backslash and moves past the escape. Returns
+ * NULL, or a message. */
 static const char *read_escape(const char **at, const char *end, uint32_t *code, bool *keep)
 {
     static const char names[] = "abfnrtv\\'\"", values[] = "\a\b\f\n\r\t\v\\'\"";
@@ -393,7 +400,7 @@ static nbl_status lex_operator(lexer *x)
     return stop(x, x->at, message);
 }
 
-/* After "{{" or "{%": to the end of the tag. */
+/* Splits the inside of a tag, from behind "{{" or "{%" to its end. */
 static nbl_status lex_tag(lexer *x, bool variable)
 {
     while (x->at < x->end && !x->stopped) {
@@ -474,7 +481,7 @@ nbl_status nbl__tpl_lex(tpl_vm *vm, const char *text, size_t size, tpl_tokens *t
                .column = 1,
                .line_starts = true};
     NBL_TRY(lex_all(&x));
-    /* the end counts as where the last token is */
+    /* the end of the template has the position of the last token */
     int line = tokens->count ? tokens->items[tokens->count - 1].line : 1;
     int column = tokens->count ? tokens->items[tokens->count - 1].column : 1;
     NBL_TRY(add(&x, TOKEN_END, x.counted, tpl_none()));

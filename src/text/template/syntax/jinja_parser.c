@@ -1,5 +1,7 @@
-/* jinja_parser.c - the parser of statements; see jinja_ast.h. Errors are told at the line where jinja2
- * sees them. extends, include and import are refused by name: a chat template stands alone. */
+/* jinja_parser.c - parses the statements of a template; see jinja_ast.h.
+ *
+ * Errors have the line that jinja2 reports. extends, include and import are errors that name the
+ * statement, because a chat template has no other templates to load. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -126,7 +128,8 @@ static nbl_status flush(tpl_parser *p, tpl_nodes *data, tpl_nodes *body)
     return nbl__tpl_nodes_add(p->vm, body, output);
 }
 
-/* Everything up to one of the end tags, or to the end of the template when there are none. */
+/* Parses statements up to one of the end tags, or to the end of the template if there are no end
+ * tags. */
 static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char *names, tpl_nodes *body)
 {
     tpl_nodes data = {0};
@@ -145,7 +148,7 @@ static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char 
             NBL_TRY(nbl__tpl_tuple(p, (tpl_tuple_rules){0}, &node));
             NBL_TRY(nbl__tpl_nodes_add(p->vm, &data, node));
             NBL_TRY(nbl__tpl_expect(p, TOKEN_VARIABLE_END));
-        } else { /* a block begins: the lexer gives nothing else here */
+        } else { /* TOKEN_BLOCK_BEGIN: the lexer makes no other token here */
             NBL_TRY(flush(p, &data, body));
             NBL_TRY(nbl__tpl_advance(p));
             if (ends && at_end_tag(p, ends)) break;
@@ -161,7 +164,8 @@ static nbl_status parse_body(tpl_parser *p, const char *const *ends, const char 
     return NBL_OK;
 }
 
-/* The body of a statement after its head; the end tag stays the current token, or is dropped. */
+/* Parses the body of a statement after its head. The end tag stays the current token, or is
+ * dropped. */
 static nbl_status parse_block_body(tpl_parser *p, const char *const *ends, const char *names, bool drop,
                                    tpl_nodes *body)
 {
@@ -188,7 +192,7 @@ static bool assignable(const tpl_node *node)
     return true;
 }
 
-/* Names that are stored to carry the flag. */
+/* Sets the flag of all names in a target: they are stored to. */
 static void mark_stored(tpl_node *node)
 {
     node->flag = true;
@@ -412,7 +416,7 @@ static nbl_status parse_continue(tpl_parser *p, tpl_node *node)
 
 static const struct {
     const char *name;
-    nbl_status (*parse)(tpl_parser *p, tpl_node *node); /* NULL: refused */
+    nbl_status (*parse)(tpl_parser *p, tpl_node *node); /* NULL: the statement is an error */
 } statements[] = {
     {"for", parse_for},
     {"if", parse_if},

@@ -1,26 +1,31 @@
-/* jinja_scope.c - which variable a name means, decided before anything runs, with the rules of jinja2's
- * compiler: a scope (loop, macro, with, set block, …) that stores a name has a variable of its own,
- * which starts as the outer one's value; branches of an if share the scope around them; a name that
- * nobody stores is looked up among the variables handed in when its scope is entered.
+/* jinja_scope.c - resolves the names of a template to slots, before the template runs.
  *
- * Variables become slots. A slot belongs to the function (activation) it was made in; inner functions
- * reach it by a number of hops. The work is counted: hostile templates cannot make it explode. */
+ * The rules are those of jinja2's compiler:
+ *   - A scope (loop, macro, with, set block, …) that stores a name has a variable of its own. The
+ *     variable starts with the value of the outer variable.
+ *   - The branches of an `if` share the scope around them.
+ *   - A name that no scope stores is looked up in the variables of the template when its scope is entered.
+ *
+ * A slot belongs to the function in which its scope is. A function inside reaches the slot over a
+ * number of frames (`hops`). Each scope is visited twice: analyze() collects the names of a scope,
+ * compile() writes slots into the nodes. The work is counted, so hostile templates reach a
+ * limit. */
 #include "text/template/runtime/jinja_runtime.h"
 #include "text/template/syntax/jinja_symbols.h"
 
 typedef struct frame {
     tpl_symbols *symbols;
     bool toplevel, soft, in_loop;
-    bool folds; /* inside an operator, call, filter, …: jinja2 tries to fold what is here */
+    bool folds; /* inside an operator, call, filter, …: jinja2 folds constants here */
 } frame;
 
 typedef struct compiler {
     tpl_vm *vm;
     tpl_program *program;
-    bool escape_unknown; /* an autoescape block is around whose value is known when it runs */
+    bool escape_unknown; /* inside an autoescape block whose argument is not a constant */
 } compiler;
 
-/* ---- what a scope's body does with names; it stops at inner scopes ---- */
+/* ---- the names of one scope; inner scopes are not entered ---- */
 
 static nbl_status analyze(compiler *c, tpl_symbols *s, const tpl_node *node, bool as_parameter);
 
@@ -89,7 +94,7 @@ typedef struct search {
     tpl_vm *vm;
     const char *const *names;
     int count;
-    unsigned open, found; /* bits: still looked for; used */
+    unsigned open, found; /* bit i: names[i] was not stored yet; it was used before it was stored */
 } search;
 
 static nbl_status find_names(search *f, const tpl_node *node);
@@ -128,6 +133,7 @@ static nbl_status find_names(search *f, const tpl_node *node)
     return NBL_OK;
 }
 
+/* Sets bit i of *found if names[i] is used before it is stored. */
 static nbl_status find_undeclared(compiler *c, const tpl_nodes *body, const char *const *names, int count,
                                   unsigned *found)
 {
@@ -175,6 +181,7 @@ static nbl_status compile_all(compiler *c, frame f, const tpl_nodes *nodes)
     return NBL_OK;
 }
 
+/* Sets the position for an error message. */
 static nbl_status complain(compiler *c, const tpl_node *node)
 {
     c->vm->line = node->line;
@@ -182,7 +189,7 @@ static nbl_status complain(compiler *c, const tpl_node *node)
     return NBL_OK;
 }
 
-/* The slot of a name as seen from a frame. */
+/* Finds the slot of a name, and the number of frames up to it. */
 static nbl_status resolve_name(compiler *c, frame f, const tpl_node *node, const tpl_string *name, int *slot,
                                int *hops)
 {
@@ -206,7 +213,7 @@ static nbl_status check_loop_names(compiler *c, const tpl_nodes *nodes)
     return NBL_OK;
 }
 
-/* Nothing inside a loop may store to `loop`. Parameters of macros are no stores. */
+/* Fails if anything inside a loop stores to `loop`. Parameters of macros do not count. */
 static nbl_status check_loop_name(compiler *c, const tpl_node *node)
 {
     if (node == NULL) return NBL_OK;
@@ -224,7 +231,7 @@ static nbl_status check_loop_name(compiler *c, const tpl_node *node)
     return NBL_OK;
 }
 
-/* A copy of a loop's target, to be resolved a second time. */
+/* Copies a loop's target, which has other slots in the condition than in the body. */
 static nbl_status clone_target(compiler *c, const tpl_node *node, tpl_node **copy)
 {
     NBL_TRY(TPL_NEW(c->vm, *copy, 1));
@@ -249,6 +256,8 @@ static nbl_status has_scoped_block(compiler *c, const tpl_nodes *nodes, bool *fo
     return NBL_OK;
 }
 
+/* Compiles a loop. Body, condition and else branch are scopes of their own. A condition is a
+ * function, because it runs while the iterator advances. A recursive loop is a function too. */
 static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"loop"};
@@ -293,7 +302,7 @@ static nbl_status compile_for(compiler *c, frame f, tpl_node *node)
                        &node->otherwise);
 }
 
-/* A macro, the body of a call block or of a generation block. */
+/* Compiles a macro, or the body of a call block or generation block. */
 static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
 {
     static const char *const names[] = {"caller", "kwargs", "varargs"};
@@ -333,7 +342,7 @@ static nbl_status compile_macro(compiler *c, frame f, tpl_node *node)
     return compile_all(c, (frame){.symbols = &s}, &node->body);
 }
 
-/* Whether a block escapes is a constant, or known when it runs: then nothing in it is folded. */
+/* Begins an autoescape block. If its argument is not a constant, nothing inside is folded. */
 static nbl_status begin_autoescape(compiler *c, tpl_node *node)
 {
     NBL_TRY(nbl__tpl_fold(c->vm, node, true));
@@ -341,7 +350,7 @@ static nbl_status begin_autoescape(compiler *c, tpl_node *node)
     return node->kind == NODE_CONST ? nbl__tpl_truth(c->vm, node->value, &c->vm->autoescape) : NBL_OK;
 }
 
-/* with, filter, set and autoescape blocks: a scope in the same activation. */
+/* Compiles a with, filter, set or autoescape block: a scope in the same frame. */
 static nbl_status compile_inner(compiler *c, frame f, tpl_node *node)
 {
     tpl_symbols s = inner_symbols(f.symbols, NULL);
@@ -379,7 +388,8 @@ static nbl_status check_callee(compiler *c, frame f, tpl_node *node)
                           (int)name->size, name->bytes);
 }
 
-/* jinja2 folds what an output prints as a whole, and then operators, calls, filters, …: not what stands alone. */
+/* Folds a node where jinja2 does: an expression that an output prints, and expressions with an
+ * operator, call, filter and so on. A literal on its own, such as a list, is not folded. */
 static nbl_status fold(compiler *c, frame f, tpl_node *node)
 {
     if (c->escape_unknown) return NBL_OK;
@@ -395,7 +405,7 @@ static nbl_status compile_node(compiler *c, frame f, tpl_node *node)
     frame soft = f;
     soft.soft = true;
     switch ((tpl_kind)node->kind) {
-    case NODE_CONST: return NBL_OK; /* and its parts, if it was folded, no longer count */
+    case NODE_CONST: return NBL_OK; /* the parts of a folded expression are not checked */
     case NODE_NAME: return resolve_name(c, f, node, node->value.string, &node->slot, &node->hops);
     case NODE_NSREF: return resolve_name(c, f, node, node->value.string, &node->slot, &node->hops);
     case NODE_IF:
@@ -446,7 +456,7 @@ static nbl_status compile(compiler *c, frame f, tpl_node *node)
     return NBL_OK;
 }
 
-/* A block is a function of its own that sees what is set at the top level, and nothing else. */
+/* Compiles a block: a function that sees only the variables set at the top level. */
 static nbl_status compile_block(compiler *c, tpl_node *node)
 {
     static const tpl_string names[] = {{"self", 4, 4}, {"super", 5, 5}};

@@ -1,7 +1,10 @@
-/* jinja_symbols.c - see jinja_symbols.h. Names are searched one by one: scopes are small, the work is counted. */
+/* jinja_symbols.c - symbol tables of scopes; see jinja_symbols.h.
+ *
+ * Look-ups are linear, because scopes are small. The work is counted (nbl__tpl_work), so that a
+ * hostile template with many names reaches the limit. */
 #include "text/template/syntax/jinja_symbols.h"
 
-/* Room for one more item in an array of the arena. */
+/* Makes room for one more item in an array of the arena. */
 #define ROOM(vm, items, count, room) grow_array(vm, (void **)&(items), sizeof *(items), count, &(room))
 
 static nbl_status grow_array(tpl_vm *vm, void **items, size_t size, int count, int *room)
@@ -84,6 +87,7 @@ static nbl_status add_store(tpl_vm *vm, tpl_symbols *s, const tpl_string *name)
     return NBL_OK;
 }
 
+/* Gives a name a slot in this scope, filled on entry by `action`. */
 static nbl_status define(tpl_vm *vm, tpl_symbols *s, const tpl_string *name, tpl_load_action action,
                          const tpl_ref *from)
 {
@@ -130,7 +134,8 @@ nbl_status nbl__tpl_copy_symbols(tpl_vm *vm, const tpl_symbols *s, tpl_symbols *
     return NBL_OK;
 }
 
-/* What the branches of an if did to the scope around it. */
+/* A name that only some branches store may be unset afterwards. So it is loaded on entry: from the
+ * outer scope, or from the variables of the template. */
 nbl_status nbl__tpl_join_branches(tpl_vm *vm, tpl_symbols *s, const tpl_symbols *branches, int count)
 {
     const tpl_string **stores = NULL;

@@ -1,28 +1,33 @@
-/* jinja_symbols.h - the names of a scope while a template is compiled: which slot each of them has, what is
- * loaded on entry, what is stored. The rules are jinja2's (its idtracking); jinja_scope.c applies them. */
+/* jinja_symbols.h - the symbol table of one scope while a template is compiled.
+ *
+ * It has the slot of each name, the slots to fill on entry, and the names that the scope stores.
+ * The rules are those of jinja2's module idtracking. jinja_scope.c walks the nodes and applies
+ * them. */
 #ifndef NBL_JINJA_SYMBOLS_H
 #define NBL_JINJA_SYMBOLS_H
 
 #include "text/template/syntax/jinja_ast.h"
 
-/* A function that is being compiled: the owner of slots. */
+/* A function that is being compiled. It owns the slots of all its scopes; slot i is idents[i]. */
 typedef struct tpl_owner {
-    struct tpl_owner *parent;
-    int depth;
+    struct tpl_owner *parent; /* the enclosing function */
+    int depth;                /* number of enclosing functions */
     tpl_body *body;
     struct ident {
-        int level;
+        int level; /* of the scope: the same name has another slot in another scope */
         const tpl_string *name;
     } * idents;
     int count, room;
 } tpl_owner;
 
+/* The variable that a name refers to. */
 typedef struct ref {
     const tpl_string *name;
     tpl_owner *owner;
     int slot;
 } tpl_ref;
 
+/* A slot to fill on entry; becomes a tpl_load. */
 typedef struct tpl_symbol_load {
     tpl_load_action action;
     int slot;
@@ -41,15 +46,16 @@ typedef struct tpl_symbols {
 } tpl_symbols;
 
 bool nbl__tpl_same_name(const tpl_string *a, const tpl_string *b);
-/* The slot of a name at a level of an owner; made when it is new. */
+/* Finds or makes the slot of a name at a level. */
 nbl_status nbl__tpl_slot_of(tpl_vm *vm, tpl_owner *owner, int level, const tpl_string *name, int *slot);
-/* Through all outer scopes; NULL: nobody knows it. */
+/* Finds a name in a scope or an outer one. Returns NULL if no scope knows it. */
 const tpl_ref *nbl__tpl_find_ref(const tpl_symbols *s, const tpl_string *name);
-/* A name is read, assigned to, or declared as a parameter. */
+/* Record that a name is read, assigned to, or declared as a parameter. */
 nbl_status nbl__tpl_symbol_used(tpl_vm *vm, tpl_symbols *s, const tpl_string *name);
 nbl_status nbl__tpl_symbol_stored(tpl_vm *vm, tpl_symbols *s, const tpl_string *name);
 nbl_status nbl__tpl_symbol_parameter(tpl_vm *vm, tpl_symbols *s, const tpl_string *name);
-/* For the branches of an if: a copy for each, then what they did together. */
+/* The branches of an `if` share the scope around them. Each branch works on a copy of the symbols;
+ * nbl__tpl_join_branches merges the copies into `s`. */
 nbl_status nbl__tpl_copy_symbols(tpl_vm *vm, const tpl_symbols *s, tpl_symbols *copy);
 nbl_status nbl__tpl_join_branches(tpl_vm *vm, tpl_symbols *s, const tpl_symbols *branches, int count);
 
