@@ -32,7 +32,8 @@ static long replay_archive(FILE *file)
     for (long done = 0;; done++) {
         if (fread(header, 1, BLOCK, file) != BLOCK) return -1;
         if (header[0] == '\0') return done;
-        char octal[13] = {0}; /* header: name 100, mode 8, uid 8, gid 8, size 12, … type at 156, "ustar" at 257 */
+        char octal[13] = {
+            0}; /* header: name 100, mode 8, uid 8, gid 8, size 12, … type at 156, "ustar" at 257 */
         memcpy(octal, header + 124, 12);
         size_t size = strtoul(octal, NULL, 8), padding = (BLOCK - size % BLOCK) % BLOCK;
         if (memcmp(header + 257, "ustar", 5) != 0 || header[156] != '0' || !replay(file, size)) return -1;

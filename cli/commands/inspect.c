@@ -1,5 +1,5 @@
-/* inspect.c - `nibble inspect`: lists the contents of a checkpoint. Only headers are read, no
- * weights. inspect_gguf.c does this for GGUF files, inspect_adapter.c for adapters. */
+/* inspect.c - `nibble inspect`: lists the contents of a checkpoint. Only headers are read, unless
+ * --values is given. inspect_gguf.c does this for GGUF files, inspect_adapter.c for adapters. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>

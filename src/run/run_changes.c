@@ -76,9 +76,9 @@ static nbl_status collect(nbl__arena *arena, nbl__run_values *values, const char
 
 nbl_status nbl__run_values_collect(nbl__arena *arena, const nbl__run_config *config, nbl__run_values *values)
 {
-    nbl__run_parse example_text = nbl__run_parse_of(config);
+    nbl__run_parse parse = nbl__run_parse_of(config);
     *values = (nbl__run_values){0};
-    return collect(arena, values, "", nbl__run_keys, NBL_RUN_KEYS, &example_text, config);
+    return collect(arena, values, "", nbl__run_keys, NBL_RUN_KEYS, &parse, config);
 }
 
 /* The text of a value, or NULL. Starts at `index`: both lists come from the same table, so the

@@ -202,8 +202,8 @@ static nbl_status read_datasets(reader *r, const nbl__yaml *list, const nbl__run
                 nbl__run_remark_add(r, &r->refusals, item, "message_property_mappings",
                                     "it contradicts message_field_role and message_field_content; give one"));
     }
-    r->example_text.config.datasets = sets;
-    r->example_text.config.dataset_count = list->count;
+    r->parse.config.datasets = sets;
+    r->parse.config.dataset_count = list->count;
     return NBL_OK;
 }
 
@@ -423,12 +423,12 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     if (r->root->kind != NBL_YAML_MAP)
         return nbl__yaml_fail(arena->ctx, r->root, NBL_ERROR_FORMAT, "not a map of keys and values");
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));
-    NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->example_text));
-    NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->example_text));
+    NBL_TRY(read_defaults(r, nbl__run_keys, NBL_RUN_KEYS, &r->parse));
+    NBL_TRY(read_table(r, r->root, "", nbl__run_keys, NBL_RUN_KEYS, &r->parse));
     NBL_TRY(nbl__run_refuse(r));
     NBL_TRY(nbl__run_resolve(r));
     NBL_TRY(nbl__run_notify(r));
-    r->example_text.config.file = r->root->where;
-    *config = r->example_text.config;
+    r->parse.config.file = r->root->where;
+    *config = r->parse.config;
     return NBL_OK;
 }

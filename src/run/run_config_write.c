@@ -163,7 +163,7 @@ static void write_rows(nbl__text *out, const nbl__run_key *keys, int count, cons
 
 nbl__run_parse nbl__run_parse_of(const nbl__run_config *config)
 {
-    nbl__run_parse example_text = {
+    nbl__run_parse parse = {
         .config = *config,
         .adapter = config->full    ? NBL_ADAPTER_NONE
                    : config->qlora ? NBL_ADAPTER_QLORA
@@ -174,15 +174,15 @@ nbl__run_parse nbl__run_parse_of(const nbl__run_config *config)
     };
     const char *chat = config->chat_template;
     if (chat && nbl__is_template(chat)) { /* a template itself, not a name */
-        example_text.template_text = chat;
-        example_text.config.chat_template = "jinja";
+        parse.template_text = chat;
+        parse.config.chat_template = "jinja";
     }
-    return example_text;
+    return parse;
 }
 
 nbl_status nbl__run_config_write(nbl__text *out, const nbl__run_config *config)
 {
-    nbl__run_parse example_text = nbl__run_parse_of(config);
-    write_rows(out, nbl__run_keys, NBL_RUN_KEYS, &example_text, "", "", config);
+    nbl__run_parse parse = nbl__run_parse_of(config);
+    write_rows(out, nbl__run_keys, NBL_RUN_KEYS, &parse, "", "", config);
     return out->status;
 }

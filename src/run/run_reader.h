@@ -26,7 +26,7 @@ typedef struct nbl__run_reader {
     nbl__arena *arena;
     nbl_context *ctx;
     nbl__yaml *root;
-    nbl__run_parse example_text;
+    nbl__run_parse parse;
     const nbl__yaml *given[NBL_RUN_KEYS]; /* node of each row's key; NULL: not given */
     nbl__run_remarks refusals, notices, aliases;
 } nbl__run_reader;

@@ -40,7 +40,7 @@ static nbl_status needed(reader *r, const char *name)
 static nbl_status base_is_quantized(reader *r, bool *quantized)
 {
     nbl__config config;
-    const char *path = nbl__arena_printf(r->arena, "%s/config.json", r->example_text.config.base_model);
+    const char *path = nbl__arena_printf(r->arena, "%s/config.json", r->parse.config.base_model);
     if (path == NULL) return NBL_ERROR_MEMORY;
     *quantized = false;
     if (!nbl__exists(path)) return NBL_OK;
@@ -52,7 +52,7 @@ static nbl_status base_is_quantized(reader *r, bool *quantized)
 /* Decides device: auto: cuda if the context uses it or a usable device is there, else cpu. */
 static void resolve_device(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
+    nbl__run_config *c = &r->parse.config;
     if (c->device && strcmp(c->device, "auto") != 0) return;
     c->device = nbl__accelerator(r->ctx) || nbl_cuda_usable(r->ctx) ? "cuda" : "cpu";
 }
@@ -61,7 +61,7 @@ static void resolve_device(reader *r)
  * Checks the number of bits of the weights. */
 static nbl_status resolve_precision(reader *r)
 {
-    nbl__run_parse *d = &r->example_text;
+    nbl__run_parse *d = &r->parse;
     nbl__run_config *c = &d->config;
     if (d->bf16 == 1 && d->fp16) return contradiction(r, "bf16", "fp16", "one dtype computes");
     resolve_device(r);
@@ -86,7 +86,7 @@ static nbl_status resolve_precision(reader *r)
  * with a warning. With lora_model_dir rank, alpha and targets come from that adapter. */
 static nbl_status resolve_adapter(reader *r)
 {
-    nbl__run_parse *d = &r->example_text;
+    nbl__run_parse *d = &r->parse;
     nbl__run_config *c = &d->config;
     c->full = d->adapter == NBL_ADAPTER_NONE;
     c->qlora = d->adapter == NBL_ADAPTER_QLORA;
@@ -160,15 +160,15 @@ static nbl_status load_template(reader *r, const nbl__yaml *at, const char **tex
  * chat_template. */
 static nbl_status resolve_template(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
+    nbl__run_config *c = &r->parse.config;
     const nbl__yaml *kind = given(r, "chat_template"), *own = given(r, "chat_template_jinja");
     bool jinja = kind && strcmp(c->chat_template, "jinja") == 0;
     if (own) {
         if (kind && !jinja)
             return contradiction(r, "chat_template", "chat_template_jinja",
                                  "a template of one's own goes with chat_template: jinja");
-        NBL_TRY(load_template(r, own, &r->example_text.template_text));
-        c->chat_template = r->example_text.template_text;
+        NBL_TRY(load_template(r, own, &r->parse.template_text));
+        c->chat_template = r->parse.template_text;
         return NBL_OK;
     }
     if (jinja)
@@ -181,7 +181,7 @@ static nbl_status resolve_template(reader *r)
  * loader of Hugging Face datasets, not a folder. */
 static nbl_status resolve_files(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
+    nbl__run_config *c = &r->parse.config;
     int64_t count = 0;
     for (int64_t i = 0; i < c->dataset_count; i++) count += nbl__max_i64(1, c->datasets[i].data_files.count);
     nbl__dataset_config *sets = nbl__arena_alloc(r->arena, (size_t)count * sizeof *sets), *to = sets;
@@ -216,8 +216,8 @@ static nbl_status resolve_files(reader *r)
  * gradient_accumulation_steps. */
 static nbl_status resolve_batch(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
-    int64_t all = r->example_text.batch_size, passes = c->gradient_accumulation_steps;
+    nbl__run_config *c = &r->parse.config;
+    int64_t all = r->parse.batch_size, passes = c->gradient_accumulation_steps;
     if (all == 0) return NBL_OK;
     if (given(r, "gradient_accumulation_steps") && all != c->micro_batch_size * passes)
         return contradiction(r, "batch_size", "gradient_accumulation_steps",
@@ -250,7 +250,7 @@ static nbl_status resolve_strategy(reader *r, nbl__strategy strategy, const char
  * stopping implies load_best_model_at_end, as in axolotl. */
 static nbl_status resolve_best(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
+    nbl__run_config *c = &r->parse.config;
     bool stops = c->early_stopping_patience > 0, saves = c->save_strategy == NBL_STRATEGY_BEST;
     const char *key = stops          ? "early_stopping_patience"
                       : c->load_best ? "load_best_model_at_end"
@@ -288,7 +288,7 @@ static nbl_status resolve_schedule(reader *r)
 {
     static const char *const names[] = {"lr_quadratic_warmup", "cosine_min_lr_ratio",
                                         "cosine_constant_lr_ratio"};
-    const nbl__run_config *c = &r->example_text.config;
+    const nbl__run_config *c = &r->parse.config;
     const bool set[] = {c->quadratic_warmup, c->min_lr_ratio > 0, c->constant_lr_ratio > 0};
     if (set[0] && set[1])
         return contradiction(r, names[0], names[1], "axolotl reads one of them, too: give one");
@@ -304,7 +304,7 @@ static nbl_status resolve_schedule(reader *r)
 /* Checks the keys of the training loop. */
 static nbl_status resolve_loop(reader *r)
 {
-    nbl__run_config *c = &r->example_text.config;
+    nbl__run_config *c = &r->parse.config;
     NBL_TRY(resolve_batch(r));
     NBL_TRY(resolve_schedule(r));
     NBL_TRY(resolve_strategy(r, c->eval_strategy, "eval_strategy", "eval_steps", c->eval_steps,
@@ -334,7 +334,7 @@ static nbl_status resolve_loop(reader *r)
 
 nbl_status nbl__run_resolve(nbl__run_reader *r)
 {
-    const nbl__run_config *c = &r->example_text.config;
+    const nbl__run_config *c = &r->parse.config;
     if (c->base_model == NULL) return needed(r, "base_model");
     if (c->dataset_count == 0) return needed(r, "datasets");
     if (!given(r, "learning_rate")) return needed(r, "learning_rate");
