@@ -12,6 +12,7 @@
 # Then it tests itself: in a copy of the tree it breaks each rule once and expects to be told so.
 set -euo pipefail
 layers="base tensor quant format device=ops graph arch text model infer run data report convert train dist"
+code_of=$(cat "$(dirname "${BASH_SOURCE[0]}")/code_of.awk") # the function code_of
 root=${1:-$(dirname "${BASH_SOURCE[0]}")/..}
 
 # Prints one line per broken rule in the tree $1; fails if there is one.
@@ -31,32 +32,8 @@ check() (
         { name = $1; path = $2 }
         END { exit bad }' || bad=1
 
-    awk -v layers="$layers" '
+    awk -v layers="$layers" "$code_of"'
         function complain(text) { print FILENAME ":" FNR ": " text; bad = 1 }
-
-        # The line without comments and without what stands in quotes.
-        function code_of(line,    out, at, mark) {
-            out = ""
-            while (line != "") {
-                if (in_comment) {
-                    at = index(line, "*/")
-                    if (!at) return out
-                    line = substr(line, at + 2)
-                    in_comment = 0
-                } else if (match(line, /\/\*|\/\/|"|\047/)) {
-                    mark = substr(line, RSTART, 2)
-                    out = out substr(line, 1, RSTART - 1) " "
-                    line = substr(line, RSTART + RLENGTH)
-                    if (mark == "//") return out
-                    else if (mark == "/*") in_comment = 1
-                    else if (substr(mark, 1, 1) == "\"") sub(/^([^"\\]|\\.)*("|$)/, "", line)
-                    else sub(/^([^\047\\]|\\.)*(\047|$)/, "", line)
-                } else {
-                    return out line
-                }
-            }
-            return out
-        }
 
         function check_include(name, quoted,    first) {
             first = index(name, "/") ? substr(name, 1, index(name, "/") - 1) : ""

@@ -10,6 +10,7 @@
 #
 # Then it tests itself: in a copy of the tree it breaks each rule once and expects a complaint.
 set -euo pipefail
+code_of=$(cat "$(dirname "${BASH_SOURCE[0]}")/code_of.awk") # the function code_of
 root=$(cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}" && pwd)
 max_files=25
 max_lines=600
@@ -23,7 +24,7 @@ check() (
         sed 's|/[^/]*$||' | sort | uniq -c | awk -v max=$max_files '
             $1 > max { print $2 ": " $1 " source files; at most " max ": two folders?"; bad = 1 }
             END { exit bad }' || bad=1
-    awk -v max=$max_lines '
+    awk -v max=$max_lines "$code_of"'
         # Column "not" of the glossary, then the exceptions: words in backquotes.
         FILENAME == "docs/NAMING.md" {
             if (/^## /) part = $2
@@ -36,29 +37,6 @@ check() (
                 into[substr(text, RSTART + 1, RLENGTH - 2)]
                 text = substr(text, RSTART + RLENGTH)
             }
-        }
-        # The line without comments and without what stands in quotes.
-        function code_of(line,    out, at, mark) {
-            out = ""
-            while (line != "") {
-                if (in_comment) {
-                    at = index(line, "*/")
-                    if (!at) return out
-                    line = substr(line, at + 2)
-                    in_comment = 0
-                } else if (match(line, /\/\*|\/\/|"|\047/)) {
-                    mark = substr(line, RSTART, 2)
-                    out = out substr(line, 1, RSTART - 1) " "
-                    line = substr(line, RSTART + RLENGTH)
-                    if (mark == "//") return out
-                    else if (mark == "/*") in_comment = 1
-                    else if (substr(mark, 1, 1) == "\"") sub(/^([^"\\]|\\.)*("|$)/, "", line)
-                    else sub(/^([^\047\\]|\\.)*(\047|$)/, "", line)
-                } else {
-                    return out line
-                }
-            }
-            return out
         }
         FNR == 1 { in_comment = 0 }
         FNR == max + 1 && FILENAME ~ /^src\// { print FILENAME ": more than " max " lines: two files?"; bad = 1 }

@@ -567,7 +567,7 @@ static void finish(nbl__build *b, nbl__value x)
     nbl__graph_begin(b->g, "argmax", "best");
     nbl__graph_bind(b->g, "x", b->logits);
     b->best = nbl__graph_end(b->g);
-    b->non_finite = nbl__graph_output(b->g, "strange");
+    b->non_finite = nbl__graph_output(b->g, "non_finite");
     if (b->best) nbl__info(b->g, b->best)->kind = NBL_KIND_RESULT;
     if (b->non_finite) nbl__info(b->g, b->non_finite)->kind = NBL_KIND_RESULT;
 }

@@ -53,7 +53,7 @@ typedef struct nbl__cuda {
     int64_t noted;
     void
         *mailbox; /* NBL_CUDA_MAILBOX bytes of host memory that kernels can write: results of a few numbers */
-    struct nbl__cuda_offload *offload; /* aside.c; NULL: not opened */
+    struct nbl__cuda_offload *offload; /* offload_copy_cuda.c; NULL: not opened */
     size_t
         beside; /* bytes of the device that the process takes beside weights and plans, the workspace included */
 } nbl__cuda;
@@ -103,7 +103,7 @@ void nbl__cuda_timers_close(nbl__cuda *cuda);
 nbl_status nbl__cuda_timer_record(nbl__cuda *cuda, int timer);
 nbl_status nbl__cuda_timer_elapsed(nbl__cuda *cuda, int from, int to, double *milliseconds);
 
-/* aside.c: before the first copy that runs beside the computation (ops/elementwise/offload_copy.h). */
+/* offload_copy_cuda.c: before the first copy that runs beside the computation (ops/elementwise/offload_copy.h). */
 nbl_status nbl__cuda_offload_open(nbl__cuda *cuda);
 void nbl__cuda_offload_close(nbl__cuda *cuda);
 

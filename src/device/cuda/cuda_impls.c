@@ -70,7 +70,7 @@ static const struct entry {
     {"cross_entropy_backward", LIST(&nbl__cross_entropy_backward_cuda)},
     {"adamw", LIST(&nbl__adamw_cuda)},
     {"grad_norm", LIST(&nbl__grad_norm_cuda)},
-    {"aside", LIST(&nbl__offload_copy_cuda)},
+    {"offload_copy", LIST(&nbl__offload_copy_cuda)},
     {"argmax", LIST(&nbl__argmax_cuda)},
     {NULL, NULL}};
 /* clang-format on */

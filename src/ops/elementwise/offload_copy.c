@@ -20,7 +20,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
     return NBL_OK;
 }
 
-static const nbl__impl offload_copy_cpu = {.name = "aside_cpu", .needs = NBL_ISA_SCALAR, .run = run};
+static const nbl__impl offload_copy_cpu = {.name = "offload_copy_cpu", .needs = NBL_ISA_SCALAR, .run = run};
 static const nbl__impl *const impls[] = {&offload_copy_cpu, NULL};
 
 static const nbl__slot slots[] = {NBL_SLOT(nbl__offload_copy, x, "x", OPTIONAL, NULL),
@@ -28,8 +28,9 @@ static const nbl__slot slots[] = {NBL_SLOT(nbl__offload_copy, x, "x", OPTIONAL, 
                                   {0}};
 static const nbl__attr attrs[] = {{0}};
 
-const nbl__family nbl__offload_copy_family = {.name = "aside",
-                                              .size = sizeof(nbl__offload_copy),
-                                              .slots = slots,
-                                              .attrs = attrs,
-                                              .forward = {.name = "aside", .infer = infer, .impls = impls}};
+const nbl__family nbl__offload_copy_family = {
+    .name = "offload_copy",
+    .size = sizeof(nbl__offload_copy),
+    .slots = slots,
+    .attrs = attrs,
+    .forward = {.name = "offload_copy", .infer = infer, .impls = impls}};

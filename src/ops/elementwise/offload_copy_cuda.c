@@ -79,7 +79,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
 }
 
 extern const nbl__impl nbl__offload_copy_cuda;
-const nbl__impl nbl__offload_copy_cuda = {"aside_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
+const nbl__impl nbl__offload_copy_cuda = {"offload_copy_cuda", NBL_ISA_SCALAR, NULL, NULL, run};
 
 #else
 

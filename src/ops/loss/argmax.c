@@ -42,7 +42,7 @@ static nbl_status run(const nbl__call *call, const void *arguments)
 static const nbl__slot slots[] = {
     NBL_SLOT(nbl__argmax, x, "x", INPUT, NULL),
     NBL_SLOT(nbl__argmax, best, "best", OUTPUT, NULL),
-    NBL_SLOT(nbl__argmax, non_finite, "strange", OUTPUT, NULL),
+    NBL_SLOT(nbl__argmax, non_finite, "non_finite", OUTPUT, NULL),
     {0},
 };
 static const nbl__attr attrs[] = {{0}};

@@ -17,7 +17,7 @@ constexpr int THREADS = 1024, EACH = 8;
 
 struct found {
     float highest;
-    int best, non_finite; /* strange: INT32_MAX when there is none */
+    int best, non_finite; /* non_finite: INT32_MAX when there is none */
 };
 
 __device__ inline found join(const found &a, const found &b)

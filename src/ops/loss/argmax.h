@@ -2,7 +2,7 @@
  * chooses.
  *
  *   best[r]         index of the largest x[r, …], the first if several are equal; NaN is ignored; 0 if none is left
- *   non_finite[r]   index of the first NaN or infinity, or -1 (the slot is called "strange")
+ *   non_finite[r]   index of the first NaN or infinity, or -1
  *
  * No backward. */
 #ifndef NBL_ARGMAX_H
