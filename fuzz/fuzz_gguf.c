@@ -41,7 +41,7 @@ static void dequantize(nbl_isa isa, const nbl__gguf_tensor *tensor)
 static void look(nbl_context *ctx, const uint8_t *data, size_t size, bool opens)
 {
     nbl__gguf *gguf;
-    if (nbl__gguf_look_at(ctx, "fuzz.gguf", data, size, &gguf) != NBL_OK) {
+    if (nbl__gguf_inspect_file(ctx, "fuzz.gguf", data, size, &gguf) != NBL_OK) {
         MUST(!opens);
         return;
     }

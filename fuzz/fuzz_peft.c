@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nbl__text text = {.ctx = ctx}, again = {.ctx = ctx};
     nbl__problems problems = {.arena = &arena};
     bool read = nbl__peft_settings_read(&arena, "fuzz", (const char *)data, size, &first) == NBL_OK,
-         looked = nbl__peft_settings_look(&arena, "fuzz", (const char *)data, size, &problems, &second) ==
+         looked = nbl__peft_settings_inspect(&arena, "fuzz", (const char *)data, size, &problems, &second) ==
                   NBL_OK;
     MUST(read == (looked && problems.count == 0));
     if (read) {

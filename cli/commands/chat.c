@@ -14,7 +14,7 @@
 #include "output.h"
 #include "session.h"
 
-typedef struct talk {
+typedef struct conversation {
     const cli_call *call;
     nbl_context *ctx;
     nbl_model *model;
@@ -28,13 +28,13 @@ typedef struct talk {
     size_t answer_size, answer_room;
     nbl_status code; /* the failure in on_token */
     int write_error;
-} talk;
+} conversation;
 
 /* ---- the answer ---- */
 
 static void say(void *user, nbl_string text)
 {
-    talk *t = user;
+    conversation *t = user;
     if (t->answer_size + text.size >= t->answer_room) {
         size_t room = 2 * (t->answer_size + text.size) + 1024;
         char *larger = realloc(t->answer, room);
@@ -57,7 +57,7 @@ static void forget(void *user, nbl_string text)
 
 static int on_token(void *user, int64_t sequence, int32_t id)
 {
-    talk *t = user;
+    conversation *t = user;
     nbl_string text;
     int stopped = 0;
     (void)sequence;
@@ -67,7 +67,7 @@ static int on_token(void *user, int64_t sequence, int32_t id)
 }
 
 /* Renders the conversation as ids, up to the begin of the next answer. */
-static nbl_status render(talk *t, nbl_ids *ids)
+static nbl_status render(conversation *t, nbl_ids *ids)
 {
     char *text = json_dumps(t->messages, JSON_COMPACT);
     if (text == NULL) cli_no_memory();
@@ -84,7 +84,7 @@ static nbl_status render(talk *t, nbl_ids *ids)
 }
 
 /* Generates the answer to `prompt` and prints it while it is generated. */
-static nbl_status write_answer(talk *t, const nbl_ids *prompt)
+static nbl_status write_answer(conversation *t, const nbl_ids *prompt)
 {
     int64_t left = nbl_model_positions(t->model) - prompt->count;
     nbl_generate_options how = cli_sampling(t->call, &t->ends);
@@ -117,7 +117,7 @@ static nbl_status write_answer(talk *t, const nbl_ids *prompt)
 
 /* Runs a turn of the user. Returns CLI_DONE, or the exit status after printing an error. A turn
  * that failed is not a part of the conversation. */
-static int take_turn(talk *t, const char *line, size_t size)
+static int take_turn(conversation *t, const char *line, size_t size)
 {
     nbl_ids ids = {0};
     size_t before = json_array_size(t->messages);
@@ -144,7 +144,7 @@ static int take_turn(talk *t, const char *line, size_t size)
 
 /* ---- lines ---- */
 
-static void begin_anew(talk *t)
+static void restart(conversation *t)
 {
     const char *system = cli_get(t->call, "system")->text;
     json_array_clear(t->messages);
@@ -161,13 +161,13 @@ static void show_commands(void)
           stderr);
 }
 
-static int unknown_command(const talk *t, const char *line)
+static int unknown_command(const conversation *t, const char *line)
 {
     return cli_error(t->call, NBL_ERROR_ARGUMENT, "/help lists them", "there is no command '%s'", line);
 }
 
 /* Reads and answers lines until the end of input. Returns the exit status. */
-static int converse(talk *t)
+static int converse(conversation *t)
 {
     const char *line;
     size_t size;
@@ -179,7 +179,7 @@ static int converse(talk *t)
         if (got == CLI_LINE_INTERRUPTED) return cli_failure(t->call, t->ctx, NBL_ERROR_CANCELLED);
         if (got == CLI_LINE_FAILED) return CLI_FAILED;
         if (got == CLI_LINE_END || strcmp(line, "/quit") == 0) break;
-        if (strcmp(line, "/reset") == 0) begin_anew(t);
+        if (strcmp(line, "/reset") == 0) restart(t);
         else if (strcmp(line, "/help") == 0) show_commands();
         else if (size > 0) {
             bool command = line[0] == '/' && line[1 + strcspn(line + 1, " /\n")] == '\0';
@@ -194,7 +194,7 @@ static int converse(talk *t)
     return status;
 }
 
-static nbl_status open_all(talk *t)
+static nbl_status open_all(conversation *t)
 {
     const cli_call *call = t->call;
     nbl_status code = cli_chat_template_open(call, t->ctx, cli_get(call, "template")->text,
@@ -216,7 +216,7 @@ static int no_template(const cli_call *call)
 
 static int run(cli_call *call)
 {
-    talk t = {.call = call};
+    conversation t = {.call = call};
     int status = cli_stops_check(call);
     if (status == CLI_DONE) status = cli_lines_open(call, cli_get(call, "history")->text, &t.lines);
     if (status != CLI_DONE) return status;
@@ -226,7 +226,7 @@ static int run(cli_call *call)
         return status;
     }
     t.messages = cli_json_array();
-    begin_anew(&t);
+    restart(&t);
     nbl_status code = open_all(&t);
     if (code != NBL_OK) status = cli_failure(call, t.ctx, code);
     else status = nbl_chat_template_count(t.chat_template) ? converse(&t) : no_template(call);

@@ -209,7 +209,7 @@ static const char *dropped_text(const counts *c)
     return dropped ? text : NULL;
 }
 
-static void tell_rows(const counts *c)
+static void print_rows(const counts *c)
 {
     const char *dropped = dropped_text(c);
     if (c->truncated)
@@ -239,7 +239,7 @@ static json_t *describe(const counts *c, double loss)
 static int print_result(const cli_call *call, const counts *c)
 {
     double tokens = (double)c->found.tokens, loss = c->found.loss_sum / tokens, perplexity = exp(loss);
-    if (!call->quiet) tell_rows(c);
+    if (!call->quiet) print_rows(c);
     if (call->json) {
         cli_json_print(describe(c, loss));
     } else {
@@ -261,7 +261,7 @@ static int print_result(const cli_call *call, const counts *c)
 }
 
 /* Prints the error that no sequence is left. */
-static int tell_nothing(const cli_call *call, const texts *t, const counts *c)
+static int fail_without_tokens(const cli_call *call, const texts *t, const counts *c)
 {
     if (!t->chats)
         return cli_error(call, NBL_ERROR_FORMAT, NULL, "%s: no text of two or more tokens", t->path);
@@ -291,7 +291,7 @@ static int run(cli_call *call)
             cli_work_end(code); /* remove the bar before anything is printed */
         }
         if (code != NBL_OK) status = cli_failure(call, ctx, code);
-        else status = c.found.tokens ? print_result(call, &c) : tell_nothing(call, &t, &c);
+        else status = c.found.tokens ? print_result(call, &c) : fail_without_tokens(call, &t, &c);
     }
     nbl_model_close(model);
     nbl_tokenizer_close(tokenizer);

@@ -67,7 +67,7 @@ static const char *const passed_over[] = {
 };
 
 /* True for a value that switches its key off. */
-static bool says_nothing(const nbl__json *v)
+static bool is_unset(const nbl__json *v)
 {
     if (v->type == NBL_JSON_NULL || v->type == NBL_JSON_FALSE) return true;
     if (v->type == NBL_JSON_STRING) return v->string[0] == '\0';
@@ -262,7 +262,7 @@ static nbl_status refuse_leftovers(const nbl__keys *k)
 {
     for (int64_t i = 0; i < k->config->count; i++) {
         const nbl__json *it = &k->config->items[i];
-        bool known = k->used[i] || says_nothing(it) || nbl__ends_with(it->key, "_token_id");
+        bool known = k->used[i] || is_unset(it) || nbl__ends_with(it->key, "_token_id");
         for (size_t p = 0; !known && p < sizeof passed_over / sizeof *passed_over; p++)
             known = strcmp(passed_over[p], it->key) == 0;
         NBL_CHECK(k->ctx, known, NBL_ERROR_UNSUPPORTED, "%s: the key %s is not understood for model_type %s",

@@ -75,7 +75,7 @@ typedef struct nbl__conversion {
 
 /* Call it after the tensor's last value. If non-finite values were found: NBL_ERROR_DTYPE, or a
  * warning with allow_non_finite. `what` is the message's predicate: "are not finite". */
-nbl_status nbl__non_finite_settle(nbl__conversion *conversion, const char *name, nbl__non_finite *found,
+nbl_status nbl__non_finite_report(nbl__conversion *conversion, const char *name, nbl__non_finite *found,
                                   const char *what);
 
 /* Checks the files that would be copied from a model's folder, before the work. A link that leads

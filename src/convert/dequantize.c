@@ -40,7 +40,7 @@ static nbl_status write_dequantized(nbl__conversion *v, const nbl_tensor_info *t
     NBL_TRY(nbl__run_spans(v->ctx, nbl__ceil_div(j.elements, j.span), longest, dequantize_span, &j,
                            &j.buffers, t->name));
     nbl__tensor_release(v->checkpoint, t);
-    return nbl__non_finite_settle(v, t->name, &j.non_finite, "are not finite");
+    return nbl__non_finite_report(v, t->name, &j.non_finite, "are not finite");
 }
 
 static nbl_status check_source(nbl__conversion *v, const char *in)

@@ -128,7 +128,7 @@ static nbl_status write_nested(job *j, int64_t blocks, float *offset)
     nbl__writer *w = j->v->writer;
     int64_t groups = nbl__ceil_div(blocks, NBL_NESTED_BLOCK);
     if (!j->v->allow_non_finite)
-        NBL_TRY(nbl__non_finite_settle(j->v, j->tensor->name, &j->non_finite, "are not finite"));
+        NBL_TRY(nbl__non_finite_report(j->v, j->tensor->name, &j->non_finite, "are not finite"));
     *offset = nbl__nested_offset(j->scales, blocks);
     NBL_CHECK(ctx, isfinite(*offset), NBL_ERROR_UNSUPPORTED,
               "tensor \"%s\": it holds an infinity, which would spoil all its double-quantised scales",
@@ -312,6 +312,6 @@ nbl_status nbl__encoded_write(nbl__conversion *v, const nbl_tensor_info *t,
                         : e->format == NBL_FORMAT_MXFP4 ? write_mxfp4(&j)
                                                         : write_fourbit(&j);
     if (status != NBL_OK) return status;
-    return nbl__non_finite_settle(v, t->name, &j.non_finite,
+    return nbl__non_finite_report(v, t->name, &j.non_finite,
                                   e->format == NBL_FORMAT_INT8 ? no_f16 : "are not finite");
 }

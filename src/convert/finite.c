@@ -2,7 +2,7 @@
  * they are allowed. See convert.h. */
 #include "convert/convert.h"
 
-nbl_status nbl__non_finite_settle(nbl__conversion *v, const char *name, nbl__non_finite *found,
+nbl_status nbl__non_finite_report(nbl__conversion *v, const char *name, nbl__non_finite *found,
                                   const char *what)
 {
     int64_t count = atomic_load(&found->count), first = atomic_load(&found->first) - 1;

@@ -233,5 +233,5 @@ nbl_status nbl__write_copy(nbl__conversion *v, const nbl_tensor_info *t, int64_t
         nbl__progress_add(v->ctx, size);
         NBL_TRY(nbl__progress_poll(v->ctx, t->name));
     }
-    return nbl__non_finite_settle(v, t->name, &found, "are not finite");
+    return nbl__non_finite_report(v, t->name, &found, "are not finite");
 }

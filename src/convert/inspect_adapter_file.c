@@ -159,7 +159,7 @@ nbl_status nbl_adapter_open(nbl_context *ctx, const char *path, const char *base
     NBL_TRY(NBL_ALLOC(ctx, a, 1));
     a->ctx = ctx;
     a->arena = nbl__arena_make(ctx);
-    NBL_GO(nbl__peft_look(ctx, path, &a->peft));
+    NBL_GO(nbl__peft_inspect(ctx, path, &a->peft));
     summarize(a);
     NBL_GO(take_tensors(a));
     if (base_path) NBL_GO(check_base(a, base_path));

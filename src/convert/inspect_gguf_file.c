@@ -297,7 +297,7 @@ nbl_status nbl_gguf_open(nbl_context *ctx, const char *path, nbl_gguf **gguf)
     for (int i = 0; i < VALUE_ROOM; i++)
         nbl__text_add(&g->value, " ", 1); /* reserve once, so that get calls need no memory */
     NBL_GO(g->value.status);
-    NBL_GO(nbl__gguf_look(ctx, path, &g->file));
+    NBL_GO(nbl__gguf_inspect(ctx, path, &g->file));
     NBL_GO(summarize(g));
     NBL_GO(check_model(g));
     g->summary.problems = g->file->found.count;

@@ -63,7 +63,7 @@ static nbl_status write_tensor(nbl__conversion *v, nbl__merge *m, const nbl__mer
     NBL_TRY(
         nbl__run_spans(v->ctx, nbl__ceil_div(t->rows, j.span), bytes, write_span, &j, &j.buffers, t->name));
     nbl__tensor_release(v->checkpoint, t->base);
-    return nbl__non_finite_settle(v, t->name, &j.non_finite, "of the sum are not finite");
+    return nbl__non_finite_report(v, t->name, &j.non_finite, "of the sum are not finite");
 }
 
 static nbl_status write_all(nbl__conversion *v, nbl__merge *m, const nbl__merge_folder *how, nbl_dtype dtype)

@@ -3,8 +3,8 @@
  *   format_chat.c           messages of the row → turns; text and masks → parts of the example text
  *   conversation_render.c   turns → messages as JSON → text, by the chat template
  *   conversation_probe.c    finds which bytes of the text are a turn's content */
-#ifndef NBL_TALK_H
-#define NBL_TALK_H
+#ifndef NBL_CONVERSATION_H
+#define NBL_CONVERSATION_H
 
 #include "data/example.h"
 
@@ -19,14 +19,14 @@ typedef struct nbl__turn {
     size_t begin, end; /* bytes of its content in the text; set by conversation_probe.c */
 } nbl__turn;
 
-typedef struct nbl__talk {
+typedef struct nbl__conversation {
     const nbl__row_encoder *encoder;
     const nbl__dataset_config *dataset;
     nbl__arena *arena;
     nbl__turn *turns;
     int64_t count;
     nbl_string tools; /* list of tools as JSON; text NULL: none */
-} nbl__talk;
+} nbl__conversation;
 
 enum { NBL_HIDE_NONE = -1, NBL_HIDE_ALL = -2, NBL_PLACEHOLDER = 32 };
 
@@ -41,14 +41,15 @@ typedef struct nbl__view {
 
 /* Writes the text that stands for a turn in NBL_HIDE_ALL; returns its length. */
 int nbl__placeholder(char text[NBL_PLACEHOLDER], int64_t turn);
-nbl_status nbl__talk_render(const nbl__talk *talk, nbl__view view, nbl_rendering **rendering);
-/* Sets talk->tools to the list of tools as JSON, in the arena. from_row: members that are null
+nbl_status nbl__conversation_render(const nbl__conversation *conversation, nbl__view view,
+                                    nbl_rendering **rendering);
+/* Sets conversation->tools to the list of tools as JSON, in the arena. from_row: members that are null
  * are left out. */
-nbl_status nbl__talk_tools(nbl__talk *talk, const nbl__json *tools, bool from_row);
+nbl_status nbl__conversation_tools(nbl__conversation *conversation, const nbl__json *tools, bool from_row);
 
 /* Appends a probe for each wanted turn to the parts. parts[0] must be the text of the
  * conversation, with room for one more part per turn. */
-nbl_status nbl__talk_probe(nbl__talk *talk, nbl__example_text *example_text);
+nbl_status nbl__conversation_probe(nbl__conversation *conversation, nbl__example_text *example_text);
 
 /* Appends the value as JSON text. Members that are null are left out unless `nulls`. */
 void nbl__json_print(nbl__text *out, const nbl__json *value, bool nulls);

@@ -17,7 +17,7 @@
  * The cost of a turn is that of its own text. */
 #include "data/conversation.h"
 
-static const char usual_dummy[] = "[[dummy_message]]", /* as axolotl */
+static const char default_dummy[] = "[[dummy_message]]", /* as axolotl */
     other_dummy[] = "zqmessageqz";
 
 /* True if the bytes from `at` on begin with `text`. */
@@ -50,14 +50,14 @@ static nbl_string trimmed(nbl_string s)
 static const char *dummy_for(nbl_string content)
 {
     nbl_string s = trimmed(content);
-    return s.size && (s.text[0] == '[' || s.text[s.size - 1] == ']') ? other_dummy : usual_dummy;
+    return s.size && (s.text[0] == '[' || s.text[s.size - 1] == ']') ? other_dummy : default_dummy;
 }
 
 /* ---- contents that the template copies ---- */
 
 /* True if `text` is `frame` with each placeholder replaced by its turn's content, as it is or
  * trimmed. Then begin and end of every turn are set. */
-static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
+static bool locate_all(nbl__conversation *k, nbl_string text, nbl_string frame)
 {
     const char *at = text.text, *end = at + text.size, *f = frame.text, *f_end = f + frame.size;
     for (int64_t i = 0; i < k->count; i++) {
@@ -89,14 +89,14 @@ static bool locate_all(nbl__talk *k, nbl_string text, nbl_string frame)
 }
 
 /* Tries way 1. *placed: every turn has its position. */
-static nbl_status locate_copies(nbl__talk *k, nbl_string text, bool *placed)
+static nbl_status locate_copies(nbl__conversation *k, nbl_string text, bool *placed)
 {
     nbl_rendering *frame;
     *placed = false;
     for (int64_t i = 0; i < k->count; i++)
         if (!k->turns[i].plain) return NBL_OK;
     nbl__view view = {.count = k->count, .hide = NBL_HIDE_ALL, .without_calls = -1};
-    nbl_status status = nbl__talk_render(k, view, &frame);
+    nbl_status status = nbl__conversation_render(k, view, &frame);
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
     /* the template checks contents: not an error, try the other ways */
     if (status != NBL_OK) return NBL_OK;
@@ -115,7 +115,7 @@ static bool cuts_here(const nbl_tokenizer *tokenizer, const nbl__piece *piece)
 
 /* Appends the probe that replaces text[begin, end) by `dummy`. Its range is extended to the
  * nearest cutting tokens on both sides, else to the ends of the text. */
-static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begin, size_t end,
+static nbl_status add_probe(nbl__conversation *k, const nbl__pieces *pieces, size_t begin, size_t end,
                             nbl_string dummy, bool trained, nbl__example_text *example_text)
 {
     const nbl_tokenizer *tokenizer = k->encoder->tokenizer;
@@ -150,8 +150,8 @@ static nbl_status add_probe(nbl__talk *k, const nbl__pieces *pieces, size_t begi
 
 /* Appends a probe for a rendering with the dummy: the text `start` takes the place of text[0,
  * from). The change is what remains of both between their common prefix and common suffix. */
-static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_string start, size_t from,
-                                 bool trained, nbl__example_text *example_text)
+static nbl_status add_difference(nbl__conversation *k, const nbl__pieces *pieces, nbl_string start,
+                                 size_t from, bool trained, nbl__example_text *example_text)
 {
     const nbl__part *text = &example_text->parts[0];
     size_t before = 0, behind = 0;
@@ -165,16 +165,16 @@ static nbl_status add_difference(nbl__talk *k, const nbl__pieces *pieces, nbl_st
 
 /* Tries way 2 for turn i. *done is false if the conversation up to the turn is not a prefix of
  * the text, or cannot be rendered. */
-static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
+static nbl_status probe_start(nbl__conversation *k, const nbl__pieces *pieces, int64_t i,
                               nbl__example_text *example_text, bool *done)
 {
     nbl_rendering *plain = NULL, *dummy = NULL;
     nbl__view view = {.count = i + 1, .hide = NBL_HIDE_NONE, .without_calls = -1};
     *done = false;
-    nbl_status status = nbl__talk_render(k, view, &plain);
+    nbl_status status = nbl__conversation_render(k, view, &plain);
     view.hide = i;
     view.dummy = dummy_for(k->turns[i].content);
-    if (status == NBL_OK) status = nbl__talk_render(k, view, &dummy);
+    if (status == NBL_OK) status = nbl__conversation_render(k, view, &dummy);
     if (status == NBL_OK) {
         nbl_string start = nbl_rendering_text(plain);
         const nbl__part *text = &example_text->parts[0];
@@ -190,7 +190,7 @@ static nbl_status probe_start(nbl__talk *k, const nbl__pieces *pieces, int64_t i
 }
 
 /* Appends the probe of turn i by way 2, else by way 3. */
-static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
+static nbl_status probe_turn(nbl__conversation *k, const nbl__pieces *pieces, int64_t i,
                              nbl__example_text *example_text)
 {
     nbl_rendering *dummy;
@@ -199,7 +199,7 @@ static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
     if (done) return NBL_OK;
     nbl__view view = {
         .count = k->count, .hide = i, .dummy = dummy_for(k->turns[i].content), .without_calls = -1};
-    NBL_TRY(nbl__talk_render(k, view, &dummy));
+    NBL_TRY(nbl__conversation_render(k, view, &dummy));
     nbl_status status = add_difference(k, pieces, nbl_rendering_text(dummy), example_text->parts[0].size,
                                        k->turns[i].trained, example_text);
     nbl_rendering_free(dummy);
@@ -207,7 +207,7 @@ static nbl_status probe_turn(nbl__talk *k, const nbl__pieces *pieces, int64_t i,
 }
 
 /* Appends the probes of all wanted turns. */
-static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__example_text *example_text)
+static nbl_status probe_all(nbl__conversation *k, const nbl__pieces *pieces, nbl__example_text *example_text)
 {
     bool placed;
     NBL_TRY(
@@ -224,7 +224,7 @@ static nbl_status probe_all(nbl__talk *k, const nbl__pieces *pieces, nbl__exampl
     return NBL_OK;
 }
 
-nbl_status nbl__talk_probe(nbl__talk *k, nbl__example_text *example_text)
+nbl_status nbl__conversation_probe(nbl__conversation *k, nbl__example_text *example_text)
 {
     nbl_context *ctx = k->encoder->ctx;
     nbl__pieces pieces = {0};

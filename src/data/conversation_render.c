@@ -69,8 +69,8 @@ static bool is_key(const nbl__json *member, const char *name)
 
 /* Appends the JSON that the string `value` holds, after checking that it is JSON. `name`: the
  * function, for errors. */
-static nbl_status put_parsed(const nbl__talk *k, nbl__text *t, const nbl__json *value, const nbl__json *name,
-                             const char *what)
+static nbl_status put_parsed(const nbl__conversation *k, nbl__text *t, const nbl__json *value,
+                             const nbl__json *name, const char *what)
 {
     nbl_context *ctx = k->encoder->ctx;
     const nbl__json *parsed;
@@ -87,8 +87,8 @@ static nbl_status put_parsed(const nbl__talk *k, nbl__text *t, const nbl__json *
 
 /* Appends a list of {"function": {..., `member`: V}}, where V is an object or JSON of one in a
  * string. The string is replaced with its JSON; everything else stays. */
-static nbl_status put_functions(const nbl__talk *k, nbl__text *t, const nbl__json *list, const char *member,
-                                bool nulls)
+static nbl_status put_functions(const nbl__conversation *k, nbl__text *t, const nbl__json *list,
+                                const char *member, bool nulls)
 {
     nbl__text_add(t, "[", 1);
     for (int64_t i = 0; i < list->count; i++) {
@@ -128,7 +128,7 @@ static nbl_status put_functions(const nbl__talk *k, nbl__text *t, const nbl__jso
     return t->status;
 }
 
-nbl_status nbl__talk_tools(nbl__talk *k, const nbl__json *tools, bool from_row)
+nbl_status nbl__conversation_tools(nbl__conversation *k, const nbl__json *tools, bool from_row)
 {
     nbl__text json = {.ctx = k->encoder->ctx};
     nbl_status status = put_functions(k, &json, tools, "parameters", !from_row);
@@ -142,7 +142,7 @@ nbl_status nbl__talk_tools(nbl__talk *k, const nbl__json *tools, bool from_row)
 /* ---- messages ---- */
 
 /* True for the members that hold role and content: put_message writes them by their usual names. */
-static bool is_taken(const nbl__talk *k, const nbl__json *member)
+static bool is_taken(const nbl__conversation *k, const nbl__json *member)
 {
     return is_key(member, k->dataset->property_role ? k->dataset->property_role : "role") ||
            is_key(member, k->dataset->property_content ? k->dataset->property_content : "content") ||
@@ -151,7 +151,7 @@ static bool is_taken(const nbl__talk *k, const nbl__json *member)
 
 /* Appends turn i as a message, as `view` has it. A message with a replaced content has no other
  * members. */
-static nbl_status put_message(const nbl__talk *k, nbl__text *t, int64_t i, nbl__view view)
+static nbl_status put_message(const nbl__conversation *k, nbl__text *t, int64_t i, nbl__view view)
 {
     const nbl__turn *now = &k->turns[i];
     char text[NBL_PLACEHOLDER];
@@ -184,7 +184,7 @@ static nbl_status put_message(const nbl__talk *k, nbl__text *t, int64_t i, nbl__
 /* ---- rendering ---- */
 
 /* Appends the turns of the view as a list of messages. */
-static nbl_status put_talk(const nbl__talk *k, nbl__text *t, nbl__view view)
+static nbl_status put_conversation(const nbl__conversation *k, nbl__text *t, nbl__view view)
 {
     nbl__text_add(t, "[", 1);
     for (int64_t i = 0; i < view.count; i++) {
@@ -195,7 +195,7 @@ static nbl_status put_talk(const nbl__talk *k, nbl__text *t, nbl__view view)
     return t->status;
 }
 
-nbl_status nbl__talk_render(const nbl__talk *k, nbl__view view, nbl_rendering **rendering)
+nbl_status nbl__conversation_render(const nbl__conversation *k, nbl__view view, nbl_rendering **rendering)
 {
     const nbl__run_config *config = k->encoder->config;
     const char *names[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
@@ -204,7 +204,7 @@ nbl_status nbl__talk_render(const nbl__talk *k, nbl__view view, nbl_rendering **
     nbl__text json = {.ctx = k->encoder->ctx}, values[4] = {{0}};
     int count = 0;
     *rendering = NULL;
-    nbl_status status = put_talk(k, &json, view);
+    nbl_status status = put_conversation(k, &json, view);
     for (int i = 0; i < 4; i++) {
         if (texts[i] == NULL) continue;
         values[count].ctx = k->encoder->ctx;

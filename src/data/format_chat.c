@@ -1,7 +1,7 @@
 /* format_chat.c - rows of the type chat_template: the messages of a row become turns, the chat
  * template renders them to one text, and masks say which of its tokens are trained.
  *
- *     row ──take_talk──▶ turns ──nbl__talk_render──▶ text ──▶ spans or probes
+ *     row ──take_conversation──▶ turns ──nbl__conversation_render──▶ text ──▶ spans or probes
  *
  * A template with {% generation %} marks the trained spans itself. With any other template,
  * turns are found by probes (conversation_probe.c). Messages are read as axolotl reads them:
@@ -13,7 +13,7 @@
 /* ---- the conversation ---- */
 
 /* ShareGPT's names of roles as the usual ones. */
-static const char *usual_role(const char *role)
+static const char *default_role(const char *role)
 {
     if (strcmp(role, "human") == 0) return "user";
     if (strcmp(role, "gpt") == 0) return "assistant";
@@ -22,13 +22,13 @@ static const char *usual_role(const char *role)
 
 /* True if turns of a role are trained: all with train_on_inputs, else roles_to_train, else the
  * assistant. */
-static bool is_trained(const nbl__talk *k, const char *role)
+static bool is_trained(const nbl__conversation *k, const char *role)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;
     if (k->encoder->config->train_on_inputs) return true;
     if (roles->count == 0) return strcmp(role, "assistant") == 0;
     for (int64_t i = 0; i < roles->count; i++)
-        if (strcmp(usual_role(roles->items[i]), role) == 0) return true;
+        if (strcmp(default_role(roles->items[i]), role) == 0) return true;
     return false;
 }
 
@@ -39,7 +39,7 @@ static bool has_value(const nbl__json *value)
 
 /* Joins content parts {"type": "text", "text": ...} to one text. The first pass checks and adds
  * up sizes, the second copies. i: index of the message, for errors. */
-static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nbl_string *text)
+static nbl_status join_parts(nbl__conversation *k, const nbl__json *parts, int64_t i, nbl_string *text)
 {
     nbl_context *ctx = k->encoder->ctx;
     size_t size = 0;
@@ -71,7 +71,7 @@ static nbl_status join_parts(nbl__talk *k, const nbl__json *parts, int64_t i, nb
 }
 
 /* Reads message i into a turn. Content may be missing only if there are tool calls. */
-static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, nbl__turn *now)
+static nbl_status take_turn(nbl__conversation *k, const nbl__json *message, int64_t i, nbl__turn *now)
 {
     nbl_context *ctx = k->encoder->ctx;
     const char *role_key = k->dataset->property_role ? k->dataset->property_role : "role",
@@ -83,7 +83,7 @@ static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, n
     NBL_CHECK(ctx, nbl__json_is(role, NBL_JSON_STRING), NBL_ERROR_FORMAT, "message %" PRId64 ": \"%s\" is %s",
               i + 1, role_key, role ? "not a text" : "missing");
     now->message = message;
-    now->role = usual_role(role->string);
+    now->role = default_role(role->string);
     now->calls = nbl__json_is(calls, NBL_JSON_ARRAY) && calls->count > 0;
     if (!has_value(content)) {
         NBL_CHECK(ctx, has_value(calls), NBL_ERROR_FORMAT, "message %" PRId64 ": \"%s\" is %s", i + 1,
@@ -105,7 +105,7 @@ static nbl_status take_turn(nbl__talk *k, const nbl__json *message, int64_t i, n
 }
 
 /* Reads the row's member "tools": a list, or JSON text of a list. */
-static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
+static nbl_status take_tools(nbl__conversation *k, const nbl__json *row)
 {
     nbl_context *ctx = k->encoder->ctx;
     const nbl__json *tools = nbl__json_get(row, "tools");
@@ -115,11 +115,11 @@ static nbl_status take_tools(nbl__talk *k, const nbl__json *row)
         NBL_TRY(nbl__json_parse(k->arena, "\"tools\"", tools->string, (size_t)tools->count, NBL_JSON_PYTHON,
                                 &tools));
     NBL_CHECK(ctx, tools->type == NBL_JSON_ARRAY, NBL_ERROR_FORMAT, "\"tools\" is not a list");
-    return tools->count ? nbl__talk_tools(k, tools, !text) : NBL_OK;
+    return tools->count ? nbl__conversation_tools(k, tools, !text) : NBL_OK;
 }
 
 /* Reads the row's messages into turns, and decides which are trained and which get a probe. */
-static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
+static nbl_status take_conversation(nbl__conversation *k, const nbl__json *row)
 {
     nbl_context *ctx = k->encoder->ctx;
     const char *field = k->dataset->field_messages ? k->dataset->field_messages : "messages";
@@ -160,13 +160,13 @@ static nbl_status take_talk(nbl__talk *k, const nbl__json *row)
 
 /* Fails if the template ignores tool calls: the text is the same without them. Such a text would
  * train answers to calls that it does not show. */
-static nbl_status check_calls(const nbl__talk *k, nbl_string text)
+static nbl_status check_calls(const nbl__conversation *k, nbl_string text)
 {
     for (int64_t i = 0; i < k->count; i++) {
         nbl_rendering *without;
         if (!k->turns[i].calls) continue;
         nbl__view view = {.count = k->count, .hide = NBL_HIDE_NONE, .without_calls = i};
-        nbl_status status = nbl__talk_render(k, view, &without);
+        nbl_status status = nbl__conversation_render(k, view, &without);
         if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
         if (status != NBL_OK) continue; /* the template does not accept the message without them */
         nbl_string other = nbl_rendering_text(without);
@@ -189,7 +189,7 @@ static nbl_status check_calls(const nbl__talk *k, nbl_string text)
 
 /* Converts the rendering's spans from characters to bytes. Spans come in the order in which
  * their blocks ended; they are normally ascending, so one pass over the text suffices. */
-static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering, nbl_string text,
+static nbl_status take_marks(const nbl__conversation *k, const nbl_rendering *rendering, nbl_string text,
                              nbl__part *part)
 {
     int64_t count = 0, start, end;
@@ -216,11 +216,11 @@ static nbl_status take_marks(const nbl__talk *k, const nbl_rendering *rendering,
 /* True if the template's {% generation %} blocks decide what is trained. They mark the
  * assistant's turns with their ends. So they are used only if the configuration asks for exactly
  * that. */
-static bool uses_marks(const nbl__talk *k)
+static bool uses_marks(const nbl__conversation *k)
 {
     const nbl__name_list *roles = &k->dataset->roles_to_train;
     bool usual = roles->count == 0 ||
-                 (roles->count == 1 && strcmp(usual_role(roles->items[0]), "assistant") == 0);
+                 (roles->count == 1 && strcmp(default_role(roles->items[0]), "assistant") == 0);
     return k->encoder->marks && usual && !k->encoder->config->train_on_inputs &&
            k->dataset->train_on_eos == NBL_EOS_TURN && nbl__train_on_eot(k->dataset) == NBL_EOS_TURN;
 }
@@ -228,11 +228,11 @@ static bool uses_marks(const nbl__talk *k)
 nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset_config *dataset,
                              nbl__arena *arena, const nbl__json *row, nbl__example_text *example_text)
 {
-    nbl__talk k = {.encoder = encoder, .dataset = dataset, .arena = arena};
+    nbl__conversation k = {.encoder = encoder, .dataset = dataset, .arena = arena};
     nbl_rendering *rendering;
-    NBL_TRY(take_talk(&k, row));
+    NBL_TRY(take_conversation(&k, row));
     nbl__view view = {.count = k.count, .hide = NBL_HIDE_NONE, .without_calls = -1};
-    NBL_TRY(nbl__talk_render(&k, view, &rendering));
+    NBL_TRY(nbl__conversation_render(&k, view, &rendering));
     nbl_string text = nbl_rendering_text(rendering);
     nbl__part *part = example_text->parts = nbl__arena_alloc(arena, (size_t)(k.count + 1) * sizeof *part);
     char *copy = nbl__arena_alloc(arena, text.size + 1);
@@ -242,7 +242,7 @@ nbl_status nbl__example_chat(const nbl__row_encoder *encoder, const nbl__dataset
         bool marks = uses_marks(&k);
         example_text->part_count = 1;
         *part = (nbl__part){.text = copy, .size = text.size, .mask = marks ? NBL_MASK_MARKS : NBL_MASK_TURNS};
-        status = marks ? take_marks(&k, rendering, text, part) : nbl__talk_probe(&k, example_text);
+        status = marks ? take_marks(&k, rendering, text, part) : nbl__conversation_probe(&k, example_text);
     }
     nbl_rendering_free(rendering);
     return status;

@@ -18,7 +18,7 @@ static nbl_status vocabulary_in(nbl_context *ctx, const char *where, const nbl__
 
 /* Warns if sequence_len exceeds max_position_embeddings. That is possible, but the model was not
  * trained there. */
-static void tell_positions(nbl_context *ctx, const nbl__run_config *c, const nbl__json *config)
+static void warn_of_positions(nbl_context *ctx, const nbl__run_config *c, const nbl__json *config)
 {
     int64_t positions;
     const nbl__json *value = nbl__json_get(config, "max_position_embeddings");
@@ -47,7 +47,7 @@ nbl_status nbl__run_vocabulary(nbl_context *ctx, const nbl__run_config *c, int64
         if (status == NBL_OK) root = config.root;
     }
     if (status == NBL_OK) status = vocabulary_in(ctx, path, root, vocabulary);
-    if (status == NBL_OK) tell_positions(ctx, c, root);
+    if (status == NBL_OK) warn_of_positions(ctx, c, root);
     nbl__gguf_model_close(gguf);
     nbl__arena_free(&arena);
     return status;

@@ -172,7 +172,7 @@ static bool is_reached(const nbl__graph *g, const nbl__node *node)
 
 /* Sets the attribute train_w if a weight of the node is trained: dW is computed on request only,
  * because most weights are frozen. */
-static void tell_trained_weights(const nbl__graph *g, const nbl__node *node)
+static void request_weight_gradients(const nbl__graph *g, const nbl__node *node)
 {
     const nbl__slot *slots = node->family->slots;
     bool *train_w = nbl__node_attr(node, "train_w");
@@ -195,7 +195,7 @@ static void differentiate_node(nbl__graph *g, int index)
         return;
     }
     if (!bind_cotangents(g, &node)) return;
-    tell_trained_weights(g, &node);
+    request_weight_gradients(g, &node);
     nbl__node_fill(g, &node, node.bound, node.arguments, NULL, NULL);
     if (nbl__graph_failed(g, node.family->backward.infer(g->ctx, node.arguments))) {
         nbl__hint(g->ctx, g->status, "in the backward pass of %s", node.name);

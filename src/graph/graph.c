@@ -278,7 +278,7 @@ bool nbl__slot_is_read(const nbl__slot *slot)
 }
 
 /* Checks that all required slots are bound, and infers the forward operator. */
-static bool settle(nbl__graph *g, const nbl__node *node)
+static bool infer_node(nbl__graph *g, const nbl__node *node)
 {
     if (g->status != NBL_OK) return false;
     const nbl__slot *slots = node->family->slots;
@@ -315,7 +315,7 @@ nbl__value nbl__graph_end(nbl__graph *g)
     /* a copy, because adding values may move g->values; node.bound still points to the node's
      * array */
     nbl__node node = g->nodes[index];
-    if (!settle(g, &node)) return 0;
+    if (!infer_node(g, &node)) return 0;
     const nbl__slot *slots = node.family->slots;
     /* Outputs are differentiable if an input is; saved values and integers never are. */
     bool differentiable = depends_on_trained(g, &node);
@@ -345,7 +345,7 @@ void nbl__graph_end_prepare(nbl__graph *g)
     if (g->status != NBL_OK) return;
     nbl__node *node = &g->nodes[g->node_count - 1];
     node->prepares = true;
-    if (!settle(g, node)) return;
+    if (!infer_node(g, node)) return;
     for (const nbl__slot *slot = node->family->slots; slot->name; slot++) {
         nbl__value value = node->bound[slot - node->family->slots];
         if (value == 0 || slot->role != NBL_ROLE_OUTPUT) continue;

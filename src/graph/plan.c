@@ -197,7 +197,7 @@ static bool is_recompute_level(const nbl__graph *g, nbl__recompute level)
 /* Without a budget: the highest of NONE, NORMS, CHEAP where each level saves a share of memory
  * at least WORTH times as large as the share of time it adds. Whole products are never
  * recomputed here. */
-static nbl_status settle(nbl__plan *plan, const nbl__plan_options *o, int all)
+static nbl_status choose_level_that_pays(nbl__plan *plan, const nbl__plan_options *o, int all)
 {
     enum { WORTH = 8 };
     nbl__recompute best = NBL_RECOMPUTE_NONE;
@@ -218,7 +218,8 @@ static nbl_status fit(nbl__plan *plan, const nbl__plan_options *o)
     int all = layer_count(plan->graph);
     bool backward = false; /* without backward steps nothing can be recomputed */
     for (int i = 0; i < plan->graph->step_count; i++) backward |= plan->graph->steps[i].backward;
-    if (o->budget == 0 && o->thrifty && backward && o->min == NBL_RECOMPUTE_NONE) return settle(plan, o, all);
+    if (o->budget == 0 && o->thrifty && backward && o->min == NBL_RECOMPUTE_NONE)
+        return choose_level_that_pays(plan, o, all);
     nbl__recompute best = o->min, last = backward || o->min ? NBL_RECOMPUTE_ALL : NBL_RECOMPUTE_NONE;
     size_t smallest = SIZE_MAX;
     for (nbl__recompute level = o->min; level <= last; level++) {

@@ -9,7 +9,7 @@
  *     states       KV caches
  *     inputs       inputs that the caller writes and results that it reads
  *     run          activations, saved values, scratch; two values may share an address if their
- *                  lifetimes do not overlap (place.c)
+ *                  lifetimes do not overlap (offsets.c)
  *
  * Two kinds of memory are not part of that sum. Frozen weights belong to the loader. With
  * offload, some values wait in the host's memory between forward and backward (host_bytes,
@@ -194,7 +194,7 @@ nbl_status nbl__plan_run_in_order(nbl__plan *plan, int i, int count);
 /* profile.c: runs the first `count` steps on a device and logs the time of each operator. */
 nbl_status nbl__plan_profile(nbl__plan *plan, int count);
 
-/* ---- place.c ---- */
+/* ---- offsets.c ---- */
 
 /* A piece of memory with a lifetime: steps first … last, both included. */
 typedef struct nbl__piece {

@@ -39,7 +39,7 @@ static nbl_status add(tensor_list *list, const char *name, int rank, const int64
 }
 
 /* Non-finite results are written like others. A warning names the first tensor that has them. */
-static void tell_non_finite(const tensor_list *list)
+static void warn_of_non_finite(const tensor_list *list)
 {
     for (int64_t i = 0; i < list->count; i++) {
         nbl__non_finite found = {0};
@@ -75,7 +75,7 @@ nbl_status nbl_model_write_logits(nbl_model *m, const nbl_ids *sequences, int64_
         logits[i] = data;
     }
     if (status == NBL_OK) status = nbl_model_logits(m, sequences, count, logits);
-    if (status == NBL_OK) tell_non_finite(&list);
+    if (status == NBL_OK) warn_of_non_finite(&list);
     if (status == NBL_OK)
         status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);
@@ -103,7 +103,7 @@ nbl_status nbl_model_write_gradients(nbl_model *m, const nbl_ids *sequences, con
     tensor_list list = {.ctx = m->ctx, .arena = nbl__arena_make(m->ctx)};
     nbl_status status = nbl_model_gradients(m, sequences, labels, count, pack, dropout, keep, &list, loss,
                                             trained);
-    if (status == NBL_OK) tell_non_finite(&list);
+    if (status == NBL_OK) warn_of_non_finite(&list);
     if (status == NBL_OK)
         status = nbl__result_file_write(&list.arena, path, force != 0, list.items, list.count);
     nbl__arena_free(&list.arena);

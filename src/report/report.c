@@ -60,7 +60,7 @@ static int by_value(const void *a, const void *b)
 
 /* The median tokens per second of the last 1024 training records; NAN: none. The median, because
  * the first steps are slower. */
-static double usual_throughput(const nbl__report *r)
+static double median_throughput(const nbl__report *r)
 {
     double values[1024];
     int n = 0;
@@ -164,7 +164,7 @@ static void print_tiles(nbl__text *out, const nbl__report *r)
     add(out, " epochs");
     close_tile(out);
     open_tile(out, "tokens per second");
-    nbl__html_number(out, usual_throughput(r), 4);
+    nbl__html_number(out, median_throughput(r), 4);
     add(out, "</b><small>median");
     close_tile(out);
     open_tile(out, "duration");

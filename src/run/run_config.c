@@ -117,7 +117,7 @@ static bool read_text(const nbl__yaml *value, const char **text)
     double number;
     if (value->kind != NBL_YAML_SCALAR || *value->text == 0) return false;
     if (value->plain &&
-        (nbl__yaml_is_nothing(value) || nbl__yaml_boolean(value, &boolean) || nbl__yaml_real(value, &number)))
+        (nbl__yaml_is_null(value) || nbl__yaml_boolean(value, &boolean) || nbl__yaml_real(value, &number)))
         return false;
     *text = value->text;
     return true;
@@ -384,10 +384,10 @@ static nbl_status read_table(reader *r, const nbl__yaml *map, const char *prefix
         if (key == NULL) {
             const nbl__foreign_group *group = find_foreign(keys, prefix, item->key);
             if (group == NULL) NBL_TRY(unknown_key(r, item, name, keys, count));
-            else if (!nbl__yaml_is_nothing(item)) NBL_TRY(read_foreign(r, item, name, group));
+            else if (!nbl__yaml_is_null(item)) NBL_TRY(read_foreign(r, item, name, group));
             continue;
         }
-        if (nbl__yaml_is_nothing(item)) continue;
+        if (nbl__yaml_is_null(item)) continue;
         if (top) r->given[key - keys] = item;
         NBL_TRY(read_value(r, item, name, key, origin));
     }
@@ -419,7 +419,7 @@ nbl_status nbl__run_config_read(nbl__arena *arena, const char *path, const char 
     *r = (reader){.arena = arena, .ctx = arena->ctx};
     NBL_TRY(nbl__yaml_read(arena, path, &r->root));
     /* every key may come from --set */
-    if (nbl__yaml_is_nothing(r->root)) r->root->kind = NBL_YAML_MAP;
+    if (nbl__yaml_is_null(r->root)) r->root->kind = NBL_YAML_MAP;
     if (r->root->kind != NBL_YAML_MAP)
         return nbl__yaml_fail(arena->ctx, r->root, NBL_ERROR_FORMAT, "not a map of keys and values");
     for (int64_t i = 0; i < override_count; i++) NBL_TRY(apply_override(r, overrides[i]));

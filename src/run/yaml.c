@@ -256,7 +256,7 @@ nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, n
         }
         if (last) return NBL_OK;
         step += size + 1;
-        if (nbl__yaml_is_nothing(next)) {
+        if (nbl__yaml_is_null(next)) {
             next->kind = index_of(step, strcspn(step, ".")) >= 0 ? NBL_YAML_LIST : NBL_YAML_MAP;
             next->text = NULL;
         }
@@ -284,7 +284,7 @@ static bool is_word(const char *text, const char *const *words, int count, int *
     return false;
 }
 
-bool nbl__yaml_is_nothing(const nbl__yaml *value)
+bool nbl__yaml_is_null(const nbl__yaml *value)
 {
     static const char *const words[] = {"", "~", "null", "Null", "NULL"};
     int which;

@@ -41,7 +41,7 @@ nbl_status nbl__yaml_put(nbl__arena *arena, nbl__yaml *root, const char *path, n
 
 nbl__yaml *nbl__yaml_get(const nbl__yaml *map, const char *key); /* NULL: no such key, or no map */
 /* True for an empty value, ~, null, empty quotes, and the pointer NULL. */
-bool nbl__yaml_is_nothing(const nbl__yaml *value);
+bool nbl__yaml_is_null(const nbl__yaml *value);
 /* Reads yes no on off true false, in lower case, Capitalised or in CAPITALS. False: the value is
  * no boolean. */
 bool nbl__yaml_boolean(const nbl__yaml *value, bool *boolean);

@@ -55,16 +55,16 @@ static nbl_train_event event_of(const loop *l, nbl_train_event_kind kind)
 
 /* Calls the caller's callback. A result other than 0 ends the run after this step, with a
  * checkpoint. */
-static void tell(loop *l, const nbl_train_event *event)
+static void send_event(loop *l, const nbl_train_event *event)
 {
     if (l->options->event && l->options->event(l->options->user, event) != 0) l->stop = true;
 }
 
-static void tell_text(loop *l, nbl_train_event_kind kind, const char *text)
+static void send_text(loop *l, nbl_train_event_kind kind, const char *text)
 {
     nbl_train_event event = event_of(l, kind);
     event.text = text;
-    tell(l, &event);
+    send_event(l, &event);
 }
 
 /* ---- records ---- */
@@ -85,7 +85,7 @@ static nbl_status log_step(loop *l, const nbl__step_result *r)
     event.learning_rate = r->learning_rate;
     event.trained_tokens = r->trained;
     event.tokens_per_second = (double)r->tokens / fmax(at - l->step_begun, 1e-9);
-    tell(l, &event);
+    send_event(l, &event);
     if (state->step % l->t.config->logging_steps != 0 && state->step != l->t.max_steps) return NBL_OK;
     nbl__record record = {.step = state->step,
                           .epoch = event.epoch,
@@ -118,7 +118,7 @@ static nbl_status evaluate(loop *l)
     nbl_train_event event = event_of(l, NBL_TRAIN_EVALUATION);
     event.loss = record.loss;
     if (record.best) event.text = "the best so far";
-    tell(l, &event);
+    send_event(l, &event);
     l->logged_at += now() - before;
     return NBL_OK;
 }
@@ -133,7 +133,7 @@ static void watch_loss(loop *l, double loss)
 
 /* Sets stop and why if early stopping or the loss watchdog ends the run here. Both counters are
  * in the saved state. So a run that was stopped early and is resumed stops again at once. */
-static void look_for_end(loop *l)
+static void check_end(loop *l)
 {
     const nbl__run_config *c = l->t.config;
     const nbl__run_state *s = &l->t.state;
@@ -162,7 +162,7 @@ static nbl_status save(loop *l)
     NBL_TRY(nbl__checkpoint_save(&parts));
     l->saved_step = t->state.step;
     l->logged_at += now() - before;
-    tell_text(l, NBL_TRAIN_SAVED, t->config->output_dir);
+    send_text(l, NBL_TRAIN_SAVED, t->config->output_dir);
     return NBL_OK;
 }
 
@@ -189,7 +189,7 @@ static nbl_status run_steps(loop *l)
 {
     nbl__trainer *t = &l->t;
     const nbl__run_config *c = t->config;
-    look_for_end(l); /* a resumed run may have been stopped early */
+    check_end(l); /* a resumed run may have been stopped early */
     while (t->state.step < t->max_steps && !l->stop) {
         nbl__step_result result = {0};
         l->step_begun = now();
@@ -200,7 +200,7 @@ static nbl_status run_steps(loop *l)
         bool last = t->state.step == t->max_steps && c->eval_strategy != NBL_STRATEGY_NO;
         if (t->validation.batch_count && (t->state.step % l->eval_every == 0 || last)) NBL_TRY(evaluate(l));
         if (t->state.step % l->save_every == 0 || (l->new_best && nbl__best_is_kept(c))) NBL_TRY(save(l));
-        look_for_end(l);
+        check_end(l);
     }
     /* The strategies "no" and "best" save no last step, except when the run was interrupted. */
     bool interrupted = t->state.step < t->max_steps && l->why == NULL,
@@ -256,7 +256,7 @@ static nbl_status write_report(loop *l, bool interrupted)
 
 /* Replaces the message of an interrupted save. That message speaks of one file; the caller needs to
  * know which step is lost and that earlier checkpoints are whole. Other errors pass unchanged. */
-static nbl_status tell_unsaved(const loop *l, nbl_status status)
+static nbl_status explain_unsaved(const loop *l, nbl_status status)
 {
     const nbl__trainer *t = &l->t;
     if (status != NBL_ERROR_CANCELLED) return status;
@@ -293,7 +293,7 @@ static nbl_status publish(loop *l)
 
 /* Repeats at the end how many old checkpoints could not be removed: the first warning may be far
  * up. */
-static void tell_unremoved(const nbl__trainer *t)
+static void warn_of_unremoved(const nbl__trainer *t)
 {
     const nbl__unremoved *u = &t->unremoved;
     if (u->count)
@@ -318,10 +318,10 @@ static nbl_status run(loop *l)
     if (t->config->greater_is_better && nbl__best_is_kept(t->config))
         nbl__log(t->ctx, NBL_LOG_WARNING, "greater_is_better: true: the highest %s is taken as the best",
                  t->config->metric);
-    tell_text(l, NBL_TRAIN_BEGIN, t->resumed);
+    send_text(l, NBL_TRAIN_BEGIN, t->resumed);
     nbl_status status = run_steps(l);
-    tell_unremoved(t);
-    NBL_TRY(tell_unsaved(l, status));
+    warn_of_unremoved(t);
+    NBL_TRY(explain_unsaved(l, status));
     *l->summary = (nbl_train_summary){
         .step = t->state.step,
         .steps = t->max_steps,
@@ -342,7 +342,7 @@ static nbl_status run(loop *l)
     if (l->why)
         nbl__log(t->ctx, NBL_LOG_WARNING, "stopped after step %" PRId64 ": %s", t->state.step, l->why);
     nbl__trainer_phase(t, 0, 0, t->config->full ? "saving the model" : "saving the adapter");
-    NBL_TRY(tell_unsaved(l, publish(l)));
+    NBL_TRY(explain_unsaved(l, publish(l)));
     NBL_TRY(nbl__trainer_sample_after(t));
     return write_report(l, false);
 }

@@ -98,7 +98,7 @@ static bool same_targets(const nbl__run_config *c, const nbl__peft_choice *has)
 
 /* The adapter of lora_model_dir keeps its own settings. Warns once, with a list of all keys of the
  * configuration that differ and have no effect. */
-static nbl_status tell_ignored(const nbl__trainer *t)
+static nbl_status warn_of_ignored(const nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
     const nbl__peft_settings *has = &t->model->peft->settings;
@@ -158,7 +158,7 @@ static nbl_status open_parts(nbl__trainer *t, const char *adapter, bool plan_onl
     }
     nbl__trainer_phase(t, 0, 0, "opening the model");
     NBL_TRY(open_model(t, adapter ? adapter : c->lora_model_dir, plan_only));
-    return adapter == NULL && c->lora_model_dir ? tell_ignored(t) : NBL_OK;
+    return adapter == NULL && c->lora_model_dir ? warn_of_ignored(t) : NBL_OK;
 }
 
 nbl_status nbl_run_make_plan(nbl_run *r, const char *model, int64_t tokens, int64_t batch, uint64_t memory,

@@ -225,7 +225,7 @@ static void damaged_files_are_looked_at_within_their_bytes(void **state)
             copy[(seed >> 8) % head] = (uint8_t)(seed >> 3);
         }
         copy = realloc(copy, length ? length : 1); /* so that a sanitizer sees its end */
-        if (nbl__gguf_look_at(ctx, "cut.gguf", copy, length, &gguf) == NBL_OK) {
+        if (nbl__gguf_inspect_file(ctx, "cut.gguf", copy, length, &gguf) == NBL_OK) {
             if (n < head) assert_true(gguf->found.count > 0);
             assert_ok(ctx, nbl__gguf_model_check(gguf));
             nbl__gguf_close(gguf);

@@ -455,8 +455,7 @@ static void words_and_numbers_are_yaml_1_1(void **state)
         assert_false(nbl__yaml_boolean(&value, &boolean));
     }
     nbl__yaml plain = scalar("null", true), quoted = scalar("null", false), none = scalar("~", true);
-    assert_true(nbl__yaml_is_nothing(&plain) && nbl__yaml_is_nothing(&none) &&
-                !nbl__yaml_is_nothing(&quoted));
+    assert_true(nbl__yaml_is_null(&plain) && nbl__yaml_is_null(&none) && !nbl__yaml_is_null(&quoted));
 }
 
 int main(void)

@@ -50,7 +50,7 @@ static nbl_status open_regular(nbl_context *ctx, const char *path, int *fd, stru
 /* ---- mapping ---- */
 
 /* Removes a mapping from the list and frees its record. */
-static void forget(nbl__mapping *m)
+static void unregister(nbl__mapping *m)
 {
     nbl__mapping **at = nbl__context_mappings(m->ctx);
     while (*at && *at != m) at = &(*at)->next;
@@ -62,8 +62,8 @@ static void forget(nbl__mapping *m)
 }
 
 /* Records a file in the context's list. On success the record owns `fd`. */
-static nbl_status remember(nbl_context *ctx, const char *path, int fd, const struct stat *info,
-                           nbl__mapping **mapping)
+static nbl_status register_mapping(nbl_context *ctx, const char *path, int fd, const struct stat *info,
+                                   nbl__mapping **mapping)
 {
     nbl__mapping *m = nbl__alloc(ctx, sizeof *m);
     if (m == NULL) return NBL_ERROR_MEMORY;
@@ -77,7 +77,7 @@ static nbl_status remember(nbl_context *ctx, const char *path, int fd, const str
                         .inode = (uint64_t)info->st_ino,
                         .modified = info->st_mtim};
     if ((m->path = nbl__alloc(ctx, m->path_size)) == NULL) {
-        forget(m);
+        unregister(m);
         return NBL_ERROR_MEMORY;
     }
     memcpy(m->path, path, m->path_size);
@@ -96,12 +96,12 @@ nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file)
     NBL_TRY(open_regular(ctx, path, &fd, &info));
     if (info.st_size == 0) return close(fd), NBL_OK;
     nbl__mapping *m;
-    nbl_status status = remember(ctx, path, fd, &info, &m);
+    nbl_status status = register_mapping(ctx, path, fd, &info, &m);
     if (status != NBL_OK) return close(fd), status;
     void *data = mmap(NULL, m->size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) {
         status = nbl__fail_errno(ctx, errno, "%s: cannot map", path);
-        forget(m);
+        unregister(m);
         return status;
     }
     /* The mapping stays valid without its descriptor. */
@@ -116,7 +116,7 @@ nbl_status nbl__file_map(nbl_context *ctx, const char *path, nbl__file *file)
 
 void nbl__file_unmap(nbl__file *file)
 {
-    if (file->mapping) forget(file->mapping);
+    if (file->mapping) unregister(file->mapping);
     if (file->data) munmap((void *)(uintptr_t)file->data, file->size);
     *file = (nbl__file){0};
 }
@@ -124,7 +124,7 @@ void nbl__file_unmap(nbl__file *file)
 /* ---- files that change ---- */
 
 /* Adds the hint to the failure that says how the file changed. */
-static nbl_status tell_change(nbl__mapping *m, nbl_status status)
+static nbl_status explain_change(nbl__mapping *m, nbl_status status)
 {
     return nbl__hint(m->ctx, status, "run it again when nothing writes to this file, or on a copy of it");
 }
@@ -135,21 +135,21 @@ static nbl_status check_mapping(nbl__mapping *m)
     uint64_t offset;
     if (m->fd >= 0 && fstat(m->fd, &now) == 0) {
         if ((uint64_t)now.st_size != m->size)
-            return tell_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
-                                            "%s: changed while it was being used: it has %" PRId64
-                                            " bytes, and had %" PRIu64 " when it was opened",
-                                            m->path, (int64_t)now.st_size, m->size));
+            return explain_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
+                                               "%s: changed while it was being used: it has %" PRId64
+                                               " bytes, and had %" PRIu64 " when it was opened",
+                                               m->path, (int64_t)now.st_size, m->size));
         if (now.st_mtim.tv_sec != m->modified.tv_sec || now.st_mtim.tv_nsec != m->modified.tv_nsec)
-            return tell_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
-                                            "%s: changed while it was being used: it was written to after "
-                                            "it was opened",
-                                            m->path));
+            return explain_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
+                                               "%s: changed while it was being used: it was written to after "
+                                               "it was opened",
+                                               m->path));
     }
     if (nbl__bus_was_hit(m->slot, &offset))
-        return tell_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
-                                        "%s: byte %" PRIu64 " of %" PRIu64
-                                        " could not be read: the file became shorter, or the disk fails",
-                                        m->path, offset, m->size));
+        return explain_change(m, nbl__fail(m->ctx, NBL_ERROR_IO,
+                                           "%s: byte %" PRIu64 " of %" PRIu64
+                                           " could not be read: the file became shorter, or the disk fails",
+                                           m->path, offset, m->size));
     return NBL_OK;
 }
 

@@ -4,7 +4,7 @@
  * bytes that are left before memory is allocated for it, so a hostile count cannot exhaust memory.
  * Then keys and names are sorted to find duplicates, and tensors by address to find overlaps: O(n
  * log n).
- * In inspection mode (nbl__gguf_look) c->problems is not NULL, and nbl__problem_take lists a
+ * In inspection mode (nbl__gguf_inspect) c->problems is not NULL, and nbl__problem_take lists a
  * problem. */
 #include "format/gguf/gguf.h"
 
@@ -245,7 +245,7 @@ static nbl_status check_alignment(cursor *c, uint64_t alignment, uint64_t offset
 }
 
 /* Lists a tensor's problem, if `status` is one, and sets *offset to NOWHERE. */
-static nbl_status look_on(cursor *c, nbl_status status, uint64_t *offset)
+static nbl_status list_or_fail(cursor *c, nbl_status status, uint64_t *offset)
 {
     if (status != NBL_OK) *offset = NOWHERE;
     return nbl__problem_take(c->problems, status);
@@ -262,9 +262,9 @@ static nbl_status read_tensor(cursor *c, uint64_t alignment, nbl__gguf_tensor *t
     NBL_TRY(read_shape(c, tensor));
     NBL_TRY(read_u32(c, &type));
     tensor->type = (nbl__ggml_type)type;
-    NBL_TRY(look_on(c, check_layout(c, tensor), &nowhere));
+    NBL_TRY(list_or_fail(c, check_layout(c, tensor), &nowhere));
     NBL_TRY(read_u64(c, &at));
-    NBL_TRY(look_on(c, check_alignment(c, alignment, at), &nowhere));
+    NBL_TRY(list_or_fail(c, check_alignment(c, alignment, at), &nowhere));
     *offset = nowhere ? NOWHERE : at;
     return NBL_OK;
 }
@@ -477,8 +477,8 @@ nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *da
     return parse(ctx, path, data, size, false, out);
 }
 
-nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
-                             nbl__gguf **out)
+nbl_status nbl__gguf_inspect_file(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
+                                  nbl__gguf **out)
 {
     return parse(ctx, path, data, size, true, out);
 }
@@ -496,7 +496,7 @@ nbl_status nbl__gguf_open(nbl_context *ctx, const char *path, nbl__gguf **out)
     return open_file(ctx, path, false, out);
 }
 
-nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out)
+nbl_status nbl__gguf_inspect(nbl_context *ctx, const char *path, nbl__gguf **out)
 {
     return open_file(ctx, path, true, out);
 }

@@ -59,16 +59,16 @@ typedef struct nbl__gguf_tensor {
     int rank;         /* 0 ... 4 */
     int64_t shape[4]; /* row-major: the slowest dimension first; a row is a whole number of blocks */
     int64_t elements;
-    const uint8_t *data; /* mapped; NULL: the tensor has a problem (only after nbl__gguf_look) */
+    const uint8_t *data; /* mapped; NULL: the tensor has a problem (only after nbl__gguf_inspect) */
     uint64_t bytes;
 } nbl__gguf_tensor;
 
 typedef struct nbl__gguf {
     nbl_context *ctx;
     const char *path;
-    nbl__file file; /* data is NULL after nbl__gguf_parse and nbl__gguf_look_at */
+    nbl__file file; /* data is NULL after nbl__gguf_parse and nbl__gguf_inspect_file */
     nbl__arena arena;
-    nbl__problems *problems; /* &found after nbl__gguf_look; NULL: the first problem is an error */
+    nbl__problems *problems; /* &found after nbl__gguf_inspect; NULL: the first problem is an error */
     nbl__problems found;
     uint32_t version;
     int64_t entry_count, tensor_count;
@@ -86,10 +86,10 @@ nbl_status nbl__gguf_parse(nbl_context *ctx, const char *path, const uint8_t *da
 /* Opens a file for inspection: problems are listed in `found`, and everything readable is there. A
  * tensor with a problem has no data. Reading stops at a problem that leaves the next offset
  * unknown. Names may be duplicate. A file without a valid header is still an error. */
-nbl_status nbl__gguf_look(nbl_context *ctx, const char *path, nbl__gguf **out);
+nbl_status nbl__gguf_inspect(nbl_context *ctx, const char *path, nbl__gguf **out);
 /* The same for bytes in memory. */
-nbl_status nbl__gguf_look_at(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
-                             nbl__gguf **out);
+nbl_status nbl__gguf_inspect_file(nbl_context *ctx, const char *path, const uint8_t *data, uint64_t size,
+                                  nbl__gguf **out);
 void nbl__gguf_close(nbl__gguf *gguf); /* NULL is allowed */
 
 const nbl__gguf_entry *nbl__gguf_find(const nbl__gguf *gguf, const char *key); /* NULL: no such key */

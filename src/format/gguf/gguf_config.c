@@ -64,7 +64,7 @@ static nbl_status unsupported_key(const nbl__gguf_model *m, const char *key, con
 }
 
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
-static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
+static nbl_status report_or_list(const nbl__gguf_model *m, nbl_status status)
 {
     return nbl__problem_take(m->gguf->problems, status);
 }
@@ -180,7 +180,7 @@ static nbl_status check_keys(const nbl__gguf_model *m)
     for (int64_t i = 0; i < m->gguf->entry_count; i++) {
         const nbl__gguf_entry *entry = &m->gguf->entries[i];
         if (strncmp(entry->key, archs[m->arch].name, length) == 0 && entry->key[length] == '.')
-            NBL_TRY(tell(m, check_key(m, entry, entry->key + length + 1)));
+            NBL_TRY(report_or_list(m, check_key(m, entry, entry->key + length + 1)));
     }
     const nbl__gguf_entry *split = nbl__gguf_find(m->gguf, "split.count");
     int64_t parts = 1;
@@ -252,20 +252,20 @@ nbl_status nbl__gguf_read_sizes(nbl__gguf_model *m)
     char key[KEY_SIZE];
     NBL_TRY(find_arch(m));
     NBL_TRY(check_keys(m));
-    NBL_TRY(tell(m, read_size(m, "block_count", 0, &m->layers)));
+    NBL_TRY(report_or_list(m, read_size(m, "block_count", 0, &m->layers)));
     if (m->layers > m->gguf->tensor_count)
         return bad_key(m, key_of(m, "block_count", key), "more layers than the file has tensors");
-    NBL_TRY(tell(m, read_size(m, "embedding_length", 0, &m->hidden)));
-    NBL_TRY(tell(m, read_size(m, "feed_forward_length", 0, &m->intermediate)));
-    NBL_TRY(tell(m, read_size(m, "attention.head_count", 0, &m->heads)));
-    NBL_TRY(tell(m, read_size(m, "attention.head_count_kv", m->heads, &m->kv_heads)));
+    NBL_TRY(report_or_list(m, read_size(m, "embedding_length", 0, &m->hidden)));
+    NBL_TRY(report_or_list(m, read_size(m, "feed_forward_length", 0, &m->intermediate)));
+    NBL_TRY(report_or_list(m, read_size(m, "attention.head_count", 0, &m->heads)));
+    NBL_TRY(report_or_list(m, read_size(m, "attention.head_count_kv", m->heads, &m->kv_heads)));
     if (m->hidden && m->heads && m->kv_heads) { /* 0 only in inspection mode, after a problem */
         if (m->heads % m->kv_heads)
-            NBL_TRY(tell(
+            NBL_TRY(report_or_list(
                 m, bad_key(m, key_of(m, "attention.head_count_kv", key), "it does not divide head_count")));
-        NBL_TRY(tell(m, read_head_dim(m)));
+        NBL_TRY(report_or_list(m, read_head_dim(m)));
     }
-    return tell(m, read_vocabulary(m));
+    return report_or_list(m, read_vocabulary(m));
 }
 
 /* ---- the text ---- */
@@ -481,11 +481,11 @@ static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
     int64_t context = 0;
     double epsilon = 0;
     char key[KEY_SIZE];
-    NBL_TRY(tell(m, read_size(m, "context_length", 0, &context)));
-    NBL_TRY(tell(m, read_number(m, "attention.layer_norm_rms_epsilon", 0, &epsilon)));
+    NBL_TRY(report_or_list(m, read_size(m, "context_length", 0, &context)));
+    NBL_TRY(report_or_list(m, read_number(m, "attention.layer_norm_rms_epsilon", 0, &epsilon)));
     if (epsilon <= 0)
-        NBL_TRY(tell(m, bad_key(m, key_of(m, "attention.layer_norm_rms_epsilon", key),
-                                "it is missing, or not above 0")));
+        NBL_TRY(report_or_list(m, bad_key(m, key_of(m, "attention.layer_norm_rms_epsilon", key),
+                                          "it is missing, or not above 0")));
     nbl__text_add(out, "{", 1);
     put_key(out, "architectures");
     nbl__text_printf(out, "[\"%s\"]", archs[m->arch].class_name);
@@ -502,12 +502,12 @@ static nbl_status write_config(nbl__gguf_model *m, nbl__text *out)
     put_bool(out, "tie_word_embeddings", m->is_tied);
     if (m->arch != NBL_GGUF_QWEN2) put_bool(out, "attention_bias", m->attention_bias);
     if (m->arch == NBL_GGUF_LLAMA) put_bool(out, "mlp_bias", m->mlp_bias);
-    NBL_TRY(tell(m, put_rope(m, out)));
-    if (is_gemma(m)) NBL_TRY(tell(m, put_gemma(m, out)));
+    NBL_TRY(report_or_list(m, put_rope(m, out)));
+    if (is_gemma(m)) NBL_TRY(report_or_list(m, put_gemma(m, out)));
     else put_text(out, "hidden_act", "silu");
-    NBL_TRY(tell(m, put_token(m, out, "bos_token_id", "tokenizer.ggml.bos_token_id")));
-    NBL_TRY(tell(m, put_token(m, out, "eos_token_id", "tokenizer.ggml.eos_token_id")));
-    NBL_TRY(tell(m, put_token(m, out, "pad_token_id", "tokenizer.ggml.padding_token_id")));
+    NBL_TRY(report_or_list(m, put_token(m, out, "bos_token_id", "tokenizer.ggml.bos_token_id")));
+    NBL_TRY(report_or_list(m, put_token(m, out, "eos_token_id", "tokenizer.ggml.eos_token_id")));
+    NBL_TRY(report_or_list(m, put_token(m, out, "pad_token_id", "tokenizer.ggml.padding_token_id")));
     nbl__text_add(out, "\n}\n", 3);
     return out->status;
 }

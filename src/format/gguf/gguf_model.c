@@ -75,7 +75,7 @@ static nbl_status bad_tensor(const nbl__gguf_model *m, nbl_status code, const ch
 }
 
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
-static nbl_status tell(const nbl__gguf_model *m, nbl_status status)
+static nbl_status report_or_list(const nbl__gguf_model *m, nbl_status status)
 {
     return nbl__problem_take(m->gguf->problems, status);
 }
@@ -125,8 +125,8 @@ static nbl_status find_switches(nbl__gguf_model *m)
     static const char *const mlp[] = {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
     m->is_tied = nbl__gguf_tensor_find(m->gguf, "output.weight") == NULL;
     if (m->arch == NBL_GGUF_LLAMA || m->arch == NBL_GGUF_QWEN3)
-        NBL_TRY(tell(m, find_biases(m, attention, 4, &m->attention_bias)));
-    return m->arch == NBL_GGUF_LLAMA ? tell(m, find_biases(m, mlp, 3, &m->mlp_bias)) : NBL_OK;
+        NBL_TRY(report_or_list(m, find_biases(m, attention, 4, &m->attention_bias)));
+    return m->arch == NBL_GGUF_LLAMA ? report_or_list(m, find_biases(m, mlp, 3, &m->mlp_bias)) : NBL_OK;
 }
 
 /* ---- the map ---- */
@@ -185,8 +185,8 @@ static nbl_status check_all_used(nbl__gguf_model *m)
         nbl__gguf_weight wanted = {.tensor = &m->gguf->tensors[i]};
         if (bsearch(&wanted, m->weights, (size_t)m->weight_count, sizeof wanted, by_tensor)) continue;
         if (m->arch == NBL_GGUF_LLAMA && strcmp(wanted.tensor->name, "rope_freqs.weight") == 0) continue;
-        NBL_TRY(tell(m, bad_tensor(m, NBL_ERROR_UNSUPPORTED, wanted.tensor->name,
-                                   "it is not one that this architecture has")));
+        NBL_TRY(report_or_list(m, bad_tensor(m, NBL_ERROR_UNSUPPORTED, wanted.tensor->name,
+                                             "it is not one that this architecture has")));
     }
     return NBL_OK;
 }
@@ -197,13 +197,14 @@ static nbl_status map_tensors(nbl__gguf_model *m)
     char gguf_name[64], prefix[64];
     m->weights = nbl__arena_alloc(&m->arena, (size_t)m->gguf->tensor_count * sizeof *m->weights);
     if (m->weights == NULL) return NBL_ERROR_MEMORY;
-    for (int i = 0; i < MODEL_ROWS; i++) NBL_TRY(tell(m, add(m, &model_rows[i], model_rows[i].gguf, "")));
+    for (int i = 0; i < MODEL_ROWS; i++)
+        NBL_TRY(report_or_list(m, add(m, &model_rows[i], model_rows[i].gguf, "")));
     for (int64_t layer = 0; layer < m->layers && !nbl__problems_are_full(m->gguf->problems); layer++) {
         (void)snprintf(prefix, sizeof prefix, "model.layers.%" PRId64 ".", layer);
         for (int i = 0; i < LAYER_ROWS; i++) {
             if ((layer_rows[i].archs & 1 << m->arch) == 0) continue;
             (void)snprintf(gguf_name, sizeof gguf_name, "blk.%" PRId64 ".%s", layer, layer_rows[i].gguf);
-            NBL_TRY(tell(m, add(m, &layer_rows[i], gguf_name, prefix)));
+            NBL_TRY(report_or_list(m, add(m, &layer_rows[i], gguf_name, prefix)));
         }
     }
     NBL_TRY(check_all_used(m));
@@ -239,12 +240,12 @@ nbl_status nbl__gguf_model_check(nbl__gguf *gguf)
 {
     nbl__gguf_model m = {.ctx = gguf->ctx, .arena = nbl__arena_make(gguf->ctx), .gguf = gguf};
     nbl_status status;
-    NBL_GO(tell(&m, nbl__gguf_read_sizes(&m)));
+    NBL_GO(report_or_list(&m, nbl__gguf_read_sizes(&m)));
     if (!(m.layers && m.hidden && m.intermediate && m.heads && m.kv_heads && m.head_dim && m.vocabulary))
         goto done; /* the missing size is listed already */
     NBL_GO(find_switches(&m));
     NBL_GO(map_tensors(&m));
-    NBL_GO(tell(&m, nbl__gguf_make_config(&m)));
+    NBL_GO(report_or_list(&m, nbl__gguf_make_config(&m)));
 done:
     nbl__arena_free(&m.arena);
     return status;

@@ -51,7 +51,7 @@ typedef struct nbl__gguf_model {
 nbl_status nbl__gguf_model_open(nbl_context *ctx, const char *path, nbl__gguf_model **out);
 /* The same for an open file. The model takes ownership of `gguf` and closes it also on an error. */
 nbl_status nbl__gguf_model_of(nbl_context *ctx, nbl__gguf *gguf, nbl__gguf_model **out);
-/* Adds the problems of the model to the list of a file from nbl__gguf_look. */
+/* Adds the problems of the model to the list of a file from nbl__gguf_inspect. */
 nbl_status nbl__gguf_model_check(nbl__gguf *gguf);
 void nbl__gguf_model_close(nbl__gguf_model *model); /* NULL is allowed */
 

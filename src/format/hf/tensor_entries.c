@@ -79,7 +79,7 @@ static nbl_status take(grouping *g, const char *stem, const char *end, const nbl
 
 /* Makes `s` the main part of a weight. transposed: the logical shape has the last two dimensions
  * exchanged. */
-static void settle(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
+static void set_entry(slot *s, const char *name, const nbl_weight *weight, uint64_t bytes, bool transposed)
 {
     nbl_tensor_info *info = s->info;
     *info = (nbl_tensor_info){.name = name,
@@ -114,7 +114,7 @@ static nbl_status group_fourbit(grouping *g, slot *state, const char *name)
               name);
     nbl_weight weight;
     NBL_TRY(nbl__bnb_describe(&g->c->arena, name, &parts, &weight));
-    settle(base, base->stored->name, &weight, bytes, false);
+    set_entry(base, base->stored->name, &weight, bytes, false);
     return NBL_OK;
 }
 
@@ -164,7 +164,7 @@ static nbl_status group_int8(grouping *g, slot *s, const char *module)
         .format = NBL_FORMAT_INT8, .dtype = NBL_DTYPE_F16, .rank = 2, .data = s->stored->data};
     memcpy(weight.shape, s->stored->shape, sizeof weight.shape);
     NBL_TRY(nbl__stored_floats(&g->c->arena, scales, &weight.scales));
-    settle(s, name, &weight, bytes, false);
+    set_entry(s, name, &weight, bytes, false);
     return NBL_OK;
 }
 
@@ -204,7 +204,7 @@ static nbl_status group_mxfp4(grouping *g, slot *s, const char *name)
     int64_t *last = &weight.shape[weight.rank - 1];
     NBL_CHECK(ctx, !__builtin_mul_overflow(*last, 32, last) && *last <= INT64_MAX / 64, NBL_ERROR_FORMAT,
               "tensor \"%s\": its shape overflows", name);
-    settle(s, name, &weight, bytes, weight.rank == 3);
+    set_entry(s, name, &weight, bytes, weight.rank == 3);
     return NBL_OK;
 }
 
@@ -243,12 +243,12 @@ static nbl_status find_orphans(grouping *g, slot *s)
     return NBL_OK;
 }
 
-static void settle_dense(slot *s)
+static void set_dense(slot *s)
 {
     const nbl__stored *t = s->stored;
     nbl_weight weight = {.format = NBL_FORMAT_DENSE, .dtype = t->dtype, .rank = t->rank, .data = t->data};
     memcpy(weight.shape, t->shape, sizeof weight.shape);
-    settle(s, t->name, &weight, t->bytes, false);
+    set_entry(s, t->name, &weight, t->bytes, false);
 }
 
 /* ---- the summary ---- */
@@ -355,7 +355,7 @@ nbl_status nbl__checkpoint_group(nbl_checkpoint *c)
      * leave. */
     for (int64_t i = 0; i < g.count; i++) {
         if (g.slots[i].part) continue;
-        if (!g.slots[i].main) settle_dense(&g.slots[i]);
+        if (!g.slots[i].main) set_dense(&g.slots[i]);
         c->tensors[c->tensor_count++] = *g.slots[i].info;
     }
     NBL_GO(summarise(c));

@@ -47,7 +47,7 @@ static nbl_status bad_module(const nbl__peft *p, const char *path, const char *w
 }
 
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
-static nbl_status tell(const nbl__peft *p, nbl_status status)
+static nbl_status report_or_list(const nbl__peft *p, nbl_status status)
 {
     return nbl__problem_take(p->problems, status);
 }
@@ -205,38 +205,41 @@ static nbl_status check_parts(nbl__peft *p, const nbl__peft_module *m)
 {
     const nbl__peft_settings *s = &p->settings;
     if (m->a == NULL)
-        NBL_TRY(tell(p, bad_module(p, m->path,
-                                   m->is_embedding ? "lora_embedding_A is missing" : "lora_A is missing")));
+        NBL_TRY(report_or_list(
+            p,
+            bad_module(p, m->path, m->is_embedding ? "lora_embedding_A is missing" : "lora_A is missing")));
     if (m->b == NULL)
-        NBL_TRY(tell(p, bad_module(p, m->path,
-                                   m->is_embedding ? "lora_embedding_B is missing" : "lora_B is missing")));
+        NBL_TRY(report_or_list(
+            p,
+            bad_module(p, m->path, m->is_embedding ? "lora_embedding_B is missing" : "lora_B is missing")));
     if (m->a && m->b && m->is_embedding != nbl__ends_with(m->b->name, endings[PART_EMBEDDING_B]))
-        NBL_TRY(tell(
+        NBL_TRY(report_or_list(
             p, bad_module(p, m->path, "one of its tensors is of an embedding, the other of a linear layer")));
     if (p->rules == NULL) return NBL_OK;
     if (s->dora != (m->magnitude != NULL))
-        NBL_TRY(tell(p, bad_module(p, m->path,
-                                   s->dora ? "use_dora is true, but lora_magnitude_vector is missing"
-                                           : "it has a lora_magnitude_vector, but use_dora is false")));
+        NBL_TRY(
+            report_or_list(p, bad_module(p, m->path,
+                                         s->dora ? "use_dora is true, but lora_magnitude_vector is missing"
+                                                 : "it has a lora_magnitude_vector, but use_dora is false")));
     if ((s->lora_bias && !m->is_embedding) != (m->b_bias != NULL))
-        NBL_TRY(tell(p, bad_module(p, m->path,
-                                   s->lora_bias ? "lora_bias is true, but lora_B.bias is missing"
-                                                : "it has a lora_B.bias, but lora_bias is false")));
+        NBL_TRY(report_or_list(p, bad_module(p, m->path,
+                                             s->lora_bias ? "lora_bias is true, but lora_B.bias is missing"
+                                                          : "it has a lora_B.bias, but lora_bias is false")));
     return NBL_OK;
 }
 
 static nbl_status check_module(nbl__peft *p, nbl__peft_module *m)
 {
-    NBL_TRY(tell(p, check_targeted(p, m)));
+    NBL_TRY(report_or_list(p, check_targeted(p, m)));
     NBL_TRY(check_parts(p, m));
     if (m->a == NULL || m->b == NULL) return NBL_OK; /* listed by check_parts */
     NBL_TRY(take_rank(p, m));
     m->in = m->a->rank == 2 ? m->a->shape[1] : 0;
     m->out = m->b->rank == 2 ? m->b->shape[0] : 0;
-    NBL_TRY(tell(p, check_shape(p, m->a, 2, m->r, m->in)));
-    NBL_TRY(tell(p, check_shape(p, m->b, 2, m->out, m->r)));
-    if (m->magnitude) NBL_TRY(tell(p, check_shape(p, m->magnitude, 1, m->out, 0)));
-    if (m->b_bias) NBL_TRY(tell(p, check_shape(p, m->b_bias, 1, m->out, 0)));
+    NBL_TRY(report_or_list(p, check_shape(p, m->a, 2, m->r, m->in)));
+    NBL_TRY(report_or_list(p, check_shape(p, m->b, 2, m->out, m->r)));
+    if (m->magnitude) NBL_TRY(report_or_list(p, check_shape(p, m->magnitude, 1, m->out, 0)));
+    if (m->b_bias) NBL_TRY(report_or_list(p, check_shape(p, m->b_bias, 1, m->out, 0)));
     return NBL_OK;
 }
 
@@ -264,19 +267,19 @@ static nbl_status sort_tensors(nbl__peft *p)
     p->modules = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->modules);
     p->replacements = nbl__arena_alloc(&p->arena, (size_t)count * sizeof *p->replacements);
     if (p->modules == NULL || p->replacements == NULL) return NBL_ERROR_MEMORY;
-    for (int64_t i = 0; i < count; i++) NBL_TRY(tell(p, add_tensor(p, &p->tensors[i])));
+    for (int64_t i = 0; i < count; i++) NBL_TRY(report_or_list(p, add_tensor(p, &p->tensors[i])));
     if (p->module_count == 0)
-        NBL_TRY(tell(p, nbl__fail(p->ctx, NBL_ERROR_FORMAT, "%s: adapter_model.safetensors adapts no module",
-                                  p->folder)));
+        NBL_TRY(report_or_list(p, nbl__fail(p->ctx, NBL_ERROR_FORMAT,
+                                            "%s: adapter_model.safetensors adapts no module", p->folder)));
     for (int64_t i = 0; i < p->module_count; i++) NBL_TRY(check_module(p, &p->modules[i]));
     qsort(p->modules, (size_t)p->module_count, sizeof *p->modules, by_path);
     for (int64_t i = 1; i < p->module_count; i++)
         if (strcmp(p->modules[i - 1].path, p->modules[i].path) == 0)
-            NBL_TRY(tell(p, bad_module(p, p->modules[i].path, "its tensors have odd names")));
+            NBL_TRY(report_or_list(p, bad_module(p, p->modules[i].path, "its tensors have odd names")));
     qsort(p->replacements, (size_t)p->replacement_count, sizeof *p->replacements, by_name);
     for (int64_t i = 1; i < p->replacement_count; i++)
         if (strcmp(p->replacements[i - 1].name, p->replacements[i].name) == 0)
-            NBL_TRY(tell(
+            NBL_TRY(report_or_list(
                 p, bad_tensor(p, p->replacements[i].stored, "is there twice, with and without base_layer")));
     return NBL_OK;
 }
@@ -291,7 +294,7 @@ static nbl_status check_bases(const nbl__peft *p)
         if (path == NULL) return NBL_ERROR_MEMORY;
         *strrchr(path, '.') = '\0';
         if (nbl__peft_find(p, path) == NULL)
-            NBL_TRY(tell(p, bad_tensor(p, t, "is of a module without an adapter")));
+            NBL_TRY(report_or_list(p, bad_tensor(p, t, "is of a module without an adapter")));
     }
     return NBL_OK;
 }
@@ -302,7 +305,7 @@ static nbl_status read_settings(nbl__peft *p)
     size_t size = 0;
     if (path == NULL) return NBL_ERROR_MEMORY;
     NBL_TRY(nbl__file_read(p->ctx, path, CONFIG_LIMIT, &text, &size));
-    nbl_status status = nbl__peft_settings_look(&p->arena, path, text, size, p->problems, &p->settings);
+    nbl_status status = nbl__peft_settings_inspect(&p->arena, path, text, size, p->problems, &p->settings);
     nbl__free(p->ctx, text, size + 1);
     NBL_TRY(status);
     return nbl__peft_rules_make(p->ctx, path, &p->settings, &p->rules);
@@ -339,8 +342,8 @@ static nbl_status open_folder(nbl_context *ctx, const char *folder, bool look, n
         p->found.arena = &p->arena;
         p->problems = &p->found;
     }
-    NBL_GO(tell(p, read_settings(p)));
-    NBL_GO(tell(p, read_tensors(p)));
+    NBL_GO(report_or_list(p, read_settings(p)));
+    NBL_GO(report_or_list(p, read_tensors(p)));
     *out = p;
     return NBL_OK;
 done:
@@ -353,7 +356,7 @@ nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out)
     return open_folder(ctx, folder, false, out);
 }
 
-nbl_status nbl__peft_look(nbl_context *ctx, const char *folder, nbl__peft **out)
+nbl_status nbl__peft_inspect(nbl_context *ctx, const char *folder, nbl__peft **out)
 {
     return open_folder(ctx, folder, true, out);
 }

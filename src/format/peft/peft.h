@@ -69,8 +69,8 @@ nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const c
                                    nbl__peft_settings *settings);
 /* The same for inspection: problems are listed and reading goes on. problems NULL: the first is an
  * error. */
-nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const char *text, size_t size,
-                                   nbl__problems *problems, nbl__peft_settings *settings);
+nbl_status nbl__peft_settings_inspect(nbl__arena *arena, const char *where, const char *text, size_t size,
+                                      nbl__problems *problems, nbl__peft_settings *settings);
 /* Appends adapter_config.json as PEFT writes it: all keys, sorted, ASCII. */
 void nbl__peft_settings_print(nbl__text *out, const nbl__peft_settings *settings);
 
@@ -124,10 +124,10 @@ typedef struct nbl__peft {
     nbl_context *ctx;
     nbl__arena arena;
     const char *folder;
-    nbl__problems *problems; /* &found after nbl__peft_look; NULL: the first problem is an error */
+    nbl__problems *problems; /* &found after nbl__peft_inspect; NULL: the first problem is an error */
     nbl__problems found;
     nbl__peft_settings settings;
-    nbl__peft_rules *rules; /* NULL only after nbl__peft_look of a bad adapter_config.json */
+    nbl__peft_rules *rules; /* NULL only after nbl__peft_inspect of a bad adapter_config.json */
     nbl__file file;         /* adapter_model.safetensors, mapped; data NULL: a new adapter */
     nbl__stored *tensors;   /* of the file, sorted by name */
     int64_t tensor_count;
@@ -142,7 +142,7 @@ typedef struct nbl__peft {
 nbl_status nbl__peft_open(nbl_context *ctx, const char *folder, nbl__peft **out);
 /* Opens for inspection: problems are listed in `found`, everything readable is there. Modules may
  * lack a or b. */
-nbl_status nbl__peft_look(nbl_context *ctx, const char *folder, nbl__peft **out);
+nbl_status nbl__peft_inspect(nbl_context *ctx, const char *folder, nbl__peft **out);
 void nbl__peft_close(nbl__peft *peft);                                           /* NULL is allowed */
 const nbl__peft_module *nbl__peft_find(const nbl__peft *peft, const char *path); /* NULL: not adapted */
 const nbl__peft_replacement *nbl__peft_replacement_find(const nbl__peft *peft, const char *name);

@@ -36,7 +36,7 @@ static nbl_status bad_module(const checker *c, nbl_status code, const char *path
 }
 
 /* Inspection mode: lists a problem and returns NBL_OK. Else returns the status. */
-static nbl_status tell(const checker *c, nbl_status status)
+static nbl_status report_or_list(const checker *c, nbl_status status)
 {
     return nbl__problem_take(c->peft->problems, status);
 }
@@ -97,7 +97,7 @@ static nbl_status check_target(const checker *c, const nbl__peft_target *target)
     char name[1024];
     NBL_TRY(nbl__peft_targets(p->rules, target->path, target->kind, &targeted));
     const nbl__peft_module *module = nbl__peft_find(p, target->path);
-    if (module && module->a && module->b) NBL_TRY(tell(c, check_module(c, module, target)));
+    if (module && module->a && module->b) NBL_TRY(report_or_list(c, check_module(c, module, target)));
     if (targeted && module == NULL)
         return bad_module(c, NBL_ERROR_FORMAT, target->path,
                           "target_modules names it, but the file has no tensors of it");
@@ -128,9 +128,9 @@ static nbl_status check_names(const checker *c, const char *option, const nbl__p
             }
         }
         if (!found)
-            NBL_TRY(tell(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
-                                      "%s: %s names \"%s\", which is no module of the model", c->peft->folder,
-                                      option, list->names[k])));
+            NBL_TRY(report_or_list(c, nbl__fail(c->ctx, NBL_ERROR_FORMAT,
+                                                "%s: %s names \"%s\", which is no module of the model",
+                                                c->peft->folder, option, list->names[k])));
     }
     return NBL_OK;
 }
@@ -142,11 +142,11 @@ static nbl_status check_all(const checker *c, const nbl__peft_target *targets)
     NBL_TRY(check_names(c, "modules_to_save", &p->settings.modules_to_save, false));
     for (int64_t i = 0; i < p->module_count; i++)
         if (target_of(c, p->modules[i].path) == NULL)
-            NBL_TRY(tell(
+            NBL_TRY(report_or_list(
                 c, bad_module(c, NBL_ERROR_FORMAT, p->modules[i].path, "the model has none of this name")));
-    for (int64_t i = 0; i < c->count; i++) NBL_TRY(tell(c, check_target(c, &targets[i])));
+    for (int64_t i = 0; i < c->count; i++) NBL_TRY(report_or_list(c, check_target(c, &targets[i])));
     for (int64_t i = 0; i < p->replacement_count; i++)
-        NBL_TRY(tell(c, check_replacement(c, &p->replacements[i])));
+        NBL_TRY(report_or_list(c, check_replacement(c, &p->replacements[i])));
     return NBL_OK;
 }
 

@@ -305,7 +305,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 /* ---- reading ---- */
 
 /* True for null, false and empty lists and objects. */
-static bool says_nothing(const nbl__json *value)
+static bool is_unset(const nbl__json *value)
 {
     bool holds = value->type == NBL_JSON_ARRAY || value->type == NBL_JSON_OBJECT;
     return is_null(value) || value->type == NBL_JSON_FALSE || (holds && value->count == 0);
@@ -331,7 +331,7 @@ static nbl_status read_key(reader *r, const nbl__json *value)
         return NBL_OK;
     if (row && row->rule == ANY) return NBL_OK;
     if (row == NULL && strcmp(value->key, "runtime_config") == 0) return NBL_OK; /* PEFT drops it as well */
-    return says_nothing(value) && !(row && row->rule == NONE) ? NBL_OK : refuse(r, value);
+    return is_unset(value) && !(row && row->rule == NONE) ? NBL_OK : refuse(r, value);
 }
 
 /* Checks combinations of options, as PEFT does. */
@@ -366,8 +366,8 @@ static nbl_status check_type(reader *r)
     return NBL_OK;
 }
 
-nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const char *text, size_t size,
-                                   nbl__problems *problems, nbl__peft_settings *settings)
+nbl_status nbl__peft_settings_inspect(nbl__arena *arena, const char *where, const char *text, size_t size,
+                                      nbl__problems *problems, nbl__peft_settings *settings)
 {
     const nbl__json *root;
     *settings = (nbl__peft_settings){.r = 8, .alpha = 8}; /* PEFT's defaults */
@@ -383,7 +383,7 @@ nbl_status nbl__peft_settings_look(nbl__arena *arena, const char *where, const c
 nbl_status nbl__peft_settings_read(nbl__arena *arena, const char *where, const char *text, size_t size,
                                    nbl__peft_settings *settings)
 {
-    return nbl__peft_settings_look(arena, where, text, size, NULL, settings);
+    return nbl__peft_settings_inspect(arena, where, text, size, NULL, settings);
 }
 
 /* ---- printing ---- */

@@ -327,7 +327,7 @@ static nbl_status keep_text(const job *j, nbl_rendering *r)
 }
 
 /* Reports the failure of a job to the context. */
-static nbl_status tell(const job *j, nbl_status status)
+static nbl_status report_failure(const job *j, nbl_status status)
 {
     char location[600];
     if (status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED) return status;
@@ -341,7 +341,7 @@ static nbl_status finish(job *j, nbl_status status, bool errors, nbl_rendering *
 {
     nbl_rendering *r;
     bool own = status == NBL_ERROR_MEMORY || status == NBL_ERROR_CANCELLED; /* not caused by the template */
-    if (status != NBL_OK && (!errors || own)) return tell(j, status);
+    if (status != NBL_OK && (!errors || own)) return report_failure(j, status);
     NBL_TRY(NBL_ALLOC(j->t->ctx, r, 1));
     r->ctx = j->t->ctx;
     status = status == NBL_OK ? keep_text(j, r) : keep_error(j, r);
@@ -454,7 +454,7 @@ nbl_status nbl_chat_template_render_line(nbl_chat_template *t, const char *where
     if (status == NBL_OK && value.type != TPL_DICT)
         status = nbl__tpl_raise(&j->vm, "%s: JSON, but not an object", where);
     if (status != NBL_OK) {
-        status = tell(j, status);
+        status = report_failure(j, status);
     } else {
         status = take_line(j, value);
         if (status == NBL_OK) status = run_job(j);

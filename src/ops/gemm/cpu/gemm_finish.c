@@ -13,8 +13,8 @@
 
 /* values = old + factor · values + bias, in groups of 8; NULL: without. Returns how many were
  * done. */
-NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, const float *old,
-                                         const float *bias, int64_t n)
+NBL_TARGET_AVX2 static int64_t finish_values_avx2(float *values, const float *factor, const float *old,
+                                                  const float *bias, int64_t n)
 {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -29,12 +29,12 @@ NBL_TARGET_AVX2 static int64_t mend_avx2(float *values, const float *factor, con
 #endif
 
 /* The same for n values, on any instruction set. */
-static void mend(nbl_isa isa, float *values, const float *factor, const float *old, const float *bias,
-                 int64_t n)
+static void finish_values(nbl_isa isa, float *values, const float *factor, const float *old,
+                          const float *bias, int64_t n)
 {
     int64_t i = 0;
 #if defined(__x86_64__)
-    if (isa >= NBL_ISA_AVX2) i = mend_avx2(values, factor, old, bias, n);
+    if (isa >= NBL_ISA_AVX2) i = finish_values_avx2(values, factor, old, bias, n);
 #else
     (void)isa;
 #endif
@@ -76,7 +76,8 @@ void nbl__gemm_finish(nbl_isa isa, const nbl__product *p, int64_t row, int64_t r
     for (int64_t r = 0; r < rows; r++, tile += stride) {
         uint8_t *c = (uint8_t *)p->c + (size_t)((row + r) * p->stride + n_begin) * size;
         if (p->accumulate) nbl__to_f32(isa, p->dtype, c, old, n);
-        if (p->accumulate || factor || bias) mend(isa, tile, factor, p->accumulate ? old : NULL, bias, n);
+        if (p->accumulate || factor || bias)
+            finish_values(isa, tile, factor, p->accumulate ? old : NULL, bias, n);
         if (p->dtype == NBL_DTYPE_F32) memcpy(c, tile, (size_t)n * size);
         else nbl__from_f32(isa, tile, p->dtype, c, n);
     }
@@ -88,6 +89,6 @@ void nbl__gemm_join(nbl_isa isa, const nbl__product *p, const nbl__term *term, i
     for (int64_t r = row; r < row + rows; r++, part += stride, tile += stride) {
         nbl__drop_f32(isa, term->seed, term->dropout, term->drop_first + r * p->n + n_begin, n_end - n_begin,
                       part);
-        mend(isa, tile, NULL, part, NULL, n_end - n_begin);
+        finish_values(isa, tile, NULL, part, NULL, n_end - n_begin);
     }
 }

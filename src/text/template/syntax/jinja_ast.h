@@ -226,7 +226,7 @@ enum { TPL_MAX_PARSE = 200 }; /* nested brackets and statements */
 nbl_status nbl__tpl_advance(tpl_parser *p);
 nbl_status nbl__tpl_expect(tpl_parser *p, tpl_token_type type);
 nbl_status nbl__tpl_expect_name(tpl_parser *p, tpl_value *name);
-const tpl_token *nbl__tpl_look(const tpl_parser *p); /* returns the token after the current one */
+const tpl_token *nbl__tpl_peek(const tpl_parser *p); /* returns the token after the current one */
 bool nbl__tpl_at_name(const tpl_parser *p, const char *name);
 nbl_status nbl__tpl_skip_name(tpl_parser *p, const char *name, bool *skipped);
 nbl_status nbl__tpl_node(tpl_parser *p, tpl_kind kind, const tpl_token *at, tpl_node **node);

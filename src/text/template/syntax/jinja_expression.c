@@ -180,7 +180,7 @@ static bool comparison(const tpl_parser *p, tpl_operator *op, int *words)
     default: break;
     }
     if (nbl__tpl_at_name(p, "in")) return *op = OP_IN, true;
-    const tpl_token *next = nbl__tpl_look(p);
+    const tpl_token *next = nbl__tpl_peek(p);
     *op = OP_NOT_IN;
     *words = 2;
     return nbl__tpl_at_name(p, "not") && next->type == TOKEN_NAME && tpl_same(next->value.string, "in");
@@ -410,7 +410,7 @@ static nbl_status parse_arguments(tpl_parser *p, tpl_node *node)
             good = !node->dyn_kwargs;
             NBL_TRY(nbl__tpl_advance(p));
             if (good) NBL_TRY(nbl__tpl_expression(p, true, &node->dyn_kwargs));
-        } else if (p->current.type == TOKEN_NAME && nbl__tpl_look(p)->type == TOKEN_ASSIGN) {
+        } else if (p->current.type == TOKEN_NAME && nbl__tpl_peek(p)->type == TOKEN_ASSIGN) {
             good = !node->dyn_kwargs;
             NBL_TRY(nbl__tpl_node(p, NODE_KEYWORD, &p->current, &one));
             one->value = p->current.value;

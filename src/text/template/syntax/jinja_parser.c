@@ -32,7 +32,7 @@ nbl_status nbl__tpl_advance(tpl_parser *p)
     return NBL_OK;
 }
 
-const tpl_token *nbl__tpl_look(const tpl_parser *p)
+const tpl_token *nbl__tpl_peek(const tpl_parser *p)
 {
     return &p->tokens.items[p->at + 1 < p->tokens.count ? p->at + 1 : p->at];
 }

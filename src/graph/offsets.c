@@ -1,4 +1,4 @@
-/* place.c - lifetimes and offsets: when each value is needed, and where it is in memory.
+/* offsets.c - lifetimes and offsets: when each value is needed, and where it is in memory.
  *
  * Lifetime of a value: from the first to the last step that touches it. Values of the run class
  * whose lifetimes do not overlap may share addresses:
