@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Checks the documents against the tree:
+#
+#   links     every relative link of every .md file leads to a file, and its #anchor to a heading
+#   paths     every file named in backquotes (`src/ops/ops.h`, `ops/ops.h`, `src/ops/*/*.cases`) exists
+#   families  docs/OPERATORS.md has a row for every operator family of src/ops/families.h
+#   pictures  every figure in docs/images/speed.json stands in docs/PERFORMANCE.md; where there is a python3, the
+#             pictures are those that scripts/make-pictures draws
+#   demo      the headings of README's demo are those of scripts/demo
+#
+# The keys of docs/CONFIG.md are compared by tests/train/test_run_config.c, README's commands by tests/readme_test.sh.
+#
+#   tests/docs_test.sh [ROOT]      (default: the repository this script lies in)
+#
+# Then it tests itself: in a copy of the tree it breaks each rule once and expects a complaint.
+set -euo pipefail
+root=$(cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}" && pwd)
+
+# The lines of a document without code blocks, indented or fenced.
+prose() {
+    awk '/^ *```/ { fenced = !fenced; next } !fenced && !/^    [^ ]/ && !/^    *\$/' "$1"
+}
+
+# The anchors of a document, as GitHub makes them of its headings.
+anchors() {
+    awk '/^ *```/ { fenced = !fenced; next } !fenced' "$1" | sed -n 's/^##* *//p' |
+        sed -e 's/\[\([^]]*\)\]([^)]*)/\1/g' | tr '[:upper:]' '[:lower:]' | sed -e 's/[^a-z0-9 _-]//g' -e 's/ /-/g'
+}
+
+# Prints one line per broken rule in the tree $1; fails if there is one.
+check() (
+    cd "$1"
+    bad=
+    complain() {
+        echo "$*"
+        bad=1
+    }
+    mapfile -t documents < <(find . \( -name build -o -name .git \) -prune -o -name '*.md' -print | sed 's|^\./||' | sort)
+    for document in "${documents[@]}"; do
+        folder=$(dirname "$document")
+        while read -r link; do
+            case $link in *://* | mailto:*) continue ;; esac
+            file=${link%%#*} anchor=
+            case $link in *#*) anchor=${link#*#} ;; esac
+            target=$folder/$file
+            [ -n "$file" ] || target=$document
+            if [ ! -e "$target" ]; then
+                complain "$document: the link $link leads to no file"
+            elif [ -n "$anchor" ] && ! anchors "$target" | grep -qxF -- "$anchor"; then
+                complain "$document: $file has no heading for #$anchor"
+            fi
+        done < <(prose "$document" | grep -oE '\]\([^) ]+\)' | sed -e 's/^](//' -e 's/)$//' || true)
+        # A name counts as a path if it has a slash, ends like a source file and begins with a folder of the tree.
+        # NAME stands for any name.
+        while read -r path; do
+            path=${path//NAME/*}
+            top=${path%%/*}
+            if [ -d "$top" ]; then found=$path; elif [ -d "src/$top" ]; then found=src/$path; else continue; fi
+            compgen -G "$found" >/dev/null || complain "$document: \`$path\` does not exist"
+        done < <(prose "$document" | grep -oE '`[A-Za-z0-9_*.-]+(/[A-Za-z0-9_*.-]+)+\.(c|h|cu|cuh|inc|cases|sh|py|md|yml|cmake|txt|awk)`' |
+            tr -d '\140' || true)
+    done
+    for family in $(sed -n 's/^ *X(\([a-z0-9_]*\)).*/\1/p' src/ops/families.h); do
+        grep -q "^| \`$family\` |" docs/OPERATORS.md || complain "docs/OPERATORS.md has no row for the family $family"
+    done
+    while read -r figure; do
+        # Of nibble's own memory a table has the number alone.
+        grep -qF -e "$figure" -e "| ${figure% GiB} |" docs/PERFORMANCE.md || complain "docs/images/speed.json: $figure is not in docs/PERFORMANCE.md"
+    done < <(grep -oE '"(shown|memory)": "[^"]*"' docs/images/speed.json | sed 's/.*: "\(.*\)"/\1/' | sort -u)
+    if command -v python3 >/dev/null; then
+        drawn=$(mktemp -d)
+        scripts/make-pictures "$drawn"
+        for picture in speed.svg report.svg; do
+            cmp -s "$drawn/$picture" docs/images/$picture ||
+                complain "docs/images/$picture is not what scripts/make-pictures draws of the data"
+        done
+        rm -rf "$drawn"
+    fi
+    while read -r heading; do
+        grep -qF -- "$heading" scripts/demo || complain "README.md: scripts/demo has no heading \"$heading\""
+    done < <(sed -n 's/^    \([1-9]\. .*\)/\1/p' README.md)
+    [ -z "$bad" ]
+)
+
+if ! check "$root"; then
+    echo "docs: the documents break their rules" >&2
+    exit 1
+fi
+
+# ---- the test of this test ----
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+tree=$scratch/tree
+
+# Puts a line at the end of the file $1 of a copy of the tree and expects a complaint that contains $2.
+expect() {
+    local said
+    rm -rf "$tree"
+    mkdir "$tree"
+    (cd "$root" && tar -cf - --exclude=./build --exclude=./.git --exclude=./fuzz/corpus --exclude=./tests/data .) | tar -xf - -C "$tree"
+    printf '%s\n' "$3" >>"$tree/$1"
+    if said=$(check "$tree"); then
+        [ -z "$2" ] || { echo "docs: self-test: $1 was let through; expected: $2" >&2; failures=1; }
+    elif [ -z "$2" ] || [[ $said != *"$2"* ]]; then
+        echo "docs: self-test: $1: expected '$2', was told: $said" >&2
+        failures=1
+    fi
+}
+
+expect docs/DATA.md "docs/DATA.md: the link NONE.md leads to no file" '[none](NONE.md)'
+expect docs/DATA.md "TRAINING.md has no heading for #none" '[none](TRAINING.md#none)'
+expect docs/DATA.md "" '    [none](NONE.md)'
+expect docs/DATA.md '`ops/none.c` does not exist' '`ops/none.c`'
+expect docs/DATA.md "" '`a/none.c` and `src/ops/*/*.cases`'
+expect src/ops/families.h "no row for the family planted" 'X(planted)'
+expect docs/images/speed.json "123.4k is not in docs/PERFORMANCE.md" '"shown": "123.4k"' 2>/dev/null
+expect README.md 'scripts/demo has no heading "9. None"' '    9. None'
+[ $failures = 0 ] || exit 1
+echo "docs: passed"
