@@ -149,7 +149,9 @@ int main(int argc, char **argv)
         }
     }
     nbl_context *ctx;
-    if (nbl_context_create(&(nbl_context_options){.threads = threads}, &ctx) != NBL_OK) return 1;
+    if (nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = threads},
+                           &ctx) != NBL_OK)
+        return 1;
     printf("# nibble %s, commit %s, isa %s, %d of %d cores; B = 1, causal; median of %d rounds, %s time\n",
            nbl_version(), NBL_COMMIT, nbl__isa_name(nbl__isa(ctx)), nbl_threads(ctx), nbl__core_count(),
            rounds, threads == 1 ? "CPU" : "wall");

@@ -193,7 +193,8 @@ static void measure(bench *b, const layer *l, int64_t m)
 static void prepare(bench *b, const layer *l)
 {
     int64_t shape[2] = {l->out, l->in};
-    nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64, .nested = true};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4, .block = 64,
+                                .nested = true};
     nbl_quantized_sizes sizes;
     check(b->ctx, nbl_quantize_sizes(b->ctx, &how, 2, shape, &sizes));
     static nbl_quantized_parts parts;
@@ -299,7 +300,9 @@ int main(int argc, char **argv)
     }
     for (int t = 0; t < thread_count; t++) {
         b.threads = (int)threads[t];
-        if (nbl_context_create(&(nbl_context_options){.threads = b.threads}, &b.ctx) != NBL_OK) return 1;
+        if (nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = b.threads},
+                               &b.ctx) != NBL_OK)
+            return 1;
         openblas_set_num_threads(b.threads);
         if (t == 0) print_protocol(&b);
         for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {

@@ -126,8 +126,8 @@ static nbl_weight weight_of(bench *b, kind k, nbl_dtype dtype, int64_t out, int6
                             .shape = {out, in},
                             .data = values(b, dtype, out * in, 0.02f, 1)};
     nbl_weight weight;
-    nbl_quantize_options how = {.format = k == INT8_FORWARD ? NBL_FORMAT_INT8 : NBL_FORMAT_NF4,
-                                .block = 64,
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options),
+                                .format = k == INT8_FORWARD ? NBL_FORMAT_INT8 : NBL_FORMAT_NF4, .block = 64,
                                 .nested = k != INT8_FORWARD};
     nbl_quantized_sizes sizes;
     check(b, nbl_quantize_sizes(b->ctx, &how, 2, shape, &sizes));
@@ -259,7 +259,8 @@ int main(int argc, char **argv)
                 "usage: nibble-bench-ops --shapes FILE [--threads N] [--only TEXT] [--quick] [--tsv]\n");
         return 2;
     }
-    if (nbl_context_create(&(nbl_context_options){.threads = b.threads}, &b.ctx) != NBL_OK)
+    if (nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = b.threads},
+                           &b.ctx) != NBL_OK)
         fail("no context");
     run_shapes(&b);
     nbl_context_destroy(b.ctx);

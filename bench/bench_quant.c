@@ -129,7 +129,8 @@ static double time_case(const bench *b, const bench_case *c, int level, const nb
     double start = now(b);
     if (c->quantize) {
         nbl_weight made;
-        nbl_quantize_options how = {.format = c->format, .block = 64, .nested = c->nested};
+        nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = c->format, .block = 64,
+                                    .nested = c->nested};
         check(ctx, nbl_quantize(ctx, &how, c->dtype, 2, b->shape, b->source, &b->parts, &made));
     } else {
         check(ctx, nbl_dequantize(ctx, packed, 0, b->shape[0], c->dtype, c->transpose, b->dense));
@@ -156,7 +157,8 @@ static void run_case(const bench *b, const bench_case *c)
     nbl_context *best = b->contexts[0];
     for (int l = 1; l < LEVELS; l++)
         if (b->contexts[l]) best = b->contexts[l];
-    nbl_quantize_options how = {.format = c->format, .block = 64, .nested = c->nested};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = c->format, .block = 64,
+                                .nested = c->nested};
     check(best, nbl_quantize(best, &how, NBL_DTYPE_BF16, 2, b->shape, b->source, &b->parts, &packed));
     int64_t bytes = b->n * (int64_t)nbl__size_of(c->dtype);
     for (int round = -1; round < b->rounds; round++) { /* the first is not counted */
@@ -177,7 +179,9 @@ static void run_all(bench *b)
     for (int l = 0; l < LEVELS; l++) {
         if (levels[l] > nbl__isa_detect()) continue;
         setenv("NIBBLE_ISA", nbl__isa_name(levels[l]), 1);
-        if (nbl_context_create(&(nbl_context_options){.threads = b->threads}, &b->contexts[l]) != NBL_OK)
+        if (nbl_context_create(
+                &(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = b->threads},
+                &b->contexts[l]) != NBL_OK)
             exit(1);
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

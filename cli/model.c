@@ -12,10 +12,9 @@ enum { MAX_ENDS = 64 }; /* end tokens of a model; published models have fewer th
 
 nbl_status cli_model_open(const cli_call *call, nbl_context *ctx, bool plan_only, nbl_model **model)
 {
-    nbl_model_options options = {.dtype = cli_get(call, "dtype")->text,
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = cli_get(call, "dtype")->text,
                                  .load = cli_get(call, "load")->text,
-                                 .adapter = cli_get(call, "adapter")->text,
-                                 .plan_only = plan_only};
+                                 .adapter = cli_get(call, "adapter")->text, .plan_only = plan_only};
     return nbl_model_open(ctx, call->arguments[0], &options, model);
 }
 
@@ -83,7 +82,8 @@ nbl_status cli_ends_read(const cli_call *call, nbl_context *ctx, nbl_model *mode
 
 nbl_generate_options cli_sampling(const cli_call *call, const cli_ends *ends)
 {
-    return (nbl_generate_options){.max_tokens = cli_get(call, "max-tokens")->integer,
+    return (nbl_generate_options){NBL_OPTIONS(nbl_generate_options),
+                                  .max_tokens = cli_get(call, "max-tokens")->integer,
                                   .temperature = (float)cli_get(call, "temperature")->number,
                                   .top_k = cli_get(call, "top-k")->integer,
                                   .top_p = (float)cli_get(call, "top-p")->number,

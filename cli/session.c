@@ -239,11 +239,8 @@ nbl_context *cli_context(const cli_call *call, int *status)
 {
     cli_progress_start(&progress, call);
     nbl_context_options options = {
-        .threads = call->threads,
-        .log = on_log,
-        .log_user = &progress,
-        .progress = on_progress,
-        .progress_user = &progress,
+        NBL_OPTIONS(nbl_context_options), .threads = call->threads,   .log = on_log, .log_user = &progress,
+        .progress = on_progress,          .progress_user = &progress,
     };
     nbl_context *ctx;
     nbl_status code = nbl_context_create(&options, &ctx);

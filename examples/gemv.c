@@ -30,7 +30,7 @@ static int measure(nbl_context *ctx, nbl_format format, const float *dense, floa
                    const double *exact)
 {
     int64_t shape[] = {OUT, IN};
-    nbl_quantize_options how = {.format = format, .block = 64};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = format, .block = 64};
     nbl_quantized_sizes sizes = {.data = sizeof(float) * OUT * IN};
     nbl_weight w = {
         .format = NBL_FORMAT_DENSE, .dtype = NBL_DTYPE_F32, .rank = 2, .shape = {OUT, IN}, .data = dense};
@@ -67,7 +67,7 @@ static int measure(nbl_context *ctx, nbl_format format, const float *dense, floa
 
 int main(int argc, char **argv)
 {
-    nbl_context_options options = {.threads = argc > 1 ? atoi(argv[1]) : 1};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = argc > 1 ? atoi(argv[1]) : 1};
     nbl_context *ctx;
     if (nbl_context_create(&options, &ctx) != NBL_OK) return 1;
     float *dense = malloc(sizeof(float) * OUT * IN), x[IN], gain[IN], normed[IN];

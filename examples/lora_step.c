@@ -37,7 +37,7 @@ int main(void)
     /* The frozen weight in 4 bits. */
     static float dense[OUT * IN];
     fill(dense, OUT * IN, 0.06f);
-    nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4, .block = 64};
     nbl_quantized_sizes sizes;
     nbl_weight w;
     int64_t shape[] = {OUT, IN};

@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static inline nbl_context *fuzz_context(void)
 {
     static nbl_context *ctx;
-    nbl_context_options options = {.threads = 1};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1};
     if (ctx == NULL && nbl_context_create(&options, &ctx) != NBL_OK) abort();
     return ctx;
 }

@@ -81,10 +81,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     write_file("config.json", config, strlen(config));
     write_file("model.safetensors", data + 1, size - 1);
 
-    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_F32};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_F32};
     if (nbl_checkpoint_dequantize(ctx, at("in"), at("plain"), &plain, NULL) == NBL_OK)
         must_equal(ctx, at("in"), at("plain"));
-    nbl_quantize_options how = {.format = (nbl_format)(NBL_FORMAT_NF4 + choice / 4 % 4),
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options),
+                                .format = (nbl_format)(NBL_FORMAT_NF4 + choice / 4 % 4),
                                 .block = 32 << choice / 16 % 8};
     how.nested = (how.format == NBL_FORMAT_NF4 || how.format == NBL_FORMAT_FP4) && choice / 128;
     how.shard_size = 100;

@@ -128,7 +128,7 @@ static void compute(nbl_model *model)
     nbl_ids ids = {tokens, 3};
     float *logits = values;
     nbl_generated result = {.ids = {room, 0}};
-    nbl_generate_options how = {.max_tokens = 2};
+    nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 2};
     if (nbl_model_make_plan(model, 8, 1, 1 << 20, &plan) != NBL_OK) return;
     MUST(nbl_model_vocabulary(model) == VOCABULARY); /* its tensors were checked */
     MUST(plan.total_bytes < 1 << 20);

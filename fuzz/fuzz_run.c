@@ -37,8 +37,8 @@ static bool is_small(nbl_run *run)
 
 static void use_result(nbl_context *ctx)
 {
-    nbl_model_options how = {.adapter = run_path("out")};
-    nbl_generate_options generate = {.max_tokens = 2};
+    nbl_model_options how = {NBL_OPTIONS(nbl_model_options), .adapter = run_path("out")};
+    nbl_generate_options generate = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 2};
     int32_t prompt[2] = {258, 'a'}, room[2];
     nbl_ids ids = {prompt, 2};
     nbl_generated result = {.ids = {room, 0}};
@@ -57,7 +57,8 @@ static void use_result(nbl_context *ctx)
 static void train(nbl_context *ctx, const char *const *overrides, int64_t count, int choice)
 {
     nbl_run *run;
-    nbl_train_options how = {.event = stop_soon, .samples = choice & 8 ? 1 : -1, .resume = choice & 1};
+    nbl_train_options how = {NBL_OPTIONS(nbl_train_options), .event = stop_soon,
+                             .samples = choice & 8 ? 1 : -1, .resume = choice & 1};
     nbl_data_summary summary;
     nbl_preview preview;
     nbl_status status = nbl_run_open(ctx, run_path("run.yml"), overrides, count, &run);
@@ -77,7 +78,7 @@ static void make_valid_run(nbl_context *ctx)
 {
     char output[256];
     nbl_run *run;
-    nbl_train_options how = {.samples = -1};
+    nbl_train_options how = {NBL_OPTIONS(nbl_train_options), .samples = -1};
     run_make_root();
     run_keep_inputs(ctx);
     run_restore();

@@ -84,6 +84,27 @@ NBL_API const char *nbl_status_text(nbl_status status);
 
 /* ---- 2. The context ------------------------------------------------------ */
 
+/* Options. Every options struct begins with `struct_size`: its size as the
+ * caller was compiled. Zero is the default of every other field. Later versions
+ * add fields at the end, so a program and a library of different versions work
+ * together. A struct_size of 0, and a newer field that is set but that this
+ * library does not know, are an NBL_ERROR_ARGUMENT.
+ *
+ *     nbl_train_options how = {NBL_OPTIONS(nbl_train_options), .samples = 3};
+ */
+#define NBL_OPTIONS(type) .struct_size = sizeof(type)
+
+/* The same as a statement, for C++ before C++20:
+ *
+ *     nbl_train_options how;
+ *     NBL_OPTIONS_INIT(how);
+ *     how.samples = 3;
+ */
+#define NBL_OPTIONS_INIT(options) nbl_options_init(&(options), sizeof(options))
+/* Sets `size` bytes at `options` to zero, and the first field to `size`. For
+ * bindings, which have no macros. */
+NBL_API void nbl_options_init(void *options, size_t size);
+
 typedef struct nbl_context nbl_context;
 
 /* Memory comes from here. `alloc` returns memory aligned to `align` (a power
@@ -118,6 +139,7 @@ typedef int (*nbl_progress_fn)(void *user, const nbl_progress *progress);
 
 /* All fields may be zero. */
 typedef struct nbl_context_options {
+    size_t struct_size;
     int threads;             /* 0: all cores this process may use; <= 1024 */
     nbl_allocator allocator; /* zero: malloc */
     nbl_log_fn log;          /* NULL: silence */
@@ -253,6 +275,7 @@ NBL_API nbl_status nbl_dequantize(nbl_context *ctx, const nbl_weight *weight,
                                   nbl_dtype dtype, int transpose, void *out);
 
 typedef struct nbl_quantize_options {
+    size_t struct_size;
     nbl_format format; /* nf4, fp4, int8 or mxfp4 */
     int64_t block;     /* nf4, fp4: 32 ... 4096, power of two; 0: 64 */
     int nested;        /* nf4, fp4: quantise the scales as well, each to the
@@ -386,6 +409,7 @@ NBL_API nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in,
                                            nbl_convert_report *report);
 
 typedef struct nbl_dequantize_options {
+    size_t struct_size;
     nbl_dtype dtype;     /* of the decoded weights: f32, f16 or bf16 */
     uint64_t shard_size; /* 0: 5 GB */
 } nbl_dequantize_options;
@@ -780,6 +804,7 @@ NBL_API void nbl_rendering_free(nbl_rendering *rendering); /* NULL: nothing */
 typedef struct nbl_model nbl_model;
 
 typedef struct nbl_model_options {
+    size_t struct_size;
     const char *dtype; /* of the computation: "f32", "f16", "bf16"; NULL: the
                             checkpoint's own */
     const char *load;  /* convert the linear layers on arrival: "nf4", "fp4",
@@ -853,6 +878,7 @@ NBL_API nbl_status nbl_result_check(nbl_context *ctx, const char *path,
 
 /* How text is written. All zero but max_tokens: the likeliest token each time. */
 typedef struct nbl_generate_options {
+    size_t struct_size;
     int64_t max_tokens;       /* per sequence, 1 ... 2^24 */
     float temperature;        /* 0: the likeliest token */
     int64_t top_k;            /* 0: all */
@@ -1087,6 +1113,7 @@ typedef struct nbl_train_event {
 } nbl_train_event;
 
 typedef struct nbl_train_options {
+    size_t struct_size;
     int resume; /* go on from the newest whole checkpoint of output_dir, if any */
     /* Called from the calling thread; a value other than 0 ends the run after
      * the step, saved: nbl_run_train then returns NBL_ERROR_CANCELLED. What it
@@ -1127,6 +1154,7 @@ NBL_API nbl_status nbl_run_train(nbl_run *run, const nbl_train_options *options,
  * renamed: they appear complete or not at all.
  */
 typedef struct nbl_merge_options {
+    size_t struct_size;
     const char *dtype;    /* of all weights: "f32", "f16" or "bf16"; NULL: the
                             one that config.json names, else bf16 */
     int verify;           /* compute logits of the result and of the base with
@@ -1158,6 +1186,7 @@ NBL_API nbl_status nbl_merge(nbl_context *ctx, const char *base,
                              nbl_merge_report *report);
 
 typedef struct nbl_export_options {
+    size_t struct_size;
     const char *type;    /* of the matrices: "f32", "f16", "bf16", "q8_0" or
                             "q4_0"; vectors are f32. NULL: see adapter */
     const char *adapter; /* a folder as PEFT saves it, or NULL. With a type: it
@@ -1262,6 +1291,7 @@ typedef struct nbl_evaluation {
 } nbl_evaluation;
 
 typedef struct nbl_evaluate_options {
+    size_t struct_size;
     /* Called after every pass with the tokens done and in all, from the calling
      * thread; anything but 0 stops with NBL_ERROR_CANCELLED. Or NULL. */
     int (*progress)(void *user, int64_t done, int64_t total);

@@ -15,7 +15,8 @@ static inline void each_allocation_fails(faulty_job job, int number, const char 
 {
     for (int64_t n = 2;; n++) {
         nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
         nbl_status status = job(ctx, number);

@@ -20,7 +20,7 @@
 /* On the device that NIBBLE_TEST_DEVICE names, if it does; where there is none, the program is skipped. */
 static inline nbl_context *new_context_with(int threads)
 {
-    nbl_context_options options = {.threads = threads};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = threads};
     nbl_context *ctx;
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     const char *device = getenv("NIBBLE_TEST_DEVICE");

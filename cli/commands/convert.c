@@ -94,6 +94,7 @@ static nbl_status quantize(nbl_context *ctx, const cli_call *call, nbl_convert_r
     nbl_format format = format_of(call);
     bool four_bit = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
     nbl_quantize_options how = {
+        NBL_OPTIONS(nbl_quantize_options),
         .format = format,
         .block = four_bit ? cli_get(call, "block")->integer : 0,
         .nested = cli_get(call, "double")->given,
@@ -191,6 +192,7 @@ const cli_command cli_quantize = {
 static nbl_status dequantize(nbl_context *ctx, const cli_call *call, nbl_convert_report *report)
 {
     nbl_dequantize_options how = {
+        NBL_OPTIONS(nbl_dequantize_options),
         .dtype = dtype_of(call, "dtype"),
         .shard_size = cli_get(call, "shard-size")->size,
     };

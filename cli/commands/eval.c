@@ -176,7 +176,8 @@ static nbl_status evaluate(const texts *t, nbl_context *ctx, nbl_model *model, n
     c->chats = t->chats;
     c->answers = r.answers;
     if (code == NBL_OK) fit(&r, ids, labels, c);
-    nbl_evaluate_options options = {.progress = on_progress, .labels = r.answers ? labels : NULL};
+    nbl_evaluate_options options = {NBL_OPTIONS(nbl_evaluate_options), .progress = on_progress,
+                                    .labels = r.answers ? labels : NULL};
     if (code == NBL_OK && c->sequences)
         code = nbl_model_evaluate(model, ids, c->sequences, &options, &c->found);
     for (int64_t i = 0; i < r.count; i++) {

@@ -34,7 +34,7 @@ static void print_summary(const cli_call *call, const nbl_export_report *report,
 static int run_export(cli_call *call)
 {
     int status;
-    nbl_export_options how = {.type = cli_get(call, "type")->text,
+    nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = cli_get(call, "type")->text,
                               .adapter = cli_get(call, "adapter")->text,
                               .ollama = cli_get(call, "ollama")->given};
     if (how.type == NULL && how.adapter == NULL)

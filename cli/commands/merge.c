@@ -47,7 +47,7 @@ static int run_merge(cli_call *call)
     int status;
     nbl_context *ctx = cli_context(call, &status);
     if (ctx == NULL) return status;
-    nbl_merge_options how = {.dtype = cli_get(call, "dtype")->text,
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = cli_get(call, "dtype")->text,
                              .verify = cli_get(call, "verify")->given,
                              .shard_size = cli_get(call, "shard-size")->size,
                              .allow_non_finite = cli_get(call, "allow-non-finite")->given};

@@ -194,7 +194,8 @@ static int run(cli_call *call)
     nbl_run *r = NULL;
     nbl_train_summary summary;
     const cli_value *samples = cli_get(call, "samples");
-    nbl_train_options options = {.resume = cli_get(call, "resume")->given, .event = on_event, .user = &w};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .resume = cli_get(call, "resume")->given,
+                                 .event = on_event, .user = &w};
     options.allow_changes = cli_get(call, "allow-changes")->given;
     if (samples->given) options.samples = samples->integer > 0 ? (int)samples->integer : -1;
     cli_work_begin("");

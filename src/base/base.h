@@ -65,6 +65,17 @@ __attribute__((format(printf, 3, 4))) nbl_status nbl__hint(nbl_context *ctx, nbl
 __attribute__((format(printf, 3, 4))) void nbl__log(nbl_context *ctx, nbl_log_level level, const char *format,
                                                     ...);
 
+/* ---- options of callers ---- */
+
+/* Copies the options struct `given` of a caller into *options, both of the named type. Fields that
+ * the caller's version did not have, and all of them if `given` is NULL, are zero. A struct_size that
+ * is wrong and fields that this version does not know are an NBL_ERROR_ARGUMENT. */
+#define NBL_OPTIONS_READ(ctx, type, given, options)                                                          \
+    nbl__options_read((ctx), #type, (const type *)(given), (type *)(options), sizeof(type))
+/* `ctx` NULL: the status without a message. `known`: the size in this version. */
+nbl_status nbl__options_read(nbl_context *ctx, const char *type, const void *given, void *options,
+                             size_t known);
+
 /* ---- memory ---- */
 
 /* Zeroed memory, aligned to 64 bytes. Returns NULL and records a failure if there is none. Size

@@ -75,15 +75,15 @@ const char *nbl_status_text(nbl_status status)
 
 /* ---- life ---- */
 
-nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **result)
+nbl_status nbl_context_create(const nbl_context_options *given, nbl_context **result)
 {
-    static const nbl_context_options none;
     if (result == NULL) return NBL_ERROR_ARGUMENT;
     *result = NULL;
-    if (options == NULL) options = &none;
-    /* Copy the options; zero fields get their defaults. */
-    nbl_allocator allocator = options->allocator.alloc ? options->allocator : nbl__system_allocator();
-    if (options->threads < 0 || options->threads > NBL_MAX_THREADS || !allocator.free)
+    nbl_context_options options;
+    NBL_TRY(NBL_OPTIONS_READ(NULL, nbl_context_options, given, &options));
+    /* Zero fields get their defaults. */
+    nbl_allocator allocator = options.allocator.alloc ? options.allocator : nbl__system_allocator();
+    if (options.threads < 0 || options.threads > NBL_MAX_THREADS || !allocator.free)
         return NBL_ERROR_ARGUMENT;
     nbl_isa isa;
     if (!nbl__isa_choose(getenv("NIBBLE_ISA"), nbl__isa_detect(), &isa)) return NBL_ERROR_ARGUMENT;
@@ -91,7 +91,7 @@ nbl_status nbl_context_create(const nbl_context_options *options, nbl_context **
     nbl_context *ctx = allocator.alloc(allocator.user, sizeof *ctx, 64);
     if (ctx == NULL) return NBL_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
-    ctx->options = *options;
+    ctx->options = options;
     ctx->options.allocator = allocator;
     if (ctx->options.threads == 0)
         ctx->options.threads = (int)nbl__min_i64(nbl__core_count(), NBL_MAX_THREADS);

@@ -80,16 +80,18 @@ static nbl_status run(nbl__conversion *v, const char *in, const char *out,
 }
 
 nbl_status nbl_checkpoint_dequantize(nbl_context *ctx, const char *in, const char *out,
-                                     const nbl_dequantize_options *options, nbl_convert_report *report)
+                                     const nbl_dequantize_options *given, nbl_convert_report *report)
 {
-    NBL_CHECK(ctx, in && out && options, NBL_ERROR_ARGUMENT,
+    NBL_CHECK(ctx, in && out && given, NBL_ERROR_ARGUMENT,
               "checkpoint_dequantize: in, out or options is NULL");
-    NBL_CHECK(ctx, nbl__is_compute(options->dtype), NBL_ERROR_ARGUMENT,
-              "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options->dtype));
+    nbl_dequantize_options options;
+    NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_dequantize_options, given, &options));
+    NBL_CHECK(ctx, nbl__is_compute(options.dtype), NBL_ERROR_ARGUMENT,
+              "dtype %s: weights are dequantised to f32, f16 or bf16", nbl_dtype_name(options.dtype));
     nbl__conversion v;
     nbl_status status = nbl__conversion_open(ctx, in, &v);
     v.allow_non_finite = true; /* the packed file has these values already, so they are only a warning */
-    if (status == NBL_OK) status = run(&v, in, out, options);
+    if (status == NBL_OK) status = run(&v, in, out, &options);
     if (report) *report = v.report;
     nbl__conversion_close(&v);
     return status;

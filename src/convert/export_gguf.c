@@ -360,17 +360,19 @@ static nbl_status check_targets(nbl__export *e, const char **path)
     return NBL_OK;
 }
 
-nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, const nbl_export_options *options,
+nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, const nbl_export_options *given,
                       nbl_export_report *report)
 {
-    NBL_CHECK(ctx, model && out && options, NBL_ERROR_ARGUMENT, "export: model, out or options is NULL");
-    NBL_CHECK(ctx, options->type || options->adapter, NBL_ERROR_ARGUMENT,
+    NBL_CHECK(ctx, model && out && given, NBL_ERROR_ARGUMENT, "export: model, out or options is NULL");
+    nbl_export_options options;
+    NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_export_options, given, &options));
+    NBL_CHECK(ctx, options.type || options.adapter, NBL_ERROR_ARGUMENT,
               "export: neither a type nor an adapter");
     const struct type_row *type = NULL;
-    for (size_t i = 0; options->type && i < sizeof types / sizeof *types; i++)
-        if (strcmp(types[i].name, options->type) == 0) type = &types[i];
-    NBL_CHECK(ctx, type || !options->type, NBL_ERROR_ARGUMENT,
-              "the type \"%s\" is not one of f32, f16, bf16, q8_0 and q4_0", options->type);
+    for (size_t i = 0; options.type && i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, options.type) == 0) type = &types[i];
+    NBL_CHECK(ctx, type || !options.type, NBL_ERROR_ARGUMENT,
+              "the type \"%s\" is not one of f32, f16, bf16, q8_0 and q4_0", options.type);
     nbl__export *e;
     const char *modelfile;
     NBL_TRY(NBL_ALLOC(ctx, e, 1));
@@ -378,7 +380,7 @@ nbl_status nbl_export(nbl_context *ctx, const char *model, const char *out, cons
     e->arena = nbl__arena_make(ctx);
     e->folder = model;
     e->out = out;
-    e->options = options;
+    e->options = &options;
     nbl__gguf_writer_open(ctx, &e->writer);
     nbl_status status = check_targets(e, &modelfile);
     if (status == NBL_OK) status = run(e, type, modelfile);

@@ -243,7 +243,8 @@ nbl_status nbl_checkpoint_quantize(nbl_context *ctx, const char *in, const char 
                                    const nbl_quantize_options *given, nbl_convert_report *report)
 {
     NBL_CHECK(ctx, in && out && given, NBL_ERROR_ARGUMENT, "checkpoint_quantize: in, out or options is NULL");
-    nbl_quantize_options options = *given;
+    nbl_quantize_options options;
+    NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_quantize_options, given, &options));
     if (options.block == 0) options.block = 64;
     NBL_TRY(check_options(ctx, &options));
     plan p = {0};

@@ -54,7 +54,9 @@ static void make_sequences(verification *v, int64_t positions)
 static nbl_status compute(verification *v, const char *path, const char *adapter, float **logits)
 {
     nbl_model *model;
-    NBL_TRY(nbl_model_open(v->ctx, path, &(nbl_model_options){.dtype = "f32", .adapter = adapter}, &model));
+    NBL_TRY(nbl_model_open(
+        v->ctx, path,
+        &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .dtype = "f32", .adapter = adapter}, &model));
     model->dequantized = true;
     if (v->vocabulary == 0) {
         v->vocabulary = model->decoder.vocabulary;
@@ -132,17 +134,17 @@ nbl_status nbl_merge(nbl_context *ctx, const char *base, const char *adapter, co
                      const nbl_merge_options *given, nbl_merge_report *report)
 {
     NBL_CHECK(ctx, base && adapter && out, NBL_ERROR_ARGUMENT, "merge: base, adapter or out is NULL");
-    static const nbl_merge_options none;
-    const nbl_merge_options *options = given ? given : &none;
+    nbl_merge_options options;
+    NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_merge_options, given, &options));
     nbl_merge_report own = {0};
     verification v = {.ctx = ctx, .base = base, .adapter = adapter, .report = &own};
     nbl__merge_folder how = {.base = base,
                              .adapter = adapter,
                              .out = out,
-                             .dtype = options->dtype,
-                             .shard_size = options->shard_size,
-                             .allow_non_finite = options->allow_non_finite,
-                             .check = options->verify ? verify : NULL,
+                             .dtype = options.dtype,
+                             .shard_size = options.shard_size,
+                             .allow_non_finite = options.allow_non_finite,
+                             .check = options.verify ? verify : NULL,
                              .user = &v,
                              .chosen = &v.dtype};
     nbl__arena arena = nbl__arena_make(ctx);

@@ -155,19 +155,21 @@ static nbl_status run_all(evaluation *e, const nbl_ids *sequences, int64_t count
         }
         NBL_TRY(run_pass(e, sequences, first, taken, sum));
         done += tokens;
-        if (options && options->progress && options->progress(options->user, done, total))
+        if (options->progress && options->progress(options->user, done, total))
             return nbl__fail(e->model->ctx, NBL_ERROR_CANCELLED, "stopped");
     }
     return NBL_OK;
 }
 
 nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t count,
-                              const nbl_evaluate_options *options, nbl_evaluation *result)
+                              const nbl_evaluate_options *given, nbl_evaluation *result)
 {
     NBL_CHECK(m->ctx, result, NBL_ERROR_ARGUMENT, "nbl_model_evaluate: a NULL argument");
     *result = (nbl_evaluation){0};
+    nbl_evaluate_options options;
+    NBL_TRY(NBL_OPTIONS_READ(m->ctx, nbl_evaluate_options, given, &options));
     NBL_TRY(nbl__check_sequences(m, sequences, count));
-    const nbl_ids *labels = options ? options->labels : NULL;
+    const nbl_ids *labels = options.labels;
     if (labels) NBL_TRY(nbl__check_labels(m, sequences, labels, count));
     int64_t total = 0, longest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -179,7 +181,7 @@ nbl_status nbl_model_evaluate(nbl_model *m, const nbl_ids *sequences, int64_t co
     nbl__arena arena = nbl__arena_make(m->ctx);
     evaluation e = {.model = m, .labels = labels};
     nbl_status status = open_sessions(&e, &arena, room, nbl__min_i64(count, PACKED_SEQUENCES));
-    if (status == NBL_OK) status = run_all(&e, sequences, count, options, room, total, result);
+    if (status == NBL_OK) status = run_all(&e, sequences, count, &options, room, total, result);
     if (e.head.model) nbl__session_close(&e.head);
     if (e.body.model) nbl__session_close(&e.body);
     nbl__arena_free(&arena);

@@ -338,12 +338,14 @@ uint64_t nbl__generation_bytes(const nbl_model *m, int64_t count)
 }
 
 nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t count,
-                              const nbl_generate_options *options, nbl_generated *results)
+                              const nbl_generate_options *given, nbl_generated *results)
 {
-    NBL_CHECK(m->ctx, options && results, NBL_ERROR_ARGUMENT, "generate: NULL argument");
+    NBL_CHECK(m->ctx, given && results, NBL_ERROR_ARGUMENT, "generate: NULL argument");
+    nbl_generate_options options;
+    NBL_TRY(NBL_OPTIONS_READ(m->ctx, nbl_generate_options, given, &options));
     NBL_CHECK(m->ctx, prompts && count >= 1, NBL_ERROR_FORMAT, "generate: no prompts");
-    NBL_CHECK(m->ctx, options->max_tokens >= 1 && options->max_tokens <= 1 << 24, NBL_ERROR_ARGUMENT,
-              "generate: max_tokens is %" PRId64, options->max_tokens);
+    NBL_CHECK(m->ctx, options.max_tokens >= 1 && options.max_tokens <= 1 << 24, NBL_ERROR_ARGUMENT,
+              "generate: max_tokens is %" PRId64, options.max_tokens);
     for (int64_t i = 0; i < count; i++) {
         NBL_CHECK(m->ctx, prompts[i].count >= 1, NBL_ERROR_FORMAT, "generate: prompt %" PRId64 " is empty",
                   i);
@@ -356,7 +358,7 @@ nbl_status nbl_model_generate(nbl_model *m, const nbl_ids *prompts, int64_t coun
         results[i].stopped = 0;
     }
     nbl__arena arena = nbl__arena_make(m->ctx);
-    writer w = {.model = m, .how = options, .prompts = prompts, .count = count, .results = results};
+    writer w = {.model = m, .how = &options, .prompts = prompts, .count = count, .results = results};
     w.length = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.length);
     w.active = nbl__arena_alloc(&arena, (size_t)count * sizeof *w.active);
     w.logits = nbl__arena_alloc(&arena, (size_t)(count * m->decoder.vocabulary) * sizeof *w.logits);

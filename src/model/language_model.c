@@ -67,7 +67,7 @@ static nbl_status check_load_options(nbl_model *m, const nbl_model_options *opti
               "there is no storage format \"%s\"", options->load);
     bool four_bits = format == NBL_FORMAT_NF4 || format == NBL_FORMAT_FP4;
     *load = (load_options){.converts = options->load != NULL,
-                           .how = {.format = format,
+                           .how = {NBL_OPTIONS(nbl_quantize_options), .format = format,
                                    .block = format == NBL_FORMAT_MXFP4 ? 32 : 64,
                                    .nested = four_bits && options->load_nested ? 2 : 0}};
     return NBL_OK;
@@ -372,18 +372,19 @@ static nbl_status open_model(nbl_model *m, const nbl_model_options *options)
     return nbl__model_check(m);
 }
 
-nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *options,
+nbl_status nbl_model_open(nbl_context *ctx, const char *path, const nbl_model_options *given,
                           nbl_model **result)
 {
-    static const nbl_model_options none;
     NBL_CHECK(ctx, path && result, NBL_ERROR_ARGUMENT, "model: NULL argument");
     *result = NULL;
+    nbl_model_options options;
+    NBL_TRY(NBL_OPTIONS_READ(ctx, nbl_model_options, given, &options));
     nbl_model *m;
     NBL_TRY(NBL_ALLOC(ctx, m, 1));
     m->ctx = ctx;
     m->arena = nbl__arena_make(ctx);
     m->path = nbl__arena_strdup(&m->arena, path);
-    nbl_status status = m->path ? open_model(m, options ? options : &none) : NBL_ERROR_MEMORY;
+    nbl_status status = m->path ? open_model(m, &options) : NBL_ERROR_MEMORY;
     if (status != NBL_OK) {
         nbl_model_close(m);
         return status;

@@ -20,7 +20,6 @@ static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *op
                                 const int64_t *shape, plan *p)
 {
     const char *call = "quantize";
-    NBL_CHECK(ctx, options != NULL, NBL_ERROR_ARGUMENT, "%s: options is NULL", call);
     nbl_format format = options->format;
     NBL_CHECK(ctx, format > NBL_FORMAT_DENSE && (unsigned)format <= NBL_FORMAT_MXFP4, NBL_ERROR_ARGUMENT,
               "%s: format %s; allowed are nf4, fp4, int8, mxfp4", call,
@@ -47,20 +46,36 @@ static nbl_status plan_quantize(nbl_context *ctx, const nbl_quantize_options *op
     return NBL_OK;
 }
 
-nbl_status nbl_quantize_sizes(nbl_context *ctx, const nbl_quantize_options *options, int rank,
+/* The bytes of the parts of a weight. */
+static nbl_quantized_sizes sizes_of(nbl_format format, const plan *p)
+{
+    /* MXFP4's scales are codes; with nesting the f32 scales are scratch beside their codes. */
+    bool mxfp4 = format == NBL_FORMAT_MXFP4, int8 = format == NBL_FORMAT_INT8;
+    return (nbl_quantized_sizes){
+        .data = (size_t)(int8 ? p->n : nbl__ceil_div(p->n, 2)),
+        .scales = mxfp4 ? 0 : (size_t)p->blocks * sizeof(float),
+        .scale_codes = mxfp4 || p->nested_blocks > 0 ? (size_t)p->blocks : 0,
+        .nested_scales = (size_t)p->nested_blocks * sizeof(float),
+    };
+}
+
+/* Reads the options of a caller, which may not be NULL. */
+static nbl_status read_options(nbl_context *ctx, const nbl_quantize_options *given,
+                               nbl_quantize_options *options)
+{
+    NBL_CHECK(ctx, given != NULL, NBL_ERROR_ARGUMENT, "quantize: options is NULL");
+    return NBL_OPTIONS_READ(ctx, nbl_quantize_options, given, options);
+}
+
+nbl_status nbl_quantize_sizes(nbl_context *ctx, const nbl_quantize_options *given, int rank,
                               const int64_t *shape, nbl_quantized_sizes *sizes)
 {
     plan p;
+    nbl_quantize_options options;
     NBL_CHECK(ctx, sizes != NULL, NBL_ERROR_ARGUMENT, "quantize: sizes is NULL");
-    NBL_TRY(plan_quantize(ctx, options, rank, shape, &p));
-    /* MXFP4's scales are codes; with nesting the f32 scales are scratch beside their codes. */
-    bool mxfp4 = options->format == NBL_FORMAT_MXFP4, int8 = options->format == NBL_FORMAT_INT8;
-    *sizes = (nbl_quantized_sizes){
-        .data = (size_t)(int8 ? p.n : nbl__ceil_div(p.n, 2)),
-        .scales = mxfp4 ? 0 : (size_t)p.blocks * sizeof(float),
-        .scale_codes = mxfp4 || p.nested_blocks > 0 ? (size_t)p.blocks : 0,
-        .nested_scales = (size_t)p.nested_blocks * sizeof(float),
-    };
+    NBL_TRY(read_options(ctx, given, &options));
+    NBL_TRY(plan_quantize(ctx, &options, rank, shape, &p));
+    *sizes = sizes_of(options.format, &p);
     return NBL_OK;
 }
 
@@ -170,7 +185,7 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
     encode_job job = {.isa = nbl__isa(ctx), .dtype = dtype, .values = values, .parts = parts};
     plan *p = &job.plan;
     NBL_TRY(plan_quantize(ctx, options, rank, shape, p));
-    NBL_TRY(nbl_quantize_sizes(ctx, options, rank, shape, &sizes));
+    sizes = sizes_of(options->format, p);
     job.format = options->format;
     NBL_CHECK(ctx, nbl__is_compute(dtype), NBL_ERROR_DTYPE,
               "quantize: values of %s, shape %s, to %s; allowed are f32, f16, bf16",
@@ -204,12 +219,14 @@ nbl_status nbl__quantize(nbl_context *ctx, const nbl_quantize_options *options, 
     return NBL_OK;
 }
 
-nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *options, nbl_dtype dtype, int rank,
+nbl_status nbl_quantize(nbl_context *ctx, const nbl_quantize_options *given, nbl_dtype dtype, int rank,
                         const int64_t *shape, const void *values, const nbl_quantized_parts *parts,
                         nbl_weight *weight)
 {
     int64_t non_finite, n = 1;
-    nbl_status status = nbl__quantize(ctx, options, dtype, rank, shape, values, parts, weight, &non_finite);
+    nbl_quantize_options options;
+    NBL_TRY(read_options(ctx, given, &options));
+    nbl_status status = nbl__quantize(ctx, &options, dtype, rank, shape, values, parts, weight, &non_finite);
     if (non_finite == 0) return status;
     for (int i = 0; i < rank; i++) n *= shape[i];
     nbl__log(ctx, NBL_LOG_WARNING, "quantize: %" PRId64 " of %" PRId64 " values are not finite", non_finite,

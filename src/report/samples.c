@@ -134,7 +134,8 @@ static nbl_status continue_prompt(nbl__samples *s, nbl_model *m, nbl__sample *it
 {
     int32_t ids[NBL_SAMPLE_TOKENS];
     nbl_generated made = {.ids = {.ids = ids}};
-    nbl_generate_options how = {.max_tokens = NBL_SAMPLE_TOKENS, .ends = s->ends, .end_count = s->end_count};
+    nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = NBL_SAMPLE_TOKENS,
+                                .ends = s->ends, .end_count = s->end_count};
     NBL_TRY(nbl_model_generate(m, &it->prompt, 1, &how, &made));
     return decode(s, ids, made.ids.count, after ? &it->after : &it->before);
 }

@@ -358,12 +358,13 @@ nbl_run_info nbl_run_get_info(const nbl_run *r)
                           .mergeable = nbl__run_mergeable(&r->config)};
 }
 
-nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *options, nbl_train_summary *summary)
+nbl_status nbl_run_train(nbl_run *r, const nbl_train_options *given, nbl_train_summary *summary)
 {
-    static const nbl_train_options none;
+    nbl_train_options options;
     nbl_train_summary unread;
-    loop l = {.options = options ? options : &none, .summary = summary ? summary : &unread};
+    loop l = {.options = &options, .summary = summary ? summary : &unread};
     *l.summary = (nbl_train_summary){0};
+    NBL_TRY(NBL_OPTIONS_READ(r->ctx, nbl_train_options, given, &options));
     NBL_TRY(nbl__trainer_open(r->ctx, &r->config, l.options, &l.t));
     nbl_status status = run(&l);
     nbl__trainer_close(&l.t);

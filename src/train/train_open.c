@@ -64,8 +64,9 @@ static nbl_status check_packed(nbl__trainer *t, bool *packed)
 static nbl_status open_model(nbl__trainer *t, const char *adapter, bool plan_only)
 {
     const nbl__run_config *c = t->config;
-    nbl_model_options options = {
-        .dtype = nbl_dtype_name((nbl_dtype)c->compute), .adapter = adapter, .plan_only = plan_only};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
+                                 .dtype = nbl_dtype_name((nbl_dtype)c->compute), .adapter = adapter,
+                                 .plan_only = plan_only};
     bool packed;
     NBL_TRY(nbl_model_open(t->ctx, c->base_model, &options, &t->model));
     NBL_TRY(check_packed(t, &packed));
@@ -397,7 +398,8 @@ static void release(nbl__trainer *t)
 nbl_status nbl__trainer_reopen(nbl__trainer *t)
 {
     const nbl__run_config *c = t->config;
-    nbl_model_options options = {.dtype = nbl_dtype_name((nbl_dtype)c->compute)};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
+                                 .dtype = nbl_dtype_name((nbl_dtype)c->compute)};
     release(t);
     return c->full ? nbl_model_open(t->ctx, c->output_dir, &options, &t->model)
                    : open_model(t, c->output_dir, false);

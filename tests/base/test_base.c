@@ -99,7 +99,8 @@ static void every_allocation_is_counted_and_can_fail(void **state)
     (void)state;
     nbl__counter counter = {.fail_at = 3};
     nbl_context *ctx;
-    nbl_context_options options = {.allocator = nbl__counting_allocator(&counter)};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options),
+                                   .allocator = nbl__counting_allocator(&counter)};
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     void *first = nbl__alloc(ctx, 100);
     assert_non_null(first);
@@ -199,7 +200,8 @@ static void progress_can_stop_a_team(void **state)
 {
     (void)state;
     int calls = 0;
-    nbl_context_options options = {.threads = 1, .progress = stop_at_once, .progress_user = &calls};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1, .progress = stop_at_once,
+                                   .progress_user = &calls};
     nbl_context *ctx;
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     tally *t = calloc(1, sizeof *t);

@@ -184,10 +184,11 @@ static void a_file_that_changes_is_told_before_its_values(void **state)
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     struct timespec long_ago[2] = {{1000000000, 0}, {1000000000, 0}};
     assert_int_equal(utimensat(AT_FDCWD, path, long_ago, 0), 0);
-    nbl_context_options options = {.threads = 2, .progress = spoil, .progress_user = path};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2, .progress = spoil,
+                                   .progress_user = path};
     nbl_context *ctx;
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
-    nbl_quantize_options how = {.format = NBL_FORMAT_NF4, .block = 64};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4, .block = 64};
     assert_int_equal(nbl_checkpoint_quantize(ctx, folder, in_folder(folder, "out"), &how, NULL),
                      NBL_ERROR_IO);
     assert_non_null(strstr(nbl_error_message(ctx), "changed while it was being used"));

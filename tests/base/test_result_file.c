@@ -179,7 +179,7 @@ static void weights_and_adapter_are_inputs(void **state)
         assert_int_equal(rename(path_of(&f, "marked"), inputs[i]), 0);
     }
     nbl_model *model;
-    nbl_model_options options = {.adapter = tiny.adapter};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .adapter = tiny.adapter};
     int32_t ids[] = {1, 2, 3};
     nbl_ids list = {ids, 3};
     double loss;

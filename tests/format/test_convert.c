@@ -35,7 +35,8 @@ static void clean(void)
 
 static nbl_quantize_options nf4(void)
 {
-    return (nbl_quantize_options){.format = NBL_FORMAT_NF4, .block = 64, .compute_dtype = NBL_DTYPE_BF16};
+    return (nbl_quantize_options){NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4, .block = 64,
+                                  .compute_dtype = NBL_DTYPE_BF16};
 }
 
 /* equal: 1 yes, 0 no, -1 either */
@@ -77,7 +78,7 @@ static void upstreams_folder_survives_the_way_through_16_and_32_bits(void **stat
     nbl_context *ctx = new_context();
     for (int i = 0; i < 2; i++) {
         clean();
-        nbl_dequantize_options plain = {.dtype = ways[i]};
+        nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = ways[i]};
         nbl_quantize_options options = nf4();
         assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", in_folder(temp, "plain"), &plain,
                                                  NULL));
@@ -106,8 +107,8 @@ static void mxfp4_experts_dequantize_to_transformers_own_file_and_back(void **st
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
-    nbl_quantize_options options = {.format = NBL_FORMAT_MXFP4};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_MXFP4};
     clean();
     assert_ok(ctx, nbl_checkpoint_dequantize(ctx, FOLDERS "/gpt-oss-mxfp4", in_folder(temp, "plain"), &plain,
                                              NULL));
@@ -143,9 +144,8 @@ static void any_number_of_threads_writes_the_same_files(void **state)
         for (int threads = 1; threads <= 4; threads++) {
             char name[16], file[64];
             nbl_context *ctx = new_context_with(threads);
-            nbl_quantize_options options = {.format = formats[f],
-                                            .block = 32,
-                                            .nested = formats[f] != NBL_FORMAT_INT8,
+            nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = formats[f],
+                                            .block = 32, .nested = formats[f] != NBL_FORMAT_INT8,
                                             .shard_size = 9000};
             snprintf(name, sizeof name, "out%d", threads);
             assert_ok(ctx,
@@ -179,7 +179,7 @@ static void quantising_twice_is_refused(void **state) /* HAZARDS E15 */
         assert_non_null(strstr(nbl_error_message(ctx), packed[i]));
         assert_true(nbl_error_hint(ctx)[0] != '\0');
     }
-    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
     assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &plain, NULL),
                      NBL_ERROR_UNSUPPORTED);
     assert_int_equal(entries_in(temp), 0);
@@ -192,29 +192,31 @@ static void impossible_options_are_refused(void **state)
     nbl_context *ctx = new_context();
     const char *out = in_folder(temp, "out");
     clean();
+#define SIZE NBL_OPTIONS(nbl_quantize_options)
     static const nbl_quantize_options bad[] = {
-        {.format = NBL_FORMAT_DENSE},
-        {.format = NBL_FORMAT_NF4, .block = 63},
-        {.format = NBL_FORMAT_NF4, .block = 16},
-        {.format = NBL_FORMAT_NF4, .block = 8192},
-        {.format = NBL_FORMAT_NF4, .block = -64},
-        {.format = NBL_FORMAT_INT8, .nested = 1},
-        {.format = NBL_FORMAT_NF4, .skip = "(unclosed"},
-        {.format = NBL_FORMAT_NF4, .compute_dtype = NBL_DTYPE_I8},
+        {SIZE, .format = NBL_FORMAT_DENSE},
+        {SIZE, .format = NBL_FORMAT_NF4, .block = 63},
+        {SIZE, .format = NBL_FORMAT_NF4, .block = 16},
+        {SIZE, .format = NBL_FORMAT_NF4, .block = 8192},
+        {SIZE, .format = NBL_FORMAT_NF4, .block = -64},
+        {SIZE, .format = NBL_FORMAT_INT8, .nested = 1},
+        {SIZE, .format = NBL_FORMAT_NF4, .skip = "(unclosed"},
+        {SIZE, .format = NBL_FORMAT_NF4, .compute_dtype = NBL_DTYPE_I8},
     };
+#undef SIZE
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &bad[i], NULL),
                          NBL_ERROR_ARGUMENT);
     nbl_quantize_options none = nf4();
     none.skip = ".";
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &none, NULL), NBL_ERROR_UNSUPPORTED);
-    nbl_quantize_options mx = {.format = NBL_FORMAT_MXFP4};
+    nbl_quantize_options mx = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_MXFP4};
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama", out, &mx, NULL), NBL_ERROR_UNSUPPORTED);
     nbl_quantize_options good = nf4();
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/llama/model.safetensors", out, &good, NULL),
                      NBL_ERROR_ARGUMENT);
     assert_int_equal(nbl_checkpoint_quantize(ctx, FOLDERS "/absent", out, &good, NULL), NBL_ERROR_NOT_FOUND);
-    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_I32};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_I32};
     assert_int_equal(nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4", out, &plain, NULL),
                      NBL_ERROR_ARGUMENT);
     assert_int_equal(entries_in(temp), 0);
@@ -279,7 +281,7 @@ static void experts_without_a_single_weight_are_no_accident(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_dequantize_options plain = {.dtype = NBL_DTYPE_BF16};
+    nbl_dequantize_options plain = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_BF16};
     static const char config[] =
         "{\"model_type\": \"gpt_oss\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
     static const char *const shapes[][2] = {{"[2,0,3,16]", "[2,0,3]"},
@@ -306,7 +308,7 @@ static void a_name_that_the_format_would_add_must_be_free(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_INT8};
     static const float values[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     clean();
     const char *in = make_folder(
@@ -325,7 +327,7 @@ static void a_result_that_could_not_be_read_is_never_seen(void **state)
 {
     (void)state;
     nbl_context *ctx = new_context();
-    nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_INT8};
     static const float values[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     clean(); /* a matrix of bytes beside 8-bit weights reads as one that lost its scales */
     const char *in = make_folder(
@@ -410,19 +412,20 @@ static nbl_status job_double(nbl_context *ctx)
 
 static nbl_status job_int8(nbl_context *ctx)
 {
-    nbl_quantize_options options = {.format = NBL_FORMAT_INT8};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_INT8};
     return nbl_checkpoint_quantize(ctx, FOLDERS "/llama", in_folder(temp, "out"), &options, NULL);
 }
 
 static nbl_status job_mxfp4(nbl_context *ctx)
 {
-    nbl_quantize_options options = {.format = NBL_FORMAT_MXFP4};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_MXFP4};
     return nbl_checkpoint_quantize(ctx, FOLDERS "/gpt-oss", in_folder(temp, "out"), &options, NULL);
 }
 
 static nbl_status job_dequantize(nbl_context *ctx)
 {
-    nbl_dequantize_options options = {.dtype = NBL_DTYPE_F16, .shard_size = 12000};
+    nbl_dequantize_options options = {NBL_OPTIONS(nbl_dequantize_options), .dtype = NBL_DTYPE_F16,
+                                      .shard_size = 12000};
     return nbl_checkpoint_dequantize(ctx, FOLDERS "/llama-nf4-nested", in_folder(temp, "out"), &options,
                                      NULL);
 }
@@ -451,7 +454,7 @@ static void the_nth_allocation_fails_and_nothing_is_left(void **state)
     for (int j = 0; j < JOBS; j++) {
         for (int64_t n = 2;; n++) { /* the first is the context itself */
             nbl__counter counter = {.fail_at = n};
-            nbl_context_options options = {.threads = n % 2 ? 1 : 2,
+            nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = n % 2 ? 1 : 2,
                                            .allocator = nbl__counting_allocator(&counter)};
             nbl_context *ctx;
             clean();
@@ -504,7 +507,8 @@ static void a_stop_at_any_moment_leaves_nothing(void **state)
     for (int j = 0; j < JOBS; j++) {
         for (int patience = 0;; patience++) {
             int left = patience;
-            nbl_context_options options = {.threads = 2, .progress = stop_after, .progress_user = &left};
+            nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2,
+                                           .progress = stop_after, .progress_user = &left};
             nbl_context *ctx;
             clean();
             assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);

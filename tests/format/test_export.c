@@ -95,7 +95,8 @@ static void make_model(const char *base, const char *tokenizer)
 static nbl_status export_as(nbl_context *ctx, const char *type, const char *adapter, int ollama,
                             nbl_export_report *report)
 {
-    nbl_export_options how = {.type = type, .adapter = adapter, .ollama = ollama};
+    nbl_export_options how = {NBL_OPTIONS(nbl_export_options), .type = type, .adapter = adapter,
+                              .ollama = ollama};
     return nbl_export(ctx, in_folder(temp, "model"), in_folder(temp, "out.gguf"), &how, report);
 }
 
@@ -143,7 +144,8 @@ static void assert_same_logits(nbl_context *ctx, const char *a, const char *adap
     float logits[2][8 * TOKENS], *at[2] = {logits[0], logits[1]};
     for (int i = 0; i < 2; i++) {
         nbl_model *model;
-        nbl_model_options how = {.dtype = "f32", .adapter = i ? NULL : adapter};
+        nbl_model_options how = {NBL_OPTIONS(nbl_model_options), .dtype = "f32",
+                                 .adapter = i ? NULL : adapter};
         assert_ok(ctx, nbl_model_open(ctx, i ? b : a, &how, &model));
         assert_ok(ctx, nbl_model_logits(model, &sequence, 1, &at[i]));
         nbl_model_close(model);

@@ -374,7 +374,8 @@ static void json_takes_memory_in_proportion_to_its_values(void **state)
     for (int i = 0; i < PAIRS; i++) at += sprintf(at, i ? ",[0]" : "[0]");
     at += sprintf(at, "]}");
     nbl__counter counter = {0};
-    nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                   .allocator = nbl__counting_allocator(&counter)};
     nbl_context *own;
     assert_int_equal(nbl_context_create(&options, &own), NBL_OK);
     nbl__arena arena = nbl__arena_make(own);

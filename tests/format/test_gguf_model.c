@@ -339,7 +339,8 @@ static void memory_that_runs_out_is_told_and_none_is_lost(void **state)
     build_model(&b, "gemma3");
     for (int64_t n = 1;; n++) {
         nbl__counter counter = {0};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         uint8_t *file;
         nbl__gguf_model *model;

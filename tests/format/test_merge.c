@@ -75,7 +75,7 @@ static void merge_into(nbl_context *ctx, const char *base, int with, const char 
 {
     clean();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), with, a));
-    nbl_merge_options how = {.dtype = dtype, .verify = 1};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = dtype, .verify = 1};
     assert_ok(ctx, nbl_merge(ctx, base, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, report));
     assert_int_equal(report->verified, 1);
     assert_true(report->relative_deviation <= report->allowed_deviation);
@@ -168,7 +168,7 @@ static void an_adapter_of_a_tied_head_gives_the_model_a_head_of_its_own(void **s
     clean();
     make_tied();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), WITH_HEAD_LORA, &a));
-    nbl_merge_options how = {.dtype = "f32", .verify = 1};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = "f32", .verify = 1};
     assert_ok(ctx, nbl_merge(ctx, in_folder(temp, "tied"), in_folder(temp, "adapter"), in_folder(temp, "out"),
                              &how, &report));
     float *embedding = read_weight(ctx, LLAMA, "model.embed_tokens.weight", shape),
@@ -195,7 +195,7 @@ static void a_result_that_its_dtype_cannot_hold_is_found_out_and_removed(void **
     small_adapter a;
     clean();
     assert_ok(ctx, write_adapter(ctx, in_folder(temp, "adapter"), HUGE, &a));
-    nbl_merge_options how = {.dtype = "f16"};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .dtype = "f16"};
     for (how.verify = 0; how.verify < 2; how.verify++) {
         assert_int_equal(
             nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
@@ -203,8 +203,8 @@ static void a_result_that_its_dtype_cannot_hold_is_found_out_and_removed(void **
         assert_non_null(strstr(nbl_error_message(ctx), "the first has index"));
         assert_int_equal(entries_in(temp), 1);
     }
-    how = (nbl_merge_options){
-        .dtype = "f16", .verify = 1, .allow_non_finite = 1}; /* logits are judged still */
+    how = (nbl_merge_options){NBL_OPTIONS(nbl_merge_options), .dtype = "f16", .verify = 1,
+                              .allow_non_finite = 1}; /* logits are judged still */
     assert_int_equal(nbl_merge(ctx, LLAMA, in_folder(temp, "adapter"), in_folder(temp, "out"), &how, NULL),
                      NBL_ERROR_DTYPE);
     assert_non_null(strstr(nbl_error_message(ctx), "logits"));
@@ -236,7 +236,7 @@ static void an_adapter_of_another_model_and_a_target_that_exists_are_refused(voi
 static nbl_status job(nbl_context *ctx, int number)
 {
     (void)number;
-    nbl_merge_options how = {.verify = 1, .shard_size = 20000};
+    nbl_merge_options how = {NBL_OPTIONS(nbl_merge_options), .verify = 1, .shard_size = 20000};
     return nbl_merge(ctx, LLAMA "-nf4-nested", in_folder(temp, "adapter"), in_folder(temp, "out"), &how,
                      NULL);
 }

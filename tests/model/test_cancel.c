@@ -19,7 +19,8 @@ static int on_progress(void *user, const nbl_progress *now)
 
 static nbl_context *context_of(caller *c)
 {
-    nbl_context_options options = {.threads = 2, .progress = on_progress, .progress_user = c};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2, .progress = on_progress,
+                                   .progress_user = c};
     nbl_context *ctx;
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     return ctx;
@@ -48,7 +49,9 @@ static void a_model_stops_between_two_operators(void **state)
     assert_stopped(&c, nbl_model_logits(model, &sequence, 1, &logits));
     c.at = "computing";
     assert_stopped(
-        &c, nbl_model_generate(model, &sequence, 1, &(nbl_generate_options){.max_tokens = 8}, &result));
+        &c, nbl_model_generate(model, &sequence, 1,
+                               &(nbl_generate_options){NBL_OPTIONS(nbl_generate_options), .max_tokens = 8},
+                               &result));
     c.at = "computing";
     assert_stopped(&c, nbl_model_evaluate(model, &sequence, 1, NULL, &sum));
     c.at = "model.norm.weight"; /* filled in */
@@ -65,7 +68,9 @@ static void loading_stops_between_two_weights(void **state)
     caller c = {.at = "model.layers.2.mlp.up_proj.weight"};
     nbl_context *ctx = context_of(&c);
     nbl_model *model;
-    assert_stopped(&c, nbl_model_open(ctx, MODEL, &(nbl_model_options){.load = "nf4"}, &model));
+    assert_stopped(&c, nbl_model_open(ctx, MODEL,
+                                      &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .load = "nf4"},
+                                      &model));
     assert_null(model);
     nbl_context_destroy(ctx);
 }

@@ -113,9 +113,11 @@ static void two_streams_and_replays_give_the_bits_of_one(void **state)
     assert_same_adapter(f, "alone", "ahead");
     int64_t stop = 3;
     assert_int_equal(
-        train_in(f, device, "stopped", keys, &(nbl_train_options){.event = stop_at, .user = &stop}),
+        train_in(f, device, "stopped", keys,
+                 &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &stop}),
         NBL_ERROR_CANCELLED);
-    assert_ok(device, train_in(f, device, "stopped", keys, &(nbl_train_options){.resume = 1}));
+    assert_ok(device, train_in(f, device, "stopped", keys,
+                               &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
     assert_same_adapter(f, "alone", "stopped");
     pthread_t threads[2];
     worker workers[2] = {{f, "first.yml", "first", NBL_OK}, {f, "second.yml", "second", NBL_OK}};

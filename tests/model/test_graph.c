@@ -322,7 +322,10 @@ static void threads_and_repetition_change_no_bit_of_whole_weights_gradients(void
         kind how = tied;
         how.dtype = dtypes[d];
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(nbl_context_create(&(nbl_context_options){.threads = i + 1}, &ctx[i]), NBL_OK);
+            assert_int_equal(
+                nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = i + 1},
+                                   &ctx[i]),
+                NBL_OK);
             build(ctx[i], &m[i], &how, &(nbl__plan_options){0});
             for (int repeat = 0; repeat <= i; repeat++) run(ctx[i], &m[i]);
         }

@@ -88,7 +88,8 @@ static void assert_within(const golden *g, const char *what, double distance, do
 
 static nbl_model *open_model(const golden *g, const char *dtype, const char *adapter)
 {
-    nbl_model_options options = {.dtype = dtype, .adapter = adapter ? in_folder(g->folder, adapter) : NULL};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = dtype,
+                                 .adapter = adapter ? in_folder(g->folder, adapter) : NULL};
     nbl_model *model;
     assert_ok(g->ctx, nbl_model_open(g->ctx, g->folder, &options, &model));
     return model;
@@ -142,7 +143,7 @@ static void check_greedy(golden *g)
     nbl_model *model = open_model(g, "f32", NULL);
     int32_t tokens[MAX_SEQUENCES][GREEDY];
     nbl_generated results[MAX_SEQUENCES];
-    nbl_generate_options how = {.max_tokens = GREEDY};
+    nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = GREEDY};
     for (int i = 0; i < MAX_SEQUENCES; i++) results[i] = (nbl_generated){.ids = {tokens[i], 0}};
     assert_ok(g->ctx, nbl_model_generate(model, g->ids, g->sequences, &how, results));
     for (int64_t i = 0; i < g->sequences; i++) {
@@ -332,7 +333,7 @@ static void ids_outside_the_vocabulary_are_refused_with_their_index(void **state
         nbl_ids ids = {bad[i], 2};
         int32_t room[4];
         nbl_generated result = {.ids = {room, 0}};
-        nbl_generate_options how = {.max_tokens = 4};
+        nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 4};
         assert_int_not_equal(nbl_model_logits(model, &ids, 1, &logits), NBL_OK);
         assert_non_null(strstr(nbl_error_message(ctx), i == 0 ? "48" : i == 1 ? "-1" : "2147483647"));
         assert_int_not_equal(nbl_model_generate(model, &ids, 1, &how, &result), NBL_OK);

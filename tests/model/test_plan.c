@@ -9,7 +9,8 @@
 static nbl_model *open_for_plan(nbl_context *ctx, const tiny_model *tiny, const char *load, bool adapter)
 {
     nbl_model *model;
-    nbl_model_options options = {.load = load, .adapter = adapter ? tiny->adapter : NULL, .plan_only = 1};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = load,
+                                 .adapter = adapter ? tiny->adapter : NULL, .plan_only = 1};
     assert_ok(ctx, nbl_model_open(ctx, tiny->model, &options, &model));
     return model;
 }
@@ -132,7 +133,9 @@ static void a_plan_with_load_counts_what_loading_keeps(void **state)
         assert_int_equal(nbl_model_logits(model, &ids, 1, &rows), NBL_ERROR_ARGUMENT);
         nbl_model_close(model);
         assert_true(planned.weights < dense);
-        assert_ok(ctx, nbl_model_open(ctx, tiny.model, &(nbl_model_options){.load = formats[i]}, &model));
+        assert_ok(ctx, nbl_model_open(
+                           ctx, tiny.model,
+                           &(nbl_model_options){NBL_OPTIONS(nbl_model_options), .load = formats[i]}, &model));
         assert_ok(ctx, nbl_model_make_plan(model, 16, 2, 0, &plan));
         assert_memory_equal(&plan.arenas, &planned, sizeof planned);
         uint64_t kept = 0;

@@ -107,7 +107,8 @@ static void open_fixture(fixture *f, const widths *w, bool tied, const char *loa
     assert_int_equal(nbl_context_create(NULL, &f->ctx), NBL_OK);
     f->device = (nbl__cuda){.ctx = f->ctx, .major = 9, .multiprocessors = 132, .beside = DEVICE_BYTES};
     nbl__set_accelerator(f->ctx, &f->device, close_nothing);
-    nbl_model_options options = {.load = load, .load_nested = load != NULL, .plan_only = 1};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = load, .load_nested = load != NULL,
+                                 .plan_only = 1};
     assert_ok(f->ctx, nbl_model_open(f->ctx, f->folder, &options, &f->model));
     nbl__peft_settings settings = {.task_type = "CAUSAL_LM", .r = 16, .alpha = 32, .all_linear = true};
     assert_ok(f->ctx, nbl__model_new_adapter(f->model, "test", &settings));

@@ -21,7 +21,8 @@ static nbl_ids sequence(int64_t count)
 static nbl_context *counting_context(nbl__counter *counter)
 {
     nbl_context *ctx;
-    nbl_context_options options = {.threads = 2, .allocator = nbl__counting_allocator(counter)};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2,
+                                   .allocator = nbl__counting_allocator(counter)};
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     return ctx;
 }
@@ -30,7 +31,8 @@ static nbl_model *open_tiny(nbl_context *ctx, const tiny_model *tiny, const char
                             bool adapter)
 {
     nbl_model *model;
-    nbl_model_options options = {.dtype = dtype, .load = load, .adapter = adapter ? tiny->adapter : NULL};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = dtype, .load = load,
+                                 .adapter = adapter ? tiny->adapter : NULL};
     assert_ok(ctx, nbl_model_open(ctx, tiny->model, &options, &model));
     return model;
 }
@@ -95,12 +97,9 @@ static void a_generation_step_allocates_nothing(void **state)
         int32_t made[2][16];
         nbl_ids prompts[2] = {sequence(9), sequence(3)};
         nbl_generated results[2] = {{.ids = {.ids = made[0]}}, {.ids = {.ids = made[1]}}};
-        nbl_generate_options how = {.max_tokens = 12,
-                                    .temperature = 0.8f,
-                                    .top_p = 0.9f,
-                                    .repetition_penalty = 1.1f,
-                                    .token = count_calls,
-                                    .user = &seen};
+        nbl_generate_options how = {
+            NBL_OPTIONS(nbl_generate_options), .max_tokens = 12,     .temperature = 0.8f, .top_p = 0.9f,
+            .repetition_penalty = 1.1f,        .token = count_calls, .user = &seen};
         assert_ok(ctx, nbl_model_generate(model, prompts, 2, &how, results));
         assert_int_equal(seen.count, 12);
         for (int t = 2; t < seen.count; t++) assert_int_equal(seen.calls[t], seen.calls[1]);
@@ -122,7 +121,8 @@ static void the_coldest_temperature_takes_the_likeliest_token(void **state)
     nbl_ids prompt = sequence(9);
     for (int cold = 0; cold < 2; cold++) {
         nbl_generated result = {.ids = {.ids = made[cold]}};
-        nbl_generate_options how = {.max_tokens = 12, .temperature = cold ? 0x1p-140f : 0};
+        nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = 12,
+                                    .temperature = cold ? 0x1p-140f : 0};
         assert_ok(ctx, nbl_model_generate(model, &prompt, 1, &how, &result));
         assert_int_equal(result.ids.count, 12);
     }
@@ -366,13 +366,15 @@ static void *compute(void *argument)
     worker *w = argument;
     nbl_context *ctx;
     nbl_model *model = NULL;
-    nbl_model_options options = {.dtype = w->dtype, .load = w->load, .adapter = w->tiny->adapter};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = w->dtype, .load = w->load,
+                                 .adapter = w->tiny->adapter};
     int32_t own[TOKENS];
     for (int i = 0; i < TOKENS; i++) own[i] = (i * 7 + 3) % TINY_VOCAB;
     nbl_ids ids = {.ids = own, .count = TOKENS};
     float *logits = w->logits;
     int64_t trained;
-    w->status = nbl_context_create(&(nbl_context_options){.threads = 2}, &ctx);
+    w->status = nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = 2},
+                                   &ctx);
     if (w->status == NBL_OK) w->status = nbl_model_open(ctx, w->tiny->model, &options, &model);
     for (int i = 0; i < 4 && w->status == NBL_OK; i++) {
         w->status = nbl_model_logits(model, &ids, 1, &logits);

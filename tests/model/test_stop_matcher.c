@@ -182,7 +182,8 @@ static void any_allocation_may_fail(void **state)
     bool all = false;
     for (int64_t n = 0; !all; n++) {
         faults f = {.left = 1000};
-        nbl_context_options options = {.threads = 1, .allocator = {faulty_alloc, faulty_free, &f}};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = {faulty_alloc, faulty_free, &f}};
         nbl_context *ctx;
         assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
         nbl_stop_matcher *m = NULL;

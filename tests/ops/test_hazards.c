@@ -225,7 +225,7 @@ static void *train(void *argument)
 {
     model *m = argument;
     nbl_context *ctx = NULL;
-    nbl_context_options options = {.threads = 2};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2};
     m->same = nbl_context_create(&options, &ctx) == NBL_OK;
     for (int i = 0; m->same && i < 12; i++) {
         op_case c;

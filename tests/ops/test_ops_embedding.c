@@ -22,7 +22,8 @@ static packed pack(nbl_context *ctx, nbl_format format, nbl_dtype dtype, int64_t
         p.weight.data = p.values.data;
         return p;
     }
-    nbl_quantize_options how = {.format = format, .block = 64, .nested = format == NBL_FORMAT_NF4};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = format, .block = 64,
+                                .nested = format == NBL_FORMAT_NF4};
     nbl_quantized_sizes sizes;
     if (format == NBL_FORMAT_MXFP4) how.block = 0;
     assert_ok(ctx, nbl_quantize_sizes(ctx, &how, 2, shape, &sizes));

@@ -110,7 +110,8 @@ static nbl_weight *make_weight(nbl_context *ctx, nbl_format format, nbl_dtype dt
             .format = format, .dtype = dtype, .rank = 2, .shape = {rows, columns}, .data = data};
         return w;
     }
-    nbl_quantize_options how = {.format = format, .block = block, .nested = nested};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = format, .block = block,
+                                .nested = nested};
     nbl_quantized_sizes sizes;
     assert_ok(ctx, nbl_quantize_sizes(ctx, &how, 2, shape, &sizes));
     nbl_quantized_parts parts = {own(sizes.data), own(sizes.scales + (size_t)n), own(sizes.scale_codes),

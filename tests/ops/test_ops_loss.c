@@ -78,7 +78,7 @@ static void make_problem(nbl_context *ctx, problem *p, shape z, nbl_dtype dtype,
                         .shape = {z.vocabulary, z.hidden},
                         .data = w.data};
     if (format != NBL_FORMAT_DENSE) {
-        nbl_quantize_options options = {.format = format};
+        nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .format = format};
         nbl_quantized_sizes sizes;
         assert_ok(ctx, nbl_quantize_sizes(ctx, &options, 2, a->w.shape, &sizes));
         p->parts = (nbl_quantized_parts){malloc(sizes.data + 1), malloc(sizes.scales + 1),

@@ -9,7 +9,9 @@
 static nbl_context *make_context(int threads)
 {
     nbl_context *ctx;
-    assert_int_equal(nbl_context_create(&(nbl_context_options){.threads = threads}, &ctx), NBL_OK);
+    assert_int_equal(nbl_context_create(
+                         &(nbl_context_options){NBL_OPTIONS(nbl_context_options), .threads = threads}, &ctx),
+                     NBL_OK);
     return ctx;
 }
 
@@ -84,7 +86,7 @@ static void quantize_refuses_what_does_not_fit_and_names_it(void **state)
     float values[128] = {1}, scales[4], nested[1];
     uint8_t data[128], scale_codes[4];
     nbl_quantized_parts parts = {data, scales, scale_codes, nested};
-    nbl_quantize_options how = {.format = NBL_FORMAT_NF4};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_NF4};
     const int64_t shape[NBL_MAX_RANK + 1] = {2, 64};
     nbl_weight w = {.rank = 77};
     nbl_quantized_sizes sizes;
@@ -125,7 +127,7 @@ static void quantize_refuses_what_does_not_fit_and_names_it(void **state)
     assert_refused(ctx, nbl_quantize(ctx, &how, NBL_DTYPE_F32, 2, shape, values, &parts, NULL),
                    NBL_ERROR_ARGUMENT, "weight");
     assert_refused(ctx, nbl_quantize_sizes(ctx, &how, 2, shape, NULL), NBL_ERROR_ARGUMENT, "sizes");
-    how = (nbl_quantize_options){.format = NBL_FORMAT_MXFP4};
+    how = (nbl_quantize_options){NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_MXFP4};
     assert_refused(ctx, nbl_quantize_sizes(ctx, &how, 2, (int64_t[]){32, 33}, &sizes), NBL_ERROR_SHAPE,
                    "[32, 33]");
     nbl_context_destroy(ctx);
@@ -250,11 +252,13 @@ static void an_output_larger_than_the_caches_has_the_same_bits(void **state)
 static void quantize_gives_the_same_bytes_for_1_2_3_and_7_threads(void **state)
 {
     (void)state;
-    static const nbl_quantize_options ways[] = {{.format = NBL_FORMAT_NF4},
-                                                {.format = NBL_FORMAT_NF4, .block = 4096, .nested = 1},
-                                                {.format = NBL_FORMAT_FP4, .block = 32},
-                                                {.format = NBL_FORMAT_INT8},
-                                                {.format = NBL_FORMAT_MXFP4}};
+#define SIZE NBL_OPTIONS(nbl_quantize_options)
+    static const nbl_quantize_options ways[] = {{SIZE, .format = NBL_FORMAT_NF4},
+                                                {SIZE, .format = NBL_FORMAT_NF4, .block = 4096, .nested = 1},
+                                                {SIZE, .format = NBL_FORMAT_FP4, .block = 32},
+                                                {SIZE, .format = NBL_FORMAT_INT8},
+                                                {SIZE, .format = NBL_FORMAT_MXFP4}};
+#undef SIZE
     const int64_t shape[] = {3, 70, 992}; /* 208320 elements: several chunks and a ragged one */
     uint8_t *values = malloc(2 * 3 * 70 * 992);
     for (int64_t i = 0; i < 3 * 70 * 992; i++)
@@ -324,7 +328,8 @@ static void nothing_is_allocated_after_the_context(void **state)
     (void)state;
     nbl__counter counter = {0};
     nbl_context *ctx;
-    nbl_context_options options = {.threads = 2, .allocator = nbl__counting_allocator(&counter)};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 2,
+                                   .allocator = nbl__counting_allocator(&counter)};
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     int64_t before = counter.calls;
     enum { N = 256 * 512 };
@@ -332,7 +337,8 @@ static void nothing_is_allocated_after_the_context(void **state)
     uint8_t *data = malloc(N), *scale_codes = malloc(N), *nested = malloc(4 * N);
     for (int64_t i = 0; i < N; i++) values[i] = random_normal(10, i);
     for (int f = NBL_FORMAT_NF4; f <= NBL_FORMAT_MXFP4; f++) {
-        nbl_quantize_options how = {.format = (nbl_format)f, .nested = f <= NBL_FORMAT_FP4};
+        nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = (nbl_format)f,
+                                    .nested = f <= NBL_FORMAT_FP4};
         nbl_quantized_parts parts = {data, scales, scale_codes, (float *)(void *)nested};
         nbl_weight w;
         assert_int_equal(nbl_quantize(ctx, &how, NBL_DTYPE_F32, 2, (int64_t[]){256, 512}, values, &parts, &w),
@@ -373,7 +379,8 @@ static void empty_weights_are_fine(void **state)
     static const int64_t shapes[][2] = {{0, 64}, {5, 0}, {0, 0}};
     for (int f = NBL_FORMAT_NF4; f <= NBL_FORMAT_MXFP4; f++)
         for (int s = 0; s < 3; s++) {
-            nbl_quantize_options how = {.format = (nbl_format)f, .nested = f <= NBL_FORMAT_FP4};
+            nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = (nbl_format)f,
+                                        .nested = f <= NBL_FORMAT_FP4};
             nbl_quantized_sizes sizes;
             float scales[5] = {9, 9, 9, 9, 9};
             nbl_quantized_parts parts = {.scales = scales};
@@ -403,7 +410,7 @@ static void rank_1_3_and_8_are_flattened_to_rows(void **state) /* HAZARDS D1, D2
         for (int f = NBL_FORMAT_NF4; f <= NBL_FORMAT_MXFP4; f++) {
             uint8_t data[384], scale_codes[384];
             float scales[384];
-            nbl_quantize_options how = {.format = (nbl_format)f};
+            nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = (nbl_format)f};
             nbl_quantized_parts parts = {data, scales, scale_codes, NULL};
             nbl_weight w;
             int64_t rows = 384 / shapes[k][ranks[k] - 1];
@@ -427,15 +434,16 @@ static void values_that_are_not_finite_are_quantised_with_a_warning(void **state
     (void)state;
     int warnings = 0;
     nbl_context *ctx;
-    assert_int_equal(
-        nbl_context_create(&(nbl_context_options){.log = count_warnings, .log_user = &warnings}, &ctx),
-        NBL_OK);
+    assert_int_equal(nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options),
+                                                               .log = count_warnings, .log_user = &warnings},
+                                        &ctx),
+                     NBL_OK);
     float values[128] = {1, NAN, INFINITY, -INFINITY}, scales[4];
     uint8_t data[128], scale_codes[4];
     nbl_quantized_parts parts = {data, scales, scale_codes, NULL};
     for (int f = NBL_FORMAT_NF4; f <= NBL_FORMAT_MXFP4; f++) {
         nbl_weight w;
-        nbl_quantize_options how = {.format = (nbl_format)f};
+        nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = (nbl_format)f};
         assert_int_equal(nbl_quantize(ctx, &how, NBL_DTYPE_F32, 2, (int64_t[]){2, 64}, values, &parts, &w),
                          NBL_OK);
     }

@@ -188,8 +188,10 @@ static void a_rendering_asks_whether_to_go_on(void **state)
     int asked = 0;
     char text[8];
     (void)state;
-    assert_int_equal(
-        nbl_context_create(&(nbl_context_options){.progress = stop, .progress_user = &asked}, &ctx), NBL_OK);
+    assert_int_equal(nbl_context_create(&(nbl_context_options){NBL_OPTIONS(nbl_context_options),
+                                                               .progress = stop, .progress_user = &asked},
+                                        &ctx),
+                     NBL_OK);
     assert_int_equal(render(ctx,
                             "{% for i in range(9999) %}{% for k in range(9999) %}{% endfor %}{% endfor %}",
                             text, sizeof text),

@@ -269,7 +269,8 @@ static void memory_may_run_out_anywhere(void **state)
     for (int64_t at = 1;; at++) {
         counter.fail_at = at;
         atomic_store(&counter.calls, 0);
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         nbl_status status = nbl_context_create(&options, &ctx);
         if (status == NBL_OK) {

@@ -496,7 +496,8 @@ static void memory_that_runs_out_is_an_error_without_a_leak(void **state)
     for (size_t i = 0; i < json_array_size(cases); i += 2) {
         for (int64_t fail_at = 2;; fail_at++) {
             nbl__counter counter = {0};
-            nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+            nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                           .allocator = nbl__counting_allocator(&counter)};
             nbl_context *ctx;
             assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
             int64_t before = counter.calls;

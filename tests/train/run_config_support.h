@@ -56,7 +56,8 @@ static void begin(fixture *f)
 {
     *f = (fixture){0};
     make_temp(f->folder);
-    nbl_context_options options = {.threads = 1, .log = keep_log, .log_user = f};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1, .log = keep_log,
+                                   .log_user = f};
     assert_int_equal(nbl_context_create(&options, &f->ctx), NBL_OK);
 }
 

@@ -37,8 +37,10 @@ static int stop_run(void *user, const nbl_train_event *event)
 
 static nbl_status train(const fixture *f, const char *name, told *t, bool resume, const char *keys)
 {
-    nbl_context_options how = {.threads = 1, .log = add_line, .log_user = t};
-    nbl_train_options options = {.resume = resume, .event = stop_run, .user = t};
+    nbl_context_options how = {NBL_OPTIONS(nbl_context_options), .threads = 1, .log = add_line,
+                               .log_user = t};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .resume = resume, .event = stop_run,
+                                 .user = t};
     nbl_context *ctx;
     nbl_run *run = NULL;
     t->log[0] = '\0';
@@ -351,7 +353,7 @@ static int damage_best(void *user, const nbl_train_event *event)
 static void a_best_checkpoint_that_is_damaged_meanwhile_is_no_result(void **state)
 {
     fixture *f = *state;
-    nbl_train_options options = {.event = damage_best, .user = f};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = damage_best, .user = f};
     assert_int_equal(train_in(f, f->ctx, "out", KEYS(overshoots, course, best, steps), &options),
                      NBL_ERROR_FORMAT);
     assert_non_null(strstr(nbl_error_message(f->ctx), "damaged"));
@@ -449,7 +451,8 @@ static void goes_on_after_any_fault(const fixture *f, bool writes, const char *f
     assert_true(whole.summary.result_step < whole.summary.step);
     for (int64_t n = 1;; n += 1 + n / (writes ? 5 : 8)) {
         nbl__counter counter = {.fail_at = writes ? 0 : n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx = NULL;
         nbl_run *run = NULL;
         const char *path = write_run(f, "failing", text);

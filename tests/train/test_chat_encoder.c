@@ -17,7 +17,8 @@ typedef struct opened {
 static void open_all(opened *o)
 {
     *o = (opened){0};
-    nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&o->counter)};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                   .allocator = nbl__counting_allocator(&o->counter)};
     assert_int_equal(nbl_context_create(&options, &o->ctx), NBL_OK);
     assert_ok(o->ctx, nbl_model_open(o->ctx, TINY, NULL, &o->model));
     assert_ok(o->ctx, nbl_model_tokenizer(o->model, &o->tokenizer));
@@ -68,7 +69,8 @@ static void an_answer_and_its_end_are_labelled_and_alone_counted(void **state)
     nbl_text_free(o.ctx, text, size);
 
     nbl_evaluation all, answers, again;
-    nbl_evaluate_options options = {.labels = &labels}, whole = {.labels = &ids};
+    nbl_evaluate_options options = {NBL_OPTIONS(nbl_evaluate_options), .labels = &labels};
+    nbl_evaluate_options whole = {NBL_OPTIONS(nbl_evaluate_options), .labels = &ids};
     assert_ok(o.ctx, nbl_model_evaluate(o.model, &ids, 1, NULL, &all));
     assert_ok(o.ctx, nbl_model_evaluate(o.model, &ids, 1, &options, &answers));
     assert_ok(o.ctx, nbl_model_evaluate(o.model, &ids, 1, &whole, &again));

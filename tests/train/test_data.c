@@ -663,7 +663,8 @@ static void eot_tokens_end_turns_beside_eos(void **state)
     (void)state;
     int warnings = 0;
     nbl_context *ctx;
-    nbl_context_options options = {.log = count_ends, .log_user = &warnings};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .log = count_ends,
+                                   .log_user = &warnings};
     assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
     fixture f;
     static const char *const tokens[] = {"</s>"}, *const two[] = {"ab"},

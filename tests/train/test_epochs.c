@@ -292,7 +292,8 @@ static void memory_that_runs_out_is_an_error_and_nothing_leaks(void **state)
         put(cases[i].name, cases[i].text);
         for (int64_t fail = 1; status != NBL_OK; fail++) {
             nbl__counter counter = {0};
-            nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+            nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                           .allocator = nbl__counting_allocator(&counter)};
             nbl_context *ctx;
             fixture f;
             assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);

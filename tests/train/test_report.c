@@ -391,7 +391,7 @@ static void samples_change_no_bit_of_the_run(void **state)
 {
     nbl_context *ctx = *state;
     assert_ok(ctx, train(ctx, "with", "input_output", dropout, NULL));
-    nbl_train_options none = {.samples = -1};
+    nbl_train_options none = {NBL_OPTIONS(nbl_train_options), .samples = -1};
     assert_ok(ctx, train(ctx, "without", "input_output", dropout, &none));
     assert_ok(ctx, train(ctx, "silent", "input_output", "lora_dropout: 0.2\nreport: false", NULL));
     const char *weights = "adapter_model.safetensors";
@@ -419,8 +419,10 @@ static void after_is_what_the_adapter_writes(void **state)
         char *samples = text_of(output(name, "samples.json"));
         for (int after = 0; after < 2; after++) {
             char text[NBL_SAMPLE_TOKENS + 64] = "", expected[NBL_SAMPLE_TOKENS * 6 + 64];
-            nbl_model_options options = {.dtype = "f32", .adapter = after ? output(name, "") : NULL};
-            nbl_generate_options how = {.max_tokens = NBL_SAMPLE_TOKENS, .ends = &end, .end_count = 1};
+            nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .dtype = "f32",
+                                         .adapter = after ? output(name, "") : NULL};
+            nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = NBL_SAMPLE_TOKENS,
+                                        .ends = &end, .end_count = 1};
             nbl_ids list = {prompt, 3};
             nbl_generated made = {.ids = {.ids = ids}};
             assert_ok(ctx, nbl_model_open(ctx, tiny.model, &options, &m));
@@ -442,7 +444,8 @@ static void after_is_what_the_adapter_writes(void **state)
 static void a_run_that_goes_on_keeps_what_was_written_before(void **state)
 {
     nbl_context *ctx = *state;
-    nbl_train_options stop = {.event = stop_at_three}, resume = {.resume = 1};
+    nbl_train_options stop = {NBL_OPTIONS(nbl_train_options), .event = stop_at_three};
+    nbl_train_options resume = {NBL_OPTIONS(nbl_train_options), .resume = 1};
     assert_ok(ctx, train(ctx, "whole", "input_output", dropout, NULL));
     assert_int_equal(train(ctx, "parts", "input_output", dropout, &stop), NBL_ERROR_CANCELLED);
     char *page = text_of(output("parts", "report.html"));
@@ -465,7 +468,8 @@ static void a_damaged_file_of_samples_is_no_obstacle(void **state)
         "{\"samples\": 3}",
         "{\"samples\": [1, {\"example\": -1}, {\"example\": 0, \"prompt\": 7}]}",
         "{\"samples\": [{\"example\": 0, \"prompt\": \"ab<\", \"before\": 4}]}"};
-    nbl_train_options stop = {.event = stop_at_three}, resume = {.resume = 1};
+    nbl_train_options stop = {NBL_OPTIONS(nbl_train_options), .event = stop_at_three};
+    nbl_train_options resume = {NBL_OPTIONS(nbl_train_options), .resume = 1};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         assert_int_equal(train(ctx, "torn", "input_output", "", &stop), NBL_ERROR_CANCELLED);
         write_file(tiny.folder, "torn/samples.json", texts[i], strlen(texts[i]));
@@ -508,7 +512,8 @@ static void memory_that_runs_out_is_told_and_nothing_leaks(void **state)
     (void)state;
     for (int64_t n = 1, done = 0; !done; n += n < 40 ? 1 : 37) {
         nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         nbl_status status = nbl_context_create(&options, &ctx);
         if (status == NBL_OK) {

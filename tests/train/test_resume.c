@@ -21,7 +21,8 @@ static void no_failed_allocation(const fixture *f, const char *keys, const char 
     int64_t failures = 0;
     for (int64_t n = 1;; n += 1 + n / sparse) {
         nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx = NULL;
         nbl_run *run = NULL;
         const char *file_of_run = write_run(f, "failing", keys);
@@ -34,7 +35,8 @@ static void no_failed_allocation(const fixture *f, const char *keys, const char 
         if (status == NBL_OK) break;
         failures++;
         if (status != NBL_ERROR_MEMORY) fail_msg("allocation %d: %s", (int)n, nbl_status_name(status));
-        assert_ok(f->ctx, train_in(f, f->ctx, "failing", keys, &(nbl_train_options){.resume = 1}));
+        assert_ok(f->ctx, train_in(f, f->ctx, "failing", keys,
+                                   &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
         assert_same_file(output(f, "whole", file), output(f, "failing", file));
         remove_tree(in_folder(f->tiny.folder, "failing"));
     }
@@ -136,7 +138,7 @@ static nbl_status go_on(const fixture *f, const char *more)
 static void stop_with(const fixture *f, const char *with)
 {
     int64_t step = 3;
-    nbl_train_options options = {.event = stop_at, .user = &step};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step};
     char keys[512];
     snprintf(keys, sizeof keys, "%s\nsave_steps: 100", with);
     assert_int_equal(train_in(f, f->ctx, "out", keys, &options), NBL_ERROR_CANCELLED);
@@ -291,10 +293,13 @@ static void a_run_that_is_shorter_than_its_checkpoint_is_refused(void **state)
     char keys[512];
     train_ok(f, "out", lora);
     snprintf(keys, sizeof keys, "%s\nmax_steps: 5", lora);
-    assert_int_equal(train_in(f, f->ctx, "out", keys, &(nbl_train_options){.resume = 1}), NBL_ERROR_ARGUMENT);
+    assert_int_equal(
+        train_in(f, f->ctx, "out", keys, &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}),
+        NBL_ERROR_ARGUMENT);
     assert_non_null(strstr(nbl_error_message(f->ctx), "6 steps are done already; this run has only 5"));
-    assert_ok(f->ctx,
-              train_in(f, f->ctx, "out", lora, &(nbl_train_options){.resume = 1})); /* nothing to do */
+    assert_ok(f->ctx, train_in(f, f->ctx, "out", lora,
+                               &(nbl_train_options){NBL_OPTIONS(nbl_train_options),
+                                                    .resume = 1})); /* nothing to do */
 }
 
 static void the_checkpoint_just_saved_is_never_the_one_to_go(void **state)
@@ -306,8 +311,10 @@ static void the_checkpoint_just_saved_is_never_the_one_to_go(void **state)
              "%s\nresume_from_checkpoint: %s/out/checkpoint-2\nsave_total_limit: 1\nsave_steps: 4", lora,
              f->tiny.folder);
     int64_t step = 4;
-    assert_int_equal(train_in(f, f->ctx, "out", keys, &(nbl_train_options){.event = stop_at, .user = &step}),
-                     NBL_ERROR_CANCELLED);
+    assert_int_equal(
+        train_in(f, f->ctx, "out", keys,
+                 &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step}),
+        NBL_ERROR_CANCELLED);
     assert_int_equal(access(output(f, "out", "checkpoint-4/nibble_state.json"), F_OK), 0);
     assert_int_equal(access(output(f, "out", "checkpoint-6/nibble_state.json"), F_OK), 0);
     assert_int_not_equal(access(output(f, "out", "checkpoint-2"), F_OK), 0);
@@ -439,7 +446,8 @@ static void removing_never_follows_a_link(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         assert_int_equal(symlink(in_folder(f->tiny.folder, "elsewhere"), output(f, "out", names[i])), 0);
     snprintf(keys, sizeof keys, "%s\nsave_total_limit: 1\nmax_steps: 8", lora);
-    assert_ok(f->ctx, train_in(f, f->ctx, "out", keys, &(nbl_train_options){.resume = 1}));
+    assert_ok(f->ctx, train_in(f, f->ctx, "out", keys,
+                               &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct stat info;
         assert_int_not_equal(lstat(output(f, "out", names[i]), &info), 0);
@@ -461,7 +469,7 @@ static int start_another(void *user, const nbl_train_event *event)
 static void two_runs_do_not_share_a_folder(void **state)
 {
     fixture *f = *state;
-    nbl_train_options options = {.event = start_another, .user = f};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = start_another, .user = f};
     assert_ok(f->ctx, train_in(f, f->ctx, "out", lora, &options));
     train_ok(f, "out", lora); /* free again */
     train_ok(f, "new", lora);

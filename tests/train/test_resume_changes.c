@@ -11,7 +11,7 @@ static const char usual[] = "adapter: lora\nlora_r: 4\nlora_alpha: 8\nlora_targe
 static void stop_at_three(const fixture *f, const char *keys)
 {
     int64_t step = 3;
-    nbl_train_options options = {.event = stop_at, .user = &step};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step};
     remove_tree(in_folder(f->tiny.folder, "out"));
     assert_int_equal(train_in(f, f->ctx, "out", keys, &options), NBL_ERROR_CANCELLED);
 }
@@ -24,7 +24,9 @@ static nbl_status go_on(const fixture *f, const char *from, const char *to, bool
     assert_non_null(at);
     snprintf(keys, sizeof keys, "%.*s%s%s%s", (int)(at - usual), usual, *from ? "" : "\n", to,
              at + strlen(from));
-    return train_in(f, f->ctx, "out", keys, &(nbl_train_options){.resume = 1, .allow_changes = allow});
+    return train_in(
+        f, f->ctx, "out", keys,
+        &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1, .allow_changes = allow});
 }
 
 static void assert_says(const fixture *f, const char *text)
@@ -143,9 +145,10 @@ static void length_and_machine_may_change_and_the_history_tells(void **state)
     nbl_context *scalar = new_context();
     unsetenv("NIBBLE_ISA");
     stop_at_three(f, usual);
-    assert_int_equal(
-        train_in(f, scalar, "out", keys, &(nbl_train_options){.resume = 1, .event = stop_at, .user = &step}),
-        NBL_ERROR_CANCELLED);
+    assert_int_equal(train_in(f, scalar, "out", keys,
+                              &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1,
+                                                   .event = stop_at, .user = &step}),
+                     NBL_ERROR_CANCELLED);
     assert_true(holds(f, "run.yml", "step 3: max_steps was 6, is 8"));
     assert_true(strcmp(nbl_isa_name(f->ctx), "scalar") == 0 || holds(f, "run.yml", "computed_on was "));
     assert_ok(f->ctx, go_on(f, "", "max_steps: 8\nnum_epochs: 9", false));
@@ -200,7 +203,8 @@ static void a_change_that_was_allowed_stays_in_the_history(void **state)
 {
     fixture *f = *state;
     int64_t step = 5;
-    nbl_train_options options = {.resume = 1, .allow_changes = 1, .event = stop_at, .user = &step};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .resume = 1, .allow_changes = 1,
+                                 .event = stop_at, .user = &step};
     char keys[1024];
     stop_at_three(f, usual);
     snprintf(keys, sizeof keys, "%s\nlearning_rate: 0.02", usual);
@@ -223,7 +227,8 @@ static void a_change_that_was_allowed_stays_in_the_history(void **state)
 static void changes_are_allowed_only_where_a_run_goes_on(void **state)
 {
     fixture *f = *state;
-    assert_int_equal(train_in(f, f->ctx, "out", usual, &(nbl_train_options){.allow_changes = 1}),
+    assert_int_equal(train_in(f, f->ctx, "out", usual,
+                              &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .allow_changes = 1}),
                      NBL_ERROR_ARGUMENT);
     assert_says(f, "--allow-changes needs --resume");
 }
@@ -279,7 +284,7 @@ static void another_start_adapter_is_refused(void **state)
     train_ok(f, "first", usual);
     snprintf(keys, sizeof keys, "adapter: lora\nlora_model_dir: %s/first", f->tiny.folder);
     stop_at_three(f, keys);
-    nbl_train_options resume = {.resume = 1, .allow_changes = 1};
+    nbl_train_options resume = {NBL_OPTIONS(nbl_train_options), .resume = 1, .allow_changes = 1};
     snprintf(same, sizeof same, "%s\nmax_steps: 4", keys);
     assert_ok(f->ctx, train_in(f, f->ctx, "out", same, &resume));
     flip_last_byte(in_folder(f->tiny.folder, "first"), "adapter_model.safetensors");

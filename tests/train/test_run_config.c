@@ -429,7 +429,8 @@ static void memory_that_runs_out_is_told_and_none_is_lost(void **state)
     write_file(temp, "bad.yml", "base_model: b\ndatasets: [{path: d}]\nlearning_rate: x\n", 53);
     for (int64_t n = 2;; n++) { /* the first is the context itself */
         nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         nbl_run *run;
         assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);

@@ -81,9 +81,10 @@ static void a_run_lowers_the_loss_and_leaves_its_files(void **state)
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         assert_int_equal(access(output(f, "out", files[i]), F_OK), 0);
     nbl_model *model;
-    assert_ok(f->ctx,
-              nbl_model_open(f->ctx, f->tiny.model,
-                             &(nbl_model_options){.adapter = in_folder(f->tiny.folder, "out")}, &model));
+    assert_ok(f->ctx, nbl_model_open(f->ctx, f->tiny.model,
+                                     &(nbl_model_options){NBL_OPTIONS(nbl_model_options),
+                                                          .adapter = in_folder(f->tiny.folder, "out")},
+                                     &model));
     nbl_model_close(model);
 }
 
@@ -126,11 +127,12 @@ static void a_run_that_was_stopped_ends_with_the_same_bytes(void **state)
     for (int64_t step = 1; step < STEPS; step++) {
         char name[32];
         snprintf(name, sizeof name, "stopped-%d", (int)step);
-        nbl_train_options options = {.event = stop_at, .user = &step};
+        nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step};
         assert_int_equal(train_in(f, f->ctx, name, lora, &options), NBL_ERROR_CANCELLED);
         assert_non_null(strstr(nbl_error_hint(f->ctx), "--resume"));
         assert_int_not_equal(access(output(f, name, "adapter_model.safetensors"), F_OK), 0);
-        assert_ok(f->ctx, train_in(f, f->ctx, name, lora, &(nbl_train_options){.resume = 1}));
+        assert_ok(f->ctx, train_in(f, f->ctx, name, lora,
+                                   &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
         assert_same_adapter(f, "whole", name);
     }
 }
@@ -153,7 +155,8 @@ static void a_damaged_checkpoint_is_passed_over(void **state)
         assert_int_equal(rename(output(f, "torn", "damaged"), path), 0);
         free(bytes);
         assert_int_equal(nbl__checkpoint_verify(f->ctx, output(f, "torn", "checkpoint-6")) == NBL_OK, 0);
-        assert_ok(f->ctx, train_in(f, f->ctx, "torn", lora, &(nbl_train_options){.resume = 1}));
+        assert_ok(f->ctx, train_in(f, f->ctx, "torn", lora,
+                                   &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
         assert_same_adapter(f, "whole", "torn");
     }
 }
@@ -189,7 +192,8 @@ static void after_any_failed_write_a_run_can_go_on(void **state)
         if (status == NBL_OK) break;
         failures++;
         assert_int_equal(status, NBL_ERROR_IO);
-        assert_ok(f->ctx, train_in(f, f->ctx, name, lora, &(nbl_train_options){.resume = 1}));
+        assert_ok(f->ctx, train_in(f, f->ctx, name, lora,
+                                   &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
         assert_same_adapter(f, "whole", name);
         remove_tree(in_folder(f->tiny.folder, name));
     }
@@ -221,11 +225,13 @@ static void other_data_are_not_gone_on_with(void **state)
 {
     fixture *f = *state;
     int64_t step = 3;
-    nbl_train_options options = {.event = stop_at, .user = &step};
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step};
     assert_int_equal(train_in(f, f->ctx, "out", lora, &options), NBL_ERROR_CANCELLED);
     static const char row[] = "{\"input_ids\": [1, 2, 3, 4], \"labels\": [1, 2, 3, 4]}\n";
     write_file(f->tiny.folder, "rows.jsonl", row, sizeof row - 1);
-    assert_int_equal(train_in(f, f->ctx, "out", lora, &(nbl_train_options){.resume = 1}), NBL_ERROR_FORMAT);
+    assert_int_equal(
+        train_in(f, f->ctx, "out", lora, &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}),
+        NBL_ERROR_FORMAT);
     assert_non_null(strstr(nbl_error_message(f->ctx), "other data"));
 }
 
@@ -271,13 +277,14 @@ static void every_storage_and_method_trains_and_resumes(void **state)
         char whole[32], stopped[32];
         int64_t step = 3;
         bool full = strstr(ways[i], "adapter") == NULL;
-        nbl_train_options options = {.event = stop_at, .user = &step};
+        nbl_train_options options = {NBL_OPTIONS(nbl_train_options), .event = stop_at, .user = &step};
         snprintf(whole, sizeof whole, "whole-%d", (int)i);
         snprintf(stopped, sizeof stopped, "stopped-%d", (int)i);
         train_ok(f, whole, ways[i]);
         assert_true(loss_of(f, whole, true) < loss_of(f, whole, false));
         assert_int_equal(train_in(f, f->ctx, stopped, ways[i], &options), NBL_ERROR_CANCELLED);
-        assert_ok(f->ctx, train_in(f, f->ctx, stopped, ways[i], &(nbl_train_options){.resume = 1}));
+        assert_ok(f->ctx, train_in(f, f->ctx, stopped, ways[i],
+                                   &(nbl_train_options){NBL_OPTIONS(nbl_train_options), .resume = 1}));
         const char *file = full ? "model.safetensors" : "adapter_model.safetensors";
         assert_same_file(output(f, whole, file), output(f, stopped, file));
     }
@@ -290,7 +297,7 @@ static double gradients_loss(const fixture *f, const char *name, int dropout)
     static const int32_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6};
     const nbl_ids ids = {.ids = (int32_t *)(uintptr_t)tokens, .count = 8};
     nbl_model *model;
-    nbl_model_options options = {.adapter = in_folder(f->tiny.folder, "out")};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .adapter = in_folder(f->tiny.folder, "out")};
     double loss;
     int64_t trained;
     assert_ok(f->ctx, nbl_model_open(f->ctx, f->tiny.model, &options, &model));

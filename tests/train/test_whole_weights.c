@@ -99,7 +99,8 @@ static fixture open_fixture(bool tied, bool adapter)
     make_temp(f.temp);
     make_model(f.ctx, in_folder(f.temp, "model"), tied);
     make_adapter(f.ctx, in_folder(f.temp, "adapter"));
-    nbl_model_options options = {.adapter = adapter ? in_folder(f.temp, "adapter") : NULL, .dtype = "f32"};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options),
+                                 .adapter = adapter ? in_folder(f.temp, "adapter") : NULL, .dtype = "f32"};
     assert_ok(f.ctx, nbl_model_open(f.ctx, in_folder(f.temp, "model"), &options, &f.model));
     return f;
 }
@@ -175,7 +176,7 @@ static void a_packed_weight_that_is_trained_starts_from_what_it_decodes_to(void 
     struct nbl__weight_entry *held = nbl__model_find(f.model, names[0]);
     uint8_t codes[INNER * HIDDEN];
     float scales[INNER], values[INNER * HIDDEN];
-    nbl_quantize_options how = {.format = NBL_FORMAT_INT8};
+    nbl_quantize_options how = {NBL_OPTIONS(nbl_quantize_options), .format = NBL_FORMAT_INT8};
     nbl_quantized_parts parts = {.data = codes, .scales = scales};
     nbl_weight dense = held->weight;
     assert_ok(f.ctx,
@@ -256,7 +257,8 @@ static nbl_status open_and_train(nbl_context *ctx, const char *temp)
 {
     nbl_model *model;
     nbl__session s;
-    nbl_model_options options = {.adapter = in_folder(temp, "adapter"), .dtype = "f32"};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .adapter = in_folder(temp, "adapter"),
+                                 .dtype = "f32"};
     NBL_TRY(nbl_model_open(ctx, in_folder(temp, "model"), &options, &model));
     nbl_status status = nbl__session_open(model, &training, &s);
     if (status == NBL_OK) nbl__session_close(&s);
@@ -270,7 +272,8 @@ static void memory_that_runs_out_is_told_and_none_is_lost(void **state)
     fixture f = open_fixture(true, true);
     for (int64_t n = 2;; n++) { /* the first is the context itself */
         nbl__counter counter = {.fail_at = n};
-        nbl_context_options options = {.threads = 1, .allocator = nbl__counting_allocator(&counter)};
+        nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = 1,
+                                       .allocator = nbl__counting_allocator(&counter)};
         nbl_context *ctx;
         assert_int_equal(nbl_context_create(&options, &ctx), NBL_OK);
         nbl_status status = open_and_train(ctx, f.temp);

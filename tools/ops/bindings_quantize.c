@@ -95,7 +95,8 @@ nbl_status bind_quantize(run *r)
     NBL_TRY(run_integer(r, "block", 0, 0, &block));
     NBL_TRY(run_flag(r, "nested", false, &nested));
     NBL_TRY(run_tensor(r, "w", &w));
-    nbl_quantize_options options = {.block = (int64_t)block, .nested = nested};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .block = (int64_t)block,
+                                    .nested = nested};
     NBL_CHECK(r->ctx, nbl_format_parse(format, &options.format), NBL_ERROR_ARGUMENT,
               "quantize: attribute format is \"%s\", not nf4, fp4, int8 or mxfp4", format);
     bool rows = options.format == NBL_FORMAT_INT8 || options.format == NBL_FORMAT_MXFP4;

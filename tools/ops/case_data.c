@@ -221,7 +221,8 @@ case_status case_weight(nbl_context *ctx, case_memory *memory, const char *store
     bool nested = name > 7 && strncmp(store + name - 7, "-nested", 7) == 0;
     char format[32] = "";
     nbl_dtype dense = NBL_DTYPE_F32, remembered = NBL_DTYPE_BF16;
-    nbl_quantize_options options = {.block = block ? atoi(block + 1) : 0, .nested = nested};
+    nbl_quantize_options options = {NBL_OPTIONS(nbl_quantize_options), .block = block ? atoi(block + 1) : 0,
+                                    .nested = nested};
     if (name < sizeof format) snprintf(format, sizeof format, "%.*s", (int)(nested ? name - 7 : name), store);
     bool packed = nbl_format_parse(format, &options.format) && options.format != NBL_FORMAT_DENSE;
     if ((!packed && !nbl_dtype_parse(format, &dense)) ||

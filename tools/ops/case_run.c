@@ -167,7 +167,7 @@ double case_error(const nbl_tensor *got, const nbl_tensor *want, double zero)
 
 static bool open_one(nbl_isa isa, int threads, nbl_context **ctx)
 {
-    nbl_context_options options = {.threads = threads};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = threads};
     setenv("NIBBLE_ISA", nbl__isa_name(isa), 1);
     return nbl_context_create(&options, ctx) == NBL_OK;
 }

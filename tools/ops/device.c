@@ -14,7 +14,7 @@ enum { POISON = 0xff };
 
 nbl_context *device_context(int threads, nbl_log_fn log, char why[512])
 {
-    nbl_context_options options = {.threads = threads, .log = log};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = threads, .log = log};
     nbl_context *ctx = NULL;
     if (nbl_context_create(&options, &ctx) != NBL_OK) {
         snprintf(why, 512, "a bad number of threads, or a bad NIBBLE_ISA");

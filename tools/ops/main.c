@@ -118,7 +118,7 @@ static int run_files(const command *c)
 {
     const char *verbose = getenv("NIBBLE_VERBOSE");
     nbl_log_fn log = verbose && strcmp(verbose, "dispatch") == 0 ? show_line : NULL;
-    nbl_context_options options = {.threads = c->o.threads, .log = log};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = c->o.threads, .log = log};
     nbl_context *ctx = NULL;
     char why[512];
     bool check = strcmp(c->words[0], "check") == 0;

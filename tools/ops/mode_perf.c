@@ -210,7 +210,7 @@ static bool name_machine(timing *t, char name[128])
 
 int mode_perf(const case_options *o)
 {
-    nbl_context_options options = {.threads = o->threads};
+    nbl_context_options options = {NBL_OPTIONS(nbl_context_options), .threads = o->threads};
     timing t = {.o = o, .first = true};
     char machine[128], why[CASE_TEXT];
     if (o->cuda) {

@@ -78,7 +78,7 @@ static nbl_status judge(job *j, int64_t i)
 static nbl_status ask_batch(job *j)
 {
     int32_t ends[MAX_ENDS];
-    nbl_generate_options how = {.max_tokens = ANSWER_TOKENS, .ends = ends};
+    nbl_generate_options how = {NBL_OPTIONS(nbl_generate_options), .max_tokens = ANSWER_TOKENS, .ends = ends};
     how.end_count = nbl__min_i64(nbl_model_ends(j->model, ends, MAX_ENDS), MAX_ENDS);
     nbl_status status = j->count ? nbl_model_generate(j->model, j->prompts, j->count, &how, j->answers)
                                  : NBL_OK;
@@ -112,7 +112,7 @@ static nbl_status ask_file(job *j, const char *file)
 
 int main(int count, char **words)
 {
-    nbl_model_options options = {.load = NULL};
+    nbl_model_options options = {NBL_OPTIONS(nbl_model_options), .load = NULL};
     static int32_t ids[BATCH][ANSWER_TOKENS];
     job j = {.to_show = 0};
     const char *model = NULL, *file = NULL;
