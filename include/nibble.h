@@ -507,12 +507,16 @@ typedef struct nbl_linear {
     nbl_tensor x;
     nbl_weight w;
     nbl_tensor bias, lora_a, lora_b, magnitude; /* optional; A with B */
-    nbl_tensor norm; /* f32 [out], optional: |W + scale B A| by rows, when it
+    nbl_tensor norm;  /* f32 [out], optional: |W + scale B A| by rows, when it
                         is known; else it is computed in every call */
-    float scale;     /* alpha / r, or alpha / sqrt(r) */
-    float dropout;   /* 0 <= p < 1, of the adapter's input */
-    uint64_t seed;   /* with the place in x it decides the mask: backward makes
+    float scale;      /* alpha / r, or alpha / sqrt(r) */
+    float dropout;    /* 0 <= p < 1, of the adapter's input */
+    uint64_t seed;    /* with the place in x it decides the mask: backward makes
                         the same one again */
+    nbl_tensor seeds; /* i64 [n], optional: seeds[seed_index] is added to
+                           `seed` when the call runs. So a device can replay a
+                           captured call with other masks */
+    int64_t seed_index; /* 0 <= seed_index < n */
     int64_t first_row; /* rows of the mask before that of x's first, >= 0: calls
                           for parts of a batch draw what one for all draws */
     float threshold;   /* int8: usually 6; <= 0: no column is an outlier */

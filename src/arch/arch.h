@@ -154,11 +154,12 @@ typedef struct nbl__build {
      *     ids, positions  [tokens]         all modes but HEAD
      *     cu_seqlens      [sequences + 1]  all but GENERATE and HEAD: first token of each sequence
      *     labels, dloss   [tokens], [1]    TRAIN; dloss is the gradient of the loss
+     *     denominator     [1]              TRAIN: of the loss; 0: the number of trained tokens
      *     rows            [tokens]         PREFILL, GENERATE: rows of the cache to write
      *     last            [sequences]      PREFILL: index of each sequence's last token
      *     lengths         [sequences]      GENERATE: tokens in the cache
      */
-    nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss;
+    nbl__value ids, positions, cu_seqlens, labels, rows, last, lengths, dloss, denominator;
     /* [layers] KV caches [sequences, cache_size, kv_heads, head_dim]; states */
     nbl__value *keys, *values;
     bool picks;              /* the result is the index of the largest logit, not the logits */

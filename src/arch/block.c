@@ -187,7 +187,7 @@ static names module(const nbl__build *b, const char *before, const char *after, 
 }
 
 /* Index of the dropout mask of a projection's adapter within its layer, the same however
- * projections share nodes. The layer's seed is 0 here; training adds it. */
+ * projections share nodes. The layer's seed is added by an input (nbl__graph_seed_dropout). */
 enum { MASK_QKV = 0, MASK_O = 3, MASK_GATE_UP = 4, MASK_DOWN = MASK_GATE_UP + NBL_MLP_DOWN };
 
 /* y = x·Wᵀ + b, with adapter if the module has one: a linear node. */
@@ -473,6 +473,7 @@ static void make_inputs(nbl__build *b)
     if (b->mode == NBL_MODE_TRAIN) {
         b->labels = input(b, "labels", NBL_DTYPE_I32, b->tokens);
         b->dloss = input(b, "dloss", NBL_DTYPE_F32, 1);
+        b->denominator = input(b, "denominator", NBL_DTYPE_F32, 1);
     }
     if (b->mode == NBL_MODE_PREFILL) b->last = input(b, "last", NBL_DTYPE_I32, b->sequences);
     if (b->mode == NBL_MODE_GENERATE) b->lengths = input(b, "lengths", NBL_DTYPE_I32, b->sequences);
@@ -543,6 +544,7 @@ static void finish(nbl__build *b, nbl__value x)
         a->grad_in_forward = b->train && w && !nbl__info(b->g, w)->trained; /* the plan may clear it */
         nbl__graph_bind(b->g, "w", w);
         nbl__graph_bind(b->g, "labels", b->labels);
+        nbl__graph_bind(b->g, "denominator", b->denominator);
         b->loss = nbl__graph_end(b->g);
         if (b->loss) nbl__info(b->g, b->loss)->kind = NBL_KIND_RESULT;
         return;

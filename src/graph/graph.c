@@ -195,6 +195,20 @@ void *nbl__node_attr(const nbl__node *node, const char *name)
     return NULL;
 }
 
+nbl__value nbl__graph_seed_dropout(nbl__graph *g, int64_t layers)
+{
+    nbl__value seeds = 0;
+    for (int i = 0; i < g->node_count && g->status == NBL_OK; i++) {
+        const nbl__node *node = &g->nodes[i];
+        const nbl__slot *slot = node->family ? nbl__slot_find(node->family, "seeds") : NULL;
+        if (slot == NULL || *(float *)nbl__node_attr(node, "dropout") == 0) continue;
+        if (seeds == 0) seeds = nbl__graph_value(g, NBL_KIND_INPUT, "seeds", NBL_DTYPE_I64, 1, &layers);
+        node->bound[slot - node->family->slots] = seeds;
+        *(int64_t *)nbl__node_attr(node, "seed_index") = node->layer;
+    }
+    return seeds;
+}
+
 /* The slot list of a family ends with a NULL name. */
 static int slot_count(const nbl__family *family)
 {

@@ -139,6 +139,12 @@ void nbl__node_fill(nbl__graph *g, const nbl__node *node, const nbl__value *boun
 /* True if the backward operator reads this slot, given the values bound. */
 bool nbl__slot_kept(const nbl__family *family, const nbl__slot *slot, const nbl__value *bound);
 
+/* ---- dropout ---- */
+
+/* Gives every dropout of the graph a seed that each run reads from an input: i64 [layers], an
+ * element per layer, added to the attribute `seed`. Returns the input; 0 if nothing is dropped. */
+nbl__value nbl__graph_seed_dropout(nbl__graph *g, int64_t layers);
+
 /* ---- autodiff ---- */
 
 /* Adds the backward pass: a gradient for every trained parameter that `result` depends on.

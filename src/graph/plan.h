@@ -53,6 +53,12 @@ typedef enum nbl__recompute {
     NBL_RECOMPUTE_ALL
 } nbl__recompute;
 
+/* Attributes that differ in a run without backward: it drops nothing, and its loss computes no dx. */
+typedef struct nbl__forward_attrs {
+    float dropout;
+    bool grad_in_forward; /* the attribute "early" */
+} nbl__forward_attrs;
+
 typedef struct nbl__planned_step {
     const nbl__node *node;
     const nbl__op *op;
@@ -66,6 +72,8 @@ typedef struct nbl__planned_step {
     /* bytes that a forward kernel leaves for its backward kernel on a device (nbl__cuda_kept);
      * set in both steps */
     size_t kept, kept_offset;
+    /* all zero; while a run without backward lasts, what the arguments have in other runs */
+    nbl__forward_attrs other;
 } nbl__planned_step;
 
 /* A CUDA graph captured from one run of the schedule. The plan keeps the
@@ -158,8 +166,13 @@ nbl_status nbl__plan_clear_gradients(nbl__plan *plan);
  * addresses. A shape must never exceed the planned one. */
 nbl_status nbl__plan_resize(nbl__plan *plan);
 /* Call after changing an attribute of a step through nbl__step_attr: the next run computes its
- * captured graph's key again. Otherwise a device replays the old arguments. */
+ * captured graph's key again. Otherwise a device replays the old arguments. What changes at every
+ * run is an input instead. */
 void nbl__plan_touch(nbl__plan *plan);
+/* Hash of everything that decides which kernels a run of the first `count` steps launches, and with
+ * which arguments; `ends`: with the copies of inputs and results. Never 0. Two runs with equal keys
+ * can be one captured CUDA graph. Reads all arguments, which takes a while in large plans. */
+uint64_t nbl__plan_key(const nbl__plan *plan, int count, bool ends);
 /* Runs the `prepare` steps. Call after every change of parameters, and never during a run:
  * prepare steps use the run memory as scratch. */
 nbl_status nbl__plan_prepare(nbl__plan *plan);
@@ -170,7 +183,7 @@ nbl_status nbl__plan_run(nbl__plan *plan);
  * the next inputs. Results stay on the device: nbl__memory_fetch reads them from
  * nbl__plan_address. Without a device: the same as nbl__plan_run. */
 nbl_status nbl__plan_run_later(nbl__plan *plan);
-/* Runs the forward steps only: results are written, gradients are not. */
+/* Runs the forward steps only, without dropout: results are written, gradients are not. */
 nbl_status nbl__plan_run_forward(nbl__plan *plan);
 /* Debugging aid: runs the forward steps one by one with the current inputs. *node becomes the
  * first node with an output that holds NaN or an infinity; NULL if there is none. */

@@ -10,8 +10,10 @@
  *
  * A run is identified by a hash of all arguments of its steps (plan->key): shapes and attributes
  * are part of them. A key seen for the first time runs uncaptured. The second time the run is
- * captured as a CUDA graph. After that it is replayed as one launch. An argument that changes at
- * every step (a dropout seed, for example) prevents replay. */
+ * captured as a CUDA graph. After that it is replayed as one launch. A scalar that changes at every
+ * step is therefore an input in the plan's memory, not an attribute: dropout's seeds, the loss's
+ * denominator, the loss scale (dloss). An attribute that changed at every step would prevent
+ * replay. */
 #include <math.h>
 
 #include "base/file/file.h"
@@ -199,12 +201,9 @@ typedef struct part {
     bool ends;
 } part;
 
-/* Hash of everything that decides which kernels a run launches, and with which arguments; never
- * 0. */
-static uint64_t key_of(const nbl__plan *plan, part p)
+uint64_t nbl__plan_key(const nbl__plan *plan, int count, bool ends)
 {
-    int count = p.count;
-    uint64_t key = nbl__hash(p.ends, &count, sizeof count);
+    uint64_t key = nbl__hash(ends, &count, sizeof count);
     for (int i = 0; i < count; i++)
         key = nbl__hash(key, plan->steps[i].arguments, plan->steps[i].node->family->size);
     return key ? key : 1;
@@ -238,7 +237,8 @@ static nbl_status launch(nbl__plan *plan, nbl__cuda *cuda, part p)
     /* debugging waits after each kernel, which a captured graph cannot do */
     if (cuda->debugs) return enqueue(plan, cuda, p, false);
     /* Hashing takes a while in large plans, so the key is cached until something changes. */
-    if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends) plan->key = key_of(plan, p);
+    if (plan->key == 0 || plan->key_count != p.count || plan->key_ends != p.ends)
+        plan->key = nbl__plan_key(plan, p.count, p.ends);
     plan->key_count = p.count;
     plan->key_ends = p.ends;
     uint64_t key = plan->key;
@@ -322,29 +322,29 @@ nbl_status nbl__plan_run_later(nbl__plan *plan)
     return judge(plan, run_later(plan));
 }
 
-/* Exchanges the loss's flag "gradient in forward" with *was: a run without backward needs no dx. */
-static void set_grad_in_forward(nbl__plan *plan, int count, bool *was)
+/* Exchanges the attributes of the first `count` steps for those of a run without backward, or back. */
+static void exchange_attrs(nbl__plan *plan, int count)
 {
     for (int i = 0; i < count; i++) {
-        bool *grad_in_forward = nbl__step_attr(&plan->steps[i], "early");
-        if (grad_in_forward == NULL) continue;
-        bool now = *grad_in_forward;
-        *grad_in_forward = *was;
-        *was = now;
-        nbl__plan_touch(plan);
+        nbl__planned_step *step = &plan->steps[i];
+        float *dropout = nbl__step_attr(step, "dropout");
+        bool *grad_in_forward = nbl__step_attr(step, "early");
+        nbl__forward_attrs other = step->other;
+        if (dropout) step->other.dropout = *dropout, *dropout = other.dropout;
+        if (grad_in_forward)
+            step->other.grad_in_forward = *grad_in_forward, *grad_in_forward = other.grad_in_forward;
     }
+    nbl__plan_touch(plan);
 }
 
 nbl_status nbl__plan_run_forward(nbl__plan *plan)
 {
     int count = 0;
-    bool grad_in_forward = false; /* at most one operator, the loss, has this flag */
     /* Forward steps come first. */
     while (count < plan->step_count && !plan->steps[count].backward) count++;
-    set_grad_in_forward(plan, count, &grad_in_forward);
-    /* The flag is exchanged back after the run: backward relies on it in training. */
+    exchange_attrs(plan, count);
     nbl_status status = run_some(plan, count);
-    set_grad_in_forward(plan, count, &grad_in_forward);
+    exchange_attrs(plan, count);
     return judge(plan, status);
 }
 

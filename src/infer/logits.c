@@ -93,12 +93,6 @@ static int64_t trained_tokens(const nbl_ids *labels, int64_t count)
     return trained;
 }
 
-/* The arguments of the loss node. */
-static nbl__cross_entropy *loss_of(nbl__session *s)
-{
-    return s->graph.nodes[nbl__info(&s->graph, s->build.loss)->producer].arguments;
-}
-
 /* Calls fn for the gradient of every trained parameter. The tensor is valid during the call
  * only. */
 static nbl_status hand_out(nbl__session *s, nbl_gradient_fn fn, void *user)
@@ -136,11 +130,10 @@ nbl_status nbl_model_gradients(nbl_model *m, const nbl_ids *sequences, const nbl
                                                       .drops = dropout != 0},
                               &s));
     *(float *)nbl__plan_data(&s.plan, s.build.dloss) = 1; /* the gradient of the loss by itself */
+    *(float *)nbl__plan_data(&s.plan, s.build.denominator) = (float)nbl__max_i64(*trained, 1);
     nbl_status status = NBL_OK;
     for (int64_t i = 0; i < (pack ? 1 : count) && status == NBL_OK; i++) {
         status = nbl__session_load(&s, &sequences[i], pack ? count : 1, &labels[i]);
-        loss_of(&s)->denominator = (float)nbl__max_i64(*trained, 1);
-        nbl__plan_touch(&s.plan); /* an argument of a step has changed */
         if (status == NBL_OK) status = nbl__plan_run(&s.plan);
         *loss += (double)*(float *)nbl__plan_data(&s.plan, s.build.loss);
     }

@@ -127,6 +127,7 @@ typedef struct nbl__session {
     nbl__graph graph;
     nbl__build build;
     nbl__plan plan;
+    nbl__value seeds; /* input: i64 [layers], the seeds of dropout; 0: nothing is dropped */
     bool resized; /* the size of an input differs from the size that the plan's shapes were inferred with */
     bool masters; /* trained weights are read from f32 parameters: of this session or of `shared` */
     bool drops;   /* the adapter's dropout is applied */

@@ -172,7 +172,10 @@ static nbl_status plan_session(nbl__session *s, const nbl__session_options *o)
     if (status == NBL_OK) status = refuse_misfits(m, &s->build.problems);
     nbl__text_free(&s->build.problems);
     NBL_TRY(status);
-    if (o->train) NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
+    if (o->train) {
+        s->seeds = nbl__graph_seed_dropout(&s->graph, m->decoder.layers);
+        NBL_TRY(nbl__graph_differentiate(&s->graph, s->build.loss, s->build.dloss));
+    }
     return nbl__plan_make(&s->graph, &o->plan, &s->plan);
 }
 
@@ -199,6 +202,15 @@ nbl_status nbl__model_check(nbl_model *m)
     return status;
 }
 
+/* Sets the inputs of training that have a default: the loss is divided by the number of trained
+ * tokens of the run, and the layers' seeds are 0. */
+static void default_inputs(nbl__session *s)
+{
+    if (s->build.denominator) *(float *)nbl__plan_data(&s->plan, s->build.denominator) = 0;
+    if (s->seeds)
+        memset(nbl__plan_data(&s->plan, s->seeds), 0, (size_t)s->model->decoder.layers * sizeof(int64_t));
+}
+
 /* Uploads weights, allocates, fills and prepares the parameters. With `shared` the parameters are
  * the other session's, which has filled and prepared them. */
 static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
@@ -207,6 +219,7 @@ static nbl_status bind_session(nbl__session *s, const nbl__session *shared)
               s->model->path);
     NBL_TRY(nbl__upload_weights(s->model, &s->graph));
     NBL_TRY(nbl__plan_bind(&s->plan, shared ? &shared->plan : NULL));
+    default_inputs(s);
     if (shared) return NBL_OK;
     NBL_TRY(fill_parameters(s));
     /* The plan has a copy of the adapter now. Drop the file's pages, which would be a second

@@ -117,7 +117,10 @@ nbl_status nbl__optimizer_norm(nbl__optimizer *o, double max_norm, nbl__clipping
 nbl_status nbl__optimizer_step(nbl__optimizer *o, const nbl__run_config *config, double lr, double grad_scale,
                                int64_t step)
 {
-    /* An AdamW call has one weight decay and one number of bits: up to four calls. Bit 0 of
+    /* Learning rate and step are arguments of these launches, which no captured graph contains. So
+     * their change at every step prevents no replay.
+     *
+     * An AdamW call has one weight decay and one number of bits: up to four calls. Bit 0 of
      * kind: decay; bit 1: 8-bit moments. */
     for (int kind = 0; kind < 4; kind++) {
         nbl_adamw call = {.tensors = o->group,

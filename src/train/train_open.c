@@ -204,25 +204,6 @@ static nbl_status open_window(nbl__trainer *t, nbl__window *w)
                                                                                          : NBL_ERROR_MEMORY;
 }
 
-/* Lists all dropouts of the plan with a rate above 0. */
-static nbl_status find_sites(nbl__trainer *t)
-{
-    const nbl__plan *plan = &t->session.plan;
-    t->sites = nbl__arena_alloc(&t->arena, (size_t)plan->step_count * sizeof *t->sites);
-    if (t->sites == NULL) return NBL_ERROR_MEMORY;
-    for (int i = 0; i < plan->step_count; i++) {
-        float *rate = nbl__step_attr(&plan->steps[i], "dropout");
-        if (rate == NULL || *rate == 0) continue;
-        uint64_t *seed = nbl__step_attr(&plan->steps[i], "seed");
-        t->sites[t->site_count++] = (nbl__dropout_site){.rate = rate,
-                                                        .trained_rate = *rate,
-                                                        .seed = seed,
-                                                        .layer = plan->steps[i].node->layer,
-                                                        .mask = *seed};
-    }
-    return NBL_OK;
-}
-
 /* Computes the length of the run in steps: max_steps, or num_epochs times the steps of the first
  * epoch. With packing other epochs may have slightly more or fewer steps. Also makes the
  * validation epoch. */
@@ -319,7 +300,6 @@ static nbl_status begin_run(nbl__trainer *t)
     NBL_TRY(nbl__optimizer_open(&t->session, c->adam8bit, &t->optimizer));
     t->window = t->windows;
     for (int i = 0; i < 2; i++) NBL_TRY(open_window(t, &t->windows[i]));
-    NBL_TRY(find_sites(t));
     t->records = (nbl__records){.ctx = t->ctx, .folder = c->output_dir};
     t->state = (nbl__run_state){.loss_scale = (nbl_dtype)c->compute == NBL_DTYPE_F16 ? 0x1p16 : 1,
                                 .best_eval = INFINITY,

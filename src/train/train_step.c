@@ -70,31 +70,24 @@ static nbl_status fill_window(nbl__trainer *t, nbl__window *w, const nbl__epoch 
 
 /* ---- running ---- */
 
-/* Writes rate and seed of every dropout: see nbl__dropout_site. `training` false: all rates are
- * 0. The plan is told, because a captured graph holds the old arguments. */
-static void set_dropout(nbl__trainer *t, int64_t epoch, int64_t batch, bool training)
+/* Writes the seed of each layer's dropouts for a micro-batch. The graph adds a constant per mask
+ * (arch/block.c). The seed depends on the layer, not on the index of the planned step. So every
+ * device and every plan, with recomputed layers or without, draws the same dropout. */
+static void set_seeds(nbl__trainer *t, int64_t epoch, int64_t batch)
 {
-    for (int64_t i = 0; i < t->site_count; i++) {
-        nbl__dropout_site *site = &t->sites[i];
-        uint64_t key[] = {t->config->seed, (uint64_t)epoch, (uint64_t)batch, (uint64_t)site->layer};
-        *site->rate = training ? site->trained_rate : 0;
-        *site->seed = nbl__hash(0, key, sizeof key) + site->mask;
+    if (t->session.seeds == 0) return;
+    uint64_t *seeds = nbl__plan_data(&t->session.plan, t->session.seeds);
+    for (int64_t layer = 0; layer < t->model->decoder.layers; layer++) {
+        uint64_t key[] = {t->config->seed, (uint64_t)epoch, (uint64_t)batch, (uint64_t)layer};
+        seeds[layer] = nbl__hash(0, key, sizeof key);
     }
-    if (t->site_count > 0) nbl__plan_touch(&t->session.plan);
 }
 
-/* Writes the number that cross entropy divides its sum by. The plan is told only of a change. */
+/* Writes the number that cross entropy divides its sum by. */
 static void set_denominator(nbl__trainer *t, int64_t trained)
 {
-    for (int i = 0; i < t->session.plan.step_count; i++) {
-        nbl__planned_step *step = &t->session.plan.steps[i];
-        if (strcmp(step->node->family->name, "cross_entropy") != 0) continue;
-        nbl__cross_entropy *loss = step->arguments;
-        float denominator = (float)nbl__max_i64(trained, 1);
-        if (loss->denominator == denominator) continue;
-        loss->denominator = denominator;
-        nbl__plan_touch(&t->session.plan);
-    }
+    float *denominator = nbl__plan_data(&t->session.plan, t->session.build.denominator);
+    *denominator = (float)nbl__max_i64(trained, 1);
 }
 
 /* Writes micro-batch b's ids and labels to the inputs of the session. */
@@ -104,11 +97,11 @@ static nbl_status load_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
     return nbl__session_load(&t->session, w->sequences + first, w->starts[b + 1] - first, w->targets + first);
 }
 
-/* Prepares the session for a training run over micro-batch b: dropout, denominator, inputs, loss
- * scale. */
+/* Writes all inputs of a training run over micro-batch b. No argument of a step changes unless the
+ * shapes do, so a device replays its captured graph. */
 static nbl_status choose_batch(nbl__trainer *t, const nbl__window *w, int64_t b)
 {
-    set_dropout(t, w->epoch, w->batch + b, true);
+    set_seeds(t, w->epoch, w->batch + b);
     set_denominator(t, w->trained);
     NBL_TRY(load_batch(t, w, b));
     *(float *)nbl__plan_data(&t->session.plan, t->session.build.dloss) = (float)t->state.loss_scale;
@@ -267,7 +260,6 @@ nbl_status nbl__trainer_evaluate(nbl__trainer *t, double *loss)
 {
     double sum = 0;
     int64_t trained = 0;
-    set_dropout(t, 0, 0, false);
     set_denominator(t, 1); /* the loss of a batch is then its sum; it is divided once, at the end */
     for (int64_t b = 0; b < t->validation.batch_count; b++) {
         nbl__trainer_phase(t, b, t->validation.batch_count, "evaluating");

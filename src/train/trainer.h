@@ -18,17 +18,6 @@
 #include "data/data.h"
 #include "report/report.h"
 
-/* One dropout of the plan: pointers into the arguments of its planned step. Before each micro-batch
- *     *seed = hash(run seed, epoch, micro-batch, layer) + mask
- * is written. The seed depends on the layer, not on the index of the planned step. So every device
- * and every plan, with recomputed layers or without, draws the same dropout. */
-typedef struct nbl__dropout_site {
-    float *rate, trained_rate; /* *rate is 0 in evaluations, else trained_rate */
-    uint64_t *seed;
-    uint64_t mask; /* *seed as the graph made it; tells the dropouts of one layer apart */
-    int64_t layer;
-} nbl__dropout_site;
-
 /* The examples of one optimiser step, and what the device reports of the step. ids and labels hold
  * the sequences of all micro-batches one after the other; micro-batch b is
  * sequences[starts[b]] .. sequences[starts[b + 1] - 1]. All arrays belong to the trainer's arena,
@@ -64,8 +53,6 @@ typedef struct nbl__trainer {
     nbl__run_state state;
     nbl__window windows[2], *window; /* window: the one of the two that this step uses */
     bool begun; /* the other window is the next step's; its first micro-batch is enqueued */
-    nbl__dropout_site *sites;
-    int64_t site_count;
     int64_t max_steps, steps_per_epoch, warmup; /* in optimiser steps */
     uint64_t memory_bytes;                      /* planned: weights, arenas, moments */
     const char *resumed;                        /* folder of the checkpoint resumed from; or NULL */

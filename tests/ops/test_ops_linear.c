@@ -125,6 +125,12 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     REFUSED(l->args.lora_b.shape[1] = 3, NBL_ERROR_SHAPE, "lora_b", "[5, 3]", "[5, 2]");
     REFUSED(l->args.magnitude.shape[0] = 6, NBL_ERROR_SHAPE, "magnitude", "[6]", "[5]");
     REFUSED(l->args.dropout = 1, NBL_ERROR_ARGUMENT, "dropout");
+    int64_t seeds[2] = {0};
+    REFUSED(l->args.seeds = ((nbl_tensor){NBL_DTYPE_I32, 1, {2}, seeds}), NBL_ERROR_DTYPE, "seeds", "i64");
+    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds}), l->args.seed_index = 2),
+            NBL_ERROR_SHAPE, "seeds", "[2]", "seed_index 2");
+    REFUSED((l->args.seeds = ((nbl_tensor){NBL_DTYPE_I64, 1, {2}, seeds}), l->args.seed_index = -1),
+            NBL_ERROR_SHAPE, "seeds", "-1");
     REFUSED(l->args.bias.dtype = NBL_DTYPE_F16, NBL_ERROR_DTYPE, "b ", "f16", "f32");
 #undef REFUSED
     const nbl__impl *impl;
@@ -227,6 +233,39 @@ static void a_run_of_a_mask_is_that_of_its_elements(void **state)
                                 (nbl__dropout_keeps(0x123456789abcdef0u, 0.25f, starts[s] + i) ? 4 : 0));
                 assert_true(values[n] == 3);
             }
+}
+
+/* A seed in memory and the attribute add up, also beyond 2^64. */
+static void a_seed_in_memory_draws_the_masks_of_the_attribute(void **state)
+{
+    static int64_t values[] = {1, -5, INT64_MAX};
+    static const char *const impls[] = {"cpu", "ref"};
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < 24; i++) {
+        int64_t at = i / 2 % 3, tokens = i % 4 < 2 ? 5 : 20;
+        layer_kind k = {NF4, dtypes[i / 6 % 3], NBL_DTYPE_F32, tokens, 64, 24, 4, i % 5 == 0, true, 0.5f};
+        pool p = {0};
+        nbl__linear a = random_layer(&p, &k), b = a;
+        a.seed = 77 + (uint64_t)values[at];
+        b.seed = 77;
+        b.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {3}, values};
+        b.seed_index = at;
+        nbl__linear_group one = {.members = {a, a}}, other = {.members = {b, a}};
+        for (int backward = 0; backward < 2; backward++) {
+            run_new(ctx, &p, &nbl__linear_family, &a, backward, impls[i % 2]);
+            run_new(ctx, &p, &nbl__linear_family, &b, backward, impls[i % 2]);
+            assert_same_bits(&nbl__linear_family, &b, &a, backward);
+            run_new(ctx, &p, &nbl__linear_group_family, &one, backward, impls[i % 2]);
+            run_new(ctx, &p, &nbl__linear_group_family, &other, backward, impls[i % 2]);
+            assert_same_bits(&nbl__linear_group_family, &other, &one, backward);
+        }
+        b.seed_index = (at + 1) % 3;
+        run_new(ctx, &p, &nbl__linear_family, &b, false, impls[i % 2]);
+        assert_memory_not_equal(b.y.data, a.y.data, (size_t)(tokens * 24) * nbl__size_of(k.dtype));
+        pool_free(&p);
+    }
+    nbl_context_destroy(ctx);
 }
 
 /* ---- the same bits ---- */
@@ -551,6 +590,7 @@ int main(void)
         cmocka_unit_test(every_number_of_tokens_and_rank_agrees_with_the_reference),
         cmocka_unit_test(more_tokens_than_a_chunk_agree_with_the_reference),
         cmocka_unit_test(a_run_of_a_mask_is_that_of_its_elements),
+        cmocka_unit_test(a_seed_in_memory_draws_the_masks_of_the_attribute),
         cmocka_unit_test(the_bits_depend_neither_on_threads_nor_on_the_rank_of_x),
         cmocka_unit_test(an_unwanted_gradient_is_not_computed_and_the_others_stay),
         cmocka_unit_test(gradients_of_parameters_accumulate),

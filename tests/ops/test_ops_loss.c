@@ -354,7 +354,8 @@ static void parts_with_the_denominator_of_the_whole_add_up_to_it(void **state)
     int trained = 0;
     for (int t = 0; t < 10; t++) trained += ((int32_t *)p.args.labels.data)[t] >= 0;
     give_outputs(ctx, &part);
-    part.denominator = (float)trained;
+    float denominator = (float)trained;
+    part.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &denominator};
     for (int k = 0; k < 2; k++) { /* 3 tokens, then 7 */
         part.x.shape[0] = part.labels.shape[0] = k ? 7 : 3;
         part.x.data = (float *)p.args.x.data + (k ? 3 * 6 : 0);
@@ -460,6 +461,27 @@ static void labels_out_of_range_are_refused_by_value_and_index(void **state)
     nbl_context_destroy(ctx);
 }
 
+/* Its value is known when the operator runs. */
+static void a_denominator_that_divides_nothing_is_refused(void **state)
+{
+    (void)state;
+    static const float wrong[] = {-3, NAN, INFINITY};
+    nbl_context *ctx = new_context();
+    problem p;
+    make_problem(ctx, &p, (shape){9, 4, 50}, NBL_DTYPE_F32, NBL_FORMAT_DENSE);
+    give_outputs(ctx, &p.args);
+    for (size_t k = 0; k < 2 * sizeof wrong / sizeof *wrong; k++) {
+        float value = wrong[k / 2];
+        p.args.denominator = (nbl_tensor){NBL_DTYPE_F32, 1, {1}, &value};
+        assert_int_equal(try_op(ctx, &nbl__cross_entropy_family.forward, k % 2 ? "ref" : "cpu", &p.args),
+                         NBL_ERROR_ARGUMENT);
+        assert_non_null(strstr(nbl_error_message(ctx), "denominator"));
+    }
+    free_outputs(&p.args);
+    free_problem(&p);
+    nbl_context_destroy(ctx);
+}
+
 static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
 {
     (void)state;
@@ -488,8 +510,14 @@ static void mismatches_name_operator_tensor_dtypes_and_shapes(void **state)
     REFUSED(a.softcap = -1, NBL_ERROR_ARGUMENT, "softcap");
     REFUSED(a.smoothing = 1.5f, NBL_ERROR_ARGUMENT, "smoothing");
     REFUSED(a.smoothing = NAN, NBL_ERROR_ARGUMENT, "smoothing");
-    REFUSED(a.denominator = -3, NBL_ERROR_ARGUMENT, "denominator");
-    REFUSED((a.denominator = 3, a.reduction = NBL_REDUCTION_NONE), NBL_ERROR_ARGUMENT, "denominator", "mean");
+    float three = 3;
+    const nbl_tensor denominator = {NBL_DTYPE_F32, 1, {1}, &three};
+    REFUSED((a.denominator = denominator, a.denominator.dtype = NBL_DTYPE_F16), NBL_ERROR_DTYPE,
+            "denominator", "f16", "f32");
+    REFUSED((a.denominator = denominator, a.denominator.shape[0] = 2), NBL_ERROR_SHAPE, "denominator", "[2]",
+            "[1]");
+    REFUSED((a.denominator = denominator, a.reduction = NBL_REDUCTION_NONE), NBL_ERROR_ARGUMENT,
+            "denominator", "mean");
     REFUSED(a.dloss.dtype = NBL_DTYPE_F16, NBL_ERROR_DTYPE, "dloss", "f16", "f32");
     REFUSED(a.dloss.shape[0] = 3, NBL_ERROR_SHAPE, "dloss", "[3]", "[1]");
     REFUSED(a.reduction = NBL_REDUCTION_NONE, NBL_ERROR_SHAPE, "dloss", "[1]", "[3]");
@@ -512,6 +540,7 @@ int main(void)
         cmocka_unit_test(large_logits_and_a_sure_label_keep_their_digits),
         cmocka_unit_test(the_references_gradients_are_differences_of_its_loss),
         cmocka_unit_test(labels_out_of_range_are_refused_by_value_and_index),
+        cmocka_unit_test(a_denominator_that_divides_nothing_is_refused),
         cmocka_unit_test(mismatches_name_operator_tensor_dtypes_and_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

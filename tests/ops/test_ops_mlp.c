@@ -130,6 +130,31 @@ static void the_bits_depend_neither_on_threads_nor_on_the_rank_of_x(void **state
     nbl_context_destroy(three);
 }
 
+static void a_seed_in_memory_draws_the_masks_of_the_attribute(void **state)
+{
+    static int64_t values[] = {3, 1000};
+    static const char *const impls[] = {"cpu", "ref"};
+    (void)state;
+    nbl_context *ctx = new_context();
+    for (int i = 0; i < 4; i++) {
+        block_kind k = {NF4, NBL_DTYPE_F32, NBL_DTYPE_F32, 0,   i < 2 ? 7 : 20, 32, 64, 24,
+                        4,   false,         true,          0.4f};
+        pool p = {0};
+        nbl__mlp a = random_block(&p, &k), b = a;
+        a.gate.seed = 1077;
+        b.gate.seed = 77;
+        b.gate.seeds = (nbl_tensor){NBL_DTYPE_I64, 1, {2}, values};
+        b.gate.seed_index = 1;
+        for (int backward = 0; backward < 2; backward++) {
+            run_new(ctx, &p, &nbl__mlp_family, &a, backward, impls[i % 2]);
+            run_new(ctx, &p, &nbl__mlp_family, &b, backward, impls[i % 2]);
+            assert_same_bits(&nbl__mlp_family, &b, &a, backward);
+        }
+        pool_free(&p);
+    }
+    nbl_context_destroy(ctx);
+}
+
 /* With dropout: a call for the tokens from `first` on, which are told to be those, and one for all; chunks are such parts. */
 static void parts_of_a_batch_draw_the_masks_of_the_whole(void **state)
 {
@@ -303,6 +328,7 @@ int main(void)
         cmocka_unit_test(more_tokens_than_a_chunk_agree_with_the_reference),
         cmocka_unit_test(the_gradients_are_those_of_the_forward_pass),
         cmocka_unit_test(the_bits_depend_neither_on_threads_nor_on_the_rank_of_x),
+        cmocka_unit_test(a_seed_in_memory_draws_the_masks_of_the_attribute),
         cmocka_unit_test(parts_of_a_batch_draw_the_masks_of_the_whole),
         cmocka_unit_test(saving_gate_and_up_changes_no_bit),
         cmocka_unit_test(a_product_beyond_f16_does_no_harm),

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "device/cuda/cuda.h"
 #include "train/schedule.h"
 #include "train/trainer.h"
 
@@ -290,6 +291,65 @@ static void every_storage_and_method_trains_and_resumes(void **state)
     }
 }
 
+/* ---- what changes at every step ---- */
+
+/* Rows of one length. In row i all but i tokens are trained. */
+static void write_even_rows(const fixture *f)
+{
+    char text[4096];
+    int size = 0;
+    for (int row = 0; row < 8; row++) {
+        char ids[256] = "", labels[256] = "";
+        for (int i = 0; i < 12; i++) {
+            const char *comma = i ? ", " : "";
+            int id = (17 * row + 5 * i) % TINY_VOCAB;
+            snprintf(ids + strlen(ids), sizeof ids - strlen(ids), "%s%d", comma, id);
+            snprintf(labels + strlen(labels), sizeof labels - strlen(labels), "%s%d", comma,
+                     i <= row ? -100 : id);
+        }
+        size += snprintf(text + size, sizeof text - (size_t)size, "{\"input_ids\": [%s], \"labels\": [%s]}\n",
+                         ids, labels);
+    }
+    write_file(f->tiny.folder, "rows.jsonl", text, (size_t)size);
+}
+
+/* A device replays the captured graph of a run whose key it knows. */
+static void a_step_with_other_seeds_is_the_same_graph(void **state)
+{
+    fixture *f = *state;
+    enum { RUNS = 5 };
+    write_even_rows(f);
+    char keys[512];
+    snprintf(keys, sizeof keys, "%s\nval_set_size: 2", lora);
+    nbl_run *run = open_run(f, f->ctx, "out", keys);
+    nbl_train_options options = {NBL_OPTIONS(nbl_train_options)};
+    nbl__trainer t;
+    assert_ok(f->ctx, nbl__trainer_open(f->ctx, &run->config, &options, &t));
+    const nbl__plan *plan = &t.session.plan;
+    uint64_t key[RUNS], seed[RUNS];
+    float denominator[RUNS];
+    bool other_denominators = false;
+    for (int i = 0; i < RUNS; i++) {
+        nbl__step_result result;
+        double loss;
+        assert_ok(f->ctx, nbl__trainer_step(&t, false, &result));
+        key[i] = nbl__plan_key(plan, plan->step_count, false);
+        seed[i] = *(uint64_t *)nbl__plan_data(plan, t.session.seeds);
+        denominator[i] = *(float *)nbl__plan_data(plan, t.session.build.denominator);
+        assert_true(key[i] == key[0] && denominator[i] == (float)result.trained);
+        for (int k = 0; k < i; k++) assert_true(seed[k] != seed[i]);
+        other_denominators |= denominator[i] != denominator[0];
+        if (i % 2 == 0) assert_ok(f->ctx, nbl__trainer_evaluate(&t, &loss));
+    }
+    assert_true(other_denominators);
+    bool captured = false;
+    for (int i = 0; i < NBL_PLAN_CAPTURED_GRAPHS; i++)
+        captured |= plan->captured_graphs[i].key == key[0] && plan->captured_graphs[i].graph;
+    assert_true(captured == (nbl__cuda_of(f->ctx) != NULL));
+    nbl__trainer_close(&t);
+    nbl_run_close(run);
+}
+
 /* ---- gradients of an adapter that was trained with dropout ---- */
 
 static double gradients_loss(const fixture *f, const char *name, int dropout)
@@ -337,6 +397,7 @@ int main(void)
         TEST(a_run_that_begins_anew_loses_nothing),
         TEST(after_any_failed_write_a_run_can_go_on),
         TEST(a_weight_that_is_infinite_is_named),
+        TEST(a_step_with_other_seeds_is_the_same_graph),
         TEST(gradients_have_dropout_only_when_asked),
         TEST(other_data_are_not_gone_on_with),
         TEST(runs_of_several_dtypes_in_one_process_do_not_touch_each_other),

@@ -11,7 +11,8 @@
  *
  *     T=17                    a number, named by one capital, for the shapes
  *     x=TxH  x=TxH:f16:huge   a tensor: shape, dtype (the compute dtype, unless said), generator (case_data.c)
- *     ids=T:random-V  cu_seqlens=[0,5,5,40]          integers
+ *     ids=T:random-V  cu_seqlens=[0,5,5,40]          integers: i32
+ *     seeds=[3,77]:i64                               i64
  *     w=NxK:nf4/128@f16       a weight: format, block, the dtype its state remembers
  *     dy=none                 a cotangent that is left out; the others are made as `infer` says
  *     dtype=bf16 causal=true  attributes

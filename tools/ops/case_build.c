@@ -151,7 +151,7 @@ static int list_length(const char *list)
 
 /* ---- slots ---- */
 
-/* SHAPE[:DTYPE[:GENERATOR]], SHAPE:GENERATOR for integers, or a list. */
+/* SHAPE[:DTYPE[:GENERATOR]], SHAPE:GENERATOR for integers, or LIST[:i64]. */
 static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *value, case_split split,
                                char why[CASE_TEXT])
 {
@@ -163,6 +163,8 @@ static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *va
         snprintf(generator, sizeof generator, "%.255s", value);
         tensor->rank = 1;
         tensor->shape[0] = list_length(value);
+        const char *end = strstr(value, "]:");
+        if (end && !nbl_dtype_parse(end + 2, &tensor->dtype)) status = CASE_BAD;
     } else {
         status = read_shape(c, value, split, tensor);
         const char *at = strchr(value, ':');
@@ -174,7 +176,7 @@ static case_status read_tensor(op_case *c, const nbl__slot *slot, const char *va
         if (case_is_integer(dtype)) memcpy(generator, dtype, sizeof dtype);
         else if (*dtype && !nbl_dtype_parse(dtype, &tensor->dtype)) status = CASE_BAD;
     }
-    if (case_is_integer(generator)) tensor->dtype = NBL_DTYPE_I32;
+    if (case_is_integer(generator) && tensor->dtype != NBL_DTYPE_I64) tensor->dtype = NBL_DTYPE_I32;
     if (status == CASE_READY) {
         size_t element = (size_t)nbl__dtype_bits(tensor->dtype) / 8;
         tensor->data = case_alloc(&c->memory, case_bytes(tensor), element);

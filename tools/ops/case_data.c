@@ -136,6 +136,12 @@ bool case_is_integer(const char *generator)
     return false;
 }
 
+static void put_integer(nbl_tensor *tensor, int64_t i, int64_t value)
+{
+    if (tensor->dtype == NBL_DTYPE_I64) ((int64_t *)tensor->data)[i] = value;
+    else ((int32_t *)tensor->data)[i] = (int32_t)value;
+}
+
 static bool integer_list(const char *text, const char *list, nbl_tensor *tensor)
 {
     int64_t n = nbl__tensor_elements(tensor), i = 0;
@@ -145,7 +151,7 @@ static bool integer_list(const char *text, const char *list, nbl_tensor *tensor)
         size_t length = strcspn(at, ",]");
         snprintf(item, sizeof item, "%.*s", (int)nbl__min_i64((int64_t)length, 31), at);
         if (!case_number(text, item, &value)) return false;
-        ((int32_t *)tensor->data)[i] = (int32_t)value;
+        put_integer(tensor, i, (int64_t)value);
         at += length + (at[length] == ',');
     }
     return true;
@@ -165,7 +171,7 @@ static bool fill_integers(const char *text, const char *generator, uint64_t seed
         if (strcmp(generator, "range") == 0) value = i;
         if (strcmp(generator, "packed") == 0) value = i % run;
         if (*generator == 'c') value = (int64_t)max;
-        ((int32_t *)tensor->data)[i] = (int32_t)value;
+        put_integer(tensor, i, value);
     }
     return true;
 }
@@ -173,7 +179,7 @@ static bool fill_integers(const char *text, const char *generator, uint64_t seed
 bool case_fill(const char *text, const char *generator, uint64_t seed, const char *slot, nbl_tensor *tensor)
 {
     if (case_is_integer(generator)) {
-        if (tensor->dtype != NBL_DTYPE_I32) return false;
+        if (tensor->dtype != NBL_DTYPE_I32 && tensor->dtype != NBL_DTYPE_I64) return false;
         return fill_integers(text, generator, seed, slot, tensor);
     }
     int64_t n = nbl__tensor_elements(tensor);

@@ -72,6 +72,17 @@ static nbl_status check_adapter(nbl_context *ctx, const char *op, const char *pa
     return nbl__check_dims(ctx, op, name_n.text, &a->norm, 1, &out);
 }
 
+static nbl_status check_seeds(nbl_context *ctx, const char *op, const nbl__linear *a)
+{
+    if (!nbl__given(&a->seeds)) return NBL_OK;
+    NBL_TRY(nbl__check_dtype(ctx, op, "seeds", &a->seeds, NBL_DTYPE_I64));
+    NBL_CHECK(ctx, a->seeds.rank == 1 && a->seed_index >= 0 && a->seed_index < a->seeds.shape[0],
+              NBL_ERROR_SHAPE,
+              "%s: seeds is %s, a vector with the element seed_index %" PRId64 " was expected", op,
+              nbl__show_shape(a->seeds.rank, a->seeds.shape).text, a->seed_index);
+    return NBL_OK;
+}
+
 static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *part, const nbl__linear *a)
 {
     NBL_TRY(nbl__check_compute(ctx, op, a->dtype));
@@ -92,6 +103,7 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const char *par
             NBL_TRY(nbl__check_dtype(ctx, op, name_b.text, &a->bias, a->dtype));
         NBL_TRY(nbl__check_dims(ctx, op, name_b.text, &a->bias, 1, &out));
     }
+    NBL_TRY(check_seeds(ctx, op, a));
     return check_adapter(ctx, op, part, a, out, in);
 }
 
@@ -143,6 +155,7 @@ static const nbl__slot slots[] = {
     NBL_KEPT(nbl__linear, lora_b, "lora_b", OPTIONAL),
     NBL_KEPT(nbl__linear, magnitude, "magnitude", OPTIONAL),
     NBL_KEPT(nbl__linear, norm, "norm", OPTIONAL),
+    NBL_KEPT(nbl__linear, seeds, "seeds", OPTIONAL),
     NBL_SLOT(nbl__linear, y, "y", OUTPUT, NULL),
     NBL_SLOT(nbl__linear, dy, "dy", COTANGENT, "y"),
     NBL_SLOT(nbl__linear, dx, "dx", GRADIENT, "x"),
@@ -158,6 +171,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear, scale, "scale", FLOAT, 1),
     NBL_ATTR(nbl__linear, dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear, seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear, seed_index, "seed_index", INT, 0),
     NBL_ATTR(nbl__linear, first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear, threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__linear, dequantized, "decoded", FLAG, 0),

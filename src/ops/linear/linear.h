@@ -56,6 +56,25 @@ static inline bool nbl__linear_by_codes(const nbl__linear *a)
     return a->w.format == NBL_FORMAT_INT8 && !a->dequantized;
 }
 
+/* The seed of a layer's mask: `constant`, plus *added unless that is NULL. `added`
+ * lies where the operator runs, so only a running kernel reads it. A captured CUDA
+ * graph holds both fields, and is replayed with other masks when *added changes. */
+typedef struct nbl__seed {
+    uint64_t constant;
+    const uint64_t *added;
+} nbl__seed;
+static inline nbl__seed nbl__linear_seed(const nbl__linear *a)
+{
+    const uint64_t *seeds = (const uint64_t *)a->seeds.data;
+    nbl__seed seed = {a->seed, seeds ? seeds + a->seed_index : NULL};
+    return seed;
+}
+/* The seed itself, in host memory. */
+static inline uint64_t nbl__seed_value(nbl__seed seed)
+{
+    return seed.constant + (seed.added ? *seed.added : 0);
+}
+
 /* The seed of mask `index`, where one attribute `seed` serves several layers.
  * Index 0 is the seed itself. */
 static inline uint64_t nbl__dropout_seed(uint64_t seed, int64_t index)

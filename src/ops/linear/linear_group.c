@@ -14,6 +14,8 @@ void nbl__linear_group_spread(const nbl__linear_group *group, nbl__linear member
         if (members[i].scale == 0) members[i].scale = first->scale;
         members[i].dropout = first->dropout;
         members[i].seed = nbl__dropout_seed(first->seed, i);
+        members[i].seeds = first->seeds;
+        members[i].seed_index = first->seed_index;
         members[i].first_row = first->first_row;
         members[i].threshold = first->threshold;
         members[i].dequantized = first->dequantized;
@@ -109,6 +111,7 @@ static const nbl__slot slots[] = {
     MEMBER(1, OPTIONAL_WEIGHT),
     MEMBER(2, OPTIONAL_WEIGHT),
     MEMBER(3, OPTIONAL_WEIGHT),
+    NBL_KEPT(nbl__linear_group, members[0].seeds, "seeds", OPTIONAL),
     NBL_SLOT(nbl__linear_group, members[0].dx, "dx", GRADIENT, "x"),
     {0},
 };
@@ -120,6 +123,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__linear_group, members[3].scale, "scale3", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__linear_group, members[0].seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__linear_group, members[0].seed_index, "seed_index", INT, 0),
     NBL_ATTR(nbl__linear_group, members[0].first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__linear_group, members[0].threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__linear_group, members[0].dequantized, "decoded", FLAG, 0),

@@ -5,8 +5,8 @@
  * the members, rounded once. A group costs less than its members alone: x is
  * packed once, and dx is written once.
  *
- * members[0] holds the shared arguments: x, dx, dtype, dropout, seed, first_row,
- * threshold, train_w, accumulate. Its scale applies to members whose own is 0. All
+ * members[0] holds the shared arguments: x, dx, dtype, dropout, seed, seeds,
+ * seed_index, first_row, threshold, train_w, accumulate. Its scale applies to members whose own is 0. All
  * other arguments are each member's own. Member i has the dropout mask of the seed
  * nbl__dropout_seed(seed, i).
  *

@@ -74,7 +74,8 @@ static void weight_row(const nbl__linear *a, int64_t n, float *row)
 static double dropped(const nbl__linear *a, int64_t i)
 {
     if (a->dropout == 0) return nbl__ref_get(&a->x, i);
-    bool kept = nbl__dropout_keeps(a->seed, a->dropout, a->first_row * a->w.shape[1] + i);
+    bool kept = nbl__dropout_keeps(nbl__seed_value(nbl__linear_seed(a)), a->dropout,
+                                   a->first_row * a->w.shape[1] + i);
     return kept ? nbl__ref_get(&a->x, i) / (1 - (double)a->dropout) : 0;
 }
 
@@ -227,6 +228,7 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
 {
     sizes z = sizes_of(a);
     double scale = (double)a->scale;
+    uint64_t seed = nbl__seed_value(nbl__linear_seed(a));
     for (int64_t t = 0; t < z.tokens; t++)
         for (int64_t r = 0; r < z.rank; r++) {
             double sum = 0;
@@ -236,7 +238,7 @@ static void backward_adapter(const nbl__linear *a, const scratch *s)
             s->gb[t * z.rank + r] = sum;
             for (int64_t k = 0; k < z.in; k++) {
                 double mask = a->dropout == 0 ? 1
-                              : nbl__dropout_keeps(a->seed, a->dropout, (a->first_row + t) * z.in + k)
+                              : nbl__dropout_keeps(seed, a->dropout, (a->first_row + t) * z.in + k)
                                   ? 1 / (1 - (double)a->dropout)
                                   : 0;
                 s->dx[t * z.in + k] += scale * sum * nbl__ref_get(&a->lora_a, r * z.in + k) * mask;

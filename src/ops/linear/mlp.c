@@ -20,6 +20,8 @@ static void spread(const nbl__mlp *a, nbl__linear parts[NBL_MLP_PARTS])
         if (parts[p].scale == 0) parts[p].scale = a->gate.scale;
         parts[p].dropout = a->gate.dropout;
         parts[p].seed = nbl__dropout_seed(a->gate.seed, p);
+        parts[p].seeds = a->gate.seeds;
+        parts[p].seed_index = a->gate.seed_index;
         parts[p].first_row = a->gate.first_row;
         parts[p].threshold = a->gate.threshold;
         parts[p].dequantized = a->gate.dequantized;
@@ -133,6 +135,7 @@ static const nbl__slot slots[] = {
     PART(gate),
     PART(up),
     PART(down),
+    KEPT(gate, seeds, "seeds", OPTIONAL),
     SLOT(down, y, "y", OUTPUT, NULL),
     NBL_SAVED_WHEN(nbl__mlp, gate_out, "gate_out", "keep"),
     NBL_SAVED_WHEN(nbl__mlp, up_out, "up_out", "keep"),
@@ -149,6 +152,7 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__mlp, down.scale, "down.scale", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.dropout, "dropout", FLOAT, 0),
     NBL_ATTR(nbl__mlp, gate.seed, "seed", SEED, 0),
+    NBL_ATTR(nbl__mlp, gate.seed_index, "seed_index", INT, 0),
     NBL_ATTR(nbl__mlp, gate.first_row, "first_row", INT, 0),
     NBL_ATTR(nbl__mlp, gate.threshold, "threshold", FLOAT, 6),
     NBL_ATTR(nbl__mlp, gate.dequantized, "decoded", FLAG, 0),

@@ -14,7 +14,7 @@
  * token, for two of backward's five large products. The saved values are the same f32, so
  * that the results are the same bits.
  *
- * gate holds the shared arguments: x, dx, dtype, dropout, seed, first_row,
+ * gate holds the shared arguments: x, dx, dtype, dropout, seed, seeds, seed_index, first_row,
  * threshold, train_w, accumulate. Its scale applies to parts whose own is 0. y and
  * dy are down's. Part p (gate 0, up 1, down 2) has the dropout mask of the seed
  * nbl__dropout_seed(seed, p), counted over all tokens as in linear. int8 finds its

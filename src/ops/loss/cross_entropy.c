@@ -5,11 +5,22 @@
 #include <math.h>
 
 #include "ops/families.h"
+#include "ops/ref.h"
+
+/* The value of `denominator`, which is f64 in checks of gradients; 0: the number of trained
+ * tokens. */
+static double divisor_of(const nbl__cross_entropy *a)
+{
+    return nbl__given(&a->denominator) ? nbl__ref_get(&a->denominator, 0) : 0;
+}
 
 nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_entropy *a, int64_t *rows,
                                       int64_t *count)
 {
     const int32_t *labels = a->labels.data;
+    double divisor = divisor_of(a);
+    NBL_CHECK(call->ctx, divisor >= 0 && isfinite(divisor), NBL_ERROR_ARGUMENT,
+              "%s: denominator %g is not a positive number or 0", call->op, divisor);
     int64_t tokens = nbl__tensor_rows(&a->x), found = 0;
     for (int64_t t = 0; t < tokens; t++) {
         if (labels[t] == NBL_LABEL_IGNORED) continue;
@@ -25,7 +36,8 @@ nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_en
 double nbl__cross_entropy_share(const nbl__cross_entropy *a, int64_t count)
 {
     if (a->reduction == NBL_REDUCTION_NONE) return 1;
-    if (a->denominator > 0) return 1 / (double)a->denominator;
+    double divisor = divisor_of(a);
+    if (divisor > 0) return 1 / divisor;
     return count > 0 ? 1 / (double)count : 0;
 }
 
@@ -52,10 +64,12 @@ static nbl_status check_inputs(nbl_context *ctx, const char *op, const nbl__cros
               "%s: softcap %g is not a positive number or 0", op, (double)a->softcap);
     NBL_CHECK(ctx, a->smoothing >= 0 && a->smoothing <= 1, NBL_ERROR_ARGUMENT,
               "%s: smoothing %g is not in [0, 1]", op, (double)a->smoothing);
-    NBL_CHECK(ctx, a->denominator >= 0 && isfinite(a->denominator), NBL_ERROR_ARGUMENT,
-              "%s: denominator %g is not a positive number or 0", op, (double)a->denominator);
-    NBL_CHECK(ctx, a->denominator == 0 || a->reduction == NBL_REDUCTION_MEAN, NBL_ERROR_ARGUMENT,
-              "%s: a denominator without the reduction mean", op);
+    if (nbl__given(&a->denominator)) {
+        NBL_TRY(nbl__check_dtype(ctx, op, "denominator", &a->denominator, NBL_DTYPE_F32));
+        NBL_TRY(nbl__check_dims(ctx, op, "denominator", &a->denominator, 1, (int64_t[]){1}));
+        NBL_CHECK(ctx, a->reduction == NBL_REDUCTION_MEAN, NBL_ERROR_ARGUMENT,
+                  "%s: a denominator without the reduction mean", op);
+    }
     NBL_CHECK(ctx, !a->grad_in_forward || (a->reduction == NBL_REDUCTION_MEAN && !a->train_w),
               NBL_ERROR_ARGUMENT, "%s: early is for the reduction mean and a w that is not trained", op);
     return NBL_OK;
@@ -104,6 +118,7 @@ static const nbl__slot slots[] = {
     NBL_KEPT(nbl__cross_entropy, x, "x", INPUT),
     NBL_KEPT(nbl__cross_entropy, w, "w", WEIGHT),
     NBL_KEPT(nbl__cross_entropy, labels, "labels", INPUT),
+    NBL_KEPT(nbl__cross_entropy, denominator, "denominator", OPTIONAL),
     NBL_SLOT(nbl__cross_entropy, loss, "loss", OUTPUT, NULL),
     NBL_SLOT(nbl__cross_entropy, logprobs, "logprobs", OUTPUT, NULL),
     NBL_KEPT(nbl__cross_entropy, lse, "lse", SAVED),
@@ -119,7 +134,6 @@ static const nbl__attr attrs[] = {
     NBL_ATTR(nbl__cross_entropy, smoothing, "smoothing", FLOAT, 0),
     NBL_ATTR_OF_WORDS(nbl__cross_entropy, reduction, "reduction", reductions),
     NBL_ATTR(nbl__cross_entropy, train_w, "train_w", FLAG, 0),
-    NBL_ATTR(nbl__cross_entropy, denominator, "denominator", FLOAT, 0),
     NBL_ATTR(nbl__cross_entropy, accumulate, "accumulate", FLAG, 0),
     NBL_ATTR(nbl__cross_entropy, grad_in_forward, "early", FLAG, 0),
     {0},

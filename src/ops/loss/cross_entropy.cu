@@ -40,8 +40,8 @@ enum { THREADS = 1024, SCALE_THREADS = 256 };
 
 /* What a token's loss is multiplied with; reports the first label that is wrong. One block. */
 __global__ void __launch_bounds__(THREADS)
-    share_kernel(const int32_t *labels, int64_t tokens, int64_t vocabulary, bool mean, float denominator,
-                 double *share, nbl__cuda_fault *fault)
+    share_kernel(const int32_t *labels, int64_t tokens, int64_t vocabulary, bool mean,
+                 const float *denominator, double *share, nbl__cuda_fault *fault)
 {
     __shared__ unsigned long long first_bad;
     unsigned long long bad = ~0ull;
@@ -58,10 +58,8 @@ __global__ void __launch_bounds__(THREADS)
     block_sums(count);
     __syncthreads();
     if (threadIdx.x != 0) return;
-    *share = !mean             ? 1
-             : denominator > 0 ? 1 / static_cast<double>(denominator)
-             : count[0] > 0    ? 1 / count[0]
-                               : 0;
+    float divisor = denominator ? *denominator : 0;
+    *share = !mean ? 1 : divisor > 0 ? 1 / static_cast<double>(divisor) : count[0] > 0 ? 1 / count[0] : 0;
     if (first_bad != ~0ull)
         report_fault(fault, NBL_CUDA_FAULT_LABEL, static_cast<int64_t>(first_bad), labels[first_bad]);
 }
@@ -364,9 +362,9 @@ nbl_status run(const nbl__call *call, const nbl__cross_entropy *a, bool backward
     }
     logit_rows l = rows_of(&p);
     if (backward && !p.want_dx && !p.want_dw) return NBL_OK;
-    share_kernel<<<1, THREADS, 0, stream>>>(l.labels, p.tokens, p.vocabulary,
-                                            a->reduction == NBL_REDUCTION_MEAN, a->denominator, p.share,
-                                            call->cuda->fault);
+    share_kernel<<<1, THREADS, 0, stream>>>(
+        l.labels, p.tokens, p.vocabulary, a->reduction == NBL_REDUCTION_MEAN,
+        static_cast<const float *>(a->denominator.data), p.share, call->cuda->fault);
     if (p.tokens > 0 && p.range > 0 && p.range == p.vocabulary) NBL_TRY(dequantize(call, &p, 0, p.vocabulary));
     if (p.tiles && p.tokens > 0) make_powers(call, &p, l.labels);
     for (int64_t first = 0; first < p.tokens; first += p.rows) {

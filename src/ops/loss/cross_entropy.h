@@ -13,7 +13,8 @@
  * is an error of the run.
  *
  * reduction mean: the sum over trained tokens, divided by their number or by
- * `denominator` if that is given. A batch that is accumulated in parts needs the
+ * `denominator` if that is given and not 0. A device reads it when the kernel runs,
+ * so a captured CUDA graph serves any denominator. A batch that is accumulated in parts needs the
  * count of all parts, because the mean of means differs. Without any trained token
  * the loss and all gradients are 0 (torch: NaN).
  *
@@ -43,7 +44,7 @@ typedef struct nbl__cross_entropy {
     float smoothing;          /* 0 <= s <= 1 */
     int reduction;            /* nbl__reduction */
     bool train_w;             /* backward computes dw */
-    float denominator;        /* mean: the divisor; 0: the number of trained tokens */
+    nbl_tensor denominator;   /* mean, optional: f32 [1], the divisor; 0: the number of trained tokens */
     nbl_tensor loss;          /* f32: [1], or like labels */
     nbl_tensor logprobs;      /* f32, like labels */
     nbl_tensor lse;           /* f32 [2, tokens], saved: lse rounded to f32, and the rest */
@@ -59,11 +60,12 @@ extern const nbl__impl nbl__cross_entropy_cpu, nbl__cross_entropy_backward_cpu;
 extern const nbl__impl nbl__cross_entropy_cuda, nbl__cross_entropy_backward_cuda;
 
 /* Writes the indices of the trained tokens, in order, to rows [tokens]. A label
- * out of range is an error that names its value and index. */
+ * out of range is an error that names its value and index. A denominator that is
+ * negative or not finite is an error, too. */
 nbl_status nbl__cross_entropy_trained(const nbl__call *call, const nbl__cross_entropy *a, int64_t *rows,
                                       int64_t *count);
 /* The factor of a trained token's loss. Mean: 1 / denominator or 1 / count, 0 without
- * trained tokens. No reduction: 1. */
+ * trained tokens. No reduction: 1. Reads tensors in host memory, as the above. */
 double nbl__cross_entropy_share(const nbl__cross_entropy *a, int64_t count);
 
 /* Is dw to be computed? */

@@ -46,6 +46,7 @@ void nbl__linear_fused_open(nbl__linear_fused *j, const nbl_context *sizes_of, n
                                 .out = a->w.shape[0],
                                 .rank = nbl__linear_rank(a),
                                 .adapter = adapter_dtype(a->dtype, j->tokens),
+                                .seed = dry ? a->seed : nbl__seed_value(nbl__linear_seed(a)),
                                 .y = a->y,
                                 .dy = a->dy};
         if (dry) l->y.data = stand_in(2 + 2 * i), l->dy.data = stand_in(3 + 2 * i);
@@ -172,7 +173,7 @@ nbl__mat nbl__linear_fused_dropped(const nbl__linear_fused *j, const nbl__linear
 {
     nbl__mat x = nbl__dense(j->x.dtype, j->x.data, j->in);
     x.dropout = l->a->dropout;
-    x.seed = l->a->seed;
+    x.seed = l->seed;
     x.drop_first = l->a->first_row * j->in;
     x.drop_columns = j->in;
     return x;

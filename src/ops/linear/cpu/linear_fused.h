@@ -20,8 +20,8 @@
  * time; dx is then a call per chunk. Elsewhere the factor is applied to a small
  * matrix (B, dB). The gradient of the magnitude recomputes the outputs, in chunks.
  *
- * Arguments: members[0] has x and dx. All else is each member's own, dtype, seed
- * and accumulate included. The arguments passed infer, except that x, y, dy and dx
+ * Arguments: members[0] has x and dx. All else is each member's own, dtype, seed,
+ * seeds and accumulate included. The arguments passed infer, except that x, y, dy and dx
  * may be f32 for any compute dtype (mlp.h). Gradients without memory are not
  * computed. Scratch is measured as if all of them had memory.
  *
@@ -57,6 +57,7 @@ typedef struct nbl__linear_part {
     const nbl__linear *a;
     int64_t out, rank;
     nbl_dtype adapter; /* the dtype in which the products with A and B are computed */
+    uint64_t seed;     /* of the mask; dry: without what `seeds` adds */
     nbl_tensor y, dy;
     float *xa, *gb;          /* [tokens, r]: t and u */
     float *factor, *inverse; /* [out]: magnitude / norm and 1 / norm; NULL without DoRA */

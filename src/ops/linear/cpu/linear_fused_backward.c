@@ -258,7 +258,7 @@ static nbl_status first_products(nbl__linear_fused *j)
         if (l->rank == 0) continue;
         terms[term_count] = adapter_term(j, l, 0);
         terms[term_count].dropout = l->a->dropout;
-        terms[term_count].seed = l->a->seed;
+        terms[term_count].seed = l->seed;
         terms[term_count++].drop_first = l->a->first_row * j->in;
     }
     products[count] = dx_product(j, 0, j->tokens, terms, term_count);
@@ -347,7 +347,7 @@ static nbl_status mask_row(void *argument, int64_t item, int worker)
     int64_t in = r->j->in;
     float *from = r->from + item * in, *to = r->to + item * in;
     (void)worker;
-    nbl__drop_f32(r->isa, a->seed, a->dropout, (a->first_row + r->row + item) * in, in, from);
+    nbl__drop_f32(r->isa, r->l->seed, a->dropout, (a->first_row + r->row + item) * in, in, from);
     for (int64_t k = 0; k < in; k++) to[k] = r->add ? to[k] + from[k] : from[k];
     return NBL_OK;
 }

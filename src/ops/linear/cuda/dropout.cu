@@ -13,6 +13,12 @@ namespace
 
 constexpr int THREADS = 256;
 
+/* The kernels read what is added to a seed: a captured graph is replayed with other masks. */
+__device__ inline uint64_t value_of(nbl__seed seed)
+{
+    return seed.constant + (seed.added ? *seed.added : 0);
+}
+
 /* Bits 0 to 3: are elements 4·quad to 4·quad + 3 kept? */
 __device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad)
 {
@@ -34,9 +40,10 @@ __device__ inline uint32_t keeps_four(uint64_t seed, float dropout, int64_t quad
 }
 
 /* Any dtype and place; `first` is the index of element 0 in the mask. */
-__global__ void drop_any(uint64_t seed, float dropout, int64_t first, int64_t n, const void *from,
+__global__ void drop_any(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const void *from,
                          nbl_dtype from_dtype, void *to, nbl_dtype to_dtype, bool add)
 {
+    uint64_t seed = value_of(masked_by);
     float factor = 1 / (1 - dropout);
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
@@ -47,9 +54,10 @@ __global__ void drop_any(uint64_t seed, float dropout, int64_t first, int64_t n,
 }
 
 /* bf16, eight at a time. */
-__global__ void drop_eights(uint64_t seed, float dropout, int64_t first, int64_t n, const uint4 *from,
+__global__ void drop_eights(nbl__seed masked_by, float dropout, int64_t first, int64_t n, const uint4 *from,
                             uint4 *to)
 {
+    uint64_t seed = value_of(masked_by);
     float factor = 1 / (1 - dropout);
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) {
@@ -85,15 +93,16 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 /* 16 rows and 16 columns of one part's product, masked, onto the sum: a lane has rows g and g + 8, columns 2q and 2q + 1 of
  * each 8. Four columns of a row belong to one call of Philox: of two lanes that share them, one makes those of row g, the
  * other those of row g + 8. */
-__device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &part, int64_t row,
-                                  int64_t column, int lane, const float (&product)[2][4], float (&sum)[2][4])
+__device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &part, uint64_t seed,
+                                  int64_t row, int64_t column, int lane, const float (&product)[2][4],
+                                  float (&sum)[2][4])
 {
     int q = lane % 4, odd = q & 1;
     float factor = 1 / (1 - part.dropout);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         int64_t at = (e.first_row + row + (odd ? 8 : 0)) * e.columns + column + 8 * n + 4 * (q / 2);
-        uint32_t mine = keeps_four(part.seed, part.dropout, at >> 2), other = __shfl_xor_sync(WARP, mine, 1);
+        uint32_t mine = keeps_four(seed, part.dropout, at >> 2), other = __shfl_xor_sync(WARP, mine, 1);
         uint32_t upper = (odd ? other : mine) >> 2 * odd, lower = (odd ? mine : other) >> 2 * odd;
         sum[n][0] += upper & 1 ? product[n][0] * factor : 0;
         sum[n][1] += upper & 2 ? product[n][1] * factor : 0;
@@ -105,11 +114,13 @@ __device__ inline void add_masked(const nbl__expand &e, const nbl__expand_part &
 __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__ nbl__expand e)
 {
     __shared__ __align__(16) __nv_bfloat16 tile[NBL_MAX_EXPAND][A_LD];
+    __shared__ uint64_t seeds[NBL_MAX_EXPAND_PARTS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int64_t first = static_cast<int64_t>(blockIdx.x) * COLUMNS;
     const __nv_bfloat16 *u = static_cast<const __nv_bfloat16 *>(e.u),
                         *a = static_cast<const __nv_bfloat16 *>(e.a);
     bool aligned = reinterpret_cast<uintptr_t>(e.to) % 4 == 0;
+    if (threadIdx.x < e.part_count) seeds[threadIdx.x] = value_of(e.parts[threadIdx.x].seed);
     for (int i = threadIdx.x; i < e.wide * (COLUMNS / 8); i += THREADS) {
         int r = i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
         *reinterpret_cast<uint4 *>(&tile[r][c]) = first + c < e.columns ? *reinterpret_cast<const uint4 *>(
@@ -148,7 +159,7 @@ __global__ void __launch_bounds__(THREADS) expand_kernel(const __grid_constant__
                 multiply(product[0], rows[k], b[0], b[1]);
                 multiply(product[1], rows[k], b[2], b[3]);
                 if (16 * (k + 1) < e.parts[part].first + e.parts[part].wide) continue;
-                add_masked(e, e.parts[part], row, first + c, lane, product, sum);
+                add_masked(e, e.parts[part], seeds[part], row, first + c, lane, product, sum);
 #pragma unroll
                 for (int i = 0; i < 8; i++) product[i / 4][i % 4] = 0;
                 part++;
@@ -179,7 +190,7 @@ unsigned blocks_for(int64_t n)
 
 } // namespace
 
-extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
+extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, nbl__seed seed, float dropout, int64_t row,
                                      int64_t rows, int64_t columns, const void *from, nbl_dtype from_dtype,
                                      void *to, nbl_dtype to_dtype)
 {
@@ -196,7 +207,7 @@ extern "C" nbl_status nbl__cuda_drop(const nbl__call *call, uint64_t seed, float
     return launched(call);
 }
 
-extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, uint64_t seed, float dropout, int64_t row,
+extern "C" nbl_status nbl__cuda_drop_add(const nbl__call *call, nbl__seed seed, float dropout, int64_t row,
                                          int64_t rows, int64_t columns, const float *from, float *to,
                                          bool add)
 {

@@ -211,7 +211,7 @@ nbl_status nbl__cuda_linear_dropped(const nbl__cuda_linears *j, const nbl__cuda_
     if (l->a->dropout == 0)
         return nbl__cuda_linear_rows(j, &j->x, row, rows, j->adapter, NULL, j->x_adapter, result);
     *result = j->x_dropped;
-    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, l->a->first_row + row, rows, j->in,
+    return nbl__cuda_drop(j->call, nbl__linear_seed(l->a), l->a->dropout, l->a->first_row + row, rows, j->in,
                           nbl__cuda_row(&j->x, row), j->x.dtype, j->x_dropped, j->adapter);
 }
 

@@ -96,8 +96,8 @@ static nbl_status dx_part(nbl__cuda_linears *j, const part *p, bool first, float
                                                  .alpha = 1,
                                                  .beta = drops ? 0 : 1}));
     if (!drops) return NBL_OK;
-    return nbl__cuda_drop_add(j->call, l->a->seed, l->a->dropout, l->a->first_row + p->row, p->rows, j->in,
-                              j->dx_part, sums, true);
+    return nbl__cuda_drop_add(j->call, nbl__linear_seed(l->a), l->a->dropout, l->a->first_row + p->row,
+                              p->rows, j->in, j->dx_part, sums, true);
 }
 
 /* Σ dy and Σ dy·(output before factor and bias) of the chunk. */

@@ -242,8 +242,8 @@ nbl_status nbl__fast_see(const nbl__fast *j, const nbl__linear_train *l, const v
     *x = j->x.data;
     if (l->rank == 0 || l->a->dropout == 0) return NBL_OK;
     *x = j->dropped;
-    return nbl__cuda_drop(j->call, l->a->seed, l->a->dropout, l->a->first_row, j->tokens, j->in, j->x.data,
-                          NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
+    return nbl__cuda_drop(j->call, nbl__linear_seed(l->a), l->a->dropout, l->a->first_row, j->tokens, j->in,
+                          j->x.data, NBL_DTYPE_BF16, j->dropped, NBL_DTYPE_BF16);
 }
 
 /* t of layers [first, end), which follow each other, in one pass over x. */

@@ -216,7 +216,7 @@ static nbl_status dx_dropped(const nbl__fast *j)
     for (int i = 0; i < j->count; i++) {
         const nbl__linear_train *l = &j->layers[i];
         if (l->wide > 0)
-            e.parts[e.part_count++] = (nbl__expand_part){l->a->seed, l->a->dropout, (int)l->first,
+            e.parts[e.part_count++] = (nbl__expand_part){nbl__linear_seed(l->a), l->a->dropout, (int)l->first,
                                                          (int)l->wide};
     }
     return nbl__cuda_expand(j->call, &e);
